@@ -1,0 +1,74 @@
+"""Token streams and the batches cut from them.
+
+A stream is one domain's documents, each followed by the document separator, as uint16. Every
+epoch visits all windows of a stream once, in an order that depends on the seed and the epoch only,
+so a cursor per domain is the whole state.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+WINDOW = 512
+_CHUNK = 512  # documents encoded at a time
+
+
+def encode_stream(tokenizer: Tokenizer, texts: Iterable[str], end_id: int) -> np.ndarray:
+    """All texts as one uint16 array, end_id after each."""
+    documents = list(texts)
+    parts = []
+    for start in range(0, len(documents), _CHUNK):
+        # encode_special_tokens: text that spells a special token must not become one.
+        tokenizer.encode_special_tokens = True
+        for encoding in tokenizer.encode_batch_fast(documents[start : start + _CHUNK]):
+            parts.append(np.asarray([*encoding.ids, end_id], dtype=np.uint16))
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
+
+
+def save_stream(path: Path, stream: np.ndarray) -> None:
+    """Write a stream so that it can be memory-mapped."""
+    np.save(path, stream)
+
+
+class BatchSource:
+    """Batches with equally many rows of each domain."""
+
+    def __init__(self, streams: dict[str, np.ndarray], seed: int, window: int = WINDOW) -> None:
+        self.streams, self.seed, self.window = streams, seed, window
+        self.cursors = dict.fromkeys(streams, 0)
+        self._orders: dict[tuple[str, int], np.ndarray] = {}
+
+    def epochs(self, domain: str) -> float:
+        """How often the stream has been seen."""
+        return self.cursors[domain] / self._num_windows(domain)
+
+    def _num_windows(self, domain: str) -> int:
+        return max(1, len(self.streams[domain]) // self.window - 1)
+
+    def _start(self, domain: str) -> int:
+        """First token of the next window; each epoch shifts the window grid."""
+        count = self._num_windows(domain)
+        epoch, index = divmod(self.cursors[domain], count)
+        self.cursors[domain] += 1
+        key = (domain, epoch)
+        if key not in self._orders:
+            rng = np.random.default_rng([self.seed, epoch, *domain.encode()])
+            self._orders = {k: v for k, v in self._orders.items() if k[0] != domain}
+            shift = int(rng.integers(self.window))
+            self._orders[key] = rng.permutation(count) * self.window + shift
+        return int(self._orders[key][index])
+
+    def next(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels, [rows, length] int64 each; longer rows start at window starts too."""
+        taken = []
+        domains = list(self.streams)
+        for row in range(rows):
+            stream = self.streams[domains[row % len(domains)]]
+            start = min(self._start(domains[row % len(domains)]), len(stream) - length - 1)
+            taken.append(np.asarray(stream[start : start + length + 1], dtype=np.int64))
+        block = torch.from_numpy(np.stack(taken))
+        return block[:, :-1].contiguous(), block[:, 1:].contiguous()

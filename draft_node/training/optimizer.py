@@ -1,0 +1,72 @@
+"""Muon for the hidden matrices, AdamW for embeddings and norms, under one interface.
+
+Muon (Jordan et al. 2024) orthogonalises the momentum of each matrix. At this scale it needs about
+half the tokens of AdamW for the same loss, and its Newton-Schulz step costs a few per cent of a
+step of 8,192 tokens. Embeddings and gains are not linear maps, so AdamW keeps them.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+MUON_LR = 6e-3  # in AdamW's units: update RMS is matched to it
+ADAM_LR = 3e-3
+WEIGHT_DECAY = 0.1
+
+
+class Optimizer:
+    """Both optimizers as one; learning rates are set as a fraction of their peaks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {id(p): name for name, p in model.named_parameters()}
+        matrices, embeddings, gains = [], [], []
+        for name, parameter in model.named_parameters():
+            if "embed_tokens" in name:
+                embeddings.append(parameter)
+            else:
+                (matrices if parameter.ndim == 2 else gains).append(parameter)
+        self._muon = torch.optim.Muon(
+            matrices, lr=MUON_LR, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"
+        )
+        self._adam = torch.optim.AdamW(
+            [{"params": embeddings, "weight_decay": WEIGHT_DECAY / 10}, {"params": gains}],
+            lr=ADAM_LR,
+            betas=(0.9, 0.95),
+            eps=1e-10,
+            weight_decay=0.0,
+        )
+
+    def step(self, scale: float) -> None:
+        """Update with learning rates at `scale` (0..1) of their peaks, then drop gradients."""
+        for optimizer, peak in ((self._muon, MUON_LR), (self._adam, ADAM_LR)):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * scale
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def _states(self) -> Iterator[tuple[str, dict[str, Tensor], Tensor]]:
+        for optimizer in (self._muon, self._adam):
+            for parameter in chain.from_iterable(g["params"] for g in optimizer.param_groups):
+                yield self._names[id(parameter)], optimizer.state[parameter], parameter
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Every state tensor under the name `<parameter>/<slot>`."""
+        return {
+            f"{name}/{slot}": tensor
+            for name, state, _ in self._states()
+            for slot, tensor in state.items()
+        }
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Inverse of state_tensors."""
+        by_parameter: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            name, _, slot = key.rpartition("/")
+            by_parameter.setdefault(name, {})[slot] = tensor
+        for name, state, parameter in self._states():
+            for slot, tensor in by_parameter[name].items():
+                # AdamW counts its steps in a CPU scalar whatever the device of the parameter.
+                device = "cpu" if slot == "step" else parameter.device
+                state[slot] = tensor.to(device).clone()

@@ -1,0 +1,199 @@
+"""The training loop: batches in, checkpoints and progress out.
+
+Knows nothing about where the text comes from or what the weights are for.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draft_node.training import checkpoint, evaluate
+from draft_node.training.batches import BatchSource
+from draft_node.training.checkpoint import Progress
+from draft_node.training.decoder import Decoder
+from draft_node.training.optimizer import Optimizer
+from draft_node.training.schedule import ActiveClock, Schedule
+
+log = logging.getLogger(__name__)
+
+LONG_EVERY = 8  # before the decay, one step in so many uses long rows
+LONG_FROM = 0.4  # ... from this share of the run on
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """How to train; what to train is the decoder's business."""
+
+    tokens_per_step: int = 8192
+    micro_tokens: int = 8192
+    length: int = 512
+    long_lengths: tuple[int, ...] = (1024, 2048)
+    max_grad_norm: float = 1.0
+    device: str = "cpu"
+    bfloat16: bool = True
+    compile: bool = True
+    checkpoint_every_s: float = 180.0
+    evaluate_every_s: float = 300.0
+    evaluate_tokens: int = 32768
+    log_every_s: float = 15.0
+    seed: int = 0
+
+
+class Trainer:
+    """One run; resumes from the checkpoint in `folder` when there is one."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        batches: BatchSource,
+        held_out: dict[str, np.ndarray],
+        folder: Path,
+        config: TrainerConfig,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
+        self.model, self.batches, self.held_out = model.to(config.device), batches, held_out
+        self.path, self.config, self._clock = folder / checkpoint.FILE_NAME, config, clock
+        self.optimizer = Optimizer(self.model)
+        self.progress = Progress()
+        self.stop = False  # set by signal handlers; honoured after the current step
+        if self.path.exists():
+            self._resume()
+        else:
+            self.model.initialise(config.seed)
+        self._active = ActiveClock(self.progress.active_s, self.progress.recent_step_s)
+        loss = self.model.loss
+        # dynamic=False: three row lengths are three static kernels, each faster than a general one
+        self._loss = torch.compile(loss, dynamic=False) if config.compile else loss
+
+    def _resume(self) -> None:
+        model, optimizer, self.progress = checkpoint.load(self.path)
+        self.model.load_state_dict(model)
+        self.optimizer.load_state_tensors(optimizer)
+        self.batches.cursors = dict(self.progress.cursors)
+        log.info("resuming at step %d, %.1f active minutes, %.1f M tokens", self.progress.step,
+                 self.progress.active_s / 60, self.progress.tokens / 1e6)  # fmt: skip
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        self.progress.active_s = self._active.active_s
+        self.progress.recent_step_s = self._active.recent
+        self.progress.cursors = dict(self.batches.cursors)
+        checkpoint.save(
+            self.path, self.model.state_dict(), self.optimizer.state_tensors(), self.progress
+        )
+
+    def _length(self, schedule: Schedule) -> int:
+        """Row length of the next step: mostly short; long rows late, half of them in the decay."""
+        step, long = self.progress.step, self.config.long_lengths
+        decaying = schedule.decay_progress(self._active.active_s) > 0
+        late = self._active.active_s >= LONG_FROM * schedule.total_s
+        every = 2 if decaying else LONG_EVERY
+        if long and late and step % every == 0:
+            return long[step // every % len(long)]
+        return self.config.length
+
+    def _micro_batches(self, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+        rows = max(len(self.batches.streams), self.config.tokens_per_step // length)
+        ids, labels = self.batches.next(rows, length)
+        size = max(1, self.config.micro_tokens // length)
+        for first in range(0, rows, size):
+            yield ids[first : first + size], labels[first : first + size]
+
+    def _step(self, schedule: Schedule) -> Tensor:
+        """One update; returns the mean loss of the batch, still on the device."""
+        micro = list(self._micro_batches(self._length(schedule)))
+        total = torch.zeros((), device=self.config.device)
+        for ids, labels in micro:
+            with self._autocast():
+                loss = self._loss(ids.to(self.config.device), labels.to(self.config.device))
+            (loss / len(micro)).backward()
+            total += loss.detach() / len(micro)
+            self.progress.tokens += ids.numel()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        self.optimizer.step(schedule.scale(self._active.active_s))
+        self.progress.step += 1
+        return total
+
+    def _autocast(self) -> "torch.autocast | nullcontext[None]":
+        if not self.config.bfloat16:
+            return nullcontext()
+        return torch.autocast(self.config.device.split(":")[0], dtype=torch.bfloat16)
+
+    def evaluate(self) -> dict[str, float]:
+        """Held-out nats per token per domain over the first evaluate_tokens tokens."""
+        limit = self.config.evaluate_tokens
+        with self._autocast():
+            losses = {
+                domain: evaluate.stream_loss(self.model, stream[:limit], self.config.length)
+                for domain, stream in self.held_out.items()
+            }
+        self.progress.history.append(
+            {"active_s": self._active.active_s, "tokens": self.progress.tokens, **losses}
+        )
+        return losses
+
+    def run(self, schedule: Schedule, report: "Callable[[Trainer, float, float], None]") -> bool:
+        """Train until the schedule ends (True) or `stop` is set (False).
+
+        `report(trainer, loss, tokens_per_s)` is called every log_every_s seconds.
+        """
+        due = _Due(self._active.active_s)
+        window_loss, window_steps, window_tokens, window_s = 0.0, 0, self.progress.tokens, 0.0
+        while not self.stop and not schedule.finished(self._active.active_s):
+            before = self._clock()
+            window_loss += self._step(schedule).item()
+            window_steps += 1
+            window_s += self._active.add(self._clock() - before)
+            now = self._active.active_s
+            if due("log", now, self.config.log_every_s):
+                speed = (self.progress.tokens - window_tokens) / max(1e-9, window_s)
+                report(self, window_loss / window_steps, speed)
+                window_loss, window_steps, window_s = 0.0, 0, 0.0
+                window_tokens = self.progress.tokens
+            if due("evaluate", now, self.config.evaluate_every_s):
+                log.info("held out: %s", _format(self.evaluate()))
+            if due("checkpoint", now, self.config.checkpoint_every_s):
+                self.save()
+        log.info("held out: %s", _format(self.evaluate()))
+        self.save()
+        return not self.stop
+
+    @property
+    def active_s(self) -> float:
+        """Active seconds so far."""
+        return self._active.active_s
+
+
+class _Due:
+    """Whether an interval of active seconds has passed since the last time."""
+
+    def __init__(self, start_s: float) -> None:
+        self._start_s, self._last = start_s, dict[str, float]()
+
+    def __call__(self, name: str, now_s: float, every_s: float) -> bool:
+        if now_s - self._last.get(name, self._start_s) < every_s:
+            return False
+        self._last[name] = now_s
+        return True
+
+
+def _format(losses: dict[str, float]) -> str:
+    return ", ".join(f"{domain} {loss:.3f} nats/token" for domain, loss in losses.items())
+
+
+@contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    """Run with `count` CPU threads."""
+    previous = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(previous)

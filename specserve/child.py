@@ -1,0 +1,115 @@
+# pyright: strict
+"""One child process as its supervisor sees it: started, ready, dead. Knows no policy."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from specserve.process import ReadyReport, decode_report
+
+_MAX_REPORT_BYTES = 1 << 16
+
+
+class ChildCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """What to start. `role` and `rank` are those of the placement."""
+
+    role: str
+    rank: int
+    module: str
+    world_size: int = 1
+
+    @property
+    def name(self) -> str:
+        """As users read it: "target rank 1", "API process"."""
+        return "API process" if self.role == "api" else f"{self.role} rank {self.rank}"
+
+    def argv(self, config: Path, control_dir: Path, ready_fd: int) -> list[str]:
+        """The command line; ranks are passed to ranked roles only."""
+        # -P: the working folder of a launch must not shadow any module of the service.
+        words = [sys.executable, "-P", "-m", self.module]
+        words += ["--config", str(config), "--control-dir", str(control_dir)]
+        words += ["--ready-fd", str(ready_fd), "--parent-pid", str(os.getpid())]
+        if self.role != "api":
+            words += ["--rank", str(self.rank), "--world-size", str(self.world_size)]
+        return words
+
+
+class Child:
+    """A started child. It leads its own session, so that Ctrl-C reaches the supervisor alone."""
+
+    def __init__(self, command: ChildCommand, config: Path, control_dir: Path) -> None:
+        self.command = command
+        self.report: ReadyReport | None = None
+        self._received = b""
+        self.ready_fd, write_end = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                command.argv(config, control_dir, write_end),
+                stdin=subprocess.PIPE if command.role == "api" else subprocess.DEVNULL,
+                pass_fds=(write_end,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_end)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """As of the last `reap`."""
+        return self._process.returncode is None
+
+    def reap(self) -> bool:
+        """Collect the exit status; True if the child died since the last look."""
+        return self.alive and self._process.poll() is not None
+
+    def describe_death(self) -> str:
+        """Such as "target rank 1 was killed by SIGKILL"."""
+        status = self._process.returncode
+        if status is not None and status < 0:
+            return f"{self.command.name} was killed by {signal.Signals(-status).name}"
+        return f"{self.command.name} exited with status {status}"
+
+    def read_report(self) -> bool:
+        """Take what the ready pipe holds. False once nothing more can come."""
+        data = os.read(self.ready_fd, _MAX_REPORT_BYTES)
+        self._received += data
+        line, newline, _ = self._received.partition(b"\n")
+        if newline or len(self._received) > _MAX_REPORT_BYTES:
+            self.report = decode_report(line)
+        return bool(data) and self.report is None
+
+    def tell(self, line: bytes) -> None:
+        """Write one line to the child's stdin; a dead child hears nothing."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return
+
+    def terminate(self) -> None:
+        """Ask for a clean stop."""
+        if self.alive:
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the child and whatever it started, and reap it."""
+        if self.alive:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def close(self) -> None:
+        """Release the pipes."""
+        os.close(self.ready_fd)
+        if self._process.stdin is not None:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:  # an unflushed line for a dead child
+                return

@@ -1,0 +1,200 @@
+# pyright: strict
+"""Configuration: frozen sections, one TOML file, `section.key=value` overrides.
+
+Everything "auto" (None here) is decided once, in `specserve.resolve`, and printed at start.
+This module knows the names, types, ranges and defaults; it reads no environment and probes no
+hardware.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import msgspec
+from msgspec import Meta
+
+from specserve.errors import InvalidField
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[model]`: what is served."""
+
+    target: str | None = None  # folder or hub id; None: the embedded model
+    name: str | None = None  # the name clients see; None: the last part of `target`
+    dtype: str | None = None  # float32 | bfloat16 | float16; None: float32 on CPU, else the file's
+    ballast: str | None = None  # e.g. "60M": pad the target to this cost with the identical law
+    max_model_len: Positive | None = None  # tokens, prompt and answer; None: the model's own
+
+
+class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[topology]`: which processes run where."""
+
+    topology: str = "1+0"  # target ranks + draft processes
+    device: str | None = None  # cpu | cuda; None: cuda where there are enough of them
+    threads: Positive = 1  # cores per target rank on CPU
+    pin: bool = True  # tie each process to its own cores, where there are enough of them
+    oversubscribe: bool = False  # allow more ranks than devices; marked in every report
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[engine]`: the target node's limits. Lengths in tokens."""
+
+    block_size: Positive = 16
+    num_blocks: Positive | None = None  # None: from kv_memory
+    kv_memory: str | None = None  # per rank, e.g. "512MiB"; None: a share of what is free
+    max_batch_rows: Positive = 64  # samples that run at once
+    max_batch_tokens: Positive = 512  # tokens of one forward: decode rows, then prefill chunks
+    prefix_cache: bool = True
+    deterministic: bool | None = None  # None: on for CPU, off for CUDA
+    hang_timeout_s: Seconds = 120.0  # a round that takes longer ends the service
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[server]`: the door."""
+
+    host: str = "127.0.0.1"
+    grpc_port: Port = 7411  # 0: any free port, printed at start
+    max_queued_requests: Positive = 1024
+    max_samples: Positive = 64  # limit of n
+    max_logprobs: NonNegative = 20
+    max_message_bytes: Positive = 16 * 1024 * 1024
+    stream_buffer_rounds: Positive = 4096  # rounds a slow reader may lag before it is cut off
+    drain_timeout_s: Annotated[float, Meta(ge=0)] = 30.0
+    startup_timeout_s: Seconds = 1800.0  # a process not ready by then ends the launch
+
+
+class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[speculation]`: the seam for drafting; only `off` exists so far."""
+
+    mode: str = "off"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the user asked for; None means "decide for me"."""
+
+    model: ModelConfig = ModelConfig()
+    topology: TopologyConfig = TopologyConfig()
+    engine: EngineConfig = EngineConfig()
+    server: ServerConfig = ServerConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where one process runs. Empty `cores` means unpinned."""
+
+    role: str  # target | draft | api
+    rank: int  # counts from 0 within the role
+    device: str  # cpu | cuda:N
+    cores: tuple[int, ...] = ()
+
+
+class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A Config with everything decided, as the children read it.
+
+    None is left in two places only: `model.ballast` (none) and, on CUDA, `engine.num_blocks`
+    (the target node measures free memory once the weights are loaded).
+    """
+
+    placements: tuple[Placement, ...] = ()
+    oversubscribed: bool = False
+
+    def placement(self, role: str, rank: int = 0) -> Placement:
+        """The placement of one process; raises KeyError when the topology has none."""
+        for placement in self.placements:
+            if (placement.role, placement.rank) == (role, rank):
+                return placement
+        raise KeyError(f"{role} {rank}")
+
+
+def load_config(path: Path | None, overrides: Mapping[str, str]) -> Config:
+    """The TOML file at `path` (None: defaults), then `overrides` from "section.key" to text.
+
+    Raises InvalidField naming the file or the key, and the nearest known key for a typing error.
+    """
+    document = _read_toml(path) if path is not None else {}
+    sections: dict[str, Any] = msgspec.to_builtins(_convert(document, strict=True))
+    for dotted, text in overrides.items():
+        section, _, key = dotted.partition(".")
+        if not key:
+            raise InvalidField(dotted, "is not of the form section.key")
+        sections.setdefault(section, {})[key] = text
+    return _convert(sections, strict=False)
+
+
+def parse_override(assignment: str) -> tuple[str, str]:
+    """`section.key=value` as given to `--set`; raises InvalidField."""
+    dotted, equals, value = assignment.partition("=")
+    if not equals or "." not in dotted:
+        raise InvalidField("--set", f"{assignment!r} is not of the form section.key=value")
+    return dotted.strip(), value.strip()
+
+
+def write_resolved(config: ResolvedConfig, path: Path) -> None:
+    """As JSON, for the children of one launch."""
+    path.write_bytes(msgspec.json.encode(config))
+
+
+def read_resolved(path: Path) -> ResolvedConfig:
+    """The counterpart of `write_resolved`; raises msgspec.ValidationError."""
+    return msgspec.json.decode(path.read_bytes(), type=ResolvedConfig)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidField("--config", f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # TOML or UTF-8
+        raise InvalidField("--config", f"{path} is not valid TOML: {error}") from error
+
+
+def _convert(sections: Mapping[str, Any], *, strict: bool) -> Config:
+    _reject_unknown_keys(sections)
+    try:
+        return msgspec.convert(sections, Config, strict=strict)
+    except msgspec.ValidationError as error:
+        raise _as_invalid_field(error) from error
+
+
+def _reject_unknown_keys(sections: Mapping[str, Any]) -> None:
+    """Before msgspec does, to name the nearest key that exists."""
+    known = known_keys()
+    known_sections = sorted({dotted.partition(".")[0] for dotted in known})
+    for name, section in sections.items():
+        if name not in known_sections:
+            raise InvalidField(name, _unknown("section", name, known_sections))
+        keys = cast("Mapping[str, Any]", section) if isinstance(section, Mapping) else {}
+        for dotted in (f"{name}.{key}" for key in keys):
+            if dotted not in known:
+                raise InvalidField(dotted, _unknown("key", dotted, known))
+
+
+def known_keys() -> list[str]:
+    """Every "section.key" there is."""
+    sections = msgspec.structs.asdict(Config())
+    return [f"{name}.{key}" for name, section in sections.items() for key in _keys(section)]
+
+
+def _keys(section: msgspec.Struct) -> tuple[str, ...]:
+    return section.__struct_fields__
+
+
+def _unknown(what: str, name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"is no known {what} (nearest: {near[0]})"
+
+
+def _as_invalid_field(error: msgspec.ValidationError) -> InvalidField:
+    """msgspec says "Expected `int` >= 1 - at `$.engine.block_size`"; we put the field first."""
+    problem, _, where = str(error).partition(" - at ")
+    field = where.strip("`").removeprefix("$.") or "configuration"
+    wanted = re.sub(r"`(\w+)`", r"\1", problem.replace(" | null", ""))
+    return InvalidField(field, wanted[:1].lower() + wanted[1:])

@@ -1,0 +1,1 @@
+"""Logits to tokens: the one definition of sampling in this service, as pure functions of rows."""

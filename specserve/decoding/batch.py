@@ -1,0 +1,149 @@
+"""Sampling states of many rows as a few device tensors, built anew in every round.
+
+Rows that need a stage are listed on the host, so a stage no row needs costs nothing and the common
+batch (temperature only) is two small copies to the device. Knows no logits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specserve.decoding.state import SamplingState
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """Changes to single logits as (row, token id) pairs; no pair occurs twice within a kind.
+
+    Pair tensors are int64 or float64 [N_kind].
+    """
+
+    rows: Tensor  # int64 [R_edited]: rows with any edit
+    penalty_rows: Tensor
+    penalty_ids: Tensor
+    counts: Tensor  # how often the token was generated
+    presence: Tensor  # the row's parameters, repeated for its pairs
+    frequency: Tensor
+    repetition: Tensor
+    bias_rows: Tensor
+    bias_ids: Tensor
+    bias_values: Tensor
+    forbidden_rows: Tensor
+    forbidden_ids: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The rows that truncate and how; a value that means "off" leaves its row alone."""
+
+    rows: Tensor  # int64 [R_truncated], indices into the batch
+    places: Tensor  # int64 [R_truncated], their indices among the random rows
+    top_k: Tensor  # int64; 0 is off
+    top_p: Tensor  # float64; 1 is off
+    min_p: Tensor  # float64; 0 is off
+    max_top_k: int
+    any_top_p: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """R rows of logits, each with its own parameters, history and noise keys."""
+
+    num_rows: int
+    greedy_rows: Tensor | None  # int64; None: no such row
+    random_rows: Tensor | None
+    temperatures: Tensor  # float64 [R_random]
+    seeds: Tensor  # int64 [R_random]
+    sample_indices: Tensor
+    positions: Tensor
+    edits: LogitEdits | None
+    truncation: Truncation | None
+
+    @staticmethod
+    def build(
+        states: Sequence[SamplingState], device: torch.device | str = "cpu"
+    ) -> "SamplingBatch":
+        """Snapshot the states of the batch's rows, in row order."""
+        greedy = [row for row, state in enumerate(states) if state.is_greedy]
+        rows = [row for row, state in enumerate(states) if not state.is_greedy]
+        random = [states[row] for row in rows] if greedy else states
+        keys = _ints(
+            [
+                [state.seed_bits for state in random],
+                [state.sample_index for state in random],
+                [state.position for state in random],
+            ],
+            device,
+        )
+        return SamplingBatch(
+            num_rows=len(states),
+            greedy_rows=_ints(greedy, device) if greedy else None,
+            random_rows=_ints(rows, device) if rows else None,
+            temperatures=_floats([state.params.temperature for state in random], device),
+            seeds=keys[0],
+            sample_indices=keys[1],
+            positions=keys[2],
+            edits=_edits(states, device) if any(s.edits_logits for s in states) else None,
+            truncation=_truncation(rows, random, device)
+            if any(state.is_truncated for state in random)
+            else None,
+        )
+
+
+def _ints(values: Sequence[object], device: torch.device | str) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=device)
+
+
+def _floats(values: Sequence[float], device: torch.device | str) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+def _truncation(
+    rows: Sequence[int], random: Sequence[SamplingState], device: torch.device | str
+) -> Truncation:
+    places = [place for place, state in enumerate(random) if state.is_truncated]
+    params = [random[place].params for place in places]
+    return Truncation(
+        rows=_ints([rows[place] for place in places], device),
+        places=_ints(places, device),
+        top_k=_ints([p.top_k for p in params], device),
+        top_p=_floats([p.top_p for p in params], device),
+        min_p=_floats([p.min_p for p in params], device),
+        max_top_k=max(p.top_k for p in params),
+        any_top_p=any(p.top_p < 1 for p in params),
+    )
+
+
+def _edits(states: Sequence[SamplingState], device: torch.device | str) -> LogitEdits:
+    penalised = [(r, s) for r, s in enumerate(states) if s.penalties is not None]
+    biased = [(row, state) for row, state in enumerate(states) if state.has_bias]
+    forbidding = [(row, state.forbidden_ids) for row, state in enumerate(states)]
+    sizes = [len(s.penalties.ids) for _, s in penalised if s.penalties is not None]
+
+    def concatenated(arrays: list[np.ndarray]) -> Tensor:
+        joined = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+        return torch.from_numpy(joined).to(device)
+
+    def repeated(value: Callable[[SamplingState], float]) -> Tensor:
+        values = np.array([value(state) for _, state in penalised], np.float64)
+        return torch.from_numpy(np.repeat(values, sizes)).to(device)
+
+    tables = [state.penalties for _, state in penalised if state.penalties is not None]
+    penalised_rows = np.array([row for row, _ in penalised], np.int64)
+    return LogitEdits(
+        rows=_ints([row for row, state in enumerate(states) if state.edits_logits], device),
+        penalty_rows=torch.from_numpy(np.repeat(penalised_rows, sizes)).to(device),
+        penalty_ids=concatenated([table.ids for table in tables]),
+        counts=concatenated([table.counts for table in tables]),
+        presence=repeated(lambda state: state.params.presence_penalty),
+        frequency=repeated(lambda state: state.params.frequency_penalty),
+        repetition=repeated(lambda state: state.params.repetition_penalty),
+        bias_rows=_ints([row for row, state in biased for _ in state.bias_ids], device),
+        bias_ids=_ints([token_id for _, state in biased for token_id in state.bias_ids], device),
+        bias_values=_floats([v for _, state in biased for v in state.bias_values], device),
+        forbidden_rows=_ints([row for row, ids in forbidding for _ in ids], device),
+        forbidden_ids=_ints([token_id for _, ids in forbidding for token_id in ids], device),
+    )

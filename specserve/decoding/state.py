@@ -1,0 +1,151 @@
+"""What one sample brings to sampling: its parameters and the history they refer to.
+
+Lives on the host and is advanced token by token. A logits row is described by a snapshot of its
+sample's state, so a drafted path is a list of snapshots (`SamplingState.along`). Knows no logits.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specserve.noise import seed_bits
+from specserve.types import SamplingParams
+
+
+class PenaltyState:
+    """The distinct tokens a sample has seen and how often it generated each.
+
+    Sparse on purpose: a round copies what was seen, never a row of the vocabulary.
+    """
+
+    __slots__ = ("_counts", "_ids", "_size", "_slots")
+
+    def __init__(self, seen_ids: Iterable[int] = ()) -> None:
+        distinct = list(dict.fromkeys(seen_ids))
+        self._slots = {token_id: slot for slot, token_id in enumerate(distinct)}
+        self._size = len(distinct)
+        capacity = self._size + 64
+        self._ids = np.zeros(capacity, np.int64)
+        self._ids[: self._size] = distinct
+        self._counts = np.zeros(capacity, np.int64)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Distinct token ids of prompt and output, in order of first appearance."""
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How often each of `ids` was generated; 0 for those seen in the prompt alone."""
+        return self._counts[: self._size]
+
+    def append(self, token_id: int) -> None:
+        slot = self._slots.get(token_id)
+        if slot is None:
+            slot = self._size
+            if slot == len(self._ids):
+                self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+            self._slots[token_id] = slot
+            self._ids[slot] = token_id
+            self._size += 1
+        self._counts[slot] += 1
+
+    def fork(self) -> "PenaltyState":
+        """An independent copy."""
+        copy = PenaltyState.__new__(PenaltyState)
+        copy._slots = self._slots.copy()
+        copy._size = self._size
+        copy._ids = self._ids.copy()
+        copy._counts = self._counts.copy()
+        return copy
+
+
+class SamplingState:
+    """One sample of one request, up to the token that is sampled next.
+
+    `end_token_ids` are those that `min_tokens` holds back: end of sequence (unless ignored) and the
+    request's stop tokens. Everything derived from the parameters is worked out once, here, because
+    a batch is built from these objects in every round.
+    """
+
+    __slots__ = (
+        "bias_ids",
+        "bias_values",
+        "end_token_ids",
+        "has_bias",
+        "is_greedy",
+        "is_truncated",
+        "num_generated",
+        "params",
+        "penalties",
+        "position",
+        "sample_index",
+        "seed_bits",
+    )
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        seed: int,
+        prompt_token_ids: Sequence[int],
+        sample_index: int = 0,
+        end_token_ids: Sequence[int] = (),
+    ) -> None:
+        self.params = params
+        self.seed_bits = seed_bits(seed)
+        self.sample_index = sample_index
+        self.position = len(prompt_token_ids)  # absolute, of the token sampled next
+        self.num_generated = 0
+        self.end_token_ids = tuple(dict.fromkeys((*end_token_ids, *params.stop_token_ids)))
+        self.is_greedy = params.temperature == 0
+        self.is_truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        self.has_bias = bool(params.logit_bias)
+        self.bias_ids = list(params.logit_bias)
+        self.bias_values = list(params.logit_bias.values())
+        self.penalties: PenaltyState | None = None
+        if params.repetition_penalty != 1:
+            self.penalties = PenaltyState(prompt_token_ids)
+        elif params.presence_penalty != 0 or params.frequency_penalty != 0:
+            self.penalties = PenaltyState()
+
+    @property
+    def forbidden_ids(self) -> tuple[int, ...]:
+        """Tokens that may not come next."""
+        return self.end_token_ids if self.num_generated < self.params.min_tokens else ()
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether this row's logits differ from the model's."""
+        return (
+            self.has_bias
+            or self.penalties is not None
+            or (self.num_generated < self.params.min_tokens and bool(self.end_token_ids))
+        )
+
+    def append(self, token_id: int) -> None:
+        """Advance by one generated token."""
+        self.position += 1
+        self.num_generated += 1
+        if self.penalties is not None:
+            self.penalties.append(token_id)
+
+    def fork(self) -> "SamplingState":
+        """An independent copy, for a drafted path."""
+        copy = SamplingState.__new__(SamplingState)
+        for name in SamplingState.__slots__:
+            setattr(copy, name, getattr(self, name))
+        if self.penalties is not None:
+            copy.penalties = self.penalties.fork()
+        return copy
+
+    def along(self, drafted_token_ids: Sequence[int]) -> list["SamplingState"]:
+        """The states of the rows that verify a path: itself, then one after each drafted token."""
+        states = [self]
+        for token_id in drafted_token_ids:
+            state = states[-1].fork()
+            state.append(token_id)
+            states.append(state)
+        return states

@@ -1,0 +1,54 @@
+"""Errors a user can mend. Each names the field, what is wrong and the limit, on one line."""
+
+
+class SpecserveError(Exception):
+    """Base of every error that carries a message for the user; `code` is the gRPC status name."""
+
+    code = "INTERNAL"
+
+
+class InvalidField(SpecserveError):
+    """A request or a setting holds a value that is never acceptable."""
+
+    code = "INVALID_ARGUMENT"
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class Unsupported(SpecserveError):
+    """A valid wish that this model, machine or configuration cannot meet."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class Exhausted(SpecserveError):
+    """No room now: a full queue, or not enough memory. Trying again later may work."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class Unavailable(SpecserveError):
+    """The service is draining or gone."""
+
+    code = "UNAVAILABLE"
+
+
+class NotFound(SpecserveError):
+    """The named model is not served here."""
+
+    code = "NOT_FOUND"
+
+
+class Cancelled(SpecserveError):
+    """The request was aborted before it finished."""
+
+    code = "CANCELLED"
+
+
+class DeadlineExceeded(SpecserveError):
+    """The caller's deadline passed before the request finished."""
+
+    code = "DEADLINE_EXCEEDED"

@@ -1,0 +1,1 @@
+"""Target models: configuration, checkpoints, forward pass, tensor parallelism, paged attention."""

@@ -1,0 +1,134 @@
+"""The safetensors files of one checkpoint folder: which tensors they hold, and reading parts of them.
+
+Names are given without the "model." prefix that most checkpoints carry. Only safetensors is read:
+the pickled formats can execute code. Knows no architecture; the caller says what to expect.
+"""
+
+import contextlib
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from specserve.errors import Unsupported
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+FLOAT_DTYPES = ("F32", "BF16", "F16")
+_PREFIX = "model."
+_BUFFER_SUFFIX = "rotary_emb.inv_freq"  # old checkpoints carry this derivable table
+
+
+class Checkpoint:
+    """Opens every file of `folder`; a context manager. Raises `Unsupported` for what is malformed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = contextlib.ExitStack()
+        self._tensors: dict[str, tuple[Any, str]] = {}  # name -> (open file, name in the file)
+        try:
+            for path in _weight_files(folder):
+                self._add(path)
+        except BaseException:
+            self._files.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._files.close()
+
+    def check(
+        self, expected: Mapping[str, tuple[int, ...]], optional: Collection[str] = ()
+    ) -> None:
+        """Raise `Unsupported` unless the tensors are exactly `expected`, shapes included."""
+        missing = sorted(expected.keys() - self._tensors.keys() - set(optional))
+        if missing:
+            raise Unsupported(f"{self.folder}: tensor {missing[0]} is missing{_more(missing)}")
+        unknown = sorted(self._tensors.keys() - expected.keys())
+        if unknown:
+            raise Unsupported(f"{self.folder}: unknown tensor {unknown[0]}{_more(unknown)}")
+        for name, (file, stored_name) in self._tensors.items():
+            part = file.get_slice(stored_name)
+            shape, dtype = tuple(part.get_shape()), part.get_dtype()
+            if shape != expected[name]:
+                raise Unsupported(
+                    f"{self.folder}: tensor {name} has shape {list(shape)}, "
+                    f"config.json asks for {list(expected[name])}"
+                )
+            if dtype not in FLOAT_DTYPES:
+                raise Unsupported(
+                    f"{self.folder}: tensor {name} has dtype {dtype}, "
+                    f"not one of {', '.join(FLOAT_DTYPES)}"
+                )
+
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+        """A tensor, or the part of it that `part` indexes; nothing else is read from disk."""
+        file, stored_name = self._tensors[name]
+        try:
+            return file.get_slice(stored_name)[part] if part else file.get_tensor(stored_name)
+        except SafetensorError as error:
+            raise Unsupported(f"{self.folder}: tensor {name}: {error}") from error
+
+    def _add(self, path: Path) -> None:
+        try:
+            file = self._files.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise Unsupported(f"{path}: not a readable safetensors file: {error}") from error
+        for stored_name in file.keys():  # noqa: SIM118 (not a mapping)
+            name = stored_name.removeprefix(_PREFIX)
+            if name.endswith(_BUFFER_SUFFIX):
+                continue
+            if name in self._tensors:
+                raise Unsupported(f"{path}: tensor {name} is stored twice")
+            self._tensors[name] = (file, stored_name)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / INDEX_FILE
+    if index.is_file():
+        return [folder / name for name in _indexed_files(index)]
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found
+    if found:
+        raise Unsupported(f"{folder}: {len(found)} .safetensors files but no {INDEX_FILE}")
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+        raise Unsupported(
+            f"{folder}: only pickled weights (.bin, .pt); convert them to safetensors, "
+            "other formats are never loaded because they can run code"
+        )
+    raise Unsupported(f"{folder}: no .safetensors file")
+
+
+def _indexed_files(index: Path) -> list[str]:
+    try:
+        weight_map: object = json.loads(index.read_bytes())["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Unsupported(f"{index}: not a weight index: {error!r}") from error
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise Unsupported(f"{index}: weight_map is not a filled object")
+    names = set(weight_map.values())
+    for name in names:
+        # A bare file name: an index must not reach outside its folder.
+        if not isinstance(name, str) or Path(name).name != name or "\\" in name:
+            raise Unsupported(f"{index}: {name!r} is not a file name inside the folder")
+        if not name.endswith(".safetensors"):
+            raise Unsupported(f"{index}: {name!r} is not a .safetensors file")
+    return sorted(names)
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

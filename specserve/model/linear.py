@@ -1,0 +1,149 @@
+"""Matrix products whose result for a token does not depend on the tokens beside it.
+
+On CPU a weight is repacked once by oneDNN; one copy serves every number of rows, is the fastest
+kernel at all of them, and gives a row the same bits wherever it stands. That last property is not
+documented anywhere, so `Kernels` tries it on every shape it meets and falls back to `TiledLinear`,
+which has it by construction. See docs/decisions/0002-deterministic-arithmetic.md.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+PIECES = (8, 4, 2, 1)  # a tiled product's output columns come in that many pieces, if they divide
+PROBED_ROWS = (1, 2, 3, 5, 8, 16, 17, 64)
+
+_pack = torch.ops.mkldnn._reorder_linear_weight.default
+_packed_linear = torch.ops.mkldnn._linear_pointwise.default
+
+
+class Linear(Protocol):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [N, in] -> [N, out]."""
+        ...
+
+
+class PlainLinear:
+    """torch's own product: the choice on CUDA, where bits may depend on N."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self._weight)
+
+
+class PackedLinear:
+    """oneDNN with a prepacked weight; the plain copy is dropped."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        # The second argument only tells oneDNN which batch size to expect.
+        self._weight = _pack(weight, 8)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return _packed_linear(x, self._weight, None, "none", [], "")
+
+
+class TiledLinear:
+    """Products of one fixed shape only: tiles of `tile` rows, output columns in fixed pieces.
+
+    Every multiplication the kernel ever sees has the same shape, whatever the batch and the number
+    of ranks, so equal rows give equal bits on any kernel that is a function of its input.
+    """
+
+    def __init__(self, pieces: Sequence[torch.Tensor], tile: int) -> None:
+        self._pieces = pieces
+        self._tile = tile
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        num_tokens = x.shape[0]
+        padded = torch.nn.functional.pad(x, (0, 0, 0, -num_tokens % self._tile))
+        rows: list[torch.Tensor] = []
+        for view in padded.split(self._tile):
+            tile = view.clone()  # libraries may choose by alignment, and a view has any
+            columns = [torch.nn.functional.linear(tile, piece) for piece in self._pieces]
+            rows.append(torch.cat(columns, dim=1))
+        return torch.cat(rows)[:num_tokens]
+
+
+class Kernels:
+    """Chooses the kernel of every linear layer of one model on one device."""
+
+    def __init__(self, *, dtype: torch.dtype, device: torch.device, deterministic: bool) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._deterministic = deterministic
+        # 64 rows cost CUDA what 8 do; on CPU a tile of 8 is one verification.
+        self._tile = 8 if device.type == "cpu" else 64
+        self._packs = device.type == "cpu" and can_pack(dtype)
+        self._verdicts: dict[tuple[int, int], bool] = {}
+
+    def linear(self, parts: Sequence[torch.Tensor], num_ranks: int = 1) -> Linear:
+        """The product with `parts`, each [rows, in], stacked; `num_ranks` share the whole weight."""
+        weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+        if not self._deterministic:
+            return PackedLinear(weight) if self._packs else PlainLinear(weight)
+        if self._packs and self._is_invariant(weight.shape[1], weight.shape[0] * num_ranks):
+            return PackedLinear(weight)
+        pieces = [piece for part in parts for piece in fixed_pieces(part, num_ranks)]
+        return TiledLinear(pieces, self._tile)
+
+    def _is_invariant(self, in_size: int, out_size: int) -> bool:
+        """The verdict on a shape; the whole weight's, so that every number of ranks agrees."""
+        shape = (in_size, out_size)
+        if shape not in self._verdicts:
+            self._verdicts[shape] = is_invariant(PackedLinear, in_size, out_size, self._dtype)
+        return self._verdicts[shape]
+
+
+def fixed_pieces(part: torch.Tensor, num_ranks: int) -> list[torch.Tensor]:
+    """Split a rank's rows of a weight into the pieces that 1, 2, 4 or 8 ranks would all use."""
+    rows = part.shape[0] * num_ranks
+    num_pieces = next((n for n in PIECES if rows % n == 0 and n % num_ranks == 0), num_ranks)
+    return [piece.clone() for piece in part.chunk(num_pieces // num_ranks)]
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this build and processor have oneDNN's packed product in `dtype`."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        PackedLinear(torch.zeros(16, 16, dtype=dtype))(torch.zeros(1, 16, dtype=dtype))
+    except RuntimeError:
+        return False
+    return True
+
+
+def is_invariant(
+    kernel: type[PackedLinear], in_size: int, out_size: int, dtype: torch.dtype
+) -> bool:
+    """Try a kernel: are rows the same bits for other row counts, places, threads and column shards?
+
+    One thread on the whole matrix is the reference, so a service with several threads or ranks
+    agrees with one that has a single one.
+    """
+    generator = torch.Generator().manual_seed(0)
+    # A few random rows repeated: drawing all of a large matrix would take longer than probing it.
+    few = torch.randn(min(out_size, 509), in_size, generator=generator).to(dtype)
+    weight = few.repeat(-(-out_size // few.shape[0]), 1)[:out_size]
+    x = torch.randn(2 * max(PROBED_ROWS), in_size, generator=generator).to(dtype)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        expected = kernel(weight)(x)
+    finally:
+        torch.set_num_threads(num_threads)
+    for num_shards in (1, 2, 4, 8):
+        if out_size % num_shards:
+            continue
+        width = out_size // num_shards
+        for start in range(0, out_size, width):
+            linear = kernel(weight[start : start + width].contiguous())
+            columns = expected[:, start : start + width]
+            for rows in PROBED_ROWS:
+                for first in (0, 1, len(x) - rows):
+                    window = slice(first, first + rows)
+                    if not torch.equal(linear(x[window]), columns[window]):
+                        return False
+    return True

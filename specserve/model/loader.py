@@ -1,0 +1,233 @@
+"""From a folder or a hub id to a `Transformer`: reads this rank's shard of every weight, no more.
+
+No code that comes with a checkpoint is ever executed.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from specserve.errors import Unsupported
+from specserve.model.ballast import with_ballast
+from specserve.model.checkpoint import Checkpoint
+from specserve.model.config import ModelSpec, read_spec
+from specserve.model.layers import DecoderLayer, RMSNorm
+from specserve.model.linear import Kernels
+from specserve.model.parallel import TensorParallel
+from specserve.model.projection import GatheredProjection, Projection, ReducedProjection
+from specserve.model.rope import RotaryTable
+from specserve.model.transformer import Transformer
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_HUB_PATTERNS = ("*.safetensors", "*.json", "tokenizer*", "*.jinja")
+
+
+def resolve_source(source: str | Path) -> Path:
+    """The folder of a checkpoint: `source` itself, or its download when it is a hub id."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if not isinstance(source, str) or not _HUB_ID.fullmatch(source) or source.startswith("."):
+        raise Unsupported(f"target: {str(source)!r} is neither a folder nor a hub id (owner/name)")
+    import huggingface_hub  # a second's import that local folders do not need
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                source, allow_patterns=list(_HUB_PATTERNS), ignore_patterns=["*/*"]
+            )
+        )
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise Unsupported(f"target: {source!r} is no folder, nor to be had: {reason}") from error
+
+
+def load_model(
+    source: str | Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: TensorParallel,
+    ballast: int = 0,
+    deterministic: bool,
+) -> Transformer:
+    """This rank's share of the model in `source`, ready to run.
+
+    `ballast` is the number of parameters to pad the model to, 0 for none. With `deterministic`, a
+    token's result has the same bits in every batch and for every number of ranks. Raises
+    `Unsupported` for a checkpoint that is malformed or not implemented, `InvalidField` for ballast.
+    """
+    folder = resolve_source(source)
+    spec = read_spec(folder)
+    spec.check_divisible(parallel.size)
+    padded = with_ballast(spec, ballast)
+    with Checkpoint(folder) as checkpoint, torch.inference_mode():
+        optional = ("lm_head.weight",) if spec.tie_word_embeddings else ()
+        checkpoint.check(expected_tensors(spec), optional)
+        return _Builder(padded, checkpoint, dtype, device, parallel, deterministic).build()
+
+
+def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the checkpoint, ballast aside."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
+        "norm.weight": (spec.hidden_size,),
+        "lm_head.weight": (spec.vocab_size, spec.hidden_size),
+    }
+    for index in range(spec.num_real_layers):
+        for name, shape in layer_tensors(spec, spec.intermediate_size).items():
+            shapes[f"layers.{index}.{name}"] = shape
+    return shapes
+
+
+def layer_tensors(spec: ModelSpec, width: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of one layer with intermediate size `width`."""
+    hidden, head_dim = spec.hidden_size, spec.head_dim
+    q_size, kv_size = spec.num_heads * head_dim, spec.num_kv_heads * head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q_size, hidden),
+        "self_attn.k_proj.weight": (kv_size, hidden),
+        "self_attn.v_proj.weight": (kv_size, hidden),
+        "self_attn.o_proj.weight": (hidden, q_size),
+        "mlp.gate_proj.weight": (width, hidden),
+        "mlp.up_proj.weight": (width, hidden),
+        "mlp.down_proj.weight": (hidden, width),
+    }
+    if spec.qk_norm:
+        shapes["self_attn.q_norm.weight"] = (head_dim,)
+        shapes["self_attn.k_norm.weight"] = (head_dim,)
+    return shapes
+
+
+class _Weights(Protocol):
+    """Where a layer's tensors come from."""
+
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class _StoredLayer:
+    checkpoint: Checkpoint
+    index: int
+
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+        return self.checkpoint.read(f"layers.{self.index}.{name}", part)
+
+
+@dataclass(frozen=True)
+class _BallastLayer:
+    """Random weights, but zero where they would reach the residual stream."""
+
+    shapes: dict[str, tuple[int, ...]]
+    generator: torch.Generator
+
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+        shape = self.shapes[name]
+        if len(shape) == 1:
+            return torch.ones(shape)
+        sizes = [len(range(*cut.indices(size))) for cut, size in zip(part, shape, strict=True)]
+        if name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+            return torch.zeros(sizes)
+        bound = (3 / shape[1]) ** 0.5
+        return torch.empty(sizes).uniform_(-bound, bound, generator=self.generator)
+
+
+class _Builder:
+    """Puts one rank's layers together."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        parallel: TensorParallel,
+        deterministic: bool,
+    ) -> None:
+        self._spec = spec
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._device = device
+        self._parallel = parallel
+        self._kernels = Kernels(dtype=dtype, device=device, deterministic=deterministic)
+        self._projection = GatheredProjection if deterministic else ReducedProjection
+
+    def build(self) -> Transformer:
+        spec = self._spec
+        head = "embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
+        return Transformer(
+            spec,
+            embedding=self._place(self._checkpoint.read("embed_tokens.weight")),
+            layers=[self._layer(index) for index in range(spec.num_layers)],
+            final_norm=self._norm(self._checkpoint, "norm.weight"),
+            lm_head=self._column_linear(self._checkpoint, [head], [spec.vocab_size]),
+            rotary=RotaryTable(
+                spec.rope,
+                head_dim=spec.head_dim,
+                num_positions=spec.max_position_embeddings,
+                dtype=self._dtype,
+                device=self._device,
+            ),
+            parallel=self._parallel,
+        )
+
+    def _layer(self, index: int) -> DecoderLayer:
+        spec, num_ranks = self._spec, self._parallel.size
+        width = spec.layer_width(index)
+        weights = self._layer_weights(index, width)
+        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        qkv_names = [f"self_attn.{kind}_proj.weight" for kind in "qkv"]
+        gate_up_names = ["mlp.gate_proj.weight", "mlp.up_proj.weight"]
+        return DecoderLayer(
+            index=index,
+            num_heads=spec.num_heads // num_ranks,
+            num_kv_heads=spec.num_kv_heads // num_ranks,
+            head_dim=spec.head_dim,
+            input_norm=self._norm(weights, "input_layernorm.weight"),
+            qkv=self._column_linear(weights, qkv_names, [q_size, kv_size, kv_size]),
+            qk_norm=self._qk_norm(weights) if spec.qk_norm else None,
+            o_proj=self._project(weights, "self_attn.o_proj.weight", q_size),
+            mlp_norm=self._norm(weights, "post_attention_layernorm.weight"),
+            gate_up=self._column_linear(weights, gate_up_names, [width, width]),
+            down_proj=self._project(weights, "mlp.down_proj.weight", width),
+        )
+
+    def _layer_weights(self, index: int, width: int) -> _Weights:
+        if index < self._spec.num_real_layers:
+            return _StoredLayer(self._checkpoint, index)
+        generator = torch.Generator().manual_seed(index)
+        return _BallastLayer(layer_tensors(self._spec, width), generator)
+
+    def _norm(self, weights: _Weights, name: str) -> RMSNorm:
+        return RMSNorm(self._place(weights.read(name)), self._spec.rms_norm_eps)
+
+    def _qk_norm(self, weights: _Weights) -> RMSNorm:
+        """One norm over this rank's query and key heads: weight [heads + kv_heads, head_dim]."""
+        num_ranks = self._parallel.size
+        q = weights.read("self_attn.q_norm.weight").expand(self._spec.num_heads // num_ranks, -1)
+        k = weights.read("self_attn.k_norm.weight").expand(self._spec.num_kv_heads // num_ranks, -1)
+        return RMSNorm(self._place(torch.cat([q, k])), self._spec.rms_norm_eps)
+
+    def _column_linear(self, weights: _Weights, names: list[str], sizes: list[int]):  # noqa: ANN202
+        """This rank's rows of several weights with `sizes` rows, as one product."""
+        parts = [
+            self._place(weights.read(name, (self._parallel.shard(size), slice(None))))
+            for name, size in zip(names, sizes, strict=True)
+        ]
+        return self._kernels.linear(parts, self._parallel.size)
+
+    def _project(self, weights: _Weights, name: str, in_size: int) -> Projection:
+        sizes = (self._spec.hidden_size, in_size)
+        part = [slice(None), slice(None)]
+        dim = self._projection.SHARDED_DIM
+        part[dim] = self._parallel.shard(sizes[dim])
+        weight = self._place(weights.read(name, tuple(part)))
+        return self._projection(self._kernels.linear([weight], self._parallel.size), self._parallel)
+
+    def _place(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.to(self._device, self._dtype)

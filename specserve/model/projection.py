@@ -1,0 +1,47 @@
+"""How a computation whose inputs are sharded over ranks comes back to full hidden states.
+
+The attention output and the gated activations of a rank are its own heads and columns. o_proj and
+down_proj close them, in one of two ways behind the same call:
+
+- `GatheredProjection` is exact: inputs are gathered, each rank computes some output columns from
+  whole rows, and these are gathered. No sum crosses ranks, so the number of ranks leaves no trace.
+- `ReducedProjection` is the usual one: each rank multiplies its inputs, and the partial sums are
+  added across ranks. One collective instead of two, but the sum's order depends on their number.
+
+docs/decisions/0004-tensor-parallel.md has the reasons and the costs.
+"""
+
+from typing import Protocol
+
+import torch
+
+from specserve.model.linear import Linear
+from specserve.model.parallel import TensorParallel
+
+
+class Projection(Protocol):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's inputs [N, in / ranks] -> full outputs [N, out], equal on every rank."""
+        ...
+
+
+class GatheredProjection:
+    SHARDED_DIM = 0  # of the weight [out, in]: outputs
+
+    def __init__(self, linear: Linear, parallel: TensorParallel) -> None:
+        self._linear = linear
+        self._parallel = parallel
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._parallel.all_gather(self._linear(self._parallel.all_gather(x)))
+
+
+class ReducedProjection:
+    SHARDED_DIM = 1  # of the weight [out, in]: inputs
+
+    def __init__(self, linear: Linear, parallel: TensorParallel) -> None:
+        self._linear = linear
+        self._parallel = parallel
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._parallel.all_reduce(self._linear(x))

@@ -1,0 +1,59 @@
+"""Rotary position embedding: frequencies, one table for all positions, and its application.
+
+Half-split layout: dimension i turns with dimension i + head_dim / 2. Frequencies and angles are
+float32 whatever the model's dtype.
+"""
+
+import math
+
+import torch
+
+from specserve.model.config import RopeSpec
+
+
+def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
+    """Radians a position for each pair of dimensions: [head_dim / 2] float32, after scaling."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / rope.theta**exponents
+    if rope.kind == "default":
+        return frequencies
+    scaled = frequencies / rope.factor
+    if rope.kind == "linear":
+        return scaled
+    # llama3: long wavelengths are stretched, short ones kept, those between interpolated.
+    wavelengths = 2 * math.pi / frequencies
+    turns = rope.original_max_position_embeddings / wavelengths
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = blend.clamp(0, 1)
+    return (1 - blend) * scaled + blend * frequencies
+
+
+class RotaryTable:
+    """cos and sin of every position, gathered once a forward and shared by all layers."""
+
+    def __init__(
+        self,
+        rope: RopeSpec,
+        *,
+        head_dim: int,
+        num_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        frequencies = inverse_frequencies(rope, head_dim)
+        angles = torch.arange(num_positions).float()[:, None] * frequencies
+        cos, sin = angles.cos(), angles.sin()
+        # The sign of a rotation's first half lives in the table: `rotate` then needs three ops.
+        table = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)], dim=1)
+        self._table = table.to(device, dtype)  # [num_positions, 2, head_dim]
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and signed sin at `positions` [N]: two tensors [N, 1, head_dim]."""
+        rows = self._table.index_select(0, positions)
+        return rows[:, :1], rows[:, 1:]
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Turn every head of `x` [N, heads, head_dim] by its token's angles; a new tensor."""
+    swapped = x.roll(x.shape[-1] // 2, -1)
+    return (x * cos).addcmul_(swapped, signed_sin)

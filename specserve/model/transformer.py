@@ -1,0 +1,67 @@
+"""The target's forward pass over flattened tokens. Knows no requests, blocks or sampling."""
+
+from collections.abc import Sequence
+
+import torch
+
+from specserve.model.config import ModelSpec
+from specserve.model.layers import AttentionRun, DecoderLayer, RMSNorm
+from specserve.model.linear import Linear
+from specserve.model.parallel import TensorParallel
+from specserve.model.rope import RotaryTable
+
+EMBEDDING_TAP = -1
+
+
+class Transformer:
+    """One rank's share of a decoder-only model; made by `specserve.model.loader.load_model`."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        embedding: torch.Tensor,
+        layers: Sequence[DecoderLayer],
+        final_norm: RMSNorm,
+        lm_head: Linear,
+        rotary: RotaryTable,
+        parallel: TensorParallel,
+    ) -> None:
+        self.config = spec
+        self.num_params = spec.num_params
+        self.ballast_params = spec.ballast_params
+        self.embedding = embedding  # [V, H], whole on every rank
+        self.parallel = parallel
+        self._layers = tuple(layers)
+        self._final_norm = final_norm
+        self._lm_head = lm_head
+        self._rotary = rotary
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionRun,
+        taps: tuple[int, ...] = (),
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Hidden states [N, H] after the final norm, and the tapped residuals, each [N, H].
+
+        token_ids, positions [N] int64: the new tokens of all rows, no padding. A tap names a real
+        layer, whose raw residual output is wanted, or -1 for the embeddings; results come in the
+        order of `taps`. Equal on every rank.
+        """
+        rotary = self._rotary.at(positions)
+        x = self.embedding.index_select(0, token_ids)
+        tapped = {EMBEDDING_TAP: x}
+        for layer in self._layers:
+            x = layer(x, rotary, attention)
+            if layer.index in taps:
+                tapped[layer.index] = x
+        return self._final_norm(x), [tapped[tap] for tap in taps]
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Final hidden states [R, H] -> [R, V] float32 on rank 0, None on the other ranks."""
+        logits = self.parallel.gather(self._lm_head(hidden))
+        return None if logits is None else logits.float()

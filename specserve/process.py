@@ -1,0 +1,100 @@
+# pyright: strict
+"""What every child of the supervisor does first: arguments, dying with its parent, pinning, ready.
+
+The contract, seen from the child: read `--config` (a ResolvedConfig as JSON), put sockets and
+rendezvous files under `--control-dir`, and answer once on `--ready-fd`. SIGTERM means stop
+cleanly. Knows nothing of what the child does.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from specserve.config import Placement
+from specserve.errors import SpecserveError
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line of one child."""
+
+    config: Path
+    control_dir: Path
+    ready_fd: int
+    parent_pid: int
+    rank: int = 0
+    world_size: int = 1
+
+
+class ReadyReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The one line a child writes to `--ready-fd`."""
+
+    ready: bool
+    error: str = ""  # one line, when not ready
+    code: str = ""  # its gRPC status name
+    address: str = ""  # host:port, from the API process
+
+
+def parse_child_arguments(argv: Sequence[str] | None = None) -> ChildArguments:
+    """The supervisor's flags; `argv` None means this process's own."""
+    parser = argparse.ArgumentParser(description="A child of `specserve launch`; not for hands.")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--control-dir", type=Path, required=True)
+    parser.add_argument("--ready-fd", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--world-size", type=int, default=1)
+    return ChildArguments(**vars(parser.parse_args(argv)))
+
+
+def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
+    """Ask the kernel for `signum` when the parent dies. Call it before any slow import.
+
+    Ends this process at once if the parent is already gone (the kernel only reports later deaths).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        sys.exit(1)
+
+
+def pin(placement: Placement) -> None:
+    """Tie this process, and every thread it starts from now on, to the planned cores."""
+    if placement.cores:
+        os.sched_setaffinity(0, placement.cores)
+
+
+def report_ready(ready_fd: int, *, address: str = "") -> None:
+    """Tell the supervisor that this child serves, and close the pipe."""
+    _report(ready_fd, ReadyReport(ready=True, address=address))
+
+
+def report_failure(ready_fd: int, error: Exception) -> None:
+    """Tell the supervisor in one line why this child cannot start, and close the pipe."""
+    code = error.code if isinstance(error, SpecserveError) else "INTERNAL"
+    text = str(error) if isinstance(error, SpecserveError) else f"{type(error).__name__}: {error}"
+    _report(ready_fd, ReadyReport(ready=False, error=" ".join(text.split()), code=code))
+
+
+def _report(ready_fd: int, report: ReadyReport) -> None:
+    line: bytes = msgspec.json.encode(report) + b"\n"
+    with os.fdopen(ready_fd, "wb", closefd=True) as pipe:
+        pipe.write(line)
+
+
+def decode_report(line: bytes) -> ReadyReport:
+    """The supervisor's side; a line that is none becomes a failure report."""
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(line)
+        return msgspec.convert(fields, ReadyReport)
+    except msgspec.MsgspecError as error:
+        return ReadyReport(ready=False, error=f"malformed ready report: {error}", code="INTERNAL")

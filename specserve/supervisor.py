@@ -1,0 +1,266 @@
+# pyright: strict
+"""Start children, await their readiness, watch them, stop them. One thread, one selector.
+
+Policies: a child that cannot start ends the launch with its own error line; a child that dies
+while serving ends the service, after the API process has been told so that every open stream
+ends with an explicit error; SIGINT and SIGTERM drain; a second one kills. Nothing is restarted,
+and no child survives `Supervisor.run`. Knows nothing of models, requests or configurations.
+"""
+
+import logging
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+import msgspec
+
+from specserve.child import Child, ChildCommand
+from specserve.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_TARGET_STOP_GRACE_S = 10.0
+_FAILURE_GRACE_S = 5.0  # for the API process to end its streams with an error
+_DRAIN_MARGIN_S = 5.0  # beyond drain_timeout_s, for the API process's own shutdown
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_REFUSED = 2  # could not start as configured
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How a launch ended; `error` is one line, empty when all went well."""
+
+    exit_code: int
+    error: str = ""
+    code: str = ""  # gRPC status name
+
+
+class StopRequested(msgspec.Struct, frozen=True):
+    """SIGINT or SIGTERM arrived."""
+
+    signum: int
+
+
+class Died(msgspec.Struct, frozen=True):
+    """A child ended, for whatever reason."""
+
+    child: Child
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """A child wrote its ready report."""
+
+    child: Child
+
+
+Event = StopRequested | Died | Reported
+
+
+class SignalPipe:
+    """Signals as bytes on a socket, so that one selector sees everything. Main thread only."""
+
+    def __enter__(self) -> Self:
+        self.reader, self._writer = socket.socketpair()
+        self.reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._previous = {
+            signum: signal.signal(signum, _ignore) for signum in (*_STOP_SIGNALS, signal.SIGCHLD)
+        }
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._previous_fd)
+        self.reader.close()
+        self._writer.close()
+
+
+def _ignore(signum: int, frame: FrameType | None) -> None:
+    """The byte on the wake-up socket is the message."""
+
+
+class Supervisor:
+    """Runs one set of children from start to end."""
+
+    def __init__(
+        self,
+        commands: Sequence[ChildCommand],
+        *,
+        config: Path,
+        control_dir: Path,
+        startup_timeout_s: float,
+        drain_timeout_s: float,
+    ) -> None:
+        self._commands = commands
+        self._config = config
+        self._control_dir = control_dir
+        self._startup_timeout_s = startup_timeout_s
+        self._drain_timeout_s = drain_timeout_s
+        self._children: list[Child] = []
+        self._events: deque[Event] = deque()
+
+    def run(self, on_ready: Callable[[str], None]) -> Ending:
+        """Start everything, call `on_ready(address)`, and return when all children are gone."""
+        with SignalPipe() as signals, selectors.DefaultSelector() as selector:
+            self._selector, self._signals = selector, signals
+            selector.register(signals.reader, selectors.EVENT_READ)
+            try:
+                self._start()
+                ending = self._await_ready()
+                if ending is None:
+                    on_ready(self._api().report_address())
+                    ending = self._serve()
+                return ending
+            finally:
+                self._kill_all()
+
+    # --- phases -----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        for command in self._commands:
+            child = Child(command, self._config, self._control_dir)
+            self._children.append(child)
+            self._selector.register(child.ready_fd, selectors.EVENT_READ, child)
+            log.debug("started %s as process %d", command.name, child.pid)
+
+    def _await_ready(self) -> Ending | None:
+        """None once every child is ready; otherwise how the launch ended."""
+        deadline = time.monotonic() + self._startup_timeout_s
+        waiting = set(self._children)
+        while waiting:
+            event = self._next_event(deadline)
+            if event is None:
+                names = ", ".join(sorted(child.command.name for child in waiting))
+                limit = f"server.startup_timeout_s = {self._startup_timeout_s:g}"
+                return Ending(EXIT_FAILED, f"{names} not ready in time ({limit})", "UNAVAILABLE")
+            if isinstance(event, StopRequested):
+                return Ending(EXIT_OK)
+            report = event.child.report
+            if report is not None and not report.ready:
+                return Ending(EXIT_REFUSED, report.error, report.code)
+            if isinstance(event, Died):
+                problem = f"{event.child.describe_death()} while starting"
+                return Ending(EXIT_FAILED, problem, "UNAVAILABLE")
+            waiting.discard(event.child)
+        return None
+
+    def _serve(self) -> Ending:
+        while True:
+            event = self._next_event(None)
+            if isinstance(event, StopRequested):
+                log.info("stopping; a second signal kills")
+                return self._drain()
+            if isinstance(event, Died):
+                return self._fail(event.child)
+
+    def _drain(self) -> Ending:
+        """Clean stop: the API process first, so that nothing new arrives, then the nodes."""
+        api = self._api()
+        api.terminate()
+        grace_s = self._drain_timeout_s + _DRAIN_MARGIN_S
+        for group, timeout_s in (([api], grace_s), (self._nodes(), _TARGET_STOP_GRACE_S)):
+            for child in group:
+                child.terminate()
+            stopped = self._await_exit(group, timeout_s)
+            if isinstance(stopped, Died):
+                return self._fail(stopped.child)
+            if isinstance(stopped, StopRequested):
+                log.warning("killed by a second signal")
+                return Ending(EXIT_OK)
+            if stopped is None:
+                log.warning("%s did not stop in %g s", group[0].command.name, timeout_s)
+                for child in group:
+                    child.kill()
+        return Ending(EXIT_OK)
+
+    def _fail(self, lost: Child) -> Ending:
+        """Fail-stop: the other nodes may hang in a collective with the lost one, so kill them."""
+        detail = lost.describe_death()
+        log.error("%s; stopping the service", detail)
+        api = self._api()
+        if lost is not api:
+            api.tell(msgspec.json.encode({"event": "target_lost", "detail": detail}))
+            for node in self._nodes():
+                node.kill()
+            api.terminate()
+            self._await_exit([api], _FAILURE_GRACE_S)
+        else:
+            for node in self._nodes():
+                node.terminate()
+            self._await_exit(self._nodes(), _FAILURE_GRACE_S)
+        return Ending(EXIT_FAILED, f"{detail}; the service has stopped", Unavailable.code)
+
+    # --- parts ------------------------------------------------------------------------------
+
+    def _await_exit(self, group: list[Child], timeout_s: float) -> bool | Event | None:
+        """True once `group` is gone, None out of time, or the event that cuts the wait short."""
+        deadline = time.monotonic() + timeout_s
+        while any(child.alive for child in group):
+            event = self._next_event(deadline)
+            if event is None or isinstance(event, StopRequested):
+                return event
+            if isinstance(event, Died) and event.child not in group and event.child.failed:
+                return event
+        return True
+
+    def _next_event(self, deadline: float | None) -> Event | None:
+        """The next event, or None at `deadline` (CLOCK_MONOTONIC seconds)."""
+        while not self._events:
+            timeout = None if deadline is None else deadline - time.monotonic()
+            if timeout is not None and timeout <= 0:
+                return None
+            self._poll(timeout)
+        return self._events.popleft()
+
+    def _poll(self, timeout: float | None) -> None:
+        ready = self._selector.select(timeout)
+        # Reports before deaths: a child that says why it ends usually ends right after.
+        for key, _ in ready:
+            if isinstance(key.data, Child):
+                self._read_report(key.data)
+        if any(key.data is None for key, _ in ready):
+            self._read_signals()
+
+    def _read_report(self, child: Child) -> None:
+        if not child.read_report():
+            self._selector.unregister(child.ready_fd)
+            if child.report is not None:
+                self._events.append(Reported(child))
+
+    def _read_signals(self) -> None:
+        try:
+            signums = self._signals.reader.recv(4096)
+        except BlockingIOError:
+            return
+        if signal.SIGCHLD in signums:
+            for child in self._children:
+                if child.reap():
+                    self._events.append(Died(child))
+        self._events.extend(StopRequested(s) for s in signums if s in _STOP_SIGNALS)
+
+    def _api(self) -> Child:
+        return next(child for child in self._children if child.command.role == "api")
+
+    def _nodes(self) -> list[Child]:
+        return [child for child in self._children if child.command.role != "api"]
+
+    def _kill_all(self) -> None:
+        for child in self._children:
+            child.kill()
+        for child in self._children:
+            child.close()

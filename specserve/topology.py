@@ -1,0 +1,95 @@
+# pyright: strict
+"""From "4+1" to a place for every process: devices and cores. Pure; starts nothing.
+
+On CPU target rank r takes the r-th run of `threads` cores of those this process may use, each
+draft process the next run, and the API process what is left. On CUDA ranks and drafts take
+devices in order and nothing is tied to cores.
+"""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from specserve.config import Placement
+from specserve.errors import InvalidField, Unsupported
+
+_MAX_RANKS = 64
+_MAX_DRAFTS = 64
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """How many processes of each kind one launch starts."""
+
+    num_target_ranks: int
+    num_draft_processes: int
+
+    def __str__(self) -> str:
+        return f"{self.num_target_ranks}+{self.num_draft_processes}"
+
+
+def parse_topology(text: str) -> Topology:
+    """ "4+1": four target ranks, one draft process. Raises InvalidField."""
+    match = re.fullmatch(r"\s*(\d{1,3})\s*\+\s*(\d{1,3})\s*", text)
+    if match is None:
+        raise InvalidField("topology.topology", f'{text!r} is not of the form T+D, such as "2+0"')
+    topology = Topology(int(match[1]), int(match[2]))
+    if not 1 <= topology.num_target_ranks <= _MAX_RANKS:
+        raise InvalidField("topology.topology", f"{text!r}: T must be from 1 to {_MAX_RANKS}")
+    if topology.num_draft_processes > _MAX_DRAFTS:
+        raise InvalidField("topology.topology", f"{text!r}: D must be at most {_MAX_DRAFTS}")
+    return topology
+
+
+def place_on_cpu(
+    topology: Topology, cores: Sequence[int], *, threads: int, pin: bool, oversubscribe: bool
+) -> tuple[tuple[Placement, ...], bool]:
+    """Placements of all processes, and whether cores are oversubscribed.
+
+    Raises Unsupported when the cores do not suffice and `oversubscribe` is off.
+    """
+    num_nodes = topology.num_target_ranks + topology.num_draft_processes
+    short = num_nodes * threads > len(cores)
+    if short and not oversubscribe:
+        raise Unsupported(
+            f"topology.topology: {topology} with {threads} thread(s) per process needs "
+            f"{num_nodes * threads} cores, this process may use {len(cores)}; "
+            "--oversubscribe shares them"
+        )
+    pinned = pin and not short
+    placements: list[Placement] = []
+    for node, (role, rank) in enumerate(_nodes(topology)):
+        own = tuple(cores[node * threads : (node + 1) * threads]) if pinned else ()
+        placements.append(Placement(role=role, rank=rank, device="cpu", cores=own))
+    spare = tuple(cores[num_nodes * threads :]) if pinned else ()
+    placements.append(Placement(role="api", rank=0, device="cpu", cores=spare))
+    return tuple(placements), short
+
+
+def place_on_cuda(
+    topology: Topology, num_devices: int, *, oversubscribe: bool
+) -> tuple[tuple[Placement, ...], bool]:
+    """Placements of all processes, and whether devices are oversubscribed.
+
+    Raises Unsupported when the devices do not suffice and `oversubscribe` is off.
+    """
+    num_nodes = topology.num_target_ranks + topology.num_draft_processes
+    short = num_nodes > num_devices
+    if num_devices == 0:
+        raise Unsupported("topology.device: no CUDA device that torch can use was found; use cpu")
+    if short and not oversubscribe:
+        raise Unsupported(
+            f"topology.topology: {topology} needs {num_nodes} CUDA devices, {num_devices} found; "
+            "--oversubscribe shares them"
+        )
+    placements = [
+        Placement(role=role, rank=rank, device=f"cuda:{node % num_devices}")
+        for node, (role, rank) in enumerate(_nodes(topology))
+    ]
+    placements.append(Placement(role="api", rank=0, device="cpu"))
+    return tuple(placements), short
+
+
+def _nodes(topology: Topology) -> list[tuple[str, int]]:
+    targets = [("target", rank) for rank in range(topology.num_target_ranks)]
+    return targets + [("draft", rank) for rank in range(topology.num_draft_processes)]

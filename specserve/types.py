@@ -1,0 +1,235 @@
+"""The records that travel between processes. Knows no torch, no sockets, no scheduling.
+
+A request's life, in the order of this file: `SamplingParams` inside a `Request` goes from the API
+process to the target leader (`Submit`); every round comes back as one `RoundEvents` with the new
+tokens of all running samples; the request ends in exactly one `RequestEnd`.
+
+Compatibility contract: fields are only ever appended, with a default; tags are never reused.
+Integers are range-checked by `specserve.validation` at the door, and decoding is typed, so a
+malformed frame raises instead of travelling on.
+"""
+
+import enum
+
+import msgspec
+
+
+class FinishReason(enum.StrEnum):
+    """Why one sample stopped."""
+
+    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the model's context is full
+    ABORT = "abort"  # cancelled, or the request failed
+
+
+class Terminal(enum.StrEnum):
+    """How a request ended. Every accepted request ends in exactly one of these."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+class TokenOrigin(enum.IntEnum):
+    """Where an emitted token came from; speculation fills in the last two."""
+
+    PLAIN = 0  # decoded without speculation
+    DRAFTED = 1  # drafted, verified and accepted
+    BONUS = 2  # sampled by the target at the end of a round: bonus or recovery token
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to sample, in the field's usual meanings. Limits live in `specserve.validation`.
+
+    Truncations apply in the order temperature, top_k, top_p, min_p, after penalties and bias.
+    """
+
+    temperature: float = 1.0  # 0 means greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 means no limit
+    min_p: float = 0.0
+    presence_penalty: float = 0.0  # over generated tokens
+    frequency_penalty: float = 0.0  # over generated tokens
+    repetition_penalty: float = 1.0  # over prompt and generated tokens
+    logit_bias: dict[int, float] = {}
+    stop: tuple[str, ...] = ()  # matched on text by the API session
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    max_tokens: int = 256
+    ignore_eos: bool = False
+    n: int = 1
+    logprobs: int | None = None  # None: none; k: the sampled token and the k likeliest
+    prompt_logprobs: int | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One accepted request. `seed` is always set: an unseeded request got a random one."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    seed: int  # 0 <= seed < 2**64
+    seeded_by_user: bool = False
+    cache_salt: str = ""  # prefix blocks are shared only between equal salts
+    priority: int = 0  # lower runs first
+    deadline_s: float | None = None  # CLOCK_MONOTONIC seconds of this host; None: no deadline
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities at one position, natural log, of the target's law before truncation."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 is the likeliest token
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class SampleDelta(msgspec.Struct, frozen=True, array_like=True):
+    """What one round added to one sample of one request."""
+
+    request_id: str
+    sample_index: int
+    token_ids: list[int]
+    origins: list[TokenOrigin]
+    logprobs: list[Logprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the token that stopped it, when one did
+    cache_hit: bool | None = None  # of the speculation verified in this round; None: no lookup
+
+
+class RequestStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Counts and times of a finished request; times are seconds."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens served by the prefix cache
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+    num_rounds: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+# --- API process -> target leader -----------------------------------------------------------
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End a request wherever it is; unknown ids are ignored (abort is idempotent)."""
+
+    request_id: str
+
+
+class StopSample(msgspec.Struct, frozen=True, tag="stop_sample"):
+    """End one sample whose stop string the API found; a finished or unknown one is ignored.
+
+    The target finishes the sample with `FinishReason.STOP`; the request ends when its last sample
+    does. Tokens decoded meanwhile are dropped by the API and never counted.
+    """
+
+    request_id: str
+    sample_index: int
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Finish what runs, accept nothing new; answered by `Drained`."""
+
+
+class Profile(msgspec.Struct, frozen=True, tag="profile"):
+    """Record `num_rounds` rounds with the torch profiler and write a trace to `path`."""
+
+    num_rounds: int
+    path: str
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The API process is there; answered by `Ready`, so a restarted side finds the other."""
+
+
+ToTarget = Submit | Abort | StopSample | Drain | Profile | Hello
+
+
+# --- target leader -> API process -----------------------------------------------------------
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """What the target serves, once it can. Sizes in tokens unless named otherwise."""
+
+    model: str
+    model_type: str
+    vocab_size: int
+    max_model_len: int
+    num_layers: int
+    num_params: int
+    ballast_params: int
+    dtype: str
+    device: str
+    tensor_parallel: int
+    oversubscribed: bool
+    deterministic: bool
+    block_size: int
+    num_blocks: int
+    max_batch_rows: int
+    max_batch_tokens: int
+    eos_token_ids: tuple[int, ...]
+
+
+class RoundEvents(msgspec.Struct, frozen=True, tag="round"):
+    """All that one round made, in one frame."""
+
+    round_id: int
+    deltas: list[SampleDelta]
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
+    """Log probabilities of prompt tokens 1..N-1 (the first has none); sent once per request."""
+
+    request_id: str
+    positions: list[Logprobs]
+
+
+class RequestEnd(msgspec.Struct, frozen=True, tag="end"):
+    """The one terminal state of a request."""
+
+    request_id: str
+    terminal: Terminal
+    stats: RequestStats
+    error: str = ""  # one line naming the field and the limit; empty unless rejected or failed
+    code: str = ""  # the gRPC status name that fits, for rejected and failed
+
+
+class Load(msgspec.Struct, frozen=True, tag="load", omit_defaults=True):
+    """Published a few times a second, so that nobody has to ask the loop."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_preemptions: int = 0
+    num_rounds: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    round_s: float = 0.0  # exponential moving average of a decode round
+    draining: bool = False
+    uptime_s: float = 0.0
+
+
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    pass
+
+
+class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
+    path: str
+    error: str = ""
+
+
+FromTarget = Ready | RoundEvents | PromptLogprobs | RequestEnd | Load | Drained | Profiled

@@ -1,0 +1,132 @@
+# pyright: strict
+"""The door: every field of a request against its limit, before anything is allocated for it.
+
+Scalars come first and sizes before contents, so an absurd request costs microseconds. What passes
+here can be served by the engine without another check. Knows no queues and no memory: whether there
+is room now is the scheduler's question.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+
+from specserve.errors import InvalidField
+from specserve.types import Request, SamplingParams
+
+MAX_TEMPERATURE = 100.0
+MAX_REPETITION_PENALTY = 10.0
+MAX_BIAS_ENTRIES = 1024
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKENS = 64
+MAX_ID_CHARS = 256  # request_id and cache_salt
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the served model and the configuration allow."""
+
+    vocab_size: int
+    max_model_len: int  # tokens, prompt and answer
+    max_samples: int
+    max_logprobs: int
+
+
+def validate_request(request: Request, limits: Limits) -> Request:
+    """The request as it will be served; raises `InvalidField` at the first field out of range.
+
+    A prompt must leave room for one token. `max_tokens` beyond the room it leaves is clamped to
+    it, not refused: asking for more than fits is the usual way to say "until the end".
+    """
+    validate_sampling(request.sampling, limits)
+    _check_length("request_id", request.request_id, 1, MAX_ID_CHARS)
+    _check_length("cache_salt", request.cache_salt, 0, MAX_ID_CHARS)
+    _check_int("seed", request.seed, 0, 2**64 - 1)
+    if request.deadline_s is not None and not abs(request.deadline_s) < float("inf"):
+        raise InvalidField("deadline_s", f"{request.deadline_s} is not a finite time")
+    room = limits.max_model_len - len(request.prompt_token_ids)
+    if not request.prompt_token_ids:
+        raise InvalidField("prompt", "is empty; it must have at least 1 token")
+    if room < 1:
+        raise InvalidField(
+            "prompt",
+            f"has {len(request.prompt_token_ids)} tokens; the limit is "
+            f"{limits.max_model_len - 1}, which leaves 1 of the model's {limits.max_model_len}",
+        )
+    _check_token_ids("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
+    if request.sampling.max_tokens <= room:
+        return request
+    sampling = msgspec.structs.replace(request.sampling, max_tokens=room)
+    return msgspec.structs.replace(request, sampling=sampling)
+
+
+def validate_sampling(params: SamplingParams, limits: Limits) -> None:
+    """Raise `InvalidField` at the first parameter out of range; needs no prompt yet."""
+    _check_int("n", params.n, 1, limits.max_samples)
+    _check_int("max_tokens", params.max_tokens, 1, None)
+    _check_int("min_tokens", params.min_tokens, 0, params.max_tokens, " (max_tokens)")
+    if params.logprobs is not None:
+        _check_int("logprobs", params.logprobs, 0, limits.max_logprobs)
+    if params.prompt_logprobs is not None:
+        _check_int("prompt_logprobs", params.prompt_logprobs, 0, limits.max_logprobs)
+    # top_k = -1, an old spelling of "off", is for the API's edge to translate.
+    _check_int("top_k", params.top_k, 0, None)
+    _check_float("temperature", params.temperature, 0.0, MAX_TEMPERATURE)
+    _check_float("top_p", params.top_p, 0.0, 1.0, above=True)
+    _check_float("min_p", params.min_p, 0.0, 1.0)
+    _check_float("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    _check_float("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    _check_float(
+        "repetition_penalty", params.repetition_penalty, 0.0, MAX_REPETITION_PENALTY, above=True
+    )
+    _check_stops(params, limits)
+    _check_bias(params.logit_bias, limits)
+
+
+def _check_stops(params: SamplingParams, limits: Limits) -> None:
+    _check_count("stop", params.stop, MAX_STOP_STRINGS)
+    for text in params.stop:
+        _check_length("stop", text, 1, MAX_STOP_CHARS)
+    _check_count("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS)
+    _check_token_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
+
+
+def _check_bias(bias: dict[int, float], limits: Limits) -> None:
+    _check_count("logit_bias", bias, MAX_BIAS_ENTRIES)
+    _check_token_ids("logit_bias", bias, limits.vocab_size)
+    for token_id, value in bias.items():
+        _check_float(f"logit_bias[{token_id}]", value, -100.0, 100.0)
+
+
+def _check_int(field: str, value: int, lowest: int, highest: int | None, of_what: str = "") -> None:
+    if value < lowest or (highest is not None and value > highest):
+        limit = f"at least {lowest}" if highest is None else f"{lowest} to {highest}{of_what}"
+        raise InvalidField(field, f"{value} is out of range; it must be {limit}")
+
+
+def _check_float(
+    field: str, value: float, lowest: float, highest: float, *, above: bool = False
+) -> None:
+    # Written so that NaN, which fails every comparison, is refused.
+    if not (lowest <= value <= highest) or (above and value == lowest):
+        start = f"above {lowest:g} and at most" if above else f"{lowest:g} to"
+        raise InvalidField(field, f"{value} is out of range; it must be {start} {highest:g}")
+
+
+def _check_length(field: str, text: str, lowest: int, highest: int) -> None:
+    if not lowest <= len(text) <= highest:
+        raise InvalidField(field, f"has {len(text)} characters; it must have {lowest} to {highest}")
+
+
+def _check_count(field: str, values: Collection[object], highest: int) -> None:
+    if len(values) > highest:
+        raise InvalidField(field, f"has {len(values)} entries; the limit is {highest}")
+
+
+def _check_token_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
+    if not token_ids:
+        return
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidField(
+                field, f"token id {token_id} is not in the vocabulary of {vocab_size} tokens"
+            )

@@ -1,0 +1,1 @@
+"""How processes of one service talk: the control plane, later the round link."""

@@ -1,0 +1,1 @@
+"""The target node: continuous batching, paged KV, sampling. One process per target rank."""

@@ -1,0 +1,78 @@
+"""One forward as flat integers: what rank 0 decides and every rank computes.
+
+The same record feeds the runner of rank 0 and, as one int64 array, those of the other ranks, so
+ranks cannot disagree about a batch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specserve.model.attention import AttentionBatch
+from target_node.scheduler import Row
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """N tokens of B rows, flattened without padding; R of them want logits.
+
+    token_ids, positions [N]; num_tokens, context_lens [B]; block_tables B arrays; logits_index [R].
+    """
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    logits_index: np.ndarray
+    attention: AttentionBatch
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> "ForwardBatch":
+        token_ids: list[int] = []
+        logits_index: list[int] = []
+        num_tokens, context_lens, tables = [], [], []
+        for row in rows:
+            sequence = row.sequence
+            start, end = sequence.num_computed, sequence.num_computed + row.num_tokens
+            token_ids += sequence.token_ids[start:end]
+            logits_index += range(len(token_ids) - row.num_logits, len(token_ids))
+            num_tokens.append(row.num_tokens)
+            context_lens.append(end)
+            tables.append(np.array(sequence.block_ids, dtype=np.int64))
+        return cls._build(token_ids, logits_index, num_tokens, context_lens, tables)
+
+    @classmethod
+    def _build(
+        cls,
+        token_ids: "list[int] | np.ndarray",
+        logits_index: "list[int] | np.ndarray",
+        num_tokens: "list[int] | np.ndarray",
+        context_lens: "list[int] | np.ndarray",
+        tables: list[np.ndarray],
+    ) -> "ForwardBatch":
+        counts = np.asarray(num_tokens, dtype=np.int64)
+        ends = np.asarray(context_lens, dtype=np.int64)
+        starts = np.cumsum(counts) - counts
+        positions = np.arange(len(token_ids)) - np.repeat(starts - (ends - counts), counts)
+        return cls(
+            token_ids=np.asarray(token_ids, dtype=np.int64),
+            positions=positions,
+            logits_index=np.asarray(logits_index, dtype=np.int64),
+            attention=AttentionBatch(counts, ends, tables),
+        )
+
+    def encode(self) -> np.ndarray:
+        """One int64 array: N, B, R, then the fields in order, tables preceded by their lengths."""
+        plan = self.attention
+        sizes = [len(self.token_ids), len(plan.num_tokens), len(self.logits_index)]
+        lens = np.array([len(table) for table in plan.block_tables], dtype=np.int64)
+        parts = [np.array(sizes, dtype=np.int64), self.token_ids, self.logits_index]
+        parts += [plan.num_tokens, plan.context_lens, lens, *plan.block_tables]
+        return np.concatenate(parts)
+
+    @classmethod
+    def decode(cls, data: np.ndarray) -> "ForwardBatch":
+        """The inverse of `encode`."""
+        num_tokens, num_rows, num_logits = (int(size) for size in data[:3])
+        sizes = [num_tokens, num_logits, num_rows, num_rows, num_rows]
+        token_ids, logits_index, counts, ends, lens, flat = np.split(data[3:], np.cumsum(sizes))
+        tables = np.split(flat, np.cumsum(lens)[:-1])
+        return cls._build(token_ids, logits_index, counts, ends, tables)

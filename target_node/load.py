@@ -1,0 +1,59 @@
+"""What the target reports about itself a few times a second: queue, blocks, tokens, round time."""
+
+import time
+
+from specserve.types import Load, SampleDelta
+from target_node.scheduler import Row, Scheduler
+
+LOAD_PERIOD_S = 0.25  # also the longest sleep of an idle loop: the API takes silence for death
+_SMOOTHING = 0.1  # weight of the newest round in the average
+
+
+class LoadMeter:
+    """Counts rounds and tokens since start; times are seconds."""
+
+    def __init__(self) -> None:
+        self.num_rounds = 0
+        self._started_s = time.monotonic()
+        self._next_s = 0.0
+        self._round_s = 0.0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_generated_tokens = 0
+
+    def count_round(self, rows: list[Row], deltas: list[SampleDelta], round_s: float) -> None:
+        self.num_rounds += 1
+        self._num_generated_tokens += sum(len(delta.token_ids) for delta in deltas)
+        prefilled = [row for row in rows if row.sequence.num_computed <= row.sequence.num_prompt]
+        self._num_prompt_tokens += sum(row.num_tokens for row in prefilled)
+        self._num_cached_tokens += sum(
+            row.sequence.num_cached
+            for row in prefilled
+            if row.sequence.num_computed == row.sequence.num_cached + row.num_tokens
+        )
+        if not prefilled:
+            weight = _SMOOTHING if self._round_s else 1.0
+            self._round_s += weight * (round_s - self._round_s)
+
+    def due(self, scheduler: Scheduler, *, draining: bool) -> Load | None:
+        """The report, when one is due."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + LOAD_PERIOD_S
+        pool = scheduler.pool
+        return Load(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_free_blocks=pool.num_free,
+            num_blocks=pool.num_blocks,
+            num_cached_blocks=pool.num_cached,
+            num_preemptions=scheduler.num_preemptions,
+            num_rounds=self.num_rounds,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+            round_s=self._round_s,
+            draining=draining,
+            uptime_s=now_s - self._started_s,
+        )

@@ -1,0 +1,297 @@
+"""The target's loop: receive, schedule, run a round, emit. Rank 0 decides, the others follow.
+
+One round, top to bottom: rows -> forward on every rank -> sample on rank 0 -> commit -> emit.
+Nothing here waits for a reader, a drafter or a disk. A request ends in exactly one `RequestEnd`.
+"""
+
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+
+from specserve.types import (
+    Abort,
+    Drain,
+    Drained,
+    FinishReason,
+    Profile,
+    PromptLogprobs,
+    Request,
+    RequestEnd,
+    RequestStats,
+    RoundEvents,
+    SampleDelta,
+    StopSample,
+    Submit,
+    Terminal,
+    TokenOrigin,
+    ToTarget,
+)
+from specserve.wire.control import TargetControl
+from target_node.batch import ForwardBatch
+from target_node.load import LOAD_PERIOD_S, LoadMeter
+from target_node.profiling import RoundProfiler
+from target_node.ranks import Order, Ranks
+from target_node.requests import LiveRequest
+from target_node.runner import Runner
+from target_node.sampler import SampledRow, Sampler
+from target_node.scheduler import Row, Scheduler
+from target_node.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_PERIOD_S = 5.0
+
+
+class TargetNode:
+    """Rank 0 of the target."""
+
+    def __init__(
+        self,
+        *,
+        control: TargetControl,
+        scheduler: Scheduler,
+        runner: Runner,
+        sampler: Sampler,
+        ranks: Ranks,
+        max_model_len: int,
+    ) -> None:
+        self.control = control
+        self.scheduler = scheduler
+        self.runner = runner
+        self.sampler = sampler
+        self.ranks = ranks
+        self.max_model_len = max_model_len
+        self.progress = 0  # counts turns of the loop; a watchdog looks at it
+        self.is_stopping = False
+        self._requests: dict[str, LiveRequest] = {}
+        self._arrivals = 0
+        self._draining = False
+        self._drained_sent = False
+        self._profiler = RoundProfiler(control.send)
+        self._load = LoadMeter()
+        self._next_keep_alive_s = 0.0
+
+    def run(self) -> None:
+        """Serve until `is_stopping`."""
+        while not self.is_stopping:
+            self.progress += 1
+            for message in self.control.receive():
+                self._handle(message)
+            self._expire_deadlines()
+            rows = self.scheduler.next_batch()
+            if rows:
+                self._run_round(rows)
+            else:
+                self._idle()
+            self._publish_load()
+        self.ranks.broadcast(Order.STOP)
+
+    # --- one round ---------------------------------------------------------------------------
+
+    def _run_round(self, rows: list[Row]) -> None:
+        start_s = time.monotonic()
+        batch = ForwardBatch.of(rows)
+        if self.ranks.size > 1:
+            self.ranks.broadcast(Order.FORWARD, batch.encode())
+        with self._profiler.round():
+            output = self.runner.forward(batch)
+            sampled = self.sampler.sample(rows, output.logits)
+        deltas = [
+            delta
+            for row, result in zip(rows, sampled, strict=True)
+            if (delta := self._commit(row, result)) is not None
+        ]
+        if deltas:
+            self.control.send(RoundEvents(self._load.num_rounds, deltas))
+        self._end_finished(rows)
+        self._load.count_round(rows, deltas, time.monotonic() - start_s)
+
+    def _commit(self, row: Row, result: SampledRow) -> SampleDelta | None:
+        """Take the round's outcome over into the row's sequence; what is to be emitted of it."""
+        sequence = row.sequence
+        live = self._requests.get(sequence.request.request_id)
+        if live is None:  # another sample of this request failed in this very round
+            return None
+        if result.is_bad:
+            self._fail_numerically(live)
+            return None
+        self.scheduler.commit(row)
+        live.mark_progress(time.monotonic(), generated=row.samples)
+        live.prompt_logprobs += result.prompt_logprobs
+        sequence.num_prompt_logprobs += len(result.prompt_logprobs)
+        if not row.samples or sequence.finish_reason is not None:
+            return None
+        sequence.token_ids.append(result.token_id)
+        sequence.finish_reason = self._finish_reason(sequence)
+        stopped = sequence.finish_reason is FinishReason.STOP
+        return SampleDelta(
+            request_id=sequence.request.request_id,
+            sample_index=sequence.sample_index,
+            token_ids=[result.token_id],
+            origins=[TokenOrigin.PLAIN],
+            logprobs=[result.logprobs] if result.logprobs is not None else None,
+            finish_reason=sequence.finish_reason,
+            stop_token_id=result.token_id if stopped else None,
+        )
+
+    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        sampling = sequence.request.sampling
+        token_id = sequence.token_ids[-1]
+        if sequence.num_generated >= sampling.min_tokens:
+            if token_id in sampling.stop_token_ids:
+                return FinishReason.STOP
+            if not sampling.ignore_eos and token_id in self.sampler.eos_token_ids:
+                return FinishReason.STOP
+        if sequence.num_generated >= sampling.max_tokens:
+            return FinishReason.LENGTH
+        if len(sequence.token_ids) >= self.max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    def _end_finished(self, rows: list[Row]) -> None:
+        """Release what finished in this round, and end the requests that are complete."""
+        for row in rows:
+            sequence = row.sequence
+            live = self._requests.get(sequence.request.request_id)
+            if live is None:
+                continue
+            if live.prompt_logprobs and not live.sequences[0].owes_prompt_logprobs:
+                request_id = live.request.request_id
+                self.control.send(PromptLogprobs(request_id, live.prompt_logprobs))
+                live.prompt_logprobs = []
+            if sequence.finish_reason is not None:
+                self._drop(sequence)
+                if live.is_finished:
+                    self._end(live, Terminal.FINISHED)
+
+    def _drop(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        self.sampler.forget(sequence)
+
+    # --- what arrives ------------------------------------------------------------------------
+
+    def _handle(self, message: ToTarget) -> None:
+        match message:
+            case Submit(request):
+                self._submit(request)
+            case Abort(request_id):
+                live = self._requests.get(request_id)
+                if live is not None:
+                    self._end(live, Terminal.CANCELLED)
+            case StopSample(request_id, sample_index):
+                self._stop_sample(request_id, sample_index)
+            case Drain():
+                self._draining = True
+            case Profile(num_rounds, path):
+                self._profiler.start(num_rounds, Path(path))
+            case _:
+                log.warning("unexpected message %r", type(message).__name__)
+
+    def _submit(self, request: Request) -> None:
+        """Accept a request, or end it at once. The API has checked its fields already."""
+        length, limit = len(request.prompt_token_ids), self.max_model_len
+        if request.request_id in self._requests:
+            # The id's owner must not see an end that is not its own.
+            log.error(
+                "request id %s is already running; the second one is ignored", request.request_id
+            )
+        elif self._draining:
+            self._reject(request, "the service is draining", "UNAVAILABLE")
+        elif not 0 < length < limit:
+            self._reject(request, f"prompt: {length} tokens, limit {limit - 1}", "INVALID_ARGUMENT")
+        else:
+            live = LiveRequest.of(request, self._arrivals)
+            self._arrivals += 1
+            self._requests[request.request_id] = live
+            for sequence in live.sequences:
+                self.scheduler.add(sequence)
+
+    def _reject(self, request: Request, error: str, code: str) -> None:
+        stats = RequestStats(num_prompt_tokens=len(request.prompt_token_ids))
+        self.control.send(
+            RequestEnd(
+                request_id=request.request_id,
+                terminal=Terminal.REJECTED,
+                stats=stats,
+                error=error,
+                code=code,
+            )
+        )
+
+    def _stop_sample(self, request_id: str, sample_index: int) -> None:
+        """The API found a stop string: the sample is complete, whatever was decoded since."""
+        live = self._requests.get(request_id)
+        if live is None or not 0 <= sample_index < len(live.sequences):
+            return
+        sequence = live.sequences[sample_index]
+        if sequence.finish_reason is None:
+            sequence.finish_reason = FinishReason.STOP
+            self._drop(sequence)
+            if live.is_finished:
+                self._end(live, Terminal.FINISHED)
+
+    def _expire_deadlines(self) -> None:
+        now_s = time.monotonic()
+        for live in list(self._requests.values()):
+            deadline_s = live.request.deadline_s
+            if deadline_s is not None and now_s > deadline_s:
+                self._end(live, Terminal.FAILED, "the deadline has passed", "DEADLINE_EXCEEDED")
+
+    # --- how requests end --------------------------------------------------------------------
+
+    def _end(self, live: LiveRequest, terminal: Terminal, error: str = "", code: str = "") -> None:
+        """The only way out: free all of the request and send its one `RequestEnd`."""
+        del self._requests[live.request.request_id]
+        for sequence in live.unfinished():
+            sequence.finish_reason = FinishReason.ABORT
+            self._drop(sequence)
+        self.control.send(live.end(terminal, error, code))
+
+    def _fail_numerically(self, live: LiveRequest) -> None:
+        """Logits were not finite: end this request alone, and leave nothing of it in the cache."""
+        request_id = live.request.request_id
+        if request_id not in self._requests:
+            return
+        blocks = [block for s in live.unfinished() for block in s.block_ids]
+        self.scheduler.pool.forget(blocks)
+        self._zero_unshared(blocks)
+        log.error("request %s: the model produced logits that are not finite", request_id)
+        self._end(live, Terminal.FAILED, "the model produced non-finite logits", "INTERNAL")
+
+    def _zero_unshared(self, blocks: list[int]) -> None:
+        unshared = self.scheduler.pool.unshared(blocks)
+        if self.ranks.size > 1:
+            self.ranks.broadcast(Order.ZERO_BLOCKS, np.array(unshared, dtype=np.int64))
+        self.runner.cache.zero_blocks(unshared)
+
+    # --- between rounds ----------------------------------------------------------------------
+
+    def _idle(self) -> None:
+        """Nothing can run: sleep until a message comes or the next load is due."""
+        if self._draining and not self._requests and not self._drained_sent:
+            self._drained_sent = True
+            self.control.send(Drained())
+        self.control.wait(LOAD_PERIOD_S)
+        now_s = time.monotonic()
+        if self.ranks.size > 1 and now_s >= self._next_keep_alive_s:
+            self._next_keep_alive_s = now_s + KEEP_ALIVE_PERIOD_S
+            self.ranks.broadcast(Order.KEEP_ALIVE)
+
+    def _publish_load(self) -> None:
+        load = self._load.due(self.scheduler, draining=self._draining)
+        if load is not None:
+            self.control.send(load)
+
+
+def follow(ranks: Ranks, runner: Runner) -> None:
+    """The loop of ranks 1..T-1: compute what rank 0 says until it says stop."""
+    while True:
+        order, payload = ranks.receive()
+        if order is Order.FORWARD:
+            runner.forward(ForwardBatch.decode(payload))
+        elif order is Order.ZERO_BLOCKS:
+            runner.cache.zero_blocks(payload.tolist())
+        elif order is Order.STOP:
+            return

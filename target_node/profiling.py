@@ -1,0 +1,54 @@
+"""Records some rounds with the torch profiler and writes a trace that any trace viewer opens."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from specserve.types import FromTarget, Profiled
+
+log = logging.getLogger(__name__)
+
+
+class RoundProfiler:
+    """Off costs one comparison a round."""
+
+    def __init__(self, send: Callable[[FromTarget], bool]) -> None:
+        self._send = send
+        self._remaining = 0
+        self._path = Path()
+        self._profiler: torch.profiler.profile | None = None
+
+    def start(self, num_rounds: int, path: Path) -> None:
+        """Profile the next `num_rounds` rounds; answered by one `Profiled` when they are over."""
+        if self._profiler is not None:
+            self._send(Profiled(str(path), "profile: another profile is being recorded"))
+            return
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._remaining, self._path = num_rounds, path
+        self._profiler = torch.profiler.profile(activities=activities)
+        self._profiler.start()
+
+    @contextlib.contextmanager
+    def round(self) -> Iterator[None]:
+        """Wraps one round."""
+        yield
+        if self._profiler is not None:
+            self._remaining -= 1
+            if self._remaining <= 0:
+                self._finish(self._profiler)
+
+    def _finish(self, profiler: torch.profiler.profile) -> None:
+        self._profiler = None
+        profiler.stop()
+        error = ""
+        try:
+            profiler.export_chrome_trace(str(self._path))
+        except (OSError, RuntimeError) as problem:
+            error = f"profile: cannot write {self._path}: {problem}"
+            log.warning(error)
+        self._send(Profiled(str(self._path), error))

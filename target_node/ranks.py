@@ -1,0 +1,43 @@
+"""Rank 0 tells the other target ranks what to compute next. They decide nothing themselves.
+
+Orders travel over a gloo group of the host, beside the tensors' own group, as integers: a fixed
+header (order, length) and a payload. A single rank has nobody to tell.
+"""
+
+import enum
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+
+class Order(enum.IntEnum):
+    STOP = 0
+    KEEP_ALIVE = 1  # idle: proves that every rank still answers
+    FORWARD = 2  # payload: ForwardBatch.encode()
+    ZERO_BLOCKS = 3  # payload: block ids
+
+
+class Ranks:
+    """The control group of T target ranks; `broadcast` on rank 0, `receive` on the others."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._header = torch.zeros(2, dtype=torch.int64)
+
+    def broadcast(self, order: Order, payload: np.ndarray | None = None) -> None:
+        if self.size == 1:
+            return
+        data = torch.from_numpy(payload) if payload is not None else torch.zeros(0).long()
+        self._header[0], self._header[1] = int(order), data.numel()
+        dist.broadcast(self._header, src=0)
+        if data.numel():
+            dist.broadcast(data, src=0)
+
+    def receive(self) -> tuple[Order, np.ndarray]:
+        dist.broadcast(self._header, src=0)
+        order, length = self._header.tolist()
+        data = torch.empty(length, dtype=torch.int64)
+        if length:
+            dist.broadcast(data, src=0)
+        return Order(order), data.numpy()

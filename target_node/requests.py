@@ -1,0 +1,65 @@
+"""The requests that are alive on the target: their samples, times, and the one way they end."""
+
+import time
+from dataclasses import dataclass, field
+
+from specserve.types import (
+    Logprobs,
+    Request,
+    RequestEnd,
+    RequestStats,
+    Terminal,
+)
+from target_node.sequence import Sequence
+
+
+@dataclass(eq=False)
+class LiveRequest:
+    """One accepted request and its n samples. Times are CLOCK_MONOTONIC seconds."""
+
+    request: Request
+    sequences: list[Sequence]
+    arrived_s: float
+    started_s: float | None = None  # first forward
+    prefilled_s: float | None = None  # first generated token
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: Request, arrival: int) -> "LiveRequest":
+        leader = Sequence(request, sample_index=0, arrival=arrival)
+        others = [
+            Sequence(request, sample_index=i, arrival=arrival, leader=leader)
+            for i in range(1, request.sampling.n)
+        ]
+        return cls(request, [leader, *others], time.monotonic())
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    def unfinished(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.finish_reason is None]
+
+    def mark_progress(self, now_s: float, *, generated: bool) -> None:
+        """Note the first forward and the first token."""
+        if self.started_s is None:
+            self.started_s = now_s
+        if generated and self.prefilled_s is None:
+            self.prefilled_s = now_s
+
+    def end(self, terminal: Terminal, error: str = "", code: str = "") -> RequestEnd:
+        """The terminal record, with the counts of all samples."""
+        now_s = time.monotonic()
+        started_s = self.started_s if self.started_s is not None else now_s
+        prefilled_s = self.prefilled_s if self.prefilled_s is not None else now_s
+        stats = RequestStats(
+            num_prompt_tokens=len(self.request.prompt_token_ids),
+            num_cached_tokens=self.sequences[0].num_cached,
+            num_generated_tokens=sum(s.num_generated for s in self.sequences),
+            num_preemptions=sum(s.num_preemptions for s in self.sequences),
+            num_rounds=sum(s.num_rounds for s in self.sequences),
+            queue_s=started_s - self.arrived_s,
+            prefill_s=prefilled_s - started_s,
+            decode_s=now_s - prefilled_s,
+        )
+        return RequestEnd(self.request.request_id, terminal, stats, error, code)

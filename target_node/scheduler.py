@@ -1,0 +1,149 @@
+"""Which rows run in the next forward, and who gives way when KV blocks run out.
+
+Decoding rows come first, so that a long prompt never stalls them; what is left of the token budget
+goes to prefill chunks in order of priority and arrival. A prompt's blocks are taken at admission,
+a decoding row's as it grows; when none is left, the last in order gives all of its own back and is
+recomputed later. Knows tokens and blocks, not tensors.
+"""
+
+import bisect
+from dataclasses import dataclass
+
+from target_node.blocks import BlockPool
+from target_node.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence's share of a forward: its next `num_tokens` tokens.
+
+    Logits are wanted at the last `num_logits` of them. `samples` says whether the last one's
+    logits yield the sequence's next token. (Verification will bring an anchor and its drafts here.)
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    num_logits: int
+    samples: bool
+
+
+class Scheduler:
+    """Admission, chunking and preemption over one `BlockPool`."""
+
+    def __init__(self, pool: BlockPool, *, max_batch_rows: int, max_batch_tokens: int) -> None:
+        self.pool = pool
+        self.max_batch_rows = max_batch_rows
+        self.max_batch_tokens = max(max_batch_tokens, max_batch_rows)
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        bisect.insort(self.waiting, sequence, key=lambda s: s.order)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a finished or aborted sequence out and give its blocks back."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self._release(sequence)
+
+    def next_batch(self) -> list[Row]:
+        """The rows of the next forward; empty when nothing can run."""
+        rows = self._decode_rows()
+        budget = self.max_batch_tokens - len(rows)
+        self._admit(budget)
+        for sequence in self.running:
+            if sequence.is_decoding:
+                continue
+            if budget <= 0:
+                break
+            row = self._prefill_row(sequence, min(sequence.num_pending, budget))
+            rows.append(row)
+            budget -= row.num_tokens
+        return rows
+
+    def commit(self, row: Row) -> None:
+        """The forward of `row` is done: its tokens' KV counts as computed."""
+        sequence, pool = row.sequence, self.pool
+        sequence.num_computed += row.num_tokens
+        sequence.num_rounds += 1
+        size = pool.block_size
+        for index in range(len(sequence.block_hashes), sequence.num_computed // size):
+            hashes = sequence.block_hashes
+            parent = hashes[-1] if hashes else pool.root(sequence.request.cache_salt)
+            hashes.append(pool.child(parent, sequence.token_ids[index * size : (index + 1) * size]))
+            pool.seal(sequence.block_ids[index], hashes[-1])
+
+    def _decode_rows(self) -> list[Row]:
+        rows: list[Row] = []
+        for sequence in list(self.running):
+            # A victim of this loop has left `running` and is never before the row it gave way to.
+            if sequence.is_decoding and sequence.block_ids and self._grow(sequence):
+                rows.append(Row(sequence, num_tokens=1, num_logits=1, samples=True))
+        return rows
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make room for the sequence's next token, at the expense of the last in order."""
+        missing = self.pool.num_blocks_for(len(sequence.token_ids)) - len(sequence.block_ids)
+        while missing > self.pool.num_free:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.block_ids += self.pool.allocate(max(missing, 0))
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self.add(sequence)
+
+    def _admit(self, budget: int) -> None:
+        """Start waiting sequences while a row, tokens of the budget and blocks are left."""
+        budget -= sum(s.num_pending for s in self.running if not s.is_decoding)
+        # Preempting at once what was just admitted would be work for nothing: one spare block each.
+        spare = len(self.running)
+        for sequence in [s for s in self.waiting if not s.waits_for_leader]:
+            if budget <= 0 or len(self.running) >= self.max_batch_rows:
+                return
+            total = self.pool.num_blocks_for(len(sequence.token_ids))
+            if total + (spare if self.running else 0) > self.pool.num_free:
+                return
+            self._start(sequence, total)
+            budget -= sequence.num_pending
+            spare += 1
+
+    def _start(self, sequence: Sequence, total: int) -> None:
+        self.waiting.remove(sequence)
+        request = sequence.request
+        # A prompt log probability that is still owed needs its position computed.
+        if sequence.owes_prompt_logprobs:
+            sequence.block_ids, sequence.block_hashes = [], []
+        else:
+            sequence.block_ids, sequence.block_hashes = self.pool.match(
+                sequence.token_ids, request.cache_salt
+            )
+        sequence.num_computed = len(sequence.block_ids) * self.pool.block_size
+        if not sequence.admitted:
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+            sequence.admitted = True
+        sequence.block_ids += self.pool.allocate(total - len(sequence.block_ids))
+        bisect.insort(self.running, sequence, key=lambda s: s.order)
+
+    def _prefill_row(self, sequence: Sequence, num_tokens: int) -> Row:
+        samples = num_tokens == sequence.num_pending
+        num_logits = int(samples)
+        if sequence.owes_prompt_logprobs:
+            # Position p predicts prompt token p + 1; each is reported once, also after preemption.
+            first = max(sequence.num_computed, sequence.num_prompt_logprobs)
+            num_logits = max(num_logits, sequence.num_computed + num_tokens - first)
+        return Row(sequence, num_tokens, num_logits, samples)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.block_ids)
+        sequence.block_ids, sequence.block_hashes = [], []

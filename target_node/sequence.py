@@ -1,0 +1,70 @@
+"""The state of one running sample of one request. Knows neither tensors nor the other samples."""
+
+from dataclasses import dataclass, field
+
+from specserve.types import FinishReason, Request
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Tokens, KV blocks and progress of one sample. Lengths in tokens.
+
+    `token_ids` is prompt and answer; the last of them is the next anchor: its KV is not computed
+    yet. `num_computed` counts the tokens whose KV is committed. While that is less than
+    `len(token_ids) - 1` the sequence is prefilling, again after a preemption.
+    """
+
+    request: Request
+    sample_index: int
+    arrival: int
+    leader: "Sequence | None" = None  # the sample that computes the prompt for all
+    token_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_cached: int = 0  # prompt tokens that the prefix cache served at first admission
+    num_preemptions: int = 0
+    num_rounds: int = 0
+    num_prompt_logprobs: int = 0  # prompt positions already reported
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks among them
+    finish_reason: FinishReason | None = None
+    admitted: bool = False
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.request.prompt_token_ids)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Who goes first: priority, then arrival, then sample."""
+        return (self.request.priority, self.arrival, self.sample_index)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens to compute before the next one can be sampled: 1 while decoding."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        wanted = self.request.sampling.prompt_logprobs is not None and self.sample_index == 0
+        return wanted and self.num_prompt_logprobs < self.num_prompt - 1
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_pending == 1 and self.num_generated > 0
+
+    @property
+    def waits_for_leader(self) -> bool:
+        """Samples 1..n-1 start when sample 0 has left the prompt in the prefix cache."""
+        leader = self.leader
+        return (
+            leader is not None
+            and leader.finish_reason is None
+            and leader.num_computed < leader.num_prompt
+        )

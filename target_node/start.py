@@ -1,0 +1,167 @@
+"""Brings one target rank up: group, model, cache, loop. What is decided here is only order."""
+
+import datetime
+import logging
+import os
+import signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore
+
+from specserve.config import ResolvedConfig, read_resolved
+from specserve.errors import Exhausted, SpecserveError
+from specserve.model.loader import load_model
+from specserve.model.parallel import TensorParallel
+from specserve.model.transformer import Transformer
+from specserve.process import ChildArguments, pin, report_failure, report_ready
+from specserve.sizes import parse_count
+from specserve.types import Ready
+from specserve.wire.control import TargetControl
+from target_node.blocks import BlockPool
+from target_node.node import TargetNode, follow
+from target_node.ranks import Ranks
+from target_node.runner import Runner
+from target_node.sampler import Sampler
+from target_node.scheduler import Scheduler
+from target_node.watchdog import watch
+
+log = logging.getLogger(__name__)
+
+CUDA_MEMORY_SHARE = 0.85  # of what is free once the weights are there
+
+
+def run_rank(arguments: ChildArguments) -> int:
+    """The whole life of a rank; the exit code of its process."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    try:
+        config = read_resolved(arguments.config)
+        ranks, runner = _build(config, arguments)
+    except (SpecserveError, OSError, RuntimeError, ValueError) as error:
+        log.exception("rank %d cannot start", arguments.rank)
+        report_failure(arguments.ready_fd, error)
+        return 2
+    if arguments.rank > 0:
+        # The leader says when to stop; a signal here would leave it alone in a collective.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        report_ready(arguments.ready_fd)
+        follow(ranks, runner)
+    else:
+        _lead(config, arguments, ranks, runner)
+    if ranks.size > 1:
+        dist.destroy_process_group()
+    return 0
+
+
+def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Runner]:
+    placement = config.placement("target", arguments.rank)
+    pin(placement)
+    torch.set_num_threads(config.topology.threads)
+    device = torch.device(placement.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    _join_group(config, arguments, device)
+    ballast = parse_count(config.model.ballast) if config.model.ballast else 0
+    model = load_model(
+        config.model.target or "",
+        dtype=getattr(torch, config.model.dtype or "float32"),
+        device=device,
+        parallel=TensorParallel(arguments.rank, arguments.world_size),
+        ballast=ballast,
+        deterministic=bool(config.engine.deterministic),
+    )
+    runner = Runner(
+        model,
+        num_blocks=_num_blocks(config, model),
+        block_size=config.engine.block_size,
+        deterministic=bool(config.engine.deterministic),
+    )
+    return Ranks(arguments.world_size), runner
+
+
+def _join_group(config: ResolvedConfig, arguments: ChildArguments, device: torch.device) -> None:
+    if arguments.world_size == 1:
+        return
+    # Both listen on this host only; a rendezvous through a file needs no port at all.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = FileStore(str(arguments.control_dir / "rendezvous"), arguments.world_size)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=arguments.rank,
+        world_size=arguments.world_size,
+        timeout=datetime.timedelta(seconds=config.engine.hang_timeout_s),
+    )
+
+
+def _num_blocks(config: ResolvedConfig, model: Transformer) -> int:
+    """Blocks of the pool, the null block included, the same on every rank."""
+    if config.engine.num_blocks is not None:
+        return config.engine.num_blocks + 1
+    spec, ranks = model.config, model.parallel.size
+    per_token = 2 * spec.num_layers * (spec.num_kv_heads // ranks) * spec.head_dim
+    block_bytes = per_token * config.engine.block_size * model.embedding.dtype.itemsize
+    free, _ = torch.cuda.mem_get_info(model.embedding.device)
+    count = torch.tensor([int(free * CUDA_MEMORY_SHARE) // block_bytes])
+    if ranks > 1:
+        dist.all_reduce(count, op=dist.ReduceOp.MIN)
+    if count.item() < 2:
+        raise Exhausted(f"kv_memory: {free} bytes free after the weights hold no KV block")
+    return int(count.item())
+
+
+def _lead(config: ResolvedConfig, arguments: ChildArguments, ranks: Ranks, runner: Runner) -> None:
+    """Rank 0: open the control plane, announce, run the loop until SIGTERM."""
+    spec, engine = runner.model.config, config.engine
+    pool = BlockPool(runner.cache.num_blocks, engine.block_size, prefix_cache=engine.prefix_cache)
+    max_model_len = min(
+        config.model.max_model_len or spec.max_position_embeddings,
+        pool.num_blocks * engine.block_size,
+    )
+    scheduler = Scheduler(
+        pool, max_batch_rows=engine.max_batch_rows, max_batch_tokens=engine.max_batch_tokens
+    )
+    control = TargetControl(arguments.control_dir)
+    node = TargetNode(
+        control=control,
+        scheduler=scheduler,
+        runner=runner,
+        sampler=Sampler(
+            eos_token_ids=tuple(spec.eos_token_ids), device=runner.model.embedding.device
+        ),
+        ranks=ranks,
+        max_model_len=max_model_len,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    watch(lambda: node.progress, engine.hang_timeout_s)
+    control.announce(_ready(config, runner, pool, max_model_len))
+    report_ready(arguments.ready_fd)
+    try:
+        node.run()
+    finally:
+        control.close()
+
+
+def _ready(config: ResolvedConfig, runner: Runner, pool: BlockPool, max_model_len: int) -> Ready:
+    model, spec, engine = runner.model, runner.model.config, config.engine
+    return Ready(
+        model=config.model.name or Path(config.model.target or "").name,
+        model_type=spec.model_type,
+        vocab_size=spec.vocab_size,
+        max_model_len=max_model_len,
+        num_layers=spec.num_layers,
+        num_params=model.num_params,
+        ballast_params=model.ballast_params,
+        dtype=str(model.embedding.dtype).removeprefix("torch."),
+        device=str(model.embedding.device),
+        tensor_parallel=model.parallel.size,
+        oversubscribed=config.oversubscribed,
+        deterministic=bool(engine.deterministic),
+        block_size=engine.block_size,
+        num_blocks=pool.num_blocks,
+        max_batch_rows=engine.max_batch_rows,
+        max_batch_tokens=engine.max_batch_tokens,
+        eos_token_ids=tuple(spec.eos_token_ids),
+    )
