@@ -65,6 +65,11 @@ class Child:
         """As of the last `reap`."""
         return self._process.returncode is None
 
+    @property
+    def address(self) -> str:
+        """host:port, of a ready API process."""
+        return self.report.address if self.report else ""
+
     def reap(self) -> bool:
         """Collect the exit status; True if the child died since the last look."""
         return self.alive and self._process.poll() is not None

@@ -156,7 +156,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise InvalidField("--config", f"{path} is not valid TOML: {error}") from error
 
 
-def _convert(sections: Mapping[str, Any], *, strict: bool) -> Config:
+def _convert(sections: dict[str, Any], *, strict: bool) -> Config:
     _reject_unknown_keys(sections)
     try:
         return msgspec.convert(sections, Config, strict=strict)
@@ -164,14 +164,14 @@ def _convert(sections: Mapping[str, Any], *, strict: bool) -> Config:
         raise _as_invalid_field(error) from error
 
 
-def _reject_unknown_keys(sections: Mapping[str, Any]) -> None:
+def _reject_unknown_keys(sections: dict[str, Any]) -> None:
     """Before msgspec does, to name the nearest key that exists."""
     known = known_keys()
     known_sections = sorted({dotted.partition(".")[0] for dotted in known})
     for name, section in sections.items():
         if name not in known_sections:
             raise InvalidField(name, _unknown("section", name, known_sections))
-        keys = cast("Mapping[str, Any]", section) if isinstance(section, Mapping) else {}
+        keys = cast("dict[str, Any]", section) if isinstance(section, dict) else {}
         for dotted in (f"{name}.{key}" for key in keys):
             if dotted not in known:
                 raise InvalidField(dotted, _unknown("key", dotted, known))

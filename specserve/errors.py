@@ -52,3 +52,17 @@ class DeadlineExceeded(SpecserveError):
     """The caller's deadline passed before the request finished."""
 
     code = "DEADLINE_EXCEEDED"
+
+
+_KINDS: dict[str, type[SpecserveError]] = {
+    kind.code: kind
+    for kind in (Unsupported, Exhausted, Unavailable, NotFound, Cancelled, DeadlineExceeded)
+}
+
+
+def from_code(code: str, message: str) -> SpecserveError:
+    """The error that travelled as a gRPC status name and its one-line text."""
+    if code == InvalidField.code:
+        field, _, problem = message.partition(": ")
+        return InvalidField(field, problem)
+    return _KINDS.get(code, SpecserveError)(message)

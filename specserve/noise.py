@@ -24,18 +24,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 # On the CPU the integer part runs in numpy over the same memory: its calls cost a third of torch's,
 # which is what counts at a few thousand lanes. Both spell the operators alike, so the cipher below
 # is written once. Lanes hold 32-bit words in 64 bits, unsigned in numpy and signed in torch.
-Lanes = NDArray[np.uint64] | Tensor
+Lanes = np.ndarray | Tensor
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _NUM_ROUNDS = 10
+_TILE_LANES = 16384  # 64 KiB an array
 _MAX_UNIFORM = 1.0 - 2.0**-24  # the largest float32 below 1
 
 
@@ -80,19 +80,40 @@ def _float_bits(
 
     `blocks`, int64 [R or 1, N], are the first counter words.
     """
-    tensors = [blocks, *(row.unsqueeze(1) for row in (positions, sample_indices, seeds))]
-    on_cpu = seeds.device.type == "cpu"
-    lanes: list[Lanes] = [t.numpy().view(np.uint64) for t in tensors] if on_cpu else [*tensors]
-    constant = lanes[1] * 0 + int(purpose)
-    seed = lanes[3]
-    words = philox4x32((*lanes[:3], constant), (seed & _MASK, (seed >> 32) & _MASK))
-    shape = (len(seeds), blocks.shape[1], 4)
-    if on_cpu:
-        array = np.empty(shape, np.float32)
-        for index, word in enumerate(words):
-            array[:, :, index] = word
-        return torch.from_numpy(array)
-    return torch.stack([torch.as_tensor(word) for word in words], dim=2).to(torch.float32)
+    rows = (positions, sample_indices, seeds)
+    if seeds.device.type != "cpu":
+        words = _cipher(blocks, *(row.unsqueeze(1) for row in rows), purpose=purpose)
+        return torch.stack([torch.as_tensor(word) for word in words], dim=2).to(torch.float32)
+    return torch.from_numpy(_float_bits_on_cpu(blocks, *rows, purpose=purpose))
+
+
+def _float_bits_on_cpu(
+    blocks: Tensor, positions: Tensor, sample_indices: Tensor, seeds: Tensor, *, purpose: Purpose
+) -> np.ndarray:
+    """Tile by tile: larger temporaries would leave the cache and go back to the system each time."""
+    lanes = blocks.numpy().view(np.uint64)
+    rows = [row.numpy().view(np.uint64)[:, None] for row in (positions, sample_indices, seeds)]
+    num_rows, num_blocks = len(seeds), lanes.shape[1]
+    tile_rows = max(1, _TILE_LANES // max(1, num_blocks))
+    bits = np.empty((num_rows, num_blocks, 4), np.float32)
+    for top in range(0, num_rows, tile_rows):
+        tile = slice(top, top + tile_rows)
+        for left in range(0, num_blocks, _TILE_LANES):
+            columns = slice(left, left + _TILE_LANES)
+            tile_lanes = lanes[:, columns] if len(lanes) == 1 else lanes[tile, columns]
+            words = _cipher(tile_lanes, *(row[tile] for row in rows), purpose=purpose)
+            for index, word in enumerate(words):
+                bits[tile, columns, index] = word
+    return bits
+
+
+def _cipher(
+    blocks: Lanes, positions: Lanes, sample_indices: Lanes, seeds: Lanes, *, purpose: Purpose
+) -> tuple[Lanes, ...]:
+    """Where the layout in the head of this module is made: blocks [R or 1, N], others [R, 1]."""
+    purposes = seeds * 0 + int(purpose)
+    key = (seeds & _MASK, (seeds >> 32) & _MASK)
+    return philox4x32((blocks, positions, sample_indices, purposes), key)
 
 
 def philox4x32(counter: Sequence[Lanes], key: tuple[Lanes, Lanes]) -> tuple[Lanes, ...]:
@@ -104,9 +125,10 @@ def philox4x32(counter: Sequence[Lanes], key: tuple[Lanes, Lanes]) -> tuple[Lane
     """
     c0, c1, c2, c3 = counter
     for index in range(_NUM_ROUNDS):
+        # Key sums may run over 32 bits: what is mixed is masked.
+        key0, key1 = (half + index * step for half, step in zip(key, _WEYL, strict=True))
         # 64-bit products wrap modulo 2**64, so their bits are right whatever the sign says.
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        key0, key1 = ((half + index * step) & _MASK for half, step in zip(key, _WEYL, strict=True))
         c0 = _mixed(product1 >> 32, c1, key0)
         c2 = _mixed(product0 >> 32, c3, key1)
         # The upper halves stay: these words are only ever xored, and the result is masked.

@@ -78,11 +78,17 @@ def report_ready(ready_fd: int, *, address: str = "") -> None:
     _report(ready_fd, ReadyReport(ready=True, address=address))
 
 
-def report_failure(ready_fd: int, error: Exception) -> None:
-    """Tell the supervisor in one line why this child cannot start, and close the pipe."""
-    code = error.code if isinstance(error, SpecserveError) else "INTERNAL"
-    text = str(error) if isinstance(error, SpecserveError) else f"{type(error).__name__}: {error}"
-    _report(ready_fd, ReadyReport(ready=False, error=" ".join(text.split()), code=code))
+def report_failure(ready_fd: int, error: Exception | str, code: str = "") -> None:
+    """Tell the supervisor in one line why this process cannot start, and close the pipe.
+
+    `code` defaults to the error's own, INTERNAL for errors that are not for users.
+    """
+    if isinstance(error, SpecserveError):
+        text, code = str(error), code or error.code
+    else:
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    line = " ".join(text.split())
+    _report(ready_fd, ReadyReport(ready=False, error=line, code=code or "INTERNAL"))
 
 
 def _report(ready_fd: int, report: ReadyReport) -> None:

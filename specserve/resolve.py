@@ -1,18 +1,21 @@
 # pyright: strict
-"""Every "auto" decided once: `resolve(config, hardware, facts)` is pure and total.
+"""Every "auto" decided once: `resolve(config, hardware, spec, folder)` is pure.
 
 Reads no file and no environment, so a resolution can be tested and replayed for any machine.
 """
 
 import math
+from pathlib import Path
 
 import msgspec
 
 from specserve.config import Config, EngineConfig, ModelConfig, Placement, ResolvedConfig
 from specserve.errors import InvalidField, Unsupported
 from specserve.hardware import Hardware
-from specserve.model_facts import ModelFacts
+from specserve.model.ballast import with_ballast
+from specserve.model.config import ModelSpec
 from specserve.sizes import format_bytes, parse_bytes, parse_count
+from specserve.target_source import default_name
 from specserve.topology import Topology, parse_topology, place_on_cpu, place_on_cuda
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -23,24 +26,36 @@ _KV_SHARE_OF_MEMORY = 0.25  # of host memory, all ranks together
 _FULL_CONTEXTS = 16  # more full-length contexts at once than this rarely pays on CPU
 
 
-def resolve(config: Config, hardware: Hardware, facts: ModelFacts) -> ResolvedConfig:
-    """Decide everything. Raises InvalidField for a wrong value, Unsupported for a wish unmet."""
+def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -> ResolvedConfig:
+    """Decide everything for the model in `folder`, whose architecture is `spec`.
+
+    Raises InvalidField for a wrong value, Unsupported for a wish this machine or model cannot meet.
+    """
     topology = parse_topology(config.topology.topology)
     _check_seams(config, topology)
+    spec.check_divisible(topology.num_target_ranks)
     device = _resolve_device(config, topology, hardware)
     placements, oversubscribed = _place(config, topology, device, hardware)
-    model = _resolve_model(config.model, device, facts)
+    model = _resolve_model(config.model, device, spec, folder)
+    if model.ballast is not None:
+        spec = with_ballast(spec, parse_count(model.ballast, "model.ballast"))
+    context_len, dtype = model.max_model_len or spec.max_position_embeddings, model.dtype or ""
+    ranks = topology.num_target_ranks
+    pool = _KvPool(
+        block_bytes=config.engine.block_size
+        * kv_bytes_per_token(spec, dtype=dtype, tensor_parallel=ranks),
+        blocks_per_context=math.ceil(context_len / config.engine.block_size),
+        available=int(hardware.available_memory * _KV_SHARE_OF_MEMORY) // ranks,
+    )
     deterministic = config.engine.deterministic
     engine = msgspec.structs.replace(
         config.engine,
         deterministic=device == "cpu" if deterministic is None else deterministic,
-        num_blocks=_resolve_num_blocks(config.engine, model, topology, device, hardware, facts),
+        num_blocks=_resolve_num_blocks(config.engine, device, pool),
     )
     return ResolvedConfig(
         model=model,
-        topology=msgspec.structs.replace(
-            config.topology, topology=str(topology), device=device, oversubscribe=oversubscribed
-        ),
+        topology=msgspec.structs.replace(config.topology, topology=str(topology), device=device),
         engine=engine,
         server=config.server,
         speculation=config.speculation,
@@ -49,17 +64,10 @@ def resolve(config: Config, hardware: Hardware, facts: ModelFacts) -> ResolvedCo
     )
 
 
-def kv_bytes_per_token(
-    facts: ModelFacts, *, dtype: str, tensor_parallel: int = 1, num_layers: int | None = None
-) -> int:
-    """Bytes of keys and values that one token takes on one rank, over all layers.
-
-    Ranks share the KV heads; a rank holds at least one. `num_layers` overrides the model's own
-    (ballast adds layers).
-    """
-    heads = max(1, facts.num_kv_heads // tensor_parallel)
-    layers = facts.num_layers if num_layers is None else num_layers
-    return 2 * layers * heads * facts.head_dim * _DTYPE_BYTES[dtype]
+def kv_bytes_per_token(spec: ModelSpec, *, dtype: str, tensor_parallel: int = 1) -> int:
+    """Bytes of keys and values that one token takes on one rank, over all layers with ballast."""
+    heads = spec.num_kv_heads // tensor_parallel
+    return 2 * spec.num_layers * heads * spec.head_dim * _DTYPE_BYTES[dtype]
 
 
 def _check_seams(config: Config, topology: Topology) -> None:
@@ -105,54 +113,43 @@ def _place(
     )
 
 
-def _resolve_model(model: ModelConfig, device: str, facts: ModelFacts) -> ModelConfig:
-    dtype = model.dtype or ("float32" if device == "cpu" else facts.dtype)
+def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Path) -> ModelConfig:
+    dtype = model.dtype or ("float32" if device == "cpu" else spec.dtype)
     if dtype not in _DTYPE_BYTES:
         raise InvalidField("model.dtype", f"{dtype!r} is not known ({', '.join(_DTYPE_BYTES)})")
-    max_model_len = model.max_model_len or facts.max_model_len
-    if max_model_len > facts.max_model_len:
-        raise InvalidField(
-            "model.max_model_len", f"{max_model_len} exceeds the model's {facts.max_model_len}"
-        )
-    if model.ballast is not None:
-        parse_count(model.ballast, "model.ballast")
+    own_len = spec.max_position_embeddings
+    max_model_len = model.max_model_len or own_len
+    if max_model_len > own_len:
+        raise InvalidField("model.max_model_len", f"{max_model_len} exceeds the model's {own_len}")
     return ModelConfig(
-        target=facts.folder,
-        name=model.name or facts.name,
+        target=str(folder),
+        name=model.name or default_name(folder),
         dtype=dtype,
         ballast=model.ballast,
         max_model_len=max_model_len,
     )
 
 
-def _resolve_num_blocks(
-    engine: EngineConfig,
-    model: ModelConfig,
-    topology: Topology,
-    device: str,
-    hardware: Hardware,
-    facts: ModelFacts,
-) -> int | None:
+class _KvPool(msgspec.Struct, frozen=True, kw_only=True):
+    """What the size of the KV pool follows from, per rank."""
+
+    block_bytes: int
+    blocks_per_context: int  # for one context of full length
+    available: int  # bytes
+
+
+def _resolve_num_blocks(engine: EngineConfig, device: str, pool: _KvPool) -> int | None:
     """Blocks of the KV pool; None where only the target node can tell (CUDA without kv_memory)."""
-    assert model.max_model_len is not None
-    assert model.dtype is not None
-    blocks_per_context = math.ceil(model.max_model_len / engine.block_size)
-    ranks = topology.num_target_ranks
-    block_bytes = engine.block_size * kv_bytes_per_token(
-        facts, dtype=model.dtype, tensor_parallel=ranks
-    )
     if engine.num_blocks is not None:
-        num_blocks = engine.num_blocks
-    elif engine.kv_memory is not None:
-        num_blocks = parse_bytes(engine.kv_memory, "engine.kv_memory") // block_bytes
+        return engine.num_blocks
+    if engine.kv_memory is not None:
+        num_blocks = parse_bytes(engine.kv_memory, "engine.kv_memory") // pool.block_bytes
     elif device == "cuda":
         return None
     else:
-        wanted = blocks_per_context * min(engine.max_batch_rows, _FULL_CONTEXTS)
-        share = int(hardware.available_memory * _KV_SHARE_OF_MEMORY) // (block_bytes * ranks)
-        num_blocks = min(wanted, share)
+        wanted = pool.blocks_per_context * min(engine.max_batch_rows, _FULL_CONTEXTS)
+        num_blocks = min(wanted, pool.available // pool.block_bytes)
     if num_blocks < 1:
-        raise Unsupported(
-            f"engine.kv_memory: no room for a single block of {format_bytes(block_bytes)}"
-        )
+        size = format_bytes(pool.block_bytes)
+        raise Unsupported(f"engine.kv_memory: no room for a single block of {size}")
     return num_blocks

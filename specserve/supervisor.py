@@ -10,22 +10,19 @@ and no child survives `Supervisor.run`. Knows nothing of models, requests or con
 import logging
 import selectors
 import signal
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Self
 
 import msgspec
 
 from specserve.child import Child, ChildCommand
 from specserve.errors import Unavailable
+from specserve.signal_pipe import STOP_SIGNALS, SignalPipe
 
 log = logging.getLogger(__name__)
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TARGET_STOP_GRACE_S = 10.0
 _FAILURE_GRACE_S = 5.0  # for the API process to end its streams with an error
 _DRAIN_MARGIN_S = 5.0  # beyond drain_timeout_s, for the API process's own shutdown
@@ -64,36 +61,6 @@ class Reported(msgspec.Struct, frozen=True):
 Event = StopRequested | Died | Reported
 
 
-class SignalPipe:
-    """Signals as bytes on a socket, so that one selector sees everything. Main thread only."""
-
-    def __enter__(self) -> Self:
-        self.reader, self._writer = socket.socketpair()
-        self.reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._previous = {
-            signum: signal.signal(signum, _ignore) for signum in (*_STOP_SIGNALS, signal.SIGCHLD)
-        }
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
-        signal.set_wakeup_fd(self._previous_fd)
-        self.reader.close()
-        self._writer.close()
-
-
-def _ignore(signum: int, frame: FrameType | None) -> None:
-    """The byte on the wake-up socket is the message."""
-
-
 class Supervisor:
     """Runs one set of children from start to end."""
 
@@ -123,7 +90,7 @@ class Supervisor:
                 self._start()
                 ending = self._await_ready()
                 if ending is None:
-                    on_ready(self._api().report_address())
+                    on_ready(self._api().address)
                     ending = self._serve()
                 return ending
             finally:
@@ -170,53 +137,53 @@ class Supervisor:
 
     def _drain(self) -> Ending:
         """Clean stop: the API process first, so that nothing new arrives, then the nodes."""
-        api = self._api()
-        api.terminate()
-        grace_s = self._drain_timeout_s + _DRAIN_MARGIN_S
-        for group, timeout_s in (([api], grace_s), (self._nodes(), _TARGET_STOP_GRACE_S)):
+        api = [self._api()]
+        for group, timeout_s in (
+            (api, self._drain_timeout_s + _DRAIN_MARGIN_S),
+            (self._nodes(), _TARGET_STOP_GRACE_S),
+        ):
             for child in group:
                 child.terminate()
-            stopped = self._await_exit(group, timeout_s)
-            if isinstance(stopped, Died):
-                return self._fail(stopped.child)
-            if isinstance(stopped, StopRequested):
+            event = self._await_exit(group, timeout_s)
+            if isinstance(event, Died):
+                return self._fail(event.child)
+            if isinstance(event, StopRequested):
                 log.warning("killed by a second signal")
                 return Ending(EXIT_OK)
-            if stopped is None:
-                log.warning("%s did not stop in %g s", group[0].command.name, timeout_s)
-                for child in group:
-                    child.kill()
+            for child in group:
+                if child.alive:
+                    log.warning("%s did not stop within %g s", child.command.name, timeout_s)
+                child.kill()
         return Ending(EXIT_OK)
 
     def _fail(self, lost: Child) -> Ending:
-        """Fail-stop: the other nodes may hang in a collective with the lost one, so kill them."""
+        """Fail-stop. The other nodes may hang in a collective with the lost one: kill them."""
         detail = lost.describe_death()
         log.error("%s; stopping the service", detail)
         api = self._api()
-        if lost is not api:
+        for node in self._nodes():
+            node.kill()
+        if api.alive:
             api.tell(msgspec.json.encode({"event": "target_lost", "detail": detail}))
-            for node in self._nodes():
-                node.kill()
             api.terminate()
             self._await_exit([api], _FAILURE_GRACE_S)
-        else:
-            for node in self._nodes():
-                node.terminate()
-            self._await_exit(self._nodes(), _FAILURE_GRACE_S)
         return Ending(EXIT_FAILED, f"{detail}; the service has stopped", Unavailable.code)
 
     # --- parts ------------------------------------------------------------------------------
 
-    def _await_exit(self, group: list[Child], timeout_s: float) -> bool | Event | None:
-        """True once `group` is gone, None out of time, or the event that cuts the wait short."""
+    def _await_exit(self, group: list[Child], timeout_s: float) -> StopRequested | Died | None:
+        """Wait for `group` to be gone, at most `timeout_s`.
+
+        Returns early with a second stop signal, or with the death of a child that should live.
+        """
         deadline = time.monotonic() + timeout_s
         while any(child.alive for child in group):
             event = self._next_event(deadline)
             if event is None or isinstance(event, StopRequested):
                 return event
-            if isinstance(event, Died) and event.child not in group and event.child.failed:
+            if isinstance(event, Died) and event.child not in group:
                 return event
-        return True
+        return None
 
     def _next_event(self, deadline: float | None) -> Event | None:
         """The next event, or None at `deadline` (CLOCK_MONOTONIC seconds)."""
@@ -251,7 +218,7 @@ class Supervisor:
             for child in self._children:
                 if child.reap():
                     self._events.append(Died(child))
-        self._events.extend(StopRequested(s) for s in signums if s in _STOP_SIGNALS)
+        self._events.extend(StopRequested(s) for s in signums if s in STOP_SIGNALS)
 
     def _api(self) -> Child:
         return next(child for child in self._children if child.command.role == "api")

@@ -56,7 +56,7 @@ class BlockPool:
         return taken
 
     def release(self, block_ids: Tokens[int]) -> None:
-        """Give references back, last block first, so that a prefix loses its tail before its head."""
+        """Give references back, last block first: a prefix is evicted from its tail."""
         for block in reversed(block_ids):
             if self._references[block] <= 0:
                 raise RuntimeError(f"KV block {block} released more often than taken")

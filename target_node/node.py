@@ -73,20 +73,29 @@ class TargetNode:
         self._load = LoadMeter()
         self._next_keep_alive_s = 0.0
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
     def run(self) -> None:
         """Serve until `is_stopping`."""
         while not self.is_stopping:
-            self.progress += 1
-            for message in self.control.receive():
-                self._handle(message)
-            self._expire_deadlines()
-            rows = self.scheduler.next_batch()
-            if rows:
-                self._run_round(rows)
-            else:
-                self._idle()
-            self._publish_load()
+            self.turn()
         self.ranks.broadcast(Order.STOP)
+
+    def turn(self) -> None:
+        """One turn of the loop: take what arrived, run a round or rest, report."""
+        self.progress += 1
+        for message in self.control.receive():
+            self._handle(message)
+        self._expire_deadlines()
+        rows = self.scheduler.next_batch()
+        if rows:
+            self._run_round(rows)
+        else:
+            self._idle()
+        self._publish_load()
 
     # --- one round ---------------------------------------------------------------------------
 
@@ -161,12 +170,13 @@ class TargetNode:
                 request_id = live.request.request_id
                 self.control.send(PromptLogprobs(request_id, live.prompt_logprobs))
                 live.prompt_logprobs = []
-            if sequence.finish_reason is not None:
+            if live.is_finished:
+                self._end(live, Terminal.FINISHED)
+            elif sequence.finish_reason is not None:
                 self._drop(sequence)
-                if live.is_finished:
-                    self._end(live, Terminal.FINISHED)
 
     def _drop(self, sequence: Sequence) -> None:
+        """Free what a sequence holds; harmless when it holds nothing any more."""
         self.scheduler.remove(sequence)
         self.sampler.forget(sequence)
 
@@ -244,8 +254,8 @@ class TargetNode:
     def _end(self, live: LiveRequest, terminal: Terminal, error: str = "", code: str = "") -> None:
         """The only way out: free all of the request and send its one `RequestEnd`."""
         del self._requests[live.request.request_id]
-        for sequence in live.unfinished():
-            sequence.finish_reason = FinishReason.ABORT
+        for sequence in live.sequences:
+            sequence.finish_reason = sequence.finish_reason or FinishReason.ABORT
             self._drop(sequence)
         self.control.send(live.end(terminal, error, code))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore
 
 from specserve.config import ResolvedConfig, read_resolved
 from specserve.errors import Exhausted, SpecserveError
@@ -85,10 +84,9 @@ def _join_group(config: ResolvedConfig, arguments: ChildArguments, device: torch
         return
     # Both listen on this host only; a rendezvous through a file needs no port at all.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = FileStore(str(arguments.control_dir / "rendezvous"), arguments.world_size)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=store,
+        init_method=f"file://{arguments.control_dir}/rendezvous",
         rank=arguments.rank,
         world_size=arguments.world_size,
         timeout=datetime.timedelta(seconds=config.engine.hang_timeout_s),

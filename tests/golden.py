@@ -83,21 +83,22 @@ class Session:
     """One sequence through a target and our paged attention."""
 
     def __init__(self, target: Transformer, max_len: int) -> None:
-        spec = target.config
+        spec, num_ranks = target.config, target.parallel.size
         self.target = target
         self.length = 0
         num_blocks = -(-max_len // BLOCK_SIZE)
         self.block_table = np.arange(1, num_blocks + 1)  # block 0 is the null block
         self.cache = KVCache(
             num_layers=spec.num_layers,
-            num_kv_heads=spec.num_kv_heads,
+            num_kv_heads=spec.num_kv_heads // num_ranks,
             head_dim=spec.head_dim,
             num_blocks=num_blocks + 1,
             block_size=BLOCK_SIZE,
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
-        self.attention = TorchAttention(self.cache, num_heads=spec.num_heads, deterministic=True)
+        num_heads = spec.num_heads // num_ranks
+        self.attention = TorchAttention(self.cache, num_heads=num_heads, deterministic=True)
 
     def feed(
         self, token_ids: torch.Tensor, taps: tuple[int, ...] = ()
@@ -239,7 +240,9 @@ def main(arguments: list[str]) -> int:
         verdict = "ok" if item.passed else "FAILED"
         sys.stdout.write(f"{item.name:24} {item.error:10.2e}  <= {item.tolerance:.0e}  {verdict}\n")
     failed = sum(not item.passed for item in comparisons)
-    sys.stdout.write(f"{len(comparisons) - failed} of {len(comparisons)} tensors within tolerance\n")
+    sys.stdout.write(
+        f"{len(comparisons) - failed} of {len(comparisons)} tensors within tolerance\n"
+    )
     return 1 if failed else 0
 
 

@@ -14,8 +14,8 @@ from specserve.errors import Unsupported
 from specserve.model.ballast import with_ballast
 from specserve.model.checkpoint import Checkpoint
 from specserve.model.config import ModelSpec, read_spec
-from specserve.model.layers import DecoderLayer, RMSNorm
-from specserve.model.linear import Kernels
+from specserve.model.layers import DecoderLayer, RMSNorm, SwiGLU
+from specserve.model.linear import Kernels, Linear
 from specserve.model.parallel import TensorParallel
 from specserve.model.projection import GatheredProjection, Projection, ReducedProjection
 from specserve.model.rope import RotaryTable
@@ -194,6 +194,7 @@ class _Builder:
             o_proj=self._project(weights, "self_attn.o_proj.weight", q_size),
             mlp_norm=self._norm(weights, "post_attention_layernorm.weight"),
             gate_up=self._column_linear(weights, gate_up_names, [width, width]),
+            gate=SwiGLU(width // num_ranks),
             down_proj=self._project(weights, "mlp.down_proj.weight", width),
         )
 
@@ -213,7 +214,7 @@ class _Builder:
         k = weights.read("self_attn.k_norm.weight").expand(self._spec.num_kv_heads // num_ranks, -1)
         return RMSNorm(self._place(torch.cat([q, k])), self._spec.rms_norm_eps)
 
-    def _column_linear(self, weights: _Weights, names: list[str], sizes: list[int]):  # noqa: ANN202
+    def _column_linear(self, weights: _Weights, names: list[str], sizes: list[int]) -> Linear:
         """This rank's rows of several weights with `sizes` rows, as one product."""
         parts = [
             self._place(weights.read(name, (self._parallel.shard(size), slice(None))))

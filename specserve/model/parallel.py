@@ -11,7 +11,9 @@ import torch.distributed as dist
 class TensorParallel:
     """`size` ranks that hold equal shards of a model; this process is `rank`."""
 
-    def __init__(self, rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None
+    ) -> None:
         """`group` None means the default process group, which must exist when `size` > 1."""
         self.rank = rank
         self.size = size
@@ -26,11 +28,10 @@ class TensorParallel:
         """Every rank's x [N, width] side by side in rank order: [N, size * width]."""
         if self.size == 1:
             return x
-        num_tokens, width = x.shape
-        parts = x.new_empty(self.size * num_tokens, width)
-        dist.all_gather_into_tensor(parts, x.contiguous(), group=self.group)
-        parts = parts.view(self.size, num_tokens, width)
-        return parts.transpose(0, 1).reshape(num_tokens, self.size * width)
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x, group=self.group)
+        return torch.cat(parts, dim=1)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum over ranks, in an order of the backend's choosing; `x` is overwritten."""

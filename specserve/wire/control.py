@@ -106,7 +106,7 @@ def _address(control_dir: Path, name: str) -> str:
     return f"ipc://{path}"
 
 
-def _prepare(socket: "zmq.Socket[bytes]") -> None:
+def _prepare(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> None:
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_FRAMES)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_FRAMES)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
@@ -193,7 +193,8 @@ class ApiControl:
         self._context = zmq.asyncio.Context()
         self._pull = self._context.socket(zmq.PULL)
         # A plain socket: an asyncio one may wait, and sending happens now or is refused.
-        self._push = zmq.Context.shadow(self._context.underlying).socket(zmq.PUSH)
+        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context(self._context)
+        self._push = plain.socket(zmq.PUSH)
         for socket in (self._pull, self._push):
             _prepare(socket)
         self._monitor = self._context.socket(zmq.PAIR)

@@ -1,0 +1,48 @@
+# `make demo` and `make test` are all a newcomer needs; both set up .venv first.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+# Without a GPU, torch is pinned: a plain requirement would fetch gigabytes of CUDA libraries.
+HAS_GPU := $(shell nvidia-smi --list-gpus >/dev/null 2>&1 && echo yes)
+CONSTRAINTS := $(if $(HAS_GPU),constraints/gpu.txt,constraints/cpu.txt)
+EXTRAS := $(if $(HAS_GPU),dev$(comma)gpu,dev)
+comma := ,
+
+.PHONY: setup demo test test-fast lint types proto clean
+
+setup: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints/cpu.txt constraints/gpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: needs Python 3.11 or newer (set PYTHON=...)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "make: python3-venv is missing: apt-get install python3-venv" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint $(CONSTRAINTS) --editable '.[$(EXTRAS)]'
+	touch $@
+
+demo: setup
+	$(BIN)/python -m specserve.demo
+
+test: setup lint types
+	$(BIN)/python -m pytest -ra
+
+test-fast: setup
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not multigpu"
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: setup
+	$(BIN)/pyright
+
+proto: setup
+	$(BIN)/python -m specserve.api.generate_stubs
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache *.egg-info

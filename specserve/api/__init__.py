@@ -1,0 +1,1 @@
+"""The API process: sockets towards clients, tokenisation, one session per request."""

@@ -1,0 +1,123 @@
+"""The API process: `python -m specserve.api`, started by the launcher, not for hands.
+
+Binds its port first, so that one in use is reported within a second; says ready once the target
+is. SIGTERM drains and exits with 0; a second one ends the drain. One JSON line on stdin
+(`{"event": "target_lost", "detail": ...}`) ends every open stream with an error.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from specserve.api.server import GrpcServer
+from specserve.api.service import Service
+from specserve.api.tokenizer import TextTokenizer
+from specserve.config import ResolvedConfig, read_resolved
+from specserve.errors import SpecserveError, Unsupported
+from specserve.process import (
+    ChildArguments,
+    die_with_parent,
+    parse_child_arguments,
+    pin,
+    report_failure,
+    report_ready,
+)
+
+log = logging.getLogger(__name__)
+
+
+class SupervisorEvent(msgspec.Struct, frozen=True):
+    """One line of stdin."""
+
+    event: str
+    detail: str = ""
+
+
+async def serve(config: ResolvedConfig, arguments: ChildArguments) -> None:
+    """Serve until a signal, then drain. Raises if it cannot start."""
+    if config.model.target is None:
+        raise Unsupported("model.target: is not resolved to a folder")
+    stop_requests = _stop_requests()
+    service = Service(config, arguments.control_dir, TextTokenizer(Path(config.model.target)))
+    server = GrpcServer(service)
+    await server.start()
+    listening = asyncio.create_task(_listen(service), name="stdin")
+    try:
+        if not await _unless(stop_requests.get(), service.until_ready()):
+            return
+        report_ready(arguments.ready_fd, address=server.address)
+        await _unless(stop_requests.get(), server.failed())
+        log.info("draining")
+        await _unless(stop_requests.get(), service.drain(config.server.drain_timeout_s))
+    finally:
+        listening.cancel()
+        await server.stop()
+
+
+def _stop_requests() -> asyncio.Queue[int]:
+    """SIGTERM and SIGINT, one entry each."""
+    requests: asyncio.Queue[int] = asyncio.Queue()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, requests.put_nowait, signum)
+    return requests
+
+
+async def _unless(
+    interruption: Coroutine[Any, Any, object], work: Coroutine[Any, Any, object]
+) -> bool:
+    """Do `work` unless interrupted; True if it was done, raises what it raised."""
+    interrupted, done = asyncio.create_task(interruption), asyncio.create_task(work)
+    await asyncio.wait((interrupted, done), return_when=asyncio.FIRST_COMPLETED)
+    interrupted.cancel()
+    if done.done():
+        done.result()
+        return True
+    done.cancel()
+    return False
+
+
+async def _listen(service: Service) -> None:
+    """Follow the supervisor's lines on stdin. Its end means nothing: the kernel reports deaths."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    except ValueError:
+        return  # a file or /dev/null: started by hand
+    async for line in reader:
+        try:
+            heard = msgspec.json.decode(line, type=SupervisorEvent)
+        except msgspec.DecodeError:
+            log.warning("not understood on stdin: %r", line[:200])
+            continue
+        if heard.event == "target_lost":
+            service.hub.target_lost(heard.detail)
+
+
+def main() -> int:
+    """The exit code: 0 after a clean stop, 1 if it could not start or had to give up."""
+    arguments = parse_child_arguments()
+    die_with_parent(arguments.parent_pid)
+    logging.basicConfig(level=logging.INFO, format="api: %(levelname)s %(message)s")
+    try:
+        config = read_resolved(arguments.config)
+        pin(config.placement("api"))
+        asyncio.run(serve(config, arguments))
+    except (SpecserveError, KeyError, OSError, msgspec.DecodeError) as error:
+        log.error("%s", error)
+        try:
+            report_failure(arguments.ready_fd, error)
+        except OSError:
+            return 1  # reported already: it failed while serving
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

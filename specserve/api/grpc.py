@@ -1,0 +1,177 @@
+# ruff: noqa: N802 - methods are named by the proto
+"""The gRPC front end: thin servicers between protobuf and `Service`. Decides nothing itself.
+
+Streaming methods write instead of yielding: a cancelled call then unwinds through `aclosing` at
+once, which aborts the request, while a suspended generator would wait for the collector.
+"""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+
+import grpc.aio
+
+from specserve import __version__
+from specserve.api.events import Event
+from specserve.api.grpc_gen import generation_pb2 as pb
+from specserve.api.grpc_gen import generation_pb2_grpc as stubs
+from specserve.api.service import Service
+from specserve.api.status import Context, with_status
+from specserve.api.translate import (
+    ResponseBuilder,
+    call_of,
+    load_of,
+    model_info_of,
+    stream_response_of,
+)
+from specserve.errors import Cancelled, InvalidField, Unavailable, from_code
+
+SERVICES = tuple(f"specserve.v1.{name}" for name in ("Generation", "Control", "Admin", "SpecInfo"))
+
+_MAX_PROFILE_ROUNDS = 1000
+_MAX_DRAIN_S = 86_400.0
+
+
+class GenerationServicer:
+    """Text from a prompt."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @with_status
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        builder = ResponseBuilder()
+        async with aclosing(self._events(request, context)) as events:
+            async for event in events:
+                builder.add(event)
+        return builder.build()
+
+    @with_status
+    async def GenerateStream(self, request: pb.GenerateRequest, context: Context) -> None:
+        async with aclosing(self._events(request, context)) as events:
+            async for event in events:
+                await context.write(stream_response_of(event))
+
+    def _events(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[Event]:
+        limit = self._service.ready.max_model_len
+        call = call_of(request, context.time_remaining(), max_prompt_tokens=limit)
+        return self._service.session(call).stream()
+
+
+class ControlServicer:
+    """What is served and how busy it is; ending requests."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @with_status
+    async def GetServerInfo(
+        self, request: pb.GetServerInfoRequest, context: Context
+    ) -> pb.GetServerInfoResponse:
+        config, server = self._service.config, self._service.config.server
+        return pb.GetServerInfoResponse(
+            version=__version__,
+            topology=config.topology.topology,
+            oversubscribed=config.oversubscribed,
+            uptime_s=time.monotonic() - self._service.started_s,
+            limits=pb.Limits(
+                max_queued_requests=server.max_queued_requests,
+                max_samples=server.max_samples,
+                max_logprobs=server.max_logprobs,
+                max_message_bytes=server.max_message_bytes,
+                stream_buffer_rounds=server.stream_buffer_rounds,
+            ),
+            state=self._service.state,
+        )
+
+    @with_status
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, context: Context
+    ) -> pb.GetModelInfoResponse:
+        return model_info_of(self._service.ready, self._service.tokenizer.has_chat_template)
+
+    @with_status
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        hub = self._service.hub
+        return load_of(
+            hub.load,
+            num_in_flight=hub.num_in_flight,
+            num_malformed_frames=hub.num_malformed_frames,
+            draining=hub.draining.is_set(),
+        )
+
+    @with_status
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        self._service.hub.abort(request.request_id, Cancelled("the request was aborted"))
+        return pb.AbortResponse()
+
+
+class AdminServicer:
+    """For operators."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @with_status
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        timeout_s = self._service.config.server.drain_timeout_s
+        if request.HasField("timeout_s"):
+            timeout_s = request.timeout_s
+            if not 0 <= timeout_s <= _MAX_DRAIN_S:
+                raise InvalidField("timeout_s", f"{timeout_s} is not within 0 to {_MAX_DRAIN_S:g}")
+        num_left = await self._service.drain(timeout_s)
+        self._service.hub.drain_target()
+        return pb.DrainResponse(num_in_flight=num_left)
+
+    @with_status
+    async def Profile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileResponse:
+        num_rounds = request.num_rounds if request.HasField("num_rounds") else 20
+        if not 1 <= num_rounds <= _MAX_PROFILE_ROUNDS:
+            raise InvalidField("num_rounds", f"{num_rounds} is not within 1 to 1000")
+        # The server chooses the place: a path from a client would be a way to overwrite files.
+        path = Path(tempfile.mkdtemp(prefix="specserve-profile-"), "trace.json")
+        profiled = await self._service.hub.profile(num_rounds, str(path))
+        if profiled.error:
+            raise from_code("FAILED_PRECONDITION", f"profile: {profiled.error}")
+        return pb.ProfileResponse(path=profiled.path)
+
+
+class SpecInfoServicer:
+    """What speculation is configured to do and achieves: off, and zeros, until there is some."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @with_status
+    async def GetSpecConfig(
+        self, request: pb.GetSpecConfigRequest, context: Context
+    ) -> pb.GetSpecConfigResponse:
+        return pb.GetSpecConfigResponse(mode=self._service.config.speculation.mode)
+
+    @with_status
+    async def WatchSpecStats(self, request: pb.WatchSpecStatsRequest, context: Context) -> None:
+        interval_s = request.interval_s if request.HasField("interval_s") else 1.0
+        if not 0.1 <= interval_s <= 60:
+            raise InvalidField("interval_s", f"{interval_s} is not within 0.1 to 60")
+        hub = self._service.hub
+        while not hub.draining.is_set():
+            if hub.lost.is_set():
+                raise Unavailable("target lost")
+            load = hub.load
+            await context.write(pb.SpecStats(uptime_s=load.uptime_s, num_rounds=load.num_rounds))
+            try:
+                # A drain must not wait for watchers, who would watch forever.
+                await asyncio.wait_for(hub.draining.wait(), interval_s)
+            except TimeoutError:
+                continue
+
+
+def add_servicers(service: Service, server: grpc.aio.Server) -> None:
+    """Register everything of `SERVICES`."""
+    stubs.add_GenerationServicer_to_server(GenerationServicer(service), server)
+    stubs.add_ControlServicer_to_server(ControlServicer(service), server)
+    stubs.add_AdminServicer_to_server(AdminServicer(service), server)
+    stubs.add_SpecInfoServicer_to_server(SpecInfoServicer(service), server)

@@ -1,0 +1,38 @@
+"""grpc.health.v1: "" says that the process is alive, a service's name that it takes requests.
+
+Loading: alive, not ready. Draining or without a target: neither, so that nobody sends any more.
+"""
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from specserve.api.hub import Hub
+
+NAME = "grpc.health.v1.Health"
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Health:
+    """Keeps the standard health service in step with the hub."""
+
+    def __init__(self, services: tuple[str, ...]) -> None:
+        self._services = services
+        self._servicer = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def follow(self, hub: Hub) -> None:
+        """Flip to serving when the target is ready and back when it is lost."""
+        for service in self._services:
+            await self._servicer.set(service, _NOT_SERVING)
+        await hub.ready
+        for service in self._services:
+            await self._servicer.set(service, _SERVING)
+        await hub.lost.wait()
+        await self.stop_serving()
+
+    async def stop_serving(self) -> None:
+        """Final: nothing turns it back."""
+        await self._servicer.enter_graceful_shutdown()

@@ -1,0 +1,273 @@
+# pyright: strict
+"""One connection to the target, many requests: what a round brought is dealt out to its readers.
+
+Knows ids, buffers and whether the target lives; knows no text, no sampling and no gRPC.
+Every open request has a bounded buffer. A reader that lags more than the limit loses its own
+request and nothing else. When the target is lost, every open request ends with an error.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from specserve.api.open_request import OpenRequest
+from specserve.errors import Exhausted, InvalidField, SpecserveError, Unavailable
+from specserve.types import (
+    Abort,
+    Drain,
+    Drained,
+    FromTarget,
+    Hello,
+    Load,
+    Profile,
+    Profiled,
+    PromptLogprobs,
+    Ready,
+    Request,
+    RequestEnd,
+    RoundEvents,
+    StopSample,
+    Submit,
+)
+from specserve.wire.control import ApiControl
+
+log = logging.getLogger(__name__)
+
+_HELLO_PERIOD_S = 0.5
+
+
+class Hub:
+    """All open requests of one target. Use inside a running loop; `run` must be running."""
+
+    def __init__(
+        self,
+        control_dir: Path,
+        *,
+        max_requests: int,
+        buffer_rounds: int,
+        silence_s: float,
+    ) -> None:
+        """`silence_s`: a target that sends nothing for this long counts as lost."""
+        self._control = ApiControl(control_dir)
+        self._max_requests = max_requests
+        self._buffer_rounds = buffer_rounds
+        self._silence_s = silence_s
+        self._requests: dict[str, OpenRequest] = {}
+        self._by_wire_id: dict[str, OpenRequest] = {}
+        self._num_admitted = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._profiles: dict[str, asyncio.Future[Profiled]] = {}  # by path; at most one
+        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self.drained = asyncio.Event()  # the target's own word
+        self.draining = asyncio.Event()
+        self.lost = asyncio.Event()
+        self._lost_detail = ""
+        self.load = Load()
+        self._handlers: dict[type, Callable[..., None]] = {
+            RoundEvents: self._on_round,
+            PromptLogprobs: self._on_prompt_logprobs,
+            RequestEnd: self._on_end,
+            Load: self._on_load,
+            Ready: self._on_ready,
+            Drained: self._on_drained,
+            Profiled: self._on_profiled,
+        }
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._requests)
+
+    @property
+    def num_malformed_frames(self) -> int:
+        return self._control.num_malformed
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def admit(self, request_id: str) -> OpenRequest:
+        """Reserve a place before any work is done.
+
+        Raises:
+            Unavailable: loading, draining, or the target is lost.
+            Exhausted: too many requests in flight.
+            InvalidField: a live request has this id.
+        """
+        if self.lost.is_set():
+            self._raise_lost()
+        if self.draining.is_set():
+            raise Unavailable("draining: the service takes no new requests")
+        if not self.ready.done():
+            raise Unavailable("loading: the target is not ready yet")
+        if request_id in self._requests:
+            raise InvalidField("request_id", "a running request has this id")
+        if len(self._requests) >= self._max_requests:
+            raise Exhausted(
+                f"server.max_queued_requests: {self._max_requests} requests are in flight, "
+                "which is the limit"
+            )
+        self._num_admitted += 1
+        # Never reused: a client may reuse its id while rounds of the aborted namesake still arrive.
+        wire_id = f"{self._num_admitted}:{request_id[:32]}"
+        opened = OpenRequest(request_id, wire_id, self._buffer_rounds)
+        self._requests[request_id] = self._by_wire_id[wire_id] = opened
+        self._idle.clear()
+        return opened
+
+    def submit(self, opened: OpenRequest, request: Request) -> None:
+        """Send it to the target; raises Unavailable if that is impossible."""
+        if self.lost.is_set():
+            self._raise_lost()
+        self._control.send(Submit(msgspec.structs.replace(request, request_id=opened.wire_id)))
+        opened.submitted = True
+
+    def stop_sample(self, opened: OpenRequest, sample_index: int) -> None:
+        """Nothing more is wanted of one sample."""
+        self._send_quietly(StopSample(opened.wire_id, sample_index))
+
+    def release(self, opened: OpenRequest) -> None:
+        """The reader is gone; what the target still does for it is ended. Idempotent."""
+        if self._requests.get(opened.request_id) is not opened:
+            return
+        del self._requests[opened.request_id], self._by_wire_id[opened.wire_id]
+        if not self._requests:
+            self._idle.set()
+        if opened.submitted and not opened.ended:
+            opened.ended = True
+            self._send_quietly(Abort(opened.wire_id))
+
+    def abort(self, request_id: str, error: SpecserveError) -> None:
+        """End a request on somebody else's behalf; its reader gets `error`."""
+        opened = self._requests.get(request_id)
+        if opened is not None:
+            opened.fail(error)
+            self.release(opened)
+
+    # --- the service ------------------------------------------------------------------------
+
+    def begin_drain(self) -> None:
+        """Refuse new requests from now on; running ones finish."""
+        self.draining.set()
+
+    async def idle(self) -> None:
+        """Return once no request is in flight."""
+        await self._idle.wait()
+
+    def drain_target(self) -> None:
+        self._send_quietly(Drain())
+
+    async def profile(self, num_rounds: int, path: str) -> Profiled:
+        """Record a trace on the target; raises Exhausted while another one is being recorded."""
+        if self.lost.is_set():
+            self._raise_lost()
+        if self._profiles:
+            raise Exhausted("profile: another one is being recorded")
+        future = self._profiles[path] = asyncio.get_running_loop().create_future()
+        try:
+            self._control.send(Profile(num_rounds, path))
+            return await future
+        finally:
+            del self._profiles[path]
+
+    def target_lost(self, detail: str) -> None:
+        """Fail every open request; nothing is accepted any more. The first detail counts."""
+        if self.lost.is_set():
+            return
+        log.error("target lost: %s", detail)
+        self._lost_detail = detail
+        self.lost.set()
+        error = Unavailable(f"target lost: {detail}")
+        for opened in list(self._requests.values()):
+            opened.ended = True
+            opened.fail(error)
+            self.release(opened)
+        for profile in self._profiles.values():
+            profile.set_exception(error)
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()  # mark it as seen: nobody may be waiting
+
+    async def run(self) -> None:
+        """Deal out frames until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._greet())
+            tasks.create_task(self._watch_socket())
+            await self._deal_out()
+
+    def close(self) -> None:
+        self._control.close()
+
+    async def _greet(self) -> None:
+        while not self.ready.done():
+            self._send_quietly(Hello())
+            await asyncio.sleep(_HELLO_PERIOD_S)
+
+    async def _watch_socket(self) -> None:
+        await self._control.target_lost()
+        self.target_lost("its process closed the control socket")
+
+    async def _deal_out(self) -> None:
+        while True:
+            # Loading takes as long as it takes; the launcher bounds it.
+            limit = self._silence_s if self.ready.done() and not self.lost.is_set() else None
+            try:
+                async with asyncio.timeout(limit):
+                    received = await self._control.receive()
+            except TimeoutError:
+                self.target_lost(f"silent for {self._silence_s:g} s")
+                continue
+            if received.lost:
+                self._fail_all(Unavailable("control: frames from the target were lost"))
+            self._dispatch(received.message)
+
+    def _dispatch(self, message: FromTarget) -> None:
+        self._handlers[type(message)](message)
+
+    def _on_round(self, message: RoundEvents) -> None:
+        for delta in message.deltas:
+            opened = self._by_wire_id.get(delta.request_id)
+            if opened is not None and not opened.add_delta(message.round_id, delta):
+                limit = self._buffer_rounds
+                text = f"server.stream_buffer_rounds: the reader lags {limit} rounds behind"
+                self.abort(opened.request_id, Exhausted(text))
+
+    def _on_prompt_logprobs(self, message: PromptLogprobs) -> None:
+        if opened := self._by_wire_id.get(message.request_id):
+            opened.add(message)
+
+    def _on_end(self, message: RequestEnd) -> None:
+        if opened := self._by_wire_id.get(message.request_id):
+            opened.ended = True
+            opened.add(message)
+
+    def _on_load(self, message: Load) -> None:
+        self.load = message
+
+    def _on_ready(self, message: Ready) -> None:
+        if not self.ready.done():
+            self.ready.set_result(message)
+
+    def _on_drained(self, message: Drained) -> None:
+        self.drained.set()
+
+    def _on_profiled(self, message: Profiled) -> None:
+        profile = self._profiles.get(message.path)
+        if profile is not None and not profile.done():
+            profile.set_result(message)
+
+    def _fail_all(self, error: SpecserveError) -> None:
+        for request_id in list(self._requests):
+            self.abort(request_id, error)
+
+    def _send_quietly(self, message: Hello | Abort | StopSample | Drain) -> None:
+        """For what cannot be refused: a target that stopped reading is lost, not slow."""
+        try:
+            self._control.send(message)
+        except Unavailable as error:
+            self.target_lost(str(error))
+
+    def _raise_lost(self) -> NoReturn:
+        raise Unavailable(f"target lost: {self._lost_detail}")

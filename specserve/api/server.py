@@ -1,0 +1,86 @@
+"""The gRPC server around the servicers: limits, health, reflection, one port.
+
+Knows how to start and stop; knows neither requests nor processes.
+"""
+
+import asyncio
+from contextlib import suppress
+
+import grpc.aio
+from grpc_reflection.v1alpha import reflection
+
+from specserve.api import grpc as front_end
+from specserve.api import health
+from specserve.api.service import Service
+from specserve.config import ServerConfig
+from specserve.errors import SpecserveError, Unsupported
+
+_MAX_HEADER_BYTES = 16 * 1024
+_SHUTDOWN_GRACE_S = 1.0  # for responses already written to reach their clients
+
+
+class GrpcServer:
+    """Serves one `Service` until stopped. `port` is the bound one."""
+
+    def __init__(self, service: Service) -> None:
+        """Bind at once; raises Unsupported naming host and port if that fails."""
+        config = service.config.server
+        self._service = service
+        self._server = grpc.aio.server(options=_options(config))
+        self._health = health.Health(front_end.SERVICES)
+        self._health.add_to(self._server)
+        service.before_drain.append(self._health.stop_serving)
+        front_end.add_servicers(service, self._server)
+        names = (*front_end.SERVICES, health.NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{config.grpc_port}")
+        except RuntimeError as error:
+            raise Unsupported(
+                f"server.grpc_port: cannot listen on {host}:{config.grpc_port}, perhaps it is in "
+                "use; choose another with server.grpc_port (0: any free one)"
+            ) from error
+        self.address = f"{host}:{self.port}"
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Answer from now on; requests are refused until the target is ready."""
+        hub = self._service.hub
+        self._tasks = [
+            asyncio.create_task(hub.run(), name="hub"),
+            asyncio.create_task(self._health.follow(hub), name="health"),
+        ]
+        await self._server.start()
+
+    async def failed(self) -> None:
+        """Return never, or raise what ended the hub: a defect, after which nothing is served."""
+        await self._tasks[0]
+
+    async def drain(self, timeout_s: float) -> int:
+        """Finish running requests; returns how many were left when time was up."""
+        return await self._service.drain(timeout_s)
+
+    async def stop(self) -> None:
+        """End what is still running, with an error to its client, and free everything."""
+        self._service.hub.target_lost("the service stopped")
+        await self._server.stop(_SHUTDOWN_GRACE_S)
+        for task in self._tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError, SpecserveError):
+                await task
+        self._service.close()
+
+
+def _options(config: ServerConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # two servers on one port must be an error
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        ("grpc.max_metadata_size", _MAX_HEADER_BYTES),
+        # Above the queue's limit, whose refusal says more than a stream that does not open.
+        ("grpc.max_concurrent_streams", 2 * config.max_queued_requests),
+        ("grpc.keepalive_time_ms", 30_000),  # finds clients whose machine has gone
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ]

@@ -1,0 +1,74 @@
+# pyright: strict
+"""What all front ends of one API process share: the hub, the tokenizer, the state of the service.
+
+Knows no wire. A front end asks for sessions here and reads `state`.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from specserve.api.hub import Hub
+from specserve.api.session import GenerateCall, Session
+from specserve.api.tokenizer import TextTokenizer
+from specserve.config import ResolvedConfig
+from specserve.errors import Unavailable
+from specserve.types import Ready
+
+
+class Service:
+    """One served model. Create it inside a running loop."""
+
+    def __init__(self, config: ResolvedConfig, control_dir: Path, tokenizer: TextTokenizer) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.started_s = time.monotonic()
+        self.hub = Hub(
+            control_dir,
+            max_requests=config.server.max_queued_requests,
+            buffer_rounds=config.server.stream_buffer_rounds,
+            silence_s=config.engine.hang_timeout_s,
+        )
+        # Awaited before a drain refuses anything, so that balancers look away first.
+        self.before_drain: list[Callable[[], Awaitable[None]]] = []
+
+    @property
+    def ready(self) -> Ready:
+        """What is served; raises Unavailable while it is loading or after it was lost."""
+        if not self.hub.ready.done():
+            raise Unavailable("loading: the target is not ready yet")
+        return self.hub.ready.result()
+
+    @property
+    def state(self) -> str:
+        """ "loading", "ready", "draining" or "target lost"."""
+        if self.hub.lost.is_set():
+            return "target lost"
+        if self.hub.draining.is_set():
+            return "draining"
+        return "ready" if self.hub.ready.done() else "loading"
+
+    async def until_ready(self) -> Ready:
+        ready = await self.hub.ready
+        self.tokenizer.max_model_len = ready.max_model_len
+        return ready
+
+    def session(self, call: GenerateCall) -> Session:
+        return Session(call, self.hub, self.tokenizer, self.config.server)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Refuse new requests, wait for running ones; returns how many were left at the end."""
+        for announce in self.before_drain:
+            await announce()
+        self.hub.begin_drain()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.hub.idle()
+        except TimeoutError:
+            pass  # the number of requests left says so
+        return self.hub.num_in_flight
+
+    def close(self) -> None:
+        self.hub.close()
+        self.tokenizer.close()

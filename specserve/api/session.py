@@ -1,0 +1,221 @@
+# pyright: strict
+"""One request's life: validate, tokenise, submit, stream, exactly one terminal.
+
+    admit -> encode -> validate -> submit -> PromptInfo -> TokenDelta ... -> Finished | error
+
+Whatever happens in between (an error, the caller's cancellation, its deadline), leaving
+`Session.stream` releases the request, and what the target still does for it is aborted.
+Knows no gRPC and no HTTP; every front end translates to and from `GenerateCall` and the events.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from specserve.api.events import Event, Finished, PromptInfo, SpecRecord, Timings, Usage
+from specserve.api.hub import Hub
+from specserve.api.open_request import OpenRequest
+from specserve.api.sample_text import SampleText
+from specserve.api.tokenizer import ChatMessage, TextTokenizer
+from specserve.config import ServerConfig
+from specserve.errors import (
+    DeadlineExceeded,
+    InvalidField,
+    NotFound,
+    SpecserveError,
+    Unsupported,
+    from_code,
+)
+from specserve.types import (
+    PromptLogprobs,
+    Ready,
+    Request,
+    RequestEnd,
+    SampleDelta,
+    SamplingParams,
+    Terminal,
+)
+from specserve.validation import Limits, validate_request, validate_sampling
+
+_LOGPROBS_PER_EVENT = 512  # positions; keeps one message far below the wire's limit
+_MODES_MET = ("auto", "off")
+_MODES_KNOWN = (*_MODES_MET, "sync", "async")
+
+_ResultT = TypeVar("_ResultT")
+
+
+class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A caller's wishes about speculation; one that cannot be met is refused, never ignored."""
+
+    mode: str = "auto"
+    max_verify_len: int | None = None
+    return_stats: bool = False
+
+
+class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller asks for, in no wire's terms. None means the documented default."""
+
+    prompt: str | list[int] | list[ChatMessage]
+    sampling: SamplingParams = SamplingParams()
+    request_id: str | None = None
+    model: str | None = None
+    seed: int | None = None
+    cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None  # CLOCK_MONOTONIC seconds, the clock of the event loop
+    spec: SpecOptions = SpecOptions()
+
+
+class Session:
+    """Serves one call. `stream` may be used once."""
+
+    def __init__(
+        self, call: GenerateCall, hub: Hub, tokenizer: TextTokenizer, server: ServerConfig
+    ) -> None:
+        self._call = call
+        self._hub = hub
+        self._tokenizer = tokenizer
+        self._server = server
+        self._arrived_s = time.monotonic()
+        self._first_token_s: float | None = None
+        self._samples: list[SampleText] = []
+        self.request_id = secrets.token_hex(8) if call.request_id is None else call.request_id
+
+    async def stream(self) -> AsyncGenerator[Event]:
+        """The events of the request; close the generator to abort it.
+
+        Raises:
+            SpecserveError: the request did not finish; `code` says why.
+        """
+        opened = self._hub.admit(self.request_id)
+        try:
+            request = await self._in_time(self._prepare())
+            self._hub.submit(opened, request)
+            self._samples = [
+                SampleText(index, request.sampling, self._tokenizer.detokenizer())
+                for index in range(request.sampling.n)
+            ]
+            num_prompt_tokens = len(request.prompt_token_ids)
+            yield PromptInfo(request_id=self.request_id, num_prompt_tokens=num_prompt_tokens)
+            while True:
+                arrived = await self._in_time(opened.next())
+                match arrived:
+                    case PromptLogprobs():
+                        for info in self._split(arrived, num_prompt_tokens):
+                            yield info
+                    case RequestEnd():
+                        yield self._finish(arrived)
+                        return
+                    case _:
+                        for event in self._read_round(opened, arrived):
+                            yield event
+        finally:
+            self._hub.release(opened)
+
+    async def _prepare(self) -> Request:
+        """The validated request; cheap checks come before tokenisation."""
+        call, ready = self._call, self._hub.ready.result()
+        limits = self._limits(ready)
+        if call.model is not None and call.model != ready.model:
+            raise NotFound(f"model: {call.model[:64]!r} is not served here; {ready.model!r} is")
+        _check_spec(call.spec)
+        validate_sampling(call.sampling, limits)
+        request = Request(
+            request_id=self.request_id,
+            prompt_token_ids=await self._encode(call.prompt),
+            sampling=call.sampling,
+            seed=secrets.randbits(64) if call.seed is None else call.seed,
+            seeded_by_user=call.seed is not None,
+            cache_salt=call.cache_salt,
+            priority=call.priority,
+            deadline_s=call.deadline_s,
+        )
+        return validate_request(request, limits)
+
+    def _limits(self, ready: Ready) -> Limits:
+        return Limits(
+            vocab_size=ready.vocab_size,
+            max_model_len=ready.max_model_len,
+            max_samples=self._server.max_samples,
+            max_logprobs=self._server.max_logprobs,
+        )
+
+    async def _encode(self, prompt: str | list[int] | list[ChatMessage]) -> list[int]:
+        if isinstance(prompt, str):
+            return await self._tokenizer.encode(prompt)
+        messages = [item for item in prompt if isinstance(item, ChatMessage)]
+        if messages:
+            return await self._tokenizer.encode_chat(messages)
+        return [item for item in prompt if isinstance(item, int)]
+
+    def _read_round(self, opened: OpenRequest, deltas: list[SampleDelta]) -> Iterator[Event]:
+        for delta in deltas:
+            if not 0 <= delta.sample_index < len(self._samples):
+                raise SpecserveError(f"round names sample {delta.sample_index}")
+            sample = self._samples[delta.sample_index]
+            event = sample.push(delta)
+            if event is None:
+                continue
+            if self._first_token_s is None:
+                self._first_token_s = time.monotonic()
+            if sample.end is not None and delta.finish_reason is None:
+                self._hub.stop_sample(opened, delta.sample_index)
+            yield event
+
+    def _split(self, logprobs: PromptLogprobs, num_prompt_tokens: int) -> Iterator[PromptInfo]:
+        for start in range(0, len(logprobs.positions), _LOGPROBS_PER_EVENT):
+            yield PromptInfo(
+                request_id=self.request_id,
+                num_prompt_tokens=num_prompt_tokens,
+                prompt_logprobs=logprobs.positions[start : start + _LOGPROBS_PER_EVENT],
+            )
+
+    def _finish(self, end: RequestEnd) -> Finished:
+        """The last event, or the error the request ended with."""
+        if end.terminal is Terminal.CANCELLED:
+            raise from_code(end.code or "CANCELLED", end.error or "the request was aborted")
+        ends = [sample.end for sample in self._samples if sample.end is not None]
+        if end.terminal is not Terminal.FINISHED or len(ends) != len(self._samples):
+            raise from_code(end.code, end.error or "the target ended the request too early")
+        stats, now_s = end.stats, time.monotonic()
+        spec = SpecRecord(
+            num_draft_tokens=stats.num_drafted_tokens, num_accepted_tokens=stats.num_accepted_tokens
+        )
+        return Finished(
+            samples=ends,
+            usage=Usage(
+                num_prompt_tokens=stats.num_prompt_tokens,
+                num_cached_tokens=stats.num_cached_tokens,
+                num_generated_tokens=sum(sample.num_tokens for sample in self._samples),
+            ),
+            timings=Timings(
+                queue_s=stats.queue_s,
+                prefill_s=stats.prefill_s,
+                decode_s=stats.decode_s,
+                time_to_first_token_s=(self._first_token_s or now_s) - self._arrived_s,
+                total_s=now_s - self._arrived_s,
+            ),
+            spec=spec if self._call.spec.return_stats else None,
+        )
+
+    async def _in_time(self, work: Awaitable[_ResultT]) -> _ResultT:
+        """Await `work` until the caller's deadline; only awaits are timed, never a yield."""
+        try:
+            async with asyncio.timeout_at(self._call.deadline_s):
+                return await work
+        except TimeoutError as error:
+            raise DeadlineExceeded("deadline: it passed before the request finished") from error
+
+
+def _check_spec(spec: SpecOptions) -> None:
+    if spec.mode not in _MODES_KNOWN:
+        known = ", ".join(_MODES_KNOWN)
+        raise InvalidField("spec.mode", f"{spec.mode[:64]!r} is not one of {known}")
+    if spec.mode not in _MODES_MET:
+        raise Unsupported(f"spec.mode: {spec.mode!r} needs speculation, which is off")
+    if spec.max_verify_len:
+        raise Unsupported(f"spec.max_verify_len: {spec.max_verify_len} needs speculation (off)")

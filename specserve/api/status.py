@@ -1,0 +1,52 @@
+"""Errors of ours as gRPC statuses, in one place. What is not ours becomes an opaque INTERNAL."""
+
+import functools
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from specserve.errors import SpecserveError
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+
+Context = grpc.aio.ServicerContext
+_ResultT = TypeVar("_ResultT")
+_ServicerT = TypeVar("_ServicerT")
+
+
+def refusal_of(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """Code and text for a client. The text of a defect stays in the log, under an incident id."""
+    if isinstance(error, SpecserveError) and error.code != "INTERNAL":
+        return grpc.StatusCode[error.code], " ".join(str(error).split())
+    incident = secrets.token_hex(4)
+    log.error("incident %s", incident, exc_info=error)
+    return grpc.StatusCode.INTERNAL, f"internal error; see the server's log, incident {incident}"
+
+
+async def abort_with(context: Context, error: Exception) -> NoReturn:
+    """End the call with the status that fits."""
+    code, text = refusal_of(error)
+    exhausted = code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await context.abort(code, text, (("retry-after", str(RETRY_AFTER_S)),) if exhausted else ())
+    raise AssertionError("abort returned")
+
+
+def with_status(
+    method: Callable[[_ServicerT, Any, Context], Awaitable[_ResultT]],
+) -> Callable[[_ServicerT, Any, Context], Awaitable[_ResultT]]:
+    """A servicer method whose errors become statuses; cancellation passes through."""
+
+    @functools.wraps(method)
+    async def answer(servicer: _ServicerT, request: Any, context: Context) -> _ResultT:  # noqa: ANN401
+        try:
+            return await method(servicer, request, context)
+        except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
+            await abort_with(context, error)
+
+    return answer

@@ -1,0 +1,190 @@
+"""The model folder's tokenizer and chat template, off the event loop.
+
+Knows no requests and no sampling. Only files of the model folder are ever rendered as templates,
+in jinja's immutable sandbox; nothing a client sends is a template.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from specserve.api.detokenizer import Detokenizer, TokenBytes
+from specserve.errors import InvalidField, Unsupported
+
+ROLES = ("system", "user", "assistant")
+_NUM_THREADS = 2
+_MAX_MESSAGES = 4096
+
+_ResultT = TypeVar("_ResultT")
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One turn of a conversation; `role` is one of `ROLES`."""
+
+    role: str
+    content: str
+
+
+class TextTokenizer:
+    """Encodes in a small thread pool, so that a long prompt never stops other streams."""
+
+    def __init__(self, folder: Path, max_model_len: int | None = None) -> None:
+        """Load `folder`/tokenizer.json; raises Unsupported if it is no byte-level tokenizer."""
+        self._tokenizer = _load(folder)
+        self._token_bytes = TokenBytes(self._tokenizer)
+        self._chat = _load_chat_template(folder)
+        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
+        self._max_token_len = max(map(len, self._tokenizer.get_vocab()))
+        self.max_model_len = max_model_len
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat is not None
+
+    async def encode(self, text: str) -> list[int]:
+        """Ids of `text` with the special tokens the tokenizer adds by itself."""
+        self._check_size(len(text))
+        return await self._off_loop(lambda: self._encode(text, add_special_tokens=True))
+
+    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Ids of the conversation as the chat template writes it, ready for the answer."""
+        if self._chat is None:
+            raise Unsupported("chat: the model has no chat template; send text or token_ids")
+        if not messages or len(messages) > _MAX_MESSAGES:
+            raise InvalidField("chat", f"has {len(messages)} messages; limit 1 to {_MAX_MESSAGES}")
+        for message in messages:
+            if message.role not in ROLES:
+                known = ", ".join(ROLES)
+                raise InvalidField("chat.role", f"{message.role[:64]!r} is not one of {known}")
+        self._check_size(sum(len(message.content) for message in messages))
+        return await self._off_loop(lambda: self._encode_chat(messages))
+
+    def detokenizer(self) -> Detokenizer:
+        """For one sample."""
+        return Detokenizer(self._token_bytes)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """All at once; what the pieces of a `Detokenizer` concatenate to."""
+        whole = self.detokenizer()
+        return whole.push(token_ids) + whole.flush()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _check_size(self, num_chars: int) -> None:
+        # No token is longer than the longest, so this refuses only what cannot fit anyway,
+        # before seconds of a core are spent on finding out.
+        if self.max_model_len is None or num_chars <= self.max_model_len * self._max_token_len:
+            return
+        limit = self.max_model_len * self._max_token_len
+        raise InvalidField(
+            "prompt",
+            f"has {num_chars} characters; the limit is {limit}, as the model's limit is "
+            f"{self.max_model_len} tokens",
+        )
+
+    async def _off_loop(self, work: Callable[[], _ResultT]) -> _ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidField("prompt", "is not valid Unicode text") from error
+
+    def _encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        assert self._chat is not None
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self._chat(turns)
+        except TemplateError as error:
+            first_line = (error.message or type(error).__name__).splitlines()[0]
+            raise InvalidField("chat", f"refused by the chat template: {first_line}") from error
+        return self._encode(text, add_special_tokens=False)
+
+
+def _load(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    try:
+        description: dict[str, Any] = json.loads(path.read_bytes())
+        tokenizer = Tokenizer.from_file(str(path))
+    except OSError as error:
+        raise Unsupported(f"model.target: cannot read {path}: {error.strerror}") from error
+    except Exception as error:
+        raise Unsupported(f"model.target: {path} is no tokenizer: {error}") from error
+    if not _is_byte_level(description.get("decoder")):
+        raise Unsupported(f"model.target: {path} is not byte-level, the only kind served")
+    return tokenizer
+
+
+def _is_byte_level(decoder: Any) -> bool:  # noqa: ANN401 - parsed JSON
+    match decoder:
+        case {"type": "ByteLevel"}:
+            return True
+        case {"type": "Sequence", "decoders": [only]}:
+            return _is_byte_level(only)
+        case _:
+            return False
+
+
+def _load_chat_template(folder: Path) -> Callable[[list[dict[str, str]]], str] | None:
+    config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config = json.loads(config_path.read_bytes()) if config_path.is_file() else {}
+    if template_path.is_file():
+        source = template_path.read_text(encoding="utf-8")
+    else:
+        source = _default_template(config.get("chat_template"))
+    if source is None:
+        return None
+    try:
+        template = _environment().from_string(source)
+    except TemplateError as error:
+        raise Unsupported(f"model.target: chat template of {folder}: {error}") from error
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    special = {name: _token_text(config.get(name)) for name in names}
+    return lambda turns: _render(template, turns, special)
+
+
+def _default_template(template: Any) -> str | None:  # noqa: ANN401 - parsed JSON
+    """A string, or a list of named ones of which "default" counts."""
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _token_text(token: Any) -> str:  # noqa: ANN401 - parsed JSON: a string or an object
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else ""
+
+
+def _render(template: Template, turns: list[dict[str, str]], special: dict[str, str]) -> str:
+    return template.render(messages=turns, add_generation_prompt=True, tools=None, **special)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """As published chat templates expect it."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:  # noqa: ANN401 - whatever it holds
+    """Jinja's own filter escapes HTML, which prompts must not be."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,69 @@
+# pyright: strict
+"""The `specserve` command: parse, dispatch, turn errors into one line and an exit code.
+
+Imports a subcommand's machinery only when it runs: `--help` answers at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from specserve import __version__
+from specserve.commands import chat, generate, info, launch
+from specserve.errors import SpecserveError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+_COMMANDS = {"launch": launch, "generate": generate, "chat": chat, "info": info}
+_USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
+
+EXAMPLES = """examples:
+  specserve launch                              serve the embedded model on 127.0.0.1:7411
+  specserve generate "def fibonacci(n):"        start a service, continue the text, stop it
+  specserve generate --connect 127.0.0.1:7411 --json --max-tokens 32 "Once"
+  specserve chat --connect 127.0.0.1:7411       talk to a running service
+  specserve info                                versions, machine, the embedded model
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0, 1 for a failure, 2 for bad usage or configuration."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except SpecserveError as error:
+        sys.stderr.write(f"specserve: {error}\n")
+        return EXIT_USAGE if error.code in _USAGE_CODES else EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_FAILED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = _Parser(
+        prog="specserve",
+        description="Asynchronous, lossless speculative decoding as a service.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"specserve {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, command in _COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name,
+            help=command.HELP,
+            description=command.HELP[:1].upper() + command.HELP[1:] + ".",
+            epilog=command.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_options(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line instead of usage and error: the help is a flag away."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"specserve: {message} (see {self.prog} --help)\n")

@@ -1,0 +1,91 @@
+# pyright: strict
+"""`specserve launch`: print what was decided, serve, end with a meaningful exit code."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from specserve.commands.config_table import print_config
+from specserve.commands.service_options import add_service_options, read_config
+from specserve.config import ResolvedConfig
+from specserve.errors import SpecserveError
+from specserve.launch import launch, resolve_here
+from specserve.process import die_with_parent, report_failure, report_ready
+from specserve.supervisor import EXIT_REFUSED, Ending
+from specserve.telemetry import LOG_LEVELS, setup_logging
+
+log = logging.getLogger(__name__)
+
+HELP = "serve a model over gRPC until Ctrl-C"
+EXAMPLES = """examples:
+  specserve launch                                    the embedded model on 127.0.0.1:7411
+  specserve launch --topology 2+0 --threads 4         two tensor-parallel ranks, four cores each
+  specserve launch --target ./Qwen3-0.6B --port 0     a local folder, any free port
+  specserve launch --ballast 60M                      the same law at the cost of a 60M model
+  specserve launch --config serve.toml --set engine.max_batch_rows=32
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The flags of `launch`."""
+    add_service_options(parser)
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info")
+    # For a launch started by another command: where to report, and whom not to outlive.
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve; the exit code is 0 after a stop, 1 after a failure, 2 for a launch refused."""
+    if arguments.parent_pid is not None:
+        # SIGTERM, not SIGKILL: this process has children of its own to stop.
+        die_with_parent(arguments.parent_pid, signal.SIGTERM)
+    setup_logging("supervisor", arguments.log_level)
+    announcer = _Announcer(arguments.ready_fd)
+    try:
+        config = resolve_here(read_config(arguments))
+        announcer.resolved(config)
+        ending = launch(config, runtime_root=_runtime_root(), on_ready=announcer.ready)
+    except SpecserveError as error:
+        ending = Ending(EXIT_REFUSED, str(error), error.code)
+    announcer.ended(ending)
+    return ending.exit_code
+
+
+class _Announcer:
+    """Tells a person on the terminal, or the command that started this launch, how it goes."""
+
+    def __init__(self, ready_fd: int | None) -> None:
+        self._ready_fd = ready_fd
+
+    def resolved(self, config: ResolvedConfig) -> None:
+        if self._ready_fd is None:
+            print_config(config)
+        if config.oversubscribed:
+            log.warning("oversubscribed: processes share devices or cores; timings mean nothing")
+
+    def ready(self, address: str) -> None:
+        if self._ready_fd is None:
+            sys.stdout.write(f"listening on {address}\n")
+            sys.stdout.flush()
+        else:
+            report_ready(self._ready_fd, address=address)
+            self._ready_fd = None
+
+    def ended(self, ending: Ending) -> None:
+        if not ending.error:
+            return
+        if self._ready_fd is None:
+            sys.stderr.write(f"specserve: {ending.error}\n")
+        else:
+            report_failure(self._ready_fd, ending.error, ending.code)
+
+
+def _runtime_root() -> Path:
+    """Where run folders go: per user where the system has such a place."""
+    root = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(root) if root and os.access(root, os.W_OK) else Path(tempfile.gettempdir())

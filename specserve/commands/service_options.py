@@ -1,0 +1,76 @@
+# pyright: strict
+"""Flags that configure a service, shared by every command that can start one.
+
+A flag is only another spelling of `section.key=value`: its text goes to `specserve.config`
+unchecked, so that files, flags and `--set` share one set of rules and one kind of error.
+"""
+
+import argparse
+from pathlib import Path
+
+from specserve.config import Config, load_config, parse_override
+
+_VALUE_FLAGS = (
+    ("--target", "model.target", "FOLDER|HUB_ID", "model to serve (default: the embedded one)"),
+    ("--name", "model.name", "NAME", "name that clients see"),
+    ("--dtype", "model.dtype", "DTYPE", "float32, bfloat16 or float16"),
+    ("--ballast", "model.ballast", "PARAMS", "pad the target to this cost, e.g. 60M; same law"),
+    ("--max-model-len", "model.max_model_len", "TOKENS", "limit of prompt and answer together"),
+    ("--topology", "topology.topology", "T+D", "T target ranks, D draft processes (default 1+0)"),
+    ("--device", "topology.device", "cpu|cuda", "default: cuda where there are enough devices"),
+    ("--threads", "topology.threads", "CORES", "cores per target rank on CPU (default 1)"),
+    ("--host", "server.host", "ADDRESS", "loopback address to listen on"),
+    ("--port", "server.grpc_port", "PORT", "gRPC port; 0 takes any free one (default 7411)"),
+    ("--max-batch-rows", "engine.max_batch_rows", "ROWS", "samples that run at once"),
+    ("--max-batch-tokens", "engine.max_batch_tokens", "TOKENS", "tokens of one forward"),
+    ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),
+)
+_SWITCHES = (
+    ("--oversubscribe", "topology.oversubscribe", "share devices or cores between processes"),
+    ("--deterministic", "engine.deterministic", "same bits in every batch and at every T"),
+    ("--prefix-cache", "engine.prefix_cache", "share the KV blocks of equal prefixes"),
+)
+
+
+def add_service_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to `parser`, in a group of their own."""
+    group = parser.add_argument_group("service")
+    group.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
+    for flag, dotted, metavar, text in _VALUE_FLAGS:
+        group.add_argument(flag, dest=dotted, metavar=metavar, help=text)
+    for flag, dotted, text in _SWITCHES:
+        action = argparse.BooleanOptionalAction
+        group.add_argument(flag, dest=dotted, action=action, default=None, help=text)
+    group.add_argument(
+        "--set",
+        dest="assignments",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any other setting, e.g. engine.block_size=32; may be repeated",
+    )
+
+
+def read_config(arguments: argparse.Namespace) -> Config:
+    """File, then flags, then `--set`. Raises InvalidField."""
+    return load_config(arguments.config, overrides(arguments))
+
+
+def overrides(arguments: argparse.Namespace) -> dict[str, str]:
+    """What flags and `--set` say, by "section.key"."""
+    values = vars(arguments)
+    given: dict[str, str] = {}
+    for _, dotted, *_ in (*_VALUE_FLAGS, *_SWITCHES):
+        value = values[dotted]
+        if value is not None:
+            given[dotted] = str(value).lower() if isinstance(value, bool) else str(value)
+    given.update(parse_override(assignment) for assignment in arguments.assignments)
+    return given
+
+
+def command_line(arguments: argparse.Namespace) -> list[str]:
+    """The flags again, for a `specserve launch` started by another command."""
+    words = ["--config", str(arguments.config)] if arguments.config else []
+    for dotted, value in overrides(arguments).items():
+        words += ["--set", f"{dotted}={value}"]
+    return words

@@ -1,0 +1,77 @@
+# pyright: strict
+"""One launch from configuration to end: resolve, plan the processes, supervise them.
+
+Starts nodes by module name and imports none of them, nor torch: this process stays small and
+starts at once.
+"""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from specserve.child import ChildCommand
+from specserve.config import Config, ResolvedConfig, write_resolved
+from specserve.errors import InvalidField, Unsupported
+from specserve.hardware import probe
+from specserve.model.config import read_spec
+from specserve.resolve import resolve
+from specserve.run_dir import run_dir
+from specserve.supervisor import Ending, Supervisor
+from specserve.target_source import locate_target
+
+_MODULES = {"api": "specserve.api", "target": "target_node"}
+
+
+def resolve_here(config: Config) -> ResolvedConfig:
+    """`resolve` on this machine and the configured model. Raises InvalidField, Unsupported."""
+    folder = locate_target(config.model.target)
+    return resolve(config, probe(), read_spec(folder), folder)
+
+
+def launch(
+    config: ResolvedConfig, *, runtime_root: Path, on_ready: Callable[[str], None]
+) -> Ending:
+    """Serve until a signal or a failure; `on_ready` gets host:port once requests are accepted.
+
+    Raises InvalidField for a port in use, before anything is started.
+    """
+    _require_free_port(config.server.host, config.server.grpc_port)
+    with run_dir(runtime_root) as folder:
+        path = folder / "config.json"
+        write_resolved(config, path)
+        supervisor = Supervisor(
+            plan_children(config),
+            config=path,
+            control_dir=folder,
+            startup_timeout_s=config.server.startup_timeout_s,
+            drain_timeout_s=config.server.drain_timeout_s,
+        )
+        return supervisor.run(on_ready)
+
+
+def plan_children(config: ResolvedConfig) -> list[ChildCommand]:
+    """One command per placement, target ranks first: they take longest to start."""
+    world_size = sum(placement.role == "target" for placement in config.placements)
+    return [
+        ChildCommand(
+            role=placement.role,
+            rank=placement.rank,
+            module=_MODULES[placement.role],
+            world_size=world_size if placement.role == "target" else 1,
+        )
+        for placement in config.placements
+    ]
+
+
+def _require_free_port(host: str, port: int) -> None:
+    """Fail before loading a model. The API process binds later, and reports a lost race itself."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except PermissionError as error:
+            raise Unsupported(f"server.grpc_port: no permission to listen on {port}") from error
+        except OSError as error:
+            problem = f"{host}:{port} is in use; --port 0 takes any free one"
+            raise InvalidField("server.grpc_port", problem) from error

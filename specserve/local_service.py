@@ -1,0 +1,78 @@
+# pyright: strict
+"""A service of one's own: `with local_service(flags) as address:` starts it, and stops it after.
+
+For commands, demos, benches and tests that need a real service on this machine. It is a
+`specserve launch` process like any other; it never outlives its starter.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from specserve.errors import SpecserveError
+from specserve.process import ReadyReport, decode_report
+
+_STOP_TIMEOUT_S = 60.0
+
+
+class LaunchError(SpecserveError):
+    """The service could not start; carries its own line and code."""
+
+    def __init__(self, report: ReadyReport) -> None:
+        super().__init__(report.error)
+        self.code = report.code
+
+
+@contextmanager
+def local_service(flags: Sequence[str] = (), *, log_level: str = "warning") -> Generator[str]:
+    """Serve on a free port while inside; yields host:port. `flags` are those of `launch`.
+
+    Log lines go to stderr. Raises LaunchError when the service cannot start.
+    """
+    process, ready_fd = _start(["--port", "0", *flags], log_level)
+    try:
+        yield _await_ready(ready_fd).address
+    finally:
+        _stop(process)
+
+
+def _start(flags: Sequence[str], log_level: str) -> tuple["subprocess.Popen[bytes]", int]:
+    ready_fd, write_end = os.pipe()
+    words = [sys.executable, "-P", "-m", "specserve", "launch", *flags]
+    words += ["--log-level", log_level]
+    words += ["--ready-fd", str(write_end), "--parent-pid", str(os.getpid())]
+    try:
+        process = subprocess.Popen(
+            words,
+            pass_fds=(write_end,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the starter, which then stops the service
+        )
+    finally:
+        os.close(write_end)
+    return process, ready_fd
+
+
+def _await_ready(ready_fd: int) -> ReadyReport:
+    with os.fdopen(ready_fd, "rb") as pipe:
+        line = pipe.readline()
+    if not line:
+        line = b'{"ready": false, "error": "the service ended while starting", "code": "INTERNAL"}'
+    report = decode_report(line)
+    if not report.ready:
+        raise LaunchError(report)
+    return report
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """Ends it cleanly; a service that does not stop is killed, and its children with it."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

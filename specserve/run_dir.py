@@ -1,0 +1,51 @@
+# pyright: strict
+"""The private folder of one launch: resolved configuration, sockets, rendezvous files.
+
+It goes away with the launch. A launch killed by SIGKILL leaves its folder; the next one removes
+it, recognising it by a lock that nobody holds. Only folders of this user and this name are seen.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specserve.errors import Unsupported
+
+_PREFIX = "specserve-"
+_LOCK = "lock"
+# sockaddr_un holds 108 bytes; leave room for "/" and the socket's own name.
+_MAX_PATH_BYTES = 80
+
+
+@contextmanager
+def run_dir(root: Path) -> Generator[Path]:
+    """A fresh 0700 folder under `root`. Raises Unsupported when no socket path would fit in it."""
+    _remove_abandoned(root)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))  # mkdtemp makes it 0700
+    try:
+        if len(os.fsencode(folder)) > _MAX_PATH_BYTES:
+            raise Unsupported(
+                f"XDG_RUNTIME_DIR: {root} is too long for socket paths "
+                f"({_MAX_PATH_BYTES} bytes with the folder's name)"
+            )
+        with (folder / _LOCK).open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(root: Path) -> None:
+    for folder in root.glob(f"{_PREFIX}*"):
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            with (folder / _LOCK).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+        except OSError:  # held, vanishing, or not one of ours
+            continue

@@ -1,0 +1,66 @@
+# pyright: strict
+"""What a process says about itself: log lines, and one `RoundRecord` per round.
+
+The seams only: the node fills a record through `span()` and `RoundLog`; publishing counters and
+histograms is for later. Knows no sockets.
+"""
+
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import msgspec
+
+_FORMAT = "%(asctime)s %(levelname).1s {process}: %(message)s"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def setup_logging(process: str, level: str = "info") -> None:
+    """Log lines of this process go to stderr, each with the process's name, such as "target 0"."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT.format(process=process), "%H:%M:%S"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class RoundRecord(msgspec.Struct, kw_only=True):
+    """One round of the node loop: counts of rows and tokens, seconds by span."""
+
+    round_id: int
+    num_rows: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_emitted_tokens: int = 0
+    num_preempted: int = 0
+    round_s: float = 0.0
+    spans_s: dict[str, float] = {}
+
+    @contextmanager
+    def span(self, name: str) -> Generator[None]:
+        """Add the time spent inside to `spans_s[name]`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - began
+            self.spans_s[name] = self.spans_s.get(name, 0.0) + elapsed
+
+
+class RoundLog:
+    """The last `capacity` rounds of one process."""
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self.records: deque[RoundRecord] = deque(maxlen=capacity)
+        self._next_id = 0
+
+    @contextmanager
+    def round(self) -> Generator[RoundRecord]:
+        """A record for the round run inside, kept once the round ends."""
+        record = RoundRecord(round_id=self._next_id)
+        self._next_id += 1
+        began = time.perf_counter()
+        yield record
+        record.round_s = time.perf_counter() - began
+        self.records.append(record)

@@ -1,0 +1,145 @@
+"""Bits, not tolerances: a token's result must not depend on what is computed beside it."""
+
+import pytest
+import torch
+
+from specserve.model import linear
+from specserve.model.layers import RMSNorm, SwiGLU
+from specserve.model.linear import (
+    Kernels,
+    PackedLinear,
+    TiledLinear,
+    can_pack,
+    fixed_pieces,
+    is_invariant,
+)
+from specserve.model.rope import rotate
+from tests.golden import Session
+from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
+
+CPU = torch.device("cpu")
+PROMPT = torch.arange(64) * 11 % 64
+needs_packing = pytest.mark.skipif(not can_pack(torch.float32), reason="no oneDNN in this build")
+
+
+def windows(length: int):
+    for rows in range(1, length + 1):
+        for first in {0, 3, length - rows}:
+            if first + rows <= length:
+                yield slice(first, first + rows)
+
+
+@pytest.mark.parametrize("size", [8, 32, 48, 256, 1000])
+def test_rms_norm_rows_do_not_depend_on_their_neighbours(size):
+    norm = RMSNorm(torch.rand(size) + 0.5, 1e-6)
+    x = torch.randn(64, size)
+    expected = norm(x)
+    assert all(torch.equal(norm(x[rows]), expected[rows]) for rows in windows(64))
+
+
+@pytest.mark.parametrize("size", [8, 32, 128])
+def test_rms_norm_of_a_head_does_not_depend_on_the_other_heads(size):
+    x, weight = torch.randn(64, 16, size)[:, :12], torch.rand(size) + 0.5
+    expected = RMSNorm(weight.expand(12, -1).clone(), 1e-6)(x)
+    for heads in (1, 3, 6):
+        norm = RMSNorm(weight.expand(heads, -1).clone(), 1e-6)
+        for rows in windows(64):
+            assert torch.equal(norm(x[rows, :heads]), expected[rows, :heads])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_agrees_with_torch(dtype):
+    weight, x = (torch.rand(96) + 0.5).to(dtype), torch.randn(7, 5, 96).to(dtype)
+    x[2, 1] = 0
+    expected = torch.nn.functional.rms_norm(x.double(), (96,), weight.double(), 1e-6)
+    tolerance = 2e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(
+        RMSNorm(weight, 1e-6)(x).double(), expected, atol=tolerance, rtol=tolerance
+    )
+
+
+def test_elementwise_rows_do_not_depend_on_their_neighbours():
+    x, cos, sin = torch.randn(64, 12, 32), torch.randn(64, 1, 32), torch.randn(64, 1, 32)
+    turned = rotate(x, cos, sin)
+    for rows in windows(64):
+        for heads in (1, 3, 6, 12):
+            part = rotate(x[rows, :heads], cos[rows], sin[rows])
+            assert torch.equal(part, turned[rows, :heads])
+
+
+@pytest.mark.parametrize("width", [8, 100, 768, 1000, 5696])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_gates_do_not_depend_on_neighbours_shards_or_threads(width, num_threads):
+    gates, ups = 3 * torch.randn(64, width), torch.randn(64, width)
+    expected = SwiGLU(width)(torch.cat([gates, ups], 1))
+    torch.testing.assert_close(expected, torch.nn.functional.silu(gates) * ups)
+    torch.set_num_threads(num_threads)
+    for num_ranks in (1, 2, 4):
+        for rows in (slice(0, 1), slice(5, 7), slice(3, 64), slice(0, 64)):
+            shards = [
+                SwiGLU(width // num_ranks)(torch.cat(pair, 1))
+                for pair in zip(
+                    gates[rows].chunk(num_ranks, 1), ups[rows].chunk(num_ranks, 1), strict=True
+                )
+            ]
+            assert torch.equal(torch.cat(shards, 1), expected[rows])
+
+
+class _RowCountLeaks(PackedLinear):
+    def __call__(self, x):
+        return super().__call__(x) * (1 + 1e-6 * (len(x) == 2))
+
+
+class _ColumnCountLeaks(PackedLinear):
+    def __call__(self, x):
+        out = super().__call__(x)
+        return out * (1 + 1e-6 * (out.shape[1] == 16))
+
+
+@needs_packing
+def test_the_probe_sees_kernels_whose_bits_depend_on_the_shape():
+    assert is_invariant(PackedLinear, 48, 64, torch.float32)
+    assert not is_invariant(_RowCountLeaks, 48, 64, torch.float32)
+    assert not is_invariant(_ColumnCountLeaks, 48, 64, torch.float32)
+
+
+def test_a_kernel_that_fails_the_probe_is_replaced_by_tiles(monkeypatch):
+    monkeypatch.setattr(linear, "is_invariant", lambda *_: False)
+    kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
+    assert isinstance(kernels.linear([torch.zeros(16, 8)]), TiledLinear)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_tiled_products_have_equal_bits_for_any_rows_and_ranks(num_ranks):
+    torch.manual_seed(0)
+    parts = [torch.randn(64, 40), torch.randn(32, 40)]
+    whole = TiledLinear([p for part in parts for p in fixed_pieces(part, 1)], 8)
+    x = torch.randn(21, 40)
+    expected = whole(x)
+    torch.testing.assert_close(expected, x @ torch.cat(parts).T)
+
+    shards = [[part.chunk(num_ranks)[rank] for part in parts] for rank in range(num_ranks)]
+    ranks = [
+        TiledLinear([p for part in shard for p in fixed_pieces(part, num_ranks)], 8)
+        for shard in shards
+    ]
+    for rows in windows(21):
+        outs = [rank(x[rows]).split([64 // num_ranks, 32 // num_ranks], 1) for rank in ranks]
+        gathered = torch.cat([torch.cat(part, 1) for part in zip(*outs, strict=True)], 1)
+        assert torch.equal(gathered, expected[rows])
+
+
+@pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
+@pytest.mark.parametrize("tiled", [False, True], ids=["probed", "tiled"])
+def test_a_prompt_gives_equal_bits_in_chunks_of_any_size(tmp_path, monkeypatch, config, tiled):
+    if tiled:
+        monkeypatch.setattr(linear, "is_invariant", lambda *_: False)
+    target = load(write_checkpoint(tmp_path, config))
+    session = Session(target, len(PROMPT))
+    expected, _ = session.feed(PROMPT)
+    expected_logits = session.logits(expected)
+    for size in (1, 2, 3, 5, 8, 17, 33, 63):
+        session = Session(target, len(PROMPT))
+        hidden = torch.cat([session.feed(chunk)[0] for chunk in PROMPT.split(size)])
+        assert torch.equal(hidden, expected), size
+        assert torch.equal(session.logits(hidden), expected_logits), size

@@ -1,0 +1,59 @@
+"""Random models saved by transformers load here and give the same logits."""
+
+import pytest
+import torch
+
+from tests.golden import Session
+from tests.specserve.model.checkpoints import load
+
+transformers = pytest.importorskip("transformers")
+
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+
+
+def reference(kind: str):
+    torch.manual_seed(3)
+    if kind == "qwen3":
+        config = transformers.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)
+        model = transformers.Qwen3ForCausalLM(config)
+    else:
+        rope = LLAMA3_ROPE if kind == "llama3" else LINEAR_ROPE
+        config = transformers.LlamaConfig(**SHAPE, rope_parameters=rope, tie_word_embeddings=False)
+        model = transformers.LlamaForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama3", "linear"])
+def test_logits_agree_with_transformers(tmp_path, kind):
+    model = reference(kind)
+    model.save_pretrained(tmp_path, max_shard_size="50KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    token_ids = torch.randint(0, 96, (150,), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = model(token_ids[None]).logits[0]
+
+    session = Session(load(tmp_path), len(token_ids))
+    hidden = torch.cat([session.feed(chunk)[0] for chunk in token_ids.split([120, 1, 29])])
+    torch.testing.assert_close(session.logits(hidden), expected, atol=1e-4, rtol=0)
+    assert expected.std() > 0.5  # the comparison is not one of noise around zero

@@ -1,0 +1,31 @@
+"""`python supervise_stand_ins.py FOLDER NUM_RANKS`: a real supervisor over scripted children."""
+
+import sys
+from pathlib import Path
+
+from specserve.child import ChildCommand
+from specserve.supervisor import Supervisor
+from specserve.telemetry import setup_logging
+
+
+def main(folder: Path, num_ranks: int) -> int:
+    setup_logging("supervisor", "warning")
+    targets = [
+        ChildCommand(role="target", rank=rank, module="stand_in_target", world_size=num_ranks)
+        for rank in range(num_ranks)
+    ]
+    supervisor = Supervisor(
+        [*targets, ChildCommand(role="api", rank=0, module="stand_in_api")],
+        config=folder / "script.json",
+        control_dir=folder,
+        startup_timeout_s=10,
+        drain_timeout_s=0.5,
+    )
+    ending = supervisor.run(on_ready=lambda address: (folder / "ready").write_text(address))
+    if ending.error:
+        sys.stderr.write(f"specserve: {ending.error}\n")
+    return ending.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

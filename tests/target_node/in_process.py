@@ -1,0 +1,137 @@
+"""A target node without processes or sockets: the real loop, model and cache, a scripted control.
+
+For what needs thousands of rounds. Everything that crosses a process border is tested elsewhere.
+"""
+
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from specserve.model.loader import load_model
+from specserve.model.parallel import TensorParallel
+from specserve.model.transformer import Transformer
+from specserve.types import (
+    FromTarget,
+    PromptLogprobs,
+    Request,
+    RequestEnd,
+    RoundEvents,
+    SamplingParams,
+    Submit,
+    ToTarget,
+)
+from target_node.blocks import BlockPool
+from target_node.node import TargetNode
+from target_node.ranks import Ranks
+from target_node.runner import Runner
+from target_node.sampler import Sampler
+from target_node.scheduler import Scheduler
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "golden"
+
+
+def fixture_model(case: str = "target_qwen3_untied", **options) -> Transformer:
+    options = {"deterministic": True, "dtype": torch.float32} | options
+    return load_model(
+        FIXTURES / case, device=torch.device("cpu"), parallel=TensorParallel(), **options
+    )
+
+
+class ScriptedControl:
+    """What a test puts in, and what the node sent."""
+
+    def __init__(self) -> None:
+        self.inbox: list[ToTarget] = []
+        self.sent: list[FromTarget] = []
+
+    def receive(self) -> list[ToTarget]:
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def wait(self, timeout_s: float) -> bool:
+        return bool(self.inbox)
+
+    def send(self, message: FromTarget) -> bool:
+        self.sent.append(message)
+        return True
+
+
+class InProcessTarget:
+    """A node over `model` with `num_blocks` usable blocks."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        num_blocks: int = 256,
+        block_size: int = 4,
+        max_batch_rows: int = 8,
+        max_batch_tokens: int = 64,
+        max_model_len: int = 512,
+        prefix_cache: bool = True,
+    ) -> None:
+        self.control = ScriptedControl()
+        self.pool = BlockPool(num_blocks + 1, block_size, prefix_cache=prefix_cache)
+        self.scheduler = Scheduler(
+            self.pool, max_batch_rows=max_batch_rows, max_batch_tokens=max_batch_tokens
+        )
+        self.runner = Runner(
+            model, num_blocks=num_blocks + 1, block_size=block_size, deterministic=True
+        )
+        self.node = TargetNode(
+            control=self.control,
+            scheduler=self.scheduler,
+            runner=self.runner,
+            sampler=Sampler(eos_token_ids=model.config.eos_token_ids, device=torch.device("cpu")),
+            ranks=Ranks(1),
+            max_model_len=min(max_model_len, num_blocks * block_size),
+        )
+
+    def submit(self, request: Request) -> None:
+        self.control.inbox.append(Submit(request))
+
+    def turn(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.node.turn()
+
+    def run_until_idle(self, limit: int = 20_000) -> None:
+        """Turn until no request is alive."""
+        for _ in range(limit):
+            self.node.turn()
+            if not self.node.num_requests and not self.control.inbox:
+                return
+        raise AssertionError(f"{self.node.num_requests} requests still alive after {limit} turns")
+
+    @property
+    def tokens(self) -> dict[tuple[str, int], list[int]]:
+        """Everything emitted so far, by request and sample."""
+        tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for message in self.control.sent:
+            if isinstance(message, RoundEvents):
+                for delta in message.deltas:
+                    tokens[delta.request_id, delta.sample_index] += delta.token_ids
+        return dict(tokens)
+
+    @property
+    def ends(self) -> dict[str, RequestEnd]:
+        ends = [message for message in self.control.sent if isinstance(message, RequestEnd)]
+        assert len(ends) == len({end.request_id for end in ends}), "a request ended twice"
+        return {end.request_id: end for end in ends}
+
+    @property
+    def prompt_logprobs(self) -> dict[str, PromptLogprobs]:
+        sent = [message for message in self.control.sent if isinstance(message, PromptLogprobs)]
+        return {message.request_id: message for message in sent}
+
+
+def request(name: str, prompt: list[int], *, seed: int = 0, **fields) -> Request:
+    """A request with `SamplingParams(**fields)`; `Request` fields by the name request_*."""
+    own = {k.removeprefix("request_"): fields.pop(k) for k in list(fields) if "request_" in k}
+    return Request(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(**fields),
+        seed=seed,
+        **own,
+    )

@@ -1,0 +1,234 @@
+"""The target's loop: emission, ends, cancellation, isolation of failures, invariance of tokens."""
+
+import random
+import time
+
+import pytest
+import torch
+
+from specserve.types import (
+    Abort,
+    Drain,
+    Drained,
+    FinishReason,
+    Load,
+    RoundEvents,
+    StopSample,
+    Terminal,
+)
+from tests.target_node.in_process import InProcessTarget, fixture_model, request
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fixture_model()
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(4, 127) for _ in range(length)]
+
+
+def test_a_request_is_emitted_token_by_token_and_ends_once(model):
+    target = InProcessTarget(model)
+    target.submit(request("a", prompt(9), max_tokens=5, ignore_eos=True, temperature=0.0))
+    target.run_until_idle()
+    assert len(target.tokens["a", 0]) == 5
+    end = target.ends["a"]
+    assert end.terminal is Terminal.FINISHED
+    assert end.stats.num_prompt_tokens == 9
+    assert end.stats.num_generated_tokens == 5
+    assert target.pool.num_free == target.pool.num_blocks
+
+
+def test_tokens_do_not_depend_on_batch_chunk_preemption_or_prefix_cache(model):
+    rng = random.Random(5)
+    requests = [
+        request(
+            f"r{i}",
+            prompt(rng.randrange(1, 60), seed=i // 2),
+            seed=i,
+            max_tokens=rng.randrange(1, 30),
+            temperature=rng.choice([0.0, 0.7, 1.0, 1.5]),
+            top_k=rng.choice([0, 0, 5]),
+            top_p=rng.choice([1.0, 0.9]),
+            repetition_penalty=rng.choice([1.0, 1.3]),
+            n=rng.choice([1, 1, 3]),
+        )
+        for i in range(24)
+    ]
+
+    def run(order: list[int], **options) -> dict[tuple[str, int], list[int]]:
+        target = InProcessTarget(model, **options)
+        for i in order:
+            target.submit(requests[i])
+            target.turn(rng.randrange(3))
+        target.run_until_idle()
+        assert target.pool.num_free == target.pool.num_blocks
+        run.preemptions = sum(end.stats.num_preemptions for end in target.ends.values())
+        return target.tokens
+
+    order = list(range(len(requests)))
+    alone = run(order, max_batch_rows=1)
+    assert run(order) == alone
+    rng.shuffle(order)
+    assert run(order, max_batch_rows=32, max_batch_tokens=256) == alone
+    assert run(order, max_batch_rows=3, max_batch_tokens=7) == alone
+    assert run(order, prefix_cache=False) == alone
+    assert run(order, num_blocks=26) == alone
+    assert run.preemptions > 0
+
+
+def test_an_end_of_sequence_token_stops_unless_ignored_and_never_before_min_tokens(model):
+    (eos,) = model.config.eos_token_ids
+    bias = {eos: 100.0}
+    target = InProcessTarget(model)
+    target.submit(request("stop", prompt(4), logit_bias=bias))
+    target.submit(request("ignore", prompt(4), logit_bias=bias, ignore_eos=True, max_tokens=3))
+    target.submit(request("later", prompt(4), logit_bias=bias, min_tokens=4, max_tokens=9))
+    target.run_until_idle()
+    assert target.tokens["stop", 0] == [eos]
+    assert target.tokens["ignore", 0] == [eos] * 3
+    later = target.tokens["later", 0]
+    assert len(later) == 5
+    assert later.index(eos) == 4
+    last = {d.request_id: d for m in target.control.sent if isinstance(m, RoundEvents)
+            for d in m.deltas}
+    assert last["stop"].finish_reason is FinishReason.STOP
+    assert last["stop"].stop_token_id == eos
+    assert last["ignore"].finish_reason is FinishReason.LENGTH
+
+
+def test_the_context_limit_ends_a_sample_with_length(model):
+    target = InProcessTarget(model, max_model_len=32)
+    target.submit(request("a", prompt(28), max_tokens=100, ignore_eos=True))
+    target.run_until_idle()
+    assert len(target.tokens["a", 0]) == 4
+
+
+def test_an_abort_frees_everything_in_the_next_turn_and_is_idempotent(model):
+    target = InProcessTarget(model)
+    target.submit(request("a", prompt(30), max_tokens=400, ignore_eos=True, n=4))
+    target.turn(5)
+    assert target.pool.num_free < target.pool.num_blocks
+    target.control.inbox += [Abort("a"), Abort("a"), Abort("unknown")]
+    target.turn()
+    assert target.pool.num_free == target.pool.num_blocks
+    assert target.ends["a"].terminal is Terminal.CANCELLED
+
+
+def test_a_stopped_sample_leaves_the_others_running(model):
+    target = InProcessTarget(model)
+    target.submit(request("a", prompt(8), max_tokens=20, ignore_eos=True, n=2, temperature=1.0))
+    target.turn(4)
+    target.control.inbox.append(StopSample("a", 0))
+    target.run_until_idle()
+    assert len(target.tokens["a", 0]) < 20
+    assert len(target.tokens["a", 1]) == 20
+    assert target.ends["a"].terminal is Terminal.FINISHED
+
+
+def test_a_passed_deadline_fails_the_request_with_its_code(model):
+    target = InProcessTarget(model)
+    soon = time.monotonic() + 0.05
+    target.submit(request("a", prompt(8), max_tokens=400, ignore_eos=True, request_deadline_s=soon))
+    target.run_until_idle()
+    assert target.ends["a"].code == "DEADLINE_EXCEEDED"
+    assert target.pool.num_free == target.pool.num_blocks
+
+
+def test_non_finite_logits_fail_their_request_alone_and_poison_no_block(model):
+    target = InProcessTarget(model, num_blocks=24)
+    reference = InProcessTarget(model)
+    victim = request("victim", prompt(20, seed=1), max_tokens=30, ignore_eos=True)
+    others = [
+        request(f"o{i}", prompt(11, seed=50 + i), max_tokens=12, ignore_eos=True) for i in range(12)
+    ]
+    target.submit(victim)
+    target.turn(3)
+    (sequence,) = target.scheduler.running
+    slot = sequence.block_ids[0] * target.pool.block_size
+    target.runner.cache.values[0, :, slot] = torch.nan
+    for other in others:
+        target.submit(other)
+        reference.submit(other)
+    target.run_until_idle()
+    reference.run_until_idle()
+    assert target.ends["victim"].terminal is Terminal.FAILED
+    assert target.ends["victim"].code == "INTERNAL"
+    for other in others:
+        key = (other.request_id, 0)
+        assert target.tokens[key] == reference.tokens[key]
+    assert torch.isfinite(target.runner.cache.values).all()
+
+
+def test_prompt_logprobs_are_the_same_in_one_chunk_and_in_many(model):
+    asked = request("a", prompt(40), max_tokens=2, prompt_logprobs=3, logprobs=2)
+    seen = []
+    for chunk in (64, 8):
+        target = InProcessTarget(model, max_batch_tokens=chunk)
+        target.submit(request("warm", prompt(40), max_tokens=1))
+        target.run_until_idle()
+        target.submit(asked)
+        target.run_until_idle()
+        seen.append(target.prompt_logprobs["a"].positions)
+    assert seen[0] == seen[1]
+    assert [p.token_id for p in seen[0]] == asked.prompt_token_ids[1:]
+    assert all(len(p.top_ids) == 3 for p in seen[0])
+
+
+def test_draining_refuses_new_requests_finishes_old_ones_and_says_so_once(model):
+    target = InProcessTarget(model)
+    target.submit(request("old", prompt(8), max_tokens=10, ignore_eos=True))
+    target.turn(2)
+    target.control.inbox.append(Drain())
+    target.submit(request("new", prompt(8)))
+    target.run_until_idle()
+    target.turn(3)
+    assert target.ends["new"].code == "UNAVAILABLE"
+    assert target.ends["old"].terminal is Terminal.FINISHED
+    assert sum(isinstance(message, Drained) for message in target.control.sent) == 1
+
+
+def test_a_second_request_with_a_running_id_does_not_disturb_the_first(model):
+    target = InProcessTarget(model)
+    target.submit(request("a", prompt(8), max_tokens=10, ignore_eos=True))
+    target.turn(2)
+    target.submit(request("a", prompt(3), max_tokens=2))
+    target.run_until_idle()
+    assert len(target.tokens["a", 0]) == 10
+    assert list(target.ends) == ["a"]
+
+
+def test_load_is_published_and_counts_what_ran(model):
+    target = InProcessTarget(model)
+    target.submit(request("a", prompt(8), max_tokens=10, ignore_eos=True))
+    target.run_until_idle()
+    time.sleep(0.3)
+    target.turn()
+    load = [message for message in target.control.sent if isinstance(message, Load)][-1]
+    assert load.num_generated_tokens == 10
+    assert load.num_prompt_tokens == 8
+    assert load.num_free_blocks == load.num_blocks
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_cancels_leak_no_block(model):
+    rng = random.Random(9)
+    target = InProcessTarget(model, num_blocks=64, max_batch_rows=16)
+    alive: list[str] = []
+    for i in range(10_000):
+        name = f"r{i}"
+        length, n = rng.randrange(1, 40), rng.choice([1, 1, 1, 2])
+        target.submit(request(name, prompt(length, seed=i % 7), seed=i, max_tokens=60, n=n))
+        alive.append(name)
+        while len(alive) > rng.randrange(12):
+            target.control.inbox.append(Abort(alive.pop(rng.randrange(len(alive)))))
+        if rng.random() < 0.4:
+            target.turn()
+    target.control.inbox += [Abort(name) for name in alive]
+    target.run_until_idle()
+    assert len(target.ends) == 10_000
+    assert target.pool.num_free == target.pool.num_blocks
+    assert not target.scheduler.running
+    assert not target.scheduler.waiting
