@@ -15,6 +15,7 @@ from specserve.errors import SpecserveError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # as shells report SIGINT
 _COMMANDS = {"launch": launch, "generate": generate, "chat": chat, "info": info}
 _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"specserve: {error}\n")
         return EXIT_USAGE if error.code in _USAGE_CODES else EXIT_FAILED
     except KeyboardInterrupt:
-        return EXIT_FAILED
+        return EXIT_INTERRUPTED
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -77,6 +77,12 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     mode: str = "off"
 
 
+class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[telemetry]`: what the processes say about themselves."""
+
+    log_level: str = "info"  # debug | info | warning | error
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the user asked for; None means "decide for me"."""
 
@@ -85,6 +91,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

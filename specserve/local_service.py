@@ -12,37 +12,28 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from specserve.errors import SpecserveError
+from specserve.errors import from_code
 from specserve.process import ReadyReport, decode_report
 
 _STOP_TIMEOUT_S = 60.0
 
 
-class LaunchError(SpecserveError):
-    """The service could not start; carries its own line and code."""
-
-    def __init__(self, report: ReadyReport) -> None:
-        super().__init__(report.error)
-        self.code = report.code
-
-
 @contextmanager
-def local_service(flags: Sequence[str] = (), *, log_level: str = "warning") -> Generator[str]:
+def local_service(flags: Sequence[str] = ()) -> Generator[str]:
     """Serve on a free port while inside; yields host:port. `flags` are those of `launch`.
 
-    Log lines go to stderr. Raises LaunchError when the service cannot start.
+    Warnings go to stderr. Raises the SpecserveError that kept the service from starting.
     """
-    process, ready_fd = _start(["--port", "0", *flags], log_level)
+    process, ready_fd = _start(["--port", "0", "--log-level", "warning", *flags])
     try:
         yield _await_ready(ready_fd).address
     finally:
         _stop(process)
 
 
-def _start(flags: Sequence[str], log_level: str) -> tuple["subprocess.Popen[bytes]", int]:
+def _start(flags: Sequence[str]) -> tuple["subprocess.Popen[bytes]", int]:
     ready_fd, write_end = os.pipe()
     words = [sys.executable, "-P", "-m", "specserve", "launch", *flags]
-    words += ["--log-level", log_level]
     words += ["--ready-fd", str(write_end), "--parent-pid", str(os.getpid())]
     try:
         process = subprocess.Popen(
@@ -64,7 +55,7 @@ def _await_ready(ready_fd: int) -> ReadyReport:
         line = b'{"ready": false, "error": "the service ended while starting", "code": "INTERNAL"}'
     report = decode_report(line)
     if not report.ready:
-        raise LaunchError(report)
+        raise from_code(report.code, report.error)
     return report
 
 

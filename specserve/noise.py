@@ -20,7 +20,8 @@ same key twice, so they use a request nonce in place of the seed and fill in rou
 """
 
 import enum
-from collections.abc import Sequence
+import functools
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,10 +33,8 @@ from torch import Tensor
 Lanes = np.ndarray | Tensor
 
 _MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
 _NUM_ROUNDS = 10
-_TILE_LANES = 16384  # 64 KiB an array
+_TILE_LANES = 8192  # 64 KiB for a pair of words
 _MAX_UNIFORM = 1.0 - 2.0**-24  # the largest float32 below 1
 
 
@@ -80,70 +79,96 @@ def _float_bits(
 
     `blocks`, int64 [R or 1, N], are the first counter words.
     """
-    rows = (positions, sample_indices, seeds)
-    if seeds.device.type != "cpu":
-        words = _cipher(blocks, *(row.unsqueeze(1) for row in rows), purpose=purpose)
-        return torch.stack([torch.as_tensor(word) for word in words], dim=2).to(torch.float32)
-    return torch.from_numpy(_float_bits_on_cpu(blocks, *rows, purpose=purpose))
+    if seeds.device.type == "cpu":
+        rows = (positions, sample_indices, seeds)
+        arrays = [tensor.numpy().view(np.uint64) for tensor in (blocks, *rows)]
+        return torch.from_numpy(_tiled_float_bits(arrays[0], *arrays[1:], purpose=int(purpose)))
+    purposes = torch.full_like(seeds, int(purpose))
+    columns = (row.unsqueeze(1) for row in (positions, sample_indices, purposes))
+    counter = torch.stack(torch.broadcast_tensors(blocks, *columns))
+    key = torch.stack((seeds & _MASK, (seeds >> 32) & _MASK))
+    words = [torch.as_tensor(word) for word in philox4x32(counter, key)]
+    return torch.stack(words, dim=2).to(torch.float32)
 
 
-def _float_bits_on_cpu(
-    blocks: Tensor, positions: Tensor, sample_indices: Tensor, seeds: Tensor, *, purpose: Purpose
+def _tiled_float_bits(
+    blocks: np.ndarray,
+    positions: np.ndarray,
+    sample_indices: np.ndarray,
+    seeds: np.ndarray,
+    *,
+    purpose: int,
 ) -> np.ndarray:
-    """Tile by tile: larger temporaries would leave the cache and go back to the system each time."""
-    lanes = blocks.numpy().view(np.uint64)
-    rows = [row.numpy().view(np.uint64)[:, None] for row in (positions, sample_indices, seeds)]
-    num_rows, num_blocks = len(seeds), lanes.shape[1]
-    tile_rows = max(1, _TILE_LANES // max(1, num_blocks))
+    """Tile by tile: larger temporaries leave the cache and go back to the system every time."""
+    num_rows, num_blocks = len(seeds), blocks.shape[1]
+    key = np.stack((seeds & _MASK, seeds >> 32))
     bits = np.empty((num_rows, num_blocks, 4), np.float32)
+    tile_rows = max(1, _TILE_LANES // max(1, num_blocks))
     for top in range(0, num_rows, tile_rows):
-        tile = slice(top, top + tile_rows)
+        rows = slice(top, top + tile_rows)
         for left in range(0, num_blocks, _TILE_LANES):
             columns = slice(left, left + _TILE_LANES)
-            tile_lanes = lanes[:, columns] if len(lanes) == 1 else lanes[tile, columns]
-            words = _cipher(tile_lanes, *(row[tile] for row in rows), purpose=purpose)
-            for index, word in enumerate(words):
-                bits[tile, columns, index] = word
+            tile = bits[rows, columns]
+            counter = np.empty((4, *tile.shape[:2]), np.uint64)
+            counter[0] = blocks[:, columns] if len(blocks) == 1 else blocks[rows, columns]
+            counter[1] = positions[rows, None]
+            counter[2] = sample_indices[rows, None]
+            counter[3] = purpose
+            for index, word in enumerate(philox4x32(counter, key[:, rows])):
+                tile[:, :, index] = word
     return bits
 
 
-def _cipher(
-    blocks: Lanes, positions: Lanes, sample_indices: Lanes, seeds: Lanes, *, purpose: Purpose
-) -> tuple[Lanes, ...]:
-    """Where the layout in the head of this module is made: blocks [R or 1, N], others [R, 1]."""
-    purposes = seeds * 0 + int(purpose)
-    key = (seeds & _MASK, (seeds >> 32) & _MASK)
-    return philox4x32((blocks, positions, sample_indices, purposes), key)
+def philox4x32(counter: Lanes, key: Lanes) -> tuple[Lanes, Lanes, Lanes, Lanes]:
+    """Philox4x32-10: counters [4, R, N] under keys [2, R] to four output words [R, N].
 
-
-def philox4x32(counter: Sequence[Lanes], key: tuple[Lanes, Lanes]) -> tuple[Lanes, ...]:
-    """Philox4x32-10 over lanes that broadcast: four counter words, two key words, four words out.
-
-    Words are below 2**32 on the way in and out; the inputs are left alone. The products make new
-    arrays, which the rest of the round reuses in place as soon as shapes have grown to their full
-    width; until then words that are constant along a row stay one column wide.
+    All words are below 2**32. Each round multiplies words 0 and 2 by a constant and mixes the upper
+    half of either product with the lower half of the other's predecessor: with both products in one
+    array a round is five operations, whatever the number of lanes.
     """
-    c0, c1, c2, c3 = counter
+    constants = _constants(counter.device if isinstance(counter, Tensor) else None)
+    # The pair of words changes places every round; its keys and multipliers change with it. Sums
+    # of keys may run over 32 bits, because what they are mixed into is masked.
+    round_keys = key[constants.key_order][..., None] + constants.key_steps
+    mixed, product = counter[0::2], counter[1::2]
     for index in range(_NUM_ROUNDS):
-        # Key sums may run over 32 bits: what is mixed is masked.
-        key0, key1 = (half + index * step for half, step in zip(key, _WEYL, strict=True))
+        previous = product[::-1] if isinstance(product, np.ndarray) else product.flip(0)
         # 64-bit products wrap modulo 2**64, so their bits are right whatever the sign says.
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0 = _mixed(product1 >> 32, c1, key0)
-        c2 = _mixed(product0 >> 32, c3, key1)
-        # The upper halves stay: these words are only ever xored, and the result is masked.
-        c1, c3 = product1, product0
-    return c0, c1 & _MASK, c2, c3 & _MASK
+        product = mixed * constants.multipliers[index % 2]
+        mixed = product >> constants.half
+        mixed ^= previous
+        mixed ^= round_keys[index]
+        mixed &= constants.mask  # also drops the sign that a signed shift drags along
+    product &= constants.mask
+    return mixed[0], product[0], mixed[1], product[1]
 
 
-def _mixed(high: Lanes, word: Lanes, key: Lanes) -> Lanes:
-    """(high ^ word ^ key) cut to 32 bits, in the memory of `high` where it is wide enough."""
-    if high.shape != word.shape:
-        return (high ^ (word ^ key)) & _MASK
-    high ^= word
-    high ^= key
-    high &= _MASK  # also drops the sign that a signed shift drags along
-    return high
+class _Constants(NamedTuple):
+    multipliers: Lanes  # [2, 2, 1, 1] for even and odd rounds
+    key_order: Lanes  # [10, 2]
+    key_steps: Lanes  # [10, 2, 1, 1]
+    half: Lanes  # 32
+    mask: Lanes
+
+
+@functools.cache
+def _constants(device: torch.device | None) -> _Constants:
+    """The constants of the cipher as arrays, or as tensors on `device`."""
+    multipliers = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
+    weyl = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
+    key_order = np.array([[1, 0], [0, 1]] * (_NUM_ROUNDS // 2))
+    rounds = np.arange(_NUM_ROUNDS, dtype=np.uint64)[:, None]
+    arrays = _Constants(
+        multipliers=np.stack((multipliers, multipliers[::-1]))[..., None, None],
+        key_order=key_order,
+        key_steps=(rounds * weyl[key_order])[..., None, None],
+        half=np.array(32, np.uint64),
+        mask=np.array(_MASK, np.uint64),
+    )
+    if device is None:
+        return arrays
+    signed = (np.asarray(array).astype(np.int64) for array in arrays)
+    return _Constants(*(torch.tensor(array, device=device) for array in signed))
 
 
 def _exponential(bits: Tensor) -> Tensor:

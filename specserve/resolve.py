@@ -16,6 +16,7 @@ from specserve.model.ballast import with_ballast
 from specserve.model.config import ModelSpec
 from specserve.sizes import format_bytes, parse_bytes, parse_count
 from specserve.target_source import default_name
+from specserve.telemetry import LOG_LEVELS
 from specserve.topology import Topology, parse_topology, place_on_cpu, place_on_cuda
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -59,6 +60,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         engine=engine,
         server=config.server,
         speculation=config.speculation,
+        telemetry=config.telemetry,
         placements=placements,
         oversubscribed=oversubscribed,
     )
@@ -71,7 +73,7 @@ def kv_bytes_per_token(spec: ModelSpec, *, dtype: str, tensor_parallel: int = 1)
 
 
 def _check_seams(config: Config, topology: Topology) -> None:
-    """The wishes that later versions will meet, refused in this one place."""
+    """The wishes that no machine meets: later versions will, or nobody should."""
     if topology.num_draft_processes > 0:
         raise Unsupported(
             f"topology.topology: {topology} asks for draft processes, which need speculation; "
@@ -81,6 +83,10 @@ def _check_seams(config: Config, topology: Topology) -> None:
         raise Unsupported(
             f"speculation.mode: {config.speculation.mode!r} is not available in this version (off)"
         )
+    if config.telemetry.log_level not in LOG_LEVELS:
+        known = ", ".join(LOG_LEVELS)
+        level = config.telemetry.log_level
+        raise InvalidField("telemetry.log_level", f"{level!r} is not known ({known})")
     if config.server.host not in _LOOPBACK_HOSTS:
         raise Unsupported(
             f"server.host: {config.server.host!r} is not a loopback address; this version has no "

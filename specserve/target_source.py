@@ -30,9 +30,7 @@ def locate_target(target: str | None) -> Path:
     if path.is_dir():
         return path.resolve()
     if path.exists() or not _HUB_ID.fullmatch(target):
-        raise InvalidField(
-            "model.target", f"{target!r} is neither a folder nor a hub id (a/b)"
-        )
+        raise InvalidField("model.target", f"{target!r} is neither a folder nor a hub id (a/b)")
     return _fetch(target)
 
 

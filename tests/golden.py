@@ -2,9 +2,9 @@
 
     python -m tests.golden DIR
 
-DIR holds config.json, model.safetensors and io.safetensors (inputs and expected outputs). Prints the
-largest error of every tensor. Exit code 0: all within tolerance; 1: some are not; 2: not a case that
-can be run. `CASES` maps an architecture to its comparison; a new kind of case is one more entry.
+DIR holds config.json, model.safetensors and io.safetensors (inputs and expected outputs). Prints
+the largest error of every tensor. Exit code 0: all within tolerance; 1: some are not; 2: not a case
+that can be run. `CASES` maps an architecture to its comparison; a new kind is one more entry.
 """
 
 import json

@@ -11,8 +11,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-MUON_LR = 6e-3  # in AdamW's units: update RMS is matched to it
-ADAM_LR = 3e-3
+MUON_LR = 3e-3  # in units of AdamW: the update RMS is matched to it
+ADAM_LR = 2e-3
 WEIGHT_DECAY = 0.1
 
 

@@ -91,13 +91,18 @@ async def _listen(service: Service) -> None:
     except ValueError:
         return  # a file or /dev/null: started by hand
     async for line in reader:
-        try:
-            heard = msgspec.json.decode(line, type=SupervisorEvent)
-        except msgspec.DecodeError:
-            log.warning("not understood on stdin: %r", line[:200])
-            continue
-        if heard.event == "target_lost":
-            service.hub.target_lost(heard.detail)
+        handle_line(service, line)
+
+
+def handle_line(service: Service, line: bytes) -> None:
+    """Act on one line of the supervisor's."""
+    try:
+        heard = msgspec.json.decode(line, type=SupervisorEvent)
+    except msgspec.DecodeError:
+        log.warning("not understood on stdin: %r", line[:200])
+        return
+    if heard.event == "target_lost":
+        service.hub.target_lost(heard.detail)
 
 
 def main() -> int:

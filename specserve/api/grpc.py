@@ -16,13 +16,13 @@ import grpc.aio
 
 from specserve import __version__
 from specserve.api.events import Event
+from specserve.api.from_proto import call_of
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.api.service import Service
 from specserve.api.status import Context, with_status
-from specserve.api.translate import (
+from specserve.api.to_proto import (
     ResponseBuilder,
-    call_of,
     load_of,
     model_info_of,
     stream_response_of,

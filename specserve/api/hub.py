@@ -174,14 +174,20 @@ class Hub:
 
     def target_lost(self, detail: str) -> None:
         """Fail every open request; nothing is accepted any more. The first detail counts."""
-        if self.lost.is_set():
-            return
-        log.error("target lost: %s", detail)
+        if not self.lost.is_set():
+            log.error("target lost: %s", detail)
+            self._end(f"target lost: {detail}")
+
+    def shut_down(self) -> None:
+        """The same on purpose: what a drain has left over ends with an error."""
+        if not self.lost.is_set():
+            self._end("the service has stopped")
+
+    def _end(self, detail: str) -> None:
         self._lost_detail = detail
         self.lost.set()
-        error = Unavailable(f"target lost: {detail}")
+        error = Unavailable(detail)
         for opened in list(self._requests.values()):
-            opened.ended = True
             opened.fail(error)
             self.release(opened)
         for profile in self._profiles.values():
@@ -270,4 +276,4 @@ class Hub:
             self.target_lost(str(error))
 
     def _raise_lost(self) -> NoReturn:
-        raise Unavailable(f"target lost: {self._lost_detail}")
+        raise Unavailable(self._lost_detail)

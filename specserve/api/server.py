@@ -57,13 +57,9 @@ class GrpcServer:
         """Return never, or raise what ended the hub: a defect, after which nothing is served."""
         await self._tasks[0]
 
-    async def drain(self, timeout_s: float) -> int:
-        """Finish running requests; returns how many were left when time was up."""
-        return await self._service.drain(timeout_s)
-
     async def stop(self) -> None:
         """End what is still running, with an error to its client, and free everything."""
-        self._service.hub.target_lost("the service stopped")
+        self._service.hub.shut_down()
         await self._server.stop(_SHUTDOWN_GRACE_S)
         for task in self._tasks:
             task.cancel()

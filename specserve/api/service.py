@@ -9,8 +9,9 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from specserve.api.call import GenerateCall
 from specserve.api.hub import Hub
-from specserve.api.session import GenerateCall, Session
+from specserve.api.session import Session
 from specserve.api.tokenizer import TextTokenizer
 from specserve.config import ResolvedConfig
 from specserve.errors import Unavailable

@@ -14,13 +14,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Iterator
 from typing import TypeVar
 
-import msgspec
-
+from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
 from specserve.api.events import Event, Finished, PromptInfo, SpecRecord, Timings, Usage
 from specserve.api.hub import Hub
 from specserve.api.open_request import OpenRequest
 from specserve.api.sample_text import SampleText
-from specserve.api.tokenizer import ChatMessage, TextTokenizer
+from specserve.api.tokenizer import TextTokenizer
 from specserve.config import ServerConfig
 from specserve.errors import (
     DeadlineExceeded,
@@ -36,7 +35,6 @@ from specserve.types import (
     Request,
     RequestEnd,
     SampleDelta,
-    SamplingParams,
     Terminal,
 )
 from specserve.validation import Limits, validate_request, validate_sampling
@@ -46,28 +44,6 @@ _MODES_MET = ("auto", "off")
 _MODES_KNOWN = (*_MODES_MET, "sync", "async")
 
 _ResultT = TypeVar("_ResultT")
-
-
-class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A caller's wishes about speculation; one that cannot be met is refused, never ignored."""
-
-    mode: str = "auto"
-    max_verify_len: int | None = None
-    return_stats: bool = False
-
-
-class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asks for, in no wire's terms. None means the documented default."""
-
-    prompt: str | list[int] | list[ChatMessage]
-    sampling: SamplingParams = SamplingParams()
-    request_id: str | None = None
-    model: str | None = None
-    seed: int | None = None
-    cache_salt: str = ""
-    priority: int = 0
-    deadline_s: float | None = None  # CLOCK_MONOTONIC seconds, the clock of the event loop
-    spec: SpecOptions = SpecOptions()
 
 
 class Session:

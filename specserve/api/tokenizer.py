@@ -12,26 +12,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import msgspec
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from specserve.api.call import ROLES, ChatMessage
 from specserve.api.detokenizer import Detokenizer, TokenBytes
 from specserve.errors import InvalidField, Unsupported
 
-ROLES = ("system", "user", "assistant")
 _NUM_THREADS = 2
 _MAX_MESSAGES = 4096
 
 _ResultT = TypeVar("_ResultT")
-
-
-class ChatMessage(msgspec.Struct, frozen=True):
-    """One turn of a conversation; `role` is one of `ROLES`."""
-
-    role: str
-    content: str
 
 
 class TextTokenizer:

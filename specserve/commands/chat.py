@@ -1,16 +1,79 @@
 # pyright: strict
-"""To come."""
+"""`specserve chat`: a conversation in the terminal, with the model's own chat template."""
 
 import argparse
+import sys
+from typing import TYPE_CHECKING
 
-HELP = "talk to the model"
-EXAMPLES = ""
+from specserve.api.call import ChatMessage
+from specserve.commands.connection import add_connection_options, service_address
+from specserve.commands.sampling_options import add_sampling_options, read_sampling
+from specserve.errors import SpecserveError
+
+if TYPE_CHECKING:
+    from specserve.client import Client, Options
+
+HELP = "talk to a model"
+EXAMPLES = """examples:
+  specserve chat                                       start a service for the conversation
+  specserve chat --connect 127.0.0.1:7411 --temperature 0.7 --system "Be brief."
+
+in the conversation: /reset forgets it, /exit or Ctrl-D ends it, Ctrl-C ends the answer
+"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """To come."""
+    """The flags of `chat`."""
+    parser.add_argument("--system", metavar="TEXT", help="instruction before the first turn")
+    add_sampling_options(parser)
+    add_connection_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """To come."""
+    """Talk until the end of input; raises SpecserveError if there is no service."""
+    from specserve.client import Client
+
+    options = read_sampling(arguments)
+    opening = [ChatMessage("system", arguments.system)] if arguments.system else []
+    with service_address(arguments) as address, Client(address) as client:
+        messages = list(opening)
+        while (line := _read_line()) is not None:
+            if line == "/exit":
+                break
+            if line == "/reset":
+                messages = list(opening)
+            elif line:
+                messages = _turn(client, messages, line, options)
     return 0
+
+
+def _turn(
+    client: "Client", messages: list[ChatMessage], line: str, options: "Options"
+) -> list[ChatMessage]:
+    """One question and its answer; a refused question is not remembered."""
+    asked = [*messages, ChatMessage("user", line)]
+    answer = ""
+    try:
+        for delta in client.stream(asked, **options):
+            answer += delta.text
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        answer += ""  # what was said stays said
+    except SpecserveError as error:
+        sys.stderr.write(f"specserve: {error}\n")
+        return messages
+    sys.stdout.write("\n")
+    return [*asked, ChatMessage("assistant", answer)]
+
+
+def _read_line() -> str | None:
+    """The next line without its end; None at the end of input."""
+    if sys.stdin.isatty():
+        sys.stdout.write("> ")
+        sys.stdout.flush()
+    try:
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        return None
+    return line.strip() if line else None

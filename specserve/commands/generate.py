@@ -1,16 +1,110 @@
 # pyright: strict
-"""To come."""
+"""`specserve generate`: one prompt, streamed text or one JSON object."""
 
 import argparse
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from specserve.commands.connection import add_connection_options, service_address
+from specserve.commands.sampling_options import add_sampling_options, read_sampling
+from specserve.types import Logprobs
+
+if TYPE_CHECKING:
+    from specserve.client import Client, CompletedSample, Completion, Options
 
 HELP = "continue a prompt"
-EXAMPLES = ""
+EXAMPLES = """examples:
+  specserve generate "def fibonacci(n):"                       start a service, use it, stop it
+  specserve generate --connect 127.0.0.1:7411 --temperature 0 --max-tokens 64 "import "
+  specserve generate --json --n 3 --seed 7 --logprobs 2 "The licence"
+  git diff | specserve generate --stop "diff --git" -          the prompt from stdin
+"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """To come."""
+    """The flags of `generate`."""
+    parser.add_argument("prompt", metavar="PROMPT", help="text to continue; - reads stdin")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    add_sampling_options(parser)
+    add_connection_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """To come."""
+    """Generate; raises SpecserveError."""
+    from specserve.client import Client  # gRPC is slow to import, and --help needs none of it
+
+    options = read_sampling(arguments)
+    prompt: str = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    with service_address(arguments) as address, Client(address) as client:
+        if arguments.json:
+            completion = client.generate(prompt, **options)
+            sys.stdout.write(msgspec.json.encode(as_json(completion)).decode() + "\n")
+        elif options.get("n", 1) > 1:
+            _write_samples(client.generate(prompt, **options))
+        else:
+            _write_stream(client, prompt, options)
     return 0
+
+
+def as_json(completion: "Completion") -> dict[str, object]:
+    """The first sample's fields at the top; `choices` has all samples when there are several."""
+    document = {
+        "request_id": completion.request_id,
+        **_sample_as_json(completion.samples[0]),
+        "usage": msgspec.to_builtins(completion.usage),
+        "timings": msgspec.to_builtins(completion.timings),
+    }
+    if len(completion.samples) > 1:
+        choices = [
+            {"index": sample.sample_index, **_sample_as_json(sample)}
+            for sample in completion.samples
+        ]
+        document["choices"] = choices
+    if completion.prompt.prompt_logprobs:
+        document["prompt_logprobs"] = _logprobs_as_json(completion.prompt.prompt_logprobs)
+    return document
+
+
+def _sample_as_json(sample: "CompletedSample") -> dict[str, object]:
+    document: dict[str, object] = {
+        "text": sample.text,
+        "token_ids": sample.token_ids,
+        "finish_reason": sample.finish_reason.value,
+    }
+    if sample.stop_string is not None:
+        document["stop_string"] = sample.stop_string
+    if sample.stop_token_id is not None:
+        document["stop_token_id"] = sample.stop_token_id
+    if sample.logprobs:
+        document["logprobs"] = _logprobs_as_json(sample.logprobs)
+    return document
+
+
+def _logprobs_as_json(positions: list[Logprobs]) -> list[dict[str, object]]:
+    return [
+        {
+            "token_id": position.token_id,
+            "logprob": position.logprob,
+            "rank": position.rank,
+            "top": [
+                {"token_id": token_id, "logprob": logprob}
+                for token_id, logprob in zip(position.top_ids, position.top_logprobs, strict=True)
+            ],
+        }
+        for position in positions
+    ]
+
+
+def _write_samples(completion: "Completion") -> None:
+    for sample in completion.samples:
+        sys.stdout.write(f"--- sample {sample.sample_index}: {sample.finish_reason.value}\n")
+        sys.stdout.write(sample.text + "\n")
+
+
+def _write_stream(client: "Client", prompt: str, options: "Options") -> None:
+    for delta in client.stream(prompt, **options):
+        sys.stdout.write(delta.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")

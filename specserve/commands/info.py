@@ -1,16 +1,141 @@
 # pyright: strict
-"""To come."""
+"""`specserve info`: a running service, or this installation, machine and model."""
 
 import argparse
+import hashlib
+import importlib.metadata
+import platform
+import sys
+from pathlib import Path
 
-HELP = "show a service, or this machine and the embedded model"
-EXAMPLES = ""
+import msgspec
+
+from specserve import __version__
+from specserve.hardware import probe
+from specserve.model.ballast import with_ballast
+from specserve.model.config import ModelSpec, read_spec
+from specserve.sizes import format_bytes, format_count, parse_count
+from specserve.target_source import default_name, locate_target
+
+HELP = "show a running service, or this machine and the model that would be served"
+EXAMPLES = """examples:
+  specserve info                             versions, machine, the embedded model
+  specserve info --ballast 60M               the same with ballast, and what it adds
+  specserve info --target ./Qwen3-0.6B
+  specserve info --connect 127.0.0.1:7411    a running service and its load
+"""
+
+_PACKAGES = ("torch", "grpcio", "msgspec", "pyzmq", "tokenizers", "safetensors")
+_LAW_NOTE = "ballast raises the cost of a forward and leaves the law as it is"
+
+Section = dict[str, object]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """To come."""
+    """The flags of `info`."""
+    parser.add_argument("--connect", metavar="HOST:PORT", help="show this running service")
+    parser.add_argument("--target", metavar="FOLDER|HUB_ID", help="show this model")
+    parser.add_argument("--ballast", metavar="PARAMS", help="as it would be with ballast")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """To come."""
+    """Print the sections; raises SpecserveError."""
+    if arguments.connect is not None:
+        sections = _running(arguments.connect)
+    else:
+        sections = {
+            "versions": _versions(),
+            "machine": _machine(),
+            "model": _model(arguments.target, arguments.ballast),
+        }
+    text = msgspec.json.encode(sections).decode() + "\n" if arguments.json else _layout(sections)
+    sys.stdout.write(text)
     return 0
+
+
+def _running(address: str) -> dict[str, Section]:
+    from specserve.client import Client
+
+    with Client(address) as client:
+        records = {
+            "service": client.server_info(),
+            "model": client.model_info(),
+            "load": client.load(),
+        }
+    sections: dict[str, Section] = {
+        name: msgspec.to_builtins(record) for name, record in records.items()
+    }
+    if sections["model"]["ballast_params"]:
+        sections["model"]["ballast_note"] = _LAW_NOTE
+    return sections
+
+
+def _versions() -> Section:
+    versions: Section = {"specserve": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "missing"
+    return versions
+
+
+def _machine() -> Section:
+    hardware = probe()
+    section: Section = {
+        "cpu": hardware.cpu_name,
+        "cores": len(hardware.cores),
+        "available_memory": format_bytes(hardware.available_memory),
+        "cuda_devices": len(hardware.cuda_devices),
+    }
+    for device in hardware.cuda_devices:
+        section[f"cuda:{device.index}"] = f"{device.name}, {format_bytes(device.memory)}"
+    return section
+
+
+def _model(target: str | None, ballast: str | None) -> Section:
+    folder = locate_target(target)
+    spec = read_spec(folder)
+    if ballast is not None:
+        spec = with_ballast(spec, parse_count(ballast, "ballast"))
+    section: Section = {
+        "name": default_name(folder),
+        "folder": str(folder),
+        "architecture": spec.architecture,
+        "parameters": format_count(spec.num_params - spec.ballast_params),
+        "layers": spec.num_real_layers,
+        "hidden_size": spec.hidden_size,
+        "heads": f"{spec.num_heads} query, {spec.num_kv_heads} key-value",
+        "vocab_size": spec.vocab_size,
+        "max_model_len": spec.max_position_embeddings,
+        "dtype": spec.dtype,
+        "weights_sha256": _weights_hash(folder),
+        "ballast": _ballast(spec),
+    }
+    return section
+
+
+def _ballast(spec: ModelSpec) -> str:
+    if not spec.ballast_widths:
+        return "none"
+    size = format_count(spec.ballast_params)
+    return f"{size} parameters in {len(spec.ballast_widths)} layers; {_LAW_NOTE}"
+
+
+def _weights_hash(folder: Path) -> str:
+    """Of the single weight file; sharded checkpoints are too large to hash for a glance."""
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        return "sharded"
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _layout(sections: dict[str, Section]) -> str:
+    lines: list[str] = []
+    for name, section in sections.items():
+        lines.append(name)
+        width = max(len(key) for key in section)
+        lines += [f"  {key:<{width}}  {value}" for key, value in section.items()]
+    return "\n".join(lines) + "\n"

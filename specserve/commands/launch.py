@@ -16,7 +16,7 @@ from specserve.errors import SpecserveError
 from specserve.launch import launch, resolve_here
 from specserve.process import die_with_parent, report_failure, report_ready
 from specserve.supervisor import EXIT_REFUSED, Ending
-from specserve.telemetry import LOG_LEVELS, setup_logging
+from specserve.telemetry import setup_logging
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ EXAMPLES = """examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags of `launch`."""
     add_service_options(parser)
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info")
     # For a launch started by another command: where to report, and whom not to outlive.
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
@@ -44,10 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.parent_pid is not None:
         # SIGTERM, not SIGKILL: this process has children of its own to stop.
         die_with_parent(arguments.parent_pid, signal.SIGTERM)
-    setup_logging("supervisor", arguments.log_level)
     announcer = _Announcer(arguments.ready_fd)
     try:
         config = resolve_here(read_config(arguments))
+        setup_logging("supervisor", config.telemetry.log_level)
         announcer.resolved(config)
         ending = launch(config, runtime_root=_runtime_root(), on_ready=announcer.ready)
     except SpecserveError as error:

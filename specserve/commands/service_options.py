@@ -23,6 +23,7 @@ _VALUE_FLAGS = (
     ("--port", "server.grpc_port", "PORT", "gRPC port; 0 takes any free one (default 7411)"),
     ("--max-batch-rows", "engine.max_batch_rows", "ROWS", "samples that run at once"),
     ("--max-batch-tokens", "engine.max_batch_tokens", "TOKENS", "tokens of one forward"),
+    ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error"),
     ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),
 )
 _SWITCHES = (

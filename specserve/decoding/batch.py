@@ -82,7 +82,7 @@ class SamplingBatch:
             num_rows=len(states),
             greedy_rows=_ints(greedy, device) if greedy else None,
             random_rows=_ints(rows, device) if rows else None,
-            temperatures=_floats([state.params.temperature for state in random], device),
+            temperatures=_floats([state.temperature for state in random], device),
             seeds=keys[0],
             sample_indices=keys[1],
             positions=keys[2],

@@ -13,6 +13,10 @@ from specserve.noise import seed_bits
 from specserve.types import SamplingParams
 
 
+# The least normal float32: a smaller one would turn into a division by zero on the way.
+_MIN_TEMPERATURE = 2.0**-126
+
+
 class PenaltyState:
     """The distinct tokens a sample has seen and how often it generated each.
 
@@ -83,6 +87,7 @@ class SamplingState:
         "position",
         "sample_index",
         "seed_bits",
+        "temperature",
     )
 
     def __init__(
@@ -101,6 +106,7 @@ class SamplingState:
         self.num_generated = 0
         self.end_token_ids = tuple(dict.fromkeys((*end_token_ids, *params.stop_token_ids)))
         self.is_greedy = params.temperature == 0
+        self.temperature = max(params.temperature, _MIN_TEMPERATURE)
         self.is_truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         self.has_bias = bool(params.logit_bias)
         self.bias_ids = list(params.logit_bias)
@@ -143,7 +149,7 @@ class SamplingState:
 
     def along(self, drafted_token_ids: Sequence[int]) -> list["SamplingState"]:
         """The states of the rows that verify a path: itself, then one after each drafted token."""
-        states = [self]
+        states: list[SamplingState] = [self]
         for token_id in drafted_token_ids:
             state = states[-1].fork()
             state.append(token_id)

@@ -53,17 +53,23 @@ def _apply_top_k(scaled: Tensor, weights: Tensor, truncation: Truncation) -> Ten
 def _apply_top_p(scaled: Tensor, weights: Tensor, truncation: Truncation) -> Tensor:
     num_tokens = scaled.shape[1]
     needed = fixed_point_mass(weights, num_tokens).sum(dim=1).double() * truncation.top_p
-    # Zero-weight tokens have been cut (or underflowed); they must not pose as candidates.
+    needed.masked_fill_(truncation.top_p >= 1, 0.0)
+    # What top_k cut must not pose as a candidate.
     alive = scaled.masked_fill(weights == 0, float("-inf"))
-    num_candidates = min(_NUM_CANDIDATES, num_tokens)
-    while True:
-        ordered, ids = alive.topk(num_candidates, dim=1)
-        held = fixed_point_mass(weights.gather(1, ids), num_tokens).cumsum(dim=1).double()
-        enough = held >= needed.unsqueeze(1)
-        off = truncation.top_p >= 1
-        if num_candidates == num_tokens or bool((enough[:, -1] | off).all()):
-            break
-        num_candidates = num_tokens
+    thresholds, complete = _nucleus(alive, weights, needed, min(_NUM_CANDIDATES, num_tokens))
+    if not bool(complete.all()):
+        rest = (~complete).nonzero().squeeze(1)
+        thresholds[rest], _ = _nucleus(alive[rest], weights[rest], needed[rest], num_tokens)
+    thresholds.masked_fill_(truncation.top_p >= 1, float("-inf"))
+    return weights.masked_fill(alive < thresholds.unsqueeze(1), 0.0)
+
+
+def _nucleus(
+    alive: Tensor, weights: Tensor, needed: Tensor, num_candidates: int
+) -> tuple[Tensor, Tensor]:
+    """The least scaled logit of each nucleus [R], and whether the candidates held it all."""
+    ordered, ids = alive.topk(num_candidates, dim=1)
+    held = fixed_point_mass(weights.gather(1, ids), alive.shape[1]).cumsum(dim=1).double()
+    enough = held >= needed.unsqueeze(1)
     place = (~enough).sum(dim=1, keepdim=True).clamp_(max=num_candidates - 1)
-    threshold = ordered.gather(1, place).masked_fill_(off.unsqueeze(1), float("-inf"))
-    return weights.masked_fill(alive < threshold, 0.0)
+    return ordered.gather(1, place).squeeze(1), enough[:, -1]

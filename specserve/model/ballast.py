@@ -47,7 +47,6 @@ def with_ballast(spec: ModelSpec, num_params: int) -> ModelSpec:
     step_params = spec.layer_params(WIDTH_STEP) - spec.layer_params(0)
     # The widths differ by one step at most, which brings the total within half a step.
     steps = max(num_layers, round((extra - num_layers * spec.layer_params(0)) / step_params))
-    widths = [
-        WIDTH_STEP * (steps // num_layers + (i < steps % num_layers)) for i in range(num_layers)
-    ]
-    return replace(spec, ballast_widths=tuple(widths))
+    wide, narrow = steps % num_layers, steps // num_layers
+    widths = [narrow + 1] * wide + [narrow] * (num_layers - wide)
+    return replace(spec, ballast_widths=tuple(WIDTH_STEP * width for width in widths))

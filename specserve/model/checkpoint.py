@@ -1,4 +1,4 @@
-"""The safetensors files of one checkpoint folder: which tensors they hold, and reading parts of them.
+"""The safetensors files of one checkpoint folder: what they hold, and reading parts of it.
 
 Names are given without the "model." prefix that most checkpoints carry. Only safetensors is read:
 the pickled formats can execute code. Knows no architecture; the caller says what to expect.
@@ -24,7 +24,7 @@ _BUFFER_SUFFIX = "rotary_emb.inv_freq"  # old checkpoints carry this derivable t
 
 
 class Checkpoint:
-    """Opens every file of `folder`; a context manager. Raises `Unsupported` for what is malformed."""
+    """The open files of `folder`; a context manager. Raises `Unsupported` if one is malformed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

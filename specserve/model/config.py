@@ -2,7 +2,7 @@
 """What a checkpoint folder's `config.json` says about its architecture.
 
 Decides from the content alone, never from the folder's name, and refuses what the forward pass
-does not implement, naming the field. Knows no tensors; `auto_map` and other code is never looked at.
+does not implement, naming the field. Knows no tensors; never looks at `auto_map` or other code.
 """
 
 import json
@@ -28,7 +28,7 @@ PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary frequencies: `kind` is default, linear or llama3; the factors belong to the last two."""
+    """Rotary frequencies; `kind` is default, linear or llama3, factors belong to the last two."""
 
     theta: float
     kind: str = "default"

@@ -14,7 +14,6 @@ from specserve.model.linear import Linear
 from specserve.model.projection import Projection
 from specserve.model.rope import rotate
 
-
 VECTOR = 64  # elements: a multiple of what the vector loops of any processor take at once
 PARALLEL_GRAIN = 32768  # elements below which torch leaves an operation to one thread
 

@@ -1,18 +1,20 @@
 """Matrix products whose result for a token does not depend on the tokens beside it.
 
 On CPU a weight is repacked once by oneDNN; one copy serves every number of rows, is the fastest
-kernel at all of them, and gives a row the same bits wherever it stands. That last property is not
-documented anywhere, so `Kernels` tries it on every shape it meets and falls back to `TiledLinear`,
-which has it by construction. See docs/decisions/0002-deterministic-arithmetic.md.
+kernel at all of them, and gives a row the same bits wherever it stands, a single row of a long
+product excepted. None of this is documented, so `Kernels` tries every shape it meets, pads few rows
+where that helps, and otherwise falls back to `TiledLinear`, which is invariant by construction.
+See docs/decisions/0002-deterministic-arithmetic.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 
 PIECES = (8, 4, 2, 1)  # a tiled product's output columns come in that many pieces, if they divide
-PROBED_ROWS = (1, 2, 3, 5, 8, 16, 17, 64)
+MIN_ROWS = (1, 2, 4, 8)  # what few rows may be padded to, if that makes their bits those of many
+PROBED_ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 64)
 
 _pack = torch.ops.mkldnn._reorder_linear_weight.default
 _packed_linear = torch.ops.mkldnn._linear_pointwise.default
@@ -35,14 +37,19 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """oneDNN with a prepacked weight; the plain copy is dropped."""
+    """oneDNN with a prepacked weight, plain copy dropped; fewer than `min_rows` rows are padded."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, min_rows: int = 1) -> None:
         # The second argument only tells oneDNN which batch size to expect.
         self._weight = _pack(weight, 8)
+        self._min_rows = min_rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return _packed_linear(x, self._weight, None, "none", [], "")
+        num_missing = self._min_rows - x.shape[0]
+        if num_missing <= 0:
+            return _packed_linear(x, self._weight, None, "none", [], "")
+        padded = torch.nn.functional.pad(x, (0, 0, 0, num_missing))
+        return _packed_linear(padded, self._weight, None, "none", [], "")[: x.shape[0]]
 
 
 class TiledLinear:
@@ -72,28 +79,33 @@ class Kernels:
 
     def __init__(self, *, dtype: torch.dtype, device: torch.device, deterministic: bool) -> None:
         self._dtype = dtype
-        self._device = device
         self._deterministic = deterministic
         # 64 rows cost CUDA what 8 do; on CPU a tile of 8 is one verification.
         self._tile = 8 if device.type == "cpu" else 64
         self._packs = device.type == "cpu" and can_pack(dtype)
-        self._verdicts: dict[tuple[int, int], bool] = {}
+        self._verdicts: dict[tuple[int, int], int | None] = {}
 
     def linear(self, parts: Sequence[torch.Tensor], num_ranks: int = 1) -> Linear:
-        """The product with `parts`, each [rows, in], stacked; `num_ranks` share the whole weight."""
+        """The product with `parts`, each [rows, in], stacked.
+
+        `num_ranks` ranks hold equal shares of the whole weight's rows, this one `parts`.
+        """
         weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
         if not self._deterministic:
             return PackedLinear(weight) if self._packs else PlainLinear(weight)
-        if self._packs and self._is_invariant(weight.shape[1], weight.shape[0] * num_ranks):
-            return PackedLinear(weight)
+        min_rows = self._min_rows(weight.shape[1], weight.shape[0] * num_ranks)
+        if min_rows is not None:
+            return PackedLinear(weight, min_rows)
         pieces = [piece for part in parts for piece in fixed_pieces(part, num_ranks)]
         return TiledLinear(pieces, self._tile)
 
-    def _is_invariant(self, in_size: int, out_size: int) -> bool:
+    def _min_rows(self, in_size: int, out_size: int) -> int | None:
         """The verdict on a shape; the whole weight's, so that every number of ranks agrees."""
+        if not self._packs:
+            return None
         shape = (in_size, out_size)
         if shape not in self._verdicts:
-            self._verdicts[shape] = is_invariant(PackedLinear, in_size, out_size, self._dtype)
+            self._verdicts[shape] = invariant_from(PackedLinear, in_size, out_size, self._dtype)
         return self._verdicts[shape]
 
 
@@ -115,13 +127,13 @@ def can_pack(dtype: torch.dtype) -> bool:
     return True
 
 
-def is_invariant(
+def invariant_from(
     kernel: type[PackedLinear], in_size: int, out_size: int, dtype: torch.dtype
-) -> bool:
-    """Try a kernel: are rows the same bits for other row counts, places, threads and column shards?
+) -> int | None:
+    """The least of MIN_ROWS from which a row's bits depend on nothing but the row; None: from none.
 
-    One thread on the whole matrix is the reference, so a service with several threads or ranks
-    agrees with one that has a single one.
+    Tried against a product of many rows by one thread with the whole matrix: other row counts,
+    places, this process's threads, and the column shards of 2, 4 and 8 ranks.
     """
     generator = torch.Generator().manual_seed(0)
     # A few random rows repeated: drawing all of a large matrix would take longer than probing it.
@@ -134,16 +146,22 @@ def is_invariant(
         expected = kernel(weight)(x)
     finally:
         torch.set_num_threads(num_threads)
-    for num_shards in (1, 2, 4, 8):
-        if out_size % num_shards:
-            continue
+    differing = 0
+    for num_shards in (n for n in (1, 2, 4, 8) if out_size % n == 0):
         width = out_size // num_shards
         for start in range(0, out_size, width):
             linear = kernel(weight[start : start + width].contiguous())
             columns = expected[:, start : start + width]
-            for rows in PROBED_ROWS:
-                for first in (0, 1, len(x) - rows):
-                    window = slice(first, first + rows)
-                    if not torch.equal(linear(x[window]), columns[window]):
-                        return False
-    return True
+            differing = max(differing, *_differing_rows(linear, x, columns))
+    return next((rows for rows in MIN_ROWS if rows > differing), None)
+
+
+def _differing_rows(linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> Iterator[int]:
+    """Row counts whose products have other bits than `expected` = linear(x), and a final 0."""
+    for rows in PROBED_ROWS:
+        for first in (0, 1, len(x) - rows):
+            window = slice(first, first + rows)
+            if not torch.equal(linear(x[window]), expected[window]):
+                yield rows
+                break
+    yield 0

@@ -11,7 +11,7 @@ from specserve.model.linear import (
     TiledLinear,
     can_pack,
     fixed_pieces,
-    is_invariant,
+    invariant_from,
 )
 from specserve.model.rope import rotate
 from tests.golden import Session
@@ -97,14 +97,48 @@ class _ColumnCountLeaks(PackedLinear):
 
 
 @needs_packing
-def test_the_probe_sees_kernels_whose_bits_depend_on_the_shape():
-    assert is_invariant(PackedLinear, 48, 64, torch.float32)
-    assert not is_invariant(_RowCountLeaks, 48, 64, torch.float32)
-    assert not is_invariant(_ColumnCountLeaks, 48, 64, torch.float32)
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(("in_size", "out_size"), [(48, 64), (256, 1536), (4096, 96)])
+def test_probed_products_have_equal_bits_for_any_rows(in_size, out_size, num_threads):
+    min_rows = invariant_from(PackedLinear, in_size, out_size, torch.float32)
+    assert min_rows is not None
+    product = PackedLinear(torch.randn(out_size, in_size), min_rows)
+    x = torch.randn(300, in_size)
+    expected = product(x)
+    torch.set_num_threads(num_threads)
+    for rows in [*windows(20), slice(0, 64), slice(7, 200), slice(299, 300)]:
+        assert torch.equal(product(x[rows]), expected[rows])
+
+
+def leaking(differs):
+    """A kernel whose bits change where `differs(number of rows, number of columns)`."""
+
+    class Leaking(PackedLinear):
+        def __call__(self, x):
+            out = super().__call__(x)
+            return out * (1 + 1e-6 * differs(*out.shape))
+
+    return Leaking
+
+
+@needs_packing
+@pytest.mark.parametrize(
+    ("differs", "min_rows"),
+    [
+        (lambda rows, columns: False, 1),
+        (lambda rows, columns: rows == 1, 2),
+        (lambda rows, columns: rows == 3, 4),
+        (lambda rows, columns: rows == 17, None),
+        (lambda rows, columns: columns == 16, None),
+        (lambda rows, columns: columns == 8 and rows < 6, 8),
+    ],
+)
+def test_the_probe_finds_the_rows_from_which_bits_are_stable(differs, min_rows):
+    assert invariant_from(leaking(differs), 48, 64, torch.float32) == min_rows
 
 
 def test_a_kernel_that_fails_the_probe_is_replaced_by_tiles(monkeypatch):
-    monkeypatch.setattr(linear, "is_invariant", lambda *_: False)
+    monkeypatch.setattr(linear, "invariant_from", lambda *_: None)
     kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
     assert isinstance(kernels.linear([torch.zeros(16, 8)]), TiledLinear)
 
@@ -133,7 +167,7 @@ def test_tiled_products_have_equal_bits_for_any_rows_and_ranks(num_ranks):
 @pytest.mark.parametrize("tiled", [False, True], ids=["probed", "tiled"])
 def test_a_prompt_gives_equal_bits_in_chunks_of_any_size(tmp_path, monkeypatch, config, tiled):
     if tiled:
-        monkeypatch.setattr(linear, "is_invariant", lambda *_: False)
+        monkeypatch.setattr(linear, "invariant_from", lambda *_: None)
     target = load(write_checkpoint(tmp_path, config))
     session = Session(target, len(PROMPT))
     expected, _ = session.feed(PROMPT)

@@ -1,74 +1,51 @@
-"""Protobuf messages to and from our own records, field by field. Decides nothing."""
+"""Our own records to protobuf messages, field by field. Decides nothing."""
 
-import time
 from typing import Any
 
+import msgspec
+
 from specserve.api import events
+from specserve.api.call import ChatMessage, GenerateCall
+from specserve.api.from_proto import ORIGINS
 from specserve.api.grpc_gen import generation_pb2 as pb
-from specserve.api.session import GenerateCall, SpecOptions
-from specserve.api.tokenizer import ChatMessage
-from specserve.errors import InvalidField
-from specserve.types import Load, Logprobs, Ready, SamplingParams, TokenOrigin
+from specserve.types import Load, Logprobs, Ready
 
-_ORIGINS = {
-    TokenOrigin.PLAIN: pb.TOKEN_ORIGIN_PLAIN,
-    TokenOrigin.DRAFTED: pb.TOKEN_ORIGIN_DRAFTED,
-    TokenOrigin.BONUS: pb.TOKEN_ORIGIN_BONUS,
-}
-_SCALARS = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "min_tokens", "max_tokens", "ignore_eos", "n", "logprobs",
-    "prompt_logprobs",
-)  # fmt: skip
+# --- requests, on the client ------------------------------------------------------------------
 
 
-def call_of(
-    request: pb.GenerateRequest, time_remaining_s: float | None, max_prompt_tokens: int
-) -> GenerateCall:
-    """The call a request message asks for; raises InvalidField without a prompt."""
-    spec = _present(request.spec, ("mode", "max_verify_len", "return_stats"))
-    optional = _present(request, ("request_id", "model", "seed", "cache_salt", "priority"))
-    deadline_s = None if time_remaining_s is None else time.monotonic() + time_remaining_s
-    return GenerateCall(
-        prompt=_prompt_of(request, max_prompt_tokens),
-        sampling=_sampling_of(request.sampling),
-        deadline_s=deadline_s,
-        spec=SpecOptions(**spec),
-        **optional,
+def request_of(call: GenerateCall) -> pb.GenerateRequest:
+    """The message for a call; only what differs from the defaults is sent.
+
+    Raises:
+        TypeError, ValueError: a value that its protobuf field cannot hold.
+    """
+    sampling: dict[str, Any] = msgspec.to_builtins(call.sampling, builtin_types=(), str_keys=False)
+    spec = call.spec
+    return pb.GenerateRequest(
+        sampling=pb.SamplingParams(**sampling),
+        request_id=call.request_id,
+        model=call.model,
+        seed=call.seed,
+        cache_salt=call.cache_salt or None,
+        priority=call.priority or None,
+        spec=pb.SpecOptions(
+            mode=spec.mode, max_verify_len=spec.max_verify_len, return_stats=spec.return_stats
+        ),
+        **_prompt_of(call.prompt),
     )
 
 
-def _present(message: Any, names: tuple[str, ...]) -> dict[str, Any]:  # noqa: ANN401
-    """Fields that were sent; absent ones keep the defaults of our own records."""
-    return {name: getattr(message, name) for name in names if message.HasField(name)}
+def _prompt_of(prompt: str | list[int] | list[ChatMessage]) -> dict[str, Any]:
+    if isinstance(prompt, str):
+        return {"text": prompt}
+    turns = [item for item in prompt if isinstance(item, ChatMessage)]
+    if turns:
+        messages = [pb.ChatMessage(role=turn.role, content=turn.content) for turn in turns]
+        return {"chat": pb.ChatMessages(messages=messages)}
+    return {"token_ids": pb.TokenIds(ids=[item for item in prompt if isinstance(item, int)])}
 
 
-def _prompt_of(
-    request: pb.GenerateRequest, max_prompt_tokens: int
-) -> str | list[int] | list[ChatMessage]:
-    match request.WhichOneof("prompt"):
-        case "text":
-            return request.text
-        case "token_ids":
-            ids = request.token_ids.ids
-            if len(ids) > max_prompt_tokens:  # before millions of integers become objects
-                raise InvalidField(
-                    "token_ids", f"has {len(ids)} tokens; the limit is {max_prompt_tokens}"
-                )
-            return list(ids)
-        case "chat":
-            return [ChatMessage(turn.role, turn.content) for turn in request.chat.messages]
-        case _:
-            raise InvalidField("prompt", "is missing; send one of text, token_ids, chat")
-
-
-def _sampling_of(sampling: pb.SamplingParams) -> SamplingParams:
-    return SamplingParams(
-        logit_bias=dict(sampling.logit_bias),
-        stop=tuple(sampling.stop),
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        **_present(sampling, _SCALARS),
-    )
+# --- responses, on the server -----------------------------------------------------------------
 
 
 def stream_response_of(event: events.Event) -> pb.GenerateStreamResponse:
@@ -95,7 +72,7 @@ def _delta_of(delta: events.TokenDelta) -> pb.TokenDelta:
         sample_index=delta.sample_index,
         token_ids=delta.token_ids,
         text=delta.text,
-        origins=[_ORIGINS[origin] for origin in delta.origins],
+        origins=[ORIGINS[origin] for origin in delta.origins],
         cache_hit=delta.cache_hit,
         logprobs=map(_logprobs_of, delta.logprobs or ()),
     )

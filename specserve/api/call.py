@@ -1,0 +1,37 @@
+# pyright: strict
+"""What a caller asks for, in no wire's terms."""
+
+import msgspec
+
+from specserve.types import SamplingParams
+
+ROLES = ("system", "user", "assistant")
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One turn of a conversation; `role` is one of `ROLES`."""
+
+    role: str
+    content: str
+
+
+class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A caller's wishes about speculation; one that cannot be met is refused, never ignored."""
+
+    mode: str = "auto"
+    max_verify_len: int | None = None
+    return_stats: bool = False
+
+
+class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One request before validation. None means the documented default."""
+
+    prompt: str | list[int] | list[ChatMessage]
+    sampling: SamplingParams = SamplingParams()
+    request_id: str | None = None
+    model: str | None = None
+    seed: int | None = None
+    cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None  # CLOCK_MONOTONIC seconds, the clock of the event loop
+    spec: SpecOptions = SpecOptions()

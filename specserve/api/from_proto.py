@@ -1,0 +1,162 @@
+"""Protobuf messages to our own records, field by field. Decides nothing."""
+
+import time
+from typing import Any, TypeVar
+
+import msgspec
+
+from specserve.api import events
+from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
+from specserve.api.grpc_gen import generation_pb2 as pb
+from specserve.errors import InvalidField
+from specserve.types import FinishReason, Logprobs, SamplingParams, TokenOrigin
+
+ORIGINS = {
+    TokenOrigin.PLAIN: pb.TOKEN_ORIGIN_PLAIN,
+    TokenOrigin.DRAFTED: pb.TOKEN_ORIGIN_DRAFTED,
+    TokenOrigin.BONUS: pb.TOKEN_ORIGIN_BONUS,
+}
+_ORIGIN_OF = {proto: origin for origin, proto in ORIGINS.items()}
+_SCALARS = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "min_tokens", "max_tokens", "ignore_eos", "n", "logprobs",
+    "prompt_logprobs",
+)  # fmt: skip
+
+
+_StructT = TypeVar("_StructT", bound=msgspec.Struct)
+
+# --- requests, on the server ------------------------------------------------------------------
+
+
+def call_of(
+    request: pb.GenerateRequest, time_remaining_s: float | None, max_prompt_tokens: int
+) -> GenerateCall:
+    """The call a request message asks for; raises InvalidField without a prompt."""
+    spec = _present(request.spec, ("mode", "max_verify_len", "return_stats"))
+    optional = _present(request, ("request_id", "model", "seed", "cache_salt", "priority"))
+    deadline_s = None if time_remaining_s is None else time.monotonic() + time_remaining_s
+    return GenerateCall(
+        prompt=_prompt_of(request, max_prompt_tokens),
+        sampling=_sampling_of(request.sampling),
+        deadline_s=deadline_s,
+        spec=SpecOptions(**spec),
+        **optional,
+    )
+
+
+def _present(message: Any, names: tuple[str, ...]) -> dict[str, Any]:  # noqa: ANN401
+    """Fields that were sent; absent ones keep the defaults of our own records."""
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
+
+
+def _prompt_of(
+    request: pb.GenerateRequest, max_prompt_tokens: int
+) -> str | list[int] | list[ChatMessage]:
+    match request.WhichOneof("prompt"):
+        case "text":
+            return request.text
+        case "token_ids":
+            ids = request.token_ids.ids
+            if len(ids) > max_prompt_tokens:  # before millions of integers become objects
+                raise InvalidField(
+                    "token_ids", f"has {len(ids)} tokens; the limit is {max_prompt_tokens}"
+                )
+            return list(ids)
+        case "chat":
+            return [ChatMessage(turn.role, turn.content) for turn in request.chat.messages]
+        case _:
+            raise InvalidField("prompt", "is missing; send one of text, token_ids, chat")
+
+
+def _sampling_of(sampling: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        logit_bias=dict(sampling.logit_bias),
+        stop=tuple(sampling.stop),
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        **_present(sampling, _SCALARS),
+    )
+
+
+# --- responses, on the client -----------------------------------------------------------------
+
+
+def struct_of(message: Any, kind: type[_StructT]) -> _StructT:  # noqa: ANN401 - any message
+    """A record whose fields are all fields of `message` under the same names."""
+    fields = {name: getattr(message, name) for name in kind.__struct_fields__}
+    return msgspec.convert(fields, kind, from_attributes=True)
+
+
+def prompt_info_of(info: pb.PromptInfo) -> events.PromptInfo:
+    return events.PromptInfo(
+        request_id=info.request_id,
+        num_prompt_tokens=info.num_prompt_tokens,
+        prompt_logprobs=[_logprobs_of(position) for position in info.prompt_logprobs],
+    )
+
+
+def merge_prompt(known: events.PromptInfo | None, more: pb.PromptInfo) -> events.PromptInfo:
+    """Prompt logprobs of a long prompt come in several messages, in order."""
+    info = prompt_info_of(more)
+    if known is None:
+        return info
+    logprobs = known.prompt_logprobs + info.prompt_logprobs
+    return msgspec.structs.replace(info, prompt_logprobs=logprobs)
+
+
+def delta_of(delta: pb.TokenDelta) -> events.TokenDelta:
+    """A delta of a stream."""
+    return events.TokenDelta(
+        cache_hit=delta.cache_hit if delta.HasField("cache_hit") else None, **_tokens_of(delta)
+    )
+
+
+def sample_of(sample: pb.Sample) -> events.TokenDelta:
+    """A whole sample of a unary response, as the one delta it amounts to."""
+    return events.TokenDelta(**_tokens_of(sample))
+
+
+def _tokens_of(message: pb.TokenDelta | pb.Sample) -> dict[str, Any]:
+    return {
+        "sample_index": message.sample_index,
+        "token_ids": list(message.token_ids),
+        "text": message.text,
+        "origins": [_ORIGIN_OF[origin] for origin in message.origins],
+        "logprobs": [_logprobs_of(position) for position in message.logprobs] or None,
+    }
+
+
+def _logprobs_of(position: pb.TokenLogprobs) -> Logprobs:
+    return Logprobs(
+        position.token_id,
+        position.logprob,
+        position.rank,
+        [top.token_id for top in position.top],
+        [top.logprob for top in position.top],
+    )
+
+
+def finished_of(finished: pb.Finished) -> events.Finished:
+    spec = finished.spec if finished.HasField("spec") else None
+    return events.Finished(
+        samples=[
+            events.SampleEnd(
+                sample_index=end.sample_index,
+                finish_reason=FinishReason(end.finish_reason),
+                **_present(end, ("stop_string", "stop_token_id")),
+            )
+            for end in finished.samples
+        ],
+        usage=struct_of(finished.usage, events.Usage),
+        timings=struct_of(finished.timings, events.Timings),
+        spec=None if spec is None else _spec_record_of(spec),
+    )
+
+
+def _spec_record_of(spec: pb.SpecRecord) -> events.SpecRecord:
+    return events.SpecRecord(
+        num_drafts=spec.num_drafts,
+        num_draft_tokens=spec.num_draft_tokens,
+        num_accepted_tokens=spec.num_accepted_tokens,
+        num_accepted_tokens_per_pos=list(spec.num_accepted_tokens_per_pos),
+    )

@@ -1,0 +1,277 @@
+"""A typed Python client of the gRPC API: `Client` blocks, `AsyncClient` awaits.
+
+    from specserve.client import Client
+
+    with Client("127.0.0.1:7411") as client:
+        print(client.generate("def main():", max_tokens=32, temperature=0).text)
+        for delta in client.stream("Once upon a time", max_tokens=32, seed=1):
+            print(delta.text, end="")
+
+Results are immutable records; every failure is a `specserve.errors.SpecserveError` whose `code`
+is the gRPC status. Knows the public API only: it would serve as well against another machine.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
+
+import grpc
+import grpc.aio
+
+from specserve.api import from_proto, to_proto
+from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
+from specserve.api.completion import CompletedSample, Completion
+from specserve.api.events import Finished, PromptInfo, TokenDelta
+from specserve.api.grpc_gen import generation_pb2 as pb
+from specserve.api.grpc_gen import generation_pb2_grpc as stubs
+from specserve.api.info import ModelInfo, ServerInfo, ServerLoad
+from specserve.errors import InvalidField, SpecserveError, from_code
+from specserve.types import SamplingParams
+
+Prompt = str | Sequence[int] | Sequence[ChatMessage]
+
+# Prompt logprobs and long answers exceed gRPC's default of 4 MiB.
+_CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+
+class Options(TypedDict, total=False):
+    """Everything but the prompt. Sampling fields have the names and defaults of the proto."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    min_tokens: int
+    max_tokens: int
+    ignore_eos: bool
+    n: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    request_id: str | None
+    model: str | None
+    seed: int | None
+    cache_salt: str
+    priority: int
+    spec: SpecOptions
+    timeout_s: float | None  # the deadline of the call
+
+
+class Stream:
+    """Iterates over the deltas of one request; leaving it early cancels the request.
+
+    `prompt` is known once the first delta is, `finished` once the iteration has ended.
+    """
+
+    def __init__(self, call: Any) -> None:  # noqa: ANN401 - grpc does not type its calls
+        self._call = call
+        self.prompt: PromptInfo | None = None
+        self.finished: Finished | None = None
+
+    def __iter__(self) -> Iterator[TokenDelta]:
+        try:
+            for response in self._call:
+                delta = self._take(response)
+                if delta is not None:
+                    yield delta
+        except grpc.RpcError as error:
+            raise _error_of(error) from error
+        finally:
+            self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[TokenDelta]:
+        try:
+            async for response in self._call:
+                delta = self._take(response)
+                if delta is not None:
+                    yield delta
+        except grpc.RpcError as error:
+            raise _error_of(error) from error
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Abort the request; harmless once it has ended."""
+        self._call.cancel()
+
+    def _take(self, response: pb.GenerateStreamResponse) -> TokenDelta | None:
+        match response.WhichOneof("event"):
+            case "token_delta":
+                return from_proto.delta_of(response.token_delta)
+            case "prompt":
+                self.prompt = from_proto.merge_prompt(self.prompt, response.prompt)
+            case "finished":
+                self.finished = from_proto.finished_of(response.finished)
+            case _:
+                pass  # a kind of event that this version does not know
+        return None
+
+
+class Client:
+    """Blocking client; safe to share between threads."""
+
+    def __init__(self, address: str) -> None:
+        """`address` is host:port; the connection is made by the first call."""
+        self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._generation = stubs.GenerationStub(self._channel)
+        self._control = stubs.ControlStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what is running and disconnect."""
+        self._channel.close()
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
+        """The whole answer, all samples; raises SpecserveError."""
+        request, timeout_s = _request_of(prompt, options)
+        return _completion_of(_unary(self._generation.Generate, request, timeout_s))
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+        """Iterate with `for`; errors, SpecserveError all, come from the iteration."""
+        request, timeout_s = _request_of(prompt, options)
+        return Stream(self._generation.GenerateStream(request, timeout=timeout_s))
+
+    def server_info(self) -> ServerInfo:
+        response = _unary(self._control.GetServerInfo, pb.GetServerInfoRequest())
+        return from_proto.struct_of(response, ServerInfo)
+
+    def model_info(self) -> ModelInfo:
+        response = _unary(self._control.GetModelInfo, pb.GetModelInfoRequest())
+        return from_proto.struct_of(response, ModelInfo)
+
+    def load(self) -> ServerLoad:
+        response = _unary(self._control.GetLoad, pb.GetLoadRequest())
+        return from_proto.struct_of(response, ServerLoad)
+
+    def abort(self, request_id: str) -> None:
+        """End a request wherever it is; unknown ids are no error."""
+        _unary(self._control.Abort, pb.AbortRequest(request_id=request_id))
+
+
+class AsyncClient:
+    """The same for asyncio; use it inside one running loop."""
+
+    def __init__(self, address: str) -> None:
+        """`address` is host:port; the connection is made by the first call."""
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._generation = stubs.GenerationStub(self._channel)
+        self._control = stubs.ControlStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel what is running and disconnect."""
+        await self._channel.close()
+
+    async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
+        """The whole answer, all samples; raises SpecserveError."""
+        request, timeout_s = _request_of(prompt, options)
+        return _completion_of(await _aio_unary(self._generation.Generate, request, timeout_s))
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+        """Iterate with `async for`; errors, SpecserveError all, come from the iteration."""
+        request, timeout_s = _request_of(prompt, options)
+        return Stream(self._generation.GenerateStream(request, timeout=timeout_s))
+
+    async def server_info(self) -> ServerInfo:
+        response = await _aio_unary(self._control.GetServerInfo, pb.GetServerInfoRequest())
+        return from_proto.struct_of(response, ServerInfo)
+
+    async def model_info(self) -> ModelInfo:
+        response = await _aio_unary(self._control.GetModelInfo, pb.GetModelInfoRequest())
+        return from_proto.struct_of(response, ModelInfo)
+
+    async def load(self) -> ServerLoad:
+        response = await _aio_unary(self._control.GetLoad, pb.GetLoadRequest())
+        return from_proto.struct_of(response, ServerLoad)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request wherever it is; unknown ids are no error."""
+        await _aio_unary(self._control.Abort, pb.AbortRequest(request_id=request_id))
+
+
+def _unary(method: Any, request: Any, timeout_s: float | None = None) -> Any:  # noqa: ANN401
+    try:
+        return method(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+        raise _error_of(error) from error
+
+
+async def _aio_unary(method: Any, request: Any, timeout_s: float | None = None) -> Any:  # noqa: ANN401
+    try:
+        return await method(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+        raise _error_of(error) from error
+
+
+def _error_of(error: Any) -> SpecserveError:  # noqa: ANN401 - every RpcError of a call is a call
+    return from_code(error.code().name, error.details() or error.code().name)
+
+
+def _request_of(prompt: Prompt, options: Options) -> tuple[pb.GenerateRequest, float | None]:
+    fields: dict[str, Any] = dict(options)
+    timeout_s = fields.pop("timeout_s", None)
+    names = GenerateCall.__struct_fields__
+    rest = {name: fields.pop(name) for name in list(fields) if name in names}
+    if isinstance(fields.get("stop"), str):
+        raise InvalidField("stop", "is a string; it must be a sequence of strings")
+    try:
+        call = GenerateCall(
+            prompt=prompt if isinstance(prompt, str) else list(prompt),  # type: ignore[arg-type]
+            sampling=SamplingParams(**fields),
+            **rest,
+        )
+        return to_proto.request_of(call), timeout_s
+    except (TypeError, ValueError) as error:
+        raise InvalidField("options", str(error)) from error
+
+
+def _completion_of(response: pb.GenerateResponse) -> Completion:
+    finished = from_proto.finished_of(response.finished)
+    samples: list[CompletedSample] = []
+    for message, end in zip(response.samples, finished.samples, strict=True):
+        whole = from_proto.sample_of(message)
+        samples.append(
+            CompletedSample(
+                sample_index=end.sample_index,
+                text=whole.text,
+                token_ids=whole.token_ids,
+                origins=whole.origins,
+                logprobs=whole.logprobs,
+                finish_reason=end.finish_reason,
+                stop_string=end.stop_string,
+                stop_token_id=end.stop_token_id,
+            )
+        )
+    return Completion(
+        request_id=response.request_id,
+        samples=samples,
+        prompt=from_proto.prompt_info_of(response.prompt),
+        usage=finished.usage,
+        timings=finished.timings,
+        spec=finished.spec,
+    )

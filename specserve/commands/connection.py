@@ -1,0 +1,45 @@
+# pyright: strict
+"""`--connect`, or a service of one's own for the length of one command."""
+
+import argparse
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+
+from rich.console import Console
+
+from specserve.commands.service_options import add_service_options, command_line
+from specserve.errors import InvalidField
+from specserve.local_service import local_service
+
+
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
+    """`--connect`, and the flags of the service started without it."""
+    parser.add_argument(
+        "--connect",
+        metavar="HOST:PORT",
+        help="use a running service; without it one is started, and stopped afterwards",
+    )
+    add_service_options(parser)
+
+
+@contextmanager
+def service_address(arguments: argparse.Namespace) -> Generator[str]:
+    """host:port to talk to while inside. Raises SpecserveError if there is none."""
+    flags = command_line(arguments)
+    if arguments.connect is not None:
+        if flags:
+            problem = f"a running service keeps its own settings; drop {' '.join(flags)}"
+            raise InvalidField("--connect", problem)
+        yield arguments.connect
+        return
+    with ExitStack() as stack:
+        with _spinner("starting a service"):
+            address = stack.enter_context(local_service(flags))
+        yield address
+
+
+@contextmanager
+def _spinner(text: str) -> Generator[None]:
+    """Only on a terminal, and never on stdout, which belongs to the answer."""
+    with Console(stderr=True).status(text):
+        yield

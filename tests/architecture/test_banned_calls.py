@@ -1,0 +1,78 @@
+"""What no module may do: execute what it receives, or talk past the log."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.sources import ROOT, parse, source_files
+
+BANNED_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+BANNED_NAMES = {"eval", "exec", "print"}
+BANNED_ATTRIBUTES = {
+    "recv_pyobj",
+    "send_pyobj",
+    "broadcast_object_list",
+    "all_gather_object",
+    "gather_object",
+    "scatter_object_list",
+    "send_object_list",
+    "recv_object_list",
+}
+BANNED_DOTTED = {"torch.load", "builtins.eval", "builtins.exec"}
+
+
+def banned_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of every banned import, call or reference."""
+    for node in ast.walk(tree):
+        for name in _names(node):
+            if (
+                name.split(".")[0] in BANNED_MODULES
+                or name.rpartition(".")[2] in BANNED_ATTRIBUTES
+                or name in BANNED_DOTTED
+            ):
+                yield node.lineno, name  # type: ignore[attr-defined]
+        if isinstance(node, ast.Name) and node.id in BANNED_NAMES:
+            yield node.lineno, node.id
+        if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+            yield node.value.lineno, "trust_remote_code"
+
+
+def _names(node: ast.AST) -> list[str]:
+    """Dotted names that `node` itself imports or refers to."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Attribute):
+        return [ast.unparse(node)]
+    return []
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_banned_call(path):
+    assert list(banned_uses(parse(path))) == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "socket.recv_pyobj()",
+        "torch.load('x')",
+        "from torch import load",
+        "dist.broadcast_object_list([x])",
+        "eval('1')",
+        "f = exec",
+        "print('x')",
+        "from_pretrained(folder, trust_remote_code=True)",
+    ],
+)
+def test_the_lint_sees_a_planted_call(planted):
+    assert list(banned_uses(ast.parse(planted)))
+
+
+def test_the_lint_leaves_harmless_code_alone():
+    harmless = "safetensors.torch.load_file(path)\nmodel.eval()\njson.load(file)\ngraph.exec"
+    assert list(banned_uses(ast.parse(harmless))) == []

@@ -1,0 +1,95 @@
+"""What every test gets: one torch thread, no litter, and real services to talk to."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import pytest
+
+from specserve.local_service import local_service
+from specserve.target_source import EMBEDDED_TARGET
+
+# Inherited by every process a test starts, so that orphans of this run can be told from others.
+_MARK = f"SPECSERVE_TEST_RUN={os.getpid()}"
+_SHARED_MEMORY_PREFIXES = ("specserve", "torch_")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ.update([_MARK.split("=")])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`gpu` and `multigpu` tests say why they are skipped."""
+    marked = [item for item in items if {"gpu", "multigpu"} & {m.name for m in item.iter_markers()}]
+    if not marked:
+        return
+    import torch
+
+    num_devices = torch.cuda.device_count()
+    for item in marked:
+        needed = 2 if item.get_closest_marker("multigpu") else 1
+        if num_devices < needed:
+            reason = f"needs {needed} CUDA device(s), {num_devices} found"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_torch_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_litter() -> Iterator[None]:
+    """A test that leaves a process or shared memory behind fails."""
+    processes, segments = _processes_of_this_run(), _shared_memory()
+    yield
+    left_processes = _processes_of_this_run() - processes
+    left_segments = _shared_memory() - segments
+    assert not left_processes, f"processes left running: {sorted(left_processes)}"
+    assert not left_segments, f"shared memory left: {sorted(left_segments)}"
+
+
+def _processes_of_this_run() -> set[str]:
+    """ "pid command" of every live process of a service that carries this run's mark."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            marked = _MARK.encode() in (folder / "environ").read_bytes().split(b"\0")
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        if marked and any(name in command for name in ("specserve", "target_node", "draft_node")):
+            found.add(f"{folder.name} {command}")
+    return found - {entry for entry in found if entry.split()[0] == str(os.getpid())}
+
+
+def _shared_memory() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith(_SHARED_MEMORY_PREFIXES)}
+
+
+@pytest.fixture(scope="session")
+def embedded_target() -> Path:
+    """The folder of the embedded model."""
+    return EMBEDDED_TARGET
+
+
+@pytest.fixture
+def start_service() -> Iterator[Callable[..., str]]:
+    """`start_service(*flags)` launches a real service for one test and gives its address."""
+    with ExitStack() as stack:
+        yield lambda *flags: stack.enter_context(_service(flags))
+
+
+@pytest.fixture(scope="session")
+def service() -> Iterator[str]:
+    """The address of one shared service of the embedded model, `1+0`."""
+    with _service(()) as address:
+        yield address
+
+
+def _service(flags: tuple[str, ...]) -> AbstractContextManager[str]:
+    # Unpinned: test runs share a machine with others, whose pinned processes would collide.
+    return local_service(["--set", "topology.pin=false", *flags])

@@ -1,0 +1,83 @@
+"""The same seeded requests give identical tokens, texts and log probabilities, bit for bit,
+whatever shares their batches, however prompts are chunked and blocks run out, and on how many
+ranks the target runs. The reference is every request alone on `1+0`.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from specserve.client import Client
+from tests.exactness.workload import MAX_MODEL_LEN, Outcome, differing, run, seeded_requests
+
+NUM_REQUESTS = 200
+REQUESTS = seeded_requests(NUM_REQUESTS)
+LIMIT = ("--max-model-len", str(MAX_MODEL_LEN))
+
+
+@pytest.fixture(scope="module")
+def alone(service: str) -> list[Outcome]:
+    """Every request with nobody beside it."""
+    return run(service, REQUESTS, concurrency=1)
+
+
+def test_a_few_requests_are_equal_alone_and_together(service: str):
+    requests = seeded_requests(24, seed=1)
+    reference = run(service, requests, concurrency=1)
+    together = run(service, requests, concurrency=24, shuffle_seed=2)
+    assert differing(reference, together) == []
+    assert sum(len(tokens) for outcome in reference for tokens in outcome.token_ids) > 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("concurrency", [8, 32])
+@pytest.mark.parametrize("shuffle_seed", [None, 7])
+def test_equal_in_batches_and_shuffled(
+    service: str, alone: list[Outcome], concurrency: int, shuffle_seed: int | None
+):
+    together = run(service, REQUESTS, concurrency=concurrency, shuffle_seed=shuffle_seed)
+    assert differing(alone, together) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(
+            ("--set", "engine.max_batch_tokens=24", "--set", "engine.max_batch_rows=6"),
+            id="prompts in chunks of at most 24 tokens",
+        ),
+        pytest.param(("--set", "engine.prefix_cache=false"), id="no prefix cache"),
+        pytest.param(("--set", "engine.block_size=8"), id="other block size"),
+        pytest.param(("--ballast", "12M"), id="ballast"),
+        pytest.param(("--threads", "2"), id="two threads"),
+    ],
+)
+def test_equal_under_other_settings(
+    start_service: Callable[..., str], alone: list[Outcome], flags: tuple[str, ...]
+):
+    address = start_service(*LIMIT, *flags)
+    assert differing(alone, run(address, REQUESTS, concurrency=16, shuffle_seed=3)) == []
+
+
+@pytest.mark.slow
+def test_equal_when_blocks_run_out_and_rows_are_preempted(
+    start_service: Callable[..., str], alone: list[Outcome]
+):
+    address = start_service(*LIMIT, "--set", "engine.num_blocks=30")
+    assert differing(alone, run(address, REQUESTS, concurrency=32, shuffle_seed=5)) == []
+    with Client(address) as client:
+        load = client.load()
+    assert load.num_preemptions > 10
+    assert load.num_free_blocks == load.num_blocks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_equal_on_several_ranks(
+    start_service: Callable[..., str], alone: list[Outcome], ranks: int
+):
+    address = start_service(*LIMIT, "--topology", f"{ranks}+0", "--oversubscribe")
+    assert differing(alone, run(address, REQUESTS, concurrency=32, shuffle_seed=5)) == []
+    with Client(address) as client:
+        assert client.server_info().oversubscribed or client.model_info()

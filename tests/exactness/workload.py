@@ -1,0 +1,121 @@
+"""Seeded requests of every kind, run against a real service, and what came back of each."""
+
+import asyncio
+import json
+import random
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from specserve.client import AsyncClient
+
+MAX_MODEL_LEN = 288  # prompts and answers below stay inside
+
+
+@dataclass(frozen=True)
+class SeededRequest:
+    """A prompt and its options; always with a seed."""
+
+    prompt: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All of an answer that must not depend on the company: tokens, texts, reasons, logprobs."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+    finish_reasons: tuple[str, ...]
+    logprobs: tuple[object, ...]
+
+
+def prompts() -> list[str]:
+    """Held-out prompts of both domains."""
+    folder = files("specserve") / "assets" / "prompts"
+    lines = [
+        line
+        for name in ("code.jsonl", "prose.jsonl")
+        for line in (folder / name).read_text().splitlines()
+    ]
+    return [json.loads(line)["text"] for line in lines]
+
+
+def seeded_requests(count: int, seed: int = 2026) -> list[SeededRequest]:
+    """`count` requests: temperature 0 to 1.5, mixed sampling fields, mixed lengths."""
+    rng = random.Random(seed)
+    texts = prompts()
+    requests = []
+    for _ in range(count):
+        text = rng.choice(texts)
+        options: dict[str, Any] = {
+            "seed": rng.randrange(2**64),
+            "temperature": rng.choice([0.0, 0.5, 0.8, 1.0, 1.0, 1.2, 1.5]),
+            "max_tokens": rng.choice([1, 4, 16, 32, 64]),
+        }
+        if rng.random() < 0.5:
+            options |= rng.choice(_MIXTURES)
+        requests.append(SeededRequest(text[: rng.choice([8, 60, 200, 400])], options))
+    return requests
+
+
+_MIXTURES: list[dict[str, Any]] = [
+    {"top_p": 0.9},
+    {"top_k": 20},
+    {"min_p": 0.05},
+    {"top_k": 50, "top_p": 0.95, "min_p": 0.01},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.3},
+    {"repetition_penalty": 1.3},
+    {"logit_bias": {40: 3.0, 41: -100.0, 200: 5.0}},
+    {"stop": ["\n\n", "return"]},
+    {"stop_token_ids": [200, 201, 202], "min_tokens": 5},
+    {"ignore_eos": True, "min_tokens": 8, "max_tokens": 24},
+    {"n": 3},
+    {"logprobs": 3},
+    {"prompt_logprobs": 2, "logprobs": 0},
+    {"n": 2, "top_p": 0.8, "frequency_penalty": 0.5, "logprobs": 1},
+]
+
+
+async def _run(
+    address: str, requests: list[SeededRequest], order: list[int], concurrency: int
+) -> list[Outcome]:
+    gate = asyncio.Semaphore(concurrency)
+    outcomes: dict[int, Outcome] = {}
+
+    async def one(index: int) -> None:
+        async with gate:
+            request = requests[index]
+            answer = await client.generate(request.prompt, **request.options)
+        outcomes[index] = Outcome(
+            token_ids=tuple(tuple(sample.token_ids) for sample in answer.samples),
+            texts=tuple(sample.text for sample in answer.samples),
+            finish_reasons=tuple(str(sample.finish_reason) for sample in answer.samples),
+            logprobs=(
+                *(sample.logprobs for sample in answer.samples),
+                answer.prompt.prompt_logprobs,
+            ),
+        )
+
+    async with AsyncClient(address) as client:
+        await asyncio.gather(*(one(index) for index in order))
+    return [outcomes[index] for index in range(len(requests))]
+
+
+def run(
+    address: str,
+    requests: list[SeededRequest],
+    *,
+    concurrency: int,
+    shuffle_seed: int | None = None,
+) -> list[Outcome]:
+    """The outcome of every request, in the order of `requests`, sent `concurrency` at a time."""
+    order = list(range(len(requests)))
+    if shuffle_seed is not None:
+        random.Random(shuffle_seed).shuffle(order)
+    return asyncio.run(_run(address, requests, order, concurrency))
+
+
+def differing(first: list[Outcome], second: list[Outcome]) -> list[int]:
+    """The indices at which two runs differ."""
+    return [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]

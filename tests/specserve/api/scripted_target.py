@@ -1,0 +1,158 @@
+"""A target that decodes nothing: a thread behind a real control socket that recites a script."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from specserve.types import (
+    Abort,
+    Drain,
+    Drained,
+    FinishReason,
+    Load,
+    Logprobs,
+    Profile,
+    Profiled,
+    PromptLogprobs,
+    Ready,
+    Request,
+    RequestEnd,
+    RequestStats,
+    RoundEvents,
+    SampleDelta,
+    StopSample,
+    Submit,
+    Terminal,
+    TokenOrigin,
+    ToTarget,
+)
+from specserve.wire.control import TargetControl
+
+Script = Callable[[Request, int], Sequence[int]]
+
+
+def ready(vocab_size: int, max_model_len: int = 512, eos_token_id: int = 0) -> Ready:
+    return Ready(
+        model="scripted", model_type="qwen3", vocab_size=vocab_size, max_model_len=max_model_len,
+        num_layers=1, num_params=1, ballast_params=0, dtype="float32", device="cpu",
+        tensor_parallel=1, oversubscribed=False, deterministic=True, block_size=16, num_blocks=8,
+        max_batch_rows=64, max_batch_tokens=512, eos_token_ids=(eos_token_id,),
+    )  # fmt: skip
+
+
+class _Row:
+    def __init__(self, request: Request, index: int, token_ids: Sequence[int]) -> None:
+        self.request, self.index = request, index
+        self.left = list(token_ids)
+        self.done = False
+
+
+class ScriptedTarget:
+    """`script` gives the tokens of a sample; `per_round` of them leave every `round_s`."""
+
+    def __init__(self, control_dir: Path, announcement: Ready, script: Script) -> None:
+        self.script, self.per_round, self.round_s = script, 1, 0.001
+        self.announcement = announcement
+        self.messages: list[tuple[float, ToTarget]] = []
+        self.num_dropped = 0
+        self._rows: dict[str, list[_Row]] = {}
+        self._num_emitted: dict[str, int] = defaultdict(int)
+        self._control_dir = control_dir
+        self._stop = threading.Event()
+        self._frozen = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scripted target")
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def freeze(self) -> None:
+        """Alive, connected and silent, like a process in a collective that never ends."""
+        self._frozen.set()
+
+    @property
+    def num_live(self) -> int:
+        return len(self._rows)
+
+    def received(self, kind: type) -> list[ToTarget]:
+        return [message for _, message in list(self.messages) if isinstance(message, kind)]
+
+    def _run(self) -> None:
+        control = TargetControl(self._control_dir)
+        control.announce(self.announcement)
+        round_id, load_due_s = 0, 0.0
+        while not self._stop.is_set():
+            if self._frozen.is_set():
+                self._stop.wait()
+            control.wait(self.round_s if self._rows else 0.01)
+            for message in control.receive():
+                self.messages.append((time.monotonic(), message))
+                self._take(control, message)
+            round_id += 1
+            self._round(control, round_id)
+            if time.monotonic() >= load_due_s:
+                control.send(Load(num_rounds=round_id, num_running=len(self._rows)))
+                load_due_s = time.monotonic() + 0.1
+            if self._rows:
+                time.sleep(self.round_s)
+        self.num_dropped = control.num_dropped
+        control.close()
+
+    def _take(self, control: TargetControl, message: ToTarget) -> None:
+        match message:
+            case Submit(request):
+                self._rows[request.request_id] = [
+                    _Row(request, index, self.script(request, index)[: request.sampling.max_tokens])
+                    for index in range(request.sampling.n)
+                ]
+                if request.sampling.prompt_logprobs is not None:
+                    positions = [_logprobs(token) for token in request.prompt_token_ids[1:]]
+                    control.send(PromptLogprobs(request.request_id, positions))
+            case Abort(request_id):
+                if self._rows.pop(request_id, None) is not None:
+                    self._end(control, request_id, Terminal.CANCELLED)
+            case StopSample(request_id, index):
+                if request_id in self._rows:
+                    self._rows[request_id][index].done = True
+            case Drain():
+                control.send(Drained())
+            case Profile(_, path):
+                control.send(Profiled(path))
+
+    def _round(self, control: TargetControl, round_id: int) -> None:
+        deltas = [
+            self._advance(row) for rows in self._rows.values() for row in rows if not row.done
+        ]
+        if deltas:
+            control.send(RoundEvents(round_id, deltas))
+        for request_id, rows in list(self._rows.items()):
+            if all(row.done for row in rows):
+                del self._rows[request_id]
+                self._end(control, request_id, Terminal.FINISHED)
+
+    def _advance(self, row: _Row) -> SampleDelta:
+        token_ids, row.left = row.left[: self.per_round], row.left[self.per_round :]
+        row.done = not row.left
+        stopped = row.done and token_ids[-1:] == [self.announcement.eos_token_ids[0]]
+        reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+        wants_logprobs = row.request.sampling.logprobs is not None
+        return SampleDelta(
+            row.request.request_id,
+            row.index,
+            token_ids,
+            [TokenOrigin.PLAIN] * len(token_ids),
+            logprobs=[_logprobs(token) for token in token_ids] if wants_logprobs else None,
+            finish_reason=reason if row.done else None,
+            stop_token_id=token_ids[-1] if stopped else None,
+        )
+
+    def _end(self, control: TargetControl, request_id: str, terminal: Terminal) -> None:
+        stats = RequestStats(num_prompt_tokens=3, num_cached_tokens=1, prefill_s=0.5)
+        control.send(RequestEnd(request_id, terminal, stats))
+
+
+def _logprobs(token_id: int) -> Logprobs:
+    return Logprobs(token_id, -0.5, 1, [token_id, token_id + 1], [-0.5, -1.5])

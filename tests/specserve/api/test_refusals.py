@@ -1,0 +1,150 @@
+"""Bad input ends in the right status, names its field, and disturbs nothing."""
+
+import time
+
+import grpc
+import pytest
+
+from specserve.api.grpc_gen import generation_pb2 as pb
+from specserve.api.grpc_gen import generation_pb2_grpc as stubs
+from specserve.types import Submit
+
+
+@pytest.fixture
+def stub(rig):
+    with grpc.insecure_channel(rig.address) as channel:
+        grpc.channel_ready_future(channel).result(5)
+        yield stubs.GenerationStub(channel)
+
+
+def refused(method, request):
+    with pytest.raises(grpc.RpcError) as caught:
+        method(request, timeout=5)
+    return caught.value
+
+
+NAN, INF = float("nan"), float("inf")
+BAD_SAMPLING = [
+    ("n", 0), ("n", 10**6), ("n", -1), ("n", 2**62), ("max_tokens", 0), ("max_tokens", -5),
+    ("min_tokens", -1), ("min_tokens", 10**6), ("logprobs", -1), ("logprobs", 10**6),
+    ("prompt_logprobs", 10**6), ("top_k", -2), ("temperature", NAN), ("temperature", -0.1),
+    ("temperature", INF), ("top_p", 0.0), ("top_p", 1.1), ("top_p", NAN), ("min_p", -0.1),
+    ("min_p", NAN), ("presence_penalty", 3.0), ("presence_penalty", NAN),
+    ("frequency_penalty", -INF), ("repetition_penalty", 0.0), ("repetition_penalty", NAN),
+    ("logit_bias", {1: NAN}), ("logit_bias", {10**6: 1.0}), ("stop", [""]), ("stop", ["x" * 10**4]),
+    ("stop", ["x"] * 1000), ("stop_token_ids", [10**6]), ("stop_token_ids", [1] * 1000),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_SAMPLING, ids=str)
+def test_a_bad_sampling_field_is_named_at_once(rig, stub, field, value):
+    request = pb.GenerateRequest(text="fox", sampling=pb.SamplingParams(**{field: value}))
+    start_s = time.monotonic()
+    error = refused(stub.Generate, request)
+    assert time.monotonic() - start_s < 0.1
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details().startswith(field)
+    assert "\n" not in error.details()
+    assert rig.target.received(Submit) == []
+    assert rig.service.hub.num_in_flight == 0
+
+
+CHAT = pb.ChatMessages
+TURN = pb.ChatMessage
+BAD_PROMPTS = [
+    ({}, "prompt"),
+    ({"text": ""}, "prompt"),
+    ({"text": "fox " * 2000}, "prompt"),
+    ({"text": "fox" * 10**6}, "prompt"),
+    ({"token_ids": pb.TokenIds()}, "prompt"),
+    ({"token_ids": pb.TokenIds(ids=[1, 2, 10**6])}, "prompt_token_ids"),
+    ({"token_ids": pb.TokenIds(ids=[1] * 10**6)}, "token_ids"),
+    ({"chat": CHAT()}, "prompt"),
+    ({"chat": CHAT(messages=[TURN(role="tool", content="x")])}, "chat.role"),
+    ({"chat": CHAT(messages=[TURN(role="user", content="refuse")])}, "chat"),
+    ({"text": "fox", "request_id": ""}, "request_id"),
+    ({"text": "fox", "request_id": "x" * 1000}, "request_id"),
+    ({"text": "fox", "cache_salt": "x" * 1000}, "cache_salt"),
+    ({"text": "fox", "spec": pb.SpecOptions(mode="banana")}, "spec.mode"),
+]
+
+
+@pytest.mark.parametrize(("fields", "name"), BAD_PROMPTS, ids=lambda value: str(value)[:40])
+def test_a_bad_request_is_refused_by_name_and_the_next_one_is_served(rig, stub, fields, name):
+    error = refused(stub.Generate, pb.GenerateRequest(**fields))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details().startswith(f"{name}: ")
+    assert stub.Generate(pb.GenerateRequest(text="fox")).samples[0].text == rig.text
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [({"mode": "async"}, "spec.mode"), ({"max_verify_len": 3}, "spec.max_verify_len")],
+)
+def test_a_wish_that_cannot_be_met_is_a_failed_precondition(rig, stub, spec, name):
+    error = refused(stub.Generate, pb.GenerateRequest(text="fox", spec=pb.SpecOptions(**spec)))
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert error.details().startswith(name)
+
+
+def test_another_model_is_not_found(rig, stub):
+    error = refused(stub.Generate, pb.GenerateRequest(text="fox", model="gpt-9"))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert "'scripted'" in error.details()
+
+
+def test_streams_are_refused_with_the_same_words(rig, stub):
+    request = pb.GenerateRequest(text="fox", sampling=pb.SamplingParams(n=10**6))
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stub.GenerateStream(request))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == refused(stub.Generate, request).details()
+
+
+def test_an_oversize_message_is_refused_and_others_go_on(make_rig):
+    rig = make_rig(max_message_bytes=100_000)
+    with grpc.insecure_channel(rig.address) as channel:
+        stub = stubs.GenerationStub(channel)
+        error = refused(stub.Generate, pb.GenerateRequest(text="x" * 200_000))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert stub.Generate(pb.GenerateRequest(text="fox")).samples[0].text == rig.text
+
+
+def test_the_queue_is_bounded_and_says_when_to_come_back(make_rig):
+    rig = make_rig(max_queued_requests=2)
+    rig.target.round_s = 0.05
+    with grpc.insecure_channel(rig.address) as channel:
+        stub = stubs.GenerationStub(channel)
+        running = [stub.Generate.future(pb.GenerateRequest(text="fox")) for _ in range(2)]
+        rig.until(lambda: rig.service.hub.num_in_flight == 2)
+        start_s = time.monotonic()
+        error = refused(stub.Generate, pb.GenerateRequest(text="fox"))
+        assert time.monotonic() - start_s < 0.1
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.details().startswith("server.max_queued_requests: 2 ")
+        assert ("retry-after", "1") in [tuple(item) for item in error.trailing_metadata()]
+        assert [call.result().samples[0].text for call in running] == [rig.text] * 2
+
+
+def test_an_id_in_use_is_refused_and_free_again_afterwards(rig, stub):
+    rig.target.round_s = 0.01
+    first = stub.GenerateStream(pb.GenerateRequest(text="fox", request_id="mine"))
+    next(first)
+    error = refused(stub.Generate, pb.GenerateRequest(text="fox", request_id="mine"))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details().startswith("request_id: ")
+    assert len(list(first)) > 2
+    assert stub.Generate(pb.GenerateRequest(text="fox", request_id="mine")).request_id == "mine"
+
+
+def test_a_defect_is_opaque_to_the_client(make_rig, caplog):
+    rig = make_rig()
+    rig.tokenizer.detokenizer = lambda: 1 / 0
+    with grpc.insecure_channel(rig.address) as channel:
+        stub = stubs.GenerationStub(channel)
+        error = refused(stub.Generate, pb.GenerateRequest(text="fox"))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "ZeroDivisionError" not in error.details()
+    incident = error.details().rpartition(" ")[2]
+    assert any(incident in record.getMessage() for record in caplog.records)
+    assert rig.service.hub.num_in_flight == 0

@@ -1,0 +1,272 @@
+"""Loading and resolving: one file, overrides, one-line errors, nothing left undecided."""
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specserve.config import (
+    Config,
+    EngineConfig,
+    ModelConfig,
+    ServerConfig,
+    SpeculationConfig,
+    TelemetryConfig,
+    TopologyConfig,
+    load_config,
+    parse_override,
+    read_resolved,
+    write_resolved,
+)
+from specserve.errors import InvalidField, Unsupported
+from specserve.hardware import CudaDevice, Hardware, probe
+from specserve.model.config import ModelSpec, RopeSpec
+from specserve.resolve import kv_bytes_per_token, resolve
+from specserve.sizes import format_bytes, format_count, parse_bytes, parse_count
+
+AUTO = Config()
+FOLDER = Path("/models/tiny")
+GIB = 1 << 30
+MACHINE = Hardware(cores=(0, 1, 2, 3), cpu_name="test", available_memory=8 * GIB)
+DEVICES = tuple(CudaDevice(index=i, name="test", memory=80 * GIB) for i in range(2))
+SPEC = ModelSpec(
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=768,
+    num_real_layers=4,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=32,
+    max_position_embeddings=2048,
+    rms_norm_eps=1e-6,
+    rope=RopeSpec(theta=10_000.0),
+    qk_norm=True,
+    tie_word_embeddings=True,
+    eos_token_ids=(0,),
+    dtype="bfloat16",
+)
+
+
+def resolved(config: Config = AUTO, hardware: Hardware = MACHINE):
+    return resolve(config, hardware, SPEC, FOLDER)
+
+
+def test_overrides_win_over_the_file(tmp_path):
+    path = tmp_path / "serve.toml"
+    path.write_text('[engine]\nblock_size = 32\nmax_batch_rows = 8\n[model]\nname = "a"\n')
+    config = load_config(path, {"engine.block_size": "64", "engine.prefix_cache": "false"})
+    assert config.engine == EngineConfig(block_size=64, max_batch_rows=8, prefix_cache=False)
+    assert config.model == ModelConfig(name="a")
+
+
+def test_a_number_stays_text_where_text_is_wanted():
+    assert load_config(None, {"model.name": "123"}).model.name == "123"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"engine.blok_size": "1"},
+            "engine.blok_size: is no known key (nearest: engine.block_size)",
+        ),
+        ({"engin.block_size": "1"}, "engin: is no known section (nearest: engine)"),
+        ({"engine": "1"}, "engine: is not of the form section.key"),
+        ({"engine.block_size": "0"}, "engine.block_size: expected int >= 1"),
+        ({"engine.block_size": "many"}, "engine.block_size: expected int, got str"),
+        ({"server.grpc_port": "70000"}, "server.grpc_port: expected int <= 65535"),
+        ({"server.drain_timeout_s": "nan"}, "server.drain_timeout_s: expected float >= 0.0"),
+    ],
+)
+def test_a_wrong_setting_is_named_on_one_line(overrides, message):
+    with pytest.raises(InvalidField) as caught:
+        load_config(None, overrides)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[engine\n", "is not valid TOML"),
+        ("[engine]\nblock_size = true\n", "engine.block_size: expected int, got bool"),
+        ('[engine]\nblock_size = "16"\n', "engine.block_size: expected int, got str"),
+        ("engine = 3\n", "engine: expected object, got int"),
+        ("[topolgy]\n", "topolgy: is no known section (nearest: topology)"),
+    ],
+)
+def test_a_wrong_file_is_named_on_one_line(tmp_path, text, message):
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidField) as caught:
+        load_config(path, {})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InvalidField, match=r"--config: cannot read .*none\.toml"):
+        load_config(tmp_path / "none.toml", {})
+
+
+def test_an_assignment_without_a_key_is_refused():
+    assert parse_override("model.name=a=b") == ("model.name", "a=b")
+    with pytest.raises(InvalidField, match="--set"):
+        parse_override("name=a")
+
+
+def test_the_configuration_is_frozen():
+    with pytest.raises(AttributeError):
+        Config().engine.block_size = 3  # type: ignore[misc]
+
+
+def test_resolution_survives_the_trip_to_a_child(tmp_path):
+    config = resolved()
+    write_resolved(config, tmp_path / "config.json")
+    assert read_resolved(tmp_path / "config.json") == config
+
+
+def test_nothing_is_left_undecided_on_cpu():
+    config = resolved()
+    optional = {"model.ballast", "engine.kv_memory"}  # wishes, not decisions
+    undecided = {
+        f"{section}.{key}"
+        for section in Config.__struct_fields__
+        for key, value in msgspec.structs.asdict(getattr(config, section)).items()
+        if value is None
+    }
+    assert undecided == optional
+
+
+def test_resolution_changes_no_explicit_wish():
+    wish = Config(
+        model=ModelConfig(name="n", dtype="bfloat16", max_model_len=100),
+        topology=TopologyConfig(topology="2+0", device="cpu", threads=2),
+        engine=EngineConfig(num_blocks=7, deterministic=False),
+    )
+    config = resolved(wish)
+    assert (config.model.name, config.model.dtype) == ("n", "bfloat16")
+    assert config.model.max_model_len == 100
+    assert config.topology == wish.topology
+    assert config.engine == wish.engine
+
+
+def test_cuda_is_chosen_where_there_are_enough_devices():
+    machine = msgspec.structs.replace(MACHINE, cuda_devices=DEVICES)
+    config = resolved(Config(topology=TopologyConfig(topology="2+0")), machine)
+    assert [p.device for p in config.placements] == ["cuda:0", "cuda:1", "cpu"]
+    assert (config.model.dtype, config.engine.deterministic) == ("bfloat16", False)
+    assert config.engine.num_blocks is None  # measured by the target node
+    config = resolved(Config(topology=TopologyConfig(topology="4+0")), machine)
+    assert config.topology.device == "cpu"
+
+
+def test_blocks_hold_sixteen_full_contexts_where_memory_allows():
+    assert resolved().engine.num_blocks == 16 * 2048 // 16
+    few = resolved(Config(engine=EngineConfig(max_batch_rows=3)))
+    assert few.engine.num_blocks == 3 * 2048 // 16
+
+
+def test_blocks_take_at_most_a_quarter_of_free_memory():
+    machine = msgspec.structs.replace(MACHINE, available_memory=64 << 20)
+    config = resolved(hardware=machine)
+    block_bytes = 16 * kv_bytes_per_token(SPEC, dtype="float32")
+    assert config.engine.num_blocks == (16 << 20) // block_bytes
+    two = resolved(Config(topology=TopologyConfig(topology="2+0")), machine)
+    assert two.engine.num_blocks == config.engine.num_blocks  # half the memory, half the heads
+
+
+def test_kv_memory_becomes_blocks():
+    config = resolved(Config(engine=EngineConfig(kv_memory="64MiB")))
+    assert config.engine.num_blocks == (64 << 20) // (16 * 2 * 4 * 4 * 32 * 4)
+
+
+def test_ballast_layers_count_in_the_kv_of_a_token():
+    plain = resolved(Config(engine=EngineConfig(kv_memory="64MiB"))).engine.num_blocks
+    padded = resolved(
+        Config(engine=EngineConfig(kv_memory="64MiB"), model=ModelConfig(ballast="60M"))
+    ).engine.num_blocks
+    assert padded is not None
+    assert plain is not None
+    assert padded < plain
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Config(model=ModelConfig(dtype="int8")), "model.dtype: 'int8' is not known"),
+        (Config(model=ModelConfig(max_model_len=4096)), "model.max_model_len: 4096 exceeds"),
+        (Config(model=ModelConfig(ballast="much")), "model.ballast: 'much' is not a count"),
+        (Config(topology=TopologyConfig(device="tpu")), "topology.device: 'tpu' is not known"),
+        (
+            Config(topology=TopologyConfig(topology="2")),
+            "topology.topology: '2' is not of the form",
+        ),
+        (Config(engine=EngineConfig(kv_memory="lots")), "engine.kv_memory: 'lots' is not a size"),
+        (Config(telemetry=TelemetryConfig(log_level="loud")), "telemetry.log_level: 'loud'"),
+    ],
+)
+def test_a_value_that_is_never_right_is_an_invalid_field(config, message):
+    with pytest.raises(InvalidField) as caught:
+        resolved(config)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            Config(topology=TopologyConfig(topology="1+1")),
+            "draft processes, which need speculation",
+        ),
+        (Config(topology=TopologyConfig(topology="3+0")), "3 ranks: num_attention_heads is 8"),
+        (Config(topology=TopologyConfig(device="cuda")), "no CUDA device"),
+        (Config(speculation=SpeculationConfig(mode="async")), "speculation.mode: 'async'"),
+        (Config(server=ServerConfig(host="0.0.0.0")), "server.host: '0.0.0.0' is not a loopback"),
+        (Config(engine=EngineConfig(kv_memory="1k")), "no room for a single block"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_unsupported(config, message):
+    with pytest.raises(Unsupported, match=message):
+        resolved(config)
+
+
+def test_this_machine_can_be_probed():
+    hardware = probe()
+    assert hardware.cores
+    assert hardware.available_memory > 1 << 20
+
+
+def test_kv_of_a_token_is_shared_by_the_ranks():
+    whole = kv_bytes_per_token(SPEC, dtype="float32")
+    assert whole == 2 * 4 * 4 * 32 * 4
+    assert kv_bytes_per_token(SPEC, dtype="bfloat16", tensor_parallel=4) == whole // 8
+    deeper = dataclasses.replace(SPEC, ballast_widths=(64, 64))
+    assert kv_bytes_per_token(deeper, dtype="float32") == whole * 6 // 4
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("60M", 60_000_000), ("1.5b", 1_500_000_000), ("250k", 250_000), ("7", 7)]
+)
+def test_counts_are_powers_of_a_thousand(text, count):
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512MiB", 512 << 20), ("2GB", 2 * 10**9), ("1g", 1 << 30), ("0.5 KiB", 512)]
+)
+def test_sizes_may_be_binary_or_decimal(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1M", "1e6", "60MM", "60 M B", "nan"])
+def test_what_is_no_count_is_refused(text):
+    with pytest.raises(InvalidField, match="ballast"):
+        parse_count(text, "ballast")
+
+
+def test_sizes_are_printed_for_people():
+    assert (format_bytes(512 << 20), format_bytes(12)) == ("512.0 MiB", "12 B")
+    assert (format_count(61_234_567), format_count(999)) == ("61.2M", "999")
