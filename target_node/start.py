@@ -16,6 +16,7 @@ from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
 from specserve.process import ChildArguments, pin, report_failure, report_ready
 from specserve.sizes import parse_count
+from specserve.telemetry import setup_logging
 from specserve.types import Ready
 from specserve.wire.control import TargetControl
 from target_node.blocks import BlockPool
@@ -33,12 +34,14 @@ CUDA_MEMORY_SHARE = 0.85  # of what is free once the weights are there
 
 def run_rank(arguments: ChildArguments) -> int:
     """The whole life of a rank; the exit code of its process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    setup_logging(f"target {arguments.rank}")
     try:
         config = read_resolved(arguments.config)
+        setup_logging(f"target {arguments.rank}", config.telemetry.log_level)
         ranks, runner = _build(config, arguments)
     except (SpecserveError, OSError, RuntimeError, ValueError) as error:
-        log.exception("rank %d cannot start", arguments.rank)
+        # A user's error is one line, which the supervisor prints; a defect needs its traceback.
+        log.info("cannot start: %s", error, exc_info=not isinstance(error, SpecserveError))
         report_failure(arguments.ready_fd, error)
         return 2
     if arguments.rank > 0:

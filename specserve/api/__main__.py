@@ -28,6 +28,7 @@ from specserve.process import (
     report_failure,
     report_ready,
 )
+from specserve.telemetry import setup_logging
 
 log = logging.getLogger(__name__)
 
@@ -109,17 +110,17 @@ def main() -> int:
     """The exit code: 0 after a clean stop, 1 if it could not start or had to give up."""
     arguments = parse_child_arguments()
     die_with_parent(arguments.parent_pid)
-    logging.basicConfig(level=logging.INFO, format="api: %(levelname)s %(message)s")
+    setup_logging("api")
     try:
         config = read_resolved(arguments.config)
+        setup_logging("api", config.telemetry.log_level)
         pin(config.placement("api"))
         asyncio.run(serve(config, arguments))
     except (SpecserveError, KeyError, OSError, msgspec.DecodeError) as error:
-        log.error("%s", error)
         try:
             report_failure(arguments.ready_fd, error)
         except OSError:
-            return 1  # reported already: it failed while serving
+            log.error("%s", error)  # ready was reported already: it failed while serving
         return 1
     return 0
 

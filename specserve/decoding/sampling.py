@@ -86,6 +86,8 @@ def _weights(edited: Tensor, batch: SamplingBatch) -> Tensor:
         return scaled.exp_()
     weights = scaled.exp()
     places = batch.truncation.places
+    if len(places) == len(weights):
+        return truncate(scaled, weights, batch.truncation)
     weights[places] = truncate(scaled[places], weights[places], batch.truncation)
     return weights
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from specserve.noise import seed_bits
 from specserve.types import SamplingParams
 
-
 # The least normal float32: a smaller one would turn into a division by zero on the way.
 _MIN_TEMPERATURE = 2.0**-126
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from specserve.decoding.batch import Truncation
 
-# Likeliest tokens looked at before a full sort; nearly every nucleus of a trained model is smaller.
-_NUM_CANDIDATES = 256
+# Likeliest tokens looked at before a full sort, which costs ten times as much: nearly every nucleus
+# of a trained model is smaller.
+_NUM_CANDIDATES = (256, 2048)
 
 
 def mass_bits(num_tokens: int) -> int:
@@ -56,10 +57,14 @@ def _apply_top_p(scaled: Tensor, weights: Tensor, truncation: Truncation) -> Ten
     needed.masked_fill_(truncation.top_p >= 1, 0.0)
     # What top_k cut must not pose as a candidate.
     alive = scaled.masked_fill(weights == 0, float("-inf"))
-    thresholds, complete = _nucleus(alive, weights, needed, min(_NUM_CANDIDATES, num_tokens))
-    if not bool(complete.all()):
+    thresholds, complete = _nucleus(alive, weights, needed, min(_NUM_CANDIDATES[0], num_tokens))
+    for num_candidates in (*_NUM_CANDIDATES[1:], num_tokens):
+        if bool(complete.all()):
+            break
         rest = (~complete).nonzero().squeeze(1)
-        thresholds[rest], _ = _nucleus(alive[rest], weights[rest], needed[rest], num_tokens)
+        thresholds[rest], complete[rest] = _nucleus(
+            alive[rest], weights[rest], needed[rest], min(num_candidates, num_tokens)
+        )
     thresholds.masked_fill_(truncation.top_p >= 1, float("-inf"))
     return weights.masked_fill(alive < thresholds.unsqueeze(1), 0.0)
 

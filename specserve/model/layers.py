@@ -5,6 +5,7 @@ same bits alone and in any batch. Operations are few because at the size of the 
 dispatching them is most of the cost.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,13 +54,15 @@ class SwiGLU:
 
     torch's CPU kernel computes whole vectors with one routine and what is left over with another,
     and their bits differ. Rows of whole vectors, in blocks too small to be split between threads
-    anywhere else, keep every element in a whole vector.
+    anywhere else, keep every element in a whole vector. CUDA treats all elements alike.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, device: torch.device) -> None:
         self._width = width
-        self._padding = -width % VECTOR
-        self._block_rows = max(1, (PARALLEL_GRAIN - 1) // (width + self._padding))
+        on_cpu = device.type == "cpu"
+        self._padding = -width % VECTOR if on_cpu else 0
+        grain = PARALLEL_GRAIN - 1
+        self._block_rows = max(1, grain // (width + self._padding)) if on_cpu else sys.maxsize
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, -1)

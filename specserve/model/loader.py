@@ -194,7 +194,7 @@ class _Builder:
             o_proj=self._project(weights, "self_attn.o_proj.weight", q_size),
             mlp_norm=self._norm(weights, "post_attention_layernorm.weight"),
             gate_up=self._column_linear(weights, gate_up_names, [width, width]),
-            gate=SwiGLU(width // num_ranks),
+            gate=SwiGLU(width // num_ranks, self._device),
             down_proj=self._project(weights, "mlp.down_proj.weight", width),
         )
 

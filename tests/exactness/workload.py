@@ -68,7 +68,7 @@ _MIXTURES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3},
     {"logit_bias": {40: 3.0, 41: -100.0, 200: 5.0}},
     {"stop": ["\n\n", "return"]},
-    {"stop_token_ids": [200, 201, 202], "min_tokens": 5},
+    {"stop_token_ids": [200, 201, 202], "min_tokens": 5, "max_tokens": 30},
     {"ignore_eos": True, "min_tokens": 8, "max_tokens": 24},
     {"n": 3},
     {"logprobs": 3},

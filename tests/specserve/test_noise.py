@@ -159,3 +159,14 @@ def test_torch_gives_an_element_the_same_bits_wherever_it_lies(function):
         for length in (1, 3, 7, 8, 9, 15, 16, 17, 33, 100):
             part = function(values[start : start + length].clone())
             assert torch.equal(part, whole[start : start + length])
+
+
+@pytest.mark.gpu
+def test_cuda_gives_the_same_words_and_floats_within_two_ulp():
+    rows = keys(5)
+    here = exponential_noise(*rows, Purpose.OUTPUT, 5001)
+    there = exponential_noise(*(row.cuda() for row in rows), Purpose.OUTPUT, 5001).cpu()
+    assert (here.view(torch.int32) - there.view(torch.int32)).abs().max() <= 2
+    blocks = torch.arange(5001).unsqueeze(0)
+    bits = noise._float_bits(*(row.cuda() for row in rows), Purpose.OUTPUT, blocks.cuda())
+    assert torch.equal(bits.cpu(), noise._float_bits(*rows, Purpose.OUTPUT, blocks))

@@ -92,8 +92,9 @@ def test_an_end_of_sequence_token_stops_unless_ignored_and_never_before_min_toke
     later = target.tokens["later", 0]
     assert len(later) == 5
     assert later.index(eos) == 4
-    last = {d.request_id: d for m in target.control.sent if isinstance(m, RoundEvents)
-            for d in m.deltas}
+    last = {
+        d.request_id: d for m in target.control.sent if isinstance(m, RoundEvents) for d in m.deltas
+    }
     assert last["stop"].finish_reason is FinishReason.STOP
     assert last["stop"].stop_token_id == eos
     assert last["ignore"].finish_reason is FinishReason.LENGTH

@@ -60,15 +60,16 @@ def random_logits(num_rows, num_tokens, seed=0, dtype=torch.float32):
 
 
 def laws_and_tokens(logits, states):
-    batch = SamplingBatch.build(states)
+    batch = SamplingBatch.build(states, logits.device)
     return target_probs(logits, batch), sample(logits, batch).token_ids
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("num_tokens", [64, 1003])
-def test_a_row_has_the_same_bits_alone_and_in_any_batch(num_tokens):
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(num_tokens, device):
     rng = random.Random(num_tokens)
     states = [random_state(rng, num_tokens) for _ in range(192)]
-    logits = random_logits(192, num_tokens)
+    logits = random_logits(192, num_tokens).to(device)
     logits[17, 3] = float("nan")
     alone = [laws_and_tokens(logits[r : r + 1], [s]) for r, s in enumerate(states)]
     for batch_size in (8, 64):
@@ -89,7 +90,7 @@ def test_the_short_cut_of_top_p_has_the_bits_of_the_full_sort(monkeypatch):
     logits = random_logits(64, 500)
     batch = SamplingBatch.build(states)
     found = target_probs(logits, batch)
-    for num_candidates in (1, 7, 500):
+    for num_candidates in ((1,), (7, 20), (500,), (600, 700)):
         monkeypatch.setattr(truncation, "_NUM_CANDIDATES", num_candidates)
         assert torch.equal(target_probs(logits, batch), found)
 

@@ -34,8 +34,8 @@ def main() -> None:
     folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(str(folder / f"store-{size}"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    store = f"file://{folder}/store-{size}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
     parallel = TensorParallel(rank, size)
     results = {}
     for checkpoint in ("qwen3", "llama"):

@@ -71,13 +71,13 @@ def test_elementwise_rows_do_not_depend_on_their_neighbours():
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_gates_do_not_depend_on_neighbours_shards_or_threads(width, num_threads):
     gates, ups = 3 * torch.randn(64, width), torch.randn(64, width)
-    expected = SwiGLU(width)(torch.cat([gates, ups], 1))
+    expected = SwiGLU(width, CPU)(torch.cat([gates, ups], 1))
     torch.testing.assert_close(expected, torch.nn.functional.silu(gates) * ups)
     torch.set_num_threads(num_threads)
     for num_ranks in (1, 2, 4):
         for rows in (slice(0, 1), slice(5, 7), slice(3, 64), slice(0, 64)):
             shards = [
-                SwiGLU(width // num_ranks)(torch.cat(pair, 1))
+                SwiGLU(width // num_ranks, CPU)(torch.cat(pair, 1))
                 for pair in zip(
                     gates[rows].chunk(num_ranks, 1), ups[rows].chunk(num_ranks, 1), strict=True
                 )

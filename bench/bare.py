@@ -1,0 +1,112 @@
+"""The floor: forwards of the served model without an engine around them, in a pinned process.
+
+A bare forward is `Transformer.forward` plus `Transformer.logits` of a batch that is laid out
+already: embedding, all layers with attention over the paged cache, head. Scheduling, the attention
+plan, sampling and messages are the engine's, and are left out. The same process also runs whole
+rounds of a node, for the breakdown by stage.
+"""
+
+import time
+
+import numpy as np
+import torch
+
+from bench.breakdown import measure_rounds
+from bench.pinned_child import answer_jobs
+from bench.records import ForwardJob, ForwardTimes, RoundJob, RoundTimes, Setup
+from specserve.model.attention import AttentionBatch
+from specserve.model.loader import load_model
+from specserve.model.parallel import TensorParallel
+from target_node.runner import Runner
+
+
+def load_runner(setup: Setup) -> Runner:
+    """The model and cache that a rank of the service would have."""
+    torch.set_num_threads(setup.threads)
+    model = load_model(
+        setup.folder,
+        dtype=getattr(torch, setup.dtype),
+        device=torch.device("cpu"),
+        parallel=TensorParallel(),
+        ballast=setup.ballast,
+        deterministic=setup.deterministic,
+    )
+    return Runner(
+        model,
+        num_blocks=setup.num_blocks + 1,
+        block_size=setup.block_size,
+        deterministic=setup.deterministic,
+    )
+
+
+class Bare:
+    """Answers forward and round jobs over one model."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._runner = load_runner(setup)
+
+    def __call__(self, job: ForwardJob | RoundJob) -> ForwardTimes | RoundTimes:
+        if isinstance(job, RoundJob):
+            return measure_rounds(self._runner, job, self._setup)
+        chunks = list(self._prompt_chunks(job.prompt_lens))
+        prompt_s = sum(self._forward_s(AttentionBatch(*chunk)) for chunk in chunks)
+        tables = self._tables(job)
+        counts = np.ones(len(tables), dtype=np.int64)
+        lens = np.array(job.prompt_lens, dtype=np.int64)
+        steps_s = [
+            self._forward_s(AttentionBatch(counts, lens + step, tables))
+            for step in range(1, job.num_tokens)  # the prompt's own forward gives the first token
+        ]
+        return ForwardTimes(steps_s=steps_s, prompt_s=prompt_s)
+
+    def _tables(self, job: ForwardJob) -> list[np.ndarray]:
+        """Consecutive blocks for every row, enough for its prompt and answer."""
+        size = self._setup.block_size
+        counts = [-(-(length + job.num_tokens) // size) for length in job.prompt_lens]
+        ends = np.cumsum(counts) + 1  # block 0 is the null block
+        return [np.arange(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+    def _prompt_chunks(self, lens: list[int]) -> "list[tuple[np.ndarray, np.ndarray, list]]":
+        """All prompts in forwards of at most the service's token budget, row after row."""
+        tables = self._tables(ForwardJob(prompt_lens=lens, num_tokens=1))
+        budget = self._setup.max_batch_tokens
+        chunks: list[list[tuple[int, int, np.ndarray]]] = [[]]
+        left = budget
+        for length, table in zip(lens, tables, strict=True):
+            done = 0
+            while done < length:
+                if left == 0:
+                    chunks.append([])
+                    left = budget
+                count = min(length - done, left)
+                done, left = done + count, left - count
+                chunks[-1].append((count, done, table))
+        return [
+            (
+                np.array([count for count, _, _ in chunk]),
+                np.array([end for _, end, _ in chunk]),
+                [table for _, _, table in chunk],
+            )
+            for chunk in chunks
+        ]
+
+    @torch.inference_mode()
+    def _forward_s(self, batch: AttentionBatch) -> float:
+        """Seconds of one bare forward with logits for the last token of each row."""
+        runner, counts = self._runner, batch.num_tokens
+        starts = np.cumsum(counts) - counts
+        offsets = np.arange(counts.sum()) - np.repeat(starts, counts)
+        positions = torch.from_numpy(offsets + np.repeat(batch.context_lens - counts, counts))
+        token_ids = positions % runner.model.config.vocab_size  # any tokens cost the same
+        last = torch.from_numpy(starts + counts - 1)
+        runner.attention.plan(batch)
+        start_s = time.perf_counter()
+        hidden, _ = runner.model.forward(token_ids, positions, runner.attention)
+        rows = hidden if len(last) == len(hidden) else hidden.index_select(0, last)
+        runner.model.logits(rows)
+        return time.perf_counter() - start_s
+
+
+if __name__ == "__main__":
+    answer_jobs(ForwardJob | RoundJob, Bare)

@@ -1,0 +1,59 @@
+# pyright: strict
+"""What this was measured on: processor, load, versions, commit, date."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from specserve import __version__
+from specserve.hardware import probe
+
+_PACKAGES = ("torch", "transformers", "grpcio", "pyzmq", "msgspec", "numpy")
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot; `load_average` is the kernel's of 1, 5 and 15 minutes."""
+
+    cpu: str
+    num_cores: int
+    load_average: tuple[float, float, float]
+    platform: str
+    versions: dict[str, str]
+    commit: str
+    date: str
+
+
+def describe_machine() -> Machine:
+    """Look now."""
+    hardware = probe()
+    versions = {"specserve": __version__, "python": platform.python_version()}
+    versions |= {package: importlib.metadata.version(package) for package in _PACKAGES}
+    return Machine(
+        cpu=hardware.cpu_name,
+        num_cores=len(hardware.cores),
+        load_average=os.getloadavg(),
+        platform=platform.platform(),
+        versions=versions,
+        commit=_commit(),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _commit() -> str:
+    """The checked-out commit, marked when the files differ from it; "unknown" outside of git."""
+    root = Path(__file__).parent.parent
+    try:
+        return subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

@@ -1,0 +1,76 @@
+"""Incremental text equals the tokenizer library's own decode; folders that are no model."""
+
+import asyncio
+import json
+import random
+
+import pytest
+from tokenizers import Tokenizer
+
+from specserve.api.call import ChatMessage
+from specserve.api.tokenizer import TextTokenizer
+from specserve.errors import InvalidField, Unsupported
+
+
+def test_pieces_of_random_tokens_concatenate_to_the_librarys_decode(model_folder):
+    ours = TextTokenizer(model_folder)
+    library = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    source = random.Random(2)
+    for _ in range(2000):
+        token_ids = [source.randrange(330) for _ in range(source.randint(0, 12))]
+        detokenizer = ours.detokenizer()
+        pieces = [detokenizer.push([token_id]) for token_id in token_ids]
+        text = "".join(pieces) + detokenizer.flush()
+        assert text == library.decode(token_ids, skip_special_tokens=True)
+        assert text == ours.decode(token_ids)
+
+
+def copy_with(model_folder, folder, name, content):
+    for path in model_folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / name).write_text(content)
+    return folder
+
+
+def test_a_folder_that_is_no_model_is_one_clear_error(tmp_path):
+    with pytest.raises(Unsupported, match=r"model\.target: cannot read .*tokenizer\.json"):
+        TextTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "not json"])
+def test_a_broken_tokenizer_file_is_one_clear_error(model_folder, tmp_path, content):
+    folder = copy_with(model_folder, tmp_path, "tokenizer.json", content)
+    with pytest.raises(Unsupported, match=r"model\.target: "):
+        TextTokenizer(folder)
+
+
+def test_a_template_cannot_reach_python(model_folder, tmp_path):
+    escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    folder = copy_with(model_folder, tmp_path, "chat_template.jinja", escape)
+    tokenizer = TextTokenizer(folder)
+    with pytest.raises(InvalidField, match="chat: refused by the chat template"):
+        asyncio.run(tokenizer.encode_chat([ChatMessage("user", "x")]))
+
+
+def test_clients_text_is_never_a_template(model_folder):
+    tokenizer = TextTokenizer(model_folder)
+    ids = asyncio.run(tokenizer.encode_chat([ChatMessage("user", "{{ 7 * 7 }}")]))
+    assert "{{ 7 * 7 }}" in tokenizer.decode(ids)
+
+
+def test_the_template_may_stand_in_the_tokenizer_config(model_folder, tmp_path):
+    config = json.dumps({"chat_template": "{{ messages[0].content }}!", "eos_token": "<eos>"})
+    folder = copy_with(model_folder, tmp_path, "tokenizer_config.json", config)
+    (folder / "chat_template.jinja").unlink()
+    tokenizer = TextTokenizer(folder)
+    ids = asyncio.run(tokenizer.encode_chat([ChatMessage("user", "fox")]))
+    assert tokenizer.decode(ids) == "fox!"
+
+
+def test_a_model_without_template_refuses_chat_only(model_folder, tmp_path):
+    folder = copy_with(model_folder, tmp_path, "tokenizer_config.json", "{}")
+    (folder / "chat_template.jinja").unlink()
+    tokenizer = TextTokenizer(folder)
+    assert not tokenizer.has_chat_template
+    with pytest.raises(Unsupported, match="chat: "):
+        asyncio.run(tokenizer.encode_chat([ChatMessage("user", "x")]))

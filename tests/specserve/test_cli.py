@@ -1,0 +1,213 @@
+"""The command line as a user meets it: real commands, real service, one-line errors."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from specserve import __version__
+from specserve.cli import main
+
+COMMANDS = ("launch", "generate", "chat", "info")
+
+
+def specserve(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "specserve", *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def refused(*words: str) -> str:
+    """The one line on stderr of a command that must exit with 2."""
+    result = specserve(*words)
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    return line.removeprefix("specserve: ")
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_help_has_examples(command):
+    result = specserve(*command, "--help")
+    assert result.returncode == 0
+    assert "examples:\n  specserve" in result.stdout
+
+
+def test_help_loads_neither_torch_nor_grpc():
+    program = (
+        "import sys\nfrom specserve.cli import build_parser\nbuild_parser().format_help()\n"
+        "print([m for m in ('torch', 'grpc', 'zmq', 'transformers') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"
+
+
+def test_the_version_is_printed():
+    assert specserve("--version").stdout == f"specserve {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("launch", "--port", "99999"), "server.grpc_port: expected int <= 65535"),
+        (("launch", "--topology", "two"), "topology.topology: 'two' is not of the form T+D"),
+        (("launch", "--topology", "1+1"), "topology.topology: 1+1 asks for draft processes"),
+        (("launch", "--threads", "1000"), "topology.topology: 1+0 with 1000 thread(s)"),
+        (("launch", "--set", "engine.x=1"), "engine.x: is no known key"),
+        (("launch", "--set", "nonsense"), "--set: 'nonsense' is not of the form"),
+        (("launch", "--config", "/nowhere.toml"), "--config: cannot read /nowhere.toml"),
+        (("launch", "--ballast", "1"), "ballast: 1 parameters leave no room"),
+        (("launch", "--max-model-len", "1000000"), "model.max_model_len: 1000000 exceeds"),
+        (("launch", "--target", "/proc"), "/proc: no model folder"),
+        (("launch", "--target", "no such thing"), "model.target: 'no such thing' is neither"),
+        (("launch", "--frobnicate"), "unrecognized arguments: --frobnicate"),
+        (("generate", "--target", "/proc", "x"), "/proc: no model folder"),
+        (("generate", "--n", "many", "x"), "argument --n: invalid int value: 'many'"),
+        (("generate", "--logit-bias", "a=b", "x"), "--logit-bias: 'a=b' is not of the form"),
+        (("generate", "--connect", "x:1", "--device", "cpu", "x"), "--connect: a running service"),
+        (("info", "--ballast", "heavy"), "ballast: 'heavy' is not a count"),
+        ((), "the following arguments are required: COMMAND"),
+    ],
+)
+def test_bad_usage_is_one_line_naming_the_field_and_exit_code_2(words, message, capsys):
+    try:
+        exit_code = main(words)
+    except SystemExit as ended:  # argparse's way
+        exit_code = ended.code
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert (exit_code, out) == (2, "")
+    assert line.startswith(f"specserve: {message}")
+
+
+def test_a_service_that_is_not_there_is_exit_code_1():
+    result = specserve("generate", "--connect", "127.0.0.1:1", "x")
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_info_shows_versions_machine_and_the_embedded_model():
+    result = specserve("info", "--json", "--ballast", "60M")
+    document = json.loads(result.stdout)
+    assert document["versions"]["specserve"] == __version__
+    assert document["machine"]["cores"] >= 1
+    assert document["model"]["name"] == "specserve-embedded"
+    assert "leaves the law as it is" in document["model"]["ballast"]
+    assert "ballast" in specserve("info").stdout
+
+
+def test_info_shows_a_running_service(service):
+    document = json.loads(specserve("info", "--json", "--connect", service).stdout)
+    assert document["service"]["topology"] == "1+0"
+    assert document["model"]["model"] == "specserve-embedded"
+    assert document["load"]["num_blocks"] > 0
+
+
+def test_generate_streams_the_text_that_json_reports(service):
+    words = ("--connect", service, "--max-tokens", "12", "--seed", "5", "def main():")
+    streamed = specserve("generate", *words)
+    assert streamed.returncode == 0, streamed.stderr
+    document = json.loads(specserve("generate", "--json", *words).stdout)
+    assert streamed.stdout == document["text"] + "\n"
+    assert len(document["token_ids"]) == document["usage"]["num_generated_tokens"] == 12
+    assert document["finish_reason"] == "length"
+    assert document["timings"]["total_s"] > 0
+
+
+def test_generate_json_lists_every_sample_and_its_logprobs(service):
+    words = ("--n", "3", "--logprobs", "2", "--prompt-logprobs", "1", "--max-tokens", "4")
+    result = specserve("generate", "--json", "--connect", service, *words, "import os")
+    document = json.loads(result.stdout)
+    assert [choice["index"] for choice in document["choices"]] == [0, 1, 2]
+    assert document["choices"][0]["text"] == document["text"]
+    assert [len(position["top"]) for position in document["logprobs"]] == [2, 2, 2, 2]
+    assert len(document["prompt_logprobs"]) == document["usage"]["num_prompt_tokens"] - 1
+
+
+def test_every_sampling_flag_reaches_the_service(service):
+    values = {
+        "temperature": 0.9,
+        "top-p": 0.9,
+        "top-k": 20,
+        "min-p": 0.01,
+        "presence-penalty": 0.1,
+        "frequency-penalty": 0.1,
+        "repetition-penalty": 1.1,
+        "min-tokens": 2,
+        "max-tokens": 6,
+        "seed": 3,
+        "priority": 1,
+        "stop": "zzz",
+        "stop-token-id": 9,
+        "logit-bias": "17=-5",
+    }
+    flags = ["--ignore-eos", *(f"--{flag}={value}" for flag, value in values.items())]
+    result = specserve("generate", "--connect", service, *flags, "def")
+    assert result.returncode == 0, result.stderr
+    biased = specserve(
+        "generate",
+        "--json",
+        "--connect",
+        service,
+        "--logit-bias",
+        "65=1e2",
+        "--max-tokens",
+        "3",
+        "a",
+    )
+    assert json.loads(biased.stdout)["token_ids"] == [65, 65, 65]
+
+
+def test_a_prompt_can_come_from_stdin(service):
+    words = ("generate", "--json", "--connect", service, "--max-tokens", "4", "--seed", "1")
+    from_stdin = json.loads(specserve(*words, "-", stdin="import ").stdout)
+    from_argument = json.loads(specserve(*words, "import ").stdout)
+    assert from_stdin["token_ids"] == from_argument["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "field"),
+    [
+        ("--temperature", "nan", "temperature"),
+        ("--n", "1000000", "n"),
+        ("--logprobs", "5000", "logprobs"),
+        ("--max-tokens", "0", "max_tokens"),
+        ("--top-p", "2", "top_p"),
+    ],
+)
+def test_a_sampling_value_out_of_range_is_one_line_from_the_service(service, flag, value, field):
+    line = refused("generate", "--connect", service, flag, value, "x")
+    assert line.startswith(f"{field}: ")
+
+
+def test_an_empty_and_an_overlong_prompt_are_refused(service):
+    assert refused("generate", "--connect", service, "").startswith("prompt: ")
+    assert "2047" in refused("generate", "--connect", service, "word " * 5000)
+
+
+def test_chat_takes_turns_and_survives_a_refused_one(service):
+    flags = ("--connect", service, "--max-tokens", "4", "--seed", "1")
+    script = f"hello\n\nhow are you?\n/reset\nhello\n{'long ' * 5000}\n/exit\nnever said\n"
+    result = specserve("chat", *flags, stdin=script)
+    assert result.returncode == 0
+    (refusal,) = result.stderr.splitlines()
+    assert refusal.startswith("specserve: prompt: ")
+    alone = specserve("chat", *flags, stdin="hello\n").stdout
+    assert result.stdout.startswith(alone)
+    assert result.stdout.endswith(alone)  # /reset forgot the turns before it
+
+
+def test_generate_starts_and_stops_a_service_of_its_own():
+    flags = ("--max-tokens", "3", "--json", "--set", "topology.pin=false")
+    result = specserve("generate", *flags, "x")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert len(json.loads(result.stdout)["token_ids"]) == 3

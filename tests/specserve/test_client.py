@@ -1,0 +1,161 @@
+"""The Python client, sync and async, over a real connection."""
+
+import asyncio
+import threading
+
+import pytest
+
+from specserve.api.call import ChatMessage, SpecOptions
+from specserve.client import AsyncClient, Client
+from specserve.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidField,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+from specserve.types import Abort, FinishReason, SamplingParams, Submit
+from tests.specserve.api.conftest import (  # noqa: F401 - fixtures
+    make_rig,
+    model_folder,
+    rig,
+    shared_rig,
+)
+
+
+@pytest.fixture
+def client(rig):  # noqa: F811
+    with Client(rig.address) as client:
+        yield client
+
+
+def test_generate_returns_all_samples_with_their_endings(rig, client):  # noqa: F811
+    done = client.generate("the quick", n=2, stop=["brown"], logprobs=1, seed=3, max_tokens=30)
+    assert done.text == done.samples[1].text == rig.text.partition("brown")[0]
+    assert [sample.finish_reason for sample in done.samples] == [FinishReason.STOP] * 2
+    assert done.samples[0].stop_string == "brown"
+    assert len(done.samples[0].logprobs) == len(done.samples[0].token_ids)
+    assert done.usage.num_generated_tokens == 2 * len(done.samples[0].token_ids)
+    assert done.spec is None
+
+
+def test_a_stream_gives_the_text_then_knows_prompt_and_end(rig, client):  # noqa: F811
+    stream = client.stream("the quick", prompt_logprobs=0)
+    assert "".join(delta.text for delta in stream) == rig.text == client.generate("the").text
+    assert len(stream.prompt.prompt_logprobs) == stream.prompt.num_prompt_tokens - 1
+    assert stream.finished.samples[0].stop_token_id == 0
+
+
+def test_every_option_reaches_the_target(rig, client):  # noqa: F811
+    options = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "presence_penalty": 0.2,
+        "frequency_penalty": 0.3, "repetition_penalty": 1.1, "logit_bias": {4: 2.0},
+        "stop": ("zzz",), "stop_token_ids": (9,), "min_tokens": 1, "max_tokens": 40,
+        "ignore_eos": True, "n": 2, "logprobs": 0, "prompt_logprobs": 1,
+    }  # fmt: skip
+    assert set(options) == set(SamplingParams.__struct_fields__)
+    client.generate([1, 2, 3], seed=5, cache_salt="me", priority=-2, timeout_s=9, **options)
+    request = rig.target.received(Submit)[0].request
+    assert request.sampling == SamplingParams(**options)
+    assert (request.seed, request.cache_salt, request.priority) == (5, "me", -2)
+    assert request.prompt_token_ids == [1, 2, 3]
+    assert request.deadline_s is not None
+
+
+def test_chat_messages_are_rendered_by_the_server(rig, client):  # noqa: F811
+    client.generate([ChatMessage("user", "fox")])
+    ids = rig.target.received(Submit)[0].request.prompt_token_ids
+    assert rig.tokenizer.decode(ids) == "user: fox\nassistant:"
+
+
+def test_errors_are_ours_by_kind(rig, client):  # noqa: F811
+    with pytest.raises(InvalidField) as caught:
+        client.generate("fox", temperature=float("nan"))
+    assert caught.value.field == "temperature"
+    with pytest.raises(InvalidField):
+        list(client.stream("fox", n=10**6))
+    with pytest.raises(NotFound):
+        client.generate("fox", model="other")
+    with pytest.raises(Unsupported):
+        client.generate("fox", spec=SpecOptions(mode="sync"))
+    rig.target.round_s = 0.05
+    with pytest.raises(DeadlineExceeded):
+        client.generate("fox", timeout_s=0.1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temprature": 1.0}, {"n": "three"}, {"n": 2**70}, {"stop": "word"}], ids=str
+)
+def test_options_that_no_server_could_take_fail_here(client, options):
+    with pytest.raises(InvalidField):
+        client.generate("fox", **options)
+
+
+def test_nobody_listening_is_unavailable():
+    with Client("127.0.0.1:1") as client, pytest.raises(Unavailable):
+        client.server_info()
+
+
+def test_leaving_a_stream_early_aborts_the_request(rig, client):  # noqa: F811
+    rig.script("the lazy dog " * 400)
+    rig.target.round_s = 0.005
+    for _ in client.stream("fox", max_tokens=400):
+        break
+    rig.until(lambda: rig.target.received(Abort))
+
+
+def test_abort_by_id_raises_cancelled_in_the_reader(rig, client):  # noqa: F811
+    rig.script("the lazy dog " * 400)
+    rig.target.round_s = 0.005
+    stream = client.stream("fox", max_tokens=400, request_id="mine")
+    timer = threading.Timer(0.1, client.abort, ["mine"])
+    timer.start()
+    with pytest.raises(Cancelled):
+        list(stream)
+    timer.join()
+
+
+def test_server_model_and_load_are_records(rig, client):  # noqa: F811
+    assert client.server_info().state == "ready"
+    assert client.model_info().eos_token_ids == (0,)
+    assert client.load().num_in_flight == 0
+
+
+def test_the_async_client_does_the_same(rig):  # noqa: F811
+    async def use():
+        async with AsyncClient(rig.address) as client:
+            stream = client.stream("fox")
+            text = "".join([delta.text async for delta in stream])
+            whole = await client.generate("fox", n=2)
+            many = await asyncio.gather(*(client.generate("fox") for _ in range(20)))
+            with pytest.raises(InvalidField):
+                await client.generate("fox", n=0)
+            with pytest.raises(InvalidField):
+                async for _ in client.stream("fox", n=0):
+                    pass
+            await client.abort("unknown")
+            info, load = await client.server_info(), await client.load()
+            model = await client.model_info()
+            assert (info.state, load.draining, model.model) == ("ready", False, "scripted")
+            assert text == whole.text == rig.text
+            assert {done.text for done in many} == {rig.text}
+            assert stream.finished.usage.num_generated_tokens == len(rig.script_ids)
+
+    rig.call(use())
+
+
+def test_the_async_client_aborts_what_is_left_early(rig):  # noqa: F811
+    rig.script("the lazy dog " * 400)
+    rig.target.round_s = 0.005
+
+    async def use():
+        async with AsyncClient(rig.address) as client:
+            stream = client.stream("fox", max_tokens=400)
+            async for _ in stream:
+                break
+            stream.cancel()
+            await asyncio.sleep(0.1)
+
+    rig.call(use())
+    rig.until(lambda: rig.target.received(Abort))
