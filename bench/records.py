@@ -4,6 +4,8 @@
 JSON lines of msgspec structs. Times are seconds, measured by the process that reports them.
 """
 
+import itertools
+
 import msgspec
 
 
@@ -84,7 +86,7 @@ class BatchTrace(msgspec.Struct, frozen=True, kw_only=True):
         """Times between consecutive tokens of the first row while all rows decode."""
         start, end = self.decode_window_s
         inside = [at for at in self.arrivals_s[0] if start <= at <= end]
-        return [b - a for a, b in zip(inside, inside[1:], strict=False)]
+        return [b - a for a, b in itertools.pairwise(inside)]
 
 
 class ForwardJob(msgspec.Struct, frozen=True, kw_only=True, tag="forward"):

@@ -83,8 +83,10 @@ def _sampling_of(sampling: pb.SamplingParams) -> SamplingParams:
 
 def struct_of(message: Any, kind: type[_StructT]) -> _StructT:  # noqa: ANN401 - any message
     """A record whose fields are all fields of `message` under the same names."""
-    fields = {name: getattr(message, name) for name in kind.__struct_fields__}
-    return msgspec.convert(fields, kind, from_attributes=True)
+    values = ((name, getattr(message, name)) for name in kind.__struct_fields__)
+    scalars = (bool, int, float, str)
+    fields = {name: v if isinstance(v, scalars) else list(v) for name, v in values}
+    return msgspec.convert(fields, kind)
 
 
 def prompt_info_of(info: pb.PromptInfo) -> events.PromptInfo:

@@ -55,7 +55,7 @@ class GrpcServer:
 
     async def failed(self) -> None:
         """Return never, or raise what ended the hub: a defect, after which nothing is served."""
-        await self._tasks[0]
+        await asyncio.shield(self._tasks[0])  # whoever stops waiting must not stop the hub
 
     async def stop(self) -> None:
         """End what is still running, with an error to its client, and free everything."""

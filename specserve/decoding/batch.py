@@ -21,7 +21,6 @@ class LogitEdits:
     Pair tensors are int64 or float64 [N_kind].
     """
 
-    rows: Tensor  # int64 [R_edited]: rows with any edit
     penalty_rows: Tensor
     penalty_ids: Tensor
     counts: Tensor  # how often the token was generated
@@ -39,8 +38,7 @@ class LogitEdits:
 class Truncation:
     """The rows that truncate and how; a value that means "off" leaves its row alone."""
 
-    rows: Tensor  # int64 [R_truncated], indices into the batch
-    places: Tensor  # int64 [R_truncated], their indices among the random rows
+    places: Tensor  # int64 [R_truncated], indices among the random rows
     top_k: Tensor  # int64; 0 is off
     top_p: Tensor  # float64; 1 is off
     min_p: Tensor  # float64; 0 is off
@@ -87,7 +85,7 @@ class SamplingBatch:
             sample_indices=keys[1],
             positions=keys[2],
             edits=_edits(states, device) if any(s.edits_logits for s in states) else None,
-            truncation=_truncation(rows, random, device)
+            truncation=_truncation(random, device)
             if any(state.is_truncated for state in random)
             else None,
         )
@@ -101,13 +99,10 @@ def _floats(values: Sequence[float], device: torch.device | str) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
-def _truncation(
-    rows: Sequence[int], random: Sequence[SamplingState], device: torch.device | str
-) -> Truncation:
+def _truncation(random: Sequence[SamplingState], device: torch.device | str) -> Truncation:
     places = [place for place, state in enumerate(random) if state.is_truncated]
     params = [random[place].params for place in places]
     return Truncation(
-        rows=_ints([rows[place] for place in places], device),
         places=_ints(places, device),
         top_k=_ints([p.top_k for p in params], device),
         top_p=_floats([p.top_p for p in params], device),
@@ -134,7 +129,6 @@ def _edits(states: Sequence[SamplingState], device: torch.device | str) -> Logit
     tables = [state.penalties for _, state in penalised if state.penalties is not None]
     penalised_rows = np.array([row for row, _ in penalised], np.int64)
     return LogitEdits(
-        rows=_ints([row for row, state in enumerate(states) if state.edits_logits], device),
         penalty_rows=torch.from_numpy(np.repeat(penalised_rows, sizes)).to(device),
         penalty_ids=concatenated([table.ids for table in tables]),
         counts=concatenated([table.counts for table in tables]),

@@ -73,7 +73,10 @@ def _nucleus(
     alive: Tensor, weights: Tensor, needed: Tensor, num_candidates: int
 ) -> tuple[Tensor, Tensor]:
     """The least scaled logit of each nucleus [R], and whether the candidates held it all."""
-    ordered, ids = alive.topk(num_candidates, dim=1)
+    if num_candidates < alive.shape[1]:
+        ordered, ids = alive.topk(num_candidates, dim=1)
+    else:
+        ordered, ids = alive.sort(dim=1, descending=True)
     held = fixed_point_mass(weights.gather(1, ids), alive.shape[1]).cumsum(dim=1).double()
     enough = held >= needed.unsqueeze(1)
     place = (~enough).sum(dim=1, keepdim=True).clamp_(max=num_candidates - 1)

@@ -121,13 +121,14 @@ class TargetControl:
     """
 
     def __init__(self, control_dir: Path) -> None:
+        reading, writing = _address(control_dir, "to_target"), _address(control_dir, "from_target")
         self._context = zmq.Context()
         self._pull = self._context.socket(zmq.PULL)
         self._push = self._context.socket(zmq.PUSH)
         for socket in (self._pull, self._push):
             _prepare(socket)
-        self._pull.bind(_address(control_dir, "to_target"))
-        self._push.connect(_address(control_dir, "from_target"))
+        self._pull.bind(reading)
+        self._push.connect(writing)
         self._reader = FrameReader(msgspec.msgpack.Decoder(ToTarget))
         self._writer = FrameWriter()
         self._ready: Ready | None = None
@@ -190,6 +191,7 @@ class ApiControl:
     """The API process's end, for asyncio. Create and use it inside a running loop."""
 
     def __init__(self, control_dir: Path) -> None:
+        reading, writing = _address(control_dir, "from_target"), _address(control_dir, "to_target")
         self._context = zmq.asyncio.Context()
         self._pull = self._context.socket(zmq.PULL)
         # A plain socket: an asyncio one may wait, and sending happens now or is refused.
@@ -200,8 +202,8 @@ class ApiControl:
         self._monitor = self._context.socket(zmq.PAIR)
         self._push.monitor("inproc://target-watch", zmq.EVENT_DISCONNECTED)
         self._monitor.connect("inproc://target-watch")
-        self._pull.bind(_address(control_dir, "from_target"))
-        self._push.connect(_address(control_dir, "to_target"))
+        self._pull.bind(reading)
+        self._push.connect(writing)
         self._reader = FrameReader(msgspec.msgpack.Decoder(FromTarget))
         self._writer = FrameWriter()
 

@@ -1,0 +1,209 @@
+"""`python -m bench.engine`: the served engine against transformers and against its own bare model.
+
+    python -m bench.engine                        60M ballast target, batch 1, 4, 16
+    python -m bench.engine --quick                the same in less than two minutes
+    python -m bench.engine --ballast none         the embedded model as it is
+
+Writes results.json, report.md and plots to --out; definitions are in bench/README.md.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.comparison import Comparison, Measurements, Plan
+from bench.machine import describe_machine
+from bench.pinned_child import ChildFailed, PinnedChild
+from bench.records import (
+    BatchTrace,
+    ForwardJob,
+    ForwardTimes,
+    GenerateJob,
+    RoundJob,
+    RoundTimes,
+    Setup,
+)
+from bench.report import write_report
+from bench.served import Served, serve
+from bench.summary import Results, Target, summarise
+from bench.workload import Workload
+from specserve.config import EngineConfig
+from specserve.errors import InvalidField, SpecserveError
+from specserve.sizes import parse_count
+from specserve.target_source import locate_target
+
+FULL = Plan(
+    batch_sizes=(1, 4, 16),
+    num_tokens=48,
+    num_repetitions=9,
+    num_sampled_repetitions=3,
+    prefill_lens=(256, 512, 1024),
+    num_prefill_repetitions=5,
+)
+QUICK = msgspec.structs.replace(
+    FULL,
+    num_tokens=16,
+    num_repetitions=3,
+    num_sampled_repetitions=1,
+    prefill_lens=(256,),
+    num_prefill_repetitions=2,
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of the bench."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.engine", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="less of everything: two minutes")
+    parser.add_argument("--out", type=Path, default=Path("results/engine"), metavar="DIR")
+    parser.add_argument("--target", metavar="FOLDER|HUB_ID", help="default: the embedded model")
+    parser.add_argument(
+        "--ballast", default="60M", metavar="PARAMS", help='pad the target; "none" (default 60M)'
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="CORES")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B")
+    parser.add_argument("--tokens", type=int, metavar="N", help="new tokens per row")
+    parser.add_argument("--repetitions", type=int, metavar="N", help="greedy ones, per batch size")
+    parser.add_argument("--prompts", type=int, default=64, metavar="N", help="different prompts")
+    parser.add_argument("--prefill", type=int, nargs="*", metavar="TOKENS", help="prompt lengths")
+    return parser
+
+
+def read_plan(arguments: argparse.Namespace) -> Plan:
+    """What the flags ask for. Raises InvalidField."""
+    plan = QUICK if arguments.quick else FULL
+    if arguments.batch_sizes is not None:
+        plan = msgspec.structs.replace(plan, batch_sizes=tuple(sorted(set(arguments.batch_sizes))))
+    if arguments.tokens is not None:
+        plan = msgspec.structs.replace(plan, num_tokens=arguments.tokens)
+    if arguments.repetitions is not None:
+        plan = msgspec.structs.replace(plan, num_repetitions=arguments.repetitions)
+    if arguments.prefill is not None:
+        plan = msgspec.structs.replace(plan, prefill_lens=tuple(arguments.prefill))
+    for field, value, least in (
+        ("--batch-sizes", min(plan.batch_sizes), 1),
+        ("--tokens", plan.num_tokens, 4),
+        ("--repetitions", plan.num_repetitions, 1),
+        ("--prompts", arguments.prompts, 1),
+        ("--threads", arguments.threads, 1),
+    ):
+        if value < least:
+            raise InvalidField(field, f"{value} is less than {least}")
+    return plan
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and write; 0 unless something failed (a missed goal is a result, not a failure)."""
+    arguments = build_parser().parse_args(argv)
+    console = Console(stderr=True)
+    try:
+        results = _run(arguments, read_plan(arguments), console)
+    except (SpecserveError, ChildFailed, OSError) as error:
+        console.print(f"bench.engine: {error}", style="red")
+        return 1
+    report = write_report(results, arguments.out)
+    sys.stdout.write(report.read_text(encoding="utf-8"))
+    return 0
+
+
+def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results:
+    folder = locate_target(arguments.target)
+    ballast = 0 if arguments.ballast == "none" else parse_count(arguments.ballast, "--ballast")
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    if len(cores) < arguments.threads:
+        raise InvalidField("--threads", f"{arguments.threads} exceeds the {len(cores)} cores here")
+    target_cores, client_cores = cores[: arguments.threads], cores[arguments.threads :] or cores
+    flags = ["--target", str(folder), "--threads", str(arguments.threads), "--dtype", "float32"]
+    flags += ["--device", "cpu", *(["--ballast", str(ballast)] if ballast else [])]
+    machine = describe_machine()
+    with serve(flags) as served:
+        setup = Setup(
+            folder=str(folder),
+            parent_pid=os.getpid(),
+            cores=target_cores,
+            threads=arguments.threads,
+            ballast=ballast,
+            deterministic=served.model.deterministic,
+            block_size=EngineConfig().block_size,
+            num_blocks=_num_blocks(served),
+            max_batch_tokens=EngineConfig().max_batch_tokens,
+        )
+        workload = Workload(folder, arguments.prompts)
+        os.sched_setaffinity(0, client_cores)
+        try:
+            found = _measure(served, setup, workload, plan, console)
+        finally:
+            os.sched_setaffinity(0, cores)
+        target = Target(
+            name=served.model.model,
+            num_params=served.model.num_params,
+            ballast_params=served.model.ballast_params,
+            num_layers=served.model.num_layers,
+            dtype=served.model.dtype,
+            deterministic=served.model.deterministic,
+            threads=arguments.threads,
+            target_cores=target_cores,
+            client_cores=client_cores,
+            oversubscribed=served.server.oversubscribed,
+        )
+    return summarise(found, plan, target, machine)
+
+
+def _num_blocks(served: Served) -> int:
+    """The size of the service's pool, so that the bare model's cache is as large."""
+    return max(served.load().num_blocks, 64)
+
+
+def _measure(
+    served: Served, setup: Setup, workload: Workload, plan: Plan, console: Console
+) -> Measurements:
+    transformers = PinnedChild[GenerateJob, BatchTrace]("bench.reference", setup, BatchTrace)
+    bare = PinnedChild[ForwardJob | RoundJob, ForwardTimes | RoundTimes](
+        "bench.bare", setup, ForwardTimes | RoundTimes
+    )
+    with transformers, bare, _progress(plan, console) as advance:
+        transformers.wait_until_loaded()
+        bare.wait_until_loaded()
+        return Comparison(
+            served=served,
+            transformers=transformers,
+            bare=bare,
+            reported_round_s=lambda: served.load().round_s,
+            workload=workload,
+            advance=advance,
+        ).run(plan)
+
+
+@contextmanager
+def _progress(plan: Plan, console: Console) -> Generator[Callable[[str], None]]:
+    """A bar that is drawn between measurements only: a refresh thread would disturb them."""
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[what]}"),
+    )
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
+        task = progress.add_task("", total=plan.num_measurements, what="loading, warming up")
+        progress.refresh()
+        started = False
+
+        def advance(what: str) -> None:
+            nonlocal started
+            progress.update(task, advance=int(started), what=what, refresh=True)
+            started = True
+
+        yield advance
+        progress.update(task, advance=1, what="done", refresh=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
