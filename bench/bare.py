@@ -13,6 +13,7 @@ import torch
 
 from bench.breakdown import measure_rounds
 from bench.pinned_child import answer_jobs
+from bench.processes import usage
 from bench.records import ForwardJob, ForwardTimes, RoundJob, RoundTimes, Setup
 from specserve.model.attention import AttentionBatch
 from specserve.model.loader import load_model
@@ -45,20 +46,24 @@ class Bare:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._runner = load_runner(setup)
+        self._cpu_s = 0.0  # of the last forward
 
     def __call__(self, job: ForwardJob | RoundJob) -> ForwardTimes | RoundTimes:
         if isinstance(job, RoundJob):
             return measure_rounds(self._runner, job, self._setup)
-        chunks = list(self._prompt_chunks(job.prompt_lens))
+        before, chunks = usage(), self._prompt_chunks(job.prompt_lens)
         prompt_s = sum(self._forward_s(AttentionBatch(*chunk)) for chunk in chunks)
         tables = self._tables(job)
         counts = np.ones(len(tables), dtype=np.int64)
         lens = np.array(job.prompt_lens, dtype=np.int64)
-        steps_s = [
-            self._forward_s(AttentionBatch(counts, lens + step, tables))
-            for step in range(1, job.num_tokens)  # the prompt's own forward gives the first token
-        ]
-        return ForwardTimes(steps_s=steps_s, prompt_s=prompt_s)
+        steps_s, cpu_s = [], 0.0
+        for step in range(1, job.num_tokens):  # the prompt's own forward gives the first token
+            batch = AttentionBatch(counts, lens + step, tables)
+            steps_s.append(self._forward_s(batch))
+            cpu_s += self._cpu_s
+        return ForwardTimes(
+            steps_s=steps_s, prompt_s=prompt_s, usage=usage().since(before), steps_cpu_s=cpu_s
+        )
 
     def _tables(self, job: ForwardJob) -> list[np.ndarray]:
         """Consecutive blocks for every row, enough for its prompt and answer."""
@@ -101,11 +106,13 @@ class Bare:
         token_ids = positions % runner.model.config.vocab_size  # any tokens cost the same
         last = torch.from_numpy(starts + counts - 1)
         runner.attention.plan(batch)
-        start_s = time.perf_counter()
+        cpu_s, start_s = time.thread_time(), time.perf_counter()
         hidden, _ = runner.model.forward(token_ids, positions, runner.attention)
         rows = hidden if len(last) == len(hidden) else hidden.index_select(0, last)
         runner.model.logits(rows)
-        return time.perf_counter() - start_s
+        elapsed_s = time.perf_counter() - start_s
+        self._cpu_s = time.thread_time() - cpu_s
+        return elapsed_s
 
 
 if __name__ == "__main__":

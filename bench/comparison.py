@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from bench.processes import Usage
 from bench.records import (
     BatchTrace,
     ForwardJob,
@@ -60,6 +61,14 @@ class Triple(msgspec.Struct, frozen=True, kw_only=True):
     transformers: BatchTrace
     bare: ForwardTimes
     reported_round_s: float  # the service's own average of a decode round, right after
+
+    @property
+    def waited_share(self) -> float:
+        """The largest share of an arm's time in which it was ready but had no core."""
+        served = self.served.usage.get("target", Usage()).waited_s / self.served.total_s
+        other = self.transformers.usage.get("transformers", Usage()).waited_s
+        bare_s = sum(self.bare.steps_s) + self.bare.prompt_s
+        return max(served, other / self.transformers.total_s, self.bare.usage.waited_s / bare_s)
 
 
 class Measurements(msgspec.Struct, kw_only=True):

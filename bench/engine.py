@@ -10,6 +10,7 @@ Writes results.json, report.md and plots to --out; definitions are in bench/READ
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,9 +36,11 @@ from bench.served import Served, serve
 from bench.summary import Results, Target, summarise
 from bench.workload import Workload
 from specserve.config import EngineConfig
-from specserve.errors import InvalidField, SpecserveError
+from specserve.errors import InvalidField, SpecserveError, Unavailable
 from specserve.sizes import parse_count
 from specserve.target_source import locate_target
+
+_LOAD_TIMEOUT_S = 10.0
 
 FULL = Plan(
     batch_sizes=(1, 4, 16),
@@ -159,7 +162,12 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
 
 def _num_blocks(served: Served) -> int:
     """The size of the service's pool, so that the bare model's cache is as large."""
-    return max(served.load().num_blocks, 64)
+    deadline_s = time.monotonic() + _LOAD_TIMEOUT_S
+    while (num_blocks := served.load().num_blocks) == 0:  # its first load report is under way
+        if time.monotonic() > deadline_s:
+            raise Unavailable("the service does not report its load")
+        time.sleep(0.05)
+    return num_blocks
 
 
 def _measure(

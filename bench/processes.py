@@ -1,49 +1,70 @@
 # pyright: strict
-"""Processor time of the service's processes, read from the kernel. Linux only, like the service."""
+"""Processor time and waiting of processes, from the kernel's scheduler statistics. Linux only.
+
+A shared machine makes wall times lie. The scheduler counts, in nanoseconds, how long a thread ran
+and how long it was ready but had no core; the second says which measurements were disturbed.
+"""
 
 import os
 from pathlib import Path
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+import msgspec
+
 _ROLES = {"target_node": "target", "specserve.api": "api"}
 
 
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds: `ran_s` on a core, all threads; `waited_s` the main thread, ready without one."""
+
+    ran_s: float = 0.0
+    waited_s: float = 0.0
+
+    def since(self, earlier: "Usage") -> "Usage":
+        return Usage(ran_s=self.ran_s - earlier.ran_s, waited_s=self.waited_s - earlier.waited_s)
+
+
+def usage(pid: int | None = None) -> Usage:
+    """Of a process since it started, this one by default; zeros if it is gone."""
+    pid = os.getpid() if pid is None else pid
+    ran_ns = sum(_schedstat(path)[0] for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    # Helper threads wait for the main one; only the main one's waiting is somebody else's fault.
+    waited_ns = _schedstat(Path(f"/proc/{pid}/schedstat"))[1]
+    return Usage(ran_s=ran_ns / 1e9, waited_s=waited_ns / 1e9)
+
+
 class ServiceProcesses:
-    """The target ranks and the API process among this process's descendants."""
+    """The target rank and the API process among this process's descendants."""
 
     def __init__(self) -> None:
         parents = _parents()
-        own = {pid for pid in parents if _descends(pid, os.getpid(), parents)}
-        self._roles = {pid: role for pid in own if (role := _role(pid)) is not None}
+        own = [pid for pid in parents if _descends(pid, os.getpid(), parents)]
+        self._pids = {role: pid for pid in own if (role := _role(pid)) is not None}
 
-    def cpu_s(self) -> dict[str, float]:
-        """Processor seconds so far by role, this process as `client`.
+    def usage(self) -> dict[str, Usage]:
+        """So far, by role: target (one rank), api, and this process as client."""
+        return {role: usage(pid) for role, pid in self._pids.items()} | {"client": usage()}
 
-        The kernel counts the service's in ticks of 10 ms.
-        """
-        totals = {"client": sum(os.times()[:2])}
-        for pid, role in self._roles.items():
-            fields = _stat(pid)
-            totals[role] = totals.get(role, 0.0) + sum(map(int, fields[11:13])) / _TICKS_PER_S
-        return totals
+
+def _schedstat(path: Path) -> tuple[int, int]:
+    """Nanoseconds run and waited."""
+    try:
+        ran, waited, _ = path.read_text(encoding="ascii").split()
+    except (OSError, ValueError):  # the thread has ended, or the kernel does not count
+        return 0, 0
+    return int(ran), int(waited)
 
 
 def _parents() -> dict[int, int]:
+    """The parent of every process."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        fields = _stat(int(folder.name))
-        if fields:
-            parents[int(folder.name)] = int(fields[1])
+        try:
+            text = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        # The name, in parentheses, may hold anything; state and parent follow it.
+        parents[int(folder.name)] = int(text.rpartition(")")[2].split()[1])
     return parents
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third on (the second may hold spaces); empty if gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()
 
 
 def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:

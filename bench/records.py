@@ -8,6 +8,8 @@ import itertools
 
 import msgspec
 
+from bench.processes import Usage
+
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """The first line a child reads: what to load and where to run. The service runs with the same.
@@ -46,13 +48,13 @@ class GenerateJob(msgspec.Struct, frozen=True, kw_only=True):
 class BatchTrace(msgspec.Struct, frozen=True, kw_only=True):
     """When each token of each row arrived, counted from the moment the batch was handed over.
 
-    `cpu_s` is processor time by process name, where the arm has several.
+    `usage` is what the kernel counted meanwhile, by process.
     """
 
     arrivals_s: list[list[float]]
     token_ids: list[list[int]]
     total_s: float
-    cpu_s: dict[str, float] = {}
+    usage: dict[str, Usage] = {}
 
     @property
     def first_token_s(self) -> float:
@@ -109,6 +111,8 @@ class ForwardTimes(msgspec.Struct, frozen=True, kw_only=True, tag="forward_times
 
     steps_s: list[float]
     prompt_s: float
+    usage: Usage = Usage()  # of the steps and the prompt together
+    steps_cpu_s: float = 0.0  # processor time of the steps alone
 
 
 class RoundTimes(msgspec.Struct, frozen=True, kw_only=True, tag="round_times"):

@@ -14,6 +14,7 @@ import transformers
 from transformers.generation.streamers import BaseStreamer
 
 from bench.pinned_child import answer_jobs
+from bench.processes import usage
 from bench.records import BatchTrace, GenerateJob, Setup
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
@@ -79,7 +80,7 @@ class Reference:
         sampled = job.temperature > 0
         # Off: the default for top_k is 50, and the service samples from the whole vocabulary.
         law = {"temperature": job.temperature, "top_k": 0, "top_p": 1.0} if sampled else {}
-        start_s = time.perf_counter()
+        before, start_s = usage(), time.perf_counter()
         input_ids, mask = _left_padded(job.prompts)
         output = self._model.generate(
             input_ids,
@@ -94,7 +95,10 @@ class Reference:
         total_s = time.perf_counter() - start_s
         times_s = [at - start_s for at in arrivals.times_s[1:]]
         return BatchTrace(
-            arrivals_s=[times_s for _ in job.prompts], token_ids=token_ids, total_s=total_s
+            arrivals_s=[times_s for _ in job.prompts],
+            token_ids=token_ids,
+            total_s=total_s,
+            usage={"transformers": usage().since(before)},
         )
 
 

@@ -94,7 +94,7 @@ def _decode_table(rows: Sequence[DecodeRow]) -> str:
     header = (
         "batch", "tok/s served", "tok/s transformers", "ratio", "decode tok/s served",
         "decode tok/s transformers", "decode ratio", "first token ms, served / transformers",
-        "equal tokens",
+        "cpu time ratio", "equal tokens", "repetitions",
     )  # fmt: skip
     body = [
         (
@@ -103,7 +103,10 @@ def _decode_table(rows: Sequence[DecodeRow]) -> str:
             f"{row.served_decode_tokens_per_s:.1f}",
             f"{row.transformers_decode_tokens_per_s:.1f}", _ratio(row.decode_ratio),
             f"{row.served_first_token_ms:.1f} / {row.transformers_first_token_ms:.1f}",
+            _ratio(row.cpu_ratio),
             f"{row.equal_token_share:.1%}" if row.temperature == 0 else "different noise",
+            f"{row.num_repetitions}"
+            + (f" ({row.num_disturbed} disturbed, left out)" if row.num_disturbed else ""),
         )
         for row in rows
     ]  # fmt: skip
@@ -120,8 +123,8 @@ def _overhead_table(rows: Sequence[DecodeRow]) -> str:
         for row in rows
     ]  # fmt: skip
     note = (
-        "Round: time between two tokens of a row at the client while all rows decode. Bare forward: "
-        "model and head of the same batch and contexts, laid out beforehand."
+        "Round: time between two tokens of a row at the client while all rows decode. "
+        "Bare forward: model and head of the same batch and contexts, laid out beforehand."
     )
     return f"{_table(header, body)}\n\n{note}"
 

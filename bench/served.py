@@ -39,18 +39,18 @@ class Served:
         self._runner.run(self._client.close())
 
     async def _batch(self, job: GenerateJob) -> BatchTrace:
-        salt, cpu_s = str(next(self._salts)), self._processes.cpu_s()
+        salt, before = str(next(self._salts)), self._processes.usage()
         start_s = time.perf_counter()
         rows = await asyncio.gather(
             *(self._row(job, row, f"{salt}-{row}", start_s) for row in range(job.batch_size))
         )
         total_s = time.perf_counter() - start_s
-        used_s = {name: after - cpu_s[name] for name, after in self._processes.cpu_s().items()}
+        after = self._processes.usage()
         return BatchTrace(
             arrivals_s=[arrivals for arrivals, _ in rows],
             token_ids=[token_ids for _, token_ids in rows],
             total_s=total_s,
-            cpu_s=used_s,
+            usage={role: after[role].since(before[role]) for role in after},
         )
 
     async def _row(

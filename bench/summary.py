@@ -2,6 +2,7 @@
 """From measurements to the figures of the report: medians over repetitions, paired ratios."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -10,6 +11,10 @@ from bench.machine import Machine
 from bench.records import RoundTimes
 from bench.stats import Ratio, median, paired_ratio
 
+_RowT = TypeVar("_RowT")
+
+QUIET_SHARE = 0.05  # waiting for a core; repetitions above it are left out if enough are left
+MIN_QUIET = 3
 RATIO_GOAL = 1.0  # ahead of transformers
 OVERHEAD_GOAL = 1.10  # at batch 1, on a 60M target
 
@@ -33,9 +38,11 @@ class DecodeRow(msgspec.Struct, frozen=True, kw_only=True):
     round_ms: float
     forward_ms: float
     reported_round_ms: float  # by the service itself
+    cpu_ratio: Ratio  # processor time of transformers over that of the target process
     cpu_us_per_token: dict[str, float]
     equal_token_share: float  # of rows, at temperature 0, up to the first difference
-    num_repetitions: int
+    num_repetitions: int  # that count here
+    num_disturbed: int  # that were left out
 
 
 class PrefillRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +85,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True):
     transformers_decode_tokens_per_s: float
     round_ms: float
     forward_ms: float
+    waited_share: float
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +129,7 @@ def summarise(found: Measurements, plan: Plan, target: Target, machine: Machine)
 
 def decode_row(triples: Sequence[Triple]) -> DecodeRow:
     """The figures of one batch size and temperature."""
+    everything, triples = triples, quiet(triples)
 
     def medians(figure: Callable[[Triple], float]) -> float:
         return median([figure(triple) for triple in triples])
@@ -150,14 +159,29 @@ def decode_row(triples: Sequence[Triple]) -> DecodeRow:
         round_ms=1e3 * medians(lambda t: t.served.round_s),
         forward_ms=1e3 * medians(_mean_forward_s),
         reported_round_ms=1e3 * medians(lambda t: t.reported_round_s),
+        cpu_ratio=ratio(
+            lambda t: t.transformers.usage["transformers"].ran_s,
+            lambda t: t.served.usage["target"].ran_s,
+        ),
         cpu_us_per_token=_cpu_us_per_token(triples),
         equal_token_share=_equal_token_share(triples),
         num_repetitions=len(triples),
+        num_disturbed=len(everything) - len(triples),
     )
+
+
+def quiet(triples: Sequence[Triple]) -> Sequence[Triple]:
+    """Those in which no arm waited long for its core; all of them if that leaves too few.
+
+    The rule looks at what the rest of the machine did, never at a result.
+    """
+    found = [triple for triple in triples if triple.waited_share <= QUIET_SHARE]
+    return found if len(found) >= MIN_QUIET else triples
 
 
 def prefill_row(triples: Sequence[Triple]) -> PrefillRow:
     """The figures of one prompt length."""
+    triples = quiet(triples)
     served = [triple.served.first_token_s for triple in triples]
     transformers = [triple.transformers.first_token_s for triple in triples]
     bare = [triple.bare.prompt_s for triple in triples]
@@ -180,9 +204,11 @@ def _mean_forward_s(triple: Triple) -> float:
     return sum(triple.bare.steps_s) / len(triple.bare.steps_s)
 
 
-def _by_key[RowT](
-    triples: Sequence[Triple], key: Callable[[Triple], int], row: Callable[[Sequence[Triple]], RowT]
-) -> list[RowT]:
+def _by_key(
+    triples: Sequence[Triple],
+    key: Callable[[Triple], int],
+    row: Callable[[Sequence[Triple]], _RowT],
+) -> list[_RowT]:
     keys = sorted({key(triple) for triple in triples})
     return [row([triple for triple in triples if key(triple) == value]) for value in keys]
 
@@ -193,11 +219,10 @@ def _stages_us(times: RoundTimes) -> dict[str, float]:
 
 
 def _cpu_us_per_token(triples: Sequence[Triple]) -> dict[str, float]:
-    """Sums before the division: the kernel's ticks are coarser than one short repetition."""
     num_tokens = sum(len(row) for triple in triples for row in triple.served.arrivals_s)
-    roles = sorted({role for triple in triples for role in triple.served.cpu_s})
+    roles = sorted({role for triple in triples for role in triple.served.usage})
     return {
-        role: 1e6 * sum(triple.served.cpu_s.get(role, 0.0) for triple in triples) / num_tokens
+        role: 1e6 * sum(triple.served.usage[role].ran_s for triple in triples) / num_tokens
         for role in roles
     }
 
@@ -224,4 +249,5 @@ def _repetition(triple: Triple) -> Repetition:
         transformers_decode_tokens_per_s=triple.transformers.decode_tokens_per_s,
         round_ms=1e3 * triple.served.round_s,
         forward_ms=1e3 * _mean_forward_s(triple),
+        waited_share=triple.waited_share,
     )

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-WINDOW = 512
+WINDOW = 256
 _CHUNK = 512  # documents encoded at a time
 
 

@@ -48,6 +48,28 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+def causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention, all operands [B, H, T, D].
+
+    Training on a CPU goes block by block through plain matrix products: for heads this narrow,
+    torch's fused CPU kernel takes twice as long (66 against 35 ms for 2,048 tokens, forward and
+    backward) and nearly half of a training step.
+    """
+    if queries.is_cuda or not torch.is_grad_enabled():
+        return F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    length, head_dim = queries.shape[-2:]
+    size = max(128, length // 4)  # few blocks: each is compiled separately
+    allowed = torch.ones(length, length, dtype=torch.bool, device=queries.device).tril()
+    blocks = []
+    for start in range(0, length, size):
+        stop = min(start + size, length)
+        scores = queries[:, :, start:stop] @ keys[:, :, :stop].transpose(-1, -2)
+        scores = scores.float() * head_dim**-0.5
+        scores = scores.masked_fill(~allowed[start:stop, :stop], float("-inf"))
+        blocks.append(scores.softmax(-1).to(values.dtype) @ values[:, :, :stop])
+    return torch.cat(blocks, dim=2)
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention with a norm per head on queries and keys."""
 
@@ -74,7 +96,7 @@ class Attention(nn.Module):
         keys = rotate(keys, cos.to(x.dtype), sin.to(x.dtype)).to(values.dtype)
         keys = keys.repeat_interleave(self.groups, dim=1)
         values = values.repeat_interleave(self.groups, dim=1)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        mixed = causal_attention(queries, keys, values)
         return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 

@@ -23,7 +23,7 @@ from draft_node.training.schedule import ActiveClock, Schedule
 
 log = logging.getLogger(__name__)
 
-LONG_EVERY = 8  # before the decay, one step in so many uses long rows
+LONG_EVERY = 6  # before the decay, one step in so many uses long rows
 LONG_FROM = 0.4  # ... from this share of the run on
 
 
@@ -33,15 +33,15 @@ class TrainerConfig:
 
     tokens_per_step: int = 8192
     micro_tokens: int = 8192
-    length: int = 512
-    long_lengths: tuple[int, ...] = (1024, 2048)
+    length: int = 256
+    long_lengths: tuple[int, ...] = (512, 1024, 2048)
     max_grad_norm: float = 1.0
     device: str = "cpu"
     bfloat16: bool = True
     compile: bool = True
     checkpoint_every_s: float = 180.0
     evaluate_every_s: float = 300.0
-    evaluate_tokens: int = 32768
+    evaluate_tokens: int = 16384
     log_every_s: float = 15.0
     seed: int = 0
 
@@ -131,7 +131,7 @@ class Trainer:
         limit = self.config.evaluate_tokens
         with self._autocast():
             losses = {
-                domain: evaluate.stream_loss(self.model, stream[:limit], self.config.length)
+                domain: evaluate.stream_loss(self.model, stream[:limit], max(512, self.config.length))
                 for domain, stream in self.held_out.items()
             }
         self.progress.history.append(

@@ -21,7 +21,6 @@ from specserve.api.tokenizer import TextTokenizer
 from specserve.config import ResolvedConfig, read_resolved
 from specserve.errors import SpecserveError, Unsupported
 from specserve.process import (
-    ChildArguments,
     die_with_parent,
     parse_child_arguments,
     pin,
@@ -40,19 +39,38 @@ class SupervisorEvent(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-async def serve(config: ResolvedConfig, arguments: ChildArguments) -> None:
+class ReadyPipe:
+    """Answers the supervisor once; afterwards the descriptor's number may be anybody's."""
+
+    def __init__(self, ready_fd: int) -> None:
+        self._ready_fd = ready_fd
+        self._answered = False
+
+    def ready(self, address: str) -> None:
+        self._answered = True
+        report_ready(self._ready_fd, address=address)
+
+    def failed(self, error: Exception) -> None:
+        if self._answered:
+            log.error("%s", error)
+        else:
+            self._answered = True
+            report_failure(self._ready_fd, error)
+
+
+async def serve(config: ResolvedConfig, control_dir: Path, ready_pipe: ReadyPipe) -> None:
     """Serve until a signal, then drain. Raises if it cannot start."""
     if config.model.target is None:
         raise Unsupported("model.target: is not resolved to a folder")
     stop_requests = _stop_requests()
-    service = Service(config, arguments.control_dir, TextTokenizer(Path(config.model.target)))
+    service = Service(config, control_dir, TextTokenizer(Path(config.model.target)))
     server = GrpcServer(service)
     await server.start()
     listening = asyncio.create_task(_listen(service), name="stdin")
     try:
         if not await _unless(stop_requests.get(), service.until_ready()):
             return
-        report_ready(arguments.ready_fd, address=server.address)
+        ready_pipe.ready(server.address)
         await _unless(stop_requests.get(), server.failed())
         log.info("draining")
         await _unless(stop_requests.get(), service.drain(config.server.drain_timeout_s))
@@ -111,16 +129,14 @@ def main() -> int:
     arguments = parse_child_arguments()
     die_with_parent(arguments.parent_pid)
     setup_logging("api")
+    ready_pipe = ReadyPipe(arguments.ready_fd)
     try:
         config = read_resolved(arguments.config)
         setup_logging("api", config.telemetry.log_level)
         pin(config.placement("api"))
-        asyncio.run(serve(config, arguments))
+        asyncio.run(serve(config, arguments.control_dir, ready_pipe))
     except (SpecserveError, KeyError, OSError, msgspec.DecodeError) as error:
-        try:
-            report_failure(arguments.ready_fd, error)
-        except OSError:
-            log.error("%s", error)  # ready was reported already: it failed while serving
+        ready_pipe.failed(error)
         return 1
     return 0
 

@@ -62,6 +62,7 @@ class ScriptedTarget:
         self._control_dir = control_dir
         self._stop = threading.Event()
         self._frozen = threading.Event()
+        self.lose_a_frame = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scripted target")
         self._thread.start()
 
@@ -92,6 +93,9 @@ class ScriptedTarget:
                 self.messages.append((time.monotonic(), message))
                 self._take(control, message)
             round_id += 1
+            if self.lose_a_frame.is_set():
+                self.lose_a_frame.clear()
+                control._writer.seal(Load())
             self._round(control, round_id)
             if time.monotonic() >= load_due_s:
                 control.send(Load(num_rounds=round_id, num_running=len(self._rows)))

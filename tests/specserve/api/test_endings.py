@@ -176,6 +176,18 @@ def test_a_lost_target_ends_every_stream_with_unavailable(make_rig, how):
     assert rig.service.hub.num_in_flight == 0
 
 
+def test_a_hole_in_the_targets_frames_ends_the_open_streams_and_no_later_one(endless, stub):
+    stream = stub.GenerateStream(LONG)
+    next(stream)
+    endless.target.lose_a_frame.set()
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stream)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "lost" in caught.value.details()
+    endless.script("fox")
+    assert stub.Generate(pb.GenerateRequest(text="fox")).samples[0].text == "fox"
+
+
 def test_draining_flips_health_refuses_the_new_and_finishes_the_running(make_rig):
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 

@@ -65,7 +65,7 @@ class Process:
 @pytest.fixture
 def target(tmp_path):
     target = ScriptedTarget(tmp_path, ready(400), lambda request, index: [70] * 100 + [0])
-    target.round_s = 0.02
+    target.round_s = 0.005
     yield target
     target.close()
 
