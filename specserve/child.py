@@ -12,6 +12,8 @@ import msgspec
 from specserve.process import ReadyReport, decode_report
 
 _MAX_REPORT_BYTES = 1 << 16
+# Weights on huge pages: 5-10 % of a forward on CPU, where streaming them is all it does.
+_ALLOCATOR = "glibc.malloc.hugetlb=1"
 
 
 class ChildCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +54,7 @@ class Child:
                 stdin=subprocess.PIPE if command.role == "api" else subprocess.DEVNULL,
                 pass_fds=(write_end,),
                 start_new_session=True,
+                env={"GLIBC_TUNABLES": _ALLOCATOR} | os.environ,
             )
         finally:
             os.close(write_end)

@@ -8,9 +8,9 @@ import itertools
 from dataclasses import dataclass, field
 
 import torch
-from specserve.decoding.logprobs import token_logprobs
 
 from specserve.decoding.batch import SamplingBatch
+from specserve.decoding.logprobs import token_logprobs
 from specserve.decoding.sampling import NO_TOKEN, sample
 from specserve.decoding.state import SamplingState
 from specserve.types import Logprobs

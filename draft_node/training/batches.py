@@ -17,9 +17,12 @@ WINDOW = 256
 _CHUNK = 512  # documents encoded at a time
 
 
-def encode_stream(tokenizer: Tokenizer, texts: Iterable[str], end_id: int) -> np.ndarray:
-    """All texts as one uint16 array, end_id after each."""
+def encode_stream(tokenizer: Tokenizer, texts: Iterable[str], separator: str) -> np.ndarray:
+    """All texts as one uint16 array, the separator token after each."""
     documents = list(texts)
+    end_id = tokenizer.token_to_id(separator)
+    if end_id is None:
+        raise ValueError(f"the tokenizer has no token {separator}")
     parts = []
     for start in range(0, len(documents), _CHUNK):
         # encode_special_tokens: text that spells a special token must not become one.

@@ -164,7 +164,7 @@ def collect(raw: Iterable[Document] | None = None) -> list[Document]:
             continue
         domain, origin = document.domain, document.origin
         package = (domain, origin, document.source.split("/")[0])
-        bounds = {(domain, origin): MAX_ORIGIN_CHARS[origin]}
+        bounds: dict[tuple[str, ...], float] = {(domain, origin): MAX_ORIGIN_CHARS[origin]}
         if origin == "package":
             bounds[package] = MAX_PACKAGE_CHARS
         if any(used.get(key, 0) + len(text) > bound for key, bound in bounds.items()):

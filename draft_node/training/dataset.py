@@ -39,7 +39,7 @@ def prepare(work: Path) -> None:
     for name, documents in (("train", training), ("held-out", held_out)):
         for domain in DOMAINS:
             texts = [d.text for d in documents if d.domain == domain]
-            stream = encode_stream(trained, texts, trained.token_to_id(tokenizer.END_OF_TEXT))
+            stream = encode_stream(trained, texts, tokenizer.END_OF_TEXT)
             save_stream(work / f"{name}-{domain}.npy", stream)
             num_bytes = sum(len(text.encode()) for text in texts)
             statistics[f"{name}-{domain}"] = {

@@ -143,6 +143,9 @@ class Trunk(nn.Module):
 class Decoder(nn.Module):
     """Causal language model with tied embeddings."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config

@@ -8,6 +8,7 @@ Resumes by itself when the work folder holds a checkpoint; --minutes may differ 
 import argparse
 import logging
 import os
+import platform
 import signal
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from draft_node.training import checkpoint, dataset, export, memory
+from draft_node.training import checkpoint, dataset, export, memory, prompts, report
 from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import Decoder, DecoderConfig
 from draft_node.training.schedule import Schedule
@@ -41,6 +42,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--export-only", action="store_true", help="export the newest checkpoint")
+    parser.add_argument("--no-report", action="store_true", help="export without evaluating")
     return parser.parse_args()
 
 
@@ -98,10 +100,20 @@ def train(arguments: argparse.Namespace, console: Console) -> bool:
         return trainer.run(schedule, display)
 
 
-def export_newest(work: Path, out: Path) -> None:
-    """Export the newest checkpoint to `out`."""
+def export_newest(arguments: argparse.Namespace) -> None:
+    """Export the newest checkpoint, the prompts and, unless told not to, the report."""
+    work, out = arguments.work, arguments.out
     weights, _, progress = checkpoint.load(work / checkpoint.FILE_NAME)
     export.write_model(weights, DecoderConfig(), work / "tokenizer", out)
+    prompt_folder = out.parent / "prompts"
+    prompts.write(dataset.held_out_documents(work), prompt_folder, platform.python_version())
+    if not arguments.no_report:
+        log.info("evaluating the exported weights")
+        command = (
+            f"python -m draft_node.training.embedded --minutes {progress.active_s / 60:.0f} "
+            f"--decay-minutes {arguments.decay_minutes:.0f}"
+        )
+        report.write(out, work, prompt_folder, progress, command)
     export.write_checksums(out)
     log.info("exported step %d to %s", progress.step, out)
 
@@ -122,7 +134,7 @@ def main() -> int:
             dataset.prepare(arguments.work)
             finished = train(arguments, console)
         if finished:
-            export_newest(arguments.work, arguments.out)
+            export_newest(arguments)
     return 0 if finished else 1
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,24 +32,26 @@ def bits_per_byte(nats_per_token: float, num_tokens: int, num_bytes: int) -> flo
 
 
 @torch.no_grad()
-def greedy(model: Decoder, prompts: Sequence[Sequence[int]], num_new: int) -> list[list[int]]:
-    """Greedy continuations, num_new tokens each. No cache: the models are tiny.
+def greedy(folder: Path, prompts: Sequence[Sequence[int]], num_new: int) -> list[list[int]]:
+    """Greedy continuations by the model in `folder`, num_new tokens each, float32.
 
-    Rows are padded on the right, where causal attention does not see the padding.
+    Runs in transformers: it has a cache, and it checks that the folder loads there.
     """
-    device = next(model.parameters()).device
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    rows = torch.arange(len(prompts), device=device)
-    ids = torch.zeros(len(prompts), int(lengths.max()) + num_new, dtype=torch.long, device=device)
+    # Imported here: training itself does without transformers.
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None  # go on behind the end of a text
+    length = max(map(len, prompts))
+    ids = torch.zeros(len(prompts), length, dtype=torch.long)
+    mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = torch.tensor(prompt)
-    for _ in range(num_new):
-        states = model.hidden(ids[:, : int(lengths.max())])
-        ids[rows, lengths] = model.unembed(states[rows, lengths - 1]).argmax(-1)
-        lengths += 1
-    return [
-        row[end - num_new : end].tolist() for row, end in zip(ids, lengths.tolist(), strict=True)
-    ]
+        ids[row, length - len(prompt) :] = torch.tensor(prompt)
+        mask[row, length - len(prompt) :] = 1
+    out = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
+        ids, attention_mask=mask, max_new_tokens=num_new, do_sample=False
+    )
+    return out[:, length:].tolist()
 
 
 def distinct_ratio(ids: Sequence[int], order: int = 4) -> float:

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import logging
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,8 @@ from draft_node.training.batches import encode_stream
 from draft_node.training.checkpoint import Progress
 from draft_node.training.corpus import DOMAINS
 from draft_node.training.decoder import Decoder, DecoderConfig
+
+log = logging.getLogger(__name__)
 
 FIGURES = "held_out.json"
 CONTEXT = 1024
@@ -46,14 +49,13 @@ def load_decoder(folder: Path, device: str = "cpu") -> Decoder:
 def held_out_losses(model: Decoder, work: Path) -> dict[str, Loss]:
     """Losses per domain, over all held-out text and over the Python distribution's part."""
     trained = dataset.load_tokenizer(work)
-    end_id = trained.token_to_id(tokenizer.END_OF_TEXT)
     documents = dataset.held_out_documents(work)
     losses = {}
     for domain in DOMAINS:
         everything = [d for d in documents if d.domain == domain]
         python = [d for d in everything if d.origin in {"stdlib", "topics"}]
         for name, part in ((domain, everything), (f"{domain} (Python distribution)", python)):
-            stream = encode_stream(trained, [d.text for d in part], end_id)
+            stream = encode_stream(trained, [d.text for d in part], tokenizer.END_OF_TEXT)
             num_bytes = sum(len(d.text.encode()) for d in part)
             nats = evaluate.stream_loss(model, stream, CONTEXT, rows=4)
             bits = evaluate.bits_per_byte(nats, len(stream), num_bytes)
@@ -61,17 +63,18 @@ def held_out_losses(model: Decoder, work: Path) -> dict[str, Loss]:
     return losses
 
 
-def varied_share(model: Decoder, work: Path, folder: Path, batch: int = 20) -> dict[str, float]:
+def varied_share(out: Path, work: Path, folder: Path, batch: int = 25) -> dict[str, float]:
     """Per domain, the share of prompts whose greedy continuation does not repeat itself."""
     trained = dataset.load_tokenizer(work)
     shares = {}
     for domain in DOMAINS:
         texts = [prompt["text"] for prompt in prompts.read(folder, domain)]
         encoded = sorted((trained.encode(text).ids for text in texts), key=len)
-        ratios: list[float] = []
-        for first in range(0, len(encoded), batch):
-            for ids in evaluate.greedy(model, encoded[first : first + batch], NUM_GREEDY):
-                ratios.append(evaluate.distinct_ratio(ids))
+        ratios = [
+            evaluate.distinct_ratio(ids)
+            for first in range(0, len(encoded), batch)
+            for ids in evaluate.greedy(out, encoded[first : first + batch], NUM_GREEDY)
+        ]
         shares[domain] = sum(ratio >= DISTINCT_FLOOR for ratio in ratios) / len(ratios)
     return shares
 
@@ -81,7 +84,7 @@ def write(out: Path, work: Path, prompt_folder: Path, progress: Progress, comman
     with torch.inference_mode():
         model = load_decoder(out)
         losses = held_out_losses(model, work)
-        varied = varied_share(model, work, prompt_folder)
+        varied = varied_share(out, work, prompt_folder)
     figures = {
         "context_tokens": CONTEXT,
         "losses": {name: asdict(loss) for name, loss in losses.items()},
@@ -93,6 +96,8 @@ def write(out: Path, work: Path, prompt_folder: Path, progress: Progress, comman
             "epochs": _epochs(progress, work),
         },
     }
+    log.info("held out: %s", json.dumps(figures["losses"]))
+    log.info("greedy text that does not repeat itself: %s", varied)
     (out / FIGURES).write_text(json.dumps(figures, indent=2) + "\n")
     (out / "README.md").write_text(_card(losses, varied, figures["training"], work, command))
 

@@ -29,7 +29,11 @@ LONG_FROM = 0.4  # ... from this share of the run on
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """How to train; what to train is the decoder's business."""
+    """How to train; what to train is the decoder's business.
+
+    Rows are short at first, because attention is the dearest part of a CPU step, and longer later,
+    so that contexts up to the longest length work.
+    """
 
     tokens_per_step: int = 8192
     micro_tokens: int = 8192
@@ -42,6 +46,7 @@ class TrainerConfig:
     checkpoint_every_s: float = 180.0
     evaluate_every_s: float = 300.0
     evaluate_tokens: int = 16384
+    evaluate_length: int = 512
     log_every_s: float = 15.0
     seed: int = 0
 
@@ -131,7 +136,9 @@ class Trainer:
         limit = self.config.evaluate_tokens
         with self._autocast():
             losses = {
-                domain: evaluate.stream_loss(self.model, stream[:limit], max(512, self.config.length))
+                domain: evaluate.stream_loss(
+                    self.model, stream[:limit], self.config.evaluate_length
+                )
                 for domain, stream in self.held_out.items()
             }
         self.progress.history.append(

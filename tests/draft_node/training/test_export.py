@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from draft_node.training import evaluate, export, report, tokenizer
-from draft_node.training.decoder import Decoder, DecoderConfig
+from draft_node.training.decoder import Decoder, DecoderConfig, causal_attention
 
 SHAPE = {"vocab_size": 304, "hidden_size": 64, "head_dim": 16, "num_hidden_layers": 2}
 
@@ -66,13 +66,23 @@ def test_generation_stops_at_both_end_tokens(folder) -> None:
     assert generation["eos_token_id"] == [0, 2]
 
 
-def test_batched_greedy_equals_one_by_one() -> None:
-    torch.manual_seed(0)
-    model = Decoder(DecoderConfig(**SHAPE))
-    model.initialise(3)
+def test_batched_greedy_equals_one_by_one(folder) -> None:
     prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
-    alone = [evaluate.greedy(model, [prompt], 4)[0] for prompt in prompts]
-    assert evaluate.greedy(model, prompts, 4) == alone
+    alone = [evaluate.greedy(folder, [prompt], 4)[0] for prompt in prompts]
+    assert evaluate.greedy(folder, prompts, 4) == alone
+    model = report.load_decoder(folder)
+    with torch.no_grad():
+        assert model(torch.tensor([prompts[1]]))[0, -1].argmax() == alone[1][0]
+
+
+@pytest.mark.parametrize("length", [5, 128, 300])
+def test_blockwise_attention_equals_the_fused_kernel(length: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, keys, values = (torch.randn(2, 4, length, 16, generator=generator) for _ in range(3))
+    blockwise = causal_attention(queries, keys, values)
+    with torch.no_grad():
+        fused = causal_attention(queries, keys, values)
+    torch.testing.assert_close(blockwise, fused, atol=1e-5, rtol=1e-5)
 
 
 def test_loss_of_uniform_logits_is_log_of_the_vocabulary(tiny) -> None:

@@ -35,6 +35,6 @@ def test_too_little_text_is_an_error() -> None:
 
 def test_text_that_spells_a_special_token_does_not_become_one(trained: Tokenizer) -> None:
     copy = Tokenizer.from_str(trained.to_str())
-    stream = encode_stream(copy, [f"a {tokenizer.END_OF_TEXT} b", "c"], end_id=0)
+    stream = encode_stream(copy, [f"a {tokenizer.END_OF_TEXT} b", "c"], tokenizer.END_OF_TEXT)
     assert (stream == 0).sum() == 2
     assert stream[-1] == 0
