@@ -8,8 +8,8 @@ BIN := .venv/bin
 # Without a GPU, torch is pinned: a plain requirement would fetch gigabytes of CUDA libraries.
 HAS_GPU := $(shell nvidia-smi --list-gpus >/dev/null 2>&1 && echo yes)
 CONSTRAINTS := $(if $(HAS_GPU),constraints/gpu.txt,constraints/cpu.txt)
-EXTRAS := $(if $(HAS_GPU),dev$(comma)gpu,dev)
 comma := ,
+EXTRAS := $(if $(HAS_GPU),dev$(comma)gpu,dev)
 
 .PHONY: setup demo test test-fast lint types proto clean
 

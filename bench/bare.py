@@ -51,7 +51,9 @@ class Bare:
     def __call__(self, job: ForwardJob | RoundJob) -> ForwardTimes | RoundTimes:
         if isinstance(job, RoundJob):
             return measure_rounds(self._runner, job, self._setup)
-        before, chunks = usage(), self._prompt_chunks(job.prompt_lens)
+        before = usage()
+        # The cost of a step does not depend on what is in the cache, so a job of steps needs none.
+        chunks = self._prompt_chunks(job.prompt_lens) if job.num_tokens == 1 else []
         prompt_s = sum(self._forward_s(AttentionBatch(*chunk)) for chunk in chunks)
         tables = self._tables(job)
         counts = np.ones(len(tables), dtype=np.int64)

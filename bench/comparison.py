@@ -5,6 +5,7 @@ A repetition's arms follow each other within seconds and their order rotates, so
 of the machine meets all of them. What is measured first in each arm is thrown away (warm-up).
 """
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -34,6 +35,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_sampled_repetitions: int
     prefill_lens: tuple[int, ...]
     num_prefill_repetitions: int
+    max_prompt_len: int = 1024  # of the decode batches; longer prompts are cut
+    budget_s: float | None = None  # after that long, only what has no figure yet is measured
 
     @property
     def num_measurements(self) -> int:
@@ -100,34 +103,41 @@ class Comparison:
         self._workload = workload
         self._advance = advance
         self._turn = 0
+        self._started_s = time.monotonic()
 
     def run(self, plan: Plan) -> Measurements:
         found = Measurements()
+        self._started_s = time.monotonic()
         self._warm_up(plan)
         temperatures = [0.0] * plan.num_repetitions + [1.0] * plan.num_sampled_repetitions
         for repetition, temperature in enumerate(temperatures):
+            first = repetition in (0, plan.num_repetitions)
             for size in plan.batch_sizes:
+                if not first and self._is_late(plan):
+                    continue
                 self._advance(f"batch {size}, repetition {repetition + 1}/{len(temperatures)}")
                 job = GenerateJob(
-                    prompts=self._workload.batch(size),
+                    prompts=self._workload.batch(size, plan.max_prompt_len),
                     num_tokens=plan.num_tokens,
                     temperature=temperature,
                 )
                 found.decode.append(self._triple(job))
-        for _ in range(plan.num_prefill_repetitions):
+        for repetition in range(plan.num_prefill_repetitions):
             for length in plan.prefill_lens:
+                if repetition and self._is_late(plan):
+                    continue
                 self._advance(f"prefill of {length} tokens")
                 prompts = [self._workload.long_prompt(length)]
                 found.prefill.append(self._triple(GenerateJob(prompts=prompts, num_tokens=1)))
         for size in plan.batch_sizes:
             self._advance(f"stages of a round, batch {size}")
-            found.rounds[size] = self._rounds(size, plan.num_tokens)
+            found.rounds[size] = self._rounds(size, plan)
         return found
 
     def _warm_up(self, plan: Plan) -> None:
         """Kernels, memory and connections: the first call of any size is slower than the rest."""
         for size in plan.batch_sizes:
-            prompts = self._workload.batch(size)
+            prompts = self._workload.batch(size, plan.max_prompt_len)
             self._triple(GenerateJob(prompts=prompts, num_tokens=_WARM_UP_TOKENS))
         for length in plan.prefill_lens:
             prompts = [self._workload.long_prompt(length)]
@@ -165,8 +175,12 @@ class Comparison:
         assert isinstance(reply, ForwardTimes)
         return reply
 
-    def _rounds(self, size: int, num_tokens: int) -> RoundTimes:
-        lens = [len(prompt) for prompt in self._workload.batch(size)]
-        reply = self._bare.ask(RoundJob(prompt_lens=lens, num_tokens=max(num_tokens, 32)))
+    def _is_late(self, plan: Plan) -> bool:
+        elapsed_s = time.monotonic() - self._started_s
+        return plan.budget_s is not None and elapsed_s > plan.budget_s
+
+    def _rounds(self, size: int, plan: Plan) -> RoundTimes:
+        lens = [len(prompt) for prompt in self._workload.batch(size, plan.max_prompt_len)]
+        reply = self._bare.ask(RoundJob(prompt_lens=lens, num_tokens=plan.num_tokens))
         assert isinstance(reply, RoundTimes)
         return reply

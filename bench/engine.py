@@ -57,6 +57,8 @@ QUICK = msgspec.structs.replace(
     num_sampled_repetitions=1,
     prefill_lens=(256,),
     num_prefill_repetitions=2,
+    max_prompt_len=48,
+    budget_s=45.0,
 )
 
 
@@ -156,6 +158,7 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
             target_cores=target_cores,
             client_cores=client_cores,
             oversubscribed=served.server.oversubscribed,
+            allocator=" ".join(served.allocator.values()) or "default",
         )
     return summarise(found, plan, target, machine)
 
@@ -173,9 +176,13 @@ def _num_blocks(served: Served) -> int:
 def _measure(
     served: Served, setup: Setup, workload: Workload, plan: Plan, console: Console
 ) -> Measurements:
-    transformers = PinnedChild[GenerateJob, BatchTrace]("bench.reference", setup, BatchTrace)
+    # Huge pages make a forward cheaper: whoever is compared with the service has them too.
+    allocator = served.allocator
+    transformers = PinnedChild[GenerateJob, BatchTrace](
+        "bench.reference", setup, BatchTrace, allocator
+    )
     bare = PinnedChild[ForwardJob | RoundJob, ForwardTimes | RoundTimes](
-        "bench.bare", setup, ForwardTimes | RoundTimes
+        "bench.bare", setup, ForwardTimes | RoundTimes, allocator
     )
     with transformers, bare, _progress(plan, console) as advance:
         transformers.wait_until_loaded()

@@ -6,7 +6,7 @@ Jobs and replies are JSON lines over pipes. The child dies with the bench.
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -28,16 +28,23 @@ class ChildFailed(RuntimeError):
 class PinnedChild(Generic[JobT, ReplyT]):
     """The bench's end of `python -m MODULE`; a context manager."""
 
-    def __init__(self, module: str, setup: Setup, reply_type: Any) -> None:  # noqa: ANN401 - unions
+    def __init__(
+        self,
+        module: str,
+        setup: Setup,
+        reply_type: Any,  # noqa: ANN401 - a union
+        environment: Mapping[str, str],
+    ) -> None:
+        """`environment` is added to this process's own."""
         self.module = module
         self._decoder = msgspec.json.Decoder(reply_type)
         # One thread in every library from the start; torch is told again by the child.
-        environment = os.environ | {"OMP_NUM_THREADS": str(setup.threads)}
+        threads = {"OMP_NUM_THREADS": str(setup.threads)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env={**os.environ, **threads, **environment},
         )
         self._write(setup)
 

@@ -44,6 +44,15 @@ class ServiceProcesses:
         """So far, by role: target (one rank), api, and this process as client."""
         return {role: usage(pid) for role, pid in self._pids.items()} | {"client": usage()}
 
+    def environment(self, role: str, name: str) -> dict[str, str]:
+        """The variable `name` as the process of `role` was started with it; empty if without."""
+        try:
+            content = Path(f"/proc/{self._pids[role]}/environ").read_bytes()
+        except OSError:
+            return {}
+        pairs = (entry.partition("=") for entry in content.decode(errors="replace").split("\0"))
+        return {key: value for key, _, value in pairs if key == name}
+
 
 def _schedstat(path: Path) -> tuple[int, int]:
     """Nanoseconds run and waited."""

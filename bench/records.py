@@ -92,7 +92,10 @@ class BatchTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForwardJob(msgspec.Struct, frozen=True, kw_only=True, tag="forward"):
-    """Bare forwards: the prompts, then `num_tokens` single-token steps of all rows together."""
+    """Bare forwards of the prompts if `num_tokens` is 1, else of all rows' steps after them.
+
+    N tokens take N - 1 steps: the prompts' own forward gives the first.
+    """
 
     prompt_lens: list[int]
     num_tokens: int

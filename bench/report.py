@@ -78,6 +78,7 @@ def _conditions(results: Results) -> str:
         f"thread(s). API process and client run on core(s) {_cores(target.client_cores)}: "
         "the service uses a core that transformers has no use for."
         + (" **Oversubscribed: figures mean little.**" if target.oversubscribed else ""),
+        f"- Allocator in all arms: {target.allocator}.",
         f"- Held-out prompts of mixed lengths, {plan.num_tokens} new tokens each, end of text "
         f"ignored; transformers pads on the left with a mask. {plan.num_repetitions} greedy "
         f"repetitions, arms interleaved and rotated, warm-up dropped. Medians; ratios are medians "
@@ -105,8 +106,7 @@ def _decode_table(rows: Sequence[DecodeRow]) -> str:
             f"{row.served_first_token_ms:.1f} / {row.transformers_first_token_ms:.1f}",
             _ratio(row.cpu_ratio),
             f"{row.equal_token_share:.1%}" if row.temperature == 0 else "different noise",
-            f"{row.num_repetitions}"
-            + (f" ({row.num_disturbed} disturbed, left out)" if row.num_disturbed else ""),
+            f"{row.num_repetitions} (waited {row.waited_share:.0%}; {row.num_disturbed} left out)",
         )
         for row in rows
     ]  # fmt: skip

@@ -31,6 +31,11 @@ class Served:
         """All prompts at once, each as a stream of its own."""
         return self._runner.run(self._batch(job))
 
+    @property
+    def allocator(self) -> dict[str, str]:
+        """How the target's memory allocator is tuned; what is compared with it should have that."""
+        return self._processes.environment("target", "GLIBC_TUNABLES")
+
     def load(self) -> ServerLoad:
         """What the service says about itself; `round_s` is its own average of a decode round."""
         return self._runner.run(self._client.load())

@@ -13,7 +13,7 @@ from bench.stats import Ratio, median, paired_ratio
 
 _RowT = TypeVar("_RowT")
 
-QUIET_SHARE = 0.05  # waiting for a core; repetitions above it are left out if enough are left
+QUIET_SHARE = 0.05  # waiting for a core; repetitions above it count only for want of others
 MIN_QUIET = 3
 RATIO_GOAL = 1.0  # ahead of transformers
 OVERHEAD_GOAL = 1.10  # at batch 1, on a 60M target
@@ -42,6 +42,7 @@ class DecodeRow(msgspec.Struct, frozen=True, kw_only=True):
     cpu_us_per_token: dict[str, float]
     equal_token_share: float  # of rows, at temperature 0, up to the first difference
     num_repetitions: int  # that count here
+    waited_share: float  # the largest among them
     num_disturbed: int  # that were left out
 
 
@@ -72,6 +73,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     target_cores: tuple[int, ...]
     client_cores: tuple[int, ...]
     oversubscribed: bool
+    allocator: str  # tuning of the C library's allocator, in all arms
 
 
 class Repetition(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,17 +168,19 @@ def decode_row(triples: Sequence[Triple]) -> DecodeRow:
         cpu_us_per_token=_cpu_us_per_token(triples),
         equal_token_share=_equal_token_share(triples),
         num_repetitions=len(triples),
+        waited_share=max(triple.waited_share for triple in triples),
         num_disturbed=len(everything) - len(triples),
     )
 
 
 def quiet(triples: Sequence[Triple]) -> Sequence[Triple]:
-    """Those in which no arm waited long for its core; all of them if that leaves too few.
+    """Those in which no arm waited long for its core, or else the few with the least waiting.
 
     The rule looks at what the rest of the machine did, never at a result.
     """
-    found = [triple for triple in triples if triple.waited_share <= QUIET_SHARE]
-    return found if len(found) >= MIN_QUIET else triples
+    ranked = sorted(triples, key=lambda triple: triple.waited_share)
+    num_quiet = sum(triple.waited_share <= QUIET_SHARE for triple in ranked)
+    return ranked[: max(num_quiet, MIN_QUIET)]
 
 
 def prefill_row(triples: Sequence[Triple]) -> PrefillRow:

@@ -30,9 +30,15 @@ class Workload:
     def num_prompts(self) -> int:
         return len(self._prompts)
 
-    def batch(self, size: int) -> list[list[int]]:
-        """The next `size` prompts; starts over when they run out."""
-        chosen = [self._prompts[(self._next + i) % len(self._prompts)] for i in range(size)]
+    def batch(self, size: int, max_len: int) -> list[list[int]]:
+        """The next `size` prompts, starting over when they run out; later ones are cut shorter.
+
+        Cut prompts still differ in length, by up to a third.
+        """
+        chosen: list[list[int]] = []
+        for i in range(size):
+            longest = max_len - (i * max_len // (3 * size) if size > 1 else 0)
+            chosen.append(self._prompts[(self._next + i) % len(self._prompts)][: max(1, longest)])
         self._next = (self._next + size) % len(self._prompts)
         return chosen
 
@@ -40,7 +46,7 @@ class Workload:
         """As many prompts in a row as make `num_tokens` tokens."""
         tokens: list[int] = []
         while len(tokens) < num_tokens:
-            tokens += self.batch(1)[0]
+            tokens += self.batch(1, num_tokens)[0]
         return tokens[:num_tokens]
 
 

@@ -16,11 +16,14 @@ Layout of one Philox call, 32-bit words:
              3  purpose in the low byte; the branch above it
 
 Round and branch are zero for `Purpose.OUTPUT`. Purposes of the rejection family must never meet the
-same key twice, so they use a request nonce in place of the seed and fill in round and branch.
+same key twice, so they use a request nonce in place of the seed and fill in round and branch, as
+`OnceKeys` packs them.
 """
 
 import enum
 import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +37,7 @@ Lanes = np.ndarray | Tensor
 
 _MASK = 0xFFFFFFFF
 _NUM_ROUNDS = 10
+_SAMPLE_BITS, _ROUND_BITS, _PURPOSE_BITS, _BRANCH_BITS = 12, 20, 8, 24
 _TILE_LANES = 8192  # 64 KiB for a pair of words
 _MAX_UNIFORM = 1.0 - 2.0**-24  # the largest float32 below 1
 
@@ -44,6 +48,7 @@ class Purpose(enum.IntEnum):
     OUTPUT = 0  # the target's token
     DRAFT = 1  # a drafted token (rejection family)
     ACCEPTANCE = 2  # accept or reject (rejection family)
+    RECOVERY = 3  # the recovery or bonus token under plain rejection
 
 
 def seed_bits(seed: int) -> int:
@@ -72,19 +77,88 @@ def exponential_noise_at(
     return _exponential(bits.gather(2, (token_ids & 3).unsqueeze(2)).squeeze(2))
 
 
+@dataclass(frozen=True, slots=True)
+class OnceKeys:
+    """Keys of R draws that happen once; no two draws of a service's life may share one.
+
+    All int64 [R]. `nonces` are seeds that no other request ever had.
+    """
+
+    nonces: Tensor
+    positions: Tensor  # absolute, of the token that the draw belongs to
+    sample_words: Tensor  # sample index and round
+    branch_words: Tensor  # branch, with room for the purpose
+
+    @staticmethod
+    def build(
+        nonces: Sequence[int],
+        sample_indices: Sequence[int],
+        rounds: Sequence[int],
+        branches: Sequence[int],
+        positions: Sequence[int],
+        device: torch.device | str = "cpu",
+    ) -> "OnceKeys":
+        """From host values, nonces as made by `seed_bits`. ValueError for one that does not fit."""
+        for name, values, bits in (
+            ("sample index", sample_indices, _SAMPLE_BITS),
+            ("round", rounds, _ROUND_BITS),
+            ("branch", branches, _BRANCH_BITS),
+        ):
+            if any(not 0 <= value < 1 << bits for value in values):
+                raise ValueError(f"{name} outside 0..2**{bits} - 1: a key would be used twice")
+        sample_words = [s | r << _SAMPLE_BITS for s, r in zip(sample_indices, rounds, strict=True)]
+        branch_words = [branch << _PURPOSE_BITS for branch in branches]
+        words = (list(nonces), list(positions), sample_words, branch_words)
+        return OnceKeys(*torch.tensor(words, dtype=torch.int64, device=device))
+
+    def at(self, rows: Tensor) -> "OnceKeys":
+        """The keys at these places, int64 [N]."""
+        return OnceKeys(
+            self.nonces[rows],
+            self.positions[rows],
+            self.sample_words[rows],
+            self.branch_words[rows],
+        )
+
+    def exponential(self, purpose: Purpose, num_tokens: int) -> Tensor:
+        """`exponential_noise` under these keys: float32 [R, num_tokens]."""
+        blocks = torch.arange((num_tokens + 3) // 4, device=self.nonces.device).unsqueeze(0)
+        return _exponential(self._float_bits(purpose, blocks).flatten(1))[:, :num_tokens]
+
+    def exponential_at(self, purpose: Purpose, token_ids: Tensor) -> Tensor:
+        """`exponential` at chosen ids only, bit for bit: int64 [R, K] to float32 [R, K]."""
+        bits = self._float_bits(purpose, token_ids >> 2)
+        return _exponential(bits.gather(2, (token_ids & 3).unsqueeze(2)).squeeze(2))
+
+    def uniform(self, purpose: Purpose) -> Tensor:
+        """One uniform variate a key, float32 [R], above 0 and below 1."""
+        bits = self._float_bits(purpose, torch.zeros_like(self.nonces).unsqueeze(1))[:, 0, 0]
+        return bits.add_(0.5).mul_(2.0**-32).clamp_(max=_MAX_UNIFORM)
+
+    def _float_bits(self, purpose: Purpose, blocks: Tensor) -> Tensor:
+        words = self.branch_words + int(purpose)
+        return _word_bits(self.nonces, self.sample_words, self.positions, words, blocks)
+
+
 def _float_bits(
     seeds: Tensor, sample_indices: Tensor, positions: Tensor, purpose: Purpose, blocks: Tensor
 ) -> Tensor:
+    """`_word_bits` in round and branch 0."""
+    purposes = torch.full_like(seeds, int(purpose))
+    return _word_bits(seeds, sample_indices, positions, purposes, blocks)
+
+
+def _word_bits(
+    seeds: Tensor, sample_words: Tensor, positions: Tensor, purpose_words: Tensor, blocks: Tensor
+) -> Tensor:
     """float32 [R, N, 4]: the output words of every counter, rounded to nearest.
 
-    `blocks`, int64 [R or 1, N], are the first counter words.
+    `blocks`, int64 [R or 1, N], are the first counter words; the words of the rows int64 [R].
     """
     if seeds.device.type == "cpu":
-        rows = (positions, sample_indices, seeds)
-        arrays = [tensor.numpy().view(np.uint64) for tensor in (blocks, *rows)]
-        return torch.from_numpy(_tiled_float_bits(arrays[0], *arrays[1:], purpose=int(purpose)))
-    purposes = torch.full_like(seeds, int(purpose))
-    columns = (row.unsqueeze(1) for row in (positions, sample_indices, purposes))
+        tensors = (blocks, positions, sample_words, purpose_words, seeds)
+        return torch.from_numpy(_tiled_float_bits(*(t.numpy().view(np.uint64) for t in tensors)))
+    columns = (row.unsqueeze(1) for row in (positions, sample_words, purpose_words))
     counter = torch.stack(torch.broadcast_tensors(blocks, *columns))
     key = torch.stack((seeds & _MASK, (seeds >> 32) & _MASK))
     words = [torch.as_tensor(word) for word in philox4x32(counter, key)]
@@ -94,10 +168,9 @@ def _float_bits(
 def _tiled_float_bits(
     blocks: np.ndarray,
     positions: np.ndarray,
-    sample_indices: np.ndarray,
+    sample_words: np.ndarray,
+    purpose_words: np.ndarray,
     seeds: np.ndarray,
-    *,
-    purpose: int,
 ) -> np.ndarray:
     """Tile by tile: larger temporaries leave the cache and go back to the system every time."""
     num_rows, num_blocks = len(seeds), blocks.shape[1]
@@ -112,8 +185,8 @@ def _tiled_float_bits(
             counter = np.empty((4, *tile.shape[:2]), np.uint64)
             counter[0] = blocks[:, columns] if len(blocks) == 1 else blocks[rows, columns]
             counter[1] = positions[rows, None]
-            counter[2] = sample_indices[rows, None]
-            counter[3] = purpose
+            counter[2] = sample_words[rows, None]
+            counter[3] = purpose_words[rows, None]
             for index, word in enumerate(philox4x32(counter, key[:, rows])):
                 tile[:, :, index] = word
     return bits

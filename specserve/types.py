@@ -189,7 +189,7 @@ class RoundEvents(msgspec.Struct, frozen=True, tag="round"):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
-    """Log probabilities of prompt tokens 1..N-1 (the first has none); sent once per request."""
+    """Log probabilities of prompt tokens 1..N-1 (the first has none), in order, in pieces."""
 
     request_id: str
     positions: list[Logprobs]

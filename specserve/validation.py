@@ -14,6 +14,7 @@ from specserve.errors import InvalidField
 from specserve.types import Request, SamplingParams
 
 MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.01  # below, logits overflow
 MAX_REPETITION_PENALTY = 10.0
 MAX_BIAS_ENTRIES = 1024
 MAX_STOP_STRINGS = 16
@@ -69,14 +70,17 @@ def validate_sampling(params: SamplingParams, limits: Limits) -> None:
     if params.prompt_logprobs is not None:
         _check_int("prompt_logprobs", params.prompt_logprobs, 0, limits.max_logprobs)
     # top_k = -1, an old spelling of "off", is for the API's edge to translate.
-    _check_int("top_k", params.top_k, 0, None)
+    _check_int("top_k", params.top_k, 0, 2**31 - 1)
     _check_float("temperature", params.temperature, 0.0, MAX_TEMPERATURE)
     _check_float("top_p", params.top_p, 0.0, 1.0, above=True)
     _check_float("min_p", params.min_p, 0.0, 1.0)
     _check_float("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _check_float("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     _check_float(
-        "repetition_penalty", params.repetition_penalty, 0.0, MAX_REPETITION_PENALTY, above=True
+        "repetition_penalty",
+        params.repetition_penalty,
+        MIN_REPETITION_PENALTY,
+        MAX_REPETITION_PENALTY,
     )
     _check_stops(params, limits)
     _check_bias(params.logit_bias, limits)

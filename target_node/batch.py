@@ -16,16 +16,18 @@ from target_node.scheduler import Row
 class ForwardBatch:
     """N tokens of B rows, flattened without padding; R of them want logits.
 
-    token_ids, positions [N]; num_tokens, context_lens [B]; block_tables B arrays; logits_index [R].
+    token_ids, positions [N]; num_tokens, context_lens [B]; block_tables B arrays; logits_index [R];
+    fresh_blocks are erased before the forward.
     """
 
     token_ids: np.ndarray
     positions: np.ndarray
     logits_index: np.ndarray
+    fresh_blocks: np.ndarray
     attention: AttentionBatch
 
     @classmethod
-    def of(cls, rows: list[Row]) -> "ForwardBatch":
+    def of(cls, rows: list[Row], fresh_blocks: list[int]) -> "ForwardBatch":
         token_ids: list[int] = []
         logits_index: list[int] = []
         num_tokens, context_lens, tables = [], [], []
@@ -37,42 +39,54 @@ class ForwardBatch:
             num_tokens.append(row.num_tokens)
             context_lens.append(end)
             tables.append(np.array(sequence.block_ids, dtype=np.int64))
-        return cls._build(token_ids, logits_index, num_tokens, context_lens, tables)
-
-    @classmethod
-    def _build(
-        cls,
-        token_ids: "list[int] | np.ndarray",
-        logits_index: "list[int] | np.ndarray",
-        num_tokens: "list[int] | np.ndarray",
-        context_lens: "list[int] | np.ndarray",
-        tables: list[np.ndarray],
-    ) -> "ForwardBatch":
-        counts = np.asarray(num_tokens, dtype=np.int64)
-        ends = np.asarray(context_lens, dtype=np.int64)
-        starts = np.cumsum(counts) - counts
-        positions = np.arange(len(token_ids)) - np.repeat(starts - (ends - counts), counts)
-        return cls(
-            token_ids=np.asarray(token_ids, dtype=np.int64),
-            positions=positions,
-            logits_index=np.asarray(logits_index, dtype=np.int64),
+        counts = np.array(num_tokens, dtype=np.int64)
+        ends = np.array(context_lens, dtype=np.int64)
+        return cls.build(
+            token_ids=np.array(token_ids, dtype=np.int64),
+            logits_index=np.array(logits_index, dtype=np.int64),
+            fresh_blocks=np.array(fresh_blocks, dtype=np.int64),
             attention=AttentionBatch(counts, ends, tables),
         )
 
+    @classmethod
+    def build(
+        cls,
+        *,
+        token_ids: np.ndarray,
+        logits_index: np.ndarray,
+        attention: AttentionBatch,
+        fresh_blocks: np.ndarray | None = None,
+    ) -> "ForwardBatch":
+        """Positions follow from the rows: each ends at its context length."""
+        counts, ends = attention.num_tokens, attention.context_lens
+        starts = np.cumsum(counts) - counts
+        positions = np.arange(len(token_ids)) - np.repeat(starts - (ends - counts), counts)
+        fresh = fresh_blocks if fresh_blocks is not None else np.zeros(0, dtype=np.int64)
+        return cls(token_ids, positions, logits_index, fresh, attention)
+
     def encode(self) -> np.ndarray:
-        """One int64 array: N, B, R, then the fields in order, tables preceded by their lengths."""
+        """One int64 array: four sizes, then the fields in order, tables after their lengths."""
         plan = self.attention
         sizes = [len(self.token_ids), len(plan.num_tokens), len(self.logits_index)]
+        sizes.append(len(self.fresh_blocks))
         lens = np.array([len(table) for table in plan.block_tables], dtype=np.int64)
         parts = [np.array(sizes, dtype=np.int64), self.token_ids, self.logits_index]
+        parts.append(self.fresh_blocks)
         parts += [plan.num_tokens, plan.context_lens, lens, *plan.block_tables]
         return np.concatenate(parts)
 
     @classmethod
     def decode(cls, data: np.ndarray) -> "ForwardBatch":
         """The inverse of `encode`."""
-        num_tokens, num_rows, num_logits = (int(size) for size in data[:3])
-        sizes = [num_tokens, num_logits, num_rows, num_rows, num_rows]
-        token_ids, logits_index, counts, ends, lens, flat = np.split(data[3:], np.cumsum(sizes))
+        num_tokens, num_rows, num_logits, num_fresh = (int(size) for size in data[:4])
+        sizes = [num_tokens, num_logits, num_fresh, num_rows, num_rows, num_rows]
+        token_ids, logits_index, fresh, counts, ends, lens, flat = np.split(
+            data[4:], np.cumsum(sizes)
+        )
         tables = np.split(flat, np.cumsum(lens)[:-1])
-        return cls._build(token_ids, logits_index, counts, ends, tables)
+        return cls.build(
+            token_ids=token_ids,
+            logits_index=logits_index,
+            fresh_blocks=fresh,
+            attention=AttentionBatch(counts, ends, tables),
+        )

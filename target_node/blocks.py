@@ -14,7 +14,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Tokens
 
-NULL_BLOCK = 0  # never allocated; block tables are padded with it
+NULL_BLOCK = 0  # never allocated: the cache pads block tables with it
 
 
 class BlockPool:
@@ -29,6 +29,7 @@ class BlockPool:
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._fresh: list[int] = []
         self._key = secrets.token_bytes(32)
 
     @property
@@ -53,7 +54,13 @@ class BlockPool:
             block = self._free.pop() if self._free else self._evict()
             self._references[block] = 1
             taken.append(block)
+        self._fresh += taken
         return taken
+
+    def take_fresh(self) -> list[int]:
+        """Blocks handed out since the last call. They hold somebody's old KV: erase them first."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
 
     def release(self, block_ids: Tokens[int]) -> None:
         """Give references back, last block first: a prefix is evicted from its tail."""
@@ -110,10 +117,6 @@ class BlockPool:
             digest = self._hash_of.pop(block, None)
             if digest is not None:
                 del self._block_of[digest]
-
-    def unshared(self, block_ids: Tokens[int]) -> list[int]:
-        """Those of `block_ids` that only one sequence holds."""
-        return [block for block in dict.fromkeys(block_ids) if self._references[block] == 1]
 
     def _evict(self) -> int:
         block, _ = self._evictable.popitem(last=False)

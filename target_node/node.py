@@ -8,8 +8,7 @@ import logging
 import time
 from pathlib import Path
 
-import numpy as np
-
+from specserve.errors import SpecserveError, Unavailable
 from specserve.types import (
     Abort,
     Drain,
@@ -18,8 +17,6 @@ from specserve.types import (
     Profile,
     PromptLogprobs,
     Request,
-    RequestEnd,
-    RequestStats,
     RoundEvents,
     SampleDelta,
     StopSample,
@@ -28,14 +25,15 @@ from specserve.types import (
     TokenOrigin,
     ToTarget,
 )
+from specserve.validation import Limits, validate_request
 from specserve.wire.control import TargetControl
 from target_node.batch import ForwardBatch
 from target_node.load import LOAD_PERIOD_S, LoadMeter
 from target_node.profiling import RoundProfiler
 from target_node.ranks import Order, Ranks
-from target_node.requests import LiveRequest
+from target_node.requests import LiveRequest, rejection
 from target_node.runner import Runner
-from target_node.sampler import SampledRow, Sampler
+from target_node.sampler import Fault, SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
 
@@ -55,14 +53,15 @@ class TargetNode:
         runner: Runner,
         sampler: Sampler,
         ranks: Ranks,
-        max_model_len: int,
+        limits: Limits,
+        hang_timeout_s: float = 120.0,
     ) -> None:
         self.control = control
         self.scheduler = scheduler
         self.runner = runner
         self.sampler = sampler
         self.ranks = ranks
-        self.max_model_len = max_model_len
+        self.limits = limits
         self.progress = 0  # counts turns of the loop; a watchdog looks at it
         self.is_stopping = False
         self._requests: dict[str, LiveRequest] = {}
@@ -71,6 +70,7 @@ class TargetNode:
         self._drained_sent = False
         self._profiler = RoundProfiler(control.send)
         self._load = LoadMeter()
+        self._keep_alive_s = min(KEEP_ALIVE_PERIOD_S, hang_timeout_s / 4)
         self._next_keep_alive_s = 0.0
 
     @property
@@ -101,7 +101,7 @@ class TargetNode:
 
     def _run_round(self, rows: list[Row]) -> None:
         start_s = time.monotonic()
-        batch = ForwardBatch.of(rows)
+        batch = ForwardBatch.of(rows, self.scheduler.pool.take_fresh())
         if self.ranks.size > 1:
             self.ranks.broadcast(Order.FORWARD, batch.encode())
         with self._profiler.round():
@@ -123,17 +123,20 @@ class TargetNode:
         live = self._requests.get(sequence.request.request_id)
         if live is None:  # another sample of this request failed in this very round
             return None
-        if result.is_bad:
-            self._fail_numerically(live)
+        if result.fault is not None:
+            self._fail(live, result.fault)
             return None
         self.scheduler.commit(row)
         live.mark_progress(time.monotonic(), generated=row.samples)
-        live.prompt_logprobs += result.prompt_logprobs
-        sequence.num_prompt_logprobs += len(result.prompt_logprobs)
-        if not row.samples or sequence.finish_reason is not None:
+        if result.prompt_logprobs:
+            sequence.num_prompt_logprobs += len(result.prompt_logprobs)
+            self.control.send(PromptLogprobs(live.request.request_id, result.prompt_logprobs))
+        if not row.samples:
             return None
         sequence.token_ids.append(result.token_id)
         sequence.finish_reason = self._finish_reason(sequence)
+        for other in live.start_others():
+            self.scheduler.add(other)
         stopped = sequence.finish_reason is FinishReason.STOP
         return SampleDelta(
             request_id=sequence.request.request_id,
@@ -155,7 +158,7 @@ class TargetNode:
                 return FinishReason.STOP
         if sequence.num_generated >= sampling.max_tokens:
             return FinishReason.LENGTH
-        if len(sequence.token_ids) >= self.max_model_len:
+        if len(sequence.token_ids) >= self.limits.max_model_len:
             return FinishReason.LENGTH
         return None
 
@@ -166,10 +169,6 @@ class TargetNode:
             live = self._requests.get(sequence.request.request_id)
             if live is None:
                 continue
-            if live.prompt_logprobs and not live.sequences[0].owes_prompt_logprobs:
-                request_id = live.request.request_id
-                self.control.send(PromptLogprobs(request_id, live.prompt_logprobs))
-                live.prompt_logprobs = []
             if live.is_finished:
                 self._end(live, Terminal.FINISHED)
             elif sequence.finish_reason is not None:
@@ -193,42 +192,31 @@ class TargetNode:
             case StopSample(request_id, sample_index):
                 self._stop_sample(request_id, sample_index)
             case Drain():
-                self._draining = True
+                self._draining, self._drained_sent = True, False
             case Profile(num_rounds, path):
                 self._profiler.start(num_rounds, Path(path))
             case _:
                 log.warning("unexpected message %r", type(message).__name__)
 
     def _submit(self, request: Request) -> None:
-        """Accept a request, or end it at once. The API has checked its fields already."""
-        length, limit = len(request.prompt_token_ids), self.max_model_len
+        """Accept a request, or end it at once.
+
+        The API has checked its fields, but one that slipped through must not cost the others.
+        """
         if request.request_id in self._requests:
             # The id's owner must not see an end that is not its own.
-            log.error(
-                "request id %s is already running; the second one is ignored", request.request_id
-            )
-        elif self._draining:
-            self._reject(request, "the service is draining", "UNAVAILABLE")
-        elif not 0 < length < limit:
-            self._reject(request, f"prompt: {length} tokens, limit {limit - 1}", "INVALID_ARGUMENT")
-        else:
-            live = LiveRequest.of(request, self._arrivals)
-            self._arrivals += 1
-            self._requests[request.request_id] = live
-            for sequence in live.sequences:
-                self.scheduler.add(sequence)
-
-    def _reject(self, request: Request, error: str, code: str) -> None:
-        stats = RequestStats(num_prompt_tokens=len(request.prompt_token_ids))
-        self.control.send(
-            RequestEnd(
-                request_id=request.request_id,
-                terminal=Terminal.REJECTED,
-                stats=stats,
-                error=error,
-                code=code,
-            )
-        )
+            log.error("request id %r is in use; the second request is ignored", request.request_id)
+            return
+        try:
+            if self._draining:
+                raise Unavailable("the service is draining")
+            live = LiveRequest.of(validate_request(request, self.limits), self._arrivals)
+        except SpecserveError as error:
+            self.control.send(rejection(request, error))
+            return
+        self._arrivals += 1
+        self._requests[request.request_id] = live
+        self.scheduler.add(live.sequences[0])
 
     def _stop_sample(self, request_id: str, sample_index: int) -> None:
         """The API found a stop string: the sample is complete, whatever was decoded since."""
@@ -259,22 +247,16 @@ class TargetNode:
             self._drop(sequence)
         self.control.send(live.end(terminal, error, code))
 
-    def _fail_numerically(self, live: LiveRequest) -> None:
-        """Logits were not finite: end this request alone, and leave nothing of it in the cache."""
-        request_id = live.request.request_id
-        if request_id not in self._requests:
+    def _fail(self, live: LiveRequest, fault: Fault) -> None:
+        """No token could be drawn for one of its rows: end this request alone."""
+        if fault is Fault.NO_TOKEN_LEFT:
+            self._end(live, Terminal.FAILED, fault.value, "INVALID_ARGUMENT")
             return
-        blocks = [block for s in live.unfinished() for block in s.block_ids]
-        self.scheduler.pool.forget(blocks)
-        self._zero_unshared(blocks)
-        log.error("request %s: the model produced logits that are not finite", request_id)
-        self._end(live, Terminal.FAILED, "the model produced non-finite logits", "INTERNAL")
-
-    def _zero_unshared(self, blocks: list[int]) -> None:
-        unshared = self.scheduler.pool.unshared(blocks)
-        if self.ranks.size > 1:
-            self.ranks.broadcast(Order.ZERO_BLOCKS, np.array(unshared, dtype=np.int64))
-        self.runner.cache.zero_blocks(unshared)
+        # What it read cannot be trusted any more, whoever computed it.
+        for sequence in live.sequences:
+            self.scheduler.pool.forget(sequence.block_ids)
+        log.error("request %r: %s", live.request.request_id, fault.value)
+        self._end(live, Terminal.FAILED, fault.value, "INTERNAL")
 
     # --- between rounds ----------------------------------------------------------------------
 
@@ -286,7 +268,7 @@ class TargetNode:
         self.control.wait(LOAD_PERIOD_S)
         now_s = time.monotonic()
         if self.ranks.size > 1 and now_s >= self._next_keep_alive_s:
-            self._next_keep_alive_s = now_s + KEEP_ALIVE_PERIOD_S
+            self._next_keep_alive_s = now_s + self._keep_alive_s
             self.ranks.broadcast(Order.KEEP_ALIVE)
 
     def _publish_load(self) -> None:
@@ -301,7 +283,5 @@ def follow(ranks: Ranks, runner: Runner) -> None:
         order, payload = ranks.receive()
         if order is Order.FORWARD:
             runner.forward(ForwardBatch.decode(payload))
-        elif order is Order.ZERO_BLOCKS:
-            runner.cache.zero_blocks(payload.tolist())
         elif order is Order.STOP:
             return

@@ -15,7 +15,6 @@ class Order(enum.IntEnum):
     STOP = 0
     KEEP_ALIVE = 1  # idle: proves that every rank still answers
     FORWARD = 2  # payload: ForwardBatch.encode()
-    ZERO_BLOCKS = 3  # payload: block ids
 
 
 class Ranks:

@@ -1,10 +1,10 @@
 """The requests that are alive on the target: their samples, times, and the one way they end."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from specserve.errors import SpecserveError
 from specserve.types import (
-    Logprobs,
     Request,
     RequestEnd,
     RequestStats,
@@ -15,30 +15,35 @@ from target_node.sequence import Sequence
 
 @dataclass(eq=False)
 class LiveRequest:
-    """One accepted request and its n samples. Times are CLOCK_MONOTONIC seconds."""
+    """One accepted request and its samples. Times are CLOCK_MONOTONIC seconds."""
 
     request: Request
     sequences: list[Sequence]
     arrived_s: float
     started_s: float | None = None  # first forward
     prefilled_s: float | None = None  # first generated token
-    prompt_logprobs: list[Logprobs] = field(default_factory=list)
 
     @classmethod
     def of(cls, request: Request, arrival: int) -> "LiveRequest":
-        leader = Sequence(request, sample_index=0, arrival=arrival)
+        return cls(request, [Sequence(request, sample_index=0, arrival=arrival)], time.monotonic())
+
+    def start_others(self) -> list[Sequence]:
+        """Samples 1..n-1, once sample 0 has left the prompt in the prefix cache; else none."""
+        first = self.sequences[0]
+        if len(self.sequences) == self.request.sampling.n or not first.num_generated:
+            return []
         others = [
-            Sequence(request, sample_index=i, arrival=arrival, leader=leader)
-            for i in range(1, request.sampling.n)
+            Sequence(self.request, sample_index=i, arrival=first.arrival)
+            for i in range(1, self.request.sampling.n)
         ]
-        return cls(request, [leader, *others], time.monotonic())
+        self.sequences += others
+        return others
 
     @property
     def is_finished(self) -> bool:
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
-
-    def unfinished(self) -> list[Sequence]:
-        return [sequence for sequence in self.sequences if sequence.finish_reason is None]
+        return len(self.sequences) == self.request.sampling.n and all(
+            sequence.finish_reason is not None for sequence in self.sequences
+        )
 
     def mark_progress(self, now_s: float, *, generated: bool) -> None:
         """Note the first forward and the first token."""
@@ -63,3 +68,9 @@ class LiveRequest:
             decode_s=now_s - prefilled_s,
         )
         return RequestEnd(self.request.request_id, terminal, stats, error, code)
+
+
+def rejection(request: Request, error: SpecserveError) -> RequestEnd:
+    """The terminal record of a request that was never accepted."""
+    stats = RequestStats(num_prompt_tokens=len(request.prompt_token_ids))
+    return RequestEnd(request.request_id, Terminal.REJECTED, stats, str(error), error.code)

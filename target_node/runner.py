@@ -52,6 +52,7 @@ class Runner:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         device = self.cache.device
+        self.cache.zero_blocks(batch.fresh_blocks)
         self.attention.plan(batch.attention)
         hidden, features = self.model.forward(
             torch.from_numpy(batch.token_ids).to(device),

@@ -4,6 +4,7 @@ Owns the sampling state of every live sequence, so that the noise of a token dep
 and the token's position alone: not on the batch, the chunking, preemption or the number of ranks.
 """
 
+import enum
 import itertools
 from dataclasses import dataclass, field
 
@@ -18,12 +19,19 @@ from target_node.scheduler import Row
 from target_node.sequence import Sequence
 
 
+class Fault(enum.Enum):
+    """Why no token could be drawn."""
+
+    NOT_FINITE = "the model produced logits that are not finite"
+    NO_TOKEN_LEFT = "penalties, bias and suppressed tokens leave no token that can be sampled"
+
+
 @dataclass
 class SampledRow:
     """What a round found for one row; `token_id` is NO_TOKEN where nothing was sampled."""
 
     token_id: int = NO_TOKEN
-    is_bad: bool = False
+    fault: Fault | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
 
@@ -83,9 +91,12 @@ class Sampler:
         for state, result, token_id, is_bad in zip(
             states, results, token_ids, bad_rows, strict=True
         ):
-            result.token_id, result.is_bad = token_id, is_bad
+            result.token_id = token_id
             if not is_bad:
                 state.append(token_id)
+        for i in (i for i, is_bad in enumerate(bad_rows) if is_bad):
+            is_model = not logits[i].amax().isfinite()
+            results[i].fault = Fault.NOT_FINITE if is_model else Fault.NO_TOKEN_LEFT
 
     def _state(self, sequence: Sequence) -> SamplingState:
         state = self._states.get(sequence)
@@ -124,6 +135,6 @@ def _wanted(row: Row, end: int, result: SampledRow) -> list[_Wanted]:
         for position in range(stop - row.num_logits, min(stop, sequence.num_prompt - 1)):
             token_id = sequence.token_ids[position + 1]
             wanted.append(_Wanted(end - stop + position, token_id, top, result, is_prompt=True))
-    if row.samples and sampling.logprobs is not None and not result.is_bad:
+    if row.samples and sampling.logprobs is not None and result.fault is None:
         wanted.append(_Wanted(end - 1, result.token_id, sampling.logprobs, result, is_prompt=False))
     return wanted

@@ -9,6 +9,7 @@ recomputed later. Knows tokens and blocks, not tensors.
 import bisect
 from dataclasses import dataclass
 
+from specserve.errors import InvalidField
 from target_node.blocks import BlockPool
 from target_node.sequence import Sequence
 
@@ -31,9 +32,14 @@ class Scheduler:
     """Admission, chunking and preemption over one `BlockPool`."""
 
     def __init__(self, pool: BlockPool, *, max_batch_rows: int, max_batch_tokens: int) -> None:
+        if max_batch_tokens < max_batch_rows:
+            raise InvalidField(
+                "engine.max_batch_tokens",
+                f"{max_batch_tokens} is less than engine.max_batch_rows, {max_batch_rows}",
+            )
         self.pool = pool
         self.max_batch_rows = max_batch_rows
-        self.max_batch_tokens = max(max_batch_tokens, max_batch_rows)
+        self.max_batch_tokens = max_batch_tokens
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -65,10 +71,16 @@ class Scheduler:
         return rows
 
     def commit(self, row: Row) -> None:
-        """The forward of `row` is done: its tokens' KV counts as computed."""
+        """The forward of `row` is done: its tokens' KV counts as computed.
+
+        Full blocks go to the prefix cache once logits that rest on them were found finite, so that
+        nobody inherits KV that never passed a check.
+        """
         sequence, pool = row.sequence, self.pool
         sequence.num_computed += row.num_tokens
         sequence.num_rounds += 1
+        if not row.samples:
+            return
         size = pool.block_size
         for index in range(len(sequence.block_hashes), sequence.num_computed // size):
             hashes = sequence.block_hashes
@@ -106,34 +118,33 @@ class Scheduler:
     def _admit(self, budget: int) -> None:
         """Start waiting sequences while a row, tokens of the budget and blocks are left."""
         budget -= sum(s.num_pending for s in self.running if not s.is_decoding)
-        # Preempting at once what was just admitted would be work for nothing: one spare block each.
-        spare = len(self.running)
-        for sequence in [s for s in self.waiting if not s.waits_for_leader]:
-            if budget <= 0 or len(self.running) >= self.max_batch_rows:
+        while self.waiting and budget > 0 and len(self.running) < self.max_batch_rows:
+            sequence = self.waiting[0]
+            if not self._take_blocks(sequence):
                 return
-            total = self.pool.num_blocks_for(len(sequence.token_ids))
-            if total + (spare if self.running else 0) > self.pool.num_free:
-                return
-            self._start(sequence, total)
+            del self.waiting[0]
+            bisect.insort(self.running, sequence, key=lambda s: s.order)
             budget -= sequence.num_pending
-            spare += 1
 
-    def _start(self, sequence: Sequence, total: int) -> None:
-        self.waiting.remove(sequence)
-        request = sequence.request
+    def _take_blocks(self, sequence: Sequence) -> bool:
+        """Blocks for all of a waiting sequence's tokens, cached ones first; False if too few."""
+        pool = self.pool
+        blocks: list[int] = []
+        hashes: list[bytes] = []
         # A prompt log probability that is still owed needs its position computed.
-        if sequence.owes_prompt_logprobs:
-            sequence.block_ids, sequence.block_hashes = [], []
-        else:
-            sequence.block_ids, sequence.block_hashes = self.pool.match(
-                sequence.token_ids, request.cache_salt
-            )
-        sequence.num_computed = len(sequence.block_ids) * self.pool.block_size
+        if not sequence.owes_prompt_logprobs:
+            blocks, hashes = pool.match(sequence.token_ids, sequence.request.cache_salt)
+        missing = pool.num_blocks_for(len(sequence.token_ids)) - len(blocks)
+        # Preempting at once what was just admitted would be work for nothing: one spare block each.
+        if missing + len(self.running) > pool.num_free:
+            pool.release(blocks)
+            return False
+        sequence.block_ids, sequence.block_hashes = blocks + pool.allocate(missing), hashes
+        sequence.num_computed = len(blocks) * pool.block_size
         if not sequence.admitted:
-            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+            sequence.num_cached = sequence.num_computed
             sequence.admitted = True
-        sequence.block_ids += self.pool.allocate(total - len(sequence.block_ids))
-        bisect.insort(self.running, sequence, key=lambda s: s.order)
+        return True
 
     def _prefill_row(self, sequence: Sequence, num_tokens: int) -> Row:
         samples = num_tokens == sequence.num_pending

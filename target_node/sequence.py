@@ -17,7 +17,6 @@ class Sequence:
     request: Request
     sample_index: int
     arrival: int
-    leader: "Sequence | None" = None  # the sample that computes the prompt for all
     token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0  # prompt tokens that the prefix cache served at first admission
@@ -58,13 +57,3 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         return self.num_pending == 1 and self.num_generated > 0
-
-    @property
-    def waits_for_leader(self) -> bool:
-        """Samples 1..n-1 start when sample 0 has left the prompt in the prefix cache."""
-        leader = self.leader
-        return (
-            leader is not None
-            and leader.finish_reason is None
-            and leader.num_computed < leader.num_prompt
-        )

@@ -18,6 +18,7 @@ from specserve.process import ChildArguments, pin, report_failure, report_ready
 from specserve.sizes import parse_count
 from specserve.telemetry import setup_logging
 from specserve.types import Ready
+from specserve.validation import Limits
 from specserve.wire.control import TargetControl
 from target_node.blocks import BlockPool
 from target_node.node import TargetNode, follow
@@ -132,7 +133,13 @@ def _lead(config: ResolvedConfig, arguments: ChildArguments, ranks: Ranks, runne
             eos_token_ids=tuple(spec.eos_token_ids), device=runner.model.embedding.device
         ),
         ranks=ranks,
-        max_model_len=max_model_len,
+        limits=Limits(
+            vocab_size=spec.vocab_size,
+            max_model_len=max_model_len,
+            max_samples=config.server.max_samples,
+            max_logprobs=config.server.max_logprobs,
+        ),
+        hang_timeout_s=engine.hang_timeout_s,
     )
     signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -52,18 +52,26 @@ def _no_litter() -> Iterator[None]:
     assert not left_segments, f"shared memory left: {sorted(left_segments)}"
 
 
+# Processes that others started: looked at once, for there are many and this runs for every test.
+_FOREIGN: set[str] = {str(os.getpid())}
+
+
 def _processes_of_this_run() -> set[str]:
     """ "pid command" of every live process of a service that carries this run's mark."""
     found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
+    for pid in os.listdir("/proc"):
+        if not pid.isdigit() or pid in _FOREIGN:
+            continue
         try:
-            marked = _MARK.encode() in (folder / "environ").read_bytes().split(b"\0")
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            environ = Path("/proc", pid, "environ").read_bytes().split(b"\0")
+            command = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:  # ended meanwhile, or another user's
             continue
-        if marked and any(name in command for name in ("specserve", "target_node", "draft_node")):
-            found.add(f"{folder.name} {command}")
-    return found - {entry for entry in found if entry.split()[0] == str(os.getpid())}
+        if _MARK.encode() not in environ:
+            _FOREIGN.add(pid)
+        elif any(name in command for name in ("specserve", "target_node", "draft_node")):
+            found.add(f"{pid} {command}")
+    return found
 
 
 def _shared_memory() -> set[str]:

@@ -55,7 +55,7 @@ class Attention(Protocol):
 
 @dataclass(frozen=True)
 class _Group:
-    """Rows with equally many query tiles, computed together. R rows, T tokens a row, padded."""
+    """Rows of like size, computed together. R rows, T tokens a row and L keys, padded."""
 
     query_index: torch.Tensor  # [R * T] flattened token of each padded query
     output_index: torch.Tensor  # [valid tokens] which padded queries are real
@@ -88,18 +88,20 @@ class TorchAttention:
         device, block_size = self.cache.device, self.cache.block_size
         starts = np.concatenate([[0], np.cumsum(batch.num_tokens)])
         slots = np.empty(starts[-1], dtype=np.int64)
-        by_size: dict[int, list[int]] = defaultdict(list)
+        by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
         for row, (count, end) in enumerate(zip(batch.num_tokens, batch.context_lens, strict=True)):
             positions = np.arange(end - count, end)
             table = batch.block_tables[row]
             slots[starts[row] : starts[row + 1]] = (
                 table[positions // block_size] * block_size + positions % block_size
             )
-            by_size[self._padded(int(count))].append(row)
+            # Rows are padded to the longest of their group: a long one must not tax the short.
+            num_key_tiles = -(-int(end) // KEY_TILE)
+            by_size[self._padded(int(count)), (num_key_tiles - 1).bit_length()].append(row)
         self._flat_slots = self.cache.flat_slots(torch.from_numpy(slots).to(device))
         self._groups = [
             self._plan_group(batch, np.array(rows), starts, num_queries)
-            for num_queries, rows in by_size.items()
+            for (num_queries, _), rows in by_size.items()
         ]
 
     def _padded(self, num_tokens: int) -> int:

@@ -48,10 +48,27 @@ class Checkpoint:
     ) -> None:
         self._files.close()
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def ignore(self, name: str) -> None:
+        """Act as if the file did not hold `name`; it need not."""
+        self._tensors.pop(name, None)
+
     def check(
-        self, expected: Mapping[str, tuple[int, ...]], optional: Collection[str] = ()
+        self,
+        expected: Mapping[str, tuple[int, ...]],
+        optional: Collection[str] = (),
+        tables: Mapping[str, str] | None = None,
     ) -> None:
-        """Raise `Unsupported` unless the tensors are exactly `expected`, shapes included."""
+        """Raise `Unsupported` unless the tensors are exactly `expected`, shapes included.
+
+        `tables` names those that hold no weights, and the dtype each must have.
+        """
+        tables = tables or {}
         missing = sorted(expected.keys() - self._tensors.keys() - set(optional))
         if missing:
             raise Unsupported(f"{self.folder}: tensor {missing[0]} is missing{_more(missing)}")
@@ -66,10 +83,11 @@ class Checkpoint:
                     f"{self.folder}: tensor {name} has shape {list(shape)}, "
                     f"config.json asks for {list(expected[name])}"
                 )
-            if dtype not in FLOAT_DTYPES:
+            allowed = (tables[name],) if name in tables else FLOAT_DTYPES
+            if dtype not in allowed:
                 raise Unsupported(
                     f"{self.folder}: tensor {name} has dtype {dtype}, "
-                    f"not one of {', '.join(FLOAT_DTYPES)}"
+                    f"not one of {', '.join(allowed)}"
                 )
 
     def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:

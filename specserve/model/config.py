@@ -28,7 +28,10 @@ PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary frequencies; `kind` is default, linear or llama3, factors belong to the last two."""
+    """Rotary frequencies. `kind` is default, linear, llama3 or proportional.
+
+    The factors belong to linear and llama3, the fraction of turning dimensions to proportional.
+    """
 
     theta: float
     kind: str = "default"
@@ -36,6 +39,7 @@ class RopeSpec:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    rotary_fraction: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,12 @@ class _GenerationFile(msgspec.Struct):
 def read_spec(folder: Path) -> ModelSpec:
     """The architecture of a checkpoint folder. Raises `Unsupported` naming the field at fault."""
     path = folder / CONFIG_FILE
-    file = _read_json(path, _ConfigFile)
+    return decoder_spec(read_json(path, dict[str, Any]), path)
+
+
+def decoder_spec(content: object, path: Path) -> ModelSpec:
+    """The architecture that `content` describes, which came from `path`; as `read_spec`."""
+    file = convert(path, content, _ConfigFile)
     architecture = file.architectures[0] if file.architectures else ""
     if architecture not in ARCHITECTURES:
         raise Unsupported(
@@ -179,18 +188,24 @@ def read_spec(folder: Path) -> ModelSpec:
         rope=_rope(path, file),
         qk_norm=architecture == "Qwen3ForCausalLM",
         tie_word_embeddings=file.tie_word_embeddings,
-        eos_token_ids=_eos_token_ids(folder, file),
+        eos_token_ids=_eos_token_ids(path.parent, file),
         dtype=_dtype(path, file),
     )
 
 
-def _read_json(path: Path, kind: type[T]) -> T:
+def read_json(path: Path, kind: type[T]) -> T:
+    """The content of a JSON file as `kind`. Raises `Unsupported` naming the file and field."""
     try:
         content: object = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise Unsupported(f"{path.parent}: no model folder, {path.name} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
         raise Unsupported(f"{path}: not readable as JSON: {error}") from error
+    return convert(path, content, kind)
+
+
+def convert(path: Path, content: object, kind: type[T]) -> T:
+    """`content`, which came from `path`, as `kind`; raises as `read_json`."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
@@ -272,7 +287,7 @@ def _eos_token_ids(folder: Path, file: _ConfigFile) -> tuple[int, ...]:
     """End-of-sequence ids; generation_config.json, where there is one, has the last word."""
     eos = file.eos_token_id
     if (folder / GENERATION_CONFIG_FILE).is_file():
-        generation = _read_json(folder / GENERATION_CONFIG_FILE, _GenerationFile)
+        generation = read_json(folder / GENERATION_CONFIG_FILE, _GenerationFile)
         eos = eos if generation.eos_token_id is None else generation.eos_token_id
     ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     for token_id in ids:

@@ -5,6 +5,7 @@ the blocks of a row yields exactly what a batched matrix product wants, with one
 Block 0 is the null block: never written, all zeros; padding of block tables points at it.
 """
 
+import numpy as np
 import torch
 
 NULL_BLOCK = 0
@@ -64,11 +65,11 @@ class KVCache:
         values = self.values[layer].view(rows).index_select(0, flat_blocks)
         return keys.view(shape), values.view(shape)
 
-    def zero_blocks(self, block_ids: list[int]) -> None:
+    def zero_blocks(self, block_ids: np.ndarray) -> None:
         """Erase blocks: a masked key has weight zero, but zero times NaN is NaN."""
-        if not block_ids:
+        if not len(block_ids):
             return
         shape = (self.num_layers, self.num_kv_heads, self.num_blocks, -1)
-        ids = torch.tensor(block_ids, device=self.device)
+        ids = torch.from_numpy(block_ids).to(self.device)
         self.keys.view(shape).index_fill_(2, ids, 0)
         self.values.view(shape).index_fill_(2, ids, 0)

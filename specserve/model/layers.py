@@ -97,15 +97,20 @@ class DecoderLayer:
         attention: AttentionRun,
     ) -> torch.Tensor:
         """x [N, H] -> [N, H], a new tensor; `rotary` comes from `RotaryTable.at`."""
-        x = self._attend(self.input_norm(x), rotary, attention).add_(x)
-        return self.down_proj(self.gate(self.gate_up(self.mlp_norm(x)))).add_(x)
+        x = self.attend(self.input_norm(x), rotary, attention).add_(x)
+        return self.feed_forward(self.mlp_norm(x)).add_(x)
 
-    def _attend(
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Gated product of normalised x [N, H]: [N, H], a new tensor."""
+        return self.down_proj(self.gate(self.gate_up(x)))
+
+    def attend(
         self,
         x: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
         attention: AttentionRun,
     ) -> torch.Tensor:
+        """Attention of normalised x [N, in]: [N, H], a new tensor."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, self.head_dim)
         qk, v = qkv.split((heads + kv_heads, kv_heads), 1)

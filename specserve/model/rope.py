@@ -17,6 +17,9 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
     frequencies = 1.0 / rope.theta**exponents
     if rope.kind == "default":
         return frequencies
+    if rope.kind == "proportional":
+        frequencies[int(rope.rotary_fraction * head_dim) // 2 :] = 0  # the rest never turns
+        return frequencies
     scaled = frequencies / rope.factor
     if rope.kind == "linear":
         return scaled

@@ -34,7 +34,7 @@ class Transformer:
         self.parallel = parallel
         self._layers = tuple(layers)
         self._final_norm = final_norm
-        self._lm_head = lm_head
+        self.lm_head = lm_head  # [N, H] -> this rank's columns of [N, V]
         self._rotary = rotary
 
     @torch.inference_mode()
@@ -63,5 +63,5 @@ class Transformer:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Final hidden states [R, H] -> [R, V] float32 on rank 0, None on the other ranks."""
-        logits = self.parallel.gather(self._lm_head(hidden))
+        logits = self.parallel.gather(self.lm_head(hidden))
         return None if logits is None else logits.float()

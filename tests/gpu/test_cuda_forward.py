@@ -25,9 +25,9 @@ def batch(vocab_size: int) -> ForwardBatch:
     counts = np.array([count for count, _ in ROWS])
     tables = [np.arange(1 + 40 * i, 1 + 40 * i + 40) for i in range(len(ROWS))]
     plan = AttentionBatch(counts, np.array([end for _, end in ROWS]), tables)
-    positions = np.concatenate([np.arange(end - count, end) for count, end in ROWS])
     token_ids = rng.integers(0, vocab_size, counts.sum())
-    return ForwardBatch(token_ids, positions, np.cumsum(counts) - 1, plan)
+    last = np.cumsum(counts) - 1
+    return ForwardBatch.build(token_ids=token_ids, logits_index=last, attention=plan)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

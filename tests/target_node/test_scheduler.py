@@ -87,21 +87,6 @@ def test_the_last_in_order_gives_way_and_resumes_with_all_its_tokens():
     assert subject.pool.num_free == 8
 
 
-def test_samples_wait_for_the_prompt_of_the_first_and_then_share_it():
-    subject = scheduler()
-    leader = sequence(0, list(range(13)))
-    follower = Sequence(leader.request, sample_index=1, arrival=0, leader=leader)
-    subject.add(leader)
-    subject.add(follower)
-    rows = subject.next_batch()
-    assert [row.sequence for row in rows] == [leader]
-    finish_round(subject, rows)
-    rows = subject.next_batch()
-    assert {row.sequence for row in rows} == {leader, follower}
-    assert follower.block_ids[:3] == leader.block_ids[:3]
-    assert follower.num_cached == 12
-
-
 def test_prompt_logprobs_are_owed_once_even_when_the_prompt_is_cached_or_preempted():
     subject = scheduler(tokens=8)
     subject.add(sequence(0, list(range(20)), max_tokens=1))

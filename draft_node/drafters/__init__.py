@@ -1,0 +1,1 @@
+"""Drafters: from a verified context and an anchor to a block of likely next tokens."""

@@ -1,0 +1,175 @@
+"""A drafter of whole blocks: one parallel pass, then draws, serial where a head needs them so.
+
+DSpark and DFlash are settings of this class: see `dspark` and `dflash`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draft_node.context import BlockAttention, Context
+from draft_node.drafters.backbone import Backbone
+from draft_node.drafters.confidence_head import ConfidenceHead
+from draft_node.drafters.drawing import BlockLayout, Drawing, DrawingRule
+from draft_node.drafters.protocol import (
+    ContextUpdate,
+    DraftBatch,
+    FeatureSpec,
+    LawConfidence,
+    SpeculationBatch,
+)
+from draft_node.drafters.serial_head import SerialHead
+from draft_node.drafters.spec import Layout
+
+
+class BlockDrafter:
+    """`Drafter` over a `Backbone`; every part beyond it may be absent."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        context: Context,
+        *,
+        head: SerialHead | None = None,
+        confidence_head: ConfidenceHead | None = None,
+        law_confidence: LawConfidence | None = None,
+        target_ids: Tensor | None = None,
+    ) -> None:
+        """`target_ids` [DV]: ids of the draft vocabulary; None where that is the target's.
+
+        `law_confidence` is used only without a confidence head.
+        """
+        spec = backbone.spec
+        self.backbone = backbone
+        self.context = context
+        self.gamma = spec.gamma
+        self.feature_size = spec.decoder.hidden_size
+        self.features = FeatureSpec(spec.feature_layers, backbone.projector)
+        self.head = head
+        self.confidence_head = confidence_head
+        self.law_confidence = law_confidence
+        self.target_ids = target_ids
+        self._first_slot = 1 if spec.layout is Layout.FILL_IN else 0
+        self._attention = BlockAttention(
+            context,
+            num_heads=spec.decoder.num_heads,
+            scale=1.0 if spec.gemma4 is not None else spec.decoder.head_dim**-0.5,
+        )
+        device = backbone.embedding.device
+        self._block_ids = torch.full((1, spec.block_size), spec.mask_token_id, device=device)
+        self._block_offsets = torch.arange(spec.block_size, device=device)
+
+    def context_len(self, row: int) -> int:
+        return self.context.rows.length(row)
+
+    @torch.inference_mode()
+    def extend(self, update: ContextUpdate) -> None:
+        if update.features is None:
+            raise ValueError("a block drafter's context is made of features")
+        slots = self.context.rows.append(update.rows, update.starts, update.counts)
+        positions = flat_positions(update.starts, update.counts).to(update.features.device)
+        self.context.write(slots, *self.backbone.context_entries(update.features, positions))
+
+    def truncate(self, row: int, length: int) -> None:
+        self.context.rows.truncate(row, length)
+
+    def free(self, row: int) -> None:
+        self.context.rows.free(row)
+
+    @torch.inference_mode()
+    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+        anchor_positions = self._anchor_positions(batch)
+        hidden = self.block_hidden(batch, anchor_positions)
+        logits = self.backbone.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+        layout = BlockLayout(
+            positions=anchor_positions + 1,
+            num_slots=self.gamma,
+            vocab_size=self.backbone.spec.decoder.vocab_size,
+            target_ids=self.target_ids,
+        )
+        drawing = rule.begin(layout)
+        if self.head is None:
+            token_ids, confidences = self._draw_all(logits, drawing)
+        else:
+            token_ids, confidences = self._draw_serially(
+                self.head, hidden, logits, batch.anchor_ids, drawing
+            )
+        if self.confidence_head is not None:
+            previous_ids = torch.cat([batch.anchor_ids[:, None], token_ids[:, :-1]], dim=1)
+            confidences = self.confidence_head(hidden, previous_ids)
+        return SpeculationBatch(token_ids, drawing.law(), confidences)
+
+    def block_hidden(self, batch: DraftBatch, anchor_positions: Tensor) -> Tensor:
+        """Final hidden states [B, G, H] of the slots that predict a token."""
+        gap = batch.max_gap()
+        token_ids = self._block_ids.repeat(len(batch.rows), 1)
+        token_ids[:, 0] = batch.anchor_ids
+        positions = anchor_positions[:, None] + self._block_offsets
+        mask = None
+        if gap:
+            token_ids, positions, mask = self._with_gaps(batch, token_ids, positions, gap)
+        self._attention.plan(batch.rows, [self.context_len(row) for row in batch.rows], mask)
+        hidden = self.backbone.hidden(token_ids.flatten(), positions.flatten(), self._attention)
+        return hidden.view(*token_ids.shape, -1)[:, gap + self._first_slot :]
+
+    def _anchor_positions(self, batch: DraftBatch) -> Tensor:
+        lengths = [self.context_len(row) for row in batch.rows]
+        if 0 in lengths:
+            raise ValueError("a block needs a context")
+        if batch.gap_ids is not None:
+            lengths = [n + len(ids) for n, ids in zip(lengths, batch.gap_ids, strict=True)]
+        return torch.tensor(lengths, device=self._block_ids.device)
+
+    def _with_gaps(
+        self, batch: DraftBatch, token_ids: Tensor, positions: Tensor, gap: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Provisional tokens before each block, and who sees whom: [B, T], [B, T], [B, T, T].
+
+        They see each other causally and are seen by the whole block, which they do not see.
+        Shorter gaps are padded on the left with tokens that only they themselves see.
+        """
+        assert batch.gap_ids is not None
+        device, size = token_ids.device, gap + token_ids.shape[1]
+        padded = [[0] * (gap - len(ids)) + list(ids) for ids in batch.gap_ids]
+        before = positions[:, :1] - torch.arange(gap, 0, -1, device=device)
+        pads = torch.tensor([gap - len(ids) for ids in batch.gap_ids], device=device)
+        places = torch.arange(size, device=device)
+        visible = (places[None, :] <= places[:, None]) | (places >= gap)[:, None]
+        visible = visible & (places >= pads[:, None])[:, None, :]
+        visible = visible | torch.eye(size, dtype=torch.bool, device=device)
+        mask = torch.zeros(visible.shape, device=device).masked_fill_(~visible, -torch.inf)
+        token_ids = torch.cat([torch.tensor(padded, device=device), token_ids], dim=1)
+        return token_ids, torch.cat([before.clamp(min=0), positions], dim=1), mask
+
+    def _draw_all(self, logits: Tensor, drawing: Drawing) -> tuple[Tensor, Tensor | None]:
+        confidences = None if self.law_confidence is None else self.law_confidence(0, logits)
+        return drawing.draw(0, logits), confidences
+
+    def _draw_serially(
+        self,
+        head: SerialHead,
+        hidden: Tensor,
+        base_logits: Tensor,
+        anchor_ids: Tensor,
+        drawing: Drawing,
+    ) -> tuple[Tensor, Tensor | None]:
+        run = head.begin(hidden, base_logits)
+        previous_ids = anchor_ids
+        drawn: list[Tensor] = []
+        confidences: list[Tensor] = []
+        for slot in range(self.gamma):
+            logits = run.logits(slot, previous_ids)[:, None]
+            if self.law_confidence is not None and self.confidence_head is None:
+                confidences.append(self.law_confidence(slot, logits))
+            drawn.append(drawing.draw(slot, logits))
+            previous_ids = drawn[-1][:, 0]
+        token_ids = torch.cat(drawn, dim=1)
+        return token_ids, torch.cat(confidences, dim=1) if confidences else None
+
+
+def flat_positions(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """Positions of flattened updates, row by row: [sum(counts)] int64."""
+    return torch.cat(
+        [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    )

@@ -1,0 +1,108 @@
+# pyright: strict
+"""From a draft checkpoint's config.json to a `DraftSpec`, by content and never by a folder's name.
+
+A dialect that is not implemented is refused with the reason: a drafter whose layout or features are
+read wrongly still drafts, only badly, and nobody would notice.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from draft_node.drafters.dialect_deepspec import read_deepspec, read_eagle3, read_gemma4
+from draft_node.drafters.dialect_dflash import read_dflash
+from draft_node.drafters.dialect_speculators import read_speculators
+from draft_node.drafters.spec import DraftSpec, LanguageModelSpec, Layout, LocalHeadSpec
+from specserve.errors import Unsupported
+from specserve.model.config import (
+    ARCHITECTURES,
+    CONFIG_FILE,
+    Positive,
+    convert,
+    decoder_spec,
+    read_json,
+)
+
+Config = dict[str, Any]
+
+_READERS: dict[str, Callable[[Config, Path], DraftSpec]] = {
+    "Qwen3DSparkModel": read_deepspec,
+    "Gemma4DSparkModel": read_gemma4,
+    "Qwen3Eagle3Model": read_eagle3,
+    "DFlashDraftModel": read_dflash,
+}
+
+_REFUSED = {
+    "DFlash2DraftModel": "DFlash2 (path selector and convolution) is another architecture",
+    "DominoDraftModel": "Domino corrects logits with a jointly trained head; not implemented",
+    "DSparkDraftModel": (
+        "SpecForge's own DSpark layout: its sampler drops slot 0, which its labels include; "
+        "convert it with SpecForge's serving normaliser, which writes Qwen3DSparkModel"
+    ),
+    "LlamaForCausalLMEagle3": (
+        "SGLang-style EAGLE-3 (midlayer, reduced vocabulary); only DeepSpec's is supported"
+    ),
+}
+
+
+def read_draft_spec(folder: Path, layout: Layout | None = None) -> DraftSpec:
+    """What the checkpoint in `folder` is. Raises `Unsupported`, naming the reason.
+
+    `layout` settles what a checkpoint that predates the key leaves open; a key has precedence.
+    """
+    path = folder / CONFIG_FILE
+    content = read_json(path, Config)
+    if "speculators_model_type" in content:
+        return read_speculators(content, path, layout)
+    if "dspark_block_size" in content or "dspark_noise_token_id" in content:
+        raise Unsupported(f"{path}: a DeepSeek-V4 bundle (mtp tensors, experts) is not supported")
+    if "architectures" not in content and "gru_hidden_dim" in content:
+        return _read_local_head(content, path)
+    architecture = _architecture(content, path)
+    if architecture in _REFUSED:
+        raise Unsupported(f"{path}: architectures: {architecture}: {_REFUSED[architecture]}")
+    if architecture in ARCHITECTURES:
+        return LanguageModelSpec(decoder_spec(content, path))
+    if architecture not in _READERS:
+        known = ", ".join([*_READERS, *ARCHITECTURES, "speculators' dspark and dflash"])
+        raise Unsupported(f"{path}: architectures: {architecture!r} is not one of {known}")
+    return _READERS[architecture](content, path)
+
+
+def _architecture(content: Config, path: Path) -> str:
+    try:
+        return msgspec.convert(content.get("architectures"), list[str])[0]
+    except (msgspec.ValidationError, IndexError):
+        raise Unsupported(f"{path}: architectures: names no model") from None
+
+
+class _LocalHeadFile(msgspec.Struct):
+    vocab_size: Positive
+    embed_dim: Positive
+    gru_hidden_dim: Positive
+    low_rank_dim: Positive
+    lm_head_mode: str = "low_rank"
+    rank_activation: str = "identity"
+    pure_draft_prefix_len: int = 1
+
+
+def _read_local_head(content: Config, path: Path) -> LocalHeadSpec:
+    file = convert(path, content, _LocalHeadFile)
+    problems = {
+        "lm_head_mode": file.lm_head_mode in ("low_rank", "target_lm_head"),
+        "rank_activation": file.rank_activation in ("silu", "identity"),
+        "pure_draft_prefix_len": file.pure_draft_prefix_len == 1,
+    }
+    for field, supported in problems.items():
+        if not supported:
+            raise Unsupported(f"{path}: {field}: {getattr(file, field)!r} is not supported")
+    return LocalHeadSpec(
+        vocab_size=file.vocab_size,
+        embed_dim=file.embed_dim,
+        hidden_dim=file.gru_hidden_dim,
+        rank=file.low_rank_dim,
+        silu=file.rank_activation == "silu",
+        through_target_head=file.lm_head_mode == "target_lm_head",
+    )

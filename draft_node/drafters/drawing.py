@@ -1,0 +1,180 @@
+"""How drafted tokens are drawn from draft logits: greedily, by once-only noise, by shared noise.
+
+A rule is made anew for a batch of B blocks and injected into `Drafter.draft`, which asks it for
+tokens slot by slot (or all slots at once where they do not depend on each other). Rows at
+temperature 0 may stand in any batch.
+
+Knows neither drafters nor verification. The one duty of the rejection family is here: the law that
+is shipped is the law that was drawn from.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specserve.decoding.draft_law import DraftLaw
+from specserve.noise import OnceKeys, Purpose, exponential_noise, exponential_noise_at
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """Where the tokens to draw stand, and what the columns of the logits mean."""
+
+    positions: Tensor  # [B] int64, absolute, of each block's first drafted token
+    num_slots: int  # G
+    vocab_size: int  # of the target
+    target_ids: Tensor | None  # [DV] target id of each column; None: columns are target ids
+
+
+class Drawing(Protocol):
+    """The draws of one batch of blocks."""
+
+    def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+        """Tokens [B, S] int64 (target ids) from logits [B, S, DV] float32, slots in order."""
+        ...
+
+    def law(self) -> DraftLaw | None:
+        """After the last slot: [B * G] laws, block by block; None if the rule needs none."""
+        ...
+
+
+class DrawingRule(Protocol):
+    def begin(self, layout: BlockLayout) -> Drawing: ...
+
+
+class Greedy:
+    """The likeliest token, the lowest id among equals; no law."""
+
+    def begin(self, layout: BlockLayout) -> "Greedy._Draws":
+        return Greedy._Draws(layout.target_ids)
+
+    @dataclass(frozen=True)
+    class _Draws:
+        target_ids: Tensor | None
+
+        def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+            return _as_target_ids(logits.argmax(dim=-1), self.target_ids)
+
+        def law(self) -> DraftLaw | None:
+            return None
+
+
+@dataclass(frozen=True)
+class Coupled:
+    """The winner of the race that the target will run, with the draft's law in place of its own.
+
+    All [B]: temperatures float32, seeds and sample indices int64 as in `specserve.noise`.
+    """
+
+    temperatures: Tensor
+    seeds: Tensor
+    sample_indices: Tensor
+
+    def begin(self, layout: BlockLayout) -> "Coupled._Draws":
+        random = self.temperatures > 0
+        scales = torch.where(random, 1 / self.temperatures, 1.0)
+        # arg min E / w is arg max of the scaled logit - log E; noise of greedy rows is muted.
+        gumbel = self._log_noise(layout).mul_(-random.to(torch.float32)[:, None, None])
+        return Coupled._Draws(scales[:, None, None], gumbel, layout.target_ids)
+
+    def _log_noise(self, layout: BlockLayout) -> Tensor:
+        """log E for every block, slot and column: [B, G, DV]."""
+        num_slots = layout.num_slots
+        positions = layout.positions[:, None] + torch.arange(
+            num_slots, device=layout.positions.device
+        )
+        keys = torch.stack(
+            (
+                self.seeds[:, None].expand_as(positions),
+                self.sample_indices[:, None].expand_as(positions),
+                positions,
+            )
+        ).flatten(1)
+        places: Tensor | None = None
+        if keys.device.type == "cpu":  # branches of a row share most of their noise
+            distinct, inverse = np.unique(keys.numpy(), axis=1, return_inverse=True)
+            if distinct.shape[1] < keys.shape[1]:
+                keys = torch.from_numpy(np.ascontiguousarray(distinct))
+                places = torch.from_numpy(inverse.reshape(-1))
+        seeds, samples, where = keys
+        if layout.target_ids is None:
+            noise = exponential_noise(seeds, samples, where, Purpose.OUTPUT, layout.vocab_size)
+        else:
+            ids = layout.target_ids.expand(len(seeds), -1)
+            noise = exponential_noise_at(seeds, samples, where, Purpose.OUTPUT, ids)
+        noise = noise.log()
+        noise = noise if places is None else noise.index_select(0, places)
+        return noise.reshape(*positions.shape, -1)
+
+    @dataclass(frozen=True)
+    class _Draws:
+        scales: Tensor  # [B, 1, 1]
+        gumbel: Tensor  # [B, G, DV]
+        target_ids: Tensor | None
+
+        def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+            noise = self.gumbel[:, first_slot : first_slot + logits.shape[1]]
+            winners = torch.addcmul(noise, logits, self.scales).argmax(dim=-1)
+            return _as_target_ids(winners, self.target_ids)
+
+        def law(self) -> DraftLaw | None:
+            return None
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The rejection family: draws from the truncated law, by noise used once, and keeps the law.
+
+    `temperatures` [B] float32; `keys` [B], whose positions are overwritten by those of the slots;
+    `num_kept` is the m of the top-m truncation.
+    """
+
+    temperatures: Tensor
+    keys: OnceKeys
+    num_kept: int
+
+    def begin(self, layout: BlockLayout) -> "Sampled._Draws":
+        # At temperature 0 any difference of logits becomes infinite: the law is one-hot.
+        scales = torch.where(self.temperatures > 0, 1 / self.temperatures, torch.inf)
+        return Sampled._Draws(self, layout, scales[:, None, None], [])
+
+    @dataclass(frozen=True)
+    class _Draws:
+        rule: "Sampled"
+        layout: BlockLayout
+        scales: Tensor  # [B, 1, 1]
+        laws: list[DraftLaw]  # each [B * S], in order of slots
+
+        def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+            num_blocks, num_slots, vocab_size = logits.shape
+            kept, ids = logits.topk(min(self.rule.num_kept, vocab_size), dim=-1)
+            gaps = kept - kept[..., :1]
+            # 0 times infinity is undefined, but the likeliest token weighs 1 at any temperature.
+            weights = torch.where(gaps < 0, gaps * self.scales, 0.0).exp_()
+            ids = _as_target_ids(ids, self.layout.target_ids)
+            law = DraftLaw.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))
+            self.laws.append(law)
+            return law.draw(self._keys(first_slot, num_slots)).view(num_blocks, num_slots)
+
+        def law(self) -> DraftLaw | None:
+            shape = (len(self.layout.positions), -1, self.laws[0].ids.shape[1])
+            ids = torch.cat([law.ids.view(shape) for law in self.laws], dim=1)
+            probs = torch.cat([law.probs.view(shape) for law in self.laws], dim=1)
+            return DraftLaw(ids.flatten(0, 1), probs.flatten(0, 1))
+
+        def _keys(self, first_slot: int, num_slots: int) -> OnceKeys:
+            keys, starts = self.rule.keys, self.layout.positions
+            slots = torch.arange(first_slot, first_slot + num_slots, device=starts.device)
+            return OnceKeys(
+                keys.nonces.repeat_interleave(num_slots),
+                (starts[:, None] + slots).flatten(),
+                keys.sample_words.repeat_interleave(num_slots),
+                keys.branch_words.repeat_interleave(num_slots),
+            )
+
+
+def _as_target_ids(ids: Tensor, target_ids: Tensor | None) -> Tensor:
+    return ids if target_ids is None else target_ids[ids]

@@ -1,0 +1,95 @@
+"""DSpark: a block drafter with a Markov head and a confidence head, of any supported dialect."""
+
+import torch
+from torch import Tensor
+
+from draft_node.context import Context
+from draft_node.drafters import confidence_head
+from draft_node.drafters.backbone import backbone_tensors, load_backbone
+from draft_node.drafters.block_drafter import BlockDrafter
+from draft_node.drafters.confidence_head import load_confidence_head
+from draft_node.drafters.markov_head import load_markov_head, markov_tensors
+from draft_node.drafters.serial_head import SerialHead
+from draft_node.drafters.spec import BlockSpec
+from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights
+from specserve.errors import Unsupported
+
+OFFSETS = "d2t"  # [DV] int64: target id - draft id
+IN_DRAFT = "t2d"  # [V] bool: whether a target id has a draft id
+
+
+def block_tensors(spec: BlockSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the checkpoint that `spec` describes."""
+    decoder = spec.decoder
+    shapes = backbone_tensors(spec)
+    rank = 0
+    if spec.markov is not None:
+        rank = spec.markov.rank
+        shapes |= markov_tensors(
+            spec.markov, decoder.hidden_size, decoder.vocab_size, spec.draft_vocab_size
+        )
+    if spec.confidence is not None:
+        width = decoder.hidden_size + (rank if spec.confidence.with_markov else 0)
+        shapes[confidence_head.WEIGHT] = (1, width)
+        shapes[confidence_head.BIAS] = (1,)
+    return shapes
+
+
+def check_block_tensors(weights: DraftWeights, spec: BlockSpec) -> None:
+    """Raise `Unsupported` unless the checkpoint holds exactly what `spec` describes."""
+    shapes, tables = block_tensors(spec), {OFFSETS: "I64", IN_DRAFT: "BOOL"}
+    shapes[OFFSETS], shapes[IN_DRAFT] = (spec.draft_vocab_size,), (spec.decoder.vocab_size,)
+    optional = [confidence_head.BIAS]
+    if weights.target is not None:
+        optional += [EMBEDDING, LM_HEAD]
+    if not spec.reduces_vocab:
+        optional += [OFFSETS, IN_DRAFT]
+    weights.checkpoint.check(shapes, optional, tables)
+
+
+def load_block_drafter(
+    weights: DraftWeights,
+    spec: BlockSpec,
+    *,
+    num_context_tokens: int,
+    max_positions: int,
+    head: SerialHead | None = None,
+) -> BlockDrafter:
+    """The drafter of a checked checkpoint. `head` is an addition; one of its own excludes it."""
+    if head is not None and spec.markov is not None:
+        raise Unsupported("local head: the drafter has a Markov head already")
+    if head is not None and spec.reduces_vocab:
+        raise Unsupported("local head: the drafter's vocabulary is only a part of the target's")
+    decoder = spec.decoder
+    if spec.markov is not None:
+        head = load_markov_head(weights, spec.markov)
+    return BlockDrafter(
+        load_backbone(weights, spec, max_positions + spec.block_size),
+        Context(
+            num_layers=decoder.num_layers,
+            num_kv_heads=decoder.num_kv_heads,
+            head_dim=decoder.head_dim,
+            num_tokens=num_context_tokens,
+            dtype=weights.dtype,
+            device=weights.device,
+        ),
+        head=head,
+        confidence_head=load_confidence_head(weights, spec.confidence) if spec.confidence else None,
+        target_ids=_target_ids(weights, spec) if OFFSETS in weights.checkpoint else None,
+    )
+
+
+def _target_ids(weights: DraftWeights, spec: BlockSpec) -> Tensor:
+    """Target id of every draft id, [DV]; offsets on disk, and a bitmap that must agree."""
+    offsets = weights.table(OFFSETS)
+    ids = offsets + torch.arange(len(offsets), device=offsets.device)
+    in_range = bool(((ids >= 0) & (ids < spec.decoder.vocab_size)).all())
+    if not in_range or len(ids.unique()) != len(ids):
+        raise Unsupported(
+            f"{weights.checkpoint.folder}: {OFFSETS}: not offsets to distinct target ids"
+        )
+    if IN_DRAFT in weights.checkpoint:
+        listed = weights.table(IN_DRAFT).nonzero().flatten()
+        if not torch.equal(listed, ids.sort().values):
+            raise Unsupported(f"{weights.checkpoint.folder}: {IN_DRAFT} contradicts {OFFSETS}")
+    return ids

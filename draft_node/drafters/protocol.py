@@ -1,0 +1,120 @@
+"""What a draft round needs of a drafter, whatever its architecture.
+
+A drafter keeps a *context* per row: what it knows of the row's verified tokens. `extend` appends
+verified tokens with the target's projected features, `draft` proposes gamma tokens after an anchor,
+`truncate` and `free` undo. Several blocks of one `draft` may share a row: the branches of one
+request differ in their anchors, not in their context.
+
+How tokens are drawn is not the drafter's business: see `draft_node.drafters.drawing`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from draft_node.drafters.drawing import DrawingRule
+from specserve.decoding.draft_law import DraftLaw
+
+
+@dataclass(frozen=True)
+class ContextUpdate:
+    """Verified tokens of R rows, flattened: N = sum(counts).
+
+    Row r gets tokens at positions starts[r] .. starts[r] + counts[r] - 1, and starts[r] is where
+    its context ends; a row unknown so far starts at 0.
+    """
+
+    rows: Sequence[int]
+    starts: Sequence[int]
+    counts: Sequence[int]
+    token_ids: Tensor  # [N] int64
+    features: Tensor | None  # [N, feature_size] projected by `FeatureSpec`; None where unused
+
+
+@dataclass(frozen=True)
+class DraftBatch:
+    """B blocks to draft; the anchor of each directly follows its context and `gap_ids`."""
+
+    rows: Sequence[int]  # B context rows, not necessarily distinct
+    anchor_ids: Tensor  # [B] int64
+    # Tokens in flight between context and anchor, whose features have not arrived; None: nowhere.
+    gap_ids: Sequence[Sequence[int]] | None = None
+
+    def max_gap(self) -> int:
+        return max(map(len, self.gap_ids), default=0) if self.gap_ids else 0
+
+
+@dataclass(frozen=True)
+class SpeculationBatch:
+    """B speculations of G tokens, on the drafter's device."""
+
+    token_ids: Tensor  # [B, G] int64, ids of the target's vocabulary
+    # [B * G] laws, block by block, from which the tokens were drawn; None where no rule needs them.
+    law: DraftLaw | None
+    # [B, G] float32: P(token k accepted | those before it were), known before token k is drawn.
+    confidences: Tensor | None
+    lengths: Sequence[int] | None = None  # tokens that count in each block; None: all G
+
+
+class LawConfidence(Protocol):
+    """Confidences for drafters without a head: calibrated functions of the law, not of the draw."""
+
+    def __call__(self, first_slot: int, logits: Tensor) -> Tensor:
+        """Draft logits [B, S, V] of slots first_slot .. first_slot + S - 1: [B, S] in 0..1."""
+        ...
+
+
+class Drafter(Protocol):
+    """One draft model with the contexts of all its rows. Not thread-safe."""
+
+    @property
+    def gamma(self) -> int:
+        """Tokens of a block."""
+        ...
+
+    @property
+    def feature_size(self) -> int:
+        """Width of `ContextUpdate.features`; 0 for a drafter that reads token ids alone."""
+        ...
+
+    def context_len(self, row: int) -> int:
+        """Positions of `row` that are in its context; 0 for an unknown row."""
+        ...
+
+    def extend(self, update: ContextUpdate) -> None:
+        """Append verified tokens. ValueError for a gap or overlap, `Exhausted` without memory."""
+        ...
+
+    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+        """Draft a block after every anchor; contexts are left as they are.
+
+        ValueError for an empty context, or for a gap where the drafter cannot bridge one.
+        """
+        ...
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget what is at position `length` and beyond."""
+        ...
+
+    def free(self, row: int) -> None:
+        """Forget the row; an unknown one is ignored."""
+        ...
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """What the target has to keep for a drafter: residuals of `layers`, concatenated in order.
+
+    A layer's residual is its raw output, before any norm; -1 names the embeddings. `project` turns
+    [N, len(layers) * hidden] into the features [N, hidden] of a `ContextUpdate`.
+    """
+
+    layers: tuple[int, ...]
+    project: "FeatureProjection"
+
+
+class FeatureProjection(Protocol):
+    def __call__(self, features: torch.Tensor) -> torch.Tensor: ...

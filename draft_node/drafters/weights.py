@@ -1,0 +1,145 @@
+"""Reading a draft checkpoint: placed tensors, kernels, and what may be shared with the target."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specserve.errors import Unsupported
+from specserve.model.checkpoint import Checkpoint
+from specserve.model.config import ModelSpec, read_spec
+from specserve.model.layers import DecoderLayer, RMSNorm, SwiGLU
+from specserve.model.linear import Kernels, Linear
+from specserve.model.transformer import Transformer
+
+EMBEDDING = "embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+# What published checkpoints carry and no forward pass reads.
+IGNORED = ("mask_embedding", "mask_embedding.weight")
+
+
+@dataclass(frozen=True)
+class TargetWeights:
+    """The target that a drafter drafts for: its folder and, if it runs in this process, itself."""
+
+    folder: Path
+    spec: ModelSpec
+    model: Transformer | None = None
+
+    @staticmethod
+    def of(folder: Path, model: Transformer | None = None) -> "TargetWeights":
+        return TargetWeights(folder, read_spec(folder), model)
+
+    def read(self, name: str) -> Tensor:
+        """`EMBEDDING` or `LM_HEAD` as stored; a tied head is the embedding."""
+        name = EMBEDDING if self.spec.tie_word_embeddings else name
+        with Checkpoint(self.folder) as checkpoint:
+            return checkpoint.read(name)
+
+
+class DraftWeights:
+    """Tensors of one open checkpoint as a drafter on `device` wants them."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        target: TargetWeights | None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.device = device
+        self.target = target
+        # Nothing that is verified depends on the bits of a draft: the fastest kernels will do.
+        self._kernels = Kernels(dtype=dtype, device=device, deterministic=False)
+
+    def tensor(self, name: str) -> Tensor:
+        return self._place(self.checkpoint.read(name))
+
+    def table(self, name: str) -> Tensor:
+        """A tensor of ids or flags, in its own dtype."""
+        return self.checkpoint.read(name).to(self.device)
+
+    def linear(self, *names: str) -> Linear:
+        """The product with several weights stacked."""
+        return self._kernels.linear([self.tensor(name) for name in names])
+
+    def packed(self, weight: Tensor) -> Linear:
+        """The product with a weight [out, in] made from others."""
+        return self._kernels.linear([self._place(weight)])
+
+    def norm(self, name: str, eps: float) -> RMSNorm:
+        return RMSNorm(self.tensor(name), eps)
+
+    def embedding(self) -> Tensor:
+        """The token embeddings [V, H]: the target's own memory wherever they are equal to it."""
+        model = None if self.target is None else self.target.model
+        stored = self.tensor(EMBEDDING) if EMBEDDING in self.checkpoint else None
+        if stored is None:
+            return self._target_embedding(model)
+        if model is not None and self._equals(stored, model.embedding):
+            return model.embedding
+        return stored
+
+    def lm_head(self) -> Linear:
+        """Hidden states to logits over the draft's vocabulary, shared as `embedding`."""
+        stored = self.tensor(LM_HEAD) if LM_HEAD in self.checkpoint else None
+        if self.target is None:
+            return self._kernels.linear([self._required(stored, LM_HEAD)])
+        model, theirs = self.target.model, self._place(self.target.read(LM_HEAD))
+        whole = model is not None and model.parallel.size == 1
+        if model is not None and whole and self._fits(model.embedding):
+            if stored is None or self._equals(stored, theirs):
+                return model.lm_head
+        return self._kernels.linear([theirs if stored is None else stored])
+
+    def _target_embedding(self, model: Transformer | None) -> Tensor:
+        if model is not None and self._fits(model.embedding):
+            return model.embedding
+        target = self.target
+        return self._required(None if target is None else self._place(target.read(EMBEDDING)))
+
+    def _required(self, tensor: Tensor | None, name: str = EMBEDDING) -> Tensor:
+        if tensor is None:
+            raise Unsupported(
+                f"{self.checkpoint.folder}: {name} is the target's, and none is given"
+            )
+        return tensor
+
+    def _fits(self, theirs: Tensor) -> bool:
+        return theirs.dtype == self.dtype and theirs.device == self.device
+
+    def _equals(self, ours: Tensor, theirs: Tensor) -> bool:
+        return self._fits(theirs) and torch.equal(ours, theirs)
+
+    def _place(self, weight: Tensor) -> Tensor:
+        return weight.to(self.device, self.dtype)
+
+
+def decoder_layer(weights: DraftWeights, spec: ModelSpec, index: int) -> DecoderLayer:
+    """Layer `index` of a Qwen3 or Llama decoder; its products take inputs of the stored width."""
+    name: Callable[[str], str] = f"layers.{index}.{{}}.weight".format
+    eps, heads, kv_heads = spec.rms_norm_eps, spec.num_heads, spec.num_kv_heads
+    qk_norm = None
+    if spec.qk_norm:
+        q = weights.tensor(name("self_attn.q_norm")).expand(heads, -1)
+        k = weights.tensor(name("self_attn.k_norm")).expand(kv_heads, -1)
+        qk_norm = RMSNorm(torch.cat([q, k]), eps)
+    return DecoderLayer(
+        index=index,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=spec.head_dim,
+        input_norm=weights.norm(name("input_layernorm"), eps),
+        qkv=weights.linear(*(name(f"self_attn.{kind}_proj") for kind in "qkv")),
+        qk_norm=qk_norm,
+        o_proj=weights.linear(name("self_attn.o_proj")),
+        mlp_norm=weights.norm(name("post_attention_layernorm"), eps),
+        gate_up=weights.linear(name("mlp.gate_proj"), name("mlp.up_proj")),
+        gate=SwiGLU(spec.intermediate_size, weights.device),
+        down_proj=weights.linear(name("mlp.down_proj")),
+    )

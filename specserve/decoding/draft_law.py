@@ -1,0 +1,98 @@
+"""The law a drafted token is drawn from: the likeliest few tokens, renormalised, in float32.
+
+Exactness of the rejection family rests on one law for two uses: what the draft draws from is what
+it ships, and what the target divides by. So the law is made once, here, truncation and rounding
+included; a token outside it is neither drawn nor corrected for. Coupled and greedy rows need none.
+
+Knows neither the target's law nor how a block is laid out.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specserve.noise import OnceKeys, Purpose
+
+PAD_ID = 2**31 - 1  # beyond any vocabulary, and the last id when sorted
+_MAX_EXCESS = 1e-4  # of a sum over 1; rounding makes 1e-6, a flipped bit nearly always more
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLaw:
+    """N laws over at most M tokens each, in canonical form: ids ascend, padding comes last.
+
+    `ids` int64 [N, M], `PAD_ID` where padded; `probs` float32 [N, M] (float64 in enumerations),
+    above zero except in padding. A row of nothing but padding is the empty law: no draft.
+    """
+
+    ids: Tensor
+    probs: Tensor
+
+    @staticmethod
+    def top(weights: Tensor, num_kept: int) -> "DraftLaw":
+        """The `num_kept` largest of each row of `weights` [N, V], at or above zero, renormalised.
+
+        Any penalties, temperature and truncation of the draft are in the weights already.
+        """
+        kept, ids = weights.topk(min(num_kept, weights.shape[1]), dim=1)
+        return DraftLaw.of_entries(ids, kept)
+
+    @staticmethod
+    def of_entries(ids: Tensor, weights: Tensor) -> "DraftLaw":
+        """Renormalised weights at distinct ids, [N, M], in any order."""
+        ids, order = ids.masked_fill(weights <= 0, PAD_ID).sort(dim=1)
+        probs = weights.gather(1, order)
+        probs = probs.double() / probs.sum(dim=1, keepdim=True, dtype=torch.float64)
+        return DraftLaw(ids, probs.to(weights.dtype))
+
+    @staticmethod
+    def certain(token_ids: Tensor) -> "DraftLaw":
+        """One-hot laws, int64 [N]: what a drafter without probabilities draws from."""
+        ids = token_ids.unsqueeze(1)
+        return DraftLaw(ids, torch.ones(ids.shape, dtype=torch.float32, device=ids.device))
+
+    def draw(self, keys: OnceKeys) -> Tensor:
+        """One token a row, int64 [N], by the exponential race of the rejection family."""
+        noise = keys.exponential_at(Purpose.DRAFT, self.ids)
+        winners = (noise / self.probs).argmin(dim=1, keepdim=True)
+        return self.ids.gather(1, winners).squeeze(1)
+
+    def at(self, token_ids: Tensor) -> Tensor:
+        """The probability of one token a row, int64 [N]; zero for a token outside the law."""
+        return torch.where(self.ids == token_ids.unsqueeze(1), self.probs, 0.0).sum(dim=1)
+
+    def rows(self, places: Tensor) -> "DraftLaw":
+        """The laws at these places, int64 [K]."""
+        return DraftLaw(self.ids[places], self.probs[places])
+
+    def spread(self, places: Tensor, num_rows: int) -> "DraftLaw":
+        """`num_rows` laws: these at `places`, int64 [N], and empty ones elsewhere."""
+        ids = self.ids.new_full((num_rows, self.ids.shape[1]), PAD_ID)
+        probs = self.probs.new_zeros(ids.shape)
+        ids[places], probs[places] = self.ids, self.probs
+        return DraftLaw(ids, probs)
+
+    def sound(self, num_tokens: int) -> Tensor:
+        """Which rows are laws over a vocabulary of `num_tokens`, in canonical form; bool [N]."""
+        padded = self.ids == PAD_ID
+        possible = (self.probs > 0) & (self.ids >= 0) & (self.ids < num_tokens)
+        entries = torch.where(padded, self.probs == 0, possible).all(dim=1)
+        ascending = (self.ids[:, 1:] > self.ids[:, :-1]) | padded[:, 1:]
+        total = self.probs.sum(dim=1, dtype=torch.float64)
+        return entries & ascending.all(dim=1) & ((total - 1).abs() <= _MAX_EXCESS)
+
+    def only(self, kept: Tensor) -> "DraftLaw":
+        """Rows outside `kept`, bool [N], become empty laws."""
+        kept = kept.unsqueeze(1)
+        return DraftLaw(
+            torch.where(kept, self.ids, PAD_ID),
+            torch.where(kept, self.probs, 0.0),  # also what a NaN turns into
+        )
+
+    def subtracted_from(self, probs: Tensor) -> Tensor:
+        """`probs` [N, V] less these laws, entry by entry, unclamped; of sound laws only."""
+        # Padding subtracts zero from the last token. One real entry meets each id, so the order
+        # in which a device adds cannot show.
+        ids = self.ids.clamp(max=probs.shape[1] - 1)
+        return probs.scatter_add(1, ids, -self.probs.to(probs.dtype))

@@ -1,0 +1,1 @@
+"""Verification: which drafted tokens stand, and what follows them, exactly in the target's law."""

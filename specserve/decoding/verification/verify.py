@@ -1,0 +1,157 @@
+"""Target logits and drafted tokens to outcomes: how far each row's draft stands, and what follows.
+
+Every logits row says whether the drafted token it judges stands; the first that does not, or the
+last of the row, gives the next token. Under equality that token is what `sample` draws there, so
+the text is that of plain decoding bit for bit. Under the ratio test it is drawn from the residual,
+which is the target's own law where nothing was drafted: miss, bonus and recovery are one case.
+
+Nothing waits for the device (but for the short cut of top_p), and no row feels another. Where a
+block came from, how confident its drafter was and how many tokens were left out is unknown here.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.sampling import NO_TOKEN, sample, target_probs
+from specserve.decoding.verification.batch import RatioKeys, RowGroup, VerificationBatch
+from specserve.decoding.verification.ratio import accept_probs, accepts, residual_probs
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.noise import Purpose, exponential_noise
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationOutcomes:
+    """One outcome a row; all [B].
+
+    A bad row's walk ended at logits nobody can sample from. Its accepted tokens stand all the same,
+    because plain decoding would have emitted them before it failed there too.
+    """
+
+    num_accepted: Tensor  # int64, drafted tokens that stand: 0..verify_len
+    next_tokens: Tensor  # int64: recovery or bonus token, NO_TOKEN in bad rows
+    bad_rows: Tensor  # bool
+    broken_laws: Tensor  # bool: a law was none, or not of its token; it counted as no draft
+
+
+def verify(
+    logits: Tensor, batch: VerificationBatch, draft_law: DraftLaw | None = None
+) -> VerificationOutcomes:
+    """Judge the drafted tokens of every row.
+
+    `logits` float32 [num_logits, V], row after row of the batch. `draft_law` has one law for each
+    drafted token of the rows under the ratio test, in the same order (num_laws in all); it may be
+    left out when there are none.
+    """
+    device = logits.device
+    found = VerificationOutcomes(
+        num_accepted=torch.zeros(batch.num_rows, dtype=torch.int64, device=device),
+        next_tokens=torch.full((batch.num_rows,), NO_TOKEN, dtype=torch.int64, device=device),
+        bad_rows=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
+        broken_laws=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
+    )
+    for group in batch.groups:
+        rows = logits if group.logits_rows is None else logits[group.logits_rows]
+        if group.ratio is None:
+            judged = _by_equality(rows, group)
+        else:
+            judged = _by_ratio(rows, group, group.ratio, draft_law)
+        found.num_accepted[group.rows] = judged.num_accepted
+        found.next_tokens[group.rows] = judged.next_tokens
+        found.bad_rows[group.rows] = judged.bad_rows
+        found.broken_laws[group.rows] = judged.broken_laws
+    return found
+
+
+def _by_equality(logits: Tensor, group: RowGroup) -> VerificationOutcomes:
+    sampled = sample(logits, group.sampling)
+    num_accepted = leading_accepts(sampled.token_ids == group.drafted, group)
+    ends = group.starts + num_accepted
+    return VerificationOutcomes(
+        num_accepted=num_accepted,
+        next_tokens=sampled.token_ids[ends],
+        bad_rows=sampled.bad_rows[ends],
+        broken_laws=torch.zeros_like(ends, dtype=torch.bool),
+    )
+
+
+def _by_ratio(
+    logits: Tensor, group: RowGroup, ratio: RatioKeys, draft_law: DraftLaw | None
+) -> VerificationOutcomes:
+    probs = target_probs(logits, group.sampling)
+    law, broken = _aligned_laws(group, ratio, draft_law, num_tokens=logits.shape[1])
+    drafted = group.drafted.clamp(0, logits.shape[1] - 1)  # what that changes, no law covers
+    standing = accept_probs(probs.gather(1, drafted.unsqueeze(1)).squeeze(1), law.at(drafted))
+    accepted = accepts(ratio.once.uniform(Purpose.ACCEPTANCE), standing)
+    num_accepted = leading_accepts(accepted, group)
+    ends = group.starts + num_accepted
+    weights = residual_probs(probs[ends], law.rows(ends))
+    next_tokens = race(output_noise(group, ratio, ends, logits.shape[1]), weights)
+    bad_rows = probs[ends, 0].isnan()
+    return VerificationOutcomes(
+        num_accepted=num_accepted,
+        next_tokens=next_tokens.masked_fill(bad_rows, NO_TOKEN),
+        bad_rows=bad_rows,
+        broken_laws=_any_in_row(broken, group),
+    )
+
+
+def _aligned_laws(
+    group: RowGroup, ratio: RatioKeys, draft_law: DraftLaw | None, num_tokens: int
+) -> tuple[DraftLaw, Tensor]:
+    """A law for each of the N logits rows, empty where nothing usable was drafted; what is broken.
+
+    A token that its own law calls impossible was not drawn from it, and is dropped with the law.
+    That is exact as long as what breaks a law is blind to the token.
+    """
+    if draft_law is None:
+        if group.max_verify_len:
+            raise ValueError("drafted tokens under the ratio test, but no draft law")
+        draft_law = DraftLaw.certain(group.drafted[:0])
+    law = draft_law.rows(ratio.law_rows)
+    drafted = group.drafted[ratio.law_places]
+    sound = law.sound(num_tokens) & (law.at(drafted) > 0)
+    broken = torch.zeros_like(group.drafted, dtype=torch.bool)
+    broken[ratio.law_places] = ~sound
+    return law.only(sound).spread(ratio.law_places, len(group.drafted)), broken
+
+
+def race(noise: Tensor, weights: Tensor) -> Tensor:
+    """The token with the least noise / weight in each row, int64 [B]; a zero weight never wins."""
+    return (noise / weights).argmin(dim=1)
+
+
+def output_noise(group: RowGroup, ratio: RatioKeys, places: Tensor, num_tokens: int) -> Tensor:
+    """The noise of the tokens drawn at these logits rows, float32 [B, V].
+
+    Foreseeable: keyed by nonce and position alone, so that the draft can have it beforehand. Plain
+    rejection: keyed by round and branch too, because nobody needs to know it.
+    """
+    if group.rule is VerificationRule.FORESEEABLE:
+        keys = group.sampling
+        return exponential_noise(
+            keys.seeds[places],
+            keys.sample_indices[places],
+            keys.positions[places],
+            Purpose.OUTPUT,
+            num_tokens,
+        )
+    return ratio.once.at(places).exponential(Purpose.RECOVERY, num_tokens)
+
+
+def leading_accepts(accepted: Tensor, group: RowGroup) -> Tensor:
+    """How many tokens stand before the first that does not, int64 [B]; `accepted` is bool [N]."""
+    return _row_by_row(accepted, group).cumprod(dim=1).sum(dim=1)
+
+
+def _any_in_row(flags: Tensor, group: RowGroup) -> Tensor:
+    return _row_by_row(flags, group).any(dim=1)
+
+
+def _row_by_row(flags: Tensor, group: RowGroup) -> Tensor:
+    """Flags of logits rows, bool [N], as those of drafted tokens [B, G], false beyond a row's."""
+    offsets = torch.arange(group.max_verify_len, device=flags.device)
+    places = (group.starts.unsqueeze(1) + offsets).clamp(max=len(flags) - 1)
+    return flags[places] & (offsets < group.verify_lens.unsqueeze(1))

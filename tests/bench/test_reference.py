@@ -1,0 +1,28 @@
+"""The ballast that transformers gets is that of the service."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from bench.records import Setup
+from bench.reference import load_reference
+from specserve.model.ballast import with_ballast
+from specserve.model.config import read_spec
+
+TARGET = Path(__file__).parents[1] / "fixtures" / "golden" / "target_qwen3_untied"
+
+
+def setup(ballast: int) -> Setup:
+    return Setup(folder=str(TARGET), parent_pid=os.getpid(), cores=(), ballast=ballast)
+
+
+def test_ballast_in_transformers_has_the_size_of_the_service_s_and_changes_no_logit():
+    spec = read_spec(TARGET)
+    wanted = 2 * spec.num_params
+    plain, padded = load_reference(setup(0)), load_reference(setup(wanted))
+    num_params = sum(weight.numel() for weight in padded.parameters())
+    assert num_params == with_ballast(spec, wanted).num_params
+    token_ids = torch.arange(12).reshape(1, 12)
+    with torch.inference_mode():
+        assert torch.equal(plain(token_ids).logits, padded(token_ids).logits)

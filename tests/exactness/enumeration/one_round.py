@@ -1,0 +1,169 @@
+"""One round by the real `verify`, its random choices replaced by every possible one in turn.
+
+Each row of the batch is one combination of drafted tokens and choices; what the real code made of
+its probabilities at the choice points is recorded, so a row comes back with an outcome and its
+exact probability. The laws are float64; arithmetic, indexing and walk are the service's.
+"""
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.sampling import NO_TOKEN, Sampled, target_probs
+from specserve.decoding.verification import verify as verify_module
+from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
+from specserve.decoding.verification.rule import VerificationRule
+from tests.exactness.enumeration.shared_race import joint_law
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: what was generated, what is drafted, what chance decides."""
+
+    context: tuple
+    drafted: tuple
+    choices: tuple  # ratio rules: accept or not, for each drafted token; equality: target's tokens
+    winner: int = NO_TOKEN  # ratio rules: of the race for the next token
+
+
+def outcomes(toy, rule, contexts):
+    """(context, verify_len) to a list of (probability, drafted, num_accepted, next_token).
+
+    All contexts and all lengths 0..gamma go through one call, in one mixed batch.
+    """
+    cases = list(_cases(toy, rule, contexts))
+    batch = VerificationBatch.build(
+        [RowToVerify(rule, toy.state(case.context), case.drafted) for case in cases]
+    )
+    laws = _Laws(toy)
+    logits = [toy.logits(path) for case in cases for path in _paths(case)]
+    logits = torch.tensor(logits, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        if rule is VerificationRule.COUPLED:
+            chances = _patch_sample(patch, cases, laws)
+            found = verify_module.verify(logits, batch)
+        else:
+            chances = _patch_ratio(patch, cases)
+            drafted = [law for case in cases for law in laws.along(case)]
+            found = verify_module.verify(logits, batch, _stack(drafted))
+    assert not found.bad_rows.any()
+    assert not found.broken_laws.any()
+    table = defaultdict(list)
+    for case, chance, num_accepted, next_token in zip(
+        cases, chances(), found.num_accepted.tolist(), found.next_tokens.tolist(), strict=True
+    ):
+        prob = chance if rule is VerificationRule.COUPLED else chance * laws.of_draft(case)
+        if prob:
+            key = (case.context, len(case.drafted))
+            table[key].append((prob, case.drafted, num_accepted, next_token))
+    return table
+
+
+def _cases(toy, rule, contexts):
+    """Every combination that has a probability above zero at the draft."""
+    tokens = range(toy.num_tokens)
+    laws = _Laws(toy)
+    for context, verify_len in itertools.product(contexts, range(toy.gamma + 1)):
+        for drafted in itertools.product(tokens, repeat=verify_len):
+            if rule is VerificationRule.COUPLED:
+                for targets in itertools.product(tokens, repeat=verify_len + 1):
+                    yield Case(context, drafted, targets)
+            elif laws.of_draft(Case(context, drafted, ())) > 0:
+                for accepted in itertools.product((True, False), repeat=verify_len):
+                    for winner in tokens:
+                        yield Case(context, drafted, accepted, winner)
+
+
+def _paths(case):
+    """The contexts of a row's logits."""
+    return [case.context + case.drafted[:i] for i in range(len(case.drafted) + 1)]
+
+
+class _Laws:
+    """The draft's laws along drafted paths, made once a context."""
+
+    def __init__(self, toy):
+        self.toy = toy
+        self.cache = {}
+
+    def at(self, path):
+        if path not in self.cache:
+            law = self.toy.draft_law(path)
+            dense = [float(law.at(torch.tensor([i]))) for i in range(self.toy.num_tokens)]
+            self.cache[path] = (law, dense)
+        return self.cache[path]
+
+    def along(self, case):
+        return [self.at(path)[0] for path in _paths(case)[:-1]]
+
+    def of_draft(self, case):
+        """The probability of drafting the case's tokens."""
+        prob = 1.0
+        for path, token_id in zip(_paths(case)[:-1], case.drafted, strict=True):
+            prob *= self.at(path)[1][token_id]
+        return prob
+
+
+def _stack(laws):
+    return DraftLaw(torch.cat([law.ids for law in laws]), torch.cat([law.probs for law in laws]))
+
+
+def _patch_ratio(patch, cases):
+    """Replaces the acceptance draws and the race; gives a function for the cases' probabilities."""
+    decided = torch.tensor([choice for case in cases for choice in (*case.choices, False)])
+    winners = torch.tensor([case.winner for case in cases])
+    seen = {}
+
+    def accepts(uniforms, probs):
+        assert len(uniforms) == len(decided)
+        seen["accept"] = torch.where(decided, probs, 1 - probs).tolist()
+        return decided
+
+    def race(noise, weights):
+        assert noise.shape == weights.shape
+        law = weights / weights.sum(dim=1, keepdim=True)
+        seen["winner"] = law.gather(1, winners.unsqueeze(1)).squeeze(1).tolist()
+        return winners
+
+    def chances():
+        places = iter(seen["accept"])
+        for case, prob in zip(cases, seen["winner"], strict=True):
+            for _ in case.drafted:
+                prob *= next(places)
+            assert next(places) == 1.0  # nothing is drafted at a row's last position
+            yield prob
+
+    patch.setattr(verify_module, "accepts", accepts)
+    patch.setattr(verify_module, "race", race)
+    return chances
+
+
+def _patch_sample(patch, cases, laws):
+    """Replaces the race on shared noise, which decides the draft's tokens and the target's."""
+    targets = torch.tensor([token_id for case in cases for token_id in case.choices])
+    seen = {}
+
+    def sample(logits, batch):
+        seen["laws"] = target_probs(logits, batch).tolist()
+        return Sampled(targets.clone(), torch.zeros(len(logits), dtype=torch.bool))
+
+    def chances():
+        rows = iter(seen["laws"])
+        joints = {}
+        for case in cases:
+            prob = 1.0
+            for path, drafted, target in zip(
+                _paths(case), case.drafted, case.choices, strict=False
+            ):
+                law = next(rows)
+                if path not in joints:
+                    joints[path] = joint_law(law, laws.at(path)[1])
+                prob *= joints[path][target][drafted]
+            yield prob * next(rows)[case.choices[-1]]
+
+    patch.setattr(verify_module, "sample", sample)
+    return chances

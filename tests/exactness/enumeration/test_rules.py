@@ -1,0 +1,106 @@
+"""Every rule leaves the law of the output as it is, to 1e-12 in total variation, by enumeration."""
+
+import pytest
+
+from specserve.decoding.verification.rule import VerificationRule
+from tests.exactness.enumeration.sequences import (
+    plain_law,
+    rounds_of,
+    speculative_law,
+    total_variation,
+)
+from tests.exactness.enumeration.toy import Toy
+from tests.specserve.decoding.test_sampling import expected_law
+
+TOYS = {
+    "close draft": Toy(),
+    "far draft": Toy(draft="far"),
+    "equal laws": Toy(draft="equal"),
+    "disjoint laws": Toy(draft="disjoint", num_kept=2),
+    "one-hot draft": Toy(draft="one-hot", num_kept=1),
+    "truncated draft": Toy(draft="close", num_kept=2),
+    "impossible token": Toy(draft="far", impossible=(1,)),
+    "top_k": Toy(fields={"top_k": 2}),
+    "top_p": Toy(draft="far", fields={"top_p": 0.6}),
+    "min_p": Toy(draft="far", fields={"min_p": 0.4, "temperature": 0.7}),
+    "penalties": Toy(
+        fields={"frequency_penalty": 0.9, "presence_penalty": -0.5, "repetition_penalty": 1.7}
+    ),
+    "bias": Toy(draft="far", fields={"logit_bias": {0: 1.5, 2: -1.0}}),
+    "end token": Toy(end_token_ids=(2,)),
+    "held-back end token": Toy(
+        draft="far", end_token_ids=(2,), fields={"min_tokens": 2, "stop_token_ids": (0,)}
+    ),
+    "everything": Toy(
+        draft="far",
+        end_token_ids=(1,),
+        fields={
+            "temperature": 1.4,
+            "top_k": 2,
+            "top_p": 0.9,
+            "min_tokens": 1,
+            "frequency_penalty": 0.8,
+            "logit_bias": {1: 0.7},
+        },
+    ),
+}
+
+
+def always(toy):
+    return lambda context, outcome: toy.gamma
+
+
+def never(toy):
+    return lambda context, outcome: 0
+
+
+def by_position(toy):
+    return lambda context, outcome: (len(context) + 1) % (toy.gamma + 1)
+
+
+def by_hit(toy):
+    """A hit where the outcome before was among those prepared, which it may be for any reason."""
+    return lambda context, outcome: toy.gamma if outcome and sum(outcome) % 2 else 0
+
+
+SCHEDULES = [always, never, by_position, by_hit]
+
+
+@pytest.mark.parametrize("rule", VerificationRule)
+@pytest.mark.parametrize("name", TOYS)
+def test_the_law_of_the_output_is_that_of_plain_decoding(name, rule):
+    toy = TOYS[name]
+    expected = plain_law(toy, num_tokens=3)
+    assert sum(expected.values()) == pytest.approx(1, abs=1e-12)
+    rounds = rounds_of(toy, rule, 3)
+    for schedule in SCHEDULES:
+        found = speculative_law(toy, rounds, 3, schedule(toy))
+        assert total_variation(found, expected) < 1e-12, schedule.__name__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", VerificationRule)
+@pytest.mark.parametrize("num_tokens", [3, 4])
+def test_longer_drafts_and_larger_vocabularies_too(num_tokens, rule):
+    toy = Toy(
+        num_tokens=num_tokens,
+        gamma=3,
+        num_kept=3,
+        end_token_ids=(num_tokens - 1,),
+        fields={"frequency_penalty": 0.4, "top_p": 0.95},
+    )
+    length = 3 if num_tokens == 3 else 2
+    expected = plain_law(toy, length)
+    rounds = rounds_of(toy, rule, length)
+    for schedule in SCHEDULES:
+        found = speculative_law(toy, rounds, length, schedule(toy))
+        assert total_variation(found, expected) < 1e-12, schedule.__name__
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_the_toys_have_the_law_that_the_definition_gives(name):
+    toy = TOYS[name]
+    for context in ((), (1,), (2, 2)):
+        found = toy.target_law(context).tolist()
+        defined = expected_law(toy.logits(context), toy.state(context), toy.num_tokens)
+        assert found == pytest.approx(defined, abs=1e-12)

@@ -1,0 +1,66 @@
+"""Targets and drafts over a handful of tokens, with laws that change at every context."""
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+
+from specserve.decoding.batch import SamplingBatch
+from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.sampling import target_probs
+from specserve.decoding.state import SamplingState
+from specserve.types import SamplingParams
+
+PROMPT = (0, 1)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A target, a draft and a request. `draft` names how its law relates to the target's."""
+
+    num_tokens: int = 3
+    gamma: int = 2
+    seed: int = 0
+    draft: str = "close"
+    num_kept: int = 3  # tokens of the draft's law
+    end_token_ids: tuple[int, ...] = ()
+    impossible: tuple[int, ...] = ()  # for the target, by its own logits
+    fields: dict = field(default_factory=dict)  # of SamplingParams
+
+    def state(self, context):
+        """The sampling state after `context`, a tuple of generated tokens."""
+        state = SamplingState(
+            SamplingParams(**self.fields),
+            seed=self.seed,
+            prompt_token_ids=PROMPT,
+            end_token_ids=self.end_token_ids,
+        )
+        for token_id in context:
+            state.append(token_id)
+        return state
+
+    def logits(self, context):
+        rng = random.Random(f"{self.seed} target {context}")
+        logits = [rng.gauss(0, 1) for _ in range(self.num_tokens)]
+        for token_id in self.impossible:
+            logits[token_id] = float("-inf")
+        return logits
+
+    def target_law(self, context):
+        """By the real code, float64 [V]."""
+        logits = torch.tensor([self.logits(context)], dtype=torch.float64)
+        return target_probs(logits, SamplingBatch.build([self.state(context)]))[0]
+
+    def draft_law(self, context):
+        """float64, one row."""
+        rng = random.Random(f"{self.seed} draft {context}")
+        probs = self.target_law(context)
+        noise = torch.tensor([rng.random() for _ in range(self.num_tokens)]).double()
+        weights = {
+            "equal": probs,
+            "close": probs + 0.2 * noise,
+            "far": noise**3,
+            "disjoint": torch.where(probs == probs.max(), 0.0, noise),
+            "one-hot": (noise == noise.max()).double(),
+        }[self.draft]
+        return DraftLaw.top(weights.unsqueeze(0), self.num_kept)

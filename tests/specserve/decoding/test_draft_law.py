@@ -1,0 +1,110 @@
+"""The draft's law: made once, drawn from as it is, and refused when it is none."""
+
+import pytest
+import torch
+
+from specserve.decoding.draft_law import PAD_ID, DraftLaw
+from specserve.noise import OnceKeys
+from tests.specserve.decoding.test_sampling import chi_square_tail
+
+
+def law_of(*rows):
+    """From {token id: weight} dictionaries."""
+    width = max(len(row) for row in rows)
+    ids = [[*row, *range(1000, 1000 + width - len(row))] for row in rows]
+    weights = [[*row.values(), *[0.0] * (width - len(row))] for row in rows]
+    return DraftLaw.of_entries(torch.tensor(ids), torch.tensor(weights))
+
+
+def test_top_keeps_the_likeliest_and_renormalises_in_float32():
+    law = DraftLaw.top(torch.tensor([[0.1, 0.4, 0.0, 0.2, 0.3], [0.0, 0.0, 5.0, 0.0, 0.0]]), 3)
+    assert law.ids.tolist() == [[1, 3, 4], [2, PAD_ID, PAD_ID]]
+    assert law.probs.dtype == torch.float32
+    assert law.probs[0].tolist() == pytest.approx([4 / 9, 2 / 9, 3 / 9])
+    assert law.probs[1].tolist() == [1, 0, 0]
+    assert law.sound(5).all()
+
+
+def test_top_of_a_large_vocabulary_is_sound_and_small():
+    weights = torch.rand(16, 151_936, generator=torch.Generator().manual_seed(0)) ** 8
+    law = DraftLaw.top(weights, 64)
+    assert law.ids.shape == (16, 64)
+    assert law.sound(151_936).all()
+    assert torch.allclose(law.probs.double().sum(dim=1), torch.ones(16).double(), atol=1e-6)
+
+
+def test_at_and_subtraction_read_the_same_law():
+    law = law_of({5: 1.0, 2: 3.0}, {0: 1.0})
+    assert law.at(torch.tensor([2, 7])).tolist() == [0.75, 0.0]
+    assert law.at(torch.tensor([PAD_ID, PAD_ID])).tolist() == [0, 0]
+    probs = torch.full((2, 6), 0.5)
+    found = law.subtracted_from(probs)
+    assert found.tolist() == [[0.5, 0.5, -0.25, 0.5, 0.5, 0.25], [-0.5, *[0.5] * 5]]
+    assert (probs == 0.5).all()
+
+
+def test_certain_laws_are_one_hot_and_draw_their_token():
+    law = DraftLaw.certain(torch.tensor([7, 0]))
+    assert law.sound(8).all()
+    keys = OnceKeys.build([1, 2], [0, 0], [0, 0], [0, 0], [5, 5])
+    assert law.draw(keys).tolist() == [7, 0]
+
+
+def test_drawn_tokens_have_the_law():
+    """Chi-square over 50,000 draws at a false-alarm rate of 1e-6; padding never comes."""
+    num_rows = 50_000
+    one = law_of({9: 0.5, 1: 0.3, 6: 0.15, 2: 0.05, 3: 0.0})
+    law = DraftLaw(one.ids.expand(num_rows, -1), one.probs.expand(num_rows, -1))
+    zeros = [0] * num_rows
+    drawn = law.draw(OnceKeys.build(zeros, zeros, zeros, range(num_rows), zeros))
+    assert set(drawn.tolist()) == {1, 2, 6, 9}
+    counts = torch.bincount(drawn, minlength=10).double()[[1, 2, 6, 9]]
+    expected = torch.tensor([0.3, 0.05, 0.15, 0.5]).double() * num_rows
+    assert chi_square_tail(((counts - expected) ** 2 / expected).sum(), 3) > 1e-6
+
+
+def test_every_part_of_a_once_key_changes_the_draw():
+    base = {"nonces": 1, "sample_indices": 1, "rounds": 1, "branches": 1, "positions": 1}
+    variants = [base, *({**base, name: 2} for name in base)]
+    keys = OnceKeys.build(**{name: [v[name] for v in variants] for name in base})
+    law = DraftLaw.top(torch.ones(len(variants), 4096), 4096)
+    assert law.draw(keys).unique().numel() == len(variants)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("sample_indices", 1 << 12), ("rounds", 1 << 20), ("branches", 1 << 24), ("rounds", -1)],
+)
+def test_a_key_that_would_repeat_is_refused(name, value):
+    fields = dict.fromkeys(("nonces", "sample_indices", "rounds", "branches", "positions"), [0])
+    with pytest.raises(ValueError, match="used twice"):
+        OnceKeys.build(**{**fields, name: [value]})
+
+
+def broken(ids, probs):
+    return DraftLaw(torch.tensor([ids]), torch.tensor([probs]))
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        broken([1, 2], [0.5, float("nan")]),
+        broken([1, 2], [0.5, float("inf")]),
+        broken([1, 2], [1.5, -0.5]),
+        broken([1, 2], [0.5, 0.4]),
+        broken([1, 2], [0.9, 0.9]),
+        broken([2, 2], [0.5, 0.5]),
+        broken([2, 1], [0.5, 0.5]),
+        broken([1, 8], [0.5, 0.5]),
+        broken([-1, 1], [0.5, 0.5]),
+        broken([PAD_ID, 1], [0.0, 1.0]),
+        broken([1, PAD_ID], [0.5, 0.5]),
+        broken([1, 2], [1.0, 0.0]),
+        broken([PAD_ID, PAD_ID], [0.0, 0.0]),
+    ],
+)
+def test_what_is_no_law_is_noticed(law):
+    assert law.sound(8).tolist() == [False]
+    emptied = law.only(law.sound(8))
+    assert emptied.ids.tolist() == [[PAD_ID, PAD_ID]]
+    assert emptied.probs.tolist() == [[0.0, 0.0]]
