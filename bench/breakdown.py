@@ -17,6 +17,7 @@ import zmq
 
 from bench.records import RoundJob, RoundTimes, Setup
 from specserve.types import Request, SamplingParams, Submit, ToTarget
+from specserve.validation import Limits
 from specserve.wire.control import FrameWriter, TargetControl
 from target_node.batch import ForwardBatch
 from target_node.blocks import BlockPool
@@ -97,7 +98,12 @@ def _node(runner: Runner, control: TargetControl, setup: Setup) -> TargetNode:
             eos_token_ids=runner.model.config.eos_token_ids, device=torch.device("cpu")
         ),
         ranks=Ranks(1),
-        max_model_len=runner.model.config.max_position_embeddings,
+        limits=Limits(
+            vocab_size=runner.model.config.vocab_size,
+            max_model_len=runner.model.config.max_position_embeddings,
+            max_samples=1,
+            max_logprobs=0,
+        ),
     )
 
 

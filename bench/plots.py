@@ -43,7 +43,9 @@ def _throughput(axes: Any, results: Results) -> None:  # noqa: ANN401 - matplotl
     )  # fmt: skip
     for place, row in zip(places, results.rows, strict=True):
         height = max(row.served_tokens_per_s, row.transformers_tokens_per_s)
-        left.annotate(f"x {row.ratio_to_transformers:.2f}", (place, height), ha="center")
+        left.annotate(f"x {row.ratio_to_transformers:.2f}", (place, height), (0, 3),
+            textcoords="offset points", ha="center",
+        )  # fmt: skip
     left.set_xticks(places, labels)
     left.set_xlabel("batch size")
     left.set_ylabel("tokens/s, whole calls")

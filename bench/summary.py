@@ -16,6 +16,7 @@ _RowT = TypeVar("_RowT")
 QUIET_SHARE = 0.05  # waiting for a core; repetitions above it count only for want of others
 MIN_QUIET = 3
 RATIO_GOAL = 1.0  # ahead of transformers
+OVERHEAD_GOAL_PARAMS = 50_000_000  # for targets at least this large
 OVERHEAD_GOAL = 1.10  # at batch 1, on a 60M target
 
 

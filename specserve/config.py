@@ -54,7 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_batch_tokens: Positive = 512  # tokens of one forward: decode rows, then prefill chunks
     prefix_cache: bool = True
     deterministic: bool | None = None  # None: on for CPU, off for CUDA
-    hang_timeout_s: Seconds = 120.0  # a round that takes longer ends the service
+    hang_timeout_s: Annotated[float, Meta(ge=2)] = 120.0  # a longer round ends the service
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     grpc_port: Port = 7411  # 0: any free port, printed at start
     max_queued_requests: Positive = 1024
     max_samples: Positive = 64  # limit of n
-    max_logprobs: NonNegative = 20
+    max_logprobs: Annotated[int, Meta(ge=0, le=1000)] = 20
     max_message_bytes: Positive = 16 * 1024 * 1024
     stream_buffer_rounds: Positive = 4096  # rounds a slow reader may lag before it is cut off
     drain_timeout_s: Annotated[float, Meta(ge=0)] = 30.0

@@ -8,6 +8,7 @@ from bench.engine import build_parser, main, read_plan
 from specserve.errors import InvalidField
 
 
+@pytest.mark.slow
 def test_a_minimal_run_writes_valid_results_and_a_report(tmp_path):
     flags = "--quick --ballast none --batch-sizes 2 --prompts 2 --tokens 6 --repetitions 1"
     assert main([*flags.split(), "--prefill", "32", "--out", str(tmp_path)]) == 0

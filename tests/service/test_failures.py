@@ -137,6 +137,7 @@ def test_a_hung_rank_ends_the_service_within_its_timeout(launch):
     assert getattr(outcome.get("error"), "code", None) == "UNAVAILABLE", outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_signal_lets_running_requests_finish_and_exits_with_0(launch, signum: int):
     service = launch()

@@ -44,6 +44,7 @@ def test_a_request_is_emitted_token_by_token_and_ends_once(model):
     assert target.pool.num_free == target.pool.num_blocks
 
 
+@pytest.mark.slow
 def test_tokens_do_not_depend_on_batch_chunk_preemption_or_prefix_cache(model):
     rng = random.Random(5)
     requests = [

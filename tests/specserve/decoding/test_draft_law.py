@@ -76,7 +76,8 @@ def test_every_part_of_a_once_key_changes_the_draw():
     [("sample_indices", 1 << 12), ("rounds", 1 << 20), ("branches", 1 << 24), ("rounds", -1)],
 )
 def test_a_key_that_would_repeat_is_refused(name, value):
-    fields = dict.fromkeys(("nonces", "sample_indices", "rounds", "branches", "positions"), [0])
+    names = ("nonces", "sample_indices", "rounds", "branches", "positions")
+    fields = {key: [0] for key in names}
     with pytest.raises(ValueError, match="used twice"):
         OnceKeys.build(**{**fields, name: [value]})
 
