@@ -123,12 +123,13 @@ class Context:
         ):
             self.cache.write(layer, flat_slots, k, v)
 
+    @torch.inference_mode()
     def read(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a row, each [kv_heads, length, head_dim]; a copy."""
         blocks = self.cache.flat_blocks(torch.from_numpy(self.rows.table(row)))
         keys, values = self.cache.gather(layer, blocks.to(self.cache.device))
         length = self.rows.length(row)
-        return keys[:, :length], values[:, :length]
+        return keys[:, :length].clone(), values[:, :length].clone()
 
     def causal_batch(self, rows: Sequence[int], counts: Sequence[int]) -> AttentionBatch:
         """What `TorchAttention` needs for the rows' last `counts` positions."""
@@ -152,31 +153,39 @@ class BlockAttention:
         self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
 
     def plan(
-        self, rows: Sequence[int], lengths: Sequence[int], block_mask: Tensor | None = None
+        self,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        block_mask: Tensor | None = None,
+        *,
+        several_steps: bool = False,
     ) -> None:
         """B blocks behind the first `lengths` positions of their `rows`.
 
         `block_mask` [B, T, T] is added to the scores of queries against keys of their own block.
+        With `several_steps`, what a layer gathered is kept for its later calls.
         """
         device, table = self._context.cache.device, self._context.rows.table
         distinct = {row: place for place, row in enumerate(dict.fromkeys(rows))}
-        limits = dict(zip(rows, lengths, strict=True))
-        max_len = max(limits.values(), default=0)
-        blocks = np.full((len(distinct), -(-max_len // BLOCK_SIZE)), NULL_BLOCK, dtype=np.int64)
+        longest = dict.fromkeys(rows, 0)
+        for row, length in zip(rows, lengths, strict=True):
+            longest[row] = max(longest[row], length)
+        width = -(-max(lengths) // BLOCK_SIZE)
+        blocks = np.full((len(distinct), width), NULL_BLOCK, dtype=np.int64)
         for row, place in distinct.items():
-            used = table(row)[: -(-limits[row] // BLOCK_SIZE)]
+            used = table(row)[: -(-longest[row] // BLOCK_SIZE)]
             blocks[place, : len(used)] = used
         self._flat_blocks = self._context.cache.flat_blocks(
             torch.from_numpy(blocks.ravel()).to(device)
         )
-        ends = np.array([limits[row] for row in distinct])
-        hidden = np.arange(blocks.shape[1] * BLOCK_SIZE) >= ends[:, None]
+        hidden = np.arange(width * BLOCK_SIZE) >= np.array(lengths)[:, None]
         mask = torch.zeros(hidden.shape, dtype=torch.float32)
         mask.masked_fill_(torch.from_numpy(hidden), -torch.inf)
-        self._mask = mask[:, None].to(device)  # [R, 1, L]
+        self._mask = mask[:, None].to(device)  # [B, 1, L]
         self._block_mask = block_mask
         self._num_rows, self._num_blocks = len(distinct), len(rows)
         self._group([distinct[row] for row in rows], device)
+        self._several_steps = several_steps
         self._gathered.clear()
 
     def _group(self, places: Sequence[int], device: torch.device) -> None:
@@ -217,7 +226,7 @@ class BlockAttention:
         height = queries.shape[2]
 
         scores = torch.matmul(self._by_row(queries), keys.transpose(2, 3)).float()
-        scores = self._by_blocks(scores.add_(self._mask), height)
+        scores = self._by_blocks(scores, height).add_(self._mask)
         own = torch.matmul(queries, block_keys.transpose(2, 3)).float()
         if self._block_mask is not None:
             own += self._block_mask.repeat_interleave(self._per_kv, dim=1)
@@ -230,14 +239,15 @@ class BlockAttention:
         return out.reshape(q.shape)
 
     def _row_entries(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Context of the distinct rows, each [kv_heads, R, L, head_dim], gathered once a plan."""
-        if layer not in self._gathered:
-            keys, values = self._context.cache.gather(layer, self._flat_blocks)
-            shape = (keys.shape[0], self._num_rows, -1, keys.shape[-1])
-            if keys.shape[1] == 0:
-                shape = (*shape[:2], 0, shape[3])
-            self._gathered[layer] = keys.view(shape), values.view(shape)
-        return self._gathered[layer]
+        """Context of the distinct rows, each [kv_heads, R, L, head_dim]."""
+        if layer in self._gathered:
+            return self._gathered[layer]
+        keys, values = self._context.cache.gather(layer, self._flat_blocks)
+        shape = (keys.shape[0], self._num_rows, keys.shape[1] // self._num_rows, keys.shape[2])
+        entries = keys.view(shape), values.view(shape)
+        if self._several_steps:  # the cache gathers every layer into the same memory
+            entries = self._gathered[layer] = entries[0].clone(), entries[1].clone()
+        return entries
 
     def _by_row(self, x: Tensor) -> Tensor:
         """[kv_heads, B, M, D] -> [kv_heads, R, blocks a row * M, D], blocks repeated as padding."""
@@ -254,7 +264,11 @@ class BlockAttention:
 class ChainAttention:
     """One new token a block at a time: each sees the context and the block's tokens before it."""
 
-    def __init__(self, attention: BlockAttention) -> None:
+    def __init__(
+        self, attention: BlockAttention, rows: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        """As `BlockAttention.plan`, which is called here."""
+        attention.plan(rows, lengths, several_steps=True)
         self._attention = attention
         self._entries: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draft_node.context import BlockAttention, Context
 from draft_node.drafters.backbone import Backbone
+from draft_node.drafters.batching import context_lens, flat_positions
 from draft_node.drafters.confidence_head import ConfidenceHead
 from draft_node.drafters.drawing import BlockLayout, Drawing, DrawingRule
 from draft_node.drafters.protocol import (
@@ -79,8 +80,9 @@ class BlockDrafter:
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
-        anchor_positions = self._anchor_positions(batch)
-        hidden = self.block_hidden(batch, anchor_positions)
+        lengths = context_lens(batch, self.context.rows)
+        anchor_positions = self._anchor_positions(batch, lengths)
+        hidden = self.block_hidden(batch, lengths, anchor_positions)[:, self._first_slot :]
         logits = self.backbone.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         layout = BlockLayout(
             positions=anchor_positions + 1,
@@ -100,8 +102,10 @@ class BlockDrafter:
             confidences = self.confidence_head(hidden, previous_ids)
         return SpeculationBatch(token_ids, drawing.law(), confidences)
 
-    def block_hidden(self, batch: DraftBatch, anchor_positions: Tensor) -> Tensor:
-        """Final hidden states [B, G, H] of the slots that predict a token."""
+    def block_hidden(
+        self, batch: DraftBatch, lengths: Sequence[int], anchor_positions: Tensor
+    ) -> Tensor:
+        """Final hidden states [B, block_size, H] of all slots."""
         gap = batch.max_gap()
         token_ids = self._block_ids.repeat(len(batch.rows), 1)
         token_ids[:, 0] = batch.anchor_ids
@@ -109,14 +113,11 @@ class BlockDrafter:
         mask = None
         if gap:
             token_ids, positions, mask = self._with_gaps(batch, token_ids, positions, gap)
-        self._attention.plan(batch.rows, [self.context_len(row) for row in batch.rows], mask)
+        self._attention.plan(batch.rows, lengths, mask)
         hidden = self.backbone.hidden(token_ids.flatten(), positions.flatten(), self._attention)
-        return hidden.view(*token_ids.shape, -1)[:, gap + self._first_slot :]
+        return hidden.view(*token_ids.shape, -1)[:, gap:]
 
-    def _anchor_positions(self, batch: DraftBatch) -> Tensor:
-        lengths = [self.context_len(row) for row in batch.rows]
-        if 0 in lengths:
-            raise ValueError("a block needs a context")
+    def _anchor_positions(self, batch: DraftBatch, lengths: Sequence[int]) -> Tensor:
         if batch.gap_ids is not None:
             lengths = [n + len(ids) for n, ids in zip(lengths, batch.gap_ids, strict=True)]
         return torch.tensor(lengths, device=self._block_ids.device)
@@ -166,10 +167,3 @@ class BlockDrafter:
             previous_ids = drawn[-1][:, 0]
         token_ids = torch.cat(drawn, dim=1)
         return token_ids, torch.cat(confidences, dim=1) if confidences else None
-
-
-def flat_positions(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
-    """Positions of flattened updates, row by row: [sum(counts)] int64."""
-    return torch.cat(
-        [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
-    )

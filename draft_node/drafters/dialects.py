@@ -58,7 +58,7 @@ def read_draft_spec(folder: Path, layout: Layout | None = None) -> DraftSpec:
         return read_speculators(content, path, layout)
     if "dspark_block_size" in content or "dspark_noise_token_id" in content:
         raise Unsupported(f"{path}: a DeepSeek-V4 bundle (mtp tensors, experts) is not supported")
-    if "architectures" not in content and "gru_hidden_dim" in content:
+    if "architectures" not in content and "low_rank_dim" in content:
         return _read_local_head(content, path)
     architecture = _architecture(content, path)
     if architecture in _REFUSED:
@@ -80,9 +80,9 @@ def _architecture(content: Config, path: Path) -> str:
 
 class _LocalHeadFile(msgspec.Struct):
     vocab_size: Positive
-    embed_dim: Positive
-    gru_hidden_dim: Positive
     low_rank_dim: Positive
+    embed_dim: int = 0
+    gru_hidden_dim: int = 0
     lm_head_mode: str = "low_rank"
     rank_activation: str = "identity"
     pure_draft_prefix_len: int = 1

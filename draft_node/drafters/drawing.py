@@ -139,41 +139,50 @@ class Sampled:
     def begin(self, layout: BlockLayout) -> "Sampled._Draws":
         # At temperature 0 any difference of logits becomes infinite: the law is one-hot.
         scales = torch.where(self.temperatures > 0, 1 / self.temperatures, torch.inf)
-        return Sampled._Draws(self, layout, scales[:, None, None], [])
+        num_columns = layout.vocab_size if layout.target_ids is None else len(layout.target_ids)
+        num_kept = min(self.num_kept, num_columns)
+        # Noise by place in the law instead of by token: nobody else has to know it, and that of all
+        # slots is made at once.
+        noise = self._keys(layout).exponential(Purpose.DRAFT, num_kept)
+        noise = noise.view(-1, layout.num_slots, num_kept)
+        return Sampled._Draws(scales[:, None, None], noise, layout.target_ids, [])
+
+    def _keys(self, layout: BlockLayout) -> OnceKeys:
+        """Of every block and slot, [B * G]."""
+        keys, num_slots = self.keys, layout.num_slots
+        slots = torch.arange(num_slots, device=layout.positions.device)
+        return OnceKeys(
+            keys.nonces.repeat_interleave(num_slots),
+            (layout.positions[:, None] + slots).flatten(),
+            keys.sample_words.repeat_interleave(num_slots),
+            keys.branch_words.repeat_interleave(num_slots),
+        )
 
     @dataclass(frozen=True)
     class _Draws:
-        rule: "Sampled"
-        layout: BlockLayout
         scales: Tensor  # [B, 1, 1]
+        noise: Tensor  # [B, G, m]
+        target_ids: Tensor | None
         laws: list[DraftLaw]  # each [B * S], in order of slots
 
         def draw(self, first_slot: int, logits: Tensor) -> Tensor:
-            num_blocks, num_slots, vocab_size = logits.shape
-            kept, ids = logits.topk(min(self.rule.num_kept, vocab_size), dim=-1)
+            num_blocks, num_slots, _ = logits.shape
+            kept, ids = logits.topk(self.noise.shape[2], dim=-1)
             gaps = kept - kept[..., :1]
             # 0 times infinity is undefined, but the likeliest token weighs 1 at any temperature.
             weights = torch.where(gaps < 0, gaps * self.scales, 0.0).exp_()
-            ids = _as_target_ids(ids, self.layout.target_ids)
+            ids = _as_target_ids(ids, self.target_ids)
             law = DraftLaw.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))
             self.laws.append(law)
-            return law.draw(self._keys(first_slot, num_slots)).view(num_blocks, num_slots)
+            noise = self.noise[:, first_slot : first_slot + num_slots].flatten(0, 1)
+            winners = (noise / law.probs).argmin(dim=1, keepdim=True)
+            return law.ids.gather(1, winners).view(num_blocks, num_slots)
 
         def law(self) -> DraftLaw | None:
-            shape = (len(self.layout.positions), -1, self.laws[0].ids.shape[1])
+            shape = (len(self.noise), -1, self.noise.shape[2])
             ids = torch.cat([law.ids.view(shape) for law in self.laws], dim=1)
             probs = torch.cat([law.probs.view(shape) for law in self.laws], dim=1)
             return DraftLaw(ids.flatten(0, 1), probs.flatten(0, 1))
-
-        def _keys(self, first_slot: int, num_slots: int) -> OnceKeys:
-            keys, starts = self.rule.keys, self.layout.positions
-            slots = torch.arange(first_slot, first_slot + num_slots, device=starts.device)
-            return OnceKeys(
-                keys.nonces.repeat_interleave(num_slots),
-                (starts[:, None] + slots).flatten(),
-                keys.sample_words.repeat_interleave(num_slots),
-                keys.branch_words.repeat_interleave(num_slots),
-            )
 
 
 def _as_target_ids(ids: Tensor, target_ids: Tensor | None) -> Tensor:

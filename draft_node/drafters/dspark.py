@@ -9,7 +9,6 @@ from draft_node.drafters.backbone import backbone_tensors, load_backbone
 from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.confidence_head import load_confidence_head
 from draft_node.drafters.markov_head import load_markov_head, markov_tensors
-from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import BlockSpec
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights
 from specserve.errors import Unsupported
@@ -47,40 +46,35 @@ def check_block_tensors(weights: DraftWeights, spec: BlockSpec) -> None:
     weights.checkpoint.check(shapes, optional, tables)
 
 
-def load_block_drafter(
-    weights: DraftWeights,
-    spec: BlockSpec,
-    *,
-    num_context_tokens: int,
-    max_positions: int,
-    head: SerialHead | None = None,
+def load_dspark(
+    weights: DraftWeights, spec: BlockSpec, *, num_context_tokens: int, max_positions: int
 ) -> BlockDrafter:
-    """The drafter of a checked checkpoint. `head` is an addition; one of its own excludes it."""
-    if head is not None and spec.markov is not None:
-        raise Unsupported("local head: the drafter has a Markov head already")
-    if head is not None and spec.reduces_vocab:
-        raise Unsupported("local head: the drafter's vocabulary is only a part of the target's")
-    decoder = spec.decoder
-    if spec.markov is not None:
-        head = load_markov_head(weights, spec.markov)
+    """The drafter of a checked checkpoint with one of the two heads, or both."""
     return BlockDrafter(
         load_backbone(weights, spec, max_positions + spec.block_size),
-        Context(
-            num_layers=decoder.num_layers,
-            num_kv_heads=decoder.num_kv_heads,
-            head_dim=decoder.head_dim,
-            num_tokens=num_context_tokens,
-            dtype=weights.dtype,
-            device=weights.device,
-        ),
-        head=head,
+        block_context(weights, spec, num_context_tokens),
+        head=load_markov_head(weights, spec.markov) if spec.markov else None,
         confidence_head=load_confidence_head(weights, spec.confidence) if spec.confidence else None,
-        target_ids=_target_ids(weights, spec) if OFFSETS in weights.checkpoint else None,
+        target_ids=draft_vocabulary(weights, spec),
     )
 
 
-def _target_ids(weights: DraftWeights, spec: BlockSpec) -> Tensor:
+def block_context(weights: DraftWeights, spec: BlockSpec, num_tokens: int) -> Context:
+    """An empty context of the backbone's shape."""
+    return Context(
+        num_layers=spec.decoder.num_layers,
+        num_kv_heads=spec.decoder.num_kv_heads,
+        head_dim=spec.decoder.head_dim,
+        num_tokens=num_tokens,
+        dtype=weights.dtype,
+        device=weights.device,
+    )
+
+
+def draft_vocabulary(weights: DraftWeights, spec: BlockSpec) -> Tensor | None:
     """Target id of every draft id, [DV]; offsets on disk, and a bitmap that must agree."""
+    if OFFSETS not in weights.checkpoint:
+        return None
     offsets = weights.table(OFFSETS)
     ids = offsets + torch.arange(len(offsets), device=offsets.device)
     in_range = bool(((ids >= 0) & (ids < spec.decoder.vocab_size)).all())

@@ -4,24 +4,159 @@ No code that comes with a checkpoint is ever executed, and no pickle is read.
 """
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from draft_node.drafters.block_drafter import BlockDrafter
+from draft_node.drafters.dflash import load_dflash
 from draft_node.drafters.dialects import read_draft_spec
-from draft_node.drafters.dspark import check_block_tensors, load_block_drafter
-from draft_node.drafters.protocol import Drafter
+from draft_node.drafters.dspark import check_block_tensors, load_dspark
+from draft_node.drafters.eagle3 import Eagle3Drafter, eagle3_tensors, load_eagle3
+from draft_node.drafters.language_model import LanguageModelDrafter
+from draft_node.drafters.local_head import load_local_head
+from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import (
     BlockSpec,
-    DraftSpec,
     Eagle3Spec,
+    LanguageModelSpec,
     Layout,
     LocalHeadSpec,
 )
 from draft_node.drafters.weights import IGNORED, DraftWeights, TargetWeights
 from specserve.errors import Unsupported
 from specserve.model.checkpoint import Checkpoint
+from specserve.model.loader import load_model
+from specserve.model.parallel import TensorParallel
 
 _LOG = logging.getLogger(__name__)
+_DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
+
+
+@dataclass(frozen=True)
+class DrafterOptions:
+    """Where a drafter runs and how much it may remember."""
+
+    dtype: torch.dtype
+    device: torch.device
+    num_context_tokens: int  # over all rows
+    max_positions: int  # of one row, prompt and answer
+    layout: Layout | None = None  # for checkpoints that do not tell
+    local_head: Path | None = None
+    gamma: int = _DEFAULT_GAMMA  # of a language model; others have their own
+
+
+def load_drafter(
+    folder: Path, target: TargetWeights | None, options: DrafterOptions
+) -> BlockDrafter | Eagle3Drafter | LanguageModelDrafter:
+    """The drafter in `folder`, for `target`; None only for checkpoints that need nothing of it.
+
+    Raises `Unsupported` for a dialect that is not implemented, a malformed checkpoint, or one that
+    was made for another target.
+    """
+    spec = read_draft_spec(folder, options.layout)
+    if isinstance(spec, LocalHeadSpec):
+        raise Unsupported(f"{folder}: a local head drafts nothing alone; add it to a DFlash")
+    if target is not None:
+        _check_fits(folder, spec, target)
+    if isinstance(spec, LanguageModelSpec):
+        _refuse_local_head(options)
+        return _language_model(folder, options)
+    for warning in spec.warnings:
+        _LOG.warning(warning)
+    with Checkpoint(folder) as checkpoint, torch.inference_mode():
+        for name in IGNORED:
+            checkpoint.ignore(name)
+        _refuse_foreign_tensors(checkpoint)
+        weights = DraftWeights(
+            checkpoint, dtype=options.dtype, device=options.device, target=target
+        )
+        sizes = {
+            "num_context_tokens": options.num_context_tokens,
+            "max_positions": options.max_positions,
+        }
+        if isinstance(spec, Eagle3Spec):
+            _refuse_local_head(options)
+            checkpoint.check(eagle3_tensors(spec))
+            return load_eagle3(weights, spec, **sizes)
+        spec = _as_stored(spec, checkpoint)
+        check_block_tensors(weights, spec)
+        if spec.markov is not None or spec.confidence is not None:
+            _refuse_local_head(options)
+            return load_dspark(weights, spec, **sizes)
+        return load_dflash(weights, spec, **sizes, head=_local_head(options, target))
+
+
+def _as_stored(spec: BlockSpec, checkpoint: Checkpoint) -> BlockSpec:
+    """Query and key norms are not in any config: the tensors tell."""
+    if spec.gemma4 is not None:
+        return spec
+    qk_norm = "layers.0.self_attn.q_norm.weight" in checkpoint
+    return replace(spec, decoder=replace(spec.decoder, qk_norm=qk_norm))
+
+
+def _check_fits(
+    folder: Path, spec: BlockSpec | Eagle3Spec | LanguageModelSpec, target: TargetWeights
+) -> None:
+    ours, theirs = spec.decoder, target.spec
+    if ours.vocab_size != theirs.vocab_size:
+        raise Unsupported(
+            f"{folder}: vocab_size: {ours.vocab_size}, the target has {theirs.vocab_size}"
+        )
+    if isinstance(spec, LanguageModelSpec):
+        return
+    if ours.hidden_size != theirs.hidden_size:
+        raise Unsupported(
+            f"{folder}: hidden_size: {ours.hidden_size}, the target has {theirs.hidden_size}"
+        )
+    num_layers = spec.num_target_layers
+    if num_layers not in (None, theirs.num_real_layers):
+        raise Unsupported(
+            f"{folder}: num_target_layers: {num_layers}, the target has {theirs.num_real_layers}"
+        )
+    if max(spec.feature_layers) >= theirs.num_real_layers:
+        raise Unsupported(
+            f"{folder}: target_layer_ids: the target has no layer {max(spec.feature_layers)}"
+        )
+
+
+def _refuse_foreign_tensors(checkpoint: Checkpoint) -> None:
+    """Dialects whose configs pass for others', told by their tensors."""
+    reasons = {
+        "midlayer.": "SGLang-style EAGLE-3; only DeepSpec's is supported",
+        "mtp.": "a DeepSeek-V4 bundle is not supported",
+        "prefix_gru.": "Domino's jointly trained head is not supported",
+    }
+    for name in checkpoint.names():
+        for prefix, reason in reasons.items():
+            if name.startswith(prefix):
+                raise Unsupported(f"{checkpoint.folder}: tensor {name}: {reason}")
+
+
+def _refuse_local_head(options: DrafterOptions) -> None:
+    if options.local_head is not None:
+        raise Unsupported(f"{options.local_head}: a local head can only be added to a DFlash")
+
+
+def _local_head(options: DrafterOptions, target: TargetWeights | None) -> SerialHead | None:
+    folder = options.local_head
+    if folder is None:
+        return None
+    spec = read_draft_spec(folder)
+    if not isinstance(spec, LocalHeadSpec) or target is None:
+        raise Unsupported(f"{folder}: not a local head, or no target whose embeddings it reads")
+    return load_local_head(folder, spec, target=target, dtype=options.dtype, device=options.device)
+
+
+def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDrafter:
+    model = load_model(
+        folder,
+        dtype=options.dtype,
+        device=options.device,
+        parallel=TensorParallel(),
+        deterministic=False,
+    )
+    return LanguageModelDrafter(
+        model, gamma=options.gamma, num_context_tokens=options.num_context_tokens
+    )

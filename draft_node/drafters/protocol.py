@@ -42,6 +42,8 @@ class DraftBatch:
     anchor_ids: Tensor  # [B] int64
     # Tokens in flight between context and anchor, whose features have not arrived; None: nowhere.
     gap_ids: Sequence[Sequence[int]] | None = None
+    # How much of its row's context a block follows, at least 1; None: all of it.
+    context_lens: Sequence[int] | None = None
 
     def max_gap(self) -> int:
         return max(map(len, self.gap_ids), default=0) if self.gap_ids else 0

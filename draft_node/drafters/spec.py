@@ -95,7 +95,7 @@ class LocalHeadSpec:
     """A DeLS-Spec head; not a drafter, but an addition to one."""
 
     vocab_size: int
-    embed_dim: int
+    embed_dim: int  # 0 without a recurrent part
     hidden_dim: int
     rank: int
     silu: bool  # activation between the two projections; else none

@@ -92,9 +92,9 @@ class DraftWeights:
             return self._kernels.linear([self._required(stored, LM_HEAD)])
         model, theirs = self.target.model, self._place(self.target.read(LM_HEAD))
         whole = model is not None and model.parallel.size == 1
-        if model is not None and whole and self._fits(model.embedding):
-            if stored is None or self._equals(stored, theirs):
-                return model.lm_head
+        shareable = model is not None and whole and self._fits(model.embedding)
+        if model is not None and shareable and (stored is None or self._equals(stored, theirs)):
+            return model.lm_head
         return self._kernels.linear([theirs if stored is None else stored])
 
     def _target_embedding(self, model: Transformer | None) -> Tensor:

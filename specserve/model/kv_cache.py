@@ -34,6 +34,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.device = device
+        self._gathered = self.keys.new_empty(2, 0)
         # Index of head h, block 0 in the [heads * blocks] and [heads * slots] views.
         heads = torch.arange(num_kv_heads, device=device)
         self._head_blocks = heads[:, None] * num_blocks
@@ -58,12 +59,20 @@ class KVCache:
         )
 
     def gather(self, layer: int, flat_blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of `flat_blocks`, each [num_kv_heads, K * block_size, head_dim]."""
+        """Keys and values of `flat_blocks`, each [num_kv_heads, K * block_size, head_dim].
+
+        Valid until the next call: every layer gathers into the same memory, because fresh pages
+        cost more than the copy itself.
+        """
         rows = (self.num_kv_heads * self.num_blocks, self.block_size * self.head_dim)
-        shape = (self.num_kv_heads, -1, self.head_dim)
-        keys = self.keys[layer].view(rows).index_select(0, flat_blocks)
-        values = self.values[layer].view(rows).index_select(0, flat_blocks)
-        return keys.view(shape), values.view(shape)
+        shape = (len(flat_blocks), self.block_size * self.head_dim)
+        if self._gathered.shape[1] < shape[0] * shape[1]:
+            self._gathered = self.keys.new_empty(2, shape[0] * shape[1])
+        keys, values = (buffer[: shape[0] * shape[1]].view(shape) for buffer in self._gathered)
+        torch.index_select(self.keys[layer].view(rows), 0, flat_blocks, out=keys)
+        torch.index_select(self.values[layer].view(rows), 0, flat_blocks, out=values)
+        whole = (self.num_kv_heads, -1, self.head_dim)
+        return keys.view(whole), values.view(whole)
 
     def zero_blocks(self, block_ids: np.ndarray) -> None:
         """Erase blocks: a masked key has weight zero, but zero times NaN is NaN."""

@@ -68,7 +68,7 @@ def verify(
 def _by_equality(logits: Tensor, group: RowGroup) -> VerificationOutcomes:
     sampled = sample(logits, group.sampling)
     num_accepted = leading_accepts(sampled.token_ids == group.drafted, group)
-    ends = group.starts + num_accepted
+    ends = walk_ends(num_accepted, group)
     return VerificationOutcomes(
         num_accepted=num_accepted,
         next_tokens=sampled.token_ids[ends],
@@ -86,7 +86,7 @@ def _by_ratio(
     standing = accept_probs(probs.gather(1, drafted.unsqueeze(1)).squeeze(1), law.at(drafted))
     accepted = accepts(ratio.once.uniform(Purpose.ACCEPTANCE), standing)
     num_accepted = leading_accepts(accepted, group)
-    ends = group.starts + num_accepted
+    ends = walk_ends(num_accepted, group)
     weights = residual_probs(probs[ends], law.rows(ends))
     next_tokens = race(output_noise(group, ratio, ends, logits.shape[1]), weights)
     bad_rows = probs[ends, 0].isnan()
@@ -144,6 +144,11 @@ def output_noise(group: RowGroup, ratio: RatioKeys, places: Tensor, num_tokens: 
 def leading_accepts(accepted: Tensor, group: RowGroup) -> Tensor:
     """How many tokens stand before the first that does not, int64 [B]; `accepted` is bool [N]."""
     return _row_by_row(accepted, group).cumprod(dim=1).sum(dim=1)
+
+
+def walk_ends(num_accepted: Tensor, group: RowGroup) -> Tensor:
+    """The logits row that gives each row's next token, int64 [B]: what follows the last accept."""
+    return group.starts + num_accepted
 
 
 def _any_in_row(flags: Tensor, group: RowGroup) -> Tensor:

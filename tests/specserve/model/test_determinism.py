@@ -125,8 +125,8 @@ def leaking(differs):
 @pytest.mark.parametrize(
     ("differs", "min_rows"),
     [
-        (lambda rows, columns: False, 1),
-        (lambda rows, columns: rows == 1, 2),
+        (lambda rows, columns: False, 4),
+        (lambda rows, columns: rows == 1, 4),
         (lambda rows, columns: rows == 3, 4),
         (lambda rows, columns: rows == 17, None),
         (lambda rows, columns: columns == 16, None),

@@ -1,0 +1,32 @@
+"""DFlash: a block drafter without heads of its own, in either layout, of any supported dialect.
+
+Its slots do not depend on each other, so all tokens of a block are drawn at once, unless a DeLS
+local head is added.
+"""
+
+from draft_node.drafters.backbone import load_backbone
+from draft_node.drafters.block_drafter import BlockDrafter
+from draft_node.drafters.dspark import block_context, draft_vocabulary
+from draft_node.drafters.serial_head import SerialHead
+from draft_node.drafters.spec import BlockSpec
+from draft_node.drafters.weights import DraftWeights
+from specserve.errors import Unsupported
+
+
+def load_dflash(
+    weights: DraftWeights,
+    spec: BlockSpec,
+    *,
+    num_context_tokens: int,
+    max_positions: int,
+    head: SerialHead | None = None,
+) -> BlockDrafter:
+    """The drafter of a checked checkpoint, with a local head if one is given."""
+    if head is not None and spec.reduces_vocab:
+        raise Unsupported("local head: the drafter's vocabulary is only a part of the target's")
+    return BlockDrafter(
+        load_backbone(weights, spec, max_positions + spec.block_size),
+        block_context(weights, spec, num_context_tokens),
+        head=head,
+        target_ids=draft_vocabulary(weights, spec),
+    )

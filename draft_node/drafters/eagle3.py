@@ -1,0 +1,210 @@
+"""EAGLE-3 in DeepSpec's format: one decoder layer that continues the target's features.
+
+Entry p of its context pairs the feature of position p with the token at p + 1. So a row's last
+feature waits for a token: the anchor, which every draft call brings itself. Only one layer deep,
+the context needs keys and values, never an output.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draft_node.context import BlockAttention, ChainAttention, Context
+from draft_node.drafters.backbone import ContextEntries, FeatureProjector
+from draft_node.drafters.batching import context_lens, flat_positions, refuse_gap
+from draft_node.drafters.drawing import BlockLayout, DrawingRule
+from draft_node.drafters.protocol import (
+    ContextUpdate,
+    DraftBatch,
+    FeatureSpec,
+    LawConfidence,
+    SpeculationBatch,
+)
+from draft_node.drafters.spec import Eagle3Spec
+from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
+from specserve.model.layers import AttentionRun, DecoderLayer, RMSNorm
+from specserve.model.linear import Linear
+from specserve.model.loader import layer_tensors
+from specserve.model.rope import RotaryTable
+
+
+@dataclass(frozen=True)
+class Eagle3Decoder:
+    """The weights of the one layer and what surrounds it."""
+
+    spec: Eagle3Spec
+    projector: FeatureProjector  # fc without a norm
+    embedding: Tensor
+    layer: DecoderLayer  # its input norm is that of the embeddings
+    hidden_norm: RMSNorm
+    entries: ContextEntries
+    final_norm: RMSNorm
+    lm_head: Linear
+    rotary: RotaryTable
+
+    def inputs(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
+        """Tokens [N] and the features before them [N, H]: [N, 2H]."""
+        embedded = self.layer.input_norm(self.embedding.index_select(0, token_ids))
+        return torch.cat([embedded, self.hidden_norm(hidden)], dim=1)
+
+    def step(
+        self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attention: AttentionRun
+    ) -> Tensor:
+        """The features [N, H] that follow; `positions` are those of `hidden`."""
+        rotary = self.rotary.at(positions)
+        attended = self.layer.attend(self.inputs(token_ids, hidden), rotary, attention)
+        hidden = attended.add_(hidden)
+        return self.layer.feed_forward(self.layer.mlp_norm(hidden)).add_(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(self.final_norm(hidden)).float()
+
+
+class Eagle3Drafter:
+    """`Drafter`: a chain of gamma steps, each feeding on the features of the one before."""
+
+    def __init__(
+        self,
+        decoder: Eagle3Decoder,
+        context: Context,
+        *,
+        law_confidence: LawConfidence | None = None,
+    ) -> None:
+        spec = decoder.spec
+        self.decoder = decoder
+        self.context = context
+        self.gamma = spec.gamma
+        self.feature_size = spec.decoder.hidden_size
+        self.features = FeatureSpec(spec.feature_layers, decoder.projector)
+        self.law_confidence = law_confidence
+        cache = context.cache
+        self._attention = BlockAttention(
+            context, num_heads=spec.decoder.num_heads, scale=spec.decoder.head_dim**-0.5
+        )
+        # Features by slot: truncation may leave any of them waiting for another token.
+        self._features = torch.zeros(
+            cache.num_blocks * cache.block_size,
+            self.feature_size,
+            dtype=cache.keys.dtype,
+            device=cache.device,
+        )
+
+    def context_len(self, row: int) -> int:
+        return self.context.rows.length(row)
+
+    @torch.inference_mode()
+    def extend(self, update: ContextUpdate) -> None:
+        if update.features is None:
+            raise ValueError("this drafter's context is made of features")
+        rows, device = self.context.rows, self._features.device
+        slots = rows.append(update.rows, update.starts, update.counts)
+        self._features[torch.from_numpy(slots).to(device)] = update.features
+        # A row's first token has no feature before it; all others complete an entry.
+        kept = flat_positions(update.starts, update.counts) > 0
+        token_ids = update.token_ids[kept.to(device)]
+        if len(token_ids) == 0:
+            return
+        positions = (flat_positions(update.starts, update.counts)[kept] - 1).to(device)
+        paired = [
+            rows.slots(row, max(start - 1, 0), start + count - 1)
+            for row, start, count in zip(update.rows, update.starts, update.counts, strict=True)
+        ]
+        entry_slots = torch.from_numpy(np.concatenate(paired))
+        inputs = self.decoder.inputs(token_ids, self._features[entry_slots.to(device)])
+        entries = self.decoder.entries(inputs, self.decoder.rotary.at(positions))
+        self.context.write(entry_slots.numpy(), *entries)
+
+    def truncate(self, row: int, length: int) -> None:
+        self.context.rows.truncate(row, length)
+
+    def free(self, row: int) -> None:
+        self.context.rows.free(row)
+
+    @torch.inference_mode()
+    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+        refuse_gap(batch)
+        lengths = context_lens(batch, self.context.rows)
+        device = self._features.device
+        last_slots = [
+            int(self.context.rows.slots(row, length - 1, length)[0])
+            for row, length in zip(batch.rows, lengths, strict=True)
+        ]
+        hidden = self._features[torch.tensor(last_slots, device=device)]
+        positions = torch.tensor(lengths, device=device) - 1
+        drawing = rule.begin(
+            BlockLayout(positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, None)
+        )
+        chain = ChainAttention(self._attention, batch.rows, [length - 1 for length in lengths])
+        token_ids, drawn, confidences = batch.anchor_ids, [], []
+        for slot in range(self.gamma):
+            hidden = self.decoder.step(token_ids, hidden, positions + slot, chain)
+            logits = self.decoder.logits(hidden)[:, None]
+            if self.law_confidence is not None:
+                confidences.append(self.law_confidence(slot, logits))
+            drawn.append(drawing.draw(slot, logits))
+            token_ids = drawn[-1][:, 0]
+        return SpeculationBatch(
+            torch.cat(drawn, dim=1),
+            drawing.law(),
+            torch.cat(confidences, dim=1) if confidences else None,
+        )
+
+
+def eagle3_tensors(spec: Eagle3Spec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the checkpoint."""
+    decoder, hidden = spec.decoder, spec.decoder.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        EMBEDDING: (decoder.vocab_size, hidden),
+        LM_HEAD: (decoder.vocab_size, hidden),
+        "fc.weight": (hidden, len(spec.feature_layers) * hidden),
+        "norm.weight": (hidden,),
+        "layers.0.hidden_norm.weight": (hidden,),
+    }
+    for name, shape in layer_tensors(decoder, decoder.intermediate_size).items():
+        wide = name.startswith(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"))
+        shapes[f"layers.0.{name}"] = (shape[0], 2 * shape[1]) if wide else shape
+    return shapes
+
+
+def load_eagle3(
+    weights: DraftWeights, spec: Eagle3Spec, *, num_context_tokens: int, max_positions: int
+) -> Eagle3Drafter:
+    """The drafter of a checked checkpoint."""
+    decoder, eps = spec.decoder, spec.decoder.rms_norm_eps
+    k_norm = weights.tensor("layers.0.self_attn.k_norm.weight")
+    entries = ContextEntries(
+        kv=weights.linear("layers.0.self_attn.k_proj.weight", "layers.0.self_attn.v_proj.weight"),
+        k_norm=RMSNorm(k_norm.repeat(decoder.num_kv_heads, 1), eps),
+        v_norm=None,
+        head_dim=decoder.head_dim,
+        keys_are_values=False,
+    )
+    return Eagle3Drafter(
+        Eagle3Decoder(
+            spec=spec,
+            projector=FeatureProjector(weights.linear("fc.weight"), None),
+            embedding=weights.embedding(),
+            layer=decoder_layer(weights, decoder, 0),
+            hidden_norm=weights.norm("layers.0.hidden_norm.weight", eps),
+            entries=entries,
+            final_norm=weights.norm("norm.weight", eps),
+            lm_head=weights.lm_head(),
+            rotary=RotaryTable(
+                decoder.rope,
+                head_dim=decoder.head_dim,
+                num_positions=min(decoder.max_position_embeddings, max_positions + spec.gamma),
+                dtype=weights.dtype,
+                device=weights.device,
+            ),
+        ),
+        Context(
+            num_layers=1,
+            num_kv_heads=decoder.num_kv_heads,
+            head_dim=decoder.head_dim,
+            num_tokens=num_context_tokens,
+            dtype=weights.dtype,
+            device=weights.device,
+        ),
+    )

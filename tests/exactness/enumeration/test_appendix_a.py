@@ -1,0 +1,85 @@
+"""DSpark's counterexample: a schedule that looks at the drafted token changes the law."""
+
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+
+from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.verification.rule import VerificationRule
+from tests.exactness.enumeration.sequences import rounds_of
+from tests.exactness.enumeration.toy import Toy
+
+A, B = 0, 1
+TARGET, DRAFT = [0.7, 0.3], [0.5, 0.5]
+STEPS_PER_SECOND = [1.0, 0.5, 0.45]  # by verified tokens, 1 to 3
+FIRST_CONFIDENCE = 0.8
+
+
+class AppendixA(Toy):
+    def logits(self, context):
+        return [math.log(p) for p in TARGET]
+
+    def draft_law(self, context):
+        return DraftLaw.top(torch.tensor([DRAFT], dtype=torch.float64), 2)
+
+
+def survivals(first_token):
+    """Known before the draw, then known after it: the second confidence depends on the token."""
+    return [FIRST_CONFIDENCE, FIRST_CONFIDENCE * (0.9 if first_token == A else 0.0)]
+
+
+def throughput(survival, verify_len):
+    return (1 + sum(survival[:verify_len])) * STEPS_PER_SECOND[verify_len]
+
+
+def causal(first_token):
+    """Stops at the first place that does not pay, before it looks at what follows."""
+    verify_len = 0
+    survival = survivals(first_token)
+    while verify_len < 2 and throughput(survival, verify_len + 1) > throughput(
+        survival, verify_len
+    ):
+        verify_len += 1
+    return verify_len
+
+
+def retrospective(first_token):
+    """The best of all lengths, drafted tokens known."""
+    return max(range(3), key=lambda n: throughput(survivals(first_token), n))
+
+
+def law_of_first_token(schedule, rule):
+    rounds = rounds_of(AppendixA(num_tokens=2, gamma=2, num_kept=2), rule, 1)
+    law = defaultdict(float)
+    for first_token in (A, B):
+        choices = rounds[(), schedule(first_token)]
+        seen = [c for c in choices if not c[1] or c[1][0] == first_token]
+        total = sum(prob for prob, *_ in seen)
+        for prob, drafted, num_accepted, next_token in seen:
+            token_id = drafted[0] if num_accepted else next_token
+            law[token_id] += DRAFT[first_token] * prob / total
+    return [law[A], law[B]]
+
+
+RATIO_RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
+
+
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_the_causal_schedule_verifies_nothing_and_is_exact(rule):
+    assert [causal(token) for token in (A, B)] == [0, 0]
+    assert law_of_first_token(causal, rule) == pytest.approx([0.7, 0.3], abs=1e-12)
+
+
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_the_retrospective_schedule_is_caught(rule):
+    assert [retrospective(token) for token in (A, B)] == [2, 0]
+    assert law_of_first_token(retrospective, rule) == pytest.approx([0.85, 0.15], abs=1e-12)
+
+
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_any_schedule_blind_to_the_token_is_exact(rule):
+    for verify_len in range(3):
+        law = law_of_first_token(lambda token, n=verify_len: n, rule)
+        assert law == pytest.approx([0.7, 0.3], abs=1e-12)
