@@ -7,10 +7,12 @@ included; a token outside it is neither drawn nor corrected for. Coupled and gre
 Knows neither the target's law nor how a block is laid out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specserve.noise import OnceKeys, Purpose
 
@@ -51,6 +53,16 @@ class DraftLaw:
         """One-hot laws, int64 [N]: what a drafter without probabilities draws from."""
         ids = token_ids.unsqueeze(1)
         return DraftLaw(ids, torch.ones(ids.shape, dtype=torch.float32, device=ids.device))
+
+    @staticmethod
+    def joined(laws: Sequence["DraftLaw"]) -> "DraftLaw":
+        """The rows of all, one after the other, padded to the widest."""
+        widths = [law.ids.shape[1] for law in laws]
+        missing = [(0, max(widths) - width) for width in widths]
+        return DraftLaw(
+            torch.cat([pad(x.ids, m, value=PAD_ID) for x, m in zip(laws, missing, strict=True)]),
+            torch.cat([pad(x.probs, m) for x, m in zip(laws, missing, strict=True)]),
+        )
 
     def draw(self, keys: OnceKeys) -> Tensor:
         """One token a row, int64 [N], by the exponential race of the rejection family."""

@@ -49,23 +49,48 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     return Sampled(token_ids.masked_fill_(bad_rows, NO_TOKEN), bad_rows)
 
 
-def target_probs(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """The law `sample` draws from, [R, V] in the dtype of `logits` (float32 or float64).
+@dataclass(frozen=True, slots=True)
+class TargetLaws:
+    """The laws that `sample` draws from, divided out only where somebody looks."""
 
-    Greedy rows are one-hot at the lowest id among the largest logits; bad rows are all NaN.
+    weights: Tensor  # [R, V] in the dtype of the logits, zero where impossible
+    totals: Tensor  # float64 [R], sums of the weights
+    bad_rows: Tensor  # bool [R]; their weights mean nothing
+
+    def at(self, token_ids: Tensor) -> Tensor:
+        """The probability of one token a row, int64 [R]; NaN in bad rows."""
+        weights = self.weights.gather(1, token_ids.unsqueeze(1)).squeeze(1)
+        probs = (weights.double() / self.totals).to(weights.dtype)
+        return probs.masked_fill_(self.bad_rows, float("nan"))
+
+    def rows(self, places: Tensor | slice) -> Tensor:
+        """All probabilities of the rows at these places, int64 [K], as [K, V]; bad rows NaN."""
+        weights = self.weights[places]
+        probs = (weights.double() / self.totals[places].unsqueeze(1)).to(weights.dtype)
+        return probs.masked_fill_(self.bad_rows[places].unsqueeze(1), float("nan"))
+
+
+def target_laws(logits: Tensor, batch: SamplingBatch) -> TargetLaws:
+    """Of every row of `logits`, [R, V] float32 or float64.
+
+    Greedy rows are one-hot at the lowest id among the largest logits.
     """
     edited, bad_rows = _edited(logits, batch)
-    probs = torch.zeros_like(edited)
-    if batch.greedy_rows is not None:
-        winners = edited[batch.greedy_rows].argmax(dim=1)
-        probs[batch.greedy_rows, winners] = 1.0
-    if batch.random_rows is not None:
+    if batch.greedy_rows is None:
         weights = _weights(edited, batch)
-        # Summed in integers: a float sum would depend on how the backend splits the reduction.
-        mass = fixed_point_mass(weights, weights.shape[1]).sum(dim=1, keepdim=True)
-        total = mass.double() * 2.0 ** -mass_bits(weights.shape[1])
-        probs[batch.random_rows] = (weights.double() / total).to(weights.dtype)
-    return probs.masked_fill_(bad_rows.unsqueeze(1), float("nan"))
+    else:
+        weights = torch.zeros_like(edited)
+        weights[batch.greedy_rows, edited[batch.greedy_rows].argmax(dim=1)] = 1.0
+        if batch.random_rows is not None:
+            weights[batch.random_rows] = _weights(edited, batch)
+    # Summed in integers: a float sum would depend on how the backend splits the reduction.
+    mass = fixed_point_mass(weights, weights.shape[1]).sum(dim=1)
+    return TargetLaws(weights, mass.double() * 2.0 ** -mass_bits(weights.shape[1]), bad_rows)
+
+
+def target_probs(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """`target_laws` as probabilities, [R, V] in the dtype of `logits`; bad rows are all NaN."""
+    return target_laws(logits, batch).rows(slice(None))
 
 
 def _edited(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,8 @@ import torch
 from specserve.model.kv_cache import NULL_BLOCK, KVCache
 
 KEY_TILE = 128  # keys of one partial sum
-MAX_QUERIES = 128  # tokens of a row multiplied at once: bounds the memory of a prefill chunk
+# Tokens of a row multiplied at once. On CPU their scores should stay in the second-level cache.
+MAX_QUERIES = {"cpu": 32, "cuda": 512}
 FIXED_TILE = 8  # tokens of a query tile on machines whose kernels depend on the number of rows
 
 
@@ -54,14 +55,28 @@ class Attention(Protocol):
 
 
 @dataclass(frozen=True)
+class _Step:
+    """Consecutive queries of a group's rows, multiplied at once. M of them a row.
+
+    Keys before `first_masked` are open to all of them, keys from `num_keys` on to none: neither
+    needs a mask, and the latter no work. Both are multiples of KEY_TILE.
+    """
+
+    queries: slice
+    first_masked: int
+    num_keys: int
+    mask: torch.Tensor  # [R, M, num_keys - first_masked] 0 or -inf
+
+
+@dataclass(frozen=True)
 class _Group:
-    """Rows of like size, computed together. R rows, T tokens a row and L keys, padded."""
+    """Rows of like size, computed together. R rows, T tokens a row, padded."""
 
     query_index: torch.Tensor  # [R * T] flattened token of each padded query
     output_index: torch.Tensor  # [valid tokens] which padded queries are real
     token_index: torch.Tensor  # [valid tokens] where in the batch they belong
     flat_blocks: torch.Tensor  # see KVCache.flat_blocks
-    mask: torch.Tensor  # [R, T * queries_per_kv, L] 0 or -inf
+    steps: list[_Step]
     num_rows: int
     num_queries: int  # T
 
@@ -75,7 +90,7 @@ class TorchAttention:
         self.queries_per_kv = num_heads // cache.num_kv_heads
         self.scale = cache.head_dim**-0.5
         # A row's tokens are padded to a multiple of `tile` and multiplied `step` at a time.
-        self.tile, self.step = 1, MAX_QUERIES
+        self.tile, self.step = 1, MAX_QUERIES[cache.device.type]
         if deterministic:
             self.tile, self.step = _invariant_tiling(
                 cache.head_dim, self.queries_per_kv, cache.keys.dtype, cache.device.type
@@ -117,7 +132,7 @@ class TorchAttention:
     ) -> _Group:
         device, block_size = self.cache.device, self.cache.block_size
         counts, ends = batch.num_tokens[rows], batch.context_lens[rows]
-        context_len = -(-int(ends.max()) // KEY_TILE) * KEY_TILE
+        context_len = _round_up(int(ends.max()))
         blocks = np.full((len(rows), -(-context_len // block_size)), NULL_BLOCK, dtype=np.int64)
         for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
             used = batch.block_tables[row][: -(-int(end) // block_size)]
@@ -127,18 +142,31 @@ class TorchAttention:
         # Padding repeats the row's first token: finite, discarded, and inside the batch.
         query_index = starts[rows][:, None] + np.where(valid, offsets, 0)
         positions = (ends - counts)[:, None] + np.where(valid, offsets, 0)
-        allowed = np.arange(blocks.shape[1] * block_size) <= positions[:, :, None]
-        mask = torch.zeros(allowed.shape, dtype=torch.float32)
-        mask.masked_fill_(torch.from_numpy(~allowed), -torch.inf)
-        mask = mask.repeat_interleave(self.queries_per_kv, dim=1)
         return _Group(
             query_index=torch.from_numpy(query_index.ravel()).to(device),
             output_index=torch.from_numpy(np.flatnonzero(valid)).to(device),
             token_index=torch.from_numpy(query_index[valid]).to(device),
             flat_blocks=self.cache.flat_blocks(torch.from_numpy(blocks.ravel()).to(device)),
-            mask=mask.to(device),
+            steps=[
+                self._plan_step(positions[:, i : i + self.step], i)
+                for i in range(0, num_queries, self.step)
+            ],
             num_rows=len(rows),
             num_queries=num_queries,
+        )
+
+    def _plan_step(self, positions: np.ndarray, first: int) -> _Step:
+        """The queries from the `first` of a group on, at `positions` [R, tokens]."""
+        per_kv = self.queries_per_kv
+        first_masked = (int(positions.min()) + 1) // KEY_TILE * KEY_TILE
+        num_keys = _round_up(int(positions.max()) + 1)
+        hidden = np.arange(first_masked, num_keys) > positions[:, :, None]
+        mask = torch.zeros(hidden.shape).masked_fill_(torch.from_numpy(hidden), -torch.inf)
+        return _Step(
+            queries=slice(first * per_kv, (first + positions.shape[1]) * per_kv),
+            first_masked=first_masked,
+            num_keys=num_keys,
+            mask=mask.repeat_interleave(per_kv, dim=1).to(self.cache.device),
         )
 
     def run(
@@ -161,35 +189,37 @@ class TorchAttention:
         heads, dim, per_kv = self.cache.num_kv_heads, self.cache.head_dim, self.queries_per_kv
         rows, num_queries = group.num_rows, group.num_queries
         keys, values = self.cache.gather(layer, group.flat_blocks)
-        keys = keys.view(heads, rows, -1, dim).transpose(2, 3)
+        keys = keys.view(heads * rows, -1, dim).transpose(1, 2)
         values = values.view(heads * rows, -1, dim)
-        # [R, T, kv_heads, per_kv, dim] -> [kv_heads, R, T * per_kv, dim]
+        # [R, T, kv_heads, per_kv, dim] -> [kv_heads * R, T * per_kv, dim]
         queries = q.index_select(0, group.query_index).mul_(self.scale)
         queries = queries.view(rows, num_queries, heads, per_kv, dim).permute(2, 0, 1, 3, 4)
-        queries = queries.reshape(heads, rows, num_queries * per_kv, dim)
-        step = self.step * per_kv
-        tiles = [
-            self._attend_tile(
-                queries[:, :, i : i + step], keys, values, group.mask[:, i : i + step]
-            )
-            for i in range(0, num_queries * per_kv, step)
+        queries = queries.reshape(heads * rows, num_queries * per_kv, dim)
+        parts = [
+            self._attend_step(queries[:, step.queries], keys, values, step) for step in group.steps
         ]
-        out = tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=1)
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         out = out.view(heads, rows, num_queries, per_kv, dim).permute(1, 2, 0, 3, 4)
         return out.reshape(rows * num_queries, heads * per_kv, dim)
 
-    def _attend_tile(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+    def _attend_step(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: _Step
     ) -> torch.Tensor:
-        """One tile of M queries: [kv_heads * R, M, head_dim]."""
-        scores = torch.matmul(queries, keys)
+        """M queries of every row: [kv_heads * R, M, head_dim]."""
+        scores = torch.bmm(queries, keys[:, :, : step.num_keys])
         if scores.dtype != torch.float32:
             scores = scores.float()
-        weights = torch.softmax(scores.add_(mask), dim=-1).flatten(0, 1).to(values.dtype)
+        by_row = scores.unflatten(0, (self.cache.num_kv_heads, -1))
+        by_row[..., step.first_masked :].add_(step.mask)
+        weights = torch.softmax(scores, dim=-1).to(values.dtype)
         out = torch.bmm(weights[:, :, :KEY_TILE], values[:, :KEY_TILE])
-        for i in range(KEY_TILE, values.shape[1], KEY_TILE):
+        for i in range(KEY_TILE, step.num_keys, KEY_TILE):
             out = torch.baddbmm(out, weights[:, :, i : i + KEY_TILE], values[:, i : i + KEY_TILE])
         return out
+
+
+def _round_up(num_keys: int) -> int:
+    return -(-num_keys // KEY_TILE) * KEY_TILE
 
 
 @functools.cache
@@ -202,13 +232,14 @@ def _invariant_tiling(
     rows inside a product of MAX_QUERIES tokens. Where nothing passes, every product has FIXED_TILE
     tokens, which is invariant by construction.
     """
+    most = MAX_QUERIES[device]
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype).to(device)
 
-    queries = random(2, MAX_QUERIES * queries_per_kv, head_dim)
-    weights = random(2, MAX_QUERIES * queries_per_kv, 2 * KEY_TILE)
+    queries = random(2, most * queries_per_kv, head_dim)
+    weights = random(2, most * queries_per_kv, 2 * KEY_TILE)
     keys = random(2, 2 * KEY_TILE, head_dim)
 
     def products(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -228,7 +259,7 @@ def _invariant_tiling(
         )
 
     for tile in (1, 2, 4, FIXED_TILE):
-        sizes = [tile, *range(FIXED_TILE, MAX_QUERIES // 2 + 1, FIXED_TILE)]
+        sizes = [tile, *range(FIXED_TILE, most // 2 + 1, FIXED_TILE)]
         if all(same(size) for size in sizes):
-            return tile, MAX_QUERIES
+            return tile, most
     return FIXED_TILE, FIXED_TILE

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 PIECES = (8, 4, 2, 1)  # a tiled product's output columns come in that many pieces, if they divide
-# What few rows are padded to. Four stream a weight 20-25 % faster than one on the machines measured,
+# What few rows are padded to. Four stream a weight 20-25 % faster than one where it was measured,
 # and cost nothing where it stays in the cache; eight is for a machine whose bits differ below.
 MIN_ROWS = (4, 8)
 PROBED_ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 64)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.sampling import NO_TOKEN, sample, target_probs
+from specserve.decoding.sampling import NO_TOKEN, sample, target_laws
 from specserve.decoding.verification.batch import RatioKeys, RowGroup, VerificationBatch
 from specserve.decoding.verification.ratio import accept_probs, accepts, residual_probs
 from specserve.decoding.verification.rule import VerificationRule
@@ -80,16 +80,16 @@ def _by_equality(logits: Tensor, group: RowGroup) -> VerificationOutcomes:
 def _by_ratio(
     logits: Tensor, group: RowGroup, ratio: RatioKeys, draft_law: DraftLaw | None
 ) -> VerificationOutcomes:
-    probs = target_probs(logits, group.sampling)
+    target = target_laws(logits, group.sampling)
     law, broken = _aligned_laws(group, ratio, draft_law, num_tokens=logits.shape[1])
     drafted = group.drafted.clamp(0, logits.shape[1] - 1)  # what that changes, no law covers
-    standing = accept_probs(probs.gather(1, drafted.unsqueeze(1)).squeeze(1), law.at(drafted))
+    standing = accept_probs(target.at(drafted), law.at(drafted))
     accepted = accepts(ratio.once.uniform(Purpose.ACCEPTANCE), standing)
     num_accepted = leading_accepts(accepted, group)
     ends = walk_ends(num_accepted, group)
-    weights = residual_probs(probs[ends], law.rows(ends))
+    weights = residual_probs(target.rows(ends), law.rows(ends))
     next_tokens = race(output_noise(group, ratio, ends, logits.shape[1]), weights)
-    bad_rows = probs[ends, 0].isnan()
+    bad_rows = target.bad_rows[ends]
     return VerificationOutcomes(
         num_accepted=num_accepted,
         next_tokens=next_tokens.masked_fill(bad_rows, NO_TOKEN),

@@ -52,7 +52,10 @@ def test_three_tokens_have_their_law_to_a_hundredth(rule):
     assert law_p_value(Long(rule, 400_000, first_nonce=10**6)) > FALSE_ALARMS
 
 
-@pytest.mark.parametrize(("num_streams", "distance"), [(NUM_STREAMS, 0.02), (400_000, 0.008)])
+@pytest.mark.parametrize(
+    ("num_streams", "distance"),
+    [(NUM_STREAMS, 0.02), pytest.param(400_000, 0.008, marks=pytest.mark.slow)],
+)
 def test_the_power_is_as_stated(num_streams, distance):
     """For the direction that is hardest to see: all probabilities of one half of the law scaled."""
     law = expected_law(3)

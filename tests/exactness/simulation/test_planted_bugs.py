@@ -14,7 +14,7 @@ import torch
 
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.sampling import NO_TOKEN, sample
+from specserve.decoding.sampling import NO_TOKEN, TargetLaws, sample
 from specserve.decoding.verification import batch as batch_module
 from specserve.decoding.verification import verify as verify_module
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
@@ -25,7 +25,7 @@ from tests.exactness.simulation.streams import TARGET, Streams, cells, expected_
 from tests.specserve.decoding.test_sampling import state
 
 FALSE_ALARMS = 1e-6
-NUM_STREAMS = 24_000
+NUM_STREAMS = 16_000
 TWO_TOKENS = {"target": [[0.7, 0.3]], "draft": [[0.1, 0.9]]}
 RATIO_RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
 
@@ -77,10 +77,13 @@ def stops_at_nan(policy, rule):
 
 
 def shift_rows(patch):
-    real = verify_module.target_probs
-    patch.setattr(
-        verify_module, "target_probs", lambda logits, batch: real(logits, batch).roll(1, dims=0)
-    )
+    real = verify_module.target_laws
+
+    def target_laws(logits, batch):
+        laws = real(logits, batch)
+        return TargetLaws(laws.weights.roll(1, 0), laws.totals.roll(1), laws.bad_rows.roll(1))
+
+    patch.setattr(verify_module, "target_laws", target_laws)
 
 
 def accept_at_equality(patch):
@@ -99,19 +102,19 @@ def forget_the_residual(patch):
 
 def accept_the_likeliest_without_a_law(patch):
     """Greedy acceptance of whatever fills a missed row."""
-    real_probs, real_target = verify_module.accept_probs, verify_module.target_probs
+    real_probs, real_target = verify_module.accept_probs, verify_module.target_laws
     largest = []
 
-    def target_probs(logits, batch):
-        probs = real_target(logits, batch)
-        largest[:] = [probs.amax(dim=1)]
-        return probs
+    def target_laws(logits, batch):
+        laws = real_target(logits, batch)
+        largest[:] = [laws.rows(slice(None)).amax(dim=1)]
+        return laws
 
     def accept_probs(target, draft):
         is_best = (target == largest[0]).double()
         return torch.where(draft == 0, is_best, real_probs(target, draft))
 
-    patch.setattr(verify_module, "target_probs", target_probs)
+    patch.setattr(verify_module, "target_laws", target_laws)
     patch.setattr(verify_module, "accept_probs", accept_probs)
 
 

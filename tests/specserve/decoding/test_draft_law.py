@@ -50,6 +50,14 @@ def test_certain_laws_are_one_hot_and_draw_their_token():
     assert law.draw(keys).tolist() == [7, 0]
 
 
+def test_laws_of_several_drafters_join_padded():
+    wide, narrow = law_of({5: 1.0, 2: 3.0}), DraftLaw.certain(torch.tensor([7, 4]))
+    joined = DraftLaw.joined([narrow, wide])
+    assert joined.ids.tolist() == [[7, PAD_ID], [4, PAD_ID], [2, 5]]
+    assert joined.probs.tolist() == [[1, 0], [1, 0], [0.75, 0.25]]
+    assert joined.sound(8).all()
+
+
 def test_drawn_tokens_have_the_law():
     """Chi-square over 50,000 draws at a false-alarm rate of 1e-6; padding never comes."""
     num_rows = 50_000

@@ -3,12 +3,14 @@
 import dataclasses
 import random
 
+import msgspec
 import pytest
 import torch
 
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
 from specserve.decoding.sampling import NO_TOKEN, sample, target_probs
+from specserve.decoding.state import SamplingState
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
 from specserve.decoding.verification.ratio import accept_probs, accepts, residual_probs
 from specserve.decoding.verification.rule import VerificationRule, rule_for_life
@@ -297,3 +299,20 @@ def test_round_and_branch_move_only_what_must_not_repeat(rule):
         assert missed == {(0, plain, False, False)}
     else:
         assert len(missed) > 8
+
+
+@pytest.mark.parametrize("rules", [[rule] for rule in RULES] + [RULES])
+def test_no_value_is_read_on_the_way(rules):
+    """On a device without values; there every step that waits for one raises."""
+    rng = random.Random(9)
+    rows = []
+    for row in random_rows(rng, 80, rules)[0]:
+        params = msgspec.structs.replace(row.state.params, top_p=1.0)  # its short cut may wait
+        s = SamplingState(params, seed=1, prompt_token_ids=[1, 2], end_token_ids=(3,))
+        rows.append(dataclasses.replace(row, state=s))
+    batch = VerificationBatch.build(rows, "meta")
+    law = DraftLaw.certain(torch.empty(batch.num_laws, dtype=torch.int64, device="meta"))
+    found = verify(torch.empty(batch.num_logits, NUM_TOKENS, device="meta"), batch, law)
+    assert found.next_tokens.shape == (80,)
+    with pytest.raises(RuntimeError):
+        bool(found.bad_rows.any())

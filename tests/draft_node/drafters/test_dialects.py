@@ -1,0 +1,185 @@
+import json
+
+import pytest
+
+from draft_node.drafters.dialects import read_draft_spec
+from draft_node.drafters.spec import (
+    BlockSpec,
+    Eagle3Spec,
+    LanguageModelSpec,
+    Layout,
+    LocalHeadSpec,
+    MarkovKind,
+)
+from specserve.errors import Unsupported
+from tests.draft_node.drafters.checkpoints import (
+    DECODER,
+    DFLASH,
+    DSPARK,
+    EAGLE3,
+    LOCAL_HEAD,
+    SPECULATORS,
+    ZLAB,
+    write_config,
+)
+from tests.golden import FIXTURES
+from tests.specserve.model.checkpoints import QWEN3
+
+
+def read(tmp_path, config, layout=None, **changes):
+    return read_draft_spec(write_config(tmp_path / "any", config, **changes), layout)
+
+
+def nested(config, key, **changes):
+    return {key: {**config[key], **changes}}
+
+
+def test_dispatch_is_on_content(tmp_path):
+    def kind(config, **changes):
+        return type(read(tmp_path, config, **changes))
+
+    assert kind(DSPARK) is kind(DFLASH) is kind(ZLAB) is kind(SPECULATORS) is BlockSpec
+    assert kind(EAGLE3) is Eagle3Spec
+    assert kind(QWEN3) is LanguageModelSpec
+    assert kind(LOCAL_HEAD) is LocalHeadSpec
+
+
+def test_dspark_is_read_as_published():
+    spec = read_draft_spec(FIXTURES / "dspark_qwen3_gated_b4")
+    assert (spec.layout, spec.gamma, spec.block_size) == (Layout.ANCHOR_FIRST, 4, 4)
+    assert (spec.markov.kind, spec.markov.rank) == (MarkovKind.GATED, 8)
+    assert spec.confidence.with_markov
+    assert spec.feature_layers == (1, 3)
+    assert spec.warnings == ()
+
+
+def test_dflash_layouts_follow_their_dialects(tmp_path):
+    deepspec, zlab = read(tmp_path, DFLASH), read(tmp_path, ZLAB)
+    assert (deepspec.layout, deepspec.gamma) == (Layout.ANCHOR_FIRST, 4)
+    assert (zlab.layout, zlab.gamma, zlab.embeddings_stored) == (Layout.FILL_IN, 4, False)
+    assert deepspec.markov is deepspec.confidence is zlab.markov is None
+
+
+@pytest.mark.parametrize(
+    ("total", "count", "layers"),
+    [(36, 5, (1, 9, 17, 25, 33)), (40, 5, (1, 10, 19, 28, 37)), (36, 1, (18,))],
+)
+def test_absent_zlab_layers_are_the_default_ones(tmp_path, total, count, layers):
+    config = nested(ZLAB, "dflash_config", target_layer_ids=None)
+    spec = read(tmp_path, ZLAB, **config, num_hidden_layers=count, num_target_layers=total)
+    assert spec.feature_layers == layers
+
+
+def test_zlab_block_size_may_be_nested(tmp_path):
+    config = nested(ZLAB, "dflash_config", block_size=9)
+    assert read(tmp_path, ZLAB, **config, block_size=None).gamma == 8
+
+
+def test_speculators_layers_count_inputs_and_the_key_decides_the_layout(tmp_path):
+    spec = read(tmp_path, SPECULATORS)
+    assert spec.feature_layers == (-1, 0)
+    assert (spec.layout, spec.gamma, spec.warnings) == (Layout.ANCHOR_FIRST, 4, ())
+    methods = {"speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]}}
+    fill_in = read(tmp_path, SPECULATORS, sample_from_anchor=False, **methods)
+    assert (fill_in.layout, fill_in.gamma, fill_in.warnings) == (Layout.FILL_IN, 3, ())
+    old = read(tmp_path, SPECULATORS, sample_from_anchor=None, dspark_bonus_anchor=True, **methods)
+    assert old.layout is Layout.FILL_IN
+
+
+def test_a_layout_key_that_block_size_contradicts_is_followed_with_a_warning(tmp_path):
+    spec = read(tmp_path, SPECULATORS, sample_from_anchor=False)
+    assert spec.layout is Layout.FILL_IN
+    assert "the key was followed" in spec.warnings[0]
+
+
+@pytest.mark.parametrize(("drafted", "layout"), [(4, Layout.ANCHOR_FIRST), (3, Layout.FILL_IN)])
+def test_a_missing_layout_key_is_inferred_with_a_warning(tmp_path, drafted, layout):
+    methods = {"speculators_config": {"proposal_methods": [{"speculative_tokens": drafted}]}}
+    spec = read(tmp_path, SPECULATORS, Layout.FILL_IN, sample_from_anchor=None, **methods)
+    assert spec.layout is layout
+    assert "sample_from_anchor is missing" in spec.warnings[0]
+
+
+def test_an_undecidable_layout_is_refused_unless_the_user_decides(tmp_path):
+    changes = {"sample_from_anchor": None, "speculators_config": None}
+    with pytest.raises(Unsupported, match="name the layout"):
+        read(tmp_path, SPECULATORS, **changes)
+    spec = read(tmp_path, SPECULATORS, Layout.ANCHOR_FIRST, **changes)
+    assert spec.layout is Layout.ANCHOR_FIRST
+    assert "given layout" in spec.warnings[0]
+
+
+def test_the_last_target_layer_is_used_raw_with_a_warning(tmp_path):
+    spec = read(tmp_path, DSPARK, target_layer_ids=[0, 1])
+    assert "before the final norm" in spec.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "block_size",
+        "target_layer_ids",
+        "mask_token_id",
+        "num_hidden_layers",
+        "num_target_layers",
+        "num_anchors",
+        "markov_rank",
+        "markov_head_type",
+        "enable_confidence_head",
+        "confidence_head_with_markov",
+        "rms_norm_eps",
+    ],
+)
+def test_a_missing_required_key_is_named(tmp_path, field):
+    with pytest.raises(Unsupported, match=field):
+        read(tmp_path, DSPARK, **{field: None})
+
+
+REFUSALS = [
+    (DSPARK, {"markov_head_type": "tree"}, "'tree' is not one of vanilla, gated, rnn"),
+    (DSPARK, {"target_layer_ids": [0, 2]}, "the target has no layer 2"),
+    (DSPARK, {"target_layer_ids": [-2]}, "the target has no layer -2"),
+    (DSPARK, {"target_layer_ids": []}, "target_layer_ids"),
+    (DSPARK, {"mask_token_id": 64}, "outside the vocabulary"),
+    (DSPARK, {"layer_types": ["sliding_attention"]}, "only full_attention"),
+    (DSPARK, {"attention_bias": True}, "attention_bias"),
+    (DSPARK, {"quantization_config": {"bits": 4}}, "quantized"),
+    (DFLASH, {"enable_confidence_head": True, "confidence_head_with_markov": True}, "no Markov"),
+    (DSPARK, {"architectures": ["DSparkDraftModel"]}, "drops slot 0"),
+    (ZLAB, nested(ZLAB, "dflash_config", projector_type="dspark"), "drops slot 0"),
+    (ZLAB, nested(ZLAB, "dflash_config", projector_type="domino"), "'domino' is another"),
+    (ZLAB, nested(ZLAB, "dflash_config", selector_rank=256), "DFlash2"),
+    (ZLAB, nested(ZLAB, "dflash_config", attention_sink_bias=True), "attention_sink_bias"),
+    (ZLAB, nested(ZLAB, "dflash_config", mask_token_id=None), "mask_token_id is missing"),
+    (ZLAB, {"architectures": ["DFlash2DraftModel"]}, "DFlash2"),
+    (ZLAB, {"architectures": ["DominoDraftModel"]}, "Domino"),
+    (ZLAB, {"block_size": 1}, "block_size"),
+    (ZLAB, {"is_causal": True}, "is_causal"),
+    (EAGLE3, {"architectures": ["LlamaForCausalLMEagle3"]}, "SGLang-style"),
+    (EAGLE3, {"target_layer_ids": [0, 1, 1]}, "target_layer_ids"),
+    (EAGLE3, {"ttt_length": None}, "ttt_length"),
+    (DECODER, {"architectures": ["X"], "dspark_block_size": 5}, "DeepSeek-V4"),
+    (DECODER, {"architectures": ["MambaDraft"]}, "'MambaDraft' is not one of"),
+    (DECODER, {"architectures": []}, "names no model"),
+    (SPECULATORS, {"speculators_model_type": "eagle3"}, "'eagle3' is not one of dspark, dflash"),
+    (SPECULATORS, {"draft_vocab_size": 65}, "exceeds vocab_size"),
+    (SPECULATORS, {"target_hidden_size": 64}, "target_hidden_size"),
+    (SPECULATORS, nested(SPECULATORS, "transformer_layer_config", hc_mult=4), "hc_mult"),
+    (LOCAL_HEAD, {"lm_head_mode": "other"}, "lm_head_mode"),
+    (LOCAL_HEAD, {"pure_draft_prefix_len": 2}, "pure_draft_prefix_len"),
+]
+
+
+@pytest.mark.parametrize(("config", "changes", "reason"), REFUSALS)
+def test_what_is_not_implemented_is_refused_with_the_reason(tmp_path, config, changes, reason):
+    with pytest.raises(Unsupported, match=reason):
+        read(tmp_path, config, **changes)
+
+
+def test_gemma4_beyond_its_dense_layers_is_refused(tmp_path):
+    config = json.loads((FIXTURES / "dspark_gemma4_b4_draftonly" / "config.json").read_bytes())
+    assert read(tmp_path, config).embedding_scale == 32**0.5
+    with pytest.raises(Unsupported, match="enable_moe_block"):
+        read(tmp_path, config, enable_moe_block=True)
+    with pytest.raises(Unsupported, match="hidden_size_per_layer_input"):
+        read(tmp_path, config, hidden_size_per_layer_input=256)

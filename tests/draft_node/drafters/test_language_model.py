@@ -1,0 +1,69 @@
+import pytest
+import torch
+
+from draft_node.drafters.drawing import Greedy
+from draft_node.drafters.language_model import LanguageModelDrafter
+from draft_node.drafters.protocol import ContextUpdate, DraftBatch
+from tests.golden_case import Session
+from tests.specserve.model.checkpoints import load
+
+
+@pytest.fixture(scope="module")
+def model(target):
+    return load(target.folder)
+
+
+@pytest.fixture
+def drafter(model):
+    return LanguageModelDrafter(model, gamma=5, num_context_tokens=512)
+
+
+def extend(drafter, row, token_ids):
+    start = drafter.context_len(row)
+    drafter.extend(ContextUpdate([row], [start], [len(token_ids)], torch.tensor(token_ids), None))
+
+
+def greedy(model, token_ids, count):
+    """What the model itself continues with, one token at a time."""
+    session, text = Session(model, 128), list(token_ids)
+    hidden, _ = session.feed(torch.tensor(text))
+    for _ in range(count):
+        text.append(int(session.logits(hidden[-1:]).argmax()))
+        hidden, _ = session.feed(torch.tensor(text[-1:]))
+    return text[len(token_ids) :]
+
+
+def test_greedy_drafts_are_what_the_model_itself_would_say(model, drafter):
+    texts = {0: [5, 9, 33, 2], 1: list(range(40)), 2: [7]}
+    for row, text in texts.items():
+        extend(drafter, row, text)
+    rows, anchors = [2, 0, 1, 0], [3, 9, 40, 12]
+    drafted = drafter.draft(DraftBatch(rows, torch.tensor(anchors)), Greedy()).token_ids
+    for place, row in enumerate(rows):
+        assert drafted[place].tolist() == greedy(model, [*texts[row], anchors[place]], 5)
+
+
+def test_the_context_may_run_ahead_and_be_rolled_back(model, drafter):
+    text, flight = list(range(30, 50)), [1, 2, 3, 4, 5, 6]
+    extend(drafter, 0, text)
+    extend(drafter, 0, flight)
+    lengths, anchors = [21, 23, 26], [8, 9, 10]
+    batch = DraftBatch([0] * 3, torch.tensor(anchors), context_lens=lengths)
+    drafted = drafter.draft(batch, Greedy()).token_ids
+    whole = text + flight
+    for place, length in enumerate(lengths):
+        expected = greedy(model, [*whole[:length], anchors[place]], 5)
+        assert drafted[place].tolist() == expected
+    drafter.truncate(0, 22)
+    extend(drafter, 0, [60])
+    drafted = drafter.draft(DraftBatch([0], torch.tensor([7])), Greedy()).token_ids
+    assert drafted[0].tolist() == greedy(model, [*whole[:22], 60, 7], 5)
+
+
+def test_many_rows_are_extended_at_once(model, drafter):
+    texts = [[5, 9, 33], list(range(20)), [7]]
+    flat = torch.tensor([token for text in texts for token in text])
+    drafter.extend(ContextUpdate([4, 5, 6], [0] * 3, [3, 20, 1], flat, None))
+    drafted = drafter.draft(DraftBatch([4, 5, 6], torch.tensor([1, 2, 3])), Greedy()).token_ids
+    for place, text in enumerate(texts):
+        assert drafted[place].tolist() == greedy(model, [*text, place + 1], 5)

@@ -1,0 +1,165 @@
+import pytest
+import torch
+
+from draft_node.context import BLOCK_SIZE, BlockAttention, ChainAttention, Context, ContextRows
+from specserve.errors import Exhausted
+
+HEADS, KV_HEADS, DIM = 4, 2, 8
+
+
+def make_context(num_tokens=256, num_layers=2):
+    return Context(
+        num_layers=num_layers,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        num_tokens=num_tokens,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def fill(context, row, count):
+    """Append random entries; returns keys and values [count, layers * kv_heads, dim]."""
+    shape = (count, context.cache.num_layers * KV_HEADS, DIM)
+    keys, values = torch.randn(shape), torch.randn(shape)
+    slots = context.rows.append([row], [context.rows.length(row)], [count])
+    context.write(slots, keys, values)
+    return keys, values
+
+
+def reference(q, keys, values, mask=None):
+    """q [T, heads, dim] over keys and values [L, kv_heads, dim], one head at a time."""
+    out = torch.empty_like(q)
+    for head in range(HEADS):
+        kv = head // (HEADS // KV_HEADS)
+        scores = q[:, head] @ keys[:, kv].T * DIM**-0.5
+        if mask is not None:
+            scores = scores + mask
+        out[:, head] = scores.softmax(-1) @ values[:, kv]
+    return out
+
+
+def test_appended_entries_are_read_back_per_layer_and_row():
+    context = make_context()
+    first, second = fill(context, 7, 20), fill(context, 9, 5)
+    more = fill(context, 7, 3)
+    for layer in range(2):
+        heads = slice(layer * KV_HEADS, (layer + 1) * KV_HEADS)
+        keys, values = context.read(7, layer)
+        assert torch.equal(keys, torch.cat([first[0], more[0]])[:, heads].transpose(0, 1))
+        assert torch.equal(values, torch.cat([first[1], more[1]])[:, heads].transpose(0, 1))
+        assert torch.equal(context.read(9, layer)[0], second[0][:, heads].transpose(0, 1))
+
+
+def test_truncated_positions_are_overwritten_and_pages_come_back():
+    context = make_context(num_tokens=4 * BLOCK_SIZE)
+    kept, _ = fill(context, 0, 4 * BLOCK_SIZE)
+    with pytest.raises(Exhausted):
+        fill(context, 1, 1)
+    context.rows.truncate(0, BLOCK_SIZE + 3)
+    fill(context, 1, 2 * BLOCK_SIZE)
+    new, _ = fill(context, 0, 2)
+    expected = torch.cat([kept[: BLOCK_SIZE + 3], new])[:, :KV_HEADS].transpose(0, 1)
+    assert torch.equal(context.read(0, 0)[0], expected)
+
+
+def test_pages_are_neither_lost_nor_shared_over_a_long_life():
+    rows, generator = ContextRows(33), torch.Generator().manual_seed(2)
+    lengths: dict[int, int] = {}
+
+    def pick(limit):
+        return int(torch.randint(limit, (), generator=generator))
+
+    for _ in range(600):
+        row, action = pick(6), pick(4)
+        length = lengths.get(row, 0)
+        if action < 2:
+            count = 1 + pick(40)
+            try:
+                assert len(rows.append([row], [length], [count])) == count
+            except Exhausted:
+                continue
+            lengths[row] = length + count
+        elif action == 2:
+            lengths[row] = pick(length + 1)
+            rows.truncate(row, lengths[row])
+        else:
+            rows.free(row)
+            lengths.pop(row, None)
+        pages = [page for row in lengths for page in rows.table(row)]
+        assert len(set(pages)) == len(pages)
+        assert 0 not in pages
+        assert all(rows.length(row) == lengths[row] for row in lengths)
+    for row in list(lengths):
+        rows.free(row)
+    rows.append([0], [0], [32 * BLOCK_SIZE])  # every page is free again
+
+
+def test_an_update_that_does_not_fit_changes_nothing():
+    rows = ContextRows(3)
+    rows.append([0], [0], [BLOCK_SIZE])
+    with pytest.raises(Exhausted, match="2 pages needed, 1 free"):
+        rows.append([0, 1], [BLOCK_SIZE, 0], [1, 1])
+    assert rows.length(0) == BLOCK_SIZE
+    assert rows.length(1) == 0
+    with pytest.raises(ValueError, match="ends at 16, not at 17"):
+        rows.append([0], [17], [1])
+    with pytest.raises(ValueError, match="twice"):
+        rows.append([1, 1], [0, 0], [1, 1])
+    with pytest.raises(ValueError, match="has 16 positions, not 17"):
+        rows.truncate(0, 17)
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths"),
+    [
+        ([0], [20]),
+        ([0, 0, 0], [20, 20, 20]),
+        ([0, 1, 2], [20, 33, 1]),
+        ([1, 0, 1, 2, 1], [33, 20, 33, 1, 33]),
+        ([0, 1, 0, 1], [20, 33, 7, 16]),
+    ],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_blocks_see_their_row_and_themselves(rows, lengths, masked):
+    context, size = make_context(), 3
+    entries = [fill(context, row, count) for row, count in ((0, 20), (1, 33), (2, 1))]
+    q = torch.randn(len(rows) * size, HEADS, DIM)
+    k, v = torch.randn(2, len(rows) * size, KV_HEADS, DIM)
+    mask = torch.zeros(len(rows), size, size)
+    if masked:
+        mask[:, 0, 2] = -torch.inf
+        mask[0, 2, 1] = -torch.inf
+    attention = BlockAttention(context, num_heads=HEADS, scale=DIM**-0.5)
+    attention.plan(rows, lengths, mask if masked else None)
+    for layer in range(2):
+        heads = slice(layer * KV_HEADS, (layer + 1) * KV_HEADS)
+        out = attention.run(layer, q, k, v)
+        for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            part = slice(place * size, (place + 1) * size)
+            keys = torch.cat([entries[row][0][:length, heads], k[part]])
+            values = torch.cat([entries[row][1][:length, heads], v[part]])
+            whole = torch.cat([torch.zeros(size, length), mask[place]], dim=1)
+            expected = reference(q[part], keys, values, whole)
+            torch.testing.assert_close(out[part], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_chain_sees_its_own_past_in_every_layer():
+    context, rows, lengths = make_context(), [1, 0, 1], [33, 20, 30]
+    entries = {0: fill(context, 0, 20), 1: fill(context, 1, 33)}
+    chain = ChainAttention(BlockAttention(context, num_heads=HEADS, scale=DIM**-0.5), rows, lengths)
+    past = {layer: (torch.empty(3, 0, KV_HEADS, DIM),) * 2 for layer in range(2)}
+    for _ in range(4):
+        for layer in range(2):
+            heads = slice(layer * KV_HEADS, (layer + 1) * KV_HEADS)
+            q, k, v = torch.randn(3, HEADS, DIM), *torch.randn(2, 3, KV_HEADS, DIM)
+            past[layer] = tuple(
+                torch.cat([old, new[:, None]], dim=1)
+                for old, new in zip(past[layer], (k, v), strict=True)
+            )
+            out = chain.run(layer, q, k, v)
+            for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+                keys = torch.cat([entries[row][0][:length, heads], past[layer][0][place]])
+                values = torch.cat([entries[row][1][:length, heads], past[layer][1][place]])
+                expected = reference(q[place][None], keys, values)[0]
+                torch.testing.assert_close(out[place], expected, atol=1e-5, rtol=1e-5)
