@@ -129,9 +129,7 @@ def load_backbone(weights: DraftWeights, spec: BlockSpec, max_positions: int) ->
             layers.append(gemma4_layer(weights, decoder, index, keys_are_values=keys_are_values))
     return Backbone(
         spec=spec,
-        projector=FeatureProjector(
-            weights.linear("fc.weight"), weights.norm("hidden_norm.weight", eps)
-        ),
+        projector=load_projector(weights, eps),
         entries=_context_entries(weights, spec),
         embedding=weights.embedding(),
         layers=tuple(layers),
@@ -140,11 +138,17 @@ def load_backbone(weights: DraftWeights, spec: BlockSpec, max_positions: int) ->
         rotary=RotaryTable(
             decoder.rope,
             head_dim=decoder.head_dim,
-            num_positions=min(decoder.max_position_embeddings, max_positions),
+            num_positions=max_positions,  # the target's limit; drafts are only hints beyond theirs
             dtype=weights.dtype,
             device=weights.device,
         ),
     )
+
+
+def load_projector(weights: DraftWeights, eps: float | None) -> FeatureProjector:
+    """fc, with hidden_norm unless `eps` is None."""
+    norm = None if eps is None else weights.norm("hidden_norm.weight", eps)
+    return FeatureProjector(weights.linear("fc.weight"), norm)
 
 
 def _context_entries(weights: DraftWeights, spec: BlockSpec) -> ContextEntries:

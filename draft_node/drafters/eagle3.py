@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draft_node.context import BlockAttention, ChainAttention, Context
-from draft_node.drafters.backbone import ContextEntries, FeatureProjector
+from draft_node.drafters.backbone import ContextEntries, FeatureProjector, load_projector
 from draft_node.drafters.batching import context_lens, flat_positions, refuse_gap
 from draft_node.drafters.drawing import BlockLayout, DrawingRule
 from draft_node.drafters.protocol import (
@@ -184,7 +184,7 @@ def load_eagle3(
     return Eagle3Drafter(
         Eagle3Decoder(
             spec=spec,
-            projector=FeatureProjector(weights.linear("fc.weight"), None),
+            projector=load_projector(weights, None),
             embedding=weights.embedding(),
             layer=decoder_layer(weights, decoder, 0),
             hidden_norm=weights.norm("layers.0.hidden_norm.weight", eps),
@@ -194,7 +194,7 @@ def load_eagle3(
             rotary=RotaryTable(
                 decoder.rope,
                 head_dim=decoder.head_dim,
-                num_positions=min(decoder.max_position_embeddings, max_positions + spec.gamma),
+                num_positions=max_positions + spec.gamma,
                 dtype=weights.dtype,
                 device=weights.device,
             ),

@@ -5,6 +5,7 @@ flight, draft behind any prefix of them, truncate what was rejected.
 """
 
 import torch
+from torch import Tensor
 
 from draft_node.context import BlockAttention, ChainAttention, Context
 from draft_node.drafters.batching import context_lens, flat_positions, refuse_gap
@@ -12,6 +13,7 @@ from draft_node.drafters.drawing import BlockLayout, DrawingRule
 from draft_node.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
+    FeatureSpec,
     LawConfidence,
     SpeculationBatch,
 )
@@ -33,6 +35,7 @@ class LanguageModelDrafter:
         spec, device = model.config, model.embedding.device
         self.gamma = gamma
         self.feature_size = 0
+        self.features: FeatureSpec | None = None
         self.model = model
         self.law_confidence = law_confidence
         self.context = Context(
@@ -65,6 +68,10 @@ class LanguageModelDrafter:
     def free(self, row: int) -> None:
         self.context.rows.free(row)
 
+    def _within(self, positions: Tensor) -> Tensor:
+        """Drafts past the model's last position are never used, but must not fail."""
+        return positions.clamp(max=self.model.config.max_position_embeddings - 1)
+
     @torch.inference_mode()
     def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
         refuse_gap(batch)
@@ -76,7 +83,7 @@ class LanguageModelDrafter:
         chain = ChainAttention(self._attention, batch.rows, lengths)
         token_ids, drawn, confidences = batch.anchor_ids, [], []
         for slot in range(self.gamma):
-            hidden, _ = self.model.forward(token_ids, positions + slot, chain)
+            hidden, _ = self.model.forward(token_ids, self._within(positions + slot), chain)
             logits = self.model.lm_head(hidden).float()[:, None]
             if self.law_confidence is not None:
                 confidences.append(self.law_confidence(slot, logits))

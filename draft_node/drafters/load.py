@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
-from draft_node.drafters.block_drafter import BlockDrafter
+from draft_node.drafters.backbone import load_projector
 from draft_node.drafters.dflash import load_dflash
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.dspark import check_block_tensors, load_dspark
-from draft_node.drafters.eagle3 import Eagle3Drafter, eagle3_tensors, load_eagle3
+from draft_node.drafters.eagle3 import eagle3_tensors, load_eagle3
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.drafters.local_head import load_local_head
+from draft_node.drafters.protocol import Drafter, FeatureSpec
 from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import (
     BlockSpec,
@@ -47,9 +48,7 @@ class DrafterOptions:
     gamma: int = _DEFAULT_GAMMA  # of a language model; others have their own
 
 
-def load_drafter(
-    folder: Path, target: TargetWeights | None, options: DrafterOptions
-) -> BlockDrafter | Eagle3Drafter | LanguageModelDrafter:
+def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:
     """The drafter in `folder`, for `target`; None only for checkpoints that need nothing of it.
 
     Raises `Unsupported` for a dialect that is not implemented, a malformed checkpoint, or one that
@@ -59,33 +58,60 @@ def load_drafter(
     if isinstance(spec, LocalHeadSpec):
         raise Unsupported(f"{folder}: a local head drafts nothing alone; add it to a DFlash")
     if target is not None:
-        _check_fits(folder, spec, target)
+        _check_fits(folder, spec, target, options.max_positions)
     if isinstance(spec, LanguageModelSpec):
         _refuse_local_head(options)
         return _language_model(folder, options)
     for warning in spec.warnings:
         _LOG.warning(warning)
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
-        for name in IGNORED:
-            checkpoint.ignore(name)
-        _refuse_foreign_tensors(checkpoint)
         weights = DraftWeights(
             checkpoint, dtype=options.dtype, device=options.device, target=target
         )
+        spec = _checked(weights, spec)
         sizes = {
             "num_context_tokens": options.num_context_tokens,
             "max_positions": options.max_positions,
         }
         if isinstance(spec, Eagle3Spec):
             _refuse_local_head(options)
-            checkpoint.check(eagle3_tensors(spec))
             return load_eagle3(weights, spec, **sizes)
-        spec = _as_stored(spec, checkpoint)
-        check_block_tensors(weights, spec)
         if spec.markov is not None or spec.confidence is not None:
             _refuse_local_head(options)
             return load_dspark(weights, spec, **sizes)
         return load_dflash(weights, spec, **sizes, head=_local_head(options, target))
+
+
+def load_features(
+    folder: Path, target: TargetWeights, *, dtype: torch.dtype, device: torch.device
+) -> FeatureSpec | None:
+    """What `target` has to keep for the drafter in `folder`, without the rest of its weights.
+
+    Refuses what `load_drafter` refuses; layouts make no difference here.
+    """
+    spec = read_draft_spec(folder, Layout.ANCHOR_FIRST)
+    if isinstance(spec, LanguageModelSpec | LocalHeadSpec):
+        return None
+    _check_fits(folder, spec, target, max_positions=0)
+    with Checkpoint(folder) as checkpoint, torch.inference_mode():
+        weights = DraftWeights(checkpoint, dtype=dtype, device=device, target=target)
+        spec = _checked(weights, spec)
+        eps = None if isinstance(spec, Eagle3Spec) else spec.decoder.rms_norm_eps
+        return FeatureSpec(spec.feature_layers, load_projector(weights, eps))
+
+
+def _checked(weights: DraftWeights, spec: BlockSpec | Eagle3Spec) -> BlockSpec | Eagle3Spec:
+    """`spec` completed by what only tensors tell, once they are what it asks for."""
+    checkpoint = weights.checkpoint
+    for name in IGNORED:
+        checkpoint.ignore(name)
+    _refuse_foreign_tensors(checkpoint)
+    if isinstance(spec, Eagle3Spec):
+        checkpoint.check(eagle3_tensors(spec))
+        return spec
+    spec = _as_stored(spec, checkpoint)
+    check_block_tensors(weights, spec)
+    return spec
 
 
 def _as_stored(spec: BlockSpec, checkpoint: Checkpoint) -> BlockSpec:
@@ -97,7 +123,10 @@ def _as_stored(spec: BlockSpec, checkpoint: Checkpoint) -> BlockSpec:
 
 
 def _check_fits(
-    folder: Path, spec: BlockSpec | Eagle3Spec | LanguageModelSpec, target: TargetWeights
+    folder: Path,
+    spec: BlockSpec | Eagle3Spec | LanguageModelSpec,
+    target: TargetWeights,
+    max_positions: int,
 ) -> None:
     ours, theirs = spec.decoder, target.spec
     if ours.vocab_size != theirs.vocab_size:
@@ -105,6 +134,11 @@ def _check_fits(
             f"{folder}: vocab_size: {ours.vocab_size}, the target has {theirs.vocab_size}"
         )
     if isinstance(spec, LanguageModelSpec):
+        if ours.max_position_embeddings < max_positions:
+            raise Unsupported(
+                f"{folder}: max_position_embeddings: {ours.max_position_embeddings}, "
+                f"but rows may have {max_positions} positions"
+            )
         return
     if ours.hidden_size != theirs.hidden_size:
         raise Unsupported(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draft_node.drafters.serial_head import SerialHead, SerialRun
 from draft_node.drafters.spec import LocalHeadKind, LocalHeadSpec
-from draft_node.drafters.weights import LM_HEAD, DraftWeights, TargetWeights
+from draft_node.drafters.weights import DraftWeights, TargetWeights
 from specserve.errors import Unsupported
 from specserve.model.checkpoint import Checkpoint
 from specserve.model.linear import Linear
@@ -153,7 +153,8 @@ def _gru_head(
             f"have {target.spec.hidden_size}"
         )
     if spec.through_target_head:
-        output = target.read(LM_HEAD).float() @ weights.tensor("rank_to_hidden.weight").float()
+        to_hidden = weights.tensor("rank_to_hidden.weight")
+        output = weights.target_lm_head().float() @ to_hidden.float()
     else:
         output = weights.tensor("low_rank_lm_head.weight")
     return GruHead(

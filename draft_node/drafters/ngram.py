@@ -9,7 +9,7 @@ from array import array
 import torch
 
 from draft_node.drafters.drawing import DrawingRule
-from draft_node.drafters.protocol import ContextUpdate, DraftBatch, SpeculationBatch
+from draft_node.drafters.protocol import ContextUpdate, DraftBatch, FeatureSpec, SpeculationBatch
 from specserve.decoding.draft_law import DraftLaw
 
 _WIDTH = array("i").itemsize
@@ -22,6 +22,7 @@ class NgramDrafter:
         """Matches of `longest` down to `shortest` tokens, the anchor included, are looked for."""
         self.gamma = gamma
         self.feature_size = 0
+        self.features: FeatureSpec | None = None
         self._match_lens = range(longest, shortest - 1, -1)
         self._rows: dict[int, array[int]] = {}
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from draft_node.drafters.drawing import DrawingRule
@@ -31,7 +30,7 @@ class ContextUpdate:
     starts: Sequence[int]
     counts: Sequence[int]
     token_ids: Tensor  # [N] int64
-    features: Tensor | None  # [N, feature_size] projected by `FeatureSpec`; None where unused
+    features: Tensor | None  # [N, feature_size], as projected by `FeatureSpec`; None where unused
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,11 @@ class Drafter(Protocol):
         """Width of `ContextUpdate.features`; 0 for a drafter that reads token ids alone."""
         ...
 
+    @property
+    def features(self) -> "FeatureSpec | None":
+        """What the target has to send; None for a drafter that reads token ids alone."""
+        ...
+
     def context_len(self, row: int) -> int:
         """Positions of `row` that are in its context; 0 for an unknown row."""
         ...
@@ -119,4 +123,4 @@ class FeatureSpec:
 
 
 class FeatureProjection(Protocol):
-    def __call__(self, features: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, features: Tensor) -> Tensor: ...

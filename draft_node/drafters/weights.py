@@ -52,7 +52,7 @@ class DraftWeights:
     ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
-        self.device = device
+        self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
         self.target = target
         # Nothing that is verified depends on the bits of a draft: the fastest kernels will do.
         self._kernels = Kernels(dtype=dtype, device=device, deterministic=False)
@@ -71,6 +71,11 @@ class DraftWeights:
     def packed(self, weight: Tensor) -> Linear:
         """The product with a weight [out, in] made from others."""
         return self._kernels.linear([self._place(weight)])
+
+    def target_lm_head(self) -> Tensor:
+        """The target's output weights [V, H]."""
+        target = self.target
+        return self._required(None if target is None else self._place(target.read(LM_HEAD)))
 
     def norm(self, name: str, eps: float) -> RMSNorm:
         return RMSNorm(self.tensor(name), eps)

@@ -224,3 +224,18 @@ def test_wrong_calls_are_refused(drafter):
         drafter.extend(ContextUpdate([0], [5], [1], torch.tensor([1]), None))
     with pytest.raises(ValueError, match="ends at 5, not at 4"):
         drafter.extend(ContextUpdate([0], [4], [1], torch.tensor([1]), torch.randn(1, HIDDEN)))
+
+
+def test_noise_positions_count_the_gap(drafter):
+    extend(drafter, 0, *verified(21))
+    layouts = []
+
+    class Spy(Greedy):
+        def begin(self, layout):
+            layouts.append(layout)
+            return super().begin(layout)
+
+    gaps, lengths = [[5, 6, 7], [], [8]], [21, 21, 10]
+    drafter.draft(DraftBatch([0] * 3, torch.tensor([1, 2, 3]), gaps, lengths), Spy())
+    assert layouts[0].positions.tolist() == [25, 22, 12]
+    assert layouts[0].num_slots == drafter.gamma

@@ -9,7 +9,7 @@ from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.drawing import Coupled, Greedy, Sampled
 from draft_node.drafters.eagle3 import Eagle3Drafter
 from draft_node.drafters.language_model import LanguageModelDrafter
-from draft_node.drafters.load import load_drafter
+from draft_node.drafters.load import load_drafter, load_features
 from draft_node.drafters.protocol import ContextUpdate, DraftBatch
 from draft_node.drafters.weights import TargetWeights
 from specserve.errors import Unsupported
@@ -27,6 +27,7 @@ from tests.draft_node.drafters.checkpoints import (
     write_drafter,
     write_target,
 )
+from tests.golden_blocks import Recorder
 from tests.specserve.model.checkpoints import QWEN3, load, write_checkpoint
 
 
@@ -220,3 +221,54 @@ def test_loading_runs_no_code_of_the_checkpoint(target, tmp_path):
     folder = write_drafter(tmp_path / "draft", ZLAB, auto_map={"AutoModel": "evil.Model"})
     (folder / "evil.py").write_text("raise SystemExit('ran')")
     load_drafter(shutil.copytree(folder, tmp_path / "copy"), target, options())
+
+
+@pytest.mark.parametrize("config", [DSPARK, ZLAB, SPECULATORS, EAGLE3])
+def test_features_load_without_the_rest_of_the_drafter(config, target, tmp_path):
+    folder = write_drafter(tmp_path / "draft", config)
+    dtype, device = torch.float32, torch.device("cpu")
+    features = load_features(folder, target, dtype=dtype, device=device)
+    whole = load_drafter(folder, target, options()).features
+    residuals = torch.randn(5, 32 * len(features.layers))
+    assert features.layers == whole.layers
+    assert torch.equal(features.project(residuals), whole.project(residuals))
+
+
+def test_a_language_model_needs_no_features_but_all_positions(target, tmp_path):
+    folder = write_checkpoint(tmp_path / "small", QWEN3, max_position_embeddings=64)
+    dtype, device = torch.float32, torch.device("cpu")
+    assert load_features(folder, target, dtype=dtype, device=device) is None
+    with pytest.raises(Unsupported, match="rows may have 128 positions"):
+        load_drafter(folder, target, options())
+    drafter = load_drafter(folder, target, options(max_positions=64))
+    drafter.extend(ContextUpdate([0], [0], [62], torch.arange(62), None))
+    drafter.draft(DraftBatch([0], torch.tensor([1])), Greedy())  # runs past the last position
+
+
+@pytest.mark.parametrize("config", [DSPARK, ZLAB, SPECULATORS, EAGLE3])
+def test_bfloat16_drafters_stay_close_to_float32(config, target, tmp_path):
+    folder = write_drafter(tmp_path / "draft", config)
+    logits, token_ids, residuals = [], torch.arange(20), None
+    for dtype in (torch.float32, torch.bfloat16):
+        drafter = load_drafter(folder, target, options(dtype=dtype))
+        if residuals is None:
+            residuals = torch.randn(20, 32 * len(drafter.features.layers))
+        features = drafter.features.project(residuals.to(dtype))
+        drafter.extend(ContextUpdate([0], [0], [20], token_ids, features))
+        recorder = Recorder(torch.tensor([3, 9, 9, 2]))
+        speculation = drafter.draft(DraftBatch([0], torch.tensor([3])), recorder)
+        if speculation.confidences is not None:
+            assert speculation.confidences.dtype == torch.float32
+        assert recorder.logits.dtype == torch.float32
+        logits.append(recorder.logits)
+    spread = logits[0].std()
+    assert (logits[0] - logits[1]).abs().max() < 0.1 * spread
+    assert not torch.equal(*logits)
+
+
+@pytest.mark.parametrize("config", [DSPARK, EAGLE3])
+def test_blocks_may_run_past_the_last_position(config, target, tmp_path):
+    folder = write_drafter(tmp_path / "draft", config, max_position_embeddings=16)
+    drafter = load_drafter(folder, target, options(max_positions=32))
+    drafter.extend(ContextUpdate([0], [0], [31], torch.arange(31), torch.randn(31, 32)))
+    drafter.draft(DraftBatch([0], torch.tensor([1])), Greedy())
