@@ -32,7 +32,7 @@ test: setup lint types
 	$(BIN)/python -m pytest -ra
 
 test-fast: setup
-	$(BIN)/python -m pytest -q -m "not slow and not gpu and not multigpu"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not gpu and not multigpu"
 
 lint: setup
 	$(BIN)/ruff check

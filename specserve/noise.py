@@ -133,7 +133,7 @@ class OnceKeys:
     def uniform(self, purpose: Purpose) -> Tensor:
         """One uniform variate a key, float32 [R], above 0 and below 1."""
         bits = self._float_bits(purpose, torch.zeros_like(self.nonces).unsqueeze(1))[:, 0, 0]
-        return bits.add_(0.5).mul_(2.0**-32).clamp_(max=_MAX_UNIFORM)
+        return _uniform(bits)
 
     def _float_bits(self, purpose: Purpose, blocks: Tensor) -> Tensor:
         words = self.branch_words + int(purpose)
@@ -242,6 +242,11 @@ def _constants(device: torch.device | None) -> _Constants:
         return arrays
     signed = (np.asarray(array).astype(np.int64) for array in arrays)
     return _Constants(*(torch.tensor(array, device=device) for array in signed))
+
+
+def _uniform(bits: Tensor) -> Tensor:
+    """(bits + 0.5) * 2**-32 in place; what would round to 1 is the largest float below it."""
+    return bits.add_(0.5).mul_(2.0**-32).clamp_(max=_MAX_UNIFORM)
 
 
 def _exponential(bits: Tensor) -> Tensor:

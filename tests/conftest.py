@@ -1,6 +1,7 @@
 """What every test gets: one torch thread, no litter, and real services to talk to."""
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -39,6 +40,17 @@ def _one_torch_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_draws_in_every_run() -> None:
+    """A test that draws without a seed of its own still draws the same every time."""
+    import numpy as np
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -107,6 +107,7 @@ def export_newest(arguments: argparse.Namespace) -> None:
     export.write_model(weights, DecoderConfig(), work / "tokenizer", out)
     prompt_folder = out.parent / "prompts"
     prompts.write(dataset.held_out_documents(work), prompt_folder, platform.python_version())
+    export.write_checksums(out)  # now, as the report takes minutes, and again with the report
     if not arguments.no_report:
         log.info("evaluating the exported weights")
         command = (

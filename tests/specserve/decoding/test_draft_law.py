@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
-from specserve.noise import OnceKeys
+from specserve.decoding.verification.ratio import accepts
+from specserve.noise import OnceKeys, Purpose, _uniform
 from tests.specserve.decoding.test_sampling import chi_square_tail
 
 
@@ -77,6 +78,22 @@ def test_every_part_of_a_once_key_changes_the_draw():
     keys = OnceKeys.build(**{name: [v[name] for v in variants] for name in base})
     law = DraftLaw.top(torch.ones(len(variants), 4096), 4096)
     assert law.draw(keys).unique().numel() == len(variants)
+
+
+def test_no_branch_of_one_purpose_meets_the_noise_of_another():
+    branches = range(64)
+    ones = [1] * 64
+    keys = OnceKeys.build(ones, ones, ones, branches, ones)
+    noise = torch.cat([keys.exponential(purpose, 8) for purpose in Purpose])
+    assert noise.unique().numel() == len(Purpose) * 64 * 8
+
+
+def test_uniforms_stay_between_zero_and_one():
+    """At 1 a certain acceptance would fail; the top words round up to it."""
+    ends = _uniform(torch.tensor([0, 2**32 - 1, 2**32 - 128]).float())
+    assert ends[0] == 2.0**-33
+    assert (ends < 1).all()
+    assert accepts(ends, torch.ones(3)).all()
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,23 @@ def test_bad_logits_behind_a_rejection_harm_nobody(rule):
     assert found == [(0, 3, False, False), (0, 3, False, False)]
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bad_row_never_walks_into_the_next(rule, temperature):
+    """A short one, whose last logits are bad, before a long one that is all right."""
+    logits = torch.full((6, NUM_TOKENS), -50.0)
+    logits[:, 3] = 50.0
+    logits[1] = float("nan")
+    rows = [
+        RowToVerify(rule, state(seed=seed, temperature=temperature), drafted)
+        for seed, drafted in enumerate(([3], [3, 3, 3]))
+    ]
+    needs_law = rows[0].judged_by is not VerificationRule.COUPLED
+    laws = [[{3: 1.0}] * len(row.drafted) if needs_law else [] for row in rows]
+    found = outcomes(rows, [logits[:2], logits[2:]], laws)
+    assert found == [(1, NO_TOKEN, True, False), (3, 3, False, False)]
+
+
 @pytest.mark.parametrize("rule", RATIO_RULES)
 @pytest.mark.parametrize(
     ("ids", "probs"),
