@@ -5,6 +5,7 @@ Imports a subcommand's machinery only when it runs: `--help` answers at once.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -16,6 +17,7 @@ from specserve.errors import SpecserveError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # as shells report SIGINT
+EXIT_PIPE_CLOSED = 141  # and SIGPIPE
 _COMMANDS = {"launch": launch, "generate": generate, "chat": chat, "info": info}
 _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
@@ -38,6 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE if error.code in _USAGE_CODES else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough. What is buffered has nowhere to go either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE_CLOSED
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -20,7 +20,8 @@ from specserve.errors import InvalidField
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
+DAY_S = 86_400.0  # no timer of ours is longer, and every timer of the kernel can hold it
+Seconds = Annotated[float, Meta(gt=0, le=DAY_S)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
@@ -54,7 +55,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_batch_tokens: Positive = 512  # tokens of one forward: decode rows, then prefill chunks
     prefix_cache: bool = True
     deterministic: bool | None = None  # None: on for CPU, off for CUDA
-    hang_timeout_s: Annotated[float, Meta(ge=2)] = 120.0  # a longer round ends the service
+    # A longer round ends the service.
+    hang_timeout_s: Annotated[float, Meta(ge=2, le=DAY_S)] = 120.0
+    )
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,12 +65,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     host: str = "127.0.0.1"
     grpc_port: Port = 7411  # 0: any free port, printed at start
-    max_queued_requests: Positive = 1024
+    max_queued_requests: Annotated[int, Meta(ge=1, le=32_768)] = 1024
     max_samples: Positive = 64  # limit of n
     max_logprobs: Annotated[int, Meta(ge=0, le=1000)] = 20
-    max_message_bytes: Positive = 16 * 1024 * 1024
+    max_message_bytes: Annotated[int, Meta(ge=1024, le=2**31 - 1)] = 16 * 1024 * 1024
     stream_buffer_rounds: Positive = 4096  # rounds a slow reader may lag before it is cut off
-    drain_timeout_s: Annotated[float, Meta(ge=0)] = 30.0
+    drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
     startup_timeout_s: Seconds = 1800.0  # a process not ready by then ends the launch
 
 

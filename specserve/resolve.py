@@ -34,6 +34,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     """
     topology = parse_topology(config.topology.topology)
     _check_seams(config, topology)
+    _check_batch(config.engine)
     spec.check_divisible(topology.num_target_ranks)
     device = _resolve_device(config, topology, hardware)
     placements, oversubscribed = _place(config, topology, device, hardware)
@@ -48,11 +49,18 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         blocks_per_context=math.ceil(context_len / config.engine.block_size),
         available=int(hardware.available_memory * _KV_SHARE_OF_MEMORY) // ranks,
     )
+    num_blocks = _resolve_num_blocks(config.engine, device, pool)
+    if num_blocks is not None:
+        model = _fit_context(config, model, num_blocks)
+    if device == "cpu":
+        weights = spec.num_params * _DTYPE_BYTES[dtype]
+        pools = (num_blocks or 0) * pool.block_bytes * ranks
+        _check_memory(weights, pools, hardware.available_memory)
     deterministic = config.engine.deterministic
     engine = msgspec.structs.replace(
         config.engine,
         deterministic=device == "cpu" if deterministic is None else deterministic,
-        num_blocks=_resolve_num_blocks(config.engine, device, pool),
+        num_blocks=num_blocks,
     )
     return ResolvedConfig(
         model=model,
@@ -91,6 +99,15 @@ def _check_seams(config: Config, topology: Topology) -> None:
         raise Unsupported(
             f"server.host: {config.server.host!r} is not a loopback address; this version has no "
             "authentication (127.0.0.1)"
+        )
+
+
+def _check_batch(engine: EngineConfig) -> None:
+    if engine.max_batch_tokens < engine.max_batch_rows:
+        raise InvalidField(
+            "engine.max_batch_tokens",
+            f"{engine.max_batch_tokens} is less than engine.max_batch_rows, "
+            f"{engine.max_batch_rows}",
         )
 
 
@@ -134,6 +151,26 @@ def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Pat
         ballast=model.ballast,
         max_model_len=max_model_len,
     )
+
+
+def _fit_context(config: Config, model: ModelConfig, num_blocks: int) -> ModelConfig:
+    """A context that fits into the pool: a wish that does not is refused, the default shrinks."""
+    room, wish = num_blocks * config.engine.block_size, config.model.max_model_len
+    if wish is not None and wish > room:
+        raise Unsupported(
+            f"model.max_model_len: {wish} tokens exceed the KV pool, "
+            f"{num_blocks} blocks of {config.engine.block_size}"
+        )
+    return msgspec.structs.replace(model, max_model_len=min(model.max_model_len or room, room))
+
+
+def _check_memory(weights: int, pools: int, available: int) -> None:
+    """A lower bound in bytes, for all ranks; keeps a slip of the hand from filling the machine."""
+    if weights + pools > available:
+        raise Unsupported(
+            f"memory: weights of {format_bytes(weights)} and KV pools of {format_bytes(pools)} "
+            f"exceed the {format_bytes(available)} available (model.ballast, engine.kv_memory)"
+        )
 
 
 class _KvPool(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,11 +6,11 @@ import socket
 from types import FrameType, TracebackType
 from typing import Self
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalPipe:
-    """While entered, SIGINT, SIGTERM and SIGCHLD arrive at `reader`. Main thread only."""
+    """While entered, STOP_SIGNALS and SIGCHLD arrive at `reader`. Main thread only."""
 
     def __enter__(self) -> Self:
         self.reader, self._writer = socket.socketpair()
@@ -18,7 +18,9 @@ class SignalPipe:
         self._writer.setblocking(False)
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._previous = {
-            signum: signal.signal(signum, _ignore) for signum in (*STOP_SIGNALS, signal.SIGCHLD)
+            signum: signal.signal(signum, _ignore)
+            for signum in (*STOP_SIGNALS, signal.SIGCHLD)
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN  # nohup
         }
         return self
 

@@ -1,8 +1,9 @@
 """Muon for the hidden matrices, AdamW for embeddings and norms, under one interface.
 
-Muon (Jordan et al. 2024) orthogonalises the momentum of each matrix. At this scale it needs about
-half the tokens of AdamW for the same loss, and its Newton-Schulz step costs a few per cent of a
-step of 8,192 tokens. Embeddings and gains are not linear maps, so AdamW keeps them.
+Muon (Jordan et al. 2024) orthogonalises the momentum of each matrix and is reported to need far
+fewer tokens than AdamW for the same loss (not compared here). Both optimizers together took 0.12 of
+1.64 s for a step of 8,192 tokens on two CPU cores. Embeddings and gains are not linear maps, so
+AdamW keeps them.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+# From step 196 of a run at (6e-3, 3e-3), 12e-3 for Muon or 9e-3 for AdamW gave 4.54 and 4.57 over
+# the next 20 steps against 4.45; so half was then taken for Muon and two thirds for AdamW.
 MUON_LR = 3e-3  # in units of AdamW: the update RMS is matched to it
 ADAM_LR = 2e-3
 WEIGHT_DECAY = 0.1

@@ -126,7 +126,7 @@ def _card(
         (d, sizes[f"train-{d}"]["files"], f"{sizes[f'train-{d}']['bytes'] / 1e6:.1f}",
          f"{sizes[f'train-{d}']['tokens']:,}", training["epochs"][d]) for d in DOMAINS
     ]  # fmt: skip
-    varied_text = ", ".join(f"{domain} {share:.0%}" for domain, share in varied.items())
+    varied_text = ", ".join(f"{domain} {share:.1%}" for domain, share in varied.items())
     return _CARD.format(
         losses=_table(loss_rows), data=_table(data_rows), varied=varied_text, command=command,
         num_greedy=NUM_GREEDY, floor=DISTINCT_FLOOR, context=CONTEXT,
@@ -158,9 +158,9 @@ prompts of `../prompts`: {varied}.
 
 ## Training
 
-{steps:,} steps, {tokens:.1f}M tokens, {minutes} active minutes ({machine}, {date}), Muon for
-matrices and AdamW for the rest, warm-up, stable, decay. Figures also in `held_out.json`; file
-hashes in `SHA256SUMS` (`sha256sum -c SHA256SUMS`).
+{steps:,} steps, {tokens:.1f}M tokens, {minutes} active minutes ({machine},
+{date}), Muon for matrices and AdamW for the rest, warm-up, stable, decay.
+Figures also in `held_out.json`; file hashes in `SHA256SUMS` (`sha256sum -c SHA256SUMS`).
 
     {command}
 

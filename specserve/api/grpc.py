@@ -135,7 +135,7 @@ class AdminServicer:
         path = Path(tempfile.mkdtemp(prefix="specserve-profile-"), "trace.json")
         profiled = await self._service.hub.profile(num_rounds, str(path))
         if profiled.error:
-            raise from_code("FAILED_PRECONDITION", f"profile: {profiled.error}")
+            raise from_code("FAILED_PRECONDITION", profiled.error)
         return pb.ProfileResponse(path=profiled.path)
 
 

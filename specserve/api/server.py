@@ -16,6 +16,9 @@ from specserve.config import ServerConfig
 from specserve.errors import SpecserveError, Unsupported
 
 _MAX_HEADER_BYTES = 16 * 1024
+# Far above the queue's limit, whose refusal says more than a bare REFUSED_STREAM does: refused
+# calls that are still closing count as streams.
+_MAX_STREAMS = 65_536
 _SHUTDOWN_GRACE_S = 1.0  # for responses already written to reach their clients
 
 
@@ -74,8 +77,7 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
         ("grpc.max_metadata_size", _MAX_HEADER_BYTES),
-        # Above the queue's limit, whose refusal says more than a stream that does not open.
-        ("grpc.max_concurrent_streams", 2 * config.max_queued_requests),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS),
         ("grpc.keepalive_time_ms", 30_000),  # finds clients whose machine has gone
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

@@ -3,12 +3,21 @@
 from typing import Any
 
 import msgspec
+from google.protobuf.descriptor import FieldDescriptor
 
 from specserve.api import events
 from specserve.api.call import ChatMessage, GenerateCall
 from specserve.api.from_proto import ORIGINS
 from specserve.api.grpc_gen import generation_pb2 as pb
+from specserve.errors import InvalidField
 from specserve.types import Load, Logprobs, Ready
+
+_INTEGERS = {
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+}
 
 # --- requests, on the client ------------------------------------------------------------------
 
@@ -17,22 +26,43 @@ def request_of(call: GenerateCall) -> pb.GenerateRequest:
     """The message for a call; only what differs from the defaults is sent.
 
     Raises:
-        TypeError, ValueError: a value that its protobuf field cannot hold.
+        InvalidField: a value that its protobuf field cannot hold.
     """
     sampling: dict[str, Any] = msgspec.to_builtins(call.sampling, builtin_types=(), str_keys=False)
-    spec = call.spec
-    return pb.GenerateRequest(
-        sampling=pb.SamplingParams(**sampling),
-        request_id=call.request_id,
-        model=call.model,
-        seed=call.seed,
-        cache_salt=call.cache_salt or None,
-        priority=call.priority or None,
-        spec=pb.SpecOptions(
-            mode=spec.mode, max_verify_len=spec.max_verify_len, return_stats=spec.return_stats
-        ),
-        **_prompt_of(call.prompt),
-    )
+    spec: dict[str, Any] = msgspec.structs.asdict(call.spec)
+    fields: dict[str, Any] = {
+        "request_id": call.request_id,
+        "model": call.model,
+        "seed": call.seed,
+        "cache_salt": call.cache_salt or None,
+        "priority": call.priority or None,
+        "sampling": _message(pb.SamplingParams, sampling),
+        "spec": _message(pb.SpecOptions, spec),
+    }
+    return _message(pb.GenerateRequest, fields | _prompt_of(call.prompt))
+
+
+def _message(kind: Any, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - any kind of message
+    try:
+        return kind(**fields)
+    except (TypeError, ValueError):
+        for name, value in fields.items():
+            _require_fit(kind, name, value)
+        raise
+
+
+def _require_fit(kind: Any, name: str, value: object) -> None:  # noqa: ANN401
+    try:
+        kind(**{name: value})
+    except UnicodeEncodeError as error:
+        raise InvalidField("prompt" if name == "text" else name, "is not valid Unicode") from error
+    except (TypeError, ValueError) as error:
+        limits = _INTEGERS.get(kind.DESCRIPTOR.fields_by_name[name].type)
+        if limits is None:  # of another type: protobuf's own words say more
+            raise InvalidField(name, str(error)) from error
+        raise InvalidField(
+            name, f"{value!r} is no integer from {limits[0]} to {limits[1]}"
+        ) from error
 
 
 def _prompt_of(prompt: str | list[int] | list[ChatMessage]) -> dict[str, Any]:
@@ -40,9 +70,13 @@ def _prompt_of(prompt: str | list[int] | list[ChatMessage]) -> dict[str, Any]:
         return {"text": prompt}
     turns = [item for item in prompt if isinstance(item, ChatMessage)]
     if turns:
-        messages = [pb.ChatMessage(role=turn.role, content=turn.content) for turn in turns]
+        messages = [_message(pb.ChatMessage, msgspec.structs.asdict(turn)) for turn in turns]
         return {"chat": pb.ChatMessages(messages=messages)}
-    return {"token_ids": pb.TokenIds(ids=[item for item in prompt if isinstance(item, int)])}
+    return {
+        "token_ids": _message(
+            pb.TokenIds, {"ids": [item for item in prompt if isinstance(item, int)]}
+        )
+    }
 
 
 # --- responses, on the server -----------------------------------------------------------------

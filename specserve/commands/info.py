@@ -127,7 +127,7 @@ def _weights_hash(folder: Path) -> str:
     """Of the single weight file; sharded checkpoints are too large to hash for a glance."""
     path = folder / "model.safetensors"
     if not path.is_file():
-        return "sharded"
+        return "sharded" if any(folder.glob("*.safetensors")) else "missing: no safetensors here"
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
