@@ -48,7 +48,7 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[engine]`: the target node's limits. Lengths in tokens."""
 
-    block_size: Positive = 16
+    block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     num_blocks: Positive | None = None  # None: from kv_memory
     kv_memory: str | None = None  # per rank, e.g. "512MiB"; None: a share of what is free
     max_batch_rows: Positive = 64  # samples that run at once
@@ -57,7 +57,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     deterministic: bool | None = None  # None: on for CPU, off for CUDA
     # A longer round ends the service.
     hang_timeout_s: Annotated[float, Meta(ge=2, le=DAY_S)] = 120.0
-    )
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

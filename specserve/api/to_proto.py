@@ -61,7 +61,7 @@ def _require_fit(kind: Any, name: str, value: object) -> None:  # noqa: ANN401
         if limits is None:  # of another type: protobuf's own words say more
             raise InvalidField(name, str(error)) from error
         raise InvalidField(
-            name, f"{value!r} is no integer from {limits[0]} to {limits[1]}"
+            name, f"{value!r} is out of range; it must be {limits[0]} to {limits[1]}"
         ) from error
 
 

@@ -159,3 +159,17 @@ def test_the_async_client_aborts_what_is_left_early(rig):  # noqa: F811
 
     rig.call(use())
     rig.until(lambda: rig.target.received(Abort))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "problem"),
+    [
+        ("x", {"seed": -1}, "seed: -1 is out of range; it must be 0 to 18446744073709551615"),
+        ("x", {"n": 10**20}, "n: 100000000000000000000 is out of range"),
+        ("x", {"stop_token_ids": [-4]}, r"stop_token_ids: \[-4\] is out of range"),
+        ("\udcff", {}, "prompt: is not valid Unicode"),
+    ],
+)
+def test_values_the_wire_cannot_carry_are_refused_by_name(client, prompt, options, problem):
+    with pytest.raises(InvalidField, match=problem):
+        client.generate(prompt, **options)

@@ -270,3 +270,28 @@ def test_what_is_no_count_is_refused(text):
 def test_sizes_are_printed_for_people():
     assert (format_bytes(512 << 20), format_bytes(12)) == ("512.0 MiB", "12 B")
     assert (format_count(61_234_567), format_count(999)) == ("61.2M", "999")
+
+
+def test_a_context_shrinks_to_the_pool_unless_it_was_asked_for():
+    assert resolved(Config(engine=EngineConfig(num_blocks=3))).model.max_model_len == 48
+    wish = Config(engine=EngineConfig(num_blocks=3), model=ModelConfig(max_model_len=49))
+    with pytest.raises(Unsupported, match=r"model\.max_model_len: 49 tokens exceed"):
+        resolved(wish)
+
+
+def test_weights_and_pools_beyond_the_memory_are_refused_before_anything_starts():
+    with pytest.raises(Unsupported, match="memory: weights of"):
+        resolved(Config(engine=EngineConfig(kv_memory="9000TiB")))
+    with pytest.raises(Unsupported, match="memory: weights of"):
+        resolved(Config(model=ModelConfig(ballast="90000B")))
+
+
+def test_a_batch_has_a_token_for_every_row():
+    with pytest.raises(InvalidField, match=r"engine\.max_batch_tokens: 7 is less"):
+        resolved(Config(engine=EngineConfig(max_batch_rows=8, max_batch_tokens=7)))
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e10", "nan"])
+def test_times_no_timer_can_hold_are_refused(seconds: str):
+    with pytest.raises(InvalidField, match=r"server\.startup_timeout_s"):
+        load_config(None, {"server.startup_timeout_s": seconds})
