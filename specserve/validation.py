@@ -51,7 +51,7 @@ def validate_request(request: Request, limits: Limits) -> Request:
         raise InvalidField(
             "prompt",
             f"has {len(request.prompt_token_ids)} tokens; the limit is "
-            f"{limits.max_model_len - 1}, which leaves 1 of the model's {limits.max_model_len}",
+            f"{limits.max_model_len - 1}, which leaves 1 of max_model_len {limits.max_model_len}",
         )
     _check_token_ids("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
     if request.sampling.max_tokens <= room:

@@ -26,10 +26,12 @@ class LoadMeter:
         self._num_generated_tokens += sum(len(delta.token_ids) for delta in deltas)
         prefilled = [row for row in rows if row.sequence.num_computed <= row.sequence.num_prompt]
         self._num_prompt_tokens += sum(row.num_tokens for row in prefilled)
+        # As in a request's usage: the samples that start from the first one's prompt do not count.
         self._num_cached_tokens += sum(
             row.sequence.num_cached
             for row in prefilled
-            if row.sequence.num_computed == row.sequence.num_cached + row.num_tokens
+            if row.sequence.sample_index == 0
+            and row.sequence.num_computed == row.sequence.num_cached + row.num_tokens
         )
         if not prefilled:
             weight = _SMOOTHING if self._round_s else 1.0

@@ -101,6 +101,8 @@ class TargetNode:
 
     def _run_round(self, rows: list[Row]) -> None:
         start_s = time.monotonic()
+        for row in rows:
+            self._requests[row.sequence.request.request_id].mark_started(start_s)
         batch = ForwardBatch.of(rows, self.scheduler.pool.take_fresh())
         if self.ranks.size > 1:
             self.ranks.broadcast(Order.FORWARD, batch.encode())
@@ -127,12 +129,12 @@ class TargetNode:
             self._fail(live, result.fault)
             return None
         self.scheduler.commit(row)
-        live.mark_progress(time.monotonic(), generated=row.samples)
         if result.prompt_logprobs:
             sequence.num_prompt_logprobs += len(result.prompt_logprobs)
             self.control.send(PromptLogprobs(live.request.request_id, result.prompt_logprobs))
         if not row.samples:
             return None
+        live.mark_prefilled(time.monotonic())
         sequence.token_ids.append(result.token_id)
         sequence.finish_reason = self._finish_reason(sequence)
         for other in live.start_others():

@@ -45,11 +45,14 @@ class LiveRequest:
             sequence.finish_reason is not None for sequence in self.sequences
         )
 
-    def mark_progress(self, now_s: float, *, generated: bool) -> None:
-        """Note the first forward and the first token."""
+    def mark_started(self, now_s: float) -> None:
+        """A forward with one of its tokens begins; the first one ends the queueing."""
         if self.started_s is None:
             self.started_s = now_s
-        if generated and self.prefilled_s is None:
+
+    def mark_prefilled(self, now_s: float) -> None:
+        """A token was sampled; the first one ends the prefill."""
+        if self.prefilled_s is None:
             self.prefilled_s = now_s
 
     def end(self, terminal: Terminal, error: str = "", code: str = "") -> RequestEnd:

@@ -51,7 +51,12 @@ def run_rank(arguments: ChildArguments) -> int:
         report_ready(arguments.ready_fd)
         follow(ranks, runner)
     else:
-        _lead(config, arguments, ranks, runner)
+        try:
+            node = _leader(config, arguments, ranks, runner)
+        except SpecserveError as error:
+            report_failure(arguments.ready_fd, error)
+            return 2
+        _lead(node, config, arguments)
     if ranks.size > 1:
         dist.destroy_process_group()
     return 0
@@ -113,8 +118,10 @@ def _num_blocks(config: ResolvedConfig, model: Transformer) -> int:
     return int(count.item())
 
 
-def _lead(config: ResolvedConfig, arguments: ChildArguments, ranks: Ranks, runner: Runner) -> None:
-    """Rank 0: open the control plane, announce, run the loop until SIGTERM."""
+def _leader(
+    config: ResolvedConfig, arguments: ChildArguments, ranks: Ranks, runner: Runner
+) -> TargetNode:
+    """Rank 0's node, its control plane open."""
     spec, engine = runner.model.config, config.engine
     pool = BlockPool(runner.cache.num_blocks, engine.block_size, prefix_cache=engine.prefix_cache)
     max_model_len = min(
@@ -124,9 +131,8 @@ def _lead(config: ResolvedConfig, arguments: ChildArguments, ranks: Ranks, runne
     scheduler = Scheduler(
         pool, max_batch_rows=engine.max_batch_rows, max_batch_tokens=engine.max_batch_tokens
     )
-    control = TargetControl(arguments.control_dir)
-    node = TargetNode(
-        control=control,
+    return TargetNode(
+        control=TargetControl(arguments.control_dir),
         scheduler=scheduler,
         runner=runner,
         sampler=Sampler(
@@ -141,24 +147,28 @@ def _lead(config: ResolvedConfig, arguments: ChildArguments, ranks: Ranks, runne
         ),
         hang_timeout_s=engine.hang_timeout_s,
     )
+
+
+def _lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
+    """Announce what is served and run the loop until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    watch(lambda: node.progress, engine.hang_timeout_s)
-    control.announce(_ready(config, runner, pool, max_model_len))
+    watch(lambda: node.progress, config.engine.hang_timeout_s)
+    node.control.announce(_ready(node, config))
     report_ready(arguments.ready_fd)
     try:
         node.run()
     finally:
-        control.close()
+        node.control.close()
 
 
-def _ready(config: ResolvedConfig, runner: Runner, pool: BlockPool, max_model_len: int) -> Ready:
-    model, spec, engine = runner.model, runner.model.config, config.engine
+def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
+    model, spec, engine = node.runner.model, node.runner.model.config, config.engine
     return Ready(
         model=config.model.name or Path(config.model.target or "").name,
         model_type=spec.model_type,
         vocab_size=spec.vocab_size,
-        max_model_len=max_model_len,
+        max_model_len=node.limits.max_model_len,
         num_layers=spec.num_layers,
         num_params=model.num_params,
         ballast_params=model.ballast_params,
@@ -168,7 +178,7 @@ def _ready(config: ResolvedConfig, runner: Runner, pool: BlockPool, max_model_le
         oversubscribed=config.oversubscribed,
         deterministic=bool(engine.deterministic),
         block_size=engine.block_size,
-        num_blocks=pool.num_blocks,
+        num_blocks=node.scheduler.pool.num_blocks,
         max_batch_rows=engine.max_batch_rows,
         max_batch_tokens=engine.max_batch_tokens,
         eos_token_ids=tuple(spec.eos_token_ids),

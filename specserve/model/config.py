@@ -102,7 +102,7 @@ class ModelSpec:
         ):
             if size % num_ranks:
                 raise Unsupported(
-                    f"tensor parallelism over {num_ranks} ranks: {field} is {size}, "
+                    f"topology.topology: {num_ranks} target ranks, but {field} is {size}, "
                     f"which {num_ranks} does not divide"
                 )
 
@@ -198,7 +198,9 @@ def read_json(path: Path, kind: type[T]) -> T:
     try:
         content: object = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise Unsupported(f"{path.parent}: no model folder, {path.name} is missing") from None
+        raise Unsupported(
+            f"model.target: {path.parent} is no model folder, {path.name} is missing"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise Unsupported(f"{path}: not readable as JSON: {error}") from error
     return convert(path, content, kind)

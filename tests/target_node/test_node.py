@@ -272,6 +272,7 @@ def test_waiting_time_counts_as_queueing_and_the_rest_as_prefill_and_decoding(mo
     target.run_until_idle()
     elapsed_s = time.monotonic() - start_s
     first, second = target.ends["first"].stats, target.ends["second"].stats
+    assert first.prefill_s > 0
     assert second.queue_s > first.prefill_s + first.decode_s > 0
     assert second.queue_s + second.prefill_s + second.decode_s <= elapsed_s + 0.1
 
