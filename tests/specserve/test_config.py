@@ -221,7 +221,7 @@ def test_a_value_that_is_never_right_is_an_invalid_field(config, message):
             Config(topology=TopologyConfig(topology="1+1")),
             "draft processes, which need speculation",
         ),
-        (Config(topology=TopologyConfig(topology="3+0")), "3 target ranks, but num_attention_heads is 8"),
+        (Config(topology=TopologyConfig(topology="3+0")), "ranks, but num_attention_heads is 8"),
         (Config(topology=TopologyConfig(device="cuda")), "no CUDA device"),
         (Config(speculation=SpeculationConfig(mode="async")), "speculation.mode: 'async'"),
         (Config(server=ServerConfig(host="0.0.0.0")), "server.host: '0.0.0.0' is not a loopback"),

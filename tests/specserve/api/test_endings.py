@@ -97,6 +97,8 @@ def test_abort_by_id_ends_the_stream_with_cancelled_and_is_idempotent(endless):
         with pytest.raises(grpc.RpcError) as caught:
             list(stream)
     assert caught.value.code() is grpc.StatusCode.CANCELLED
+    # The target may not even have seen the request yet: wait for the abort, not for idleness.
+    endless.until(lambda: len(endless.target.received(Abort)) == 1)
     endless.until(lambda: endless.target.num_live == 0)
     assert len(endless.target.received(Abort)) == 1
 
