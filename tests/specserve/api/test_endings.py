@@ -59,6 +59,7 @@ def test_a_disconnected_client_is_aborted_within_100_ms(endless):
     assert_aborted_within(endless, 0.1, closed_s)
 
 
+@pytest.mark.slow
 def test_hundreds_of_random_cancels_leave_nothing_behind(endless, stub):
     for index in range(300):
         stream = stub.GenerateStream(LONG)

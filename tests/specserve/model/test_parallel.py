@@ -35,7 +35,8 @@ def run_ranks(folder: Path, size: int) -> list[dict[str, torch.Tensor]]:
     return [load_file(folder / f"out-{size}-{rank}.safetensors") for rank in range(size)]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
 def test_several_ranks_give_the_bits_of_one(folder, size):
     ranks = run_ranks(folder, size)
 
