@@ -26,6 +26,7 @@ from target_node.ranks import Ranks
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
+from target_node.speculation import NoSpeculation
 
 STAGES = (
     "receive", "schedule", "lay out", "plan", "model", "head", "sample", "commit", "send", "other",
@@ -88,6 +89,7 @@ def measure_rounds(runner: Runner, job: RoundJob, setup: Setup) -> RoundTimes:
 
 
 def _node(runner: Runner, control: TargetControl, setup: Setup) -> TargetNode:
+    spec = runner.model.config
     pool = BlockPool(runner.cache.num_blocks, setup.block_size, prefix_cache=True)
     scheduler = Scheduler(pool, max_batch_rows=64, max_batch_tokens=setup.max_batch_tokens)
     return TargetNode(
@@ -95,12 +97,15 @@ def _node(runner: Runner, control: TargetControl, setup: Setup) -> TargetNode:
         scheduler=scheduler,
         runner=runner,
         sampler=Sampler(
-            eos_token_ids=runner.model.config.eos_token_ids, device=torch.device("cpu")
+            eos_token_ids=spec.eos_token_ids,
+            max_model_len=spec.max_position_embeddings,
+            device=torch.device("cpu"),
         ),
+        speculation=NoSpeculation(),
         ranks=Ranks(1),
         limits=Limits(
-            vocab_size=runner.model.config.vocab_size,
-            max_model_len=runner.model.config.max_position_embeddings,
+            vocab_size=spec.vocab_size,
+            max_model_len=spec.max_position_embeddings,
             max_samples=1,
             max_logprobs=0,
         ),

@@ -74,9 +74,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[speculation]`: the seam for drafting; only `off` exists so far."""
+    """`[speculation]`: who drafts, and how drafted tokens are judged."""
 
-    mode: str = "off"
+    mode: str = "off"  # off | sync
+    # Folder, hub id, "ngram", or the name of an embedded one; None: the embedded default.
+    drafter: str | None = None
+    local_head: str | None = None  # folder of a DeLS head to add to a DFlash drafter
+    verification: str = "foreseeable"  # of unseeded requests: rejection | foreseeable | coupled
+    gamma: Positive | None = None  # drafted tokens a round at most; None: the drafter's own
+    # The likeliest draft tokens that a law keeps, in the rejection family.
+    num_kept: Annotated[int, Meta(ge=1, le=4096)] = 64
+    # Tokens less likely than this to be reached are not verified.
+    min_survival: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

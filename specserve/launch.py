@@ -9,8 +9,11 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from specserve.child import ChildCommand
 from specserve.config import Config, ResolvedConfig, write_resolved
+from specserve.drafter_source import locate_drafter
 from specserve.errors import InvalidField, Unsupported
 from specserve.hardware import probe
 from specserve.model.config import read_spec
@@ -25,6 +28,8 @@ _MODULES = {"api": "specserve.api", "target": "target_node"}
 def resolve_here(config: Config) -> ResolvedConfig:
     """`resolve` on this machine and the configured model. Raises InvalidField, Unsupported."""
     folder = locate_target(config.model.target)
+    speculation = locate_drafter(config.speculation, folder)
+    config = msgspec.structs.replace(config, speculation=speculation)
     return resolve(config, probe(), read_spec(folder), folder)
 
 

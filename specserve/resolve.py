@@ -9,7 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from specserve.config import Config, EngineConfig, ModelConfig, Placement, ResolvedConfig
+from specserve.config import (
+    Config,
+    EngineConfig,
+    ModelConfig,
+    Placement,
+    ResolvedConfig,
+    SpeculationConfig,
+)
+from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import InvalidField, Unsupported
 from specserve.hardware import Hardware
 from specserve.model.ballast import with_ballast
@@ -21,6 +29,9 @@ from specserve.topology import Topology, parse_topology, place_on_cpu, place_on_
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DEVICES = ("cpu", "cuda")
+_MODES = ("off", "sync")
+_MODES_TO_COME = ("async", "auto")
+_RULES = tuple(rule.value for rule in VerificationRule)
 _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 _KV_SHARE_OF_MEMORY = 0.25  # of host memory, all ranks together
@@ -84,13 +95,10 @@ def _check_seams(config: Config, topology: Topology) -> None:
     """The wishes that no machine meets: later versions will, or nobody should."""
     if topology.num_draft_processes > 0:
         raise Unsupported(
-            f"topology.topology: {topology} asks for draft processes, which need speculation; "
-            f"this version has none (use {topology.num_target_ranks}+0)"
+            f"topology.topology: {topology} asks for draft processes, which need asynchronous "
+            f"speculation; this version has none (use {topology.num_target_ranks}+0)"
         )
-    if config.speculation.mode != "off":
-        raise Unsupported(
-            f"speculation.mode: {config.speculation.mode!r} is not available in this version (off)"
-        )
+    _check_speculation(config.speculation)
     if config.telemetry.log_level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
         level = config.telemetry.log_level
@@ -99,6 +107,23 @@ def _check_seams(config: Config, topology: Topology) -> None:
         raise Unsupported(
             f"server.host: {config.server.host!r} is not a loopback address; this version has no "
             "authentication (127.0.0.1)"
+        )
+
+
+def _check_speculation(speculation: SpeculationConfig) -> None:
+    if speculation.mode in _MODES_TO_COME:
+        known = ", ".join(_MODES)
+        raise Unsupported(
+            f"speculation.mode: {speculation.mode!r} is not available in this version ({known})"
+        )
+    if speculation.mode not in _MODES:
+        raise InvalidField(
+            "speculation.mode", f"{speculation.mode!r} is not known ({', '.join(_MODES)})"
+        )
+    if speculation.verification not in _RULES:
+        raise InvalidField(
+            "speculation.verification",
+            f"{speculation.verification!r} is not known ({', '.join(_RULES)})",
         )
 
 

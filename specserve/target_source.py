@@ -24,14 +24,17 @@ def locate_target(target: str | None) -> Path:
 
     Raises InvalidField when it is none of these.
     """
-    if target is None:
-        return EMBEDDED_TARGET
-    path = Path(target).expanduser()
+    return EMBEDDED_TARGET if target is None else locate_folder(target, "model.target")
+
+
+def locate_folder(name: str, field: str) -> Path:
+    """A local folder or one fetched from the hub; raises InvalidField naming `field`."""
+    path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
-    if path.exists() or not _HUB_ID.fullmatch(target):
-        raise InvalidField("model.target", f"{target!r} is neither a folder nor a hub id (a/b)")
-    return _fetch(target)
+    if path.exists() or not _HUB_ID.fullmatch(name):
+        raise InvalidField(field, f"{name!r} is neither a folder nor a hub id (a/b)")
+    return _fetch(name, field)
 
 
 def default_name(folder: Path) -> str:
@@ -39,7 +42,7 @@ def default_name(folder: Path) -> str:
     return EMBEDDED_NAME if folder == EMBEDDED_TARGET else folder.name
 
 
-def _fetch(hub_id: str) -> Path:
+def _fetch(hub_id: str, field: str) -> Path:
     import huggingface_hub as hub  # imported here: it is slow, and most launches are local
 
     try:
@@ -49,5 +52,5 @@ def _fetch(hub_id: str) -> Path:
         )
     except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
         problem = " ".join(str(error).split())[:200]
-        raise InvalidField("model.target", f"cannot fetch {hub_id!r}: {problem}") from error
+        raise InvalidField(field, f"cannot fetch {hub_id!r}: {problem}") from error
     return Path(folder)

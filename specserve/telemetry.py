@@ -25,6 +25,17 @@ def setup_logging(process: str, level: str = "info") -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+class VerifiedRow(msgspec.Struct, kw_only=True, frozen=True):
+    """One row of a round that verified drafted tokens."""
+
+    request_id: str
+    sample_index: int
+    verify_len: int
+    num_accepted: int
+    num_emitted: int
+    confidences: tuple[float, ...] = ()  # of the whole block; empty: the drafter has none
+
+
 class RoundRecord(msgspec.Struct, kw_only=True):
     """One round of the node loop: counts of rows and tokens, seconds by span."""
 
@@ -36,6 +47,7 @@ class RoundRecord(msgspec.Struct, kw_only=True):
     num_preempted: int = 0
     round_s: float = 0.0
     spans_s: dict[str, float] = {}
+    rows: list[VerifiedRow] = []  # those that verified drafted tokens
 
     @contextmanager
     def span(self, name: str) -> Generator[None]:

@@ -74,6 +74,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""  # prefix blocks are shared only between equal salts
     priority: int = 0  # lower runs first
     deadline_s: float | None = None  # CLOCK_MONOTONIC seconds of this host; None: no deadline
+    max_verify_len: int | None = None  # drafted tokens a round; 0: none, None: the server decides
+
+
+class Speculation(msgspec.Struct, frozen=True, array_like=True):
+    """Drafted tokens of one row, in order, with what was known of each before it was drawn."""
+
+    token_ids: tuple[int, ...]
+    # P(token k accepted | those before it were); None: the drafter has no opinion.
+    confidences: tuple[float, ...] | None = None
+    branch: int = 0  # which of the blocks drafted for this row and round
+    place: int = 0  # of the block in the batch that holds its laws
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -107,11 +118,13 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     num_rounds: int = 0
-    num_drafted_tokens: int = 0
+    num_drafted_tokens: int = 0  # those that were verified
     num_accepted_tokens: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    num_drafts: int = 0  # rounds that verified at least one drafted token
+    num_accepted_per_position: list[int] = []  # accepted tokens by their place in the block
 
 
 # --- API process -> target leader -----------------------------------------------------------
@@ -179,6 +192,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_batch_rows: int
     max_batch_tokens: int
     eos_token_ids: tuple[int, ...]
+    speculation: str = "off"
+    drafter: str = ""  # the architecture; empty when off
+    verification: str = ""  # the rule of requests without a seed; empty when off
+    gamma: int = 0  # drafted tokens a round at most
 
 
 class RoundEvents(msgspec.Struct, frozen=True, tag="round"):
@@ -221,6 +238,10 @@ class Load(msgspec.Struct, frozen=True, tag="load", omit_defaults=True):
     round_s: float = 0.0  # exponential moving average of a decode round
     draining: bool = False
     uptime_s: float = 0.0
+    num_drafts: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_per_position: list[int] = []
 
 
 class Drained(msgspec.Struct, frozen=True, tag="drained"):

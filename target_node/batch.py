@@ -35,6 +35,7 @@ class ForwardBatch:
             sequence = row.sequence
             start, end = sequence.num_computed, sequence.num_computed + row.num_tokens
             token_ids += sequence.token_ids[start:end]
+            token_ids += row.drafted
             logits_index += range(len(token_ids) - row.num_logits, len(token_ids))
             num_tokens.append(row.num_tokens)
             context_lens.append(end)

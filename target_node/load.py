@@ -2,8 +2,10 @@
 
 import time
 
+from specserve.telemetry import RoundRecord
 from specserve.types import Load, SampleDelta
 from target_node.scheduler import Row, Scheduler
+from target_node.sequence import add_positions
 
 LOAD_PERIOD_S = 0.25  # also the longest sleep of an idle loop: the API takes silence for death
 _SMOOTHING = 0.1  # weight of the newest round in the average
@@ -20,10 +22,14 @@ class LoadMeter:
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_generated_tokens = 0
+        self._num_drafts = 0
+        self._num_drafted_tokens = 0
+        self._accepted: list[int] = []  # by position in the block
 
-    def count_round(self, rows: list[Row], deltas: list[SampleDelta], round_s: float) -> None:
+    def count_round(self, rows: list[Row], deltas: list[SampleDelta], record: RoundRecord) -> None:
         self.num_rounds += 1
         self._num_generated_tokens += sum(len(delta.token_ids) for delta in deltas)
+        self._count_drafts(record)
         prefilled = [row for row in rows if row.sequence.num_computed <= row.sequence.num_prompt]
         self._num_prompt_tokens += sum(row.num_tokens for row in prefilled)
         # As in a request's usage: the samples that start from the first one's prompt do not count.
@@ -35,7 +41,13 @@ class LoadMeter:
         )
         if not prefilled:
             weight = _SMOOTHING if self._round_s else 1.0
-            self._round_s += weight * (round_s - self._round_s)
+            self._round_s += weight * (record.round_s - self._round_s)
+
+    def _count_drafts(self, record: RoundRecord) -> None:
+        self._num_drafts += len(record.rows)
+        for row in record.rows:
+            self._num_drafted_tokens += row.verify_len
+            add_positions(self._accepted, row.verify_len, row.num_accepted)
 
     def due(self, scheduler: Scheduler, *, draining: bool) -> Load | None:
         """The report, when one is due."""
@@ -58,4 +70,8 @@ class LoadMeter:
             round_s=self._round_s,
             draining=draining,
             uptime_s=now_s - self._started_s,
+            num_drafts=self._num_drafts,
+            num_drafted_tokens=self._num_drafted_tokens,
+            num_accepted_tokens=sum(self._accepted),
+            num_accepted_per_position=list(self._accepted),
         )

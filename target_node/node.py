@@ -1,7 +1,7 @@
 """The target's loop: receive, schedule, run a round, emit. Rank 0 decides, the others follow.
 
-One round, top to bottom: rows -> forward on every rank -> sample on rank 0 -> commit -> emit.
-Nothing here waits for a reader, a drafter or a disk. A request ends in exactly one `RequestEnd`.
+One round, top to bottom: rows -> drafts -> forward on every rank -> verify on rank 0 -> commit ->
+emit. Nothing here waits for a reader or a disk. A request ends in exactly one `RequestEnd`.
 """
 
 import logging
@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from specserve.errors import SpecserveError, Unavailable
+from specserve.telemetry import RoundLog
 from specserve.types import (
     Abort,
     Drain,
@@ -36,10 +37,9 @@ from target_node.runner import Runner
 from target_node.sampler import Fault, SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
+from target_node.speculation import SpeculationSource
 
 log = logging.getLogger(__name__)
-
-KEEP_ALIVE_PERIOD_S = 5.0
 
 
 class TargetNode:
@@ -52,26 +52,26 @@ class TargetNode:
         scheduler: Scheduler,
         runner: Runner,
         sampler: Sampler,
+        speculation: SpeculationSource,
         ranks: Ranks,
         limits: Limits,
-        hang_timeout_s: float = 120.0,
     ) -> None:
         self.control = control
         self.scheduler = scheduler
         self.runner = runner
         self.sampler = sampler
+        self.speculation = speculation
         self.ranks = ranks
         self.limits = limits
         self.progress = 0  # counts turns of the loop; a watchdog looks at it
         self.is_stopping = False
+        self.rounds = RoundLog()
         self._requests: dict[str, LiveRequest] = {}
         self._arrivals = 0
         self._draining = False
         self._drained_sent = False
         self._profiler = RoundProfiler(control.send)
         self._load = LoadMeter()
-        self._keep_alive_s = min(KEEP_ALIVE_PERIOD_S, hang_timeout_s / 4)
-        self._next_keep_alive_s = 0.0
 
     @property
     def num_requests(self) -> int:
@@ -101,85 +101,79 @@ class TargetNode:
 
     def _run_round(self, rows: list[Row]) -> None:
         start_s = time.monotonic()
-        for row in rows:
-            self._requests[row.sequence.request.request_id].mark_started(start_s)
-        batch = ForwardBatch.of(rows, self.scheduler.pool.take_fresh())
-        if self.ranks.size > 1:
-            self.ranks.broadcast(Order.FORWARD, batch.encode())
-        with self._profiler.round():
-            output = self.runner.forward(batch)
-            sampled = self.sampler.sample(rows, output.logits)
-        deltas = [
-            delta
-            for row, result in zip(rows, sampled, strict=True)
-            if (delta := self._commit(row, result)) is not None
-        ]
-        if deltas:
-            self.control.send(RoundEvents(self._load.num_rounds, deltas))
-        self._end_finished(rows)
-        self._load.count_round(rows, deltas, time.monotonic() - start_s)
+        with self.rounds.round() as record:
+            for row in rows:
+                self._requests[row.sequence.request.request_id].mark_started(start_s)
+            with record.span("draft"):
+                rows = self.speculation.attach(rows)
+            batch = ForwardBatch.of(rows, self.scheduler.pool.take_fresh())
+            if self.ranks.size > 1:
+                self.ranks.broadcast(Order.FORWARD, batch.encode())
+            with self._profiler.round(), record.span("forward"):
+                logits = self.runner.forward(batch)
+            with record.span("sample"):
+                sampled = self.sampler.sample(rows, logits, self.speculation.laws(rows))
+            record.rows = self.speculation.observe(rows, sampled)
+            deltas = [
+                delta
+                for row, result in zip(rows, sampled, strict=True)
+                if (delta := self._commit(row, result)) is not None
+            ]
+            if deltas:
+                self.control.send(RoundEvents(self._load.num_rounds, deltas))
+        self._end_finished(rows, sampled)
+        self._load.count_round(rows, deltas, record)
 
     def _commit(self, row: Row, result: SampledRow) -> SampleDelta | None:
         """Take the round's outcome over into the row's sequence; what is to be emitted of it."""
         sequence = row.sequence
-        live = self._requests.get(sequence.request.request_id)
-        if live is None:  # another sample of this request failed in this very round
-            return None
-        if result.fault is not None:
-            self._fail(live, result.fault)
-            return None
-        self.scheduler.commit(row)
+        live = self._requests[sequence.request.request_id]
+        sequence.token_ids += result.token_ids
+        if result.fault is None:
+            self.scheduler.commit(row, result.num_accepted)
         if result.prompt_logprobs:
             sequence.num_prompt_logprobs += len(result.prompt_logprobs)
             self.control.send(PromptLogprobs(live.request.request_id, result.prompt_logprobs))
-        if not row.samples:
+        if not result.token_ids:
             return None
         live.mark_prefilled(time.monotonic())
-        sequence.token_ids.append(result.token_id)
-        sequence.finish_reason = self._finish_reason(sequence)
+        sequence.count_drafts(row.verify_len, result.num_accepted)
+        sequence.finish_reason = result.finish_reason
         for other in live.start_others():
             self.scheduler.add(other)
         stopped = sequence.finish_reason is FinishReason.STOP
         return SampleDelta(
             request_id=sequence.request.request_id,
             sample_index=sequence.sample_index,
-            token_ids=[result.token_id],
-            origins=[TokenOrigin.PLAIN],
-            logprobs=[result.logprobs] if result.logprobs is not None else None,
+            token_ids=result.token_ids,
+            origins=_origins(row, result),
+            logprobs=result.logprobs or None,
             finish_reason=sequence.finish_reason,
-            stop_token_id=result.token_id if stopped else None,
+            stop_token_id=result.token_ids[-1] if stopped else None,
         )
 
-    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        sampling = sequence.request.sampling
-        token_id = sequence.token_ids[-1]
-        if sequence.num_generated >= sampling.min_tokens:
-            if token_id in sampling.stop_token_ids:
-                return FinishReason.STOP
-            if not sampling.ignore_eos and token_id in self.sampler.eos_token_ids:
-                return FinishReason.STOP
-        if sequence.num_generated >= sampling.max_tokens:
-            return FinishReason.LENGTH
-        if len(sequence.token_ids) >= self.limits.max_model_len:
-            return FinishReason.LENGTH
-        return None
-
-    def _end_finished(self, rows: list[Row]) -> None:
+    def _end_finished(self, rows: list[Row], sampled: list[SampledRow]) -> None:
         """Release what finished in this round, and end the requests that are complete."""
-        for row in rows:
+        for row, result in zip(rows, sampled, strict=True):
             sequence = row.sequence
             live = self._requests.get(sequence.request.request_id)
             if live is None:
                 continue
-            if live.is_finished:
+            if result.fault is not None:
+                self._fail(live, result.fault)
+            elif live.is_finished:
                 self._end(live, Terminal.FINISHED)
             elif sequence.finish_reason is not None:
                 self._drop(sequence)
+            elif result.spoiled:
+                # A rejected token left KV that is not finite, which would spoil what comes next.
+                self.scheduler.preempt(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
         """Free what a sequence holds; harmless when it holds nothing any more."""
         self.scheduler.remove(sequence)
         self.sampler.forget(sequence)
+        self.speculation.forget(sequence)
 
     # --- what arrives ------------------------------------------------------------------------
 
@@ -268,10 +262,7 @@ class TargetNode:
             self._drained_sent = True
             self.control.send(Drained())
         self.control.wait(LOAD_PERIOD_S)
-        now_s = time.monotonic()
-        if self.ranks.size > 1 and now_s >= self._next_keep_alive_s:
-            self._next_keep_alive_s = now_s + self._keep_alive_s
-            self.ranks.broadcast(Order.KEEP_ALIVE)
+        self.ranks.keep_alive()
 
     def _publish_load(self) -> None:
         load = self._load.due(self.scheduler, draining=self._draining)
@@ -287,3 +278,10 @@ def follow(ranks: Ranks, runner: Runner) -> None:
             runner.forward(ForwardBatch.decode(payload))
         elif order is Order.STOP:
             return
+
+
+def _origins(row: Row, result: SampledRow) -> list[TokenOrigin]:
+    if not row.verify_len:
+        return [TokenOrigin.PLAIN] * len(result.token_ids)
+    num_own = len(result.token_ids) - result.num_accepted
+    return [TokenOrigin.DRAFTED] * result.num_accepted + [TokenOrigin.BONUS] * num_own

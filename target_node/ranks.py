@@ -5,10 +5,13 @@ header (order, length) and a payload. A single rank has nobody to tell.
 """
 
 import enum
+import time
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+KEEP_ALIVE_PERIOD_S = 5.0
 
 
 class Order(enum.IntEnum):
@@ -20,8 +23,11 @@ class Order(enum.IntEnum):
 class Ranks:
     """The control group of T target ranks; `broadcast` on rank 0, `receive` on the others."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, hang_timeout_s: float = 120.0) -> None:
+        """A rank that hears nothing for `hang_timeout_s` gives up."""
         self.size = size
+        self._keep_alive_s = min(KEEP_ALIVE_PERIOD_S, hang_timeout_s / 4)
+        self._next_keep_alive_s = 0.0
         self._header = torch.zeros(2, dtype=torch.int64)
 
     def broadcast(self, order: Order, payload: np.ndarray | None = None) -> None:
@@ -32,6 +38,13 @@ class Ranks:
         dist.broadcast(self._header, src=0)
         if data.numel():
             dist.broadcast(data, src=0)
+
+    def keep_alive(self) -> None:
+        """Called by an idle rank 0: now and then, let the others know and see that they answer."""
+        now_s = time.monotonic()
+        if now_s >= self._next_keep_alive_s:
+            self._next_keep_alive_s = now_s + self._keep_alive_s
+            self.broadcast(Order.KEEP_ALIVE)
 
     def receive(self) -> tuple[Order, np.ndarray]:
         dist.broadcast(self._header, src=0)

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from specserve.errors import SpecserveError
 from specserve.types import (
@@ -60,12 +61,17 @@ class LiveRequest:
         now_s = time.monotonic()
         started_s = self.started_s if self.started_s is not None else now_s
         prefilled_s = self.prefilled_s if self.prefilled_s is not None else now_s
+        positions = [s.num_accepted_per_position for s in self.sequences]
         stats = RequestStats(
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_cached_tokens=self.sequences[0].num_cached,
             num_generated_tokens=sum(s.num_generated for s in self.sequences),
             num_preemptions=sum(s.num_preemptions for s in self.sequences),
             num_rounds=sum(s.num_rounds for s in self.sequences),
+            num_drafts=sum(s.num_drafts for s in self.sequences),
+            num_drafted_tokens=sum(s.num_drafted_tokens for s in self.sequences),
+            num_accepted_tokens=sum(map(sum, positions)),
+            num_accepted_per_position=list(map(sum, zip_longest(*positions, fillvalue=0))),
             queue_s=started_s - self.arrived_s,
             prefill_s=prefilled_s - started_s,
             decode_s=now_s - prefilled_s,

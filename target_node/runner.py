@@ -1,9 +1,9 @@
-"""Batch in, logits and tapped features out: the model, its KV cache and attention on one rank.
+"""Batch in, logits out: the model, its KV cache and attention on one rank.
+
+With a feature cache (rank 0, when a drafter reads features) a forward also keeps those.
 
 Knows neither requests nor sampling. The same object runs on every rank; rank 0 gets logits.
 """
-
-from dataclasses import dataclass
 
 import torch
 
@@ -11,14 +11,7 @@ from specserve.model.attention import TorchAttention
 from specserve.model.kv_cache import KVCache
 from specserve.model.transformer import Transformer
 from target_node.batch import ForwardBatch
-
-
-@dataclass(frozen=True)
-class ForwardOutput:
-    """logits [R, V] float32 on rank 0, None elsewhere; features: one [N, H] a tapped layer."""
-
-    logits: torch.Tensor | None
-    features: list[torch.Tensor]
+from target_node.feature_cache import FeatureCache
 
 
 class Runner:
@@ -31,11 +24,10 @@ class Runner:
         num_blocks: int,
         block_size: int,
         deterministic: bool,
-        taps: tuple[int, ...] = (),
     ) -> None:
         spec, ranks = model.config, model.parallel.size
         self.model = model
-        self.taps = taps
+        self.features: FeatureCache | None = None
         self.cache = KVCache(
             num_layers=spec.num_layers,
             num_kv_heads=spec.num_kv_heads // ranks,
@@ -50,18 +42,21 @@ class Runner:
         )
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
+        """Logits [R, V] float32 of the rows that want them; None elsewhere than on rank 0."""
         device = self.cache.device
         self.cache.zero_blocks(batch.fresh_blocks)
         self.attention.plan(batch.attention)
-        hidden, features = self.model.forward(
+        hidden, residuals = self.model.forward(
             torch.from_numpy(batch.token_ids).to(device),
             torch.from_numpy(batch.positions).to(device),
             self.attention,
-            self.taps,
+            self.features.layers if self.features is not None else (),
         )
+        if self.features is not None:
+            self.features.write(batch.attention, residuals)
         if not len(batch.logits_index):
-            return ForwardOutput(None, features)
+            return None
         wanted = torch.from_numpy(batch.logits_index).to(device)
         rows = hidden if len(wanted) == len(hidden) else hidden.index_select(0, wanted)
-        return ForwardOutput(self.model.logits(rows), features)
+        return self.model.logits(rows)

@@ -1,7 +1,8 @@
-"""Logits of a round's rows to tokens and log probabilities, on rank 0.
+"""Logits of a round's rows to outcomes and log probabilities, on rank 0.
 
 Owns the sampling state of every live sequence, so that the noise of a token depends on the request
 and the token's position alone: not on the batch, the chunking, preemption or the number of ranks.
+A decoding row without drafted tokens is verification of none.
 """
 
 import enum
@@ -11,10 +12,15 @@ from dataclasses import dataclass, field
 import torch
 
 from specserve.decoding.batch import SamplingBatch
+from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.logprobs import token_logprobs
-from specserve.decoding.sampling import NO_TOKEN, sample
+from specserve.decoding.sampling import sample
 from specserve.decoding.state import SamplingState
-from specserve.types import Logprobs
+from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
+from specserve.decoding.verification.commit import Commit, commit_of
+from specserve.decoding.verification.rule import VerificationRule, rule_for_life
+from specserve.decoding.verification.verify import verify
+from specserve.types import FinishReason, Logprobs
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
 
@@ -28,12 +34,27 @@ class Fault(enum.Enum):
 
 @dataclass
 class SampledRow:
-    """What a round found for one row; `token_id` is NO_TOKEN where nothing was sampled."""
+    """What a round found for one row: the tokens it adds, the first `num_accepted` of them drafted.
 
-    token_id: int = NO_TOKEN
+    After a fault nothing follows `token_ids`; they stand, as plain decoding had emitted them.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    num_accepted: int = 0
+    finish_reason: FinishReason | None = None
     fault: Fault | None = None
-    logprobs: Logprobs | None = None
+    spoiled: bool = False  # some logits were bad, perhaps of a rejected token only
+    logprobs: list[Logprobs] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Outcomes:
+    """On the host, one a row that samples."""
+
+    num_accepted: list[int]
+    next_tokens: list[int]
+    spoiled_rows: list[bool]
 
 
 @dataclass(frozen=True)
@@ -43,62 +64,39 @@ class _Wanted:
     logits_row: int
     token_id: int
     num_top: int
-    result: SampledRow
-    is_prompt: bool
+    found: list[Logprobs]
 
 
 class Sampler:
     """Samples the rows of a round; see `specserve.decoding.sampling` for the definition."""
 
-    def __init__(self, *, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        eos_token_ids: tuple[int, ...],
+        max_model_len: int,
+        device: torch.device,
+        default_rule: VerificationRule = VerificationRule.COUPLED,
+    ) -> None:
+        """`default_rule` is that of requests without a seed of their own."""
         self.eos_token_ids = eos_token_ids
+        self.max_model_len = max_model_len
         self.device = device
+        self.default_rule = default_rule
+        self.num_broken_laws = 0
         self._states: dict[Sequence, SamplingState] = {}
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
         self._states.pop(sequence, None)
 
-    @torch.inference_mode()
-    def sample(self, rows: list[Row], logits: torch.Tensor | None) -> list[SampledRow]:
-        """One result a row. `logits` [sum of num_logits, V] float32, in the order of `rows`."""
-        results = [SampledRow() for _ in rows]
-        if logits is None:
-            return results
-        ends = list(itertools.accumulate(row.num_logits for row in rows))
-        sampling = [i for i, row in enumerate(rows) if row.samples]
-        if sampling:
-            last = [ends[i] - 1 for i in sampling]
-            drawn_from = logits if last == list(range(len(logits))) else logits[last]
-            self._draw(
-                [rows[i].sequence for i in sampling], drawn_from, [results[i] for i in sampling]
-            )
-        wanted = [
-            w
-            for row, end, result in zip(rows, ends, results, strict=True)
-            for w in _wanted(row, end, result)
-        ]
-        if wanted:
-            self._report(wanted, logits)
-        return results
+    def rule(self, sequence: Sequence) -> VerificationRule:
+        """The rule that all of the sequence's drafts are judged by."""
+        seeded = sequence.request.seeded_by_user
+        return rule_for_life(self.default_rule, seeded_by_user=seeded)
 
-    def _draw(
-        self, sequences: list[Sequence], logits: torch.Tensor, results: list[SampledRow]
-    ) -> None:
-        states = [self._state(sequence) for sequence in sequences]
-        sampled = sample(logits, SamplingBatch.build(states, self.device))
-        token_ids, bad_rows = sampled.token_ids.tolist(), sampled.bad_rows.tolist()
-        for state, result, token_id, is_bad in zip(
-            states, results, token_ids, bad_rows, strict=True
-        ):
-            result.token_id = token_id
-            if not is_bad:
-                state.append(token_id)
-        for i in (i for i, is_bad in enumerate(bad_rows) if is_bad):
-            is_model = not logits[i].amax().isfinite()
-            results[i].fault = Fault.NOT_FINITE if is_model else Fault.NO_TOKEN_LEFT
-
-    def _state(self, sequence: Sequence) -> SamplingState:
+    def state(self, sequence: Sequence) -> SamplingState:
+        """The state at the sequence's next token."""
         state = self._states.get(sequence)
         if state is None:
             request = sequence.request
@@ -112,29 +110,133 @@ class Sampler:
             self._states[sequence] = state
         return state
 
-    def _report(self, wanted: list[_Wanted], logits: torch.Tensor) -> None:
+    def room(self, sequence: Sequence) -> int:
+        """Tokens that the sequence may still get, at least 1 while it runs."""
+        own = sequence.request.sampling.max_tokens - sequence.num_generated
+        return min(own, self.max_model_len - len(sequence.token_ids))
+
+    @torch.inference_mode()
+    def sample(
+        self, rows: list[Row], logits: torch.Tensor | None, laws: DraftLaw | None = None
+    ) -> list[SampledRow]:
+        """One result a row.
+
+        `logits` [sum of num_logits, V] float32, in the order of `rows`; `laws` are those of the
+        drafted tokens of rows under the ratio test, likewise.
+        """
+        results = [SampledRow() for _ in rows]
+        if logits is None:
+            return results
+        ends = list(itertools.accumulate(row.num_logits for row in rows))
+        sampling = [i for i, row in enumerate(rows) if row.samples]
+        if sampling:
+            # Prefilling rows may owe log probabilities of their prompts besides.
+            wanted = [n for i in sampling for n in range(ends[i] - rows[i].verify_len - 1, ends[i])]
+            drawn_from = logits if len(wanted) == len(logits) else logits[wanted]
+            outcomes = self._outcomes([rows[i] for i in sampling], drawn_from, laws)
+            for place, i in enumerate(sampling):
+                self._take(rows[i], outcomes, place, results[i])
+                if results[i].fault is not None:
+                    judged = logits[ends[i] - 1 - rows[i].verify_len + results[i].num_accepted]
+                    results[i].fault = _fault_of(judged)
+        self._report(rows, ends, logits, results)
+        return results
+
+    def _outcomes(self, rows: list[Row], logits: torch.Tensor, laws: DraftLaw | None) -> _Outcomes:
+        states = [self.state(row.sequence) for row in rows]
+        rules = [self.rule(row.sequence) for row in rows]
+        if all(rule is VerificationRule.COUPLED for rule in rules) and not any(
+            row.verify_len for row in rows
+        ):
+            sampled = sample(logits, SamplingBatch.build(states, self.device))
+            return _Outcomes([0] * len(rows), sampled.token_ids.tolist(), sampled.bad_rows.tolist())
+        batch = VerificationBatch.build(
+            [
+                RowToVerify(
+                    rule=rule,
+                    state=state,
+                    drafted=row.drafted,
+                    round_id=row.sequence.num_rounds,
+                    branch=row.speculation.branch if row.speculation else 0,
+                )
+                for row, state, rule in zip(rows, states, rules, strict=True)
+            ],
+            self.device,
+        )
+        found = verify(logits, batch, laws)
+        self.num_broken_laws += int(found.broken_laws.sum())
+        return _Outcomes(
+            found.num_accepted.tolist(), found.next_tokens.tolist(), found.spoiled_rows.tolist()
+        )
+
+    def _take(self, row: Row, outcomes: _Outcomes, place: int, result: SampledRow) -> None:
+        """Cut an outcome where plain decoding would stop, and advance the sequence's state."""
+        commit = self._commit(row, outcomes.num_accepted[place], outcomes.next_tokens[place])
+        result.token_ids = commit.token_ids
+        result.num_accepted = commit.num_accepted
+        result.finish_reason = commit.finish_reason
+        result.spoiled = outcomes.spoiled_rows[place]
+        if commit.failed:
+            result.fault = Fault.NOT_FINITE
+        state = self.state(row.sequence)
+        for token_id in commit.token_ids:
+            state.append(token_id)
+
+    def _commit(self, row: Row, num_accepted: int, next_token: int) -> Commit:
+        sequence, sampling = row.sequence, row.sequence.request.sampling
+        eos = () if sampling.ignore_eos else self.eos_token_ids
+        return commit_of(
+            row.drafted,
+            num_accepted,
+            next_token,
+            end_token_ids=(*eos, *sampling.stop_token_ids),
+            num_held_back=max(0, sampling.min_tokens - sequence.num_generated),
+            room=self.room(sequence),
+        )
+
+    def _report(
+        self, rows: list[Row], ends: list[int], logits: torch.Tensor, results: list[SampledRow]
+    ) -> None:
+        wanted = [
+            w
+            for row, end, result in zip(rows, ends, results, strict=True)
+            for w in (*_wanted_of_prompt(row, end, result), *_wanted_of_answer(row, end, result))
+        ]
+        if not wanted:
+            return
         records = token_logprobs(
             logits[[w.logits_row for w in wanted]],
             [w.token_id for w in wanted],
             [w.num_top for w in wanted],
         )
         for w, record in zip(wanted, records, strict=True):
-            if w.is_prompt:
-                w.result.prompt_logprobs.append(record)
-            else:
-                w.result.logprobs = record
+            w.found.append(record)
 
 
-def _wanted(row: Row, end: int, result: SampledRow) -> list[_Wanted]:
-    """The positions of `row` that owe log probabilities; its last logits are at `end` - 1."""
-    sequence, sampling = row.sequence, row.sequence.request.sampling
-    wanted: list[_Wanted] = []
-    if sequence.owes_prompt_logprobs:
-        top = sampling.prompt_logprobs or 0
-        stop = sequence.num_computed + row.num_tokens
-        for position in range(stop - row.num_logits, min(stop, sequence.num_prompt - 1)):
-            token_id = sequence.token_ids[position + 1]
-            wanted.append(_Wanted(end - stop + position, token_id, top, result, is_prompt=True))
-    if row.samples and sampling.logprobs is not None and result.fault is None:
-        wanted.append(_Wanted(end - 1, result.token_id, sampling.logprobs, result, is_prompt=False))
-    return wanted
+def _fault_of(logits: torch.Tensor) -> Fault:
+    """Whose fault it is that nothing could be drawn from a row's logits [V]."""
+    return Fault.NO_TOKEN_LEFT if logits.amax().isfinite() else Fault.NOT_FINITE
+
+
+def _wanted_of_prompt(row: Row, end: int, result: SampledRow) -> list[_Wanted]:
+    """The prompt positions of `row`, whose last logits are at `end` - 1, that are still owed."""
+    sequence = row.sequence
+    if not sequence.owes_prompt_logprobs:
+        return []
+    top = sequence.request.sampling.prompt_logprobs or 0
+    stop = sequence.num_computed + row.num_tokens
+    return [
+        _Wanted(end - stop + p, sequence.token_ids[p + 1], top, result.prompt_logprobs)
+        for p in range(stop - row.num_logits, min(stop, sequence.num_prompt - 1))
+    ]
+
+
+def _wanted_of_answer(row: Row, end: int, result: SampledRow) -> list[_Wanted]:
+    top = row.sequence.request.sampling.logprobs
+    if top is None:
+        return []
+    first = end - 1 - row.verify_len
+    return [
+        _Wanted(first + k, token_id, top, result.logprobs)
+        for k, token_id in enumerate(result.token_ids)
+    ]

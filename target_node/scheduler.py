@@ -7,9 +7,10 @@ recomputed later. Knows tokens and blocks, not tensors.
 """
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specserve.errors import InvalidField
+from specserve.types import Speculation
 from target_node.blocks import BlockPool
 from target_node.sequence import Sequence
 
@@ -18,14 +19,28 @@ from target_node.sequence import Sequence
 class Row:
     """One sequence's share of a forward: its next `num_tokens` tokens.
 
-    Logits are wanted at the last `num_logits` of them. `samples` says whether the last one's
-    logits yield the sequence's next token. (Verification will bring an anchor and its drafts here.)
+    Logits are wanted at the last `num_logits` of them. `samples` says whether they yield the
+    sequence's next tokens. A decoding row is an anchor and the first `verify_len` drafted tokens.
     """
 
     sequence: Sequence
     num_tokens: int
     num_logits: int
     samples: bool
+    speculation: Speculation | None = None
+    verify_len: int = 0
+
+    @property
+    def drafted(self) -> tuple[int, ...]:
+        """The drafted tokens to verify."""
+        return self.speculation.token_ids[: self.verify_len] if self.speculation else ()
+
+    def verifying(self, speculation: Speculation, verify_len: int) -> "Row":
+        """This row of one anchor, with drafted tokens behind it."""
+        size = 1 + verify_len
+        return replace(
+            self, speculation=speculation, verify_len=verify_len, num_tokens=size, num_logits=size
+        )
 
 
 class Scheduler:
@@ -70,14 +85,37 @@ class Scheduler:
             budget -= row.num_tokens
         return rows
 
-    def commit(self, row: Row) -> None:
-        """The forward of `row` is done: its tokens' KV counts as computed.
+    def room_for_drafts(self, rows: list[Row]) -> int:
+        """Drafted tokens that the forward of `rows` can take besides."""
+        return max(0, self.max_batch_tokens - sum(row.num_tokens for row in rows))
+
+    def with_drafts(self, row: Row, speculation: Speculation, verify_len: int) -> Row:
+        """`row` with as many of its drafted tokens as there are blocks for.
+
+        A guess is worth no preemption, neither now nor in the next round: one block for every
+        running sequence stays free.
+        """
+        sequence, pool = row.sequence, self.pool
+        while verify_len:
+            wanted = pool.num_blocks_for(len(sequence.token_ids) + verify_len)
+            missing = wanted - len(sequence.block_ids)
+            if missing <= 0 or missing + len(self.running) <= pool.num_free:
+                sequence.block_ids += pool.allocate(max(missing, 0))
+                return row.verifying(speculation, verify_len)
+            verify_len -= 1
+        return row
+
+    def commit(self, row: Row, num_accepted: int = 0) -> None:
+        """The forward of `row` is done: the KV of its tokens counts as computed.
+
+        Not that of rejected drafts, which the next round overwrites. The accepted ones and what
+        follows them have been appended to the sequence.
 
         Full blocks go to the prefix cache once logits that rest on them were found finite, so that
         nobody inherits KV that never passed a check.
         """
         sequence, pool = row.sequence, self.pool
-        sequence.num_computed += row.num_tokens
+        sequence.num_computed += row.num_tokens - row.verify_len + num_accepted
         sequence.num_rounds += 1
         if not row.samples:
             return
@@ -101,13 +139,14 @@ class Scheduler:
         missing = self.pool.num_blocks_for(len(sequence.token_ids)) - len(sequence.block_ids)
         while missing > self.pool.num_free:
             victim = self.running[-1]
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is sequence:
                 return False
         sequence.block_ids += self.pool.allocate(max(missing, 0))
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
+        """Take all blocks of a running sequence away; it is computed again later."""
         self.running.remove(sequence)
         self._release(sequence)
         sequence.num_computed = 0

@@ -22,6 +22,9 @@ class Sequence:
     num_cached: int = 0  # prompt tokens that the prefix cache served at first admission
     num_preemptions: int = 0
     num_rounds: int = 0
+    num_drafts: int = 0  # rounds that verified at least one drafted token
+    num_drafted_tokens: int = 0  # those that were verified
+    num_accepted_per_position: list[int] = field(default_factory=list)
     num_prompt_logprobs: int = 0  # prompt positions already reported
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks among them
@@ -49,6 +52,14 @@ class Sequence:
         """Tokens to compute before the next one can be sampled: 1 while decoding."""
         return len(self.token_ids) - self.num_computed
 
+    def count_drafts(self, verify_len: int, num_accepted: int) -> None:
+        """Account for one round's verified and accepted tokens."""
+        if not verify_len:
+            return
+        self.num_drafts += 1
+        self.num_drafted_tokens += verify_len
+        add_positions(self.num_accepted_per_position, verify_len, num_accepted)
+
     @property
     def owes_prompt_logprobs(self) -> bool:
         wanted = self.request.sampling.prompt_logprobs is not None and self.sample_index == 0
@@ -57,3 +68,10 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         return self.num_pending == 1 and self.num_generated > 0
+
+
+def add_positions(counts: list[int], verify_len: int, num_accepted: int) -> None:
+    """Count the accepted tokens of a block by their places; `counts` grows to `verify_len`."""
+    counts += [0] * (verify_len - len(counts))
+    for position in range(num_accepted):
+        counts[position] += 1

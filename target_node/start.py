@@ -1,6 +1,7 @@
 """Brings one target rank up: group, model, cache, loop. What is decided here is only order."""
 
 import datetime
+import importlib
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from specserve.config import ResolvedConfig, read_resolved
+from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import Exhausted, SpecserveError
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
@@ -21,15 +23,21 @@ from specserve.types import Ready
 from specserve.validation import Limits
 from specserve.wire.control import TargetControl
 from target_node.blocks import BlockPool
+from target_node.budget import SurvivalBudget
+from target_node.drafting import ColocatedDraft
+from target_node.feature_cache import FeatureCache
 from target_node.node import TargetNode, follow
 from target_node.ranks import Ranks
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
+from target_node.speculation import NoSpeculation, SpeculationSource, SynchronousSpeculation
 from target_node.watchdog import watch
 
 log = logging.getLogger(__name__)
 
+# Imported when drafting is wanted, and by name: this node does not depend on the other one.
+_COLOCATED = "draft_node.colocated"
 CUDA_MEMORY_SHARE = 0.85  # of what is free once the weights are there
 
 
@@ -85,7 +93,8 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         block_size=config.engine.block_size,
         deterministic=bool(config.engine.deterministic),
     )
-    return Ranks(arguments.world_size), runner
+    ranks = Ranks(arguments.world_size, hang_timeout_s=config.engine.hang_timeout_s)
+    return ranks, runner
 
 
 def _join_group(config: ResolvedConfig, arguments: ChildArguments, device: torch.device) -> None:
@@ -131,13 +140,18 @@ def _leader(
     scheduler = Scheduler(
         pool, max_batch_rows=engine.max_batch_rows, max_batch_tokens=engine.max_batch_tokens
     )
+    sampler = Sampler(
+        eos_token_ids=tuple(spec.eos_token_ids),
+        max_model_len=max_model_len,
+        device=runner.model.embedding.device,
+        default_rule=_default_rule(config),
+    )
     return TargetNode(
         control=TargetControl(arguments.control_dir),
         scheduler=scheduler,
         runner=runner,
-        sampler=Sampler(
-            eos_token_ids=tuple(spec.eos_token_ids), device=runner.model.embedding.device
-        ),
+        sampler=sampler,
+        speculation=_speculation(config, runner, scheduler, sampler),
         ranks=ranks,
         limits=Limits(
             vocab_size=spec.vocab_size,
@@ -145,8 +159,48 @@ def _leader(
             max_samples=config.server.max_samples,
             max_logprobs=config.server.max_logprobs,
         ),
-        hang_timeout_s=engine.hang_timeout_s,
     )
+
+
+def _default_rule(config: ResolvedConfig) -> VerificationRule:
+    """Without drafts there is nothing to judge, and coupled is what `sample` does anyway."""
+    if config.speculation.mode == "off":
+        return VerificationRule.COUPLED
+    return VerificationRule(config.speculation.verification)
+
+
+def _speculation(
+    config: ResolvedConfig, runner: Runner, scheduler: Scheduler, sampler: Sampler
+) -> SpeculationSource:
+    if config.speculation.mode == "off":
+        return NoSpeculation()
+    model, cache = runner.model, runner.cache
+    drafter = importlib.import_module(_COLOCATED).load(
+        config.speculation,
+        target=Path(config.model.target or ""),
+        model=model,
+        num_context_tokens=cache.num_blocks * cache.block_size,
+        max_positions=sampler.max_model_len,
+    )
+    if drafter.features is not None:
+        runner.features = FeatureCache(
+            drafter.features,
+            feature_size=drafter.feature_size,
+            num_blocks=cache.num_blocks,
+            block_size=cache.block_size,
+            dtype=model.embedding.dtype,
+            device=model.embedding.device,
+        )
+    draft = ColocatedDraft(
+        drafter,
+        runner.features,
+        vocab_size=model.config.vocab_size,
+        num_kept=config.speculation.num_kept,
+        gamma=config.speculation.gamma,
+        device=model.embedding.device,
+    )
+    budget = SurvivalBudget(config.speculation.min_survival)
+    return SynchronousSpeculation(draft, scheduler=scheduler, sampler=sampler, budget=budget)
 
 
 def _lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
@@ -182,4 +236,8 @@ def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
         max_batch_rows=engine.max_batch_rows,
         max_batch_tokens=engine.max_batch_tokens,
         eos_token_ids=tuple(spec.eos_token_ids),
+        speculation=config.speculation.mode,
+        drafter=node.speculation.drafter,
+        verification=node.sampler.default_rule if node.speculation.gamma else "",
+        gamma=node.speculation.gamma,
     )

@@ -6,12 +6,12 @@ import torch
 
 from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.confidence_head import ConfidenceHead
-from draft_node.drafters.drawing import BlockLayout
 from draft_node.drafters.load import DrafterOptions, load_drafter
 from draft_node.drafters.markov_head import GatedHead
-from draft_node.drafters.protocol import ContextUpdate, DraftBatch, SpeculationBatch
 from draft_node.drafters.weights import TargetWeights
 from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.drawing import BlockLayout
+from specserve.drafting import ContextUpdate, DraftBatch, SpeculationBatch
 from specserve.model.rope import inverse_frequencies
 from tests.golden_case import PROBABILITY_TOLERANCE, Case, Session, find_target, load_target
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from draft_node.context import ContextRows
-from draft_node.drafters.protocol import DraftBatch
+from specserve.drafting import DraftBatch
 
 
 def flat_positions(starts: Sequence[int], counts: Sequence[int]) -> Tensor:

@@ -12,16 +12,16 @@ from draft_node.context import BlockAttention, Context
 from draft_node.drafters.backbone import Backbone
 from draft_node.drafters.batching import context_lens, flat_positions
 from draft_node.drafters.confidence_head import ConfidenceHead
-from draft_node.drafters.drawing import BlockLayout, Drawing, DrawingRule
-from draft_node.drafters.protocol import (
+from draft_node.drafters.serial_head import SerialHead
+from draft_node.drafters.spec import Layout
+from specserve.decoding.drawing import BlockLayout, Drawing, DrawingRule
+from specserve.drafting import (
     ContextUpdate,
     DraftBatch,
     FeatureSpec,
     LawConfidence,
     SpeculationBatch,
 )
-from draft_node.drafters.serial_head import SerialHead
-from draft_node.drafters.spec import Layout
 
 
 class BlockDrafter:

@@ -14,16 +14,16 @@ from torch import Tensor
 from draft_node.context import BlockAttention, ChainAttention, Context
 from draft_node.drafters.backbone import ContextEntries, FeatureProjector, load_projector
 from draft_node.drafters.batching import context_lens, flat_positions, refuse_gap
-from draft_node.drafters.drawing import BlockLayout, DrawingRule
-from draft_node.drafters.protocol import (
+from draft_node.drafters.spec import Eagle3Spec
+from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
+from specserve.decoding.drawing import BlockLayout, DrawingRule
+from specserve.drafting import (
     ContextUpdate,
     DraftBatch,
     FeatureSpec,
     LawConfidence,
     SpeculationBatch,
 )
-from draft_node.drafters.spec import Eagle3Spec
-from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
 from specserve.model.layers import AttentionRun, DecoderLayer, RMSNorm
 from specserve.model.linear import Linear
 from specserve.model.loader import layer_tensors

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from draft_node.context import BlockAttention, ChainAttention, Context
 from draft_node.drafters.batching import context_lens, flat_positions, refuse_gap
-from draft_node.drafters.drawing import BlockLayout, DrawingRule
-from draft_node.drafters.protocol import (
+from specserve.decoding.drawing import BlockLayout, DrawingRule
+from specserve.drafting import (
     ContextUpdate,
     DraftBatch,
     FeatureSpec,

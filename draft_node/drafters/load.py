@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from draft_node.calibration.attach import attach
+from draft_node.calibration.stored import find_calibration
 from draft_node.drafters.backbone import load_projector
 from draft_node.drafters.dflash import load_dflash
 from draft_node.drafters.dialects import read_draft_spec
@@ -16,7 +18,6 @@ from draft_node.drafters.dspark import check_block_tensors, load_dspark
 from draft_node.drafters.eagle3 import eagle3_tensors, load_eagle3
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.drafters.local_head import load_local_head
-from draft_node.drafters.protocol import Drafter, FeatureSpec
 from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import (
     BlockSpec,
@@ -26,6 +27,7 @@ from draft_node.drafters.spec import (
     LocalHeadSpec,
 )
 from draft_node.drafters.weights import IGNORED, DraftWeights, TargetWeights
+from specserve.drafting import Drafter, FeatureSpec
 from specserve.errors import Unsupported
 from specserve.model.checkpoint import Checkpoint
 from specserve.model.loader import load_model
@@ -46,6 +48,7 @@ class DrafterOptions:
     layout: Layout | None = None  # for checkpoints that do not tell
     local_head: Path | None = None
     gamma: int = _DEFAULT_GAMMA  # of a language model; others have their own
+    calibrated: bool = True  # use the calibration beside the drafter, if it was made for both
 
 
 def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:
@@ -54,6 +57,20 @@ def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOpt
     Raises `Unsupported` for a dialect that is not implemented, a malformed checkpoint, or one that
     was made for another target.
     """
+    drafter = _load_drafter(folder, target, options)
+    if options.calibrated and target is not None:
+        calibration = find_calibration(drafter_folders(folder, options), target.folder)
+        if calibration is not None:
+            attach(drafter, calibration, options.device)
+    return drafter
+
+
+def drafter_folders(folder: Path, options: DrafterOptions) -> list[Path]:
+    """The folders a drafter is made of; the calibration is in the last."""
+    return [folder] if options.local_head is None else [folder, options.local_head]
+
+
+def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:
     spec = read_draft_spec(folder, options.layout)
     if isinstance(spec, LocalHeadSpec):
         raise Unsupported(f"{folder}: a local head drafts nothing alone; add it to a DFlash")

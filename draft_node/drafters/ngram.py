@@ -8,9 +8,9 @@ from array import array
 
 import torch
 
-from draft_node.drafters.drawing import DrawingRule
-from draft_node.drafters.protocol import ContextUpdate, DraftBatch, FeatureSpec, SpeculationBatch
 from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.drawing import DrawingRule
+from specserve.drafting import ContextUpdate, DraftBatch, FeatureSpec, SpeculationBatch
 
 _WIDTH = array("i").itemsize
 

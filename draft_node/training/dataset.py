@@ -23,15 +23,18 @@ TOKENIZER_CHARS = 8_000_000  # per domain; more text changes next to nothing in 
 _DONE = "data.json"
 
 
-def prepare(work: Path) -> None:
-    """Collect, split, train the tokenizer and encode; a few minutes on one core."""
+def prepare(work: Path, tokenizer_folder: Path | None = None) -> None:
+    """Collect, split, encode; a few minutes on one core. Trains a tokenizer unless given one."""
     if (work / _DONE).exists():
         return
     work.mkdir(parents=True, exist_ok=True)
     log.info("collecting text")
     training, held_out = corpus.split(corpus.collect())
-    log.info("training the tokenizer")
-    trained = tokenizer.train(_sample(training))
+    if tokenizer_folder is None:
+        log.info("training the tokenizer")
+        trained = tokenizer.train(_sample(training))
+    else:
+        trained = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     tokenizer.save(trained, work / "tokenizer")
     _write_documents(work / "held-out.jsonl", held_out)
     log.info("encoding")

@@ -17,6 +17,7 @@ from types import FrameType
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors.torch import load_file
 
 from draft_node.training import checkpoint, dataset, export, memory, prompts, report
 from draft_node.training.batches import BatchSource
@@ -40,6 +41,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--tokens-per-step", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--init", type=Path, help="model folder whose weights and tokenizer to start from"
+    )
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--export-only", action="store_true", help="export the newest checkpoint")
     parser.add_argument("--no-report", action="store_true", help="export without evaluating")
@@ -87,7 +91,12 @@ def train(arguments: argparse.Namespace, console: Console) -> bool:
         seed=arguments.seed,
     )
     held_out = dataset.streams(arguments.work, "held-out")
-    trainer = Trainer(Decoder(DecoderConfig()), batches, held_out, arguments.work, config)
+    initial = load_file(arguments.init / "model.safetensors") if arguments.init else None
+    if initial is not None:
+        initial = {name: tensor.float() for name, tensor in initial.items()}
+    trainer = Trainer(
+        Decoder(DecoderConfig()), batches, held_out, arguments.work, config, initial=initial
+    )
 
     def stop(number: int, frame: FrameType | None) -> None:
         log.info("signal %d: saving after this step", number)
@@ -132,7 +141,7 @@ def main() -> int:
     with num_threads(arguments.threads):
         finished = True
         if not arguments.export_only:
-            dataset.prepare(arguments.work)
+            dataset.prepare(arguments.work, arguments.init)
             finished = train(arguments, console)
         if finished:
             export_newest(arguments)

@@ -7,10 +7,14 @@ AdamW keeps them.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from draft_node.training.muon import Muon
+from draft_node.training.trainable import Trainable
 
 # From step 196 of a run at (6e-3, 3e-3), 12e-3 for Muon or 9e-3 for AdamW gave 4.54 and 4.57 over
 # the next 20 steps against 4.45; so half was then taken for Muon and two thirds for AdamW.
@@ -19,23 +23,34 @@ ADAM_LR = 2e-3
 WEIGHT_DECAY = 0.1
 
 
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Peak learning rates, and which matrices are no linear maps of hidden states."""
+
+    muon_lr: float = MUON_LR
+    adam_lr: float = ADAM_LR
+    weight_decay: float = WEIGHT_DECAY
+    tables: tuple[str, ...] = ("embed_tokens",)  # parts of their names; they are AdamW's
+
+
 class Optimizer:
     """Both optimizers as one; learning rates are set as a fraction of their peaks."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._names = {id(p): name for name, p in model.named_parameters()}
-        matrices, embeddings, gains = [], [], []
-        for name, parameter in model.named_parameters():
-            if "embed_tokens" in name:
-                embeddings.append(parameter)
+    def __init__(self, model: Trainable, config: OptimizerConfig) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._names = {id(p): name for name, p in named}
+        self.parameters = [p for _, p in named]
+        matrices, tables, gains = [], [], []
+        for name, parameter in named:
+            if any(part in name for part in config.tables):
+                tables.append(parameter)
             else:
                 (matrices if parameter.ndim == 2 else gains).append(parameter)
-        self._muon = torch.optim.Muon(
-            matrices, lr=MUON_LR, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"
-        )
+        self._peaks = (config.muon_lr, config.adam_lr)
+        self._muon = Muon(matrices, lr=config.muon_lr, weight_decay=config.weight_decay)
         self._adam = torch.optim.AdamW(
-            [{"params": embeddings, "weight_decay": WEIGHT_DECAY / 10}, {"params": gains}],
-            lr=ADAM_LR,
+            [{"params": tables, "weight_decay": config.weight_decay / 10}, {"params": gains}],
+            lr=config.adam_lr,
             betas=(0.9, 0.95),
             eps=1e-10,
             weight_decay=0.0,
@@ -43,7 +58,7 @@ class Optimizer:
 
     def step(self, scale: float) -> None:
         """Update with learning rates at `scale` (0..1) of their peaks, then drop gradients."""
-        for optimizer, peak in ((self._muon, MUON_LR), (self._adam, ADAM_LR)):
+        for optimizer, peak in zip((self._muon, self._adam), self._peaks, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * scale
             optimizer.step()

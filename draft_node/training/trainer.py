@@ -1,25 +1,26 @@
 """The training loop: batches in, checkpoints and progress out.
 
-Knows nothing about where the text comes from or what the weights are for.
+Trains any `Trainable`. Knows nothing about where the text comes from or what the weights are for.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draft_node.training import checkpoint, evaluate
+from draft_node.training import checkpoint
 from draft_node.training.batches import BatchSource
 from draft_node.training.checkpoint import Progress
-from draft_node.training.decoder import Decoder
-from draft_node.training.optimizer import Optimizer
+from draft_node.training.optimizer import Optimizer, OptimizerConfig
+from draft_node.training.precision import fast_bfloat16
 from draft_node.training.schedule import ActiveClock, Schedule
+from draft_node.training.trainable import Trainable
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ LONG_FROM = 0.4  # ... from this share of the run on
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """How to train; what to train is the decoder's business.
+    """How to train; what to train is the model's business.
 
     Rows are short at first, because attention is the dearest part of a CPU step, and longer later,
     so that contexts up to the longest length work.
@@ -41,35 +42,43 @@ class TrainerConfig:
     long_lengths: tuple[int, ...] = (512, 1024, 2048)
     max_grad_norm: float = 1.0
     device: str = "cpu"
-    bfloat16: bool = True
+    bfloat16: bool | None = None  # None: where the device multiplies it natively
     compile: bool = True
     checkpoint_every_s: float = 180.0
     evaluate_every_s: float = 300.0
     evaluate_tokens: int = 16384
-    evaluate_length: int = 512
     log_every_s: float = 15.0
     seed: int = 0
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
 
 class Trainer:
-    """One run; resumes from the checkpoint in `folder` when there is one."""
+    """One run; resumes from the checkpoint in `folder` when there is one.
+
+    Without one it starts from the weights `initial`, or else from random ones.
+    """
 
     def __init__(
         self,
-        model: Decoder,
+        model: Trainable,
         batches: BatchSource,
         held_out: dict[str, np.ndarray],
         folder: Path,
         config: TrainerConfig,
         clock: Callable[[], float] = time.perf_counter,
+        initial: dict[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.model, self.batches, self.held_out = model.to(config.device), batches, held_out
         self.path, self.config, self._clock = folder / checkpoint.FILE_NAME, config, clock
-        self.optimizer = Optimizer(self.model)
+        wanted = config.bfloat16
+        self._bfloat16 = fast_bfloat16(config.device) if wanted is None else wanted
+        self.optimizer = Optimizer(self.model, config.optimizer)
         self.progress = Progress()
         self.stop = False  # set by signal handlers; honoured after the current step
         if self.path.exists():
             self._resume()
+        elif initial is not None:
+            self.model.load_state_dict(initial)
         else:
             self.model.initialise(config.seed)
         self._active = ActiveClock(self.progress.active_s, self.progress.recent_step_s)
@@ -113,6 +122,8 @@ class Trainer:
 
     def _step(self, schedule: Schedule) -> Tensor:
         """One update; returns the mean loss of the batch, still on the device."""
+        # What the model draws is a function of the step: a resumed run draws the same.
+        torch.manual_seed((self.config.seed << 32) + self.progress.step)
         micro = list(self._micro_batches(self._length(schedule)))
         total = torch.zeros((), device=self.config.device)
         for ids, labels in micro:
@@ -121,30 +132,26 @@ class Trainer:
             (loss / len(micro)).backward()
             total += loss.detach() / len(micro)
             self.progress.tokens += ids.numel()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(self.optimizer.parameters, self.config.max_grad_norm)
         self.optimizer.step(schedule.scale(self._active.active_s))
         self.progress.step += 1
         return total
 
     def _autocast(self) -> "torch.autocast | nullcontext[None]":
-        if not self.config.bfloat16:
+        if not self._bfloat16:
             return nullcontext()
         return torch.autocast(self.config.device.split(":")[0], dtype=torch.bfloat16)
 
     def evaluate(self) -> dict[str, float]:
-        """Held-out nats per token per domain over the first evaluate_tokens tokens."""
+        """The model's figures over the first evaluate_tokens tokens of each held-out stream."""
         limit = self.config.evaluate_tokens
+        streams = {domain: stream[:limit] for domain, stream in self.held_out.items()}
         with self._autocast():
-            losses = {
-                domain: evaluate.stream_loss(
-                    self.model, stream[:limit], self.config.evaluate_length
-                )
-                for domain, stream in self.held_out.items()
-            }
+            figures = self.model.evaluate(streams)
         self.progress.history.append(
-            {"active_s": self._active.active_s, "tokens": self.progress.tokens, **losses}
+            {"active_s": self._active.active_s, "tokens": self.progress.tokens, **figures}
         )
-        return losses
+        return figures
 
     def run(self, schedule: Schedule, report: "Callable[[Trainer, float, float], None]") -> bool:
         """Train until the schedule ends (True) or `stop` is set (False).
@@ -191,8 +198,8 @@ class _Due:
         return True
 
 
-def _format(losses: dict[str, float]) -> str:
-    return ", ".join(f"{domain} {loss:.3f} nats/token" for domain, loss in losses.items())
+def _format(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
 
 
 @contextmanager

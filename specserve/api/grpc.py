@@ -25,6 +25,7 @@ from specserve.api.to_proto import (
     ResponseBuilder,
     load_of,
     model_info_of,
+    spec_stats_of,
     stream_response_of,
 )
 from specserve.errors import Cancelled, InvalidField, Unavailable, from_code
@@ -140,7 +141,7 @@ class AdminServicer:
 
 
 class SpecInfoServicer:
-    """What speculation is configured to do and achieves: off, and zeros, until there is some."""
+    """What speculation is configured to do and achieves; zeros while it is off."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -149,7 +150,15 @@ class SpecInfoServicer:
     async def GetSpecConfig(
         self, request: pb.GetSpecConfigRequest, context: Context
     ) -> pb.GetSpecConfigResponse:
-        return pb.GetSpecConfigResponse(mode=self._service.config.speculation.mode)
+        if not self._service.hub.ready.done():
+            raise Unavailable("loading: the target is not ready yet")
+        ready = self._service.hub.ready.result()
+        return pb.GetSpecConfigResponse(
+            mode=ready.speculation,
+            gamma=ready.gamma,
+            drafter=ready.drafter,
+            verification=ready.verification,
+        )
 
     @with_status
     async def WatchSpecStats(self, request: pb.WatchSpecStatsRequest, context: Context) -> None:
@@ -161,7 +170,7 @@ class SpecInfoServicer:
             if hub.lost.is_set():
                 raise Unavailable("target lost")
             load = hub.load
-            await context.write(pb.SpecStats(uptime_s=load.uptime_s, num_rounds=load.num_rounds))
+            await context.write(spec_stats_of(load))
             try:
                 # A drain must not wait for watchers, who would watch forever.
                 await asyncio.wait_for(hub.draining.wait(), interval_s)

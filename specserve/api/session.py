@@ -40,8 +40,7 @@ from specserve.types import (
 from specserve.validation import Limits, validate_request, validate_sampling
 
 _LOGPROBS_PER_EVENT = 512  # positions; keeps one message far below the wire's limit
-_MODES_MET = ("auto", "off")
-_MODES_KNOWN = (*_MODES_MET, "sync", "async")
+_MODES = ("auto", "off", "sync", "async")
 
 _ResultT = TypeVar("_ResultT")
 
@@ -98,7 +97,7 @@ class Session:
         limits = self._limits(ready)
         if call.model is not None and call.model != ready.model:
             raise NotFound(f"model: {call.model[:64]!r} is not served here; {ready.model!r} is")
-        _check_spec(call.spec)
+        max_verify_len = _max_verify_len(call.spec, ready)
         validate_sampling(call.sampling, limits)
         request = Request(
             request_id=self.request_id,
@@ -109,6 +108,7 @@ class Session:
             cache_salt=call.cache_salt,
             priority=call.priority,
             deadline_s=call.deadline_s,
+            max_verify_len=max_verify_len,
         )
         return validate_request(request, limits)
 
@@ -159,7 +159,10 @@ class Session:
             raise from_code(end.code, end.error or "the target ended the request too early")
         stats, now_s = end.stats, time.monotonic()
         spec = SpecRecord(
-            num_draft_tokens=stats.num_drafted_tokens, num_accepted_tokens=stats.num_accepted_tokens
+            num_drafts=stats.num_drafts,
+            num_draft_tokens=stats.num_drafted_tokens,
+            num_accepted_tokens=stats.num_accepted_tokens,
+            num_accepted_tokens_per_pos=stats.num_accepted_per_position,
         )
         return Finished(
             samples=ends,
@@ -187,11 +190,14 @@ class Session:
             raise DeadlineExceeded("deadline: it passed before the request finished") from error
 
 
-def _check_spec(spec: SpecOptions) -> None:
-    if spec.mode not in _MODES_KNOWN:
-        known = ", ".join(_MODES_KNOWN)
-        raise InvalidField("spec.mode", f"{spec.mode[:64]!r} is not one of {known}")
-    if spec.mode not in _MODES_MET:
-        raise Unsupported(f"spec.mode: {spec.mode!r} needs speculation, which is off")
-    if spec.max_verify_len:
+def _max_verify_len(spec: SpecOptions, ready: Ready) -> int | None:
+    """The request's limit of drafted tokens a round; None leaves it to the target."""
+    if spec.mode not in _MODES:
+        raise InvalidField("spec.mode", f"{spec.mode[:64]!r} is not one of {', '.join(_MODES)}")
+    if spec.mode not in ("auto", "off", ready.speculation):
+        raise Unsupported(
+            f"spec.mode: {spec.mode!r} is not what this service does ({ready.speculation})"
+        )
+    if spec.max_verify_len and ready.speculation == "off":
         raise Unsupported(f"spec.max_verify_len: {spec.max_verify_len} needs speculation (off)")
+    return 0 if spec.mode == "off" else spec.max_verify_len

@@ -150,6 +150,18 @@ def finished_of(finished: events.Finished) -> pb.Finished:
     )
 
 
+def spec_stats_of(load: Load) -> pb.SpecStats:
+    """What speculation has achieved since the target started."""
+    return pb.SpecStats(
+        uptime_s=load.uptime_s,
+        num_rounds=load.num_rounds,
+        num_drafts=load.num_drafts,
+        num_draft_tokens=load.num_drafted_tokens,
+        num_accepted_tokens=load.num_accepted_tokens,
+        num_accepted_tokens_per_pos=load.num_accepted_per_position,
+    )
+
+
 def _spec_record_of(spec: events.SpecRecord) -> pb.SpecRecord:
     return pb.SpecRecord(
         num_drafts=spec.num_drafts,

@@ -23,6 +23,11 @@ _VALUE_FLAGS = (
     ("--port", "server.grpc_port", "PORT", "gRPC port; 0 takes any free one (default 7411)"),
     ("--max-batch-rows", "engine.max_batch_rows", "ROWS", "samples that run at once"),
     ("--max-batch-tokens", "engine.max_batch_tokens", "TOKENS", "tokens of one forward"),
+    ("--speculation", "speculation.mode", "MODE", "off or sync (default off)"),
+    ("--drafter", "speculation.drafter", "FOLDER|HUB_ID|NAME", "drafter, or ngram"),
+    ("--local-head", "speculation.local_head", "FOLDER", "DeLS head for a DFlash drafter"),
+    ("--verification", "speculation.verification", "RULE", "rejection, foreseeable or coupled"),
+    ("--gamma", "speculation.gamma", "TOKENS", "drafted tokens a round at most"),
     ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error"),
     ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),
 )

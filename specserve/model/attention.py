@@ -38,6 +38,15 @@ class AttentionBatch:
     context_lens: np.ndarray  # [B] int64
     block_tables: list[np.ndarray]  # B arrays of int64
 
+    def slots(self, block_size: int) -> np.ndarray:
+        """Where each new token's entries are kept, block_id * block_size + offset: [N] int64."""
+        counts, ends = self.num_tokens, self.context_lens
+        places = [
+            (positions := np.arange(end - count, end), table[positions // block_size])
+            for count, end, table in zip(counts, ends, self.block_tables, strict=True)
+        ]
+        return np.concatenate([blocks * block_size + p % block_size for p, blocks in places])
+
 
 class Attention(Protocol):
     def plan(self, batch: AttentionBatch) -> None:
@@ -100,20 +109,14 @@ class TorchAttention:
 
     def plan(self, batch: AttentionBatch) -> None:
         """Group the rows by size, lay out their queries, blocks and masks."""
-        device, block_size = self.cache.device, self.cache.block_size
         starts = np.concatenate([[0], np.cumsum(batch.num_tokens)])
-        slots = np.empty(starts[-1], dtype=np.int64)
         by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
         for row, (count, end) in enumerate(zip(batch.num_tokens, batch.context_lens, strict=True)):
-            positions = np.arange(end - count, end)
-            table = batch.block_tables[row]
-            slots[starts[row] : starts[row + 1]] = (
-                table[positions // block_size] * block_size + positions % block_size
-            )
             # Rows are padded to the longest of their group: a long one must not tax the short.
             num_key_tiles = -(-int(end) // KEY_TILE)
             by_size[self._padded(int(count)), (num_key_tiles - 1).bit_length()].append(row)
-        self._flat_slots = self.cache.flat_slots(torch.from_numpy(slots).to(device))
+        slots = torch.from_numpy(batch.slots(self.cache.block_size))
+        self._flat_slots = self.cache.flat_slots(slots.to(self.cache.device))
         self._groups = [
             self._plan_group(batch, np.array(rows), starts, num_queries)
             for (num_queries, _), rows in by_size.items()

@@ -130,7 +130,8 @@ def test_resolution_survives_the_trip_to_a_child(tmp_path):
 
 def test_nothing_is_left_undecided_on_cpu():
     config = resolved()
-    optional = {"model.ballast", "engine.kv_memory"}  # wishes, not decisions
+    wishes = {"drafter", "local_head", "gamma"}
+    optional = {"model.ballast", "engine.kv_memory"} | {f"speculation.{key}" for key in wishes}
     undecided = {
         f"{section}.{key}"
         for section in Config.__struct_fields__
@@ -219,7 +220,7 @@ def test_a_value_that_is_never_right_is_an_invalid_field(config, message):
     [
         (
             Config(topology=TopologyConfig(topology="1+1")),
-            "draft processes, which need speculation",
+            "draft processes, which need asynchronous speculation",
         ),
         (Config(topology=TopologyConfig(topology="3+0")), "ranks, but num_attention_heads is 8"),
         (Config(topology=TopologyConfig(device="cuda")), "no CUDA device"),

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 
+from specserve.decoding.verification.admission import Allocator
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.drafting import Drafter
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
@@ -24,11 +27,15 @@ from specserve.types import (
 )
 from specserve.validation import Limits
 from target_node.blocks import BlockPool
+from target_node.budget import SurvivalBudget
+from target_node.drafting import ColocatedDraft
+from target_node.feature_cache import FeatureCache
 from target_node.node import TargetNode
 from target_node.ranks import Ranks
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
+from target_node.speculation import NoSpeculation, SynchronousSpeculation
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "golden"
 
@@ -72,6 +79,9 @@ class InProcessTarget:
         max_batch_tokens: int = 64,
         max_model_len: int = 512,
         prefix_cache: bool = True,
+        draft: Drafter | None = None,
+        default_rule: VerificationRule = VerificationRule.COUPLED,
+        budget: Allocator | None = None,
     ) -> None:
         self.control = ScriptedControl()
         self.pool = BlockPool(num_blocks + 1, block_size, prefix_cache=prefix_cache)
@@ -81,18 +91,51 @@ class InProcessTarget:
         self.runner = Runner(
             model, num_blocks=num_blocks + 1, block_size=block_size, deterministic=True
         )
+        max_model_len = min(max_model_len, num_blocks * block_size)
+        self.sampler = Sampler(
+            eos_token_ids=model.config.eos_token_ids,
+            max_model_len=max_model_len,
+            device=torch.device("cpu"),
+            default_rule=default_rule,
+        )
+        self.speculation = NoSpeculation() if draft is None else self._speculation(draft, budget)
         self.node = TargetNode(
             control=self.control,
             scheduler=self.scheduler,
             runner=self.runner,
-            sampler=Sampler(eos_token_ids=model.config.eos_token_ids, device=torch.device("cpu")),
+            sampler=self.sampler,
+            speculation=self.speculation,
             ranks=Ranks(1),
             limits=Limits(
                 vocab_size=model.config.vocab_size,
-                max_model_len=min(max_model_len, num_blocks * block_size),
+                max_model_len=max_model_len,
                 max_samples=16,
                 max_logprobs=8,
             ),
+        )
+
+    def _speculation(self, drafter: Drafter, budget: Allocator | None) -> SynchronousSpeculation:
+        if drafter.features is not None:
+            self.runner.features = FeatureCache(
+                drafter.features,
+                feature_size=drafter.feature_size,
+                num_blocks=self.runner.cache.num_blocks,
+                block_size=self.pool.block_size,
+                dtype=torch.float32,
+                device=torch.device("cpu"),
+            )
+        colocated = ColocatedDraft(
+            drafter,
+            self.runner.features,
+            vocab_size=self.runner.model.config.vocab_size,
+            num_kept=16,
+            device=torch.device("cpu"),
+        )
+        return SynchronousSpeculation(
+            colocated,
+            scheduler=self.scheduler,
+            sampler=self.sampler,
+            budget=budget or SurvivalBudget(),
         )
 
     def submit(self, request: Request) -> None:

@@ -402,14 +402,18 @@ class GetSpecConfigRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetSpecConfigResponse(_message.Message):
-    __slots__ = ("mode", "gamma", "num_draft_processes")
+    __slots__ = ("mode", "gamma", "num_draft_processes", "drafter", "verification")
     MODE_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     mode: str
     gamma: int
     num_draft_processes: int
-    def __init__(self, mode: _Optional[str] = ..., gamma: _Optional[int] = ..., num_draft_processes: _Optional[int] = ...) -> None: ...
+    drafter: str
+    verification: str
+    def __init__(self, mode: _Optional[str] = ..., gamma: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., drafter: _Optional[str] = ..., verification: _Optional[str] = ...) -> None: ...
 
 class WatchSpecStatsRequest(_message.Message):
     __slots__ = ("interval_s",)

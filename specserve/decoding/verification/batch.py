@@ -15,7 +15,7 @@ from torch import Tensor
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.sampling import NO_TOKEN
 from specserve.decoding.state import SamplingState
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.decoding.verification.rule import VerificationRule, judged_by
 from specserve.noise import OnceKeys
 
 
@@ -31,8 +31,7 @@ class RowToVerify:
 
     @property
     def judged_by(self) -> VerificationRule:
-        """Greedy rows are the limit of every rule: a token stands iff it is the target's."""
-        return VerificationRule.COUPLED if self.state.is_greedy else self.rule
+        return judged_by(self.rule, is_greedy=self.state.is_greedy)
 
 
 @dataclass(frozen=True, slots=True)

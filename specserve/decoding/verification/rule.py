@@ -19,3 +19,8 @@ def rule_for_life(default: VerificationRule, *, seeded_by_user: bool) -> Verific
     that serves the rejection family as its never-reused nonce.
     """
     return VerificationRule.COUPLED if seeded_by_user else default
+
+
+def judged_by(rule: VerificationRule, *, is_greedy: bool) -> VerificationRule:
+    """Greedy rows are the limit of every rule: a token stands iff it is the target's."""
+    return VerificationRule.COUPLED if is_greedy else rule

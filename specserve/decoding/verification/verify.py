@@ -34,6 +34,7 @@ class VerificationOutcomes:
     next_tokens: Tensor  # int64: recovery or bonus token, NO_TOKEN in bad rows
     bad_rows: Tensor  # bool
     broken_laws: Tensor  # bool: a law was none, or not of its token; it counted as no draft
+    spoiled_rows: Tensor  # bool: logits nobody can sample from, the walk's end or beyond it
 
 
 def verify(
@@ -51,6 +52,7 @@ def verify(
         next_tokens=torch.full((batch.num_rows,), NO_TOKEN, dtype=torch.int64, device=device),
         bad_rows=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
         broken_laws=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
+        spoiled_rows=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
     )
     for group in batch.groups:
         rows = logits if group.logits_rows is None else logits[group.logits_rows]
@@ -62,6 +64,7 @@ def verify(
         found.next_tokens[group.rows] = judged.next_tokens
         found.bad_rows[group.rows] = judged.bad_rows
         found.broken_laws[group.rows] = judged.broken_laws
+        found.spoiled_rows[group.rows] = judged.spoiled_rows
     return found
 
 
@@ -74,6 +77,7 @@ def _by_equality(logits: Tensor, group: RowGroup) -> VerificationOutcomes:
         next_tokens=sampled.token_ids[ends],
         bad_rows=sampled.bad_rows[ends],
         broken_laws=torch.zeros_like(ends, dtype=torch.bool),
+        spoiled_rows=_spoiled(sampled.bad_rows, group),
     )
 
 
@@ -95,6 +99,7 @@ def _by_ratio(
         next_tokens=next_tokens.masked_fill(bad_rows, NO_TOKEN),
         bad_rows=bad_rows,
         broken_laws=_any_in_row(broken, group),
+        spoiled_rows=_spoiled(target.bad_rows, group),
     )
 
 
@@ -149,6 +154,11 @@ def leading_accepts(accepted: Tensor, group: RowGroup) -> Tensor:
 def walk_ends(num_accepted: Tensor, group: RowGroup) -> Tensor:
     """The logits row that gives each row's next token, int64 [B]: what follows the last accept."""
     return group.starts + num_accepted
+
+
+def _spoiled(bad_rows: Tensor, group: RowGroup) -> Tensor:
+    last = group.starts + group.verify_lens
+    return _any_in_row(bad_rows, group) | bad_rows[last]
 
 
 def _any_in_row(flags: Tensor, group: RowGroup) -> Tensor:

@@ -81,6 +81,13 @@ LOCAL_HEAD: dict[str, Any] = {
     "rank_activation": "silu",
 }
 
+GRU_HEAD = {
+    "prefix_gru.weight_ih_l0": (36, 32),
+    "prefix_gru.weight_hh_l0": (36, 12),
+    "rank_proj.weight": (5, 12),
+    "low_rank_lm_head.weight": (64, 5),
+}
+
 
 def write_target(folder: Path, **changes: Any) -> TargetWeights:
     return TargetWeights.of(write_checkpoint(folder, QWEN3, **changes))
@@ -128,6 +135,13 @@ def write_drafter(folder: Path, config: dict[str, Any], **changes: Any) -> Path:
         tensors["t2d"] = torch.zeros(spec.decoder.vocab_size, dtype=torch.bool)
         tensors["t2d"][ids] = True
     save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def write_head(folder, shapes, **changes):
+    write_config(folder, LOCAL_HEAD, **changes)
+    counts = torch.arange(64) % 7
+    save_file({**random_weights(shapes), "unigram_counts": counts}, folder / "model.safetensors")
     return folder
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from draft_node.drafters.drawing import Coupled, Greedy, Sampled
-from draft_node.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.decoding.drawing import Coupled, Greedy, Sampled
+from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys
 from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, ZLAB, make_drafter
 from tests.golden_blocks import Recorder

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from draft_node.drafters.drawing import BlockLayout, Coupled, Greedy, Sampled
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.draft_law import PAD_ID
+from specserve.decoding.drawing import BlockLayout, Coupled, Greedy, Sampled
 from specserve.decoding.sampling import sample
 from specserve.decoding.state import SamplingState
 from specserve.noise import OnceKeys, seed_bits

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draft_node.drafters.drawing import Greedy
-from draft_node.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.decoding.drawing import Greedy
+from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.model.rope import rotate
 from tests.draft_node.drafters.checkpoints import EAGLE3, make_drafter
 from tests.golden_blocks import Recorder

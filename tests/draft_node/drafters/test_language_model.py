@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from draft_node.drafters.drawing import Greedy
 from draft_node.drafters.language_model import LanguageModelDrafter
-from draft_node.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.decoding.drawing import Greedy
+from specserve.drafting import ContextUpdate, DraftBatch
 from tests.golden_case import Session
 from tests.specserve.model.checkpoints import load
 

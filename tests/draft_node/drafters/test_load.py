@@ -6,12 +6,12 @@ import torch
 from safetensors.torch import load_file
 
 from draft_node.drafters.block_drafter import BlockDrafter
-from draft_node.drafters.drawing import Coupled, Greedy, Sampled
 from draft_node.drafters.eagle3 import Eagle3Drafter
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.drafters.load import load_drafter, load_features
-from draft_node.drafters.protocol import ContextUpdate, DraftBatch
 from draft_node.drafters.weights import TargetWeights
+from specserve.decoding.drawing import Coupled, Greedy, Sampled
+from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.errors import Unsupported
 from specserve.noise import OnceKeys
 from tests.draft_node.drafters.checkpoints import (

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.load import load_drafter
@@ -12,35 +12,23 @@ from draft_node.drafters.local_head import (
     load_local_head,
     log_prior,
 )
-from draft_node.drafters.protocol import ContextUpdate, DraftBatch
 from draft_node.drafters.spec import LocalHeadKind
+from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.errors import Unsupported
 from tests.draft_node.drafters.checkpoints import (
     DFLASH,
-    LOCAL_HEAD,
     ZLAB,
     change_tensors,
     options,
-    random_weights,
-    write_config,
     write_drafter,
+    write_head,
+)
+from tests.draft_node.drafters.checkpoints import (
+    GRU_HEAD as GRU,
 )
 from tests.golden_blocks import Recorder
 
-GRU = {
-    "prefix_gru.weight_ih_l0": (36, 32),
-    "prefix_gru.weight_hh_l0": (36, 12),
-    "rank_proj.weight": (5, 12),
-    "low_rank_lm_head.weight": (64, 5),
-}
 MARKOV = {"embedding_weight": (64, 5), "lm_head_weight": (64, 5)}
-
-
-def write_head(folder, shapes, **changes):
-    write_config(folder, LOCAL_HEAD, **changes)
-    counts = torch.arange(64) % 7
-    save_file({**random_weights(shapes), "unigram_counts": counts}, folder / "model.safetensors")
-    return folder
 
 
 def gru_logits(w, embedding, path, activation):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draft_node.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.drafting import ContextUpdate, DraftBatch
 from tests.draft_node.drafters.checkpoints import DSPARK, change_tensors, make_drafter
 from tests.golden_blocks import Recorder
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from draft_node.drafters.drawing import Greedy
 from draft_node.drafters.ngram import NgramDrafter
-from draft_node.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.decoding.drawing import Greedy
+from specserve.drafting import ContextUpdate, DraftBatch
 
 
 @pytest.fixture

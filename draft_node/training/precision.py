@@ -1,0 +1,10 @@
+"""Which arithmetic is fast on a device."""
+
+import torch
+
+
+def fast_bfloat16(device: torch.device | str) -> bool:
+    """Whether bfloat16 products are native: on GPUs, and on CPUs with AVX-512 or AMX units."""
+    if torch.device(device).type == "cuda":
+        return True
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,0 +1,64 @@
+# pyright: strict
+"""How many of a row's drafted tokens are verified: a threshold on survival, then places by rank.
+
+Receives estimates alone, never tokens: see `specserve.decoding.verification.admission`.
+"""
+
+from collections.abc import Sequence
+
+
+class SurvivalBudget:
+    """`Allocator`: positions whose survival reaches `min_survival`, the likeliest ones first."""
+
+    def __init__(self, min_survival: float = 0.0) -> None:
+        self.min_survival = min_survival
+
+    def allocate(self, survivals: Sequence[Sequence[float]], capacity: int) -> list[int]:
+        worthy = [_leading(row, self.min_survival) for row in survivals]
+        if sum(worthy) <= capacity:
+            return worthy
+        places = sorted(
+            (-survivals[r][k], k, r) for r, length in enumerate(worthy) for k in range(length)
+        )
+        verify_lens = [0] * len(worthy)
+        # Survival falls along a row and ties go to the earlier position: no place is skipped.
+        for _, _, row in places[:capacity]:
+            verify_lens[row] += 1
+        return verify_lens
+
+
+class AcceptanceHistory:
+    """Running P(position k accepted | those before it were), for drafters without confidences."""
+
+    def __init__(self, gamma: int, *, prior: float = 0.7, weight: float = 16.0) -> None:
+        """Starts as if `weight` tokens had been seen at each position, `prior` of them accepted."""
+        self._accepted = [prior * weight] * gamma
+        self._seen = [weight] * gamma
+
+    def observe(self, verify_len: int, num_accepted: int) -> None:
+        """One verified block; positions after the first rejection tell nothing."""
+        for k in range(min(verify_len, num_accepted + 1)):
+            self._seen[k] += 1
+            self._accepted[k] += k < num_accepted
+
+    @property
+    def confidences(self) -> list[float]:
+        return [a / n for a, n in zip(self._accepted, self._seen, strict=True)]
+
+
+def survival_of(confidences: Sequence[float]) -> list[float]:
+    """Running products: P(positions 0..k are all accepted)."""
+    survival: list[float] = []
+    product = 1.0
+    for confidence in confidences:
+        product *= min(max(confidence, 0.0), 1.0)
+        survival.append(product)
+    return survival
+
+
+def _leading(survival: Sequence[float], least: float) -> int:
+    """How many positions from the first on reach `least`."""
+    for k, value in enumerate(survival):
+        if not value >= least:
+            return k
+    return len(survival)

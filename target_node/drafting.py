@@ -1,0 +1,204 @@
+"""Synchronous speculation: a drafter in this process drafts for the decoding rows of each round.
+
+    contexts catch up with what was verified -> one block a row -> `Speculation` and its laws
+
+A drafter's context is derived state: whatever is missing of it (a prompt served by the prefix
+cache, a preempted row, a new sample) is read from token ids and the feature cache, so nothing here
+needs to be told what happened to a sequence, only that it ended.
+"""
+
+import logging
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.drawing import Coupled, DrawingRule, Sampled
+from specserve.decoding.state import SamplingState
+from specserve.decoding.verification.rule import VerificationRule, judged_by
+from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
+from specserve.errors import Exhausted
+from specserve.noise import OnceKeys
+from specserve.types import Speculation
+from target_node.feature_cache import FeatureCache
+from target_node.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RowToDraft:
+    """A decoding row: `state` is that of the token after its anchor."""
+
+    sequence: Sequence
+    state: SamplingState
+    rule: VerificationRule
+
+
+class ColocatedDraft:
+    """One drafter and the contexts of the live sequences."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        features: FeatureCache | None,
+        *,
+        vocab_size: int,
+        num_kept: int,
+        gamma: int | None = None,
+        device: torch.device,
+    ) -> None:
+        """Draws from the `num_kept` likeliest tokens; `gamma` cuts the drafter's own."""
+        self.gamma = min(drafter.gamma, gamma or drafter.gamma)
+        self.name = type(drafter).__name__
+        self._drafter = drafter
+        self._features = features
+        self._vocab_size = vocab_size
+        self._num_kept = num_kept
+        self._device = device
+        self._row_of: dict[Sequence, int] = {}
+        self._num_rows = 0
+        self._drawn: SpeculationBatch | None = None  # the laws of this round
+        self._warned = False
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        row = self._row_of.pop(sequence, None)
+        if row is not None:
+            self._drafter.free(row)
+
+    def speculate(self, rows: Rows[RowToDraft]) -> dict[Sequence, Speculation]:
+        """A speculation for each row that can have one; forgets the laws of the round before."""
+        self._drawn = None
+        ready = self._catch_up(rows)
+        found: dict[Sequence, Speculation] = {}
+        for by_ratio in (False, True):
+            group = [row for row in ready if needs_law(row) is by_ratio]
+            if group:
+                drawn = self._draft(group, self._rule(group, by_ratio=by_ratio))
+                found.update(self._speculations(group, drawn))
+                if by_ratio:
+                    self._drawn = drawn
+        return found
+
+    def laws(self, places: Rows[tuple[int, int]]) -> DraftLaw | None:
+        """The laws of the first tokens of blocks, given as (place, verify_len), one by one."""
+        if self._drawn is None or self._drawn.law is None:
+            return None
+        size = self._drawn.token_ids.shape[1]
+        rows = [place * size + k for place, length in places for k in range(length)]
+        return self._drawn.law.rows(torch.tensor(rows, dtype=torch.int64, device=self._device))
+
+    # --- contexts ----------------------------------------------------------------------------
+
+    def _catch_up(self, rows: Rows[RowToDraft]) -> list[RowToDraft]:
+        """Extend every context up to its anchor; the rows for which there was memory."""
+        ready: list[RowToDraft] = []
+        updates: list[tuple[int, int, Sequence]] = []
+        for row in rows:
+            sequence = row.sequence
+            if sequence.num_computed < 1:
+                continue
+            place = self._row_of.get(sequence)
+            if place is None:
+                place = self._row_of[sequence] = self._num_rows
+                self._num_rows += 1
+            known = self._drafter.context_len(place)
+            if known < sequence.num_computed:
+                updates.append((place, known, sequence))
+            ready.append(row)
+        if not updates or self._extend(updates):
+            return ready
+        return [row for row in ready if self._is_current(row.sequence)]
+
+    def _extend(self, updates: Rows[tuple[int, int, Sequence]]) -> bool:
+        """Whether all fitted; if they do not fit together, those that fit alone are extended."""
+        try:
+            self._drafter.extend(self._update(updates))
+        except Exhausted as error:
+            if not self._warned:
+                log.warning("some rows are decoded without drafts: %s", error)
+                self._warned = True
+            if len(updates) > 1:
+                for update in updates:
+                    self._extend([update])
+            return False
+        return True
+
+    def _is_current(self, sequence: Sequence) -> bool:
+        return self._drafter.context_len(self._row_of[sequence]) == sequence.num_computed
+
+    def _update(self, updates: Rows[tuple[int, int, Sequence]]) -> ContextUpdate:
+        token_ids: list[int] = []
+        features: list[Tensor] = []
+        for _, known, sequence in updates:
+            token_ids += sequence.token_ids[known : sequence.num_computed]
+            if self._features is not None:
+                blocks = sequence.block_ids
+                features.append(self._features.read(blocks, known, sequence.num_computed))
+        return ContextUpdate(
+            rows=[row for row, _, _ in updates],
+            starts=[known for _, known, _ in updates],
+            counts=[sequence.num_computed - known for _, known, sequence in updates],
+            token_ids=torch.tensor(token_ids, dtype=torch.int64, device=self._device),
+            features=torch.cat(features) if features else None,
+        )
+
+    # --- blocks ------------------------------------------------------------------------------
+
+    def _draft(self, rows: Rows[RowToDraft], rule: DrawingRule) -> SpeculationBatch:
+        anchors = [row.sequence.token_ids[-1] for row in rows]
+        batch = DraftBatch(
+            rows=[self._row_of[row.sequence] for row in rows],
+            anchor_ids=torch.tensor(anchors, dtype=torch.int64, device=self._device),
+        )
+        return self._drafter.draft(batch, rule)
+
+    def _rule(self, rows: Rows[RowToDraft], *, by_ratio: bool) -> DrawingRule:
+        states = [row.state for row in rows]
+        temperatures = torch.tensor(
+            [0.0 if state.is_greedy else state.temperature for state in states],
+            dtype=torch.float32,
+            device=self._device,
+        )
+        sample_indices = [state.sample_index for state in states]
+        if by_ratio:
+            keys = OnceKeys.build(
+                nonces=[state.seed_bits for state in states],
+                sample_indices=sample_indices,
+                rounds=[row.sequence.num_rounds for row in rows],
+                branches=[0] * len(rows),
+                positions=[state.position for state in states],
+                device=self._device,
+            )
+            return Sampled(temperatures, keys, self._num_kept)
+        seeds = [state.seed_bits for state in states]
+        words = torch.tensor([seeds, sample_indices], dtype=torch.int64, device=self._device)
+        return Coupled(temperatures, seeds=words[0], sample_indices=words[1])
+
+    def _speculations(
+        self, rows: Rows[RowToDraft], drawn: SpeculationBatch
+    ) -> dict[Sequence, Speculation]:
+        blocks = drawn.token_ids[:, : self.gamma].tolist()
+        confidences = None if drawn.confidences is None else drawn.confidences.tolist()
+        found: dict[Sequence, Speculation] = {}
+        for place, (row, token_ids) in enumerate(zip(rows, blocks, strict=True)):
+            if drawn.lengths is not None:
+                token_ids = token_ids[: drawn.lengths[place]]
+            if any(not 0 <= token_id < self._vocab_size for token_id in token_ids):
+                raise ValueError(f"the drafter drew a token outside 0..{self._vocab_size - 1}")
+            if token_ids:
+                found[row.sequence] = Speculation(
+                    token_ids=tuple(token_ids),
+                    confidences=None if confidences is None else tuple(confidences[place]),
+                    place=place,
+                )
+        return found
+
+
+def needs_law(row: RowToDraft) -> bool:
+    """Whether the row's drafts stand by the ratio test."""
+    rule = judged_by(row.rule, is_greedy=row.state.is_greedy)
+    return rule is not VerificationRule.COUPLED

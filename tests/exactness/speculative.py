@@ -1,0 +1,178 @@
+"""Tiny random models and every kind of drafter, run by the real loop in this process.
+
+A random drafter guesses badly but not never: the laws of a random target are flat, and shared noise
+makes equal draws of them likely. The target as its own drafter guesses nearly always right.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from draft_node.drafters.load import load_drafter
+from draft_node.drafters.ngram import NgramDrafter
+from draft_node.drafters.weights import TargetWeights
+from specserve.drafting import Drafter
+from specserve.model.loader import load_model
+from specserve.model.parallel import TensorParallel
+from specserve.types import Request, SamplingParams
+from tests.draft_node.drafters.checkpoints import (
+    DFLASH,
+    DSPARK,
+    EAGLE3,
+    GRU_HEAD,
+    SPECULATORS,
+    ZLAB,
+    options,
+    write_drafter,
+    write_head,
+    write_target,
+)
+from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
+from tests.target_node.in_process import InProcessTarget
+
+VOCAB_SIZE = 64
+MAX_LEN = 96
+_CHAIN = options(num_context_tokens=4096, gamma=4, max_positions=MAX_LEN)
+
+
+@dataclass(frozen=True)
+class Models:
+    """The target, and folders in which drafters are written."""
+
+    target: TargetWeights
+    folder: Path
+
+    def model(self):
+        return load_model(
+            self.target.folder,
+            device=torch.device("cpu"),
+            parallel=TensorParallel(),
+            deterministic=True,
+            dtype=torch.float32,
+        )
+
+    def drafter(self, name: str) -> Drafter:
+        return DRAFTERS[name](self, self.folder / name.replace(" ", "-"))
+
+
+def make_models(folder: Path) -> Models:
+    target = write_target(folder / "target", max_position_embeddings=MAX_LEN)
+    return Models(target, folder)
+
+
+def _block(config: dict, **changes) -> Callable[[Models, Path], Drafter]:
+    def make(models: Models, folder: Path) -> Drafter:
+        write_drafter(folder, config, **changes)
+        return load_drafter(folder, models.target, options(num_context_tokens=4096))
+
+    return make
+
+
+def _local_head(models: Models, folder: Path) -> Drafter:
+    write_drafter(folder, DFLASH)
+    head = write_head(folder / "head", GRU_HEAD)
+    return load_drafter(folder, models.target, options(num_context_tokens=4096, local_head=head))
+
+
+def _language_model(models: Models, folder: Path) -> Drafter:
+    write_checkpoint(folder, QWEN3, max_position_embeddings=MAX_LEN, num_hidden_layers=1)
+    return load_drafter(
+        folder, models.target, options(num_context_tokens=4096, gamma=4, max_positions=MAX_LEN)
+    )
+
+
+def _target_itself(models: Models, folder: Path) -> Drafter:
+    return load_drafter(models.target.folder, models.target, _CHAIN)
+
+
+DRAFTERS: dict[str, Callable[[Models, Path], Drafter]] = {
+    "dspark vanilla": _block(DSPARK),
+    "dspark gated": _block(DSPARK, markov_head_type="gated"),
+    "dspark rnn": _block(DSPARK, markov_head_type="rnn"),
+    "dflash anchor first": _block(DFLASH),
+    "dflash fill in": _block(ZLAB),
+    "dflash with a local head": _local_head,
+    "speculators": _block(SPECULATORS),
+    "eagle3": _block(EAGLE3),
+    "language model": _language_model,
+    "the target itself": _target_itself,
+    "ngram": lambda models, folder: NgramDrafter(gamma=5, shortest=1),
+}
+
+
+class RandomBudget:
+    """`Allocator` of random lengths, which a caller of the rejection family may choose as well."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+
+    def allocate(self, survivals: Sequence[Sequence[float]], capacity: int) -> list[int]:
+        lens = []
+        for survival in survivals:
+            lens.append(min(self._rng.randint(0, len(survival)), capacity))
+            capacity -= lens[-1]
+        return lens
+
+
+MIXTURES: list[dict] = [
+    {},
+    {},
+    {"top_p": 0.9},
+    {"top_k": 8},
+    {"min_p": 0.1},
+    {"presence_penalty": 0.9, "frequency_penalty": 0.4},
+    {"repetition_penalty": 1.4},
+    {"logit_bias": {4: 3.0, 5: -100.0}},
+    {"stop_token_ids": (7, 9), "min_tokens": 4},
+    {"ignore_eos": True, "min_tokens": 6},
+    {"n": 2},
+    {"logprobs": 2},
+    {"prompt_logprobs": 1, "logprobs": 0},
+]
+
+
+def requests(count: int, *, seed: int = 0, mixtures: Sequence[dict] = MIXTURES) -> list[Request]:
+    """Seeded requests of every kind: temperature 0 to 1.5, some with prompts in common."""
+    rng = random.Random(seed)
+    stems = [[rng.randrange(1, VOCAB_SIZE - 1) for _ in range(24)] for _ in range(4)]
+    made = []
+    for index in range(count):
+        stem = rng.choice(stems)[: rng.randint(1, 24)]
+        tail = [rng.randrange(1, VOCAB_SIZE - 1) for _ in range(rng.randint(0, 6))]
+        fields = {
+            "temperature": rng.choice([0.0, 0.5, 1.0, 1.0, 1.5]),
+            "max_tokens": rng.choice([1, 2, 9, 24, 40]),
+            **rng.choice(mixtures),
+        }
+        made.append(
+            Request(
+                request_id=f"r{index}",
+                prompt_token_ids=stem + tail,
+                sampling=SamplingParams(**fields),
+                seed=rng.randrange(2**64),
+                seeded_by_user=True,
+            )
+        )
+    return made
+
+
+def run(target: InProcessTarget, batch: list[Request], *, at_once: int) -> dict:
+    """Everything a client would see of each sample: tokens, log probabilities, finish reason."""
+    waiting, seen = list(batch), {}
+    while waiting or target.node.num_requests or target.control.inbox:
+        while waiting and target.node.num_requests + len(target.control.inbox) < at_once:
+            target.submit(waiting.pop(0))
+        target.turn()
+    for message in target.control.sent:
+        for delta in getattr(message, "deltas", []):
+            tokens, logprobs, reasons = seen.setdefault(
+                (delta.request_id, delta.sample_index), ([], [], [])
+            )
+            tokens += delta.token_ids
+            logprobs += delta.logprobs or []
+            reasons += [delta.finish_reason] if delta.finish_reason else []
+    ends = {name: (end.terminal, end.error) for name, end in target.ends.items()}
+    return {"samples": seen, "ends": ends, "prompts": target.prompt_logprobs}

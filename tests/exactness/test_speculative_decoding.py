@@ -1,0 +1,111 @@
+"""Under coupled verification a draft cannot change a token: every drafter, any verify_len, any
+sampling fields, against plain decoding of the same seeded requests.
+"""
+
+import pytest
+
+from specserve.types import TokenOrigin
+from tests.exactness.speculative import (
+    DRAFTERS,
+    Models,
+    RandomBudget,
+    make_models,
+    requests,
+    run,
+)
+from tests.target_node.in_process import InProcessTarget
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Models:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+def alone(models: Models, count: int) -> dict:
+    """Requests one after the other, without drafts."""
+    target = InProcessTarget(models.model(), max_model_len=90)
+    return run(target, requests(500)[:count], at_once=1)
+
+
+@pytest.fixture(scope="module")
+def plain(models) -> dict:
+    return alone(models, 60)
+
+
+@pytest.fixture(scope="module")
+def plain_500(models) -> dict:
+    return alone(models, 500)
+
+
+def drafted(models: Models, name: str, count: int, **settings) -> tuple[dict, InProcessTarget]:
+    settings = {"max_model_len": 90, "budget": RandomBudget(3)} | settings
+    target = InProcessTarget(models.model(), draft=models.drafter(name), **settings)
+    return run(target, requests(500)[:count], at_once=6), target
+
+
+def assert_equal(found: dict, plain: dict) -> None:
+    names = set(found["ends"])
+    assert {k: v for k, v in plain["ends"].items() if k in names} == found["ends"]
+    assert {k: v for k, v in plain["samples"].items() if k[0] in names} == found["samples"]
+    assert {k: v for k, v in plain["prompts"].items() if k in names} == found["prompts"]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_few_requests_are_those_of_plain_decoding(models, plain, name):
+    found, target = drafted(models, name, 40)
+    assert_equal(found, plain)
+    stats = [end.stats for end in target.ends.values()]
+    assert sum(s.num_drafted_tokens for s in stats) > 100
+    assert target.pool.num_free == target.pool.num_blocks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_request_is_that_of_plain_decoding(models, plain_500, name):
+    found, target = drafted(models, name, 500)
+    assert_equal(found, plain_500)
+    stats = [end.stats for end in target.ends.values()]
+    assert sum(s.num_accepted_tokens for s in stats) > 50
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"num_blocks": 30, "block_size": 3}, id="blocks run out"),
+        pytest.param({"max_batch_tokens": 9}, id="little room for drafts"),
+        pytest.param({"prefix_cache": False}, id="no prefix cache"),
+        pytest.param({"budget": None}, id="everything is verified"),
+    ],
+)
+@pytest.mark.parametrize("name", ["dspark vanilla", "the target itself"])
+def test_equal_when_resources_are_short(models, plain, name, settings):
+    found, target = drafted(models, name, 60, **settings)
+    assert_equal(found, plain)
+    if "num_blocks" in settings:
+        assert target.scheduler.num_preemptions > 5
+
+
+def test_the_target_drafting_for_itself_is_nearly_always_right(models):
+    target = InProcessTarget(models.model(), draft=models.drafter("the target itself"))
+    # Penalties, bias and truncation are the target's alone: there it would guess wrong at times.
+    found = run(target, requests(30, seed=5, mixtures=[{}]), at_once=4)
+    stats = [end.stats for end in target.ends.values()]
+    accepted = sum(s.num_accepted_tokens for s in stats)
+    assert accepted / sum(s.num_drafted_tokens for s in stats) > 0.9
+    rounds = sum(s.num_rounds for s in stats)
+    assert rounds < 0.6 * sum(len(tokens) for tokens, *_ in found["samples"].values())
+
+
+def test_origins_and_counts_tell_what_was_drafted(models):
+    target = InProcessTarget(models.model(), draft=models.drafter("the target itself"))
+    run(target, requests(12, seed=6), at_once=4)
+    deltas = [d for m in target.control.sent for d in getattr(m, "deltas", [])]
+    origins = [origin for delta in deltas for origin in delta.origins]
+    stats = [end.stats for end in target.ends.values()]
+    accepted = sum(s.num_accepted_tokens for s in stats)
+    assert origins.count(TokenOrigin.DRAFTED) == accepted > 0
+    assert sum(map(sum, (s.num_accepted_per_position for s in stats))) == accepted
+    assert all(len(delta.token_ids) == len(delta.origins) for delta in deltas)
+    assert sum(len(delta.token_ids) for delta in deltas) == sum(
+        s.num_generated_tokens for s in stats
+    )
