@@ -10,6 +10,7 @@ import msgspec
 
 from specserve.config import SpeculationConfig
 from specserve.errors import InvalidField
+from specserve.model.config import CONFIG_FILE
 from specserve.target_source import EMBEDDED_TARGET, locate_folder
 
 EMBEDDED_DRAFTERS = EMBEDDED_TARGET.parent / "drafters"
@@ -18,11 +19,11 @@ _DEFAULT = "dspark"
 
 
 def locate_drafter(speculation: SpeculationConfig, target: Path) -> SpeculationConfig:
-    """`speculation` with folders for names; as it is when nobody drafts.
+    """`speculation` with folders for names; as it is in modes in which nobody drafts.
 
     Raises InvalidField for what is none, and where nothing fits the target by itself.
     """
-    if speculation.mode == "off":
+    if speculation.mode != "sync":
         return speculation
     name, head = speculation.drafter, speculation.local_head
     if name is None:
@@ -49,10 +50,12 @@ def _locate(name: str, field: str) -> Path:
     if name in known:
         return EMBEDDED_DRAFTERS / name
     try:
-        return locate_folder(name, field)
+        folder = locate_folder(name, field)
     except InvalidField as error:
         if "/" in name:
             raise
-        raise InvalidField(
-            field, f"{name!r} is no folder and none of {', '.join((*known, NGRAM))}"
-        ) from error
+        names = ", ".join((*known, NGRAM))
+        raise InvalidField(field, f"{name!r} is no folder and none of {names}") from error
+    if not (folder / CONFIG_FILE).is_file():
+        raise InvalidField(field, f"{folder} is no drafter's folder, {CONFIG_FILE} is missing")
+    return folder

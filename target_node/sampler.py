@@ -144,22 +144,20 @@ class Sampler:
 
     def _outcomes(self, rows: list[Row], logits: torch.Tensor, laws: DraftLaw | None) -> _Outcomes:
         states = [self.state(row.sequence) for row in rows]
-        rules = [self.rule(row.sequence) for row in rows]
-        if all(rule is VerificationRule.COUPLED for rule in rules) and not any(
-            row.verify_len for row in rows
-        ):
+        if not any(row.verify_len for row in rows):
+            # Every rule draws from the target's law here, and this is the cheapest way to do it.
             sampled = sample(logits, SamplingBatch.build(states, self.device))
             return _Outcomes([0] * len(rows), sampled.token_ids.tolist(), sampled.bad_rows.tolist())
         batch = VerificationBatch.build(
             [
                 RowToVerify(
-                    rule=rule,
+                    rule=self.rule(row.sequence),
                     state=state,
                     drafted=row.drafted,
                     round_id=row.sequence.num_rounds,
                     branch=row.speculation.branch if row.speculation else 0,
                 )
-                for row, state, rule in zip(rows, states, rules, strict=True)
+                for row, state in zip(rows, states, strict=True)
             ],
             self.device,
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from specserve.api.call import SpecOptions
 from specserve.commands.connection import add_connection_options, service_address
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
 from specserve.types import Logprobs
@@ -39,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompt: str = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     with service_address(arguments) as address, Client(address) as client:
         if arguments.json:
+            options["spec"] = SpecOptions(return_stats=True)
             completion = client.generate(prompt, **options)
             sys.stdout.write(msgspec.json.encode(as_json(completion)).decode() + "\n")
         elif options.get("n", 1) > 1:
@@ -62,6 +64,8 @@ def as_json(completion: "Completion") -> dict[str, object]:
             for sample in completion.samples
         ]
         document["choices"] = choices
+    if completion.spec is not None and completion.spec.num_drafts:
+        document["spec"] = msgspec.to_builtins(completion.spec)
     if completion.prompt.prompt_logprobs:
         document["prompt_logprobs"] = _logprobs_as_json(completion.prompt.prompt_logprobs)
     return document
