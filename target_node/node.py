@@ -128,6 +128,10 @@ class TargetNode:
         """Take the round's outcome over into the row's sequence; what is to be emitted of it."""
         sequence = row.sequence
         live = self._requests[sequence.request.request_id]
+        if result.is_void:
+            sequence.may_speculate = False
+            self.scheduler.redo(sequence)
+            return None
         sequence.token_ids += result.token_ids
         if result.fault is None:
             self.scheduler.commit(row, result.num_accepted)
@@ -165,9 +169,9 @@ class TargetNode:
                 self._end(live, Terminal.FINISHED)
             elif sequence.finish_reason is not None:
                 self._drop(sequence)
-            elif result.spoiled:
+            elif result.is_spoiled:
                 # A rejected token left KV that is not finite, which would spoil what comes next.
-                self.scheduler.preempt(sequence)
+                self.scheduler.redo(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
         """Free what a sequence holds; harmless when it holds nothing any more."""

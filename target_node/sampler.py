@@ -43,7 +43,8 @@ class SampledRow:
     num_accepted: int = 0
     finish_reason: FinishReason | None = None
     fault: Fault | None = None
-    spoiled: bool = False  # some logits were bad, perhaps of a rejected token only
+    is_spoiled: bool = False  # some logits were bad, perhaps of a rejected token only
+    is_void: bool = False  # nothing is to be taken from it: it has to be done without drafts
     logprobs: list[Logprobs] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
 
@@ -135,10 +136,9 @@ class Sampler:
             drawn_from = logits if len(wanted) == len(logits) else logits[wanted]
             outcomes = self._outcomes([rows[i] for i in sampling], drawn_from, laws)
             for place, i in enumerate(sampling):
-                self._take(rows[i], outcomes, place, results[i])
-                if results[i].fault is not None:
-                    judged = logits[ends[i] - 1 - rows[i].verify_len + results[i].num_accepted]
-                    results[i].fault = _fault_of(judged)
+                first = ends[i] - 1 - rows[i].verify_len
+                judged = logits[first + outcomes.num_accepted[place]]
+                results[i] = self._result(rows[i], outcomes, place, judged)
         self._report(rows, ends, logits, results)
         return results
 
@@ -167,18 +167,28 @@ class Sampler:
             found.num_accepted.tolist(), found.next_tokens.tolist(), found.spoiled_rows.tolist()
         )
 
-    def _take(self, row: Row, outcomes: _Outcomes, place: int, result: SampledRow) -> None:
-        """Cut an outcome where plain decoding would stop, and advance the sequence's state."""
+    def _result(
+        self, row: Row, outcomes: _Outcomes, place: int, judged: torch.Tensor
+    ) -> SampledRow:
+        """Cut an outcome where plain decoding would stop, and advance the sequence's state.
+
+        `judged` [V] are the logits that gave the next token, or failed to.
+        """
         commit = self._commit(row, outcomes.num_accepted[place], outcomes.next_tokens[place])
-        result.token_ids = commit.token_ids
-        result.num_accepted = commit.num_accepted
-        result.finish_reason = commit.finish_reason
-        result.spoiled = outcomes.spoiled_rows[place]
-        if commit.failed:
-            result.fault = Fault.NOT_FINITE
+        fault = _fault_of(judged) if commit.failed else None
+        if fault is Fault.NOT_FINITE and row.verify_len:
+            # A drafted token may have done this, by way of masked keys: zero times NaN is NaN.
+            return SampledRow(is_void=True)
         state = self.state(row.sequence)
         for token_id in commit.token_ids:
             state.append(token_id)
+        return SampledRow(
+            token_ids=commit.token_ids,
+            num_accepted=commit.num_accepted,
+            finish_reason=commit.finish_reason,
+            fault=fault,
+            is_spoiled=outcomes.spoiled_rows[place],
+        )
 
     def _commit(self, row: Row, num_accepted: int, next_token: int) -> Commit:
         sequence, sampling = row.sequence, row.sequence.request.sampling

@@ -139,14 +139,18 @@ class Scheduler:
         missing = self.pool.num_blocks_for(len(sequence.token_ids)) - len(sequence.block_ids)
         while missing > self.pool.num_free:
             victim = self.running[-1]
-            self.preempt(victim)
+            self._preempt(victim)
             if victim is sequence:
                 return False
         sequence.block_ids += self.pool.allocate(max(missing, 0))
         return True
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Take all blocks of a running sequence away; it is computed again later."""
+    def redo(self, sequence: Sequence) -> None:
+        """A running sequence's KV is not to be trusted: compute it again from its tokens."""
+        sequence.num_rounds += 1  # what this round drew is never drawn again
+        self._preempt(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._release(sequence)
         sequence.num_computed = 0

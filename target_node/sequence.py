@@ -30,6 +30,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks among them
     finish_reason: FinishReason | None = None
     admitted: bool = False
+    may_speculate: bool = True
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)

@@ -121,6 +121,7 @@ class SynchronousSpeculation:
         """The last token that fits is the target's own: it needs no draft."""
         return (
             row.sequence.is_decoding
+            and row.sequence.may_speculate
             and row.sequence.request.max_verify_len != 0
             and self._sampler.room(row.sequence) > 1
         )

@@ -1,0 +1,97 @@
+"""What drafts must not do to a row beyond proposing: spoil its KV or take its blocks."""
+
+import torch
+
+from draft_node.drafters.ngram import NgramDrafter
+from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.drawing import DrawingRule
+from specserve.drafting import DraftBatch, SpeculationBatch
+from specserve.types import Terminal
+from target_node.budget import SurvivalBudget, survival_of
+from tests.exactness.speculative import make_models
+from tests.target_node.in_process import InProcessTarget, fixture_model, request
+
+POISON = 5
+PROMPT = [11, 23, 42, 7, 9, 31]
+
+
+class StubbornDrafter(NgramDrafter):
+    """Drafts one and the same token, whatever the context."""
+
+    def __init__(self, token_id: int, gamma: int = 4) -> None:
+        super().__init__(gamma=gamma)
+        self._token_id = token_id
+
+    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+        token_ids = torch.full((len(batch.rows), self.gamma), self._token_id)
+        return SpeculationBatch(token_ids, DraftLaw.certain(token_ids.flatten()), None)
+
+
+def poisoned_model():
+    """Whoever feeds token POISON gets keys, values and logits that are not finite."""
+    model = fixture_model()
+    model.embedding = model.embedding.clone()
+    model.embedding[POISON] = torch.inf
+    return model
+
+
+def answer(target: InProcessTarget, **fields) -> list[int]:
+    bias = {POISON: -100.0}  # so that only a draft can bring it up
+    target.submit(request("r", PROMPT, max_tokens=24, logit_bias=bias, ignore_eos=True, **fields))
+    target.run_until_idle()
+    assert target.ends["r"].terminal is Terminal.FINISHED
+    return target.tokens["r", 0]
+
+
+def test_a_draft_that_spoils_its_own_kv_changes_nothing():
+    plain = answer(InProcessTarget(poisoned_model()), temperature=1.0, seed=3)
+    target = InProcessTarget(poisoned_model(), draft=StubbornDrafter(POISON))
+    assert answer(target, temperature=1.0, seed=3) == plain
+    assert target.scheduler.num_preemptions == 1  # the one round that was drafted for
+
+
+def test_drafts_take_no_block_that_a_running_row_will_need():
+    target = InProcessTarget(
+        fixture_model(), num_blocks=10, block_size=2, draft=StubbornDrafter(POISON, gamma=6)
+    )
+    for i in range(2):
+        target.submit(request(f"r{i}", PROMPT[:3], max_tokens=7, seed=i, ignore_eos=True))
+    target.run_until_idle()
+    # Two rows of ten positions fit exactly: only a greedy guess could have pushed one out.
+    assert target.scheduler.num_preemptions == 0
+    assert sum(end.stats.num_drafted_tokens for end in target.ends.values()) > 0
+
+
+def test_a_prompt_from_the_prefix_cache_is_drafted_for_as_well_as_a_computed_one(tmp_path):
+    models = make_models(tmp_path)
+    target = InProcessTarget(models.model(), draft=models.drafter("dspark vanilla"))
+    stats = []
+    for name in ("computed", "cached"):
+        target.submit(request(name, list(range(3, 40)), seed=9, max_tokens=30, ignore_eos=True))
+        target.run_until_idle()
+        stats.append(target.ends[name].stats)
+    computed, cached = stats
+    assert (computed.num_cached_tokens, cached.num_cached_tokens) == (0, 36)
+    assert cached.num_accepted_tokens == computed.num_accepted_tokens > 0
+    assert cached.num_rounds == computed.num_rounds
+
+
+def test_a_row_without_memory_for_its_context_is_decoded_without_drafts(tmp_path):
+    models = make_models(tmp_path)
+    drafter = models.drafter("dspark vanilla")
+    drafter.context.rows._free = drafter.context.rows._free[:2]  # two pages of 16 positions
+    target = InProcessTarget(models.model(), draft=drafter)
+    for name, prompt in (("long", list(range(2, 60))), ("short", [4, 5, 6])):
+        target.submit(request(name, prompt, seed=1, max_tokens=8, ignore_eos=True))
+    target.run_until_idle()
+    assert target.ends["long"].stats.num_drafted_tokens == 0
+    assert target.ends["short"].stats.num_drafted_tokens > 0
+
+
+def test_likely_positions_get_the_places_and_never_out_of_order():
+    survivals = [survival_of([0.9, 0.9, 0.9]), survival_of([0.5, 1.0, 1.0]), []]
+    assert SurvivalBudget().allocate(survivals, 9) == [3, 3, 0]
+    assert SurvivalBudget().allocate(survivals, 4) == [3, 1, 0]
+    assert SurvivalBudget(0.6).allocate(survivals, 9) == [3, 0, 0]
+    assert SurvivalBudget().allocate(survivals, 0) == [0, 0, 0]
+    assert SurvivalBudget().allocate([survival_of([float("nan")])], 3) == [0]
