@@ -267,6 +267,7 @@ class TargetNode:
             self.control.send(Drained())
         self.control.wait(LOAD_PERIOD_S)
         self.ranks.keep_alive()
+        self._profiler.rest()
 
     def _publish_load(self) -> None:
         load = self._load.due(self.scheduler, draining=self._draining)

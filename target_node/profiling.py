@@ -2,12 +2,15 @@
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from specserve.types import FromTarget, Profiled
+
+IDLE_LIMIT_S = 30.0  # without a round, a recording ends with what it has
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +22,8 @@ class RoundProfiler:
         self._send = send
         self._remaining = 0
         self._path = Path()
+        self._is_empty = True
+        self._ends_s = 0.0
         self._profiler: torch.profiler.profile | None = None
 
     def start(self, num_rounds: int, path: Path) -> None:
@@ -29,7 +34,8 @@ class RoundProfiler:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._remaining, self._path = num_rounds, path
+        self._remaining, self._path, self._is_empty = num_rounds, path, True
+        self._ends_s = time.monotonic() + IDLE_LIMIT_S
         self._profiler = torch.profiler.profile(activities=activities)
         self._profiler.start()
 
@@ -38,13 +44,23 @@ class RoundProfiler:
         """Wraps one round."""
         yield
         if self._profiler is not None:
-            self._remaining -= 1
+            self._remaining, self._is_empty = self._remaining - 1, False
+            self._ends_s = time.monotonic() + IDLE_LIMIT_S
             if self._remaining <= 0:
                 self._finish(self._profiler)
+
+    def rest(self) -> None:
+        """Called while nothing runs: nobody should wait forever for rounds that do not come."""
+        if self._profiler is not None and time.monotonic() > self._ends_s:
+            self._finish(self._profiler)
 
     def _finish(self, profiler: torch.profiler.profile) -> None:
         self._profiler = None
         profiler.stop()
+        if self._is_empty:
+            error = f"profile: no round ran within {IDLE_LIMIT_S:g} s; send a request meanwhile"
+            self._send(Profiled(str(self._path), error))
+            return
         error = ""
         try:
             profiler.export_chrome_trace(str(self._path))

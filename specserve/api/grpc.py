@@ -9,7 +9,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import grpc.aio
@@ -134,9 +134,14 @@ class AdminServicer:
             raise InvalidField("num_rounds", f"{num_rounds} is not within 1 to 1000")
         # The server chooses the place: a path from a client would be a way to overwrite files.
         path = Path(tempfile.mkdtemp(prefix="specserve-profile-"), "trace.json")
-        profiled = await self._service.hub.profile(num_rounds, str(path))
-        if profiled.error:
-            raise from_code("FAILED_PRECONDITION", profiled.error)
+        try:
+            profiled = await self._service.hub.profile(num_rounds, str(path))
+            if profiled.error:
+                raise from_code("FAILED_PRECONDITION", profiled.error)
+        except BaseException:
+            with suppress(OSError):  # a trace that was written after all stays
+                path.parent.rmdir()
+            raise
         return pb.ProfileResponse(path=profiled.path)
 
 

@@ -19,6 +19,7 @@ from specserve.types import (
     StopSample,
     Terminal,
 )
+from target_node import profiling
 from tests.target_node.in_process import InProcessTarget, fixture_model, request
 
 
@@ -306,3 +307,13 @@ def test_a_profile_covers_its_rounds_and_is_reported_once(model, tmp_path):
     assert report.error == ""
     events = json.loads(path.read_text())["traceEvents"]
     assert any("_linear_pointwise" in event.get("name", "") for event in events)
+
+
+def test_a_profile_of_an_idle_target_ends_with_an_error(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(profiling, "IDLE_LIMIT_S", 0.0)
+    target = InProcessTarget(model)
+    target.control.inbox.append(Profile(3, str(tmp_path / "trace.json")))
+    target.turn(2)
+    (report,) = [message for message in target.control.sent if isinstance(message, Profiled)]
+    assert "no round ran" in report.error
+    assert not list(tmp_path.iterdir())
