@@ -12,25 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import zmq
 
+from bench.in_process import build_node
 from bench.records import RoundJob, RoundTimes, Setup
 from specserve.types import Request, SamplingParams, Submit, ToTarget
-from specserve.validation import Limits
 from specserve.wire.control import FrameWriter, TargetControl
 from target_node.batch import ForwardBatch
-from target_node.blocks import BlockPool
 from target_node.node import TargetNode
-from target_node.ranks import Ranks
 from target_node.runner import Runner
-from target_node.sampler import Sampler
-from target_node.scheduler import Scheduler
-from target_node.speculation import NoSpeculation
 
 STAGES = (
     "receive", "schedule", "lay out", "plan", "model", "head", "sample", "commit", "send", "other",
 )  # fmt: skip
+_MAX_BATCH_ROWS = 64
 
 
 class StageTimer:
@@ -80,36 +75,18 @@ def measure_rounds(runner: Runner, job: RoundJob, setup: Setup) -> RoundTimes:
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         stub, control = ApiStub(Path(folder)), TargetControl(Path(folder))
-        node = _node(runner, control, setup)
+        node = build_node(
+            control,
+            runner,
+            max_batch_rows=_MAX_BATCH_ROWS,
+            max_batch_tokens=setup.max_batch_tokens,
+            prefix_cache=True,
+        )
         try:
             return _measure(node, stub, job)
         finally:
             control.close()
             stub.close()
-
-
-def _node(runner: Runner, control: TargetControl, setup: Setup) -> TargetNode:
-    spec = runner.model.config
-    pool = BlockPool(runner.cache.num_blocks, setup.block_size, prefix_cache=True)
-    scheduler = Scheduler(pool, max_batch_rows=64, max_batch_tokens=setup.max_batch_tokens)
-    return TargetNode(
-        control=control,
-        scheduler=scheduler,
-        runner=runner,
-        sampler=Sampler(
-            eos_token_ids=spec.eos_token_ids,
-            max_model_len=spec.max_position_embeddings,
-            device=torch.device("cpu"),
-        ),
-        speculation=NoSpeculation(),
-        ranks=Ranks(1),
-        limits=Limits(
-            vocab_size=spec.vocab_size,
-            max_model_len=spec.max_position_embeddings,
-            max_samples=1,
-            max_logprobs=0,
-        ),
-    )
 
 
 def _instrument(node: TargetNode, timer: StageTimer) -> Callable[[], None]:

@@ -11,17 +11,16 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.comparison import Comparison, Measurements, Plan
 from bench.machine import describe_machine
 from bench.pinned_child import ChildFailed, PinnedChild
+from bench.progress import progress_bar
 from bench.records import (
     BatchTrace,
     ForwardJob,
@@ -184,7 +183,7 @@ def _measure(
     bare = PinnedChild[ForwardJob | RoundJob, ForwardTimes | RoundTimes](
         "bench.bare", setup, ForwardTimes | RoundTimes, allocator
     )
-    with transformers, bare, _progress(plan, console) as advance:
+    with transformers, bare, progress_bar(plan.num_measurements, console) as advance:
         transformers.wait_until_loaded()
         bare.wait_until_loaded()
         return Comparison(
@@ -195,29 +194,6 @@ def _measure(
             workload=workload,
             advance=advance,
         ).run(plan)
-
-
-@contextmanager
-def _progress(plan: Plan, console: Console) -> Generator[Callable[[str], None]]:
-    """A bar that is drawn between measurements only: a refresh thread would disturb them."""
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[what]}"),
-    )
-    with Progress(*columns, console=console, auto_refresh=False) as progress:
-        task = progress.add_task("", total=plan.num_measurements, what="loading, warming up")
-        progress.refresh()
-        started = False
-
-        def advance(what: str) -> None:
-            nonlocal started
-            progress.update(task, advance=int(started), what=what, refresh=True)
-            started = True
-
-        yield advance
-        progress.update(task, advance=1, what="done", refresh=True)
 
 
 if __name__ == "__main__":

@@ -51,11 +51,12 @@ class Workload:
 
 
 def _texts(count: int) -> list[str]:
-    by_domain = [_read(domain) for domain in DOMAINS]
+    by_domain = [read_texts(domain) for domain in DOMAINS]
     alternating = [text for texts in zip(*by_domain, strict=False) for text in texts]
     return alternating[:count]
 
 
-def _read(domain: str) -> list[str]:
+def read_texts(domain: str) -> list[str]:
+    """The held-out prompts of a domain, as text."""
     lines = (PROMPT_FOLDER / f"{domain}.jsonl").read_text(encoding="utf-8").splitlines()
     return [str(json.loads(line)["text"]) for line in lines]

@@ -82,8 +82,9 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     local_head: str | None = None  # folder of a DeLS head to add to a DFlash drafter
     verification: str = "foreseeable"  # of unseeded requests: rejection | foreseeable | coupled
     gamma: Positive | None = None  # drafted tokens a round at most; None: the drafter's own
-    # The likeliest draft tokens that a law keeps, in the rejection family.
-    num_kept: Annotated[int, Meta(ge=1, le=4096)] = 64
+    # The likeliest draft tokens that a law keeps, in the rejection family. What is cut off is lost
+    # to acceptance, and a small model's laws are flat: see bench/LOG.md.
+    num_kept: Annotated[int, Meta(ge=1, le=4096)] = 512
     # Tokens less likely than this to be reached are not verified.
     min_survival: Annotated[float, Meta(ge=0, le=1)] = 0.0
 

@@ -1,0 +1,194 @@
+"""`python -m bench.drafters`: accept length by drafter, domain, temperature and rule.
+
+    python -m bench.drafters                             all embedded drafters and ngram
+    python -m bench.drafters --quick                     few prompts: three minutes
+    python -m bench.drafters --drafter dspark dflash ngram --local-head dels
+    python -m bench.drafters --drafter mine=./run/dspark --depth-drafters 1=./d1 2=./d2
+
+Writes results.json, report.md and plots to --out; definitions are in bench/README.md.
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from rich.console import Console
+
+from bench.domains import DOMAINS
+from bench.drafter_choice import (
+    DrafterChoice,
+    add_drafter_options,
+    read_choices,
+    read_depths,
+)
+from bench.drafters.calibration import calibration_error
+from bench.drafters.measure import Loaded, Measurer
+from bench.drafters.plan import FULL, QUICK, Plan
+from bench.drafters.plots import draw
+from bench.drafters.report import TITLE, conditions, tables, verdict
+from bench.drafters.results import (
+    CalibrationRow,
+    Cell,
+    DrafterInfo,
+    Results,
+    Target,
+    compare,
+    summarise,
+)
+from bench.machine import describe_machine
+from bench.progress import progress_bar
+from bench.writing import show_tables, write_results, write_tables
+from specserve.errors import SpecserveError
+from specserve.model.loader import load_model
+from specserve.model.parallel import TensorParallel
+from specserve.target_source import locate_target
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of the bench."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.drafters", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="less of everything: three minutes")
+    parser.add_argument("--out", type=Path, default=Path("results/drafters"), metavar="DIR")
+    parser.add_argument("--target", metavar="FOLDER|HUB_ID", help="default: the embedded model")
+    add_drafter_options(parser)
+    parser.add_argument(
+        "--depth-drafters", nargs="+", default=[], metavar="LAYERS=FOLDER", help="the depth sweep"
+    )
+    parser.add_argument("--domains", nargs="+", choices=DOMAINS, metavar="D")
+    parser.add_argument("--prompts", type=int, metavar="N", help="per domain")
+    parser.add_argument("--candidates", type=int, metavar="N", help="prompts checked for greedy")
+    parser.add_argument("--tokens", type=int, metavar="N", help="new tokens per prompt")
+    parser.add_argument("--temperatures", type=float, nargs="+", metavar="T")
+    parser.add_argument("--gammas", type=int, nargs="*", metavar="G", help="of the gamma sweep")
+    parser.add_argument("--thresholds", type=float, nargs="*", metavar="S", help="of survival")
+    parser.add_argument("--threads", type=int, default=1, metavar="CORES")
+    return parser
+
+
+def read_plan(arguments: argparse.Namespace) -> Plan:
+    """What the flags ask for. Raises InvalidField."""
+    plan = QUICK if arguments.quick else FULL
+    given = {
+        "num_prompts": arguments.prompts,
+        "num_candidates": arguments.candidates,
+        "num_tokens": arguments.tokens,
+        "domains": arguments.domains,
+        "temperatures": arguments.temperatures,
+        "gammas": arguments.gammas,
+        "thresholds": arguments.thresholds,
+    }
+    changes = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    plan = msgspec.structs.replace(plan, gamma=arguments.gamma, **changes)
+    if arguments.candidates is None:
+        most = max(plan.num_candidates, plan.num_prompts)
+        plan = msgspec.structs.replace(plan, num_candidates=most)
+    plan.check()
+    return plan
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and write; 0 unless something failed (a missed goal is a result, not a failure)."""
+    words = sys.argv[1:] if argv is None else argv
+    arguments = build_parser().parse_args(words)
+    progress = Console(stderr=True)
+    try:
+        results = _run(arguments, shlex.join(["python", "-m", "bench.drafters", *words]), progress)
+        write_results(results, arguments.out)
+    except (SpecserveError, OSError) as error:
+        progress.print(f"bench.drafters: {error}", style="red", markup=False)
+        return 1
+    draw(results, arguments.out)
+    found = tables(results)
+    write_tables([TITLE, verdict(results), conditions(results)], found, arguments.out)
+    show_tables(found, verdict(results))
+    return 0
+
+
+def _run(arguments: argparse.Namespace, command: str, console: Console) -> Results:
+    plan, choices = read_plan(arguments), read_choices(arguments)
+    depths = read_depths(arguments)
+    folder = locate_target(arguments.target)
+    for choice in (*choices, *depths):
+        choice.located(folder)  # a name that is none fails before anything is measured
+    torch.set_num_threads(arguments.threads)
+    machine = describe_machine()
+    model = load_model(
+        folder,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        parallel=TensorParallel(),
+        deterministic=True,
+    )
+    collected = _Collected()
+    with progress_bar(_num_measurements(plan, choices, depths), console) as advance:
+        measurer = Measurer(model, folder, plan, advance)
+        measurer.check_greedy()
+        for choice in choices:
+            collected.add(measurer, measurer.load(choice))
+            advance(f"{choice.label}, calibration")
+            row = calibration_error(model, folder, choice, measurer.prompts, plan)
+            collected.calibration += [row] if row is not None else []
+        for choice in depths:
+            collected.depth_sweep += measurer.cells(measurer.load(choice), first_only=True)
+    ratios = compare(collected.cells)
+    return Results(
+        summary=summarise(ratios, collected.calibration, plan),
+        drafters=collected.drafters,
+        cells=collected.cells,
+        ratios=ratios,
+        gamma_sweep=collected.gamma_sweep,
+        depth_sweep=collected.depth_sweep,
+        threshold_sweep=collected.threshold_sweep,
+        calibration=collected.calibration,
+        greedy=list(measurer.greedy.values()),
+        plan=plan,
+        target=Target(folder=folder.name, num_params=model.num_params),
+        machine=machine,
+        command=command,
+    )
+
+
+class _Collected:
+    """What has been measured so far."""
+
+    def __init__(self) -> None:
+        self.drafters: list[DrafterInfo] = []
+        self.cells: list[Cell] = []
+        self.gamma_sweep: list[Cell] = []
+        self.depth_sweep: list[Cell] = []
+        self.threshold_sweep: list[Cell] = []
+        self.calibration: list[CalibrationRow] = []
+
+    def add(self, measurer: Measurer, loaded: Loaded) -> None:
+        """Everything about one drafter but its calibration."""
+        kind = type(loaded.drafter).__name__
+        self.drafters.append(DrafterInfo(choice=loaded.choice, kind=kind, gamma=loaded.gamma))
+        cells = measurer.cells(loaded)
+        self.cells += cells
+        self.gamma_sweep += measurer.gamma_sweep(loaded, cells)
+        if loaded.gives_confidences:
+            self.threshold_sweep += measurer.threshold_sweep(loaded, cells)
+
+
+def _num_measurements(
+    plan: Plan, choices: Sequence[DrafterChoice], depths: Sequence[DrafterChoice]
+) -> int:
+    """Steps of the progress bar at most."""
+    laws = sum(len(plan.rules) if temperature else 1 for temperature in plan.temperatures)
+    sweeps = laws + len(plan.gammas) + len(plan.thresholds)
+    per_drafter = sweeps * len(plan.domains) + 1
+    return len(plan.domains) * (1 + len(depths)) + len(choices) * per_drafter
+
+
+if __name__ == "__main__":
+    sys.exit(main())

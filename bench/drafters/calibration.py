@@ -1,0 +1,128 @@
+"""Calibration error of a drafter's confidences, raw and calibrated, on prompts no fit has seen.
+
+The same evidence as `specserve calibrate` collects, on other prompts: survival probabilities
+against the chance, not the luck, of the drafted tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.drafter_choice import DrafterChoice
+from bench.drafters.plan import Plan
+from bench.drafters.results import CalibrationRow
+from bench.workload import DOMAINS, read_texts
+from draft_node.calibration.attach import confidence_head, listen
+from draft_node.calibration.collect import Conditions, Samples, collect
+from draft_node.calibration.fit import Fitted, figures, mean_ece
+from draft_node.calibration.law_confidence import LawRecorder
+from draft_node.calibration.metrics import survivals
+from draft_node.calibration.stored import Calibration, Evaluation, find_calibration
+from draft_node.calibration.texts import Prompt, write_texts
+from draft_node.drafters.load import DrafterOptions, load_drafter
+from draft_node.drafters.weights import TargetWeights
+from draft_node.offline_target import OfflineTarget
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.drafter_source import NGRAM
+from specserve.drafting import Drafter
+from specserve.model.transformer import Transformer
+
+_RESERVE = 48  # positions of a row beyond its text: a block, and a page that is not full
+_SEED = 1  # of the texts; calibration's own begin at 0
+
+
+def calibration_error(
+    model: Transformer,
+    target: Path,
+    choice: DrafterChoice,
+    prompts: Mapping[str, Sequence[Sequence[int]]],
+    plan: Plan,
+) -> CalibrationRow | None:
+    """On the held-out texts among `prompts`, by domain.
+
+    None for a drafter that has neither a confidence head nor a calibration, or without such texts.
+    """
+    located = choice.located(target)
+    chosen = [Prompt(domain, tuple(p)) for domain in DOMAINS for p in prompts.get(domain, ())]
+    if located.drafter is None or located.drafter == NGRAM or not chosen:
+        return None
+    folders = [Path(place) for place in (located.drafter, located.local_head) if place]
+    longest = max(len(prompt.token_ids) for prompt in chosen) + plan.calibration_tokens + _RESERVE
+    options = DrafterOptions(
+        dtype=torch.float32,
+        device=model.embedding.device,
+        num_context_tokens=plan.batch_size * longest,
+        max_positions=longest,
+        local_head=folders[1] if len(folders) > 1 else None,
+        gamma=choice.gamma,
+        calibrated=False,
+    )
+    drafter = load_drafter(folders[0], TargetWeights.of(target, model), options)
+    found = find_calibration(folders, target)
+    if found is None and confidence_head(drafter) is None:
+        return None
+    layers = drafter.features.layers if drafter.features is not None else ()
+    offline = OfflineTarget(model, num_tokens=plan.batch_size * longest, layers=layers)
+    conditions = Conditions(
+        rule=VerificationRule.FORESEEABLE if found is None else VerificationRule(found.rule),
+        temperature=1.0 if found is None else found.temperature,
+        num_kept=choice.num_kept,
+        batch_size=plan.batch_size,
+    )
+    samples = _collect(offline, drafter, chosen, conditions, plan)
+    return _row(choice.label, samples, found, conditions, plan)
+
+
+def _collect(
+    offline: OfflineTarget,
+    drafter: Drafter,
+    prompts: Sequence[Prompt],
+    conditions: Conditions,
+    plan: Plan,
+) -> Samples:
+    recorder = None
+    if confidence_head(drafter) is None:
+        recorder = LawRecorder()
+        listen(drafter, recorder)
+    texts = write_texts(
+        offline,
+        prompts,
+        num_tokens=plan.calibration_tokens,
+        temperature=conditions.temperature,
+        seed=_SEED,
+        batch_size=conditions.batch_size,
+    )
+    return collect(offline, drafter, texts, conditions, recorder=recorder)
+
+
+def _row(
+    label: str,
+    samples: Samples,
+    found: Calibration | None,
+    conditions: Conditions,
+    plan: Plan,
+) -> CalibrationRow:
+    before = figures(survivals(samples.logits), samples)
+    after = []
+    if found is not None:
+        fitted = Fitted(np.array(found.temperatures), found.law)
+        after = figures(fitted.survivals(samples), samples)
+    return CalibrationRow(
+        drafter=label,
+        temperature=conditions.temperature,
+        rule=conditions.rule,
+        num_prompts=len(set(samples.texts.tolist())),
+        num_blocks=len(samples.texts),
+        evaluation=Evaluation(before=before, after=after),
+        ece_before=mean_ece(before),
+        ece_after=mean_ece(after) if after else None,
+        unseen=found is None or _is_unseen(found, plan),
+    )
+
+
+def _is_unseen(found: Calibration, plan: Plan) -> bool:
+    """Whether the prompts here, from the end, can meet those of a fit, from the front."""
+    per_domain = -(-found.num_texts // len(DOMAINS))
+    return all(per_domain + plan.num_prompts <= len(read_texts(domain)) for domain in DOMAINS)

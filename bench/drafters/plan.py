@@ -1,0 +1,77 @@
+# pyright: strict
+"""How much `bench.drafters` measures, and under which conditions."""
+
+import msgspec
+
+from bench.domains import CHECKED_TOKENS, DOMAINS, MIN_GREEDY_PROMPTS
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.errors import InvalidField
+
+RATIO_RULES = (VerificationRule.FORESEEABLE, VerificationRule.COUPLED)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths in tokens; counts of prompts are per domain."""
+
+    num_prompts: int
+    num_candidates: int  # of which those with sound greedy text are taken at temperature 0
+    num_tokens: int  # of an answer
+    gamma: int
+    gammas: tuple[int, ...]  # limits of the gamma sweep, beside `gamma`
+    thresholds: tuple[float, ...]  # of survival, beside 0
+    calibration_tokens: int  # of the texts that confidences are judged on
+    temperatures: tuple[float, ...] = (1.0, 0.0)
+    rules: tuple[VerificationRule, ...] = RATIO_RULES  # at temperatures above 0
+    domains: tuple[str, ...] = DOMAINS
+    min_greedy_prompts: int = MIN_GREEDY_PROMPTS
+    batch_size: int = 16  # rows side by side, which changes no text
+
+    @property
+    def longest_answer(self) -> int:
+        """Tokens, the check of greedy texts included."""
+        return max(self.num_tokens, CHECKED_TOKENS)
+
+    def check(self) -> None:
+        """Raises InvalidField for what cannot be measured."""
+        for field, value, least in (
+            ("--prompts", self.num_prompts, 1),
+            ("--candidates", self.num_candidates, self.num_prompts),
+            ("--tokens", self.num_tokens, self.gamma + 2),  # else no round is whole
+        ):
+            if value < least:
+                raise InvalidField(field, f"{value} is less than {least}")
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """What one figure was measured under."""
+
+    domain: str
+    temperature: float
+    rule: VerificationRule
+    max_verify_len: int
+    min_survival: float = 0.0
+
+    @property
+    def rule_name(self) -> str:
+        """At temperature 0 all rules are one."""
+        return self.rule if self.temperature else "any"
+
+
+FULL = Plan(
+    num_prompts=50,
+    num_candidates=200,
+    num_tokens=64,
+    gamma=7,
+    gammas=(1, 2, 3, 5),
+    thresholds=(0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9),
+    calibration_tokens=128,
+)
+QUICK = msgspec.structs.replace(
+    FULL,
+    num_prompts=8,
+    num_candidates=24,
+    num_tokens=32,
+    gammas=(1, 3),
+    thresholds=(0.1, 0.5),
+    calibration_tokens=32,
+)

@@ -1,0 +1,183 @@
+# pyright: strict
+"""The tables of `bench.drafters`, for people; decides nothing."""
+
+from collections.abc import Sequence
+
+from bench.domains import greedy_table
+from bench.drafters.results import Cell, RatioRow, Results
+from bench.tables import Table, with_spread
+
+TITLE = "# Drafters: accept length by drafter, domain, temperature and rule"
+
+
+def tables(results: Results) -> list[Table]:
+    """Those that have something to show, in the order of the report."""
+    found = [_main(results), _ratios(results.ratios), _conditional(results)]
+    if results.gamma_sweep:
+        found.append(_gamma(results.gamma_sweep))
+    if results.depth_sweep:
+        found.append(_depth(results.depth_sweep))
+    if results.threshold_sweep:
+        found.append(_thresholds(results.threshold_sweep))
+    if results.calibration:
+        found.append(_calibration(results))
+    if results.greedy:
+        found.append(greedy_table(results.greedy, results.plan.min_greedy_prompts))
+    return [table for table in found if table.rows]
+
+
+def verdict(results: Results) -> str:
+    """The figures that goals are set for, in one paragraph."""
+    summary, parts = results.summary, list[str]()
+    for name, goal in (("dspark_over_dflash", 1.10), ("dels_over_dflash", 1.03)):
+        value, low, high = (summary[name + end] for end in ("", "_lo", "_hi"))
+        if value is not None:
+            parts.append(f"{name} {value:.3f} [{low:.3f}, {high:.3f}] (goal {goal:.2f})")
+    for name, goal in (("ece_before", ""), ("ece_after", " (goal 2%)")):
+        value = summary[name]
+        if value is not None:
+            parts.append(f"{name} {value:.2%}{goal}")
+    found = "; ".join(parts) or "nothing that a goal is set for was measured"
+    return f"Temperature 1, foreseeable rule, means over domains: {found}."
+
+
+def conditions(results: Results) -> str:
+    """What was measured, how, on what; as a Markdown list."""
+    target, machine, plan = results.target, results.machine, results.plan
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    drafters = "; ".join(
+        f"{info.choice.label}: {info.kind}, gamma {info.gamma}, "
+        f"the {info.choice.num_kept} likeliest tokens of a law kept"
+        for info in results.drafters
+    )
+    lines = [
+        f"- Target: {target.folder}, {target.num_params / 1e6:.1f}M parameters, no ballast. "
+        "**Acceptance is that of a target of this size**: a larger one is another law.",
+        f"- Drafters: {drafters}.",
+        f"- Up to {plan.num_prompts} prompts a domain, {plan.num_tokens} new tokens each, end of "
+        f"text ignored; gamma {plan.gamma}, everything verified unless a table says otherwise.",
+        "- Accept length: tokens a round, the recovery or bonus token included, over rounds that "
+        "began with room for a whole block; the cut rounds at a text's end are left out.",
+        "- Spread: 95 % bootstrap intervals over prompts; ratios draw the same prompts for both.",
+        "- Measured with the real node loop and synchronous speculation, in one process, float32.",
+        f"- {machine.cpu}, {machine.num_cores} cores; {machine.platform}; {machine.date}; "
+        f"commit {machine.commit}; {versions}.",
+        f"- `{results.command}`",
+    ]
+    return "\n".join(lines)
+
+
+def _law(cell: Cell) -> tuple[str, str]:
+    return f"{cell.condition.temperature:g}", cell.condition.rule_name
+
+
+def _main(results: Results) -> Table:
+    rows = [
+        (
+            cell.drafter, cell.condition.domain, *_law(cell), with_spread(cell.accept_len),
+            with_spread(cell.accepted_share), cell.accept_len.num_prompts, int(sum(cell.rounds)),
+        )
+        for cell in results.cells
+    ]  # fmt: skip
+    header = (
+        "drafter", "domain", "T", "rule", "accept length", "accepted share", "prompts", "rounds",
+    )  # fmt: skip
+    note = "Accepted share: of the drafted tokens that were verified. No draft counts as a round."
+    return Table("Accept length", header, rows, note, ("accept_len.png",))
+
+
+def _ratios(ratios: Sequence[RatioRow]) -> Table:
+    rows = [
+        (
+            f"{row.over} / {row.under}", row.domain or "mean of domains", f"{row.temperature:g}",
+            row.rule, with_spread(row.ratio, 3), row.ratio.num_prompts,
+        )
+        for row in ratios
+    ]  # fmt: skip
+    header = ("accept length of", "domain", "T", "rule", "ratio", "prompts")
+    note = "The mean counts every domain alike, whatever its prompts."
+    return Table("Ratios on the same prompts", header, rows, note)
+
+
+def _conditional(results: Results) -> Table:
+    gamma = max((len(cell.conditional) for cell in results.cells), default=0)
+    rows = [
+        (
+            cell.drafter, cell.condition.domain, *_law(cell), cell.accept_len.num_prompts,
+            *(with_spread(found) for found in cell.conditional),
+            *("-" for _ in range(gamma - len(cell.conditional))),
+        )
+        for cell in results.cells
+    ]  # fmt: skip
+    header = ("drafter", "domain", "T", "rule", "prompts", *(str(k + 1) for k in range(gamma)))
+    note = "P(token k stands | those before it stood), over rounds that got there (DSpark, Fig. 2)."
+    return Table("Conditional acceptance by position", header, rows, note, ("conditional.png",))
+
+
+def _gamma(cells: Sequence[Cell]) -> Table:
+    rows = [
+        (
+            cell.drafter, cell.condition.domain, *_law(cell), len(cell.conditional),
+            with_spread(cell.accept_len), cell.accept_len.num_prompts,
+        )
+        for cell in cells
+    ]  # fmt: skip
+    header = ("drafter", "domain", "T", "rule", "gamma", "accept length", "prompts")
+    note = (
+        "The same drafters, with at most gamma drafted tokens verified a round; DSpark's Fig. 4 "
+        "trains one for each length."
+    )
+    return Table("Accept length by gamma", header, rows, note, ("gamma.png",))
+
+
+def _depth(cells: Sequence[Cell]) -> Table:
+    rows = [
+        (
+            cell.drafter, cell.condition.domain, *_law(cell), with_spread(cell.accept_len),
+            cell.accept_len.num_prompts,
+        )
+        for cell in cells
+    ]  # fmt: skip
+    header = ("layers", "domain", "T", "rule", "accept length", "prompts")
+    return Table("Accept length by depth", header, rows, "DSpark, Fig. 3.", ("depth.png",))
+
+
+def _thresholds(cells: Sequence[Cell]) -> Table:
+    rows = [
+        (
+            cell.drafter, cell.condition.domain, *_law(cell),
+            f"{cell.condition.min_survival:g}", with_spread(cell.accept_len),
+            with_spread(cell.verified_len), with_spread(cell.accepted_share),
+            cell.accept_len.num_prompts,
+        )
+        for cell in cells
+    ]  # fmt: skip
+    header = (
+        "drafter", "domain", "T", "rule", "least survival", "accept length", "verified a round",
+        "accepted share", "prompts",
+    )  # fmt: skip
+    note = (
+        "Only tokens whose survival (product of confidences) reaches the threshold are verified; "
+        "DSpark, Fig. 5, has the same over a threshold of confidence."
+    )
+    plots = tuple(f"threshold_{name}.png" for name in dict.fromkeys(c.drafter for c in cells))
+    return Table("Confidence threshold", header, rows, note, plots)
+
+
+def _calibration(results: Results) -> Table:
+    rows = [
+        (
+            row.drafter, f"{row.temperature:g}", row.rule, f"{row.ece_before:.2%}",
+            "-" if row.ece_after is None else f"{row.ece_after:.2%}",
+            " ".join(f"{one.ece:.1%}" for one in row.evaluation.before),
+            " ".join(f"{one.ece:.1%}" for one in row.evaluation.after) or "-",
+            row.num_prompts, row.num_blocks, "yes" if row.unseen else "no",
+        )
+        for row in results.calibration
+    ]  # fmt: skip
+    header = (
+        "drafter", "T", "rule", "ECE raw", "calibrated", "raw by position",
+        "calibrated by position", "prompts", "blocks", "prompts unseen by the fit",
+    )  # fmt: skip
+    note = "Expected calibration error of survival, 20 bins, mean over positions; code and prose."
+    return Table("Calibration", header, rows, note)

@@ -1,0 +1,201 @@
+# pyright: strict
+"""results.json of `bench.drafters`: cells, ratios of drafters on the same prompts, the summary."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from bench.acceptance import (
+    accept_len,
+    accepted_share,
+    conditional_acceptance,
+    verified_len,
+    whole_rounds,
+)
+from bench.bootstrap import Interval, Rate, interval, mean_ratio, ratio
+from bench.domains import GreedyCheck
+from bench.drafter_choice import DFLASH, DSPARK, LOCAL_HEAD, DrafterChoice
+from bench.drafters.plan import Condition, Plan
+from bench.machine import Machine
+from bench.rounds import Answer
+from draft_node.calibration.stored import Evaluation
+from specserve.decoding.verification.rule import VerificationRule
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One drafter under one condition. `tokens` and `rounds` are by prompt, of whole rounds."""
+
+    drafter: str
+    condition: Condition
+    accept_len: Interval  # tokens a round, the recovery or bonus token included
+    verified_len: Interval  # drafted tokens a round that were verified
+    accepted_share: Interval | None  # of the verified ones
+    conditional: list[Interval | None]  # by position; None where no round got there
+    tokens: list[float]
+    rounds: list[float]
+
+    @property
+    def rate(self) -> Rate:
+        return Rate.of(list(zip(self.tokens, self.rounds, strict=True)))
+
+
+class RatioRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Accept length of `over` by that of `under` on the same prompts; no domain: mean of all."""
+
+    over: str
+    under: str
+    domain: str | None
+    temperature: float
+    rule: str
+    ratio: Interval
+
+
+class CalibrationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How far survival probabilities are from the truth; `after` only for a calibrated drafter."""
+
+    drafter: str
+    temperature: float
+    rule: str
+    num_prompts: int
+    num_blocks: int
+    evaluation: Evaluation  # `after` is empty without a calibration
+    ece_before: float  # means over positions
+    ece_after: float | None
+    unseen: bool  # no prompt can have been used for fitting
+
+
+class DrafterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What was loaded for a label."""
+
+    choice: DrafterChoice
+    kind: str
+    gamma: int
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    folder: str
+    num_params: int
+
+
+Summary = dict[str, float | str | list[str] | None]
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything in results.json."""
+
+    summary: Summary
+    drafters: list[DrafterInfo]
+    cells: list[Cell]  # the whole block verified
+    ratios: list[RatioRow]
+    gamma_sweep: list[Cell]
+    depth_sweep: list[Cell]  # labels are numbers of layers
+    threshold_sweep: list[Cell]
+    calibration: list[CalibrationRow]
+    greedy: list[GreedyCheck]
+    plan: Plan
+    target: Target
+    machine: Machine
+    command: str
+
+
+def make_cell(
+    drafter: str, condition: Condition, answers: Sequence[Answer], block_len: int
+) -> Cell:
+    """The figures of some answers; `block_len` is the most that a round could verify."""
+    rounds = [whole_rounds(answer, block_len) for answer in answers]
+    lengths = accept_len(rounds)
+    by_position = [conditional_acceptance(rounds, k) for k in range(block_len)]
+    return Cell(
+        drafter=drafter,
+        condition=condition,
+        accept_len=interval(lengths),
+        verified_len=interval(verified_len(rounds)),
+        accepted_share=_interval_if_any(accepted_share(rounds)),
+        conditional=[_interval_if_any(rate) for rate in by_position],
+        tokens=lengths.over.tolist(),
+        rounds=lengths.under.tolist(),
+    )
+
+
+def _interval_if_any(rate: Rate) -> Interval | None:
+    return interval(rate) if rate.under.sum() > 0 else None
+
+
+def compare(cells: Sequence[Cell]) -> list[RatioRow]:
+    """Every drafter over the baseline, which is DFlash or else the first: by domain, and the mean.
+
+    A mean is over the domains in which both have a figure.
+    """
+    labels = list(dict.fromkeys(cell.drafter for cell in cells))
+    if len(labels) < 2:
+        return []
+    under = DFLASH if DFLASH in labels else labels[0]
+    rows: list[RatioRow] = []
+    for over in labels:
+        if over != under:
+            rows += _ratio_rows(cells, over, under)
+    return rows
+
+
+def _ratio_rows(cells: Sequence[Cell], over: str, under: str) -> list[RatioRow]:
+    found = {(cell.drafter, cell.condition): cell.rate for cell in cells}
+    pairs: dict[tuple[float, str], dict[str, tuple[Rate, Rate]]] = {}
+    for cell in cells:
+        condition = cell.condition
+        other = found.get((under, condition))
+        if cell.drafter == over and other is not None:
+            law = (condition.temperature, condition.rule_name)
+            pairs.setdefault(law, {})[condition.domain] = (cell.rate, other)
+    rows: list[RatioRow] = []
+    for (temperature, rule), by_domain in pairs.items():
+        figures = {domain: ratio(*pair) for domain, pair in by_domain.items()}
+        for domain, figure in (*figures.items(), (None, mean_ratio(list(by_domain.values())))):
+            rows.append(
+                RatioRow(
+                    over=over,
+                    under=under,
+                    domain=domain,
+                    temperature=temperature,
+                    rule=rule,
+                    ratio=figure,
+                )
+            )
+    return rows
+
+
+def summarise(
+    ratios: Sequence[RatioRow], calibration: Sequence[CalibrationRow], plan: Plan
+) -> Summary:
+    """The figures that goals are set for; None for what was not measured.
+
+    Ratios are means over domains at temperature 1: foreseeable without a suffix, and coupled.
+    """
+    summary: Summary = {
+        "temperature": 1.0,
+        "rule": VerificationRule.FORESEEABLE,
+        "domains": list(plan.domains),
+        "num_prompts": float(plan.num_prompts * len(plan.domains)),
+        "gamma": float(plan.gamma),
+    }
+    for over in (DSPARK, LOCAL_HEAD):
+        for rule, suffix in (
+            (VerificationRule.FORESEEABLE, ""),
+            (VerificationRule.COUPLED, "_coupled"),
+        ):
+            key = f"{over}_over_{DFLASH}{suffix}"
+            found = _mean_of(ratios, over, rule)
+            summary[key] = None if found is None else found.value
+            summary[f"{key}_lo"] = None if found is None else found.low
+            summary[f"{key}_hi"] = None if found is None else found.high
+    row = next((row for row in calibration if row.drafter == DSPARK), None)
+    summary["ece_before"] = None if row is None else row.ece_before
+    summary["ece_after"] = None if row is None else row.ece_after
+    return summary
+
+
+def _mean_of(ratios: Sequence[RatioRow], over: str, rule: VerificationRule) -> Interval | None:
+    wanted = (over, DFLASH, None, 1.0, rule)
+    for row in ratios:
+        if (row.over, row.under, row.domain, row.temperature, row.rule) == wanted:
+            return row.ratio
+    return None

@@ -1,0 +1,42 @@
+"""Plots of the benches, one panel beside the other. Knows matplotlib, imported late."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.bootstrap import Interval
+
+_DPI = 130
+_PANEL_INCHES = (4.0, 3.4)
+
+
+@contextmanager
+def panels(path: Path, titles: Sequence[str]) -> Generator[list[Any]]:
+    """One set of axes for each title, written to `path` as a PNG in the end."""
+    import matplotlib
+
+    matplotlib.use("agg")  # no display here, and none wanted
+    import matplotlib.pyplot as plt
+
+    width, height = _PANEL_INCHES
+    figure, grid = plt.subplots(
+        1, len(titles), figsize=(width * len(titles), height), sharey=True, squeeze=False
+    )
+    axes = list(grid[0])
+    for one, title in zip(axes, titles, strict=True):
+        one.set_title(title, fontsize=10)
+    try:
+        yield axes
+        figure.tight_layout()
+        figure.savefig(path, dpi=_DPI)
+    finally:
+        plt.close(figure)
+
+
+def spreads(found: Sequence[Interval]) -> list[list[float]]:
+    """Distances of the ends of intervals from their values, as `errorbar` wants them."""
+    return [
+        [max(0.0, one.value - one.low) for one in found],
+        [max(0.0, one.high - one.value) for one in found],
+    ]

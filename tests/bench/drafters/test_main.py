@@ -1,0 +1,92 @@
+"""The whole bench of drafters, as small as it gets: the real engine on the embedded target."""
+
+import json
+
+import msgspec
+import pytest
+
+from bench import domains
+from bench.drafters import __main__ as command
+from bench.drafters.__main__ import build_parser, main, read_plan
+from specserve.errors import InvalidField
+from specserve.target_source import EMBEDDED_TARGET
+from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, write_drafter
+
+TINY = ["--quick", "--prompts", "2", "--candidates", "2", "--tokens", "12", "--gammas", "2"]
+TINY += ["--thresholds", "0.4"]
+
+
+def embedded_shape() -> dict:
+    config = json.loads((EMBEDDED_TARGET / "config.json").read_text())
+    names = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    names = (*names, "max_position_embeddings", "rope_parameters")
+    shape = {name: config[name] for name in names}
+    return {**shape, "intermediate_size": 64, "num_hidden_layers": 1, "num_target_layers": 5,
+            "target_layer_ids": [0, 2], "block_size": 4, "mask_token_id": 3}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_minimal_run_with_prompt_lookup_writes_results_report_and_plots(
+    tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr(domains, "MIN_DISTINCT", 0.0)  # any greedy text will do
+    monkeypatch.setattr(
+        command, "QUICK", msgspec.structs.replace(command.QUICK, min_greedy_prompts=2)
+    )
+    assert main([*TINY, "--drafter", "ngram", "--domains", "code", "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    laws = {(c["condition"]["temperature"], c["condition"]["rule"]) for c in results["cells"]}
+    assert laws == {(1.0, "foreseeable"), (1.0, "coupled"), (0.0, "foreseeable")}
+    assert all(c["accept_len"]["value"] >= 1 for c in results["cells"])
+    assert [c["condition"]["max_verify_len"] for c in results["gamma_sweep"]] == [2, 7]
+    assert results["threshold_sweep"] == []  # prompt lookup has no confidences
+    assert results["summary"]["dspark_over_dflash"] is None
+    assert results["greedy"] == [{"domain": "code", "num_candidates": 2, "qualifying": [0, 1]}]
+    assert "no ballast" in (tmp_path / "report.md").read_text()
+    plots = {path.name for path in tmp_path.glob("*.png")}
+    assert plots == {"accept_len.png", "conditional.png", "gamma.png"}
+    assert "Conditional acceptance" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_trained_or_not_dspark_is_compared_with_dflash_and_its_confidences_judged(tmp_path):
+    dspark = write_drafter(tmp_path / "a", DSPARK, **embedded_shape())
+    dflash = write_drafter(tmp_path / "b", DFLASH, **embedded_shape())
+    words = [*TINY, "--domains", "prose", "--out", str(tmp_path / "out")]
+    words += ["--drafter", f"dspark={dspark}", f"dflash={dflash}", "--gamma", "4"]
+    assert main([*words, "--depth-drafters", f"1={dspark}"]) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {c["condition"]["temperature"] for c in results["cells"]} == {1.0}
+    assert "no, fewer than 10" in (tmp_path / "out" / "report.md").read_text()  # greedy prompts
+    summary = results["summary"]
+    assert 0 < summary["dspark_over_dflash_lo"] <= summary["dspark_over_dflash"]
+    assert summary["dspark_over_dflash"] <= summary["dspark_over_dflash_hi"]
+    assert 0 < summary["ece_before"] < 1
+    assert summary["ece_after"] is None  # nothing is calibrated
+    [depth] = results["depth_sweep"]
+    first = next(c for c in results["cells"] if c["drafter"] == "dspark")
+    assert depth["accept_len"] == first["accept_len"]  # the same drafter under another label
+    swept = {c["condition"]["min_survival"] for c in results["threshold_sweep"]}
+    assert swept == {0.0, 0.4}
+    verified = [c["verified_len"]["value"] for c in results["threshold_sweep"]]
+    assert verified[0] == 4.0
+    assert verified[1] < 4.0
+    assert (tmp_path / "out" / "threshold_dspark.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        (["--tokens", "8"], "--tokens"),
+        (["--prompts", "0"], "--prompts"),
+        (["--prompts", "9", "--candidates", "5"], "--candidates"),
+    ],
+)
+def test_a_senseless_flag_is_named(flags, field):
+    with pytest.raises(InvalidField, match=field):
+        read_plan(build_parser().parse_args(flags))
+
+
+def test_a_drafter_that_is_none_fails_with_one_line(capfd):
+    assert main(["--drafter", "/nonexistent/folder"]) == 1
+    assert "speculation.drafter" in capfd.readouterr().err

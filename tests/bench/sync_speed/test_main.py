@@ -1,0 +1,61 @@
+"""The whole bench of synchronous speculation, as small as it gets: real engines, pinned child."""
+
+import json
+
+import msgspec
+import pytest
+
+from bench import domains
+from bench.sync_speed import __main__ as command
+from bench.sync_speed.__main__ import build_parser, main, read_plan
+from specserve.errors import InvalidField
+
+
+@pytest.mark.slow
+def test_a_minimal_run_with_prompt_lookup_writes_results_report_and_plot(
+    tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr(domains, "MIN_DISTINCT", 0.0)  # any greedy text will do
+    plan = msgspec.structs.replace(command.QUICK, min_greedy_prompts=2, num_candidates=2)
+    monkeypatch.setattr(command, "QUICK", plan)
+    words = "--quick --drafter ngram --ballast none --groups 2 --tokens 10"
+    assert main([*words.split(), "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    by_temperature = [
+        {row["rule"]: row for row in results["rows"] if row["setting"]["temperature"] == t}
+        for t in (1.0, 0.0)
+    ]
+    rows = by_temperature[0]
+    assert rows.keys() == {"any", "coupled", "foreseeable", "rejection"}
+    assert rows["any"]["drafter"] == "plain"
+    assert rows["any"]["accept_len"]["value"] == 1.0
+    assert rows["coupled"]["equal_texts"] == 1.0
+    for rule in ("coupled", "foreseeable", "rejection"):
+        row = rows[rule]
+        assert row["ratio"]["low"] <= row["ratio"]["value"] <= row["ratio"]["high"]
+        assert row["round"]["verify_ms"] > 0
+        assert results["summary"][f"ngram_code_t1_{rule}_none"] == row["ratio"]["value"]
+    greedy = by_temperature[1]["any"]  # plain decoding comes first, so this is the drafter
+    assert (greedy["drafter"], greedy["equal_texts"]) == ("ngram", 1.0)
+    assert (tmp_path / "speed.png").exists()
+    assert "T_verify" in (tmp_path / "report.md").read_text()
+    assert "batch 1: a round" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        (["--tokens", "8"], "--tokens"),
+        (["--groups", "0"], "--groups"),
+        (["--batch-sizes", "0"], "--batch-sizes"),
+        (["--ballast", "many"], "--ballast"),
+    ],
+)
+def test_a_senseless_flag_is_named(flags, field):
+    with pytest.raises(InvalidField, match=field):
+        read_plan(build_parser().parse_args(flags))
+
+
+def test_a_drafter_that_is_none_fails_with_one_line(capfd):
+    assert main(["--drafter", "/nonexistent/folder"]) == 1
+    assert "speculation.drafter" in capfd.readouterr().err

@@ -1,0 +1,74 @@
+"""The prompts of the drafter benches, and which of them greedy decoding is measured on."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from bench.domains import ARITHMETIC, DOMAINS, GreedyCheck, check_greedy, draw_prompts
+from bench.in_process import Job
+from bench.rounds import Answer, Run
+from bench.workload import read_texts
+from specserve.errors import InvalidField
+from specserve.target_source import EMBEDDED_TARGET
+
+
+@dataclass
+class Parrot:
+    """An engine that says what it is told to, prompt by prompt."""
+
+    texts: list[list[int]]
+    jobs: list[Job] = field(default_factory=list)
+
+    def run(self, job: Job) -> Run:
+        self.jobs.append(job)
+        texts = [self.texts.pop(0) for _ in job.prompts]
+        return Run(answers=[Answer(token_ids=text) for text in texts], turns=[])
+
+
+def test_only_prompts_whose_greedy_text_does_not_repeat_itself_qualify():
+    fresh, loop = list(range(64)), [1, 2] * 32
+    nearly = [*range(50), *range(14)]  # 11 of 61 4-grams a second time
+    engine = Parrot([loop, fresh, nearly, loop, fresh])
+    check = check_greedy("code", [[5]] * 5, engine, batch_size=2)
+    assert check.qualifying == [1, 2, 4]
+    assert check.share == pytest.approx(0.6)
+    assert [len(job.prompts) for job in engine.jobs] == [2, 2, 1]
+    assert {(job.temperature, job.num_tokens) for job in engine.jobs} == {(0.0, 64)}
+
+
+@pytest.mark.parametrize(("count", "measurable"), [(9, False), (10, True)])
+def test_too_few_sound_prompts_are_no_measurement(count, measurable):
+    check = GreedyCheck(domain="code", num_candidates=50, qualifying=list(range(count)))
+    assert check.is_measurable(10) is measurable
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_larger_draw_begins_with_the_smaller_one(domain):
+    few, many = (draw_prompts(domain, EMBEDDED_TARGET, count) for count in (3, 5))
+    assert many[:3] == few
+    assert len({tuple(prompt) for prompt in many}) == 5
+
+
+def test_held_out_texts_come_from_the_end_where_calibration_does_not_look():
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_TARGET / "tokenizer.json"))
+    [prompt] = draw_prompts("prose", EMBEDDED_TARGET, 1)
+    assert tokenizer.decode(prompt) == read_texts("prose")[-1]
+
+
+def test_arithmetic_prompts_are_lines_of_correct_sums():
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_TARGET / "tokenizer.json"))
+    [prompt] = draw_prompts(ARITHMETIC, EMBEDDED_TARGET, 1)
+    lines = tokenizer.decode(prompt).splitlines()
+    assert len(lines) == 10
+    for line in lines:
+        a, plus, b, equals, c = line.split()
+        assert (plus, equals, int(a) + int(b)) == ("+", "=", int(c))
+
+
+def test_more_prompts_than_there_are_is_an_error():
+    with pytest.raises(InvalidField, match="code has only"):
+        draw_prompts("code", EMBEDDED_TARGET, 10_000)
