@@ -11,14 +11,21 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from specserve import __version__
-from specserve.commands import chat, generate, info, launch
+from specserve.commands import calibrate, chat, generate, info, launch, train
 from specserve.errors import SpecserveError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # as shells report SIGINT
 EXIT_PIPE_CLOSED = 141  # and SIGPIPE
-_COMMANDS = {"launch": launch, "generate": generate, "chat": chat, "info": info}
+_COMMANDS = {
+    "launch": launch,
+    "generate": generate,
+    "chat": chat,
+    "train": train,
+    "info": info,
+    "calibrate": calibrate,
+}
 _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
 EXAMPLES = """examples:
@@ -26,7 +33,9 @@ EXAMPLES = """examples:
   specserve generate "def fibonacci(n):"        start a service, continue the text, stop it
   specserve generate --connect 127.0.0.1:7411 --json --max-tokens 32 "Once"
   specserve chat --connect 127.0.0.1:7411       talk to a running service
+  specserve train dspark --out drafters/mine    train a drafter for the embedded model
   specserve info                                versions, machine, the embedded model
+  specserve calibrate --drafter dspark          make a drafter's confidences probabilities
 """
 
 

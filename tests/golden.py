@@ -21,6 +21,7 @@ from tests.golden_blocks import compare_block_drafter, compare_gemma4_drafter
 from tests.golden_case import FIXTURES, Case, Comparison, NotACase, Session, find_target
 from tests.golden_chains import compare_eagle3, compare_local_head
 from tests.golden_target import compare_target
+from tests.golden_training import compare_training_step, weights_of
 
 __all__ = ["CASES", "FIXTURES", "NotACase", "Session", "find_target", "main", "run_case"]
 
@@ -50,6 +51,10 @@ def case_kind(path: Path) -> str:
 def run_case(folder: Path) -> list[Comparison]:
     """All comparisons of one case. Raises `NotACase` for what cannot be run."""
     if (folder / "io.safetensors").is_file() and not (folder / "config.json").exists():
+        if (drafter := weights_of(folder)) is not None:
+            step = Case(folder, load_file(folder / "io.safetensors"))
+            compare_training_step(step, drafter)
+            return _results(step)
         raise NotACase(
             f"{folder}: config.json is missing: a case of training or calibration, "
             "which cannot be run yet"
@@ -63,6 +68,11 @@ def run_case(folder: Path) -> list[Comparison]:
         raise NotACase(f"{folder}: cases of {kind} cannot be run, only {', '.join(CASES)}")
     case = Case(folder, load_file(folder / "io.safetensors"))
     comparison(case)
+    return _results(case)
+
+
+def _results(case: Case) -> list[Comparison]:
+    """What was compared, and what should have been."""
     holes = [Comparison(f"{name} (not compared)", float("inf"), 0.0) for name in case.uncovered()]
     return case.comparisons + sorted(holes, key=lambda hole: hole.name)
 

@@ -7,7 +7,7 @@ read wrongly still drafts, only badly, and nobody would notice.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,6 +26,7 @@ from specserve.model.config import (
 )
 
 Config = dict[str, Any]
+Weight = Annotated[float, msgspec.Meta(ge=0)]
 
 _READERS: dict[str, Callable[[Config, Path], DraftSpec]] = {
     "Qwen3DSparkModel": read_deepspec,
@@ -86,6 +87,8 @@ class _LocalHeadFile(msgspec.Struct):
     lm_head_mode: str = "low_rank"
     rank_activation: str = "identity"
     pure_draft_prefix_len: int = 1
+    alpha: Weight | None = None  # these two are ours: published heads leave them to the user
+    beta: Weight | None = None
 
 
 def _read_local_head(content: Config, path: Path) -> LocalHeadSpec:
@@ -105,4 +108,6 @@ def _read_local_head(content: Config, path: Path) -> LocalHeadSpec:
         rank=file.low_rank_dim,
         silu=file.rank_activation == "silu",
         through_target_head=file.lm_head_mode == "target_lm_head",
+        alpha=file.alpha,
+        beta=file.beta,
     )

@@ -59,15 +59,11 @@ def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOpt
     """
     drafter = _load_drafter(folder, target, options)
     if options.calibrated and target is not None:
-        calibration = find_calibration(drafter_folders(folder, options), target.folder)
+        folders = [folder] if options.local_head is None else [folder, options.local_head]
+        calibration = find_calibration(folders, target.folder)
         if calibration is not None:
             attach(drafter, calibration, options.device)
     return drafter
-
-
-def drafter_folders(folder: Path, options: DrafterOptions) -> list[Path]:
-    """The folders a drafter is made of; the calibration is in the last."""
-    return [folder] if options.local_head is None else [folder, options.local_head]
 
 
 def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:

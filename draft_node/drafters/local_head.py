@@ -27,8 +27,8 @@ DEFAULT_WEIGHT = 0.3  # alpha and beta of the paper
 class LocalHeadOptions:
     """How strongly a head counts, and what its checkpoint may leave open."""
 
-    alpha: float = DEFAULT_WEIGHT
-    beta: float = DEFAULT_WEIGHT
+    alpha: float | None = None  # None: as the checkpoint says, or else `DEFAULT_WEIGHT`
+    beta: float | None = None
     kind: LocalHeadKind | None = None  # where a checkpoint holds both; GRU by default
     counts: Tensor | None = None  # [V], where it has no `unigram_counts`
 
@@ -118,6 +118,7 @@ def load_local_head(
     Without unigram counts beta must be 0.
     """
     options = options or LocalHeadOptions()
+    alpha = _first(options.alpha, spec.alpha)
     if spec.vocab_size != target.spec.vocab_size:
         raise Unsupported(
             f"{folder}: vocab_size: {spec.vocab_size}, the target has {target.spec.vocab_size}"
@@ -128,18 +129,24 @@ def load_local_head(
         counts = options.counts
         if UNIGRAM_COUNTS in checkpoint:
             counts = checkpoint.read(UNIGRAM_COUNTS)
-        prior = _prior(folder, counts, options.beta, device)
+        prior = _prior(folder, counts, _first(options.beta, spec.beta), device)
         kind = options.kind
         if kind is None:
             has_gru = "prefix_gru.weight_ih_l0" in checkpoint
             kind = LocalHeadKind.GRU if has_gru else LocalHeadKind.MARKOV
         if kind is LocalHeadKind.GRU:
-            return _gru_head(weights, spec, options.alpha, prior)
+            return _gru_head(weights, spec, alpha, prior)
         return LocalMarkovHead(
             weights.tensor(_stored(checkpoint, _MARKOV_EMBEDDING)),
-            weights.packed(weights.tensor(_stored(checkpoint, _MARKOV_OUTPUT)) * options.alpha),
+            weights.packed(weights.tensor(_stored(checkpoint, _MARKOV_OUTPUT)) * alpha),
             prior,
         )
+
+
+def _first(asked: float | None, stored: float | None) -> float:
+    """A fusion weight: as asked for, as stored, or the paper's."""
+    chosen = stored if asked is None else asked
+    return DEFAULT_WEIGHT if chosen is None else chosen
 
 
 def _gru_head(

@@ -92,7 +92,10 @@ class LocalHeadKind(enum.Enum):
 
 @dataclass(frozen=True)
 class LocalHeadSpec:
-    """A DeLS-Spec head; not a drafter, but an addition to one."""
+    """A DeLS-Spec head; not a drafter, but an addition to one.
+
+    alpha and beta are how strongly it and the prior count, if the checkpoint says so.
+    """
 
     vocab_size: int
     embed_dim: int  # 0 without a recurrent part
@@ -100,6 +103,8 @@ class LocalHeadSpec:
     rank: int
     silu: bool  # activation between the two projections; else none
     through_target_head: bool  # logits come from the target's lm_head
+    alpha: float | None = None
+    beta: float | None = None
 
 
 DraftSpec = BlockSpec | Eagle3Spec | LanguageModelSpec | LocalHeadSpec

@@ -1,11 +1,11 @@
 """Token streams and the batches cut from them.
 
-A stream is one domain's documents, each followed by the document separator, as uint16. Every
-epoch visits all windows of a stream once, in an order that depends on the seed and the epoch only,
-so a cursor per domain is the whole state.
+A stream is one domain's documents, each followed by the document separator, as uint16, or int32
+where the vocabulary needs it. Every epoch visits all windows of a stream once, in an order that
+depends on the seed and the epoch only, so a cursor per domain is the whole state.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +18,19 @@ _CHUNK = 512  # documents encoded at a time
 
 
 def encode_stream(tokenizer: Tokenizer, texts: Iterable[str], separator: str) -> np.ndarray:
-    """All texts as one uint16 array, the separator token after each."""
+    """All texts as one array, the separator token after each."""
     documents = list(texts)
     end_id = tokenizer.token_to_id(separator)
     if end_id is None:
         raise ValueError(f"the tokenizer has no token {separator}")
+    kind = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.int32
     parts = []
     for start in range(0, len(documents), _CHUNK):
         # encode_special_tokens: text that spells a special token must not become one.
         tokenizer.encode_special_tokens = True
         for encoding in tokenizer.encode_batch_fast(documents[start : start + _CHUNK]):
-            parts.append(np.asarray([*encoding.ids, end_id], dtype=np.uint16))
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
+            parts.append(np.asarray([*encoding.ids, end_id], dtype=kind))
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=kind)
 
 
 def save_stream(path: Path, stream: np.ndarray) -> None:
@@ -38,10 +39,20 @@ def save_stream(path: Path, stream: np.ndarray) -> None:
 
 
 class BatchSource:
-    """Batches with equally many rows of each domain."""
+    """Batches whose rows take turns between the domains.
 
-    def __init__(self, streams: dict[str, np.ndarray], seed: int, window: int = WINDOW) -> None:
+    `turns` is the order of domains, repeated for ever; without it every domain has one turn.
+    """
+
+    def __init__(
+        self,
+        streams: dict[str, np.ndarray],
+        seed: int,
+        window: int = WINDOW,
+        turns: Sequence[str] = (),
+    ) -> None:
         self.streams, self.seed, self.window = streams, seed, window
+        self.turns = list(turns or streams)
         self.cursors = dict.fromkeys(streams, 0)
         self._orders: dict[tuple[str, int], np.ndarray] = {}
 
@@ -68,10 +79,10 @@ class BatchSource:
     def next(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels, [rows, length] int64 each; longer rows start at window starts too."""
         taken = []
-        domains = list(self.streams)
-        for row in range(rows):
-            stream = self.streams[domains[row % len(domains)]]
-            start = min(self._start(domains[row % len(domains)]), len(stream) - length - 1)
+        for _ in range(rows):
+            domain = self.turns[sum(self.cursors.values()) % len(self.turns)]
+            stream = self.streams[domain]
+            start = min(self._start(domain), len(stream) - length - 1)
             taken.append(np.asarray(stream[start : start + length + 1], dtype=np.int64))
         block = torch.from_numpy(np.stack(taken))
         return block[:, :-1].contiguous(), block[:, 1:].contiguous()

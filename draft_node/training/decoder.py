@@ -4,11 +4,17 @@ Parameter names equal those of Hugging Face checkpoints, so a state dict is a ch
 only: no cache, no positions other than 0..T-1.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+
+from draft_node.training import evaluate
+
+EVALUATION_WINDOW = 512
 
 
 @dataclass(frozen=True)
@@ -187,3 +193,11 @@ class Decoder(nn.Module):
         """Mean cross-entropy in nats per token. token_ids and labels [B, T]."""
         logits = self(token_ids)
         return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+    def evaluate(self, streams: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Mean nats per token of each held-out stream, in windows of at most 512 tokens."""
+        longest = min(EVALUATION_WINDOW, self.config.max_position_embeddings)
+        return {
+            domain: evaluate.stream_loss(self, stream, min(longest, len(stream) - 1))
+            for domain, stream in streams.items()
+        }

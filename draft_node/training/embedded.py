@@ -9,19 +9,16 @@ import argparse
 import logging
 import os
 import platform
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
-from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import load_file
 
 from draft_node.training import checkpoint, dataset, export, memory, prompts, report
 from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import Decoder, DecoderConfig
+from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
 
@@ -50,37 +47,6 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class _Display:
-    """Progress bar on a terminal, plain log lines elsewhere."""
-
-    def __init__(self, schedule: Schedule, console: Console) -> None:
-        self._schedule = schedule
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
-            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
-        )  # fmt: skip
-        self._task = self._bar.add_task("training", total=schedule.total_s)
-        self._plain = not console.is_terminal
-
-    def __enter__(self) -> "_Display":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def __call__(self, trainer: Trainer, loss: float, tokens_per_s: float) -> None:
-        """Report the state of a run."""
-        active_s, progress = trainer.active_s, trainer.progress
-        text = f"step {progress.step} loss {loss:.3f} {tokens_per_s:,.0f} tok/s"
-        self._bar.update(self._task, completed=active_s, description=text)
-        if self._plain:
-            left = max(0.0, self._schedule.total_s - active_s) / 60
-            log.info("%s %.1f Mtok lr %.2f active %.1f min, %.1f to go", text,
-                     progress.tokens / 1e6, self._schedule.scale(active_s), active_s / 60,
-                     left)  # fmt: skip
-
-
 def train(arguments: argparse.Namespace, console: Console) -> bool:
     """Train or resume; True when the schedule ended."""
     batches = BatchSource(dataset.streams(arguments.work, "train"), arguments.seed)
@@ -98,15 +64,8 @@ def train(arguments: argparse.Namespace, console: Console) -> bool:
         Decoder(DecoderConfig()), batches, held_out, arguments.work, config, initial=initial
     )
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        log.info("signal %d: saving after this step", number)
-        trainer.stop = True
-
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, stop)
     schedule = Schedule(arguments.minutes * 60, arguments.decay_minutes * 60)
-    with _Display(schedule, console) as display:
-        return trainer.run(schedule, display)
+    return run_until_stopped(trainer, schedule, console)
 
 
 def export_newest(arguments: argparse.Namespace) -> None:
@@ -131,12 +90,7 @@ def export_newest(arguments: argparse.Namespace) -> None:
 def main() -> int:
     """Run the command."""
     arguments = _arguments()
-    console = Console(stderr=True)
-    handler = RichHandler(console=console) if console.is_terminal else logging.StreamHandler()
-    logging.basicConfig(
-        level=logging.INFO, handlers=[handler],
-        format="%(message)s" if console.is_terminal else "%(asctime)s %(message)s",
-    )  # fmt: skip
+    console = start_logging()
     memory.keep_freed_memory()
     with num_threads(arguments.threads):
         finished = True

@@ -27,7 +27,7 @@ WEIGHT_DECAY = 0.1
 class OptimizerConfig:
     """Peak learning rates, and which matrices are no linear maps of hidden states."""
 
-    muon_lr: float = MUON_LR
+    muon_lr: float | None = MUON_LR  # None: AdamW trains everything
     adam_lr: float = ADAM_LR
     weight_decay: float = WEIGHT_DECAY
     tables: tuple[str, ...] = ("embed_tokens",)  # parts of their names; they are AdamW's
@@ -42,30 +42,34 @@ class Optimizer:
         self.parameters = [p for _, p in named]
         matrices, tables, gains = [], [], []
         for name, parameter in named:
-            if any(part in name for part in config.tables):
+            if parameter.ndim != 2:
+                gains.append(parameter)
+            elif config.muon_lr is None or any(part in name for part in config.tables):
                 tables.append(parameter)
             else:
-                (matrices if parameter.ndim == 2 else gains).append(parameter)
-        self._peaks = (config.muon_lr, config.adam_lr)
-        self._muon = Muon(matrices, lr=config.muon_lr, weight_decay=config.weight_decay)
-        self._adam = torch.optim.AdamW(
+                matrices.append(parameter)
+        adam = torch.optim.AdamW(
             [{"params": tables, "weight_decay": config.weight_decay / 10}, {"params": gains}],
             lr=config.adam_lr,
             betas=(0.9, 0.95),
             eps=1e-10,
             weight_decay=0.0,
         )
+        self._optimizers: list[tuple[torch.optim.Optimizer, float]] = [(adam, config.adam_lr)]
+        if config.muon_lr is not None:
+            muon = Muon(matrices, lr=config.muon_lr, weight_decay=config.weight_decay)
+            self._optimizers.insert(0, (muon, config.muon_lr))
 
     def step(self, scale: float) -> None:
         """Update with learning rates at `scale` (0..1) of their peaks, then drop gradients."""
-        for optimizer, peak in zip((self._muon, self._adam), self._peaks, strict=True):
+        for optimizer, peak in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = peak * scale
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def _states(self) -> Iterator[tuple[str, dict[str, Tensor], Tensor]]:
-        for optimizer in (self._muon, self._adam):
+        for optimizer, _ in self._optimizers:
             for parameter in chain.from_iterable(g["params"] for g in optimizer.param_groups):
                 yield self._names[id(parameter)], optimizer.state[parameter], parameter
 
@@ -84,7 +88,8 @@ class Optimizer:
             name, _, slot = key.rpartition("/")
             by_parameter.setdefault(name, {})[slot] = tensor
         for name, state, parameter in self._states():
-            for slot, tensor in by_parameter[name].items():
+            # A checkpoint from before the first step has no state yet.
+            for slot, tensor in by_parameter.get(name, {}).items():
                 # AdamW counts its steps in a CPU scalar whatever the device of the parameter.
                 device = "cpu" if slot == "step" else parameter.device
                 state[slot] = tensor.to(device).clone()

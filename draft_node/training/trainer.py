@@ -127,7 +127,7 @@ class Trainer:
         micro = list(self._micro_batches(self._length(schedule)))
         total = torch.zeros((), device=self.config.device)
         for ids, labels in micro:
-            with self._autocast():
+            with self.autocast():
                 loss = self._loss(ids.to(self.config.device), labels.to(self.config.device))
             (loss / len(micro)).backward()
             total += loss.detach() / len(micro)
@@ -137,7 +137,8 @@ class Trainer:
         self.progress.step += 1
         return total
 
-    def _autocast(self) -> "torch.autocast | nullcontext[None]":
+    def autocast(self) -> "torch.autocast | nullcontext[None]":
+        """The arithmetic of losses and evaluations."""
         if not self._bfloat16:
             return nullcontext()
         return torch.autocast(self.config.device.split(":")[0], dtype=torch.bfloat16)
@@ -146,7 +147,7 @@ class Trainer:
         """The model's figures over the first evaluate_tokens tokens of each held-out stream."""
         limit = self.config.evaluate_tokens
         streams = {domain: stream[:limit] for domain, stream in self.held_out.items()}
-        with self._autocast():
+        with self.autocast():
             figures = self.model.evaluate(streams)
         self.progress.history.append(
             {"active_s": self._active.active_s, "tokens": self.progress.tokens, **figures}

@@ -28,7 +28,7 @@ def _trainer(tiny: DecoderConfig, folder: Path, **changes: object) -> Trainer:
     settings = {
         "tokens_per_step": 128, "micro_tokens": 64, "length": 16, "long_lengths": (32, 64),
         "compile": False, "checkpoint_every_s": 5.0, "evaluate_every_s": 7.0, "log_every_s": 1.0,
-        "evaluate_tokens": 64, "evaluate_length": 16,
+        "evaluate_tokens": 65,
     }  # fmt: skip
     ticks = count()  # every step seems to take one second
     return Trainer(

@@ -1,0 +1,1 @@
+"""Calibration of confidences: collecting evidence, sequential temperature scaling, reports."""

@@ -1,0 +1,37 @@
+"""The process that `specserve calibrate` starts by this module's name, with a `Job` as JSON."""
+
+import logging
+import sys
+
+import torch
+from rich.console import Console
+from rich.logging import RichHandler
+
+from draft_node.calibration.run import calibrate
+from specserve.commands.calibrate import Job
+from specserve.errors import SpecserveError
+from specserve.process import die_with_parent
+
+_USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
+
+
+def main() -> int:
+    """Run the job; 0, 1 for a failure, 2 for a job that cannot be done."""
+    job = Job.decode(sys.argv[1])
+    die_with_parent(job.parent_pid)
+    progress = Console(stderr=True)
+    handler = RichHandler(console=progress, show_path=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    torch.set_num_threads(job.threads)
+    try:
+        calibrate(job, Console(highlight=False), progress)
+    except SpecserveError as error:
+        sys.stderr.write(f"specserve: {error}\n")
+        return 2 if error.code in _USAGE_CODES else 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

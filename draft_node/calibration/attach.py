@@ -1,0 +1,37 @@
+"""Hands confidences to a loaded drafter: those of a calibration, or those of somebody listening."""
+
+import torch
+
+from draft_node.calibration.law_confidence import FittedLawConfidence
+from draft_node.calibration.stored import Calibration
+from draft_node.drafters.block_drafter import BlockDrafter
+from draft_node.drafters.confidence_head import ConfidenceHead
+from draft_node.drafters.eagle3 import Eagle3Drafter
+from draft_node.drafters.language_model import LanguageModelDrafter
+from specserve.drafting import Drafter, LawConfidence
+from specserve.errors import Unsupported
+
+
+def confidence_head(drafter: Drafter) -> ConfidenceHead | None:
+    return drafter.confidence_head if isinstance(drafter, BlockDrafter) else None
+
+
+def listen(drafter: Drafter, confidence: LawConfidence) -> None:
+    """Make a drafter without a head ask `confidence`. `Unsupported` for one without laws."""
+    if not isinstance(drafter, BlockDrafter | Eagle3Drafter | LanguageModelDrafter):
+        raise Unsupported(f"{type(drafter).__name__} has no laws that confidences could be read of")
+    drafter.law_confidence = confidence
+
+
+def attach(drafter: Drafter, calibration: Calibration, device: torch.device) -> None:
+    """Calibrate what `drafter` says from now on. `Unsupported` for one of another kind."""
+    head, temperatures = confidence_head(drafter), calibration.temperatures
+    if head is None:
+        if calibration.law is None:
+            raise Unsupported("the calibration is that of a confidence head, and there is none")
+        listen(drafter, FittedLawConfidence.of(calibration.law, temperatures, device))
+        return
+    if calibration.law is not None or len(temperatures) != drafter.gamma:
+        raise Unsupported("the calibration is not that of this confidence head")
+    assert isinstance(drafter, BlockDrafter)
+    drafter.confidence_head = head.calibrated(torch.tensor(temperatures, device=device))

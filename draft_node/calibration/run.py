@@ -1,0 +1,169 @@
+"""One calibration from job to file: the target writes, the drafter drafts, half of it is fitted."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from draft_node.calibration import plot
+from draft_node.calibration.attach import confidence_head, listen
+from draft_node.calibration.collect import Conditions, Samples, collect, count_anchors
+from draft_node.calibration.fit import figures, fit, fitted_half
+from draft_node.calibration.law_confidence import LawRecorder
+from draft_node.calibration.metrics import survivals
+from draft_node.calibration.report import summary_table
+from draft_node.calibration.stored import (
+    Calibration,
+    Evaluation,
+    weights_hash,
+    write_calibration,
+)
+from draft_node.calibration.texts import Text, read_prompts, write_texts
+from draft_node.drafters.load import DrafterOptions, load_drafter
+from draft_node.drafters.weights import TargetWeights
+from draft_node.offline_target import OfflineTarget
+from draft_node.training.export import CHECKSUMS, write_checksums
+from specserve.commands.calibrate import Job
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.drafting import Drafter
+from specserve.errors import InvalidField, Unsupported
+from specserve.model.config import read_spec
+from specserve.model.loader import load_model
+from specserve.model.parallel import TensorParallel
+from specserve.model.transformer import Transformer
+
+log = logging.getLogger(__name__)
+
+_BATCH_SIZE = 16  # texts side by side
+_RESERVE = 48  # positions of a row beyond its text: a block, and a page that is not full
+
+
+def calibrate(job: Job, results: Console, progress: Console) -> Calibration:
+    """Collect, fit, evaluate; write the calibration, the diagram and a table to `results`.
+
+    Raises `SpecserveError` for what cannot be calibrated.
+    """
+    if job.plot is not None and not plot.can_draw():
+        raise Unsupported(f"--plot: {plot.MISSING}")
+    texts, samples = _measure(job, progress)
+    half = fitted_half(texts)
+    seen, unseen = samples.of_texts(half), samples.of_texts(~half)
+    if not len(seen.texts) or not len(unseen.texts):
+        raise Unsupported("the target ended too many texts at once: one half has no block")
+    fitted = fit(seen)
+    before, after = survivals(unseen.logits), fitted.survivals(unseen)
+    drafter = [job.drafter] if job.local_head is None else [job.drafter, job.local_head]
+    calibration = Calibration(
+        drafter_hash=weights_hash(drafter),
+        target_hash=weights_hash([job.target]),
+        rule=job.verification,
+        temperature=job.temperature,
+        num_texts=len(texts),
+        num_blocks=len(seen.texts),
+        temperatures=[round(float(t), 4) for t in fitted.temperatures],
+        law=fitted.law,
+        evaluation=Evaluation(before=figures(before, unseen), after=figures(after, unseen)),
+    )
+    path = write_calibration(job.out, calibration)
+    results.print(summary_table(calibration))
+    results.print(f"accept length {unseen.accept_len:.2f}; {path}", soft_wrap=True)
+    if plot.can_draw():
+        picture = job.plot or job.out / "reliability.png"
+        panels = {"before": before, "after": after}
+        plot.draw_reliability(picture, unseen, panels, f"temperature {job.temperature:g}")
+        results.print(f"reliability diagram: {picture}", soft_wrap=True)
+    else:
+        log.warning(plot.MISSING)
+    if (job.out / CHECKSUMS).is_file():  # the folder of a drafter of ours: its list stays complete
+        write_checksums(job.out)
+    return calibration
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A drafter and its target, ready to be measured; `recorder` listens where no head speaks."""
+
+    target: OfflineTarget
+    drafter: Drafter
+    recorder: LawRecorder | None
+
+
+def _measure(job: Job, console: Console) -> tuple[list[Text], Samples]:
+    """The target's texts, and the drafter along them."""
+    model = _load_target(job)
+    max_len = model.config.max_position_embeddings - job.num_tokens - _RESERVE
+    if max_len < 1:
+        raise InvalidField("--num-tokens", f"{job.num_tokens} leave no room for a prompt")
+    prompts = read_prompts(job.prompts, job.target, job.num_prompts, max_len)
+    longest = max(len(prompt.token_ids) for prompt in prompts) + job.num_tokens + _RESERVE
+    pair = _load_pair(job, model, longest)
+    conditions = Conditions(
+        rule=VerificationRule(job.verification),
+        temperature=job.temperature,
+        num_kept=job.num_kept,
+        stride=job.stride,
+        batch_size=_BATCH_SIZE,
+    )
+    with _bar(console) as bar:
+        writing = bar.add_task("writing texts", total=job.num_tokens * len(prompts))
+        texts = write_texts(
+            pair.target,
+            prompts,
+            num_tokens=job.num_tokens,
+            temperature=job.temperature,
+            seed=job.seed,
+            batch_size=_BATCH_SIZE,
+            advance=lambda count: bar.advance(writing, count),
+        )
+        drafting = bar.add_task("drafting blocks", total=count_anchors(texts, job.stride))
+        samples = collect(
+            pair.target,
+            pair.drafter,
+            texts,
+            conditions,
+            recorder=pair.recorder,
+            advance=lambda count: bar.advance(drafting, count),
+        )
+    return texts, samples
+
+
+def _load_target(job: Job) -> Transformer:
+    # Float32: on most CPUs anything else is slower by far, and what is measured is probabilities.
+    return load_model(
+        job.target,
+        dtype=torch.float32,
+        device=torch.device(job.device),
+        parallel=TensorParallel(),
+        deterministic=False,
+    )
+
+
+def _load_pair(job: Job, model: Transformer, longest: int) -> _Pair:
+    """With room for texts of `longest` positions, drafts included."""
+    options = DrafterOptions(
+        dtype=torch.float32,
+        device=torch.device(job.device),
+        num_context_tokens=_BATCH_SIZE * longest,
+        max_positions=longest,
+        local_head=job.local_head,
+        gamma=job.gamma,
+        calibrated=False,
+    )
+    weights = TargetWeights(job.target, read_spec(job.target), model)
+    drafter = load_drafter(job.drafter, weights, options)
+    recorder = None
+    if confidence_head(drafter) is None:
+        recorder = LawRecorder()
+        listen(drafter, recorder)
+    layers = drafter.features.layers if drafter.features is not None else ()
+    target = OfflineTarget(model, num_tokens=_BATCH_SIZE * longest, layers=layers)
+    return _Pair(target, drafter, recorder)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+    )  # fmt: skip

@@ -1,0 +1,123 @@
+"""Texts of the target by plain decoding: what drafters are measured on."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from draft_node.offline_target import OfflineTarget
+from specserve.decoding.batch import SamplingBatch
+from specserve.decoding.sampling import NO_TOKEN, sample
+from specserve.decoding.state import SamplingState
+from specserve.errors import InvalidField
+from specserve.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and the domain it stands for."""
+
+    domain: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and what the target made of it; `seed` is that of its sampling."""
+
+    prompt: Prompt
+    token_ids: tuple[int, ...]  # prompt included
+    seed: int
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - len(self.prompt.token_ids)
+
+
+def read_prompts(path: Path, tokenizer_folder: Path, count: int, max_len: int) -> list[Prompt]:
+    """`count` prompts of a .jsonl file, or as many of each such file in a folder, in turn.
+
+    Of a longer prompt the last `max_len` tokens are kept. Raises `InvalidField` if there are too
+    few, or lines are not objects with a `text`.
+    """
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    texts = [_read_texts(file) for file in files]
+    if sum(map(len, texts)) < count:
+        raise InvalidField("--num-prompts", f"{path} has only {sum(map(len, texts))} prompts")
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    chosen: list[Prompt] = []
+    for number in range(max(map(len, texts))):
+        for file, lines in zip(files, texts, strict=True):
+            if number < len(lines) and len(chosen) < count:
+                token_ids = tokenizer.encode(lines[number], add_special_tokens=False).ids
+                chosen.append(Prompt(file.stem, tuple(token_ids[-max_len:])))
+    return chosen
+
+
+def _read_texts(path: Path) -> list[str]:
+    try:
+        lines = path.read_text().splitlines()
+        return [str(json.loads(line)["text"]) for line in lines if line]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidField("--prompts", f"cannot read {path}: {error!r}") from error
+
+
+def write_texts(
+    target: OfflineTarget,
+    prompts: Sequence[Prompt],
+    *,
+    num_tokens: int,
+    temperature: float,
+    seed: int,
+    batch_size: int = 16,
+    advance: Callable[[int], None] = lambda num_tokens: None,
+) -> list[Text]:
+    """Up to `num_tokens` tokens after each prompt; a text ends before its end token.
+
+    Text i is sampled under seed + i. `advance` is told of every finished batch's tokens.
+    """
+    texts: list[Text] = []
+    for first in range(0, len(prompts), batch_size):
+        batch = prompts[first : first + batch_size]
+        states = [
+            SamplingState(
+                SamplingParams(temperature=temperature),
+                seed=seed + first + i,
+                prompt_token_ids=prompt.token_ids,
+            )
+            for i, prompt in enumerate(batch)
+        ]
+        for i, token_ids in enumerate(_decode(target, batch, states, num_tokens)):
+            texts.append(Text(batch[i], (*batch[i].token_ids, *token_ids), seed + first + i))
+        advance(num_tokens * len(batch))
+    return texts
+
+
+@torch.inference_mode()
+def _decode(
+    target: OfflineTarget,
+    prompts: Sequence[Prompt],
+    states: Sequence[SamplingState],
+    num_tokens: int,
+) -> list[list[int]]:
+    ends = {*target.model.config.eos_token_ids, NO_TOKEN}
+    written: list[list[int]] = [[] for _ in prompts]
+    live = list(range(len(prompts)))
+    fed = [list(prompt.token_ids) for prompt in prompts]
+    while live:
+        hidden = target.feed(live, fed).hidden
+        last = torch.tensor([len(ids) for ids in fed]).cumsum(0) - 1
+        logits = target.logits(hidden[last.to(target.device)])
+        drawn = sample(logits, SamplingBatch.build([states[i] for i in live], target.device))
+        for i, token_id in zip(live, drawn.token_ids.tolist(), strict=True):
+            if token_id not in ends:
+                written[i].append(token_id)
+                states[i].append(token_id)
+            if token_id in ends or len(written[i]) == num_tokens:
+                target.free(i)
+        live = [i for i in live if target.length(i)]
+        fed = [[written[i][-1]] for i in live]
+    return written

@@ -1,0 +1,177 @@
+"""A block drafter together with its frozen target and its losses: what the trainer trains.
+
+Of every row, blocks at random anchors are drafted with known previous tokens and compared with the
+target's laws at the same places. Figures are expected tokens a round under rejection sampling at
+temperature 1, along held-out text.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from draft_node.training import losses, warm_start
+from draft_node.training.block_model import BlockModel
+from draft_node.training.blocks import Blocks, BlockShape, cut_blocks, draw_anchors
+from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.losses import LossWeights
+
+WINDOW = 256  # tokens among which `anchors` blocks begin, and of an evaluation row
+_MAX_LOGITS = 1 << 25  # at once; with more, logits are computed in parts, and again backwards
+_EVALUATED_ROWS = 8  # at once
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What is trained and measured besides the drafter's own shape."""
+
+    terms: LossWeights
+    anchors: int = 32  # a row of WINDOW tokens
+    max_gap: int = 0
+    seed: int = 0  # of the anchors that are evaluated
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the losses read, without the drafter's own weights."""
+
+    features: Tensor  # [R, T, layers * H]
+    last_hidden: Tensor  # [R, A, G, H]: the target's, where it predicts the labels
+    blocks: Blocks
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How well a drafter does on held-out text."""
+
+    tokens_per_round: float  # the reference's tau_probabilistic, the next token included
+    acceptance: list[float]  # of each slot, given that those before it were accepted
+    confidence_error: float  # mean of |confidence - acceptance|; NaN without a confidence head
+
+
+class BlockObjective(nn.Module):
+    """`Trainable` of one drafter; its parameters live in `drafter`, the target's nowhere."""
+
+    def __init__(self, drafter: BlockModel, target: FrozenTarget, config: ObjectiveConfig) -> None:
+        super().__init__()
+        self.drafter, self.config = drafter, config
+        self._target = target
+
+    def initialise(self, seed: int) -> None:
+        """Small random weights, and what the target's layers offer."""
+        warm_start.initialise(self.drafter, self._target, seed)
+
+    def loss(self, token_ids: Tensor, labels: Tensor) -> Tensor:
+        """The weighted mean of DSpark eq. 12 over random blocks of the rows [R, T]."""
+        tokens = torch.cat([token_ids, labels[:, -1:]], dim=1)
+        parts = self._draw(tokens, None, self.config.max_gap)
+        hidden = self.drafter.hidden(parts.features, self._target.embedding, parts.blocks)
+        return self.block_loss(hidden, parts.last_hidden, parts.blocks)
+
+    def block_loss(self, hidden: Tensor, last_hidden: Tensor, blocks: Blocks) -> Tensor:
+        """The loss from final hidden states of drafter and target, [R, A, G, H] both."""
+        weights = losses.slot_weights(blocks.valid).flatten(0, 1)
+        inputs = tuple(
+            x.flatten(0, 1) for x in (hidden, last_hidden, blocks.previous_ids, blocks.labels)
+        )
+        count, size = weights.shape
+        num_parts = -(-count * size * len(self._target.lm_head) // _MAX_LOGITS)
+        if num_parts <= 1:
+            total = self._numerator(inputs, weights)
+        else:
+            split = zip(*(x.tensor_split(num_parts) for x in (*inputs, weights)), strict=True)
+            sums = [
+                checkpoint(self._numerator, part[:-1], part[-1], use_reentrant=False)
+                for part in split
+            ]
+            total = torch.stack(sums).sum()
+        return total / losses.normaliser(weights)
+
+    def _numerator(self, inputs: tuple[Tensor, ...], weights: Tensor) -> Tensor:
+        """hidden, last_hidden [N, G, H], previous_ids, labels and weights [N, G] -> a scalar."""
+        hidden, last_hidden, previous_ids, labels = inputs
+        terms = self.config.terms
+        logits, confidence_logits = self.drafter.heads(hidden, self._target.lm_head, previous_ids)
+        target_probs = None
+        if terms.l1 or terms.confidence:
+            target_probs = self._target.probs(last_hidden)
+        slots = losses.slot_losses(logits, labels, target_probs, confidence_logits)
+        return losses.weighted_sum(slots, weights, terms)
+
+    def evaluate(self, streams: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Expected tokens a round for each stream, and behind the longest gap if trained so."""
+        figures = {}
+        for gap in sorted({0, self.config.max_gap}):
+            suffix = f" behind {gap}" if gap else ""
+            for domain, stream in streams.items():
+                figures[domain + suffix] = self.measure(stream, gap).tokens_per_round
+        return figures
+
+    @torch.no_grad()
+    def measure(self, stream: np.ndarray, gap: int = 0) -> Figures:
+        """Figures over random anchors of the stream's windows, all behind `gap` tokens."""
+        generator = torch.Generator().manual_seed(self.config.seed)
+        found = [self._measured(rows, gap, generator) for rows in self._windows(stream)]
+        l1, valid, errors = (torch.cat(parts) for parts in zip(*found, strict=True))
+        accepted = losses.acceptance(l1) * valid
+        return Figures(
+            tokens_per_round=float(losses.expected_tokens(l1, valid).mean()),
+            acceptance=(accepted.sum(0) / valid.sum(0)).tolist(),
+            confidence_error=float((errors * valid).sum() / valid.sum()),
+        )
+
+    def _measured(
+        self, tokens: Tensor, gap: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """l1 distance, validity and error of the confidence, [N, G] each, in rows [R, T + 1]."""
+        parts = self._draw(tokens, generator, gap, fixed=True)
+        hidden = self.drafter.hidden(parts.features, self._target.embedding, parts.blocks)
+        hidden, last_hidden, previous_ids, valid = (
+            x.flatten(0, 1)
+            for x in (hidden, parts.last_hidden, parts.blocks.previous_ids, parts.blocks.valid)
+        )
+        logits, confidence_logits = self.drafter.heads(hidden, self._target.lm_head, previous_ids)
+        log_draft_probs = logits.float().log_softmax(-1)
+        l1 = losses.l1_distance(log_draft_probs, self._target.probs(last_hidden))
+        if confidence_logits is None:
+            return l1, valid, torch.full_like(l1, float("nan"))
+        errors = confidence_logits.float().sigmoid() - losses.acceptance(l1)
+        return l1, valid, errors.abs()
+
+    def _windows(self, stream: np.ndarray) -> list[Tensor]:
+        """[R, T + 1] batches of consecutive windows, T = WINDOW where there is room for it."""
+        longest = self.drafter.spec.decoder.max_position_embeddings
+        length = min(WINDOW, longest, len(stream) - 1)
+        starts = range(0, len(stream) - length, length)
+        rows = np.stack([stream[s : s + length + 1] for s in starts]).astype(np.int64)
+        return list(torch.from_numpy(rows).to(self._target.device).split(_EVALUATED_ROWS))
+
+    # Not compiled: random numbers, and a forward pass that has kernels of its own.
+    @torch.compiler.disable()
+    def _draw(
+        self, tokens: Tensor, generator: torch.Generator | None, max_gap: int, fixed: bool = False
+    ) -> _Parts:
+        """Random blocks of rows [R, T + 1] and what the target says about them.
+
+        With `fixed`, every gap is max_gap tokens long, or all that there is room for.
+        """
+        spec = self.drafter.spec
+        shape = BlockShape(spec.block_size, spec.mask_token_id, max_gap)
+        rows, length = tokens.shape[0], tokens.shape[1] - 1
+        count = max(1, self.config.anchors * length // WINDOW)
+        anchors, gaps = draw_anchors(rows, length, count, shape, generator)
+        if fixed:
+            gaps = (anchors - 1).clamp(max=max_gap)
+        features, last_hidden = self._target.read(tokens[:, :-1], spec.feature_layers)
+        device = tokens.device
+        blocks = cut_blocks(tokens, anchors.to(device), gaps.to(device), shape)
+        return _Parts(features, gather_rows(last_hidden, blocks.sources), blocks)
+
+
+def gather_rows(hidden: Tensor, places: Tensor) -> Tensor:
+    """hidden [R, T, H] at places [R, ...] -> [R, ..., H]"""
+    index = places.flatten(1)[..., None].expand(-1, -1, hidden.shape[-1])
+    return hidden.gather(1, index).view(*places.shape, -1)

@@ -1,0 +1,112 @@
+"""What a run of a block drafter begins with: a shape by its flags, or the drafter of --init."""
+
+import argparse
+from dataclasses import replace
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from draft_node.drafters.dialects import read_draft_spec
+from draft_node.drafters.spec import BlockSpec, ConfidenceSpec, Layout, MarkovKind, MarkovSpec
+from draft_node.drafters.weights import EMBEDDING, LM_HEAD
+from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.text_source import mask_token
+from specserve.errors import InvalidField
+from specserve.model.config import ModelSpec
+
+
+def starting_point(
+    arguments: argparse.Namespace, target: FrozenTarget
+) -> tuple[BlockSpec, dict[str, Tensor] | None]:
+    """What is to be trained, and the weights of --init."""
+    if arguments.init is None:
+        return new_spec(arguments, target), None
+    spec = read_draft_spec(arguments.init)
+    if not isinstance(spec, BlockSpec) or spec.gemma4 or spec.layout is not Layout.ANCHOR_FIRST:
+        raise InvalidField("--init", f"{arguments.init}: not a DSpark or DFlash, anchor first")
+    if spec.reduces_vocab or spec.decoder.vocab_size != target.spec.vocab_size:
+        raise InvalidField("--init", f"{arguments.init}: its vocabulary is not the target's")
+    _refuse_changes(arguments, spec)
+    weights = load_file(arguments.init / "model.safetensors")
+    qk_norm = "layers.0.self_attn.q_norm.weight" in weights
+    spec = replace(spec, decoder=replace(spec.decoder, qk_norm=qk_norm))
+    own = {name: w.float() for name, w in weights.items() if name not in (EMBEDDING, LM_HEAD)}
+    return spec, own
+
+
+def new_spec(arguments: argparse.Namespace, target: FrozenTarget) -> BlockSpec:
+    """A drafter with the target's own width; raises InvalidField for what cannot be."""
+    num_layers = target.spec.num_real_layers
+    layers = arguments.feature_layers or default_feature_layers(num_layers)
+    if not all(-1 <= layer < num_layers for layer in layers):
+        raise InvalidField(
+            "--feature-layers", f"{layers}: the target has layers 0..{num_layers - 1}"
+        )
+    mask = arguments.mask_token_id
+    mask = mask_token(target) if mask is None else mask
+    if mask is None or not 0 <= mask < target.spec.vocab_size:
+        raise InvalidField("--mask-token-id", f"{mask}: needs an id of the target's vocabulary")
+    markov = confidence = None
+    if arguments.kind == "dspark":
+        markov, confidence = _heads(arguments)
+    decoder: ModelSpec = replace(
+        target.spec,
+        num_real_layers=arguments.layers or 2,
+        ballast_widths=(),
+        qk_norm=True,
+        tie_word_embeddings=False,
+    )
+    return BlockSpec(
+        dialect="DeepSpec",
+        decoder=decoder,
+        layout=Layout.ANCHOR_FIRST,
+        block_size=arguments.gamma or 7,
+        mask_token_id=mask,
+        feature_layers=layers,
+        num_target_layers=num_layers,
+        draft_vocab_size=decoder.vocab_size,
+        embeddings_stored=False,
+        markov=markov,
+        confidence=confidence,
+    )
+
+
+def default_feature_layers(num_layers: int) -> tuple[int, ...]:
+    """Five layers spread as DeepSpec spreads them; the last three but one of a shallow target."""
+    if num_layers < 12:
+        return tuple(range(max(0, num_layers - 4), max(1, num_layers - 1)))
+    return tuple(round(1 + i * (num_layers - 4) / 4) for i in range(5))
+
+
+def _heads(arguments: argparse.Namespace) -> tuple[MarkovSpec | None, ConfidenceSpec | None]:
+    kind, confidence = arguments.markov or "vanilla", arguments.confidence or "markov"
+    if kind == "none" and confidence == "markov":
+        raise InvalidField("--confidence", "markov: there is no Markov head, only hidden or none")
+    if kind == confidence == "none":
+        raise InvalidField("--markov", "none: a DSpark without heads is a DFlash; train that")
+    markov = None if kind == "none" else MarkovSpec(MarkovKind(kind), arguments.rank or 64)
+    return markov, None if confidence == "none" else ConfidenceSpec(confidence == "markov")
+
+
+def _refuse_changes(arguments: argparse.Namespace, spec: BlockSpec) -> None:
+    """Flags that ask for another drafter than --init holds."""
+    heads = spec.markov is not None or spec.confidence is not None
+    if heads != (arguments.kind == "dspark"):
+        raise InvalidField("--init", f"{arguments.init}: is no {arguments.kind}")
+    confidence = "none"
+    if spec.confidence is not None:
+        confidence = "markov" if spec.confidence.with_markov else "hidden"
+    held = {
+        "layers": spec.decoder.num_layers,
+        "gamma": spec.gamma,
+        "feature_layers": spec.feature_layers,
+        "mask_token_id": spec.mask_token_id,
+        "markov": spec.markov.kind.value if spec.markov else "none",
+        "rank": spec.markov.rank if spec.markov else 0,
+        "confidence": confidence,
+    }
+    for name, value in held.items():
+        asked = getattr(arguments, name, None)
+        if asked is not None and asked != value:
+            flag = f"--{name.replace('_', '-')}"
+            raise InvalidField(flag, f"{asked}: {arguments.init} was made with {value}")

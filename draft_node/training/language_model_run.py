@@ -1,0 +1,144 @@
+"""One training run of a standalone language model, from command line to exported folder."""
+
+import argparse
+import logging
+import shlex
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from draft_node.training import memory, text_source
+from draft_node.training.batches import BatchSource
+from draft_node.training.decoder import DecoderConfig
+from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.language_model_distilled import DistilledDecoder, micro_tokens
+from draft_node.training.language_model_export import ModelRecord, write_language_model
+from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
+from draft_node.training.options import work_folder
+from draft_node.training.run_folder import claim, load_target
+from draft_node.training.running import run_until_stopped, start_logging
+from draft_node.training.schedule import Schedule
+from draft_node.training.text_source import Streams, TextConfig
+from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
+from specserve.errors import InvalidField
+
+log = logging.getLogger(__name__)
+
+EXIT_STOPPED = 130
+DECAY_SHARE = 0.5  # of the run
+LONG_LENGTHS = (512, 1024)
+_FIXED = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "tokens_per_step",
+          "distill", "init", "text", "self_text")  # fmt: skip
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """The command; 0 when the model is exported, 130 when a signal came first."""
+    console = start_logging()
+    if arguments.device == "cpu":
+        memory.keep_freed_memory()
+    with num_threads(arguments.threads):
+        target = load_target(arguments)
+        folder = claim(arguments, _FIXED)
+        source = text_source.gather(
+            target,
+            TextConfig(
+                work_folder(arguments), arguments.text, arguments.self_text, seed=arguments.seed
+            ),
+        )
+        model = DistilledDecoder(new_config(arguments, target), target, arguments.distill)
+        batches = BatchSource(source.training, arguments.seed, turns=source.turns)
+        config = trainer_config(arguments, target)
+        initial = None if arguments.init is None else load_initial(arguments.init, model)
+        trainer = Trainer(model, batches, source.held_out, folder, config, initial=initial)
+        total_s = arguments.minutes * 60
+        if not run_until_stopped(trainer, Schedule(total_s, DECAY_SHARE * total_s, 20), console):
+            log.info("stopped; the same command resumes")
+            return EXIT_STOPPED
+        _export(arguments, model, source.held_out, trainer)
+    return 0
+
+
+def new_config(arguments: argparse.Namespace, target: FrozenTarget) -> DecoderConfig:
+    """The shape by the flags, with the target's vocabulary and positions."""
+    if arguments.heads % arguments.kv_heads:
+        raise InvalidField("--kv-heads", f"{arguments.heads} heads cannot share them evenly")
+    if arguments.head_dim % 2:
+        raise InvalidField("--head-dim", "has to be even: rotary positions turn pairs")
+    return DecoderConfig(
+        vocab_size=target.spec.vocab_size,
+        hidden_size=arguments.hidden,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.heads,
+        num_key_value_heads=arguments.kv_heads,
+        head_dim=arguments.head_dim,
+        intermediate_size=arguments.intermediate,
+        max_position_embeddings=target.spec.max_position_embeddings,
+    )
+
+
+def load_initial(folder: Path, model: DistilledDecoder) -> dict[str, Tensor]:
+    """The weights of --init, float32; raises InvalidField if they are of another shape."""
+    try:
+        weights = load_file(folder / "model.safetensors")
+    except OSError as error:
+        raise InvalidField("--init", f"{folder}: {error}") from error
+    if {n: w.shape for n, w in weights.items()} != {
+        n: w.shape for n, w in model.state_dict().items()
+    }:
+        raise InvalidField("--init", f"{folder}: not a model of the shape that the flags describe")
+    return {name: weight.float() for name, weight in weights.items()}
+
+
+def trainer_config(arguments: argparse.Namespace, target: FrozenTarget) -> TrainerConfig:
+    """Mostly short rows, as many at once as laws over the vocabulary fit in memory."""
+    limit = target.spec.max_position_embeddings
+    return TrainerConfig(
+        tokens_per_step=arguments.tokens_per_step,
+        micro_tokens=micro_tokens(target.spec.vocab_size, arguments.tokens_per_step),
+        length=min(256, limit),
+        long_lengths=tuple(length for length in LONG_LENGTHS if length <= limit),
+        device=arguments.device,
+        compile=arguments.compile,
+        checkpoint_every_s=60.0,
+        evaluate_every_s=180.0,
+        evaluate_tokens=8192,
+        seed=arguments.seed,
+        optimizer=OptimizerConfig(
+            muon_lr=MUON_LR * arguments.rate, adam_lr=ADAM_LR * arguments.rate
+        ),
+    )
+
+
+def _export(
+    arguments: argparse.Namespace, model: DistilledDecoder, held_out: Streams, trainer: Trainer
+) -> None:
+    """Measure the weights as they will be stored, then write the folder."""
+    weights = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
+    model.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    limit = trainer.config.evaluate_tokens
+    figures = model.evaluate({domain: stream[:limit] for domain, stream in held_out.items()})
+    progress = trainer.progress
+    record = ModelRecord(
+        command=_command(arguments),
+        target=arguments.target.name,
+        steps=progress.step,
+        tokens=progress.tokens,
+        active_minutes=progress.active_s / 60,
+    )
+    write_language_model(weights, model.config, model.target, record, figures, arguments.out)
+    log.info("exported step %d to %s", progress.step, arguments.out)
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """The command line that gives this run."""
+    words = ["specserve", "train", "lm", "--minutes", f"{arguments.minutes:g}"]
+    words += ["--layers", str(arguments.layers), "--hidden", str(arguments.hidden)]
+    words += ["--intermediate", str(arguments.intermediate), "--distill", f"{arguments.distill:g}"]
+    if arguments.init is not None:
+        words += ["--init", arguments.init.name]
+    if arguments.text is not None:
+        words += ["--text", str(arguments.text)]
+    words += ["--self-text", f"{arguments.self_text:g}", "--out", arguments.out.name]
+    return shlex.join(words)

@@ -1,0 +1,98 @@
+"""The training objective of block drafters, as pure functions (DSpark, section 3.3, eq. 8-12).
+
+Every term is a mean over the slots of all blocks, weighted by exp(-k / 4) for slot k = 0, 1, ...:
+the 4 is the published recipe's, where the paper's formula has gamma. Numerators and denominators
+are kept apart, so that parts of a batch can be added up.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+DECAY = 4.0  # slots
+_EPSILON = 1e-6  # of the denominators
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """How much each term counts; a term of weight 0 is not computed."""
+
+    cross_entropy: float
+    l1: float
+    confidence: float
+
+
+DSPARK = LossWeights(0.1, 0.9, 1.0)
+DFLASH = LossWeights(1.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class SlotLosses:
+    """Unweighted figures of single slots, each [...]."""
+
+    cross_entropy: Tensor
+    l1: Tensor | None  # |draft_probs - target_probs| summed over the vocabulary, 0..2
+    confidence: Tensor | None
+
+
+def slot_weights(valid: Tensor) -> Tensor:
+    """exp(-k / 4) where a slot k has a label and 0 elsewhere: [..., G] bool -> float32."""
+    decay = torch.exp(-torch.arange(valid.shape[-1], device=valid.device) / DECAY)
+    return valid * decay
+
+
+def l1_distance(log_draft_probs: Tensor, target_probs: Tensor) -> Tensor:
+    """Twice the total variation between both laws, [..., V] each -> [...] (eq. 10)."""
+    return (log_draft_probs.exp() - target_probs).abs().sum(-1)
+
+
+def acceptance(l1: Tensor) -> Tensor:
+    """P(a draft token is accepted) under rejection sampling, from the l1 distance (eq. 8)."""
+    return 1 - 0.5 * l1
+
+
+def slot_losses(
+    logits: Tensor, labels: Tensor, target_probs: Tensor | None, confidence_logits: Tensor | None
+) -> SlotLosses:
+    """All terms of every slot.
+
+    logits [..., V] of the draft, labels [...] int64, target_probs [..., V] (None: only the
+    cross-entropy), confidence_logits [...] (None: no confidence head). The confidence is trained
+    towards the acceptance, through which no gradient flows (eq. 11).
+    """
+    log_draft_probs = logits.float().log_softmax(-1)
+    cross_entropy = -log_draft_probs.gather(-1, labels[..., None])[..., 0]
+    if target_probs is None:
+        return SlotLosses(cross_entropy, None, None)
+    l1 = l1_distance(log_draft_probs, target_probs)
+    if confidence_logits is None:
+        return SlotLosses(cross_entropy, l1, None)
+    confidence = F.binary_cross_entropy_with_logits(
+        confidence_logits.float(), acceptance(l1).detach().clamp(0, 1), reduction="none"
+    )
+    return SlotLosses(cross_entropy, l1, confidence)
+
+
+def weighted_sum(losses: SlotLosses, weights: Tensor, terms: LossWeights) -> Tensor:
+    """The numerator of the objective: all terms of all slots, times `weights` [...]; a scalar."""
+    total = terms.cross_entropy * losses.cross_entropy
+    if losses.l1 is not None and terms.l1:
+        total = total + terms.l1 * losses.l1
+    if losses.confidence is not None and terms.confidence:
+        total = total + terms.confidence * losses.confidence
+    return (total * weights).sum()
+
+
+def normaliser(weights: Tensor) -> Tensor:
+    """The denominator of every term; a scalar."""
+    return weights.sum() + _EPSILON
+
+
+def expected_tokens(l1: Tensor, valid: Tensor) -> Tensor:
+    """Tokens a round of each block, the next token included: l1, valid [..., G] -> [...].
+
+    1 + sum_k prod_{j <= k} (1 - l1_j / 2): what the reference calls tau_probabilistic.
+    """
+    return 1 + (acceptance(l1) * valid).cumprod(-1).sum(-1)

@@ -1,0 +1,154 @@
+"""Token streams to train a drafter on: the corpus or a user's own text, and the target's writing.
+
+Everything is in the target's vocabulary. Own text is one domain, "text"; its last twentieth is
+held out. What the target writes from a domain's prompts is the domain "self-<name>".
+"""
+
+import logging
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from draft_node.training import dataset
+from draft_node.training.batches import encode_stream
+from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.self_text import Pool, SelfTextConfig
+from draft_node.training.tokenizer import END_OF_TEXT
+from specserve.errors import InvalidField
+
+log = logging.getLogger(__name__)
+
+Streams = dict[str, np.ndarray]  # one per domain
+
+TOKENIZER_FILE = "tokenizer.json"
+_HELD_OUT_SHARE = 0.05
+_SHORTEST = 1024  # tokens of a training stream
+_TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".html", ".c", ".h", ".cpp",
+                  ".rs", ".go", ".js", ".ts", ".java", ".sh", ".toml", ".yaml", ".yml"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """Where the text comes from, and how much of it the target writes."""
+
+    work: Path
+    text: Path | None = None  # None: the corpus
+    self_share: float = 0.5  # of the rows
+    self_tokens: int = 600_000  # over all domains; read several times if need be
+    held_out_tokens: int = 16_384  # a domain
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Streams per domain, and the order in which rows are taken from them."""
+
+    training: Streams
+    held_out: Streams
+    turns: tuple[str, ...]
+
+
+def gather(target: FrozenTarget, config: TextConfig) -> TextSource:
+    """All streams; collects, encodes and lets the target write what is not there yet."""
+    tokenizer = _tokenizer(target.folder)
+    if config.text is None:
+        training, held_out = _corpus(tokenizer, target.folder, config.work)
+    else:
+        training, held_out = own_text(config.text, tokenizer, _separator(target, tokenizer))
+    if not config.self_share:
+        return TextSource(training, held_out, tuple(training))
+    pool = Pool(target, config.work, SelfTextConfig(seed=config.seed))
+    share = config.self_tokens // len(training)
+    written = {f"self-{n}": pool.stream(f"train-{n}", s, share) for n, s in training.items()}
+    small = Pool(target, config.work, SelfTextConfig(rows=64, seed=config.seed))
+    limit = config.held_out_tokens
+    kept = {f"self-{n}": small.stream(f"held-out-{n}", s, limit) for n, s in held_out.items()}
+    turns = take_turns(tuple(training), tuple(written), config.self_share)
+    return TextSource(training | written, held_out | kept, turns)
+
+
+def take_turns(plain: tuple[str, ...], written: tuple[str, ...], share: float) -> tuple[str, ...]:
+    """An order in which `share` of the rows, to a twentieth, is the target's writing."""
+    fraction = Fraction(share).limit_denominator(20)
+    count = fraction.denominator * len(plain)
+    turns, num_written = list[str](), 0
+    for place in range(count):
+        if (place + 1) * fraction >= num_written + 1:
+            turns.append(written[num_written % len(written)])
+            num_written += 1
+        else:
+            turns.append(plain[(place - num_written) % len(plain)])
+    return tuple(turns)
+
+
+def own_text(path: Path, tokenizer: Tokenizer, separator: str) -> tuple[Streams, Streams]:
+    """Training and held-out streams of a text file, or of all text files below a folder."""
+    texts = [text for file in _text_files(path) if (text := _read(file))]
+    stream = encode_stream(tokenizer, texts, separator)
+    num_held_out = int(len(stream) * _HELD_OUT_SHARE)
+    if len(stream) - num_held_out < _SHORTEST:
+        raise InvalidField(
+            "--text", f"{path}: {len(stream)} tokens are too few, {_SHORTEST} needed"
+        )
+    log.info("text: %d files, %d tokens", len(texts), len(stream))
+    cut = len(stream) - num_held_out
+    return {"text": stream[:cut]}, {"text": stream[cut:]}
+
+
+def mask_token(target: FrozenTarget) -> int | None:
+    """The id that fills a block's open slots: the tokenizer's mask, or else an id nothing uses."""
+    path = target.folder / TOKENIZER_FILE
+    if not path.is_file():
+        return None
+    tokenizer = Tokenizer.from_file(str(path))
+    for name in ("<|mask|>", "[MASK]", "<mask>"):
+        if (token_id := tokenizer.token_to_id(name)) is not None:
+            return token_id
+    unused = tokenizer.get_vocab_size()
+    return unused if unused < target.spec.vocab_size else None
+
+
+def _corpus(tokenizer: Tokenizer, target: Path, work: Path) -> tuple[Streams, Streams]:
+    if tokenizer.token_to_id(END_OF_TEXT) is None:
+        raise InvalidField("--text", f"needed: the target has no {END_OF_TEXT} for the corpus")
+    dataset.prepare(work, target)
+    if dataset.load_tokenizer(work).to_str() != tokenizer.to_str():
+        raise InvalidField("--work", f"{work}: its streams were made with another tokenizer")
+    return dataset.streams(work, "train"), dataset.streams(work, "held-out")
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        raise InvalidField("--target", f"{folder}: {TOKENIZER_FILE} is missing")
+    return Tokenizer.from_file(str(path))
+
+
+def _separator(target: FrozenTarget, tokenizer: Tokenizer) -> str:
+    """What ends a document: the target's first end-of-sequence token."""
+    for token_id in target.spec.eos_token_ids:
+        if (token := tokenizer.id_to_token(token_id)) is not None:
+            return token
+    raise InvalidField("--target", f"{target.folder}: names no end-of-sequence token")
+
+
+def _text_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise InvalidField("--text", f"{path}: no such file or folder")
+    found = [p for p in sorted(path.rglob("*")) if p.suffix in _TEXT_SUFFIXES and p.is_file()]
+    if not found:
+        raise InvalidField("--text", f"{path}: no text files below it")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        log.warning("text: %s is not UTF-8, left out", path)
+        return ""

@@ -1,0 +1,136 @@
+# pyright: strict
+"""`specserve calibrate`: decide what is calibrated on what, and start the process that does it.
+
+Imports neither torch nor the draft node, which is started by its module's name with a `Job`.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import specserve
+from specserve.config import SpeculationConfig
+from specserve.drafter_source import NGRAM, locate_drafter
+from specserve.errors import InvalidField
+from specserve.target_source import locate_target
+
+HELP = "calibrate a drafter's confidences on held-out prompts"
+EXAMPLES = """examples:
+  specserve calibrate                                       the embedded drafter and target
+  specserve calibrate --drafter dflash --local-head dels    a DFlash with a local head
+  specserve calibrate --target ./Qwen3-4B --drafter ./dspark-4b --num-prompts 200
+  specserve calibrate --drafter dspark --temperature 0 --out ./greedy --plot greedy.png
+"""
+
+_MODULE = "draft_node.calibration"
+_PROMPTS = Path(specserve.__file__).parent / "assets" / "prompts"
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the calibrating process is told; paths are absolute."""
+
+    target: Path
+    drafter: Path
+    local_head: Path | None
+    prompts: Path
+    num_prompts: int
+    num_tokens: int
+    stride: int
+    temperature: float
+    verification: str
+    num_kept: int
+    gamma: int
+    out: Path
+    plot: Path | None  # None: beside the calibration, if plots can be drawn here
+    seed: int
+    threads: int
+    device: str
+    parent_pid: int
+
+    def encode(self) -> str:
+        """As the calibrating process gets it."""
+        return msgspec.json.encode(self, enc_hook=str).decode()
+
+    @staticmethod
+    def decode(text: str) -> "Job":
+        return msgspec.json.decode(text, type=Job, dec_hook=lambda kind, value: kind(value))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The flags of `calibrate`."""
+    text, number = parser.add_argument, _number
+    text("--target", metavar="FOLDER|HUB_ID", help="default: the embedded model")
+    text("--drafter", metavar="FOLDER|HUB_ID|NAME", help="default: the embedded one")
+    text("--local-head", metavar="FOLDER", help="DeLS head that is added to a DFlash")
+    text(
+        "--prompts", type=Path, default=_PROMPTS, metavar="PATH",
+        help='a .jsonl file of {"text": ...}, or a folder of such files (default: the embedded)',
+    )  # fmt: skip
+    number("--num-prompts", 50, "prompts; half are fitted, half evaluate", parser, least=2)
+    number("--num-tokens", 128, "tokens that the target writes after each prompt", parser)
+    number("--stride", 2, "tokens from one drafted block to the next", parser)
+    text("--temperature", type=_temperature, default=1.0, help="of sampling (default 1)")
+    text(
+        "--verification", default="foreseeable", choices=("rejection", "foreseeable", "coupled"),
+        help="rule that drafts are judged by (default foreseeable)",
+    )  # fmt: skip
+    number("--num-kept", 64, "likeliest tokens that a draft law keeps", parser)
+    number("--gamma", 5, "drafted tokens of a block, for a language model as drafter", parser)
+    text("--out", type=Path, metavar="FOLDER", help="for calibration.json (default: the drafter's)")
+    text("--plot", type=Path, metavar="PNG", help="the diagram (default: OUT/reliability.png)")
+    number("--seed", 0, "seed of all sampling", parser, least=0)
+    number("--threads", os.cpu_count() or 1, "CPU threads", parser)
+    text("--device", default="cpu", help="cpu or cuda (default cpu)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Calibrate; the exit code is that of the calibrating process. Raises SpecserveError."""
+    target = locate_target(arguments.target)
+    wanted = SpeculationConfig(
+        mode="sync", drafter=arguments.drafter, local_head=arguments.local_head
+    )
+    found = locate_drafter(wanted, target)
+    if found.drafter is None or found.drafter == NGRAM:
+        raise InvalidField("--drafter", "prompt lookup has no laws and no confidences")
+    drafter = Path(found.drafter)
+    head = None if found.local_head is None else Path(found.local_head)
+    # Whatever the command line names alike is handed on as it is.
+    given: dict[str, Any] = {
+        name: value for name, value in vars(arguments).items() if name in Job.__struct_fields__
+    }
+    resolved: dict[str, Any] = {
+        "target": target,
+        "drafter": drafter,
+        "local_head": head,
+        "prompts": Path(arguments.prompts).resolve(),
+        "out": Path(arguments.out or head or drafter).resolve(),
+        "plot": None if arguments.plot is None else Path(arguments.plot).resolve(),
+        "parent_pid": os.getpid(),
+    }
+    job = Job(**{**given, **resolved})
+    command = [sys.executable, "-P", "-m", _MODULE, job.encode()]
+    return subprocess.run(command, check=False).returncode
+
+
+def _number(
+    flag: str, default: int, what: str, parser: argparse.ArgumentParser, *, least: int = 1
+) -> None:
+    """A whole number of at least `least`."""
+
+    def whole(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"has to be at least {least}")
+        return value
+
+    parser.add_argument(flag, type=whole, default=default, help=f"{what} (default {default})")
+
+
+def _temperature(text: str) -> float:
+    if not 0 <= (value := float(text)) <= 100:
+        raise argparse.ArgumentTypeError("has to be between 0 and 100")
+    return value

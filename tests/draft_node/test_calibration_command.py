@@ -1,0 +1,242 @@
+"""`specserve calibrate` from command line to a drafter whose confidences have changed."""
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from rich.console import Console
+
+from draft_node.calibration import plot
+from draft_node.calibration.run import calibrate
+from draft_node.calibration.stored import FILE_NAME, Calibration
+from draft_node.drafters.load import load_drafter
+from draft_node.drafters.weights import TargetWeights
+from draft_node.training.export import CHECKSUMS, write_checksums
+from specserve.cli import main
+from specserve.commands.calibrate import Job
+from specserve.decoding.drawing import Greedy
+from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.errors import InvalidField, Unsupported
+from tests.draft_node.drafters.checkpoints import (
+    DFLASH,
+    DSPARK,
+    LOCAL_HEAD,
+    change_tensors,
+    options,
+    random_weights,
+    write_config,
+    write_drafter,
+)
+from tests.draft_node.training.drafters import VOCAB, write_target
+from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
+
+SIZES = {"vocab_size": VOCAB, "num_target_layers": 3}
+HEAD = {
+    "prefix_gru.weight_ih_l0": (36, 32),
+    "prefix_gru.weight_hh_l0": (36, 12),
+    "rank_proj.weight": (5, 12),
+    "low_rank_lm_head.weight": (VOCAB, 5),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random target with a tokenizer, and prompts of two domains."""
+    folder = tmp_path_factory.mktemp("calibration")
+    write_target(folder / "target")
+    (folder / "prompts").mkdir()
+    for domain in ("code", "prose"):
+        lines = [json.dumps({"text": f"def {domain}(text): return {i}"}) for i in range(4)]
+        (folder / "prompts" / f"{domain}.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def make_job(folder: Path, drafter: Path, **changes) -> Job:
+    settings = {
+        "target": folder / "target", "drafter": drafter, "local_head": None,
+        "prompts": folder / "prompts", "num_prompts": 8, "num_tokens": 12, "stride": 2,
+        "temperature": 1.0, "verification": "rejection", "num_kept": 64, "gamma": 3,
+        "out": drafter, "plot": None, "seed": 0, "threads": 1, "device": "cpu",
+        "parent_pid": os.getpid(),
+    }  # fmt: skip
+    return Job(**{**settings, **changes})
+
+
+def run(job: Job) -> tuple[Calibration, str]:
+    """The calibration, and what was printed."""
+    results = Console(file=io.StringIO(), width=120)
+    calibration = calibrate(job, results, Console(file=io.StringIO()))
+    return calibration, results.file.getvalue()
+
+
+def confidences(folder: Path, drafter: Path, **changes) -> torch.Tensor:
+    """Of one greedy block after the same features: [1, G]."""
+    loaded = load_drafter(drafter, TargetWeights.of(folder / "target"), options(**changes))
+    torch.manual_seed(4)
+    features = torch.randn(6, loaded.feature_size) if loaded.feature_size else None
+    loaded.extend(ContextUpdate([0], [0], [6], torch.arange(6), features))
+    return loaded.draft(DraftBatch([0], torch.tensor([3])), Greedy()).confidences
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_calibration_that_the_drafter_is_loaded_with(folder, tmp_path):
+    drafter = write_drafter(tmp_path / "draft", DSPARK, **SIZES)
+    raw = confidences(folder, drafter)
+    words = [
+        "calibrate", "--target", folder / "target", "--drafter", drafter,
+        "--prompts", folder / "prompts", "--num-prompts", "8", "--num-tokens", "12",
+        "--threads", "1", "--plot", tmp_path / "plots" / "diagram.png",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "specserve", *map(str, words)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "ECE" in ended.stdout
+    assert "mean" in ended.stdout
+    assert str(drafter / FILE_NAME) in ended.stdout
+    assert (tmp_path / "plots" / "diagram.png").read_bytes().startswith(b"\x89PNG")
+
+    stored = json.loads((drafter / FILE_NAME).read_text())
+    assert stored["law"] is None
+    assert (stored["rule"], stored["temperature"]) == ("foreseeable", 1.0)
+    temperatures = torch.tensor(stored["temperatures"])
+    assert len(temperatures) == 4
+    calibrated = confidences(folder, drafter)
+    torch.testing.assert_close(calibrated, (raw.logit() / temperatures).sigmoid())
+    assert not torch.allclose(calibrated, raw)
+    assert torch.equal(confidences(folder, drafter, calibrated=False), raw)
+
+
+def test_a_drafter_without_a_head_gets_confidences_from_its_laws(folder, tmp_path):
+    drafter = write_drafter(tmp_path / "draft", DFLASH, **SIZES)
+    assert confidences(folder, drafter) is None
+    calibration, printed = run(make_job(folder, drafter))
+    assert calibration.law is not None
+    assert len(calibration.evaluation.after) == 4
+    assert "mean" in printed
+    found = confidences(folder, drafter)
+    assert found.shape == (1, 4)
+    assert ((found > 0) & (found < 1)).all()
+
+
+def test_a_language_model_is_calibrated_under_coupled_and_greedy_rules_too(folder, tmp_path):
+    drafter = write_checkpoint(
+        tmp_path / "lm", QWEN3, vocab_size=VOCAB, num_hidden_layers=1, eos_token_id=0
+    )
+    coupled, _ = run(make_job(folder, drafter, verification="coupled"))
+    greedy, _ = run(make_job(folder, drafter, temperature=0.0, out=tmp_path / "elsewhere"))
+    assert len(coupled.temperatures) == len(greedy.temperatures) == 3
+    assert (tmp_path / "elsewhere" / FILE_NAME).is_file()
+    # Blocks may be longer than those that were calibrated.
+    assert confidences(folder, drafter, gamma=5).shape == (1, 5)
+
+
+def test_the_calibration_of_a_local_head_is_beside_the_head_and_for_its_dflash(
+    folder, tmp_path, caplog
+):
+    drafter = write_drafter(tmp_path / "draft", DFLASH, **SIZES)
+    head = write_config(tmp_path / "head", LOCAL_HEAD, vocab_size=VOCAB)
+    weights = {**random_weights(HEAD), "unigram_counts": torch.arange(VOCAB)}
+    from safetensors.torch import save_file
+
+    save_file(weights, head / "model.safetensors")
+    run(make_job(folder, drafter, local_head=head, out=head))
+    assert confidences(folder, drafter) is None
+    assert confidences(folder, drafter, local_head=head) is not None
+    assert caplog.text == ""
+    write_config(head, LOCAL_HEAD, vocab_size=VOCAB, alpha=0.5)
+    assert confidences(folder, drafter, local_head=head) is None
+    assert "made for another drafter" in caplog.text
+
+
+def test_a_calibration_made_for_other_weights_is_left_out_with_a_warning(folder, tmp_path, caplog):
+    drafter = write_drafter(tmp_path / "draft", DSPARK, **SIZES)
+    raw = confidences(folder, drafter)
+    run(make_job(folder, drafter))
+    with caplog.at_level(logging.WARNING):
+        assert not torch.equal(confidences(folder, drafter), raw)
+    assert caplog.text == ""
+
+    stored = json.loads((drafter / FILE_NAME).read_text())
+    (drafter / FILE_NAME).write_text(json.dumps({**stored, "target_hash": "0"}))
+    assert torch.equal(confidences(folder, drafter), raw)
+    assert "not used: it was made for another target" in caplog.text
+
+    (drafter / FILE_NAME).write_text(json.dumps(stored))
+    change_tensors(drafter, **{"norm.weight": torch.ones(32)})
+    confidences(folder, drafter)
+    assert "not used: it was made for another drafter" in caplog.text
+
+    (drafter / FILE_NAME).write_text(json.dumps({**stored, "temperatures": [1, 0, 1, 1]}))
+    confidences(folder, drafter)
+    assert "Expected `float` > 0.0" in caplog.text
+
+
+def test_a_calibration_of_another_kind_of_drafter_is_refused(folder, tmp_path):
+    drafter = write_drafter(tmp_path / "draft", DSPARK, **SIZES)
+    calibration, _ = run(make_job(folder, drafter))
+    short = msgspec.structs.replace(calibration, temperatures=[1.0])
+    (drafter / FILE_NAME).write_bytes(msgspec.json.encode(short))
+    with pytest.raises(Unsupported, match="not that of this confidence head"):
+        confidences(folder, drafter)
+
+
+def test_without_matplotlib_only_the_diagram_is_missing(folder, tmp_path, monkeypatch, caplog):
+    drafter = write_drafter(tmp_path / "draft", DFLASH, **SIZES)
+    monkeypatch.setattr(plot, "can_draw", lambda: False)
+    run(make_job(folder, drafter))
+    assert (drafter / FILE_NAME).is_file()
+    assert not (drafter / "reliability.png").exists()
+    assert "matplotlib is missing" in caplog.text
+    with pytest.raises(Unsupported, match="--plot: matplotlib is missing"):
+        run(make_job(folder, drafter, plot=tmp_path / "plot.png"))
+
+
+def test_checksums_of_the_folder_stay_complete(folder, tmp_path):
+    drafter = write_drafter(tmp_path / "draft", DFLASH, **SIZES)
+    write_checksums(drafter)
+    run(make_job(folder, drafter))
+    listed = {line.split("  ")[1] for line in (drafter / CHECKSUMS).read_text().splitlines()}
+    assert listed == {path.name for path in drafter.iterdir()} - {CHECKSUMS}
+    assert FILE_NAME in listed
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--drafter", "ngram"), "--drafter: prompt lookup has no laws"),
+        (("--drafter", "/nowhere/at/all"), "speculation.drafter: '/nowhere/at/all'"),
+        (("--target", "TARGET"), "speculation.drafter: is needed for a target of your own"),
+        (("--target", "/nowhere"), "model.target: '/nowhere'"),
+        (("--temperature", "-1"), "argument --temperature: has to be between 0 and 100"),
+        (("--num-prompts", "1"), "argument --num-prompts: has to be at least 2"),
+        (("--stride", "x"), "argument --stride: invalid whole value: 'x'"),
+        (("--verification", "greedy"), "argument --verification: invalid choice"),
+    ],
+)
+def test_bad_usage_is_one_line_naming_the_flag(words, problem, folder, capsys):
+    words = [str(folder / "target") if word == "TARGET" else word for word in words]
+    try:
+        code = main(["calibrate", *words])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"specserve: {problem}")
+
+
+def test_texts_that_do_not_fit_are_refused(folder, tmp_path):
+    drafter = write_drafter(tmp_path / "draft", DFLASH, **SIZES)
+    with pytest.raises(InvalidField, match="--num-tokens: 100 leave no room"):
+        run(make_job(folder, drafter, num_tokens=100))
+
+
+def test_a_job_survives_its_way_to_the_process(tmp_path):
+    job = make_job(tmp_path, tmp_path / "draft", local_head=tmp_path / "head")
+    assert Job.decode(job.encode()) == job

@@ -1,0 +1,155 @@
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+
+from draft_node.training import block_objective, losses
+from draft_node.training.batches import BatchSource
+from draft_node.training.block_objective import BlockObjective
+from draft_node.training.checkpoint import load
+from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.optimizer import OptimizerConfig
+from draft_node.training.schedule import Schedule
+from draft_node.training.trainer import Trainer, TrainerConfig
+from tests.draft_node.training.drafters import (
+    make_objective,
+    patterned_stream,
+    random_tokens,
+    write_target,
+)
+
+SCHEDULE = Schedule(total_s=24, decay_s=8, warmup_s=2)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> FrozenTarget:
+    return FrozenTarget(write_target(tmp_path_factory.mktemp("target")))
+
+
+def loss_of(objective: BlockObjective) -> torch.Tensor:
+    torch.manual_seed(5)
+    tokens = random_tokens(3, 33)
+    objective.zero_grad()
+    loss = objective.loss(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    return loss.detach()
+
+
+def trainer(objective: BlockObjective, folder, **changes) -> Trainer:
+    streams = {"code": patterned_stream()}
+    ticks = count()  # every step seems to take one second
+    config = TrainerConfig(
+        tokens_per_step=128, micro_tokens=64, length=32, long_lengths=(), compile=False,
+        log_every_s=1.0, evaluate_tokens=400,
+        optimizer=OptimizerConfig(muon_lr=None, adam_lr=5e-3), **changes,
+    )  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    return Trainer(
+        objective, BatchSource(streams, 0, window=32), streams, folder, config,
+        clock=lambda: float(next(ticks)),
+    )  # fmt: skip
+
+
+def ignore(*_: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash"])
+def test_a_loss_in_parts_equals_the_whole(kind, target, monkeypatch):
+    terms = losses.DSPARK if kind == "dspark" else losses.DFLASH
+    objective = make_objective(target, kind, terms=terms, max_gap=3)
+    whole = loss_of(objective)
+    gradients = {name: p.grad.clone() for name, p in objective.named_parameters()}
+    monkeypatch.setattr(block_objective, "_MAX_LOGITS", 4 * 280 * 5)
+    torch.testing.assert_close(loss_of(objective), whole)
+    for name, parameter in objective.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-6, rtol=1e-4)
+
+
+def test_every_parameter_learns_and_the_target_is_no_parameter(target):
+    objective = make_objective(target, "dspark", max_gap=2)
+    loss_of(objective)
+    assert all(p.grad.any() for p in objective.parameters())
+    assert all(name.startswith("drafter.") for name in objective.state_dict())
+    assert not target.embedding.requires_grad
+
+
+def test_training_learns_what_the_target_does(target, tmp_path):
+    objective = make_objective(target, "dspark")
+    run = trainer(objective, tmp_path)
+    before = run.evaluate()["code"]
+    run.run(SCHEDULE, ignore)
+    after = run.evaluate()["code"]
+    assert 1 <= before < after - 0.1
+    assert after <= 5
+
+
+def test_a_resumed_run_draws_the_same_blocks(target, tmp_path):
+    whole = trainer(make_objective(target, "dspark", max_gap=2), tmp_path / "whole")
+    whole.run(SCHEDULE, ignore)
+
+    def interrupt(running: Trainer, loss: float, tokens_per_s: float) -> None:
+        running.stop = running.progress.step >= 9
+
+    first = trainer(make_objective(target, "dspark", max_gap=2), tmp_path / "parts")
+    assert not first.run(SCHEDULE, interrupt)
+    second = trainer(make_objective(target, "dspark", max_gap=2), tmp_path / "parts")
+    assert second.progress.step == 9
+    second.run(SCHEDULE, ignore)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, second.model.state_dict()[name]), name
+
+
+def test_figures_behind_a_gap_are_measured_for_drafters_that_trained_for_it(target):
+    streams = {"code": patterned_stream(900)}
+    ordinary, gap = (make_objective(target, "dspark", max_gap=g) for g in (0, 4))
+    assert set(ordinary.evaluate(streams)) == {"code"}
+    figures = gap.evaluate(streams)
+    assert set(figures) == {"code", "code behind 4"}
+    assert figures["code"] == ordinary.evaluate(streams)["code"]
+    assert figures["code"] != figures["code behind 4"]
+
+
+def test_figures_agree_with_each_other(target):
+    figures = make_objective(target, "dspark").measure(patterned_stream(900))
+    assert len(figures.acceptance) == 4
+    assert all(0 < rate < 1 for rate in figures.acceptance)
+    assert 1 + figures.acceptance[0] < figures.tokens_per_round < 5
+    assert 0 < figures.confidence_error < 1
+    assert np.isnan(
+        make_objective(target, "dflash").measure(patterned_stream(900)).confidence_error
+    )
+
+
+def test_a_drafter_starts_as_the_targets_last_layers(target):
+    objective = make_objective(target, "dspark")
+    objective.initialise(0)
+    drafter, last = objective.drafter, target.layer_tensors(2)
+    assert torch.equal(drafter.layers[1].mlp.up_proj.weight, last["mlp.up_proj.weight"])
+    assert torch.equal(drafter.norm.weight, target.final_norm())
+    tokens = random_tokens(1, 12)
+    features, _ = target.read(tokens, drafter.spec.feature_layers)
+    context = drafter.hidden_norm(drafter.fc(features))
+    residual, _ = target.read(tokens, (0,))
+    expected = torch.nn.functional.rms_norm(residual, (32,), None, 1e-6)
+    expected = expected * target.layer_tensors(1)["input_layernorm.weight"]
+    assert torch.cosine_similarity(context, expected, dim=-1).min() > 0.95
+
+
+@pytest.mark.slow
+def test_the_compiled_step_computes_the_same(target):
+    objective = make_objective(target, "dspark", max_gap=2)
+    tokens = random_tokens(2, 33)
+    found = []
+    for loss in (objective.loss, torch.compile(objective.loss, dynamic=False, backend="eager")):
+        torch.manual_seed(1)
+        found.append(loss(tokens[:, :-1], tokens[:, 1:]).detach())
+    torch.testing.assert_close(*found)
+
+
+def test_checkpoints_hold_the_drafter_alone(target, tmp_path):
+    run = trainer(make_objective(target, "dflash", terms=losses.DFLASH), tmp_path)
+    run.save()
+    model, _, _ = load(run.path)
+    assert set(model) == {f"drafter.{name}" for name in run.model.drafter.state_dict()}

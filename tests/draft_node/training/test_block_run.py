@@ -1,0 +1,166 @@
+"""Whole runs of the training command, in this process, on a target of a few thousand weights."""
+
+import json
+
+import pytest
+import torch
+
+from draft_node.drafters.block_drafter import BlockDrafter
+from draft_node.drafters.load import load_drafter
+from draft_node.drafters.weights import TargetWeights
+from draft_node.training import block_run, text_source
+from draft_node.training.__main__ import main
+from draft_node.training.block_start import default_feature_layers
+from draft_node.training.checkpoint import load
+from draft_node.training.self_text import SelfTextConfig
+from draft_node.training.trainer import Trainer
+from tests.draft_node.drafters.checkpoints import options
+from tests.draft_node.training.drafters import TEXT, write_target
+
+SMALL_POOL = SelfTextConfig(rows=512, length=32, shortest_prompt=2, longest_prompt=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A target and text to train on, which no test changes."""
+    folder = tmp_path_factory.mktemp("run")
+    write_target(folder / "target")
+    (folder / "text.txt").write_text("\n".join(TEXT))
+    return folder
+
+
+@pytest.fixture
+def train(folder, tmp_path, monkeypatch):
+    """Run the command on that target for a few seconds."""
+    monkeypatch.setattr(text_source, "SelfTextConfig", lambda **_: SMALL_POOL)
+
+    def run(kind: str, *flags: str, minutes: float = 0.02, out: str = "out") -> int:
+        words = ["--target", str(folder / "target"), "--text", str(folder / "text.txt")]
+        words += ["--work", str(tmp_path / "work"), "--out", str(tmp_path / out)]
+        words += ["--threads", "1", "--tokens-per-step", "512", "--anchors", "16", "--gamma", "3"]
+        words += ["--self-tokens", "1000", "--minutes", str(minutes), *flags]
+        return main([kind, *words])
+
+    return run
+
+
+def loaded(folder, out) -> BlockDrafter:
+    drafter = load_drafter(out, TargetWeights.of(folder / "target"), options())
+    assert isinstance(drafter, BlockDrafter)
+    return drafter
+
+
+@pytest.mark.slow
+def test_a_run_ends_in_a_folder_that_drafts(folder, train, tmp_path):
+    assert train("dspark", "--rank", "8") == 0
+    drafter = loaded(folder, tmp_path / "out")
+    assert drafter.gamma == 3
+    assert drafter.confidence_head is not None
+    held_out = json.loads((tmp_path / "out" / "held_out.json").read_text())
+    assert set(held_out["held_out"]) == {"text", "self-text"}
+    assert held_out["training"]["steps"] >= 1
+    assert "specserve train dspark --minutes 0.02" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_dflash_has_no_heads(folder, train, tmp_path):
+    assert train("dflash", "--self-text", "0", "--layers", "1") == 0
+    drafter = loaded(folder, tmp_path / "out")
+    assert drafter.head is None
+    assert drafter.confidence_head is None
+    assert len(drafter.backbone.layers) == 1
+
+
+@pytest.mark.slow
+def test_a_drafter_can_be_tuned_for_gaps(folder, train, tmp_path, capsys):
+    assert train("dspark", "--rank", "8", "--markov", "gated") == 0
+    assert train("dspark", "--init", str(tmp_path / "out"), "--max-gap", "4", out="gap") == 0
+    assert json.loads((tmp_path / "gap" / "config.json").read_text())["max_feature_gap"] == 4
+    before, after = (loaded(folder, tmp_path / name).head.embedding for name in ("out", "gap"))
+    assert 0 < (after - before).norm() < before.norm()
+
+    assert train("dspark", "--init", str(tmp_path / "out"), "--rank", "6", out="c") == 2
+    assert "specserve: --rank: 6:" in capsys.readouterr().err
+    assert train("dflash", "--init", str(tmp_path / "out"), out="c") == 2
+    assert "specserve: --init:" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypatch, capsys):
+    steps = []
+
+    def stop_soon(trainer: Trainer, *arguments: object) -> bool:
+        trainer.stop = True
+        return Trainer.run(trainer, *arguments)
+
+    def note(trainer: Trainer, *arguments: object) -> bool:
+        steps.append(trainer.progress.step)
+        return Trainer.run(trainer, *arguments)
+
+    def through(run):
+        return lambda trainer, schedule, console: run(trainer, schedule, lambda *_: None)
+
+    monkeypatch.setattr(block_run, "run_until_stopped", through(stop_soon))
+    assert train("dspark", "--rank", "8") == 130
+    saved = tmp_path / "work" / "runs" / "dspark-out" / "checkpoint.safetensors"
+    assert load(saved)[2].step == 0
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+    assert train("dspark", "--rank", "4") == 2
+    assert "specserve: --rank:" in capsys.readouterr().err
+    monkeypatch.setattr(block_run, "run_until_stopped", through(note))
+    assert train("dspark", "--rank", "8") == 0
+    assert train("dspark", "--rank", "8") == 0
+    assert train("dspark", "--rank", "4", "--restart") == 0
+    assert steps[0] == steps[2] == 0
+    assert steps[1] >= 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--minutes", "0"), "argument --minutes: '0' is not a positive number"),
+        (("--self-text", "2"), "argument --self-text: '2' is not between 0 and 1"),
+        (("--feature-layers", "0,7"), "--feature-layers: (0, 7): the target has layers 0..2"),
+        (("--feature-layers", "x"), "argument --feature-layers: 'x' is not of the form"),
+        (("--mask-token-id", "999"), "--mask-token-id: 999: needs an id"),
+        (("--markov", "none"), "--confidence: markov: there is no Markov head"),
+        (("--markov", "none", "--confidence", "none"), "--markov: none: a DSpark without heads"),
+        (("--target", "/proc"), "--target: model.target: /proc is no model folder"),
+        (("--device", "tpu"), "--device: tpu:"),
+        (("--init", "/proc"), "/proc"),
+        (("--text", "/nowhere"), "--text: /nowhere: no such file or folder"),
+    ],
+)
+def test_errors_name_the_flag(flags, problem, train, capsys):
+    try:
+        code = train("dspark", *flags)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("specserve: ")
+    assert problem in line
+
+
+def test_an_unknown_kind_is_refused(capsys):
+    assert main(["dspork"]) == 2
+    assert "kind: 'dspork' is not one of dspark, dflash, local-head, lm" in capsys.readouterr().err
+
+
+def test_features_are_spread_as_published():
+    assert default_feature_layers(36) == (1, 9, 17, 25, 33)
+    assert default_feature_layers(40) == (1, 10, 19, 28, 37)
+    assert default_feature_layers(5) == (1, 2, 3)
+    assert default_feature_layers(1) == (0,)
+
+
+def test_threads_are_given_back(train):
+    before = torch.get_num_threads()
+    assert train("dspark", "--device", "tpu") == 2
+    assert torch.get_num_threads() == before
+
+
+def test_arguments_of_another_kind_are_unknown(train, capsys):
+    with pytest.raises(SystemExit):
+        train("dflash", "--rank", "3")
+    assert "unrecognized arguments: --rank 3" in capsys.readouterr().err

@@ -1,0 +1,87 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from draft_node.training import text_source
+from draft_node.training.batches import BatchSource, encode_stream
+from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.self_text import SelfTextConfig
+from draft_node.training.text_source import TextConfig, gather, mask_token, take_turns
+from specserve.errors import InvalidField
+from tests.draft_node.training.drafters import VOCAB, write_target
+
+TEXT = "some text to train on, and more of it; " * 200
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> FrozenTarget:
+    return FrozenTarget(write_target(tmp_path_factory.mktemp("target")))
+
+
+def test_a_folder_of_text_becomes_one_domain_and_its_end_is_held_out(target, tmp_path):
+    (tmp_path / "text" / "deep").mkdir(parents=True)
+    (tmp_path / "text" / "a.txt").write_text(TEXT)
+    (tmp_path / "text" / "deep" / "b.md").write_text(TEXT)
+    (tmp_path / "text" / "c.bin").write_bytes(b"\xff\xfe")
+    config = TextConfig(tmp_path / "work", tmp_path / "text", self_share=0)
+    source = gather(target, config)
+    assert set(source.training) == set(source.held_out) == {"text"}
+    whole = np.concatenate([source.training["text"], source.held_out["text"]])
+    assert int((whole == 0).sum()) == 2
+    assert len(source.held_out["text"]) == len(whole) // 20
+    tokenizer = Tokenizer.from_file(str(target.folder / "tokenizer.json"))
+    assert tokenizer.decode(whole.tolist()) == TEXT * 2
+
+
+def test_the_target_writes_its_share_of_the_rows(target, tmp_path, monkeypatch):
+    small = SelfTextConfig(rows=4, length=40, shortest_prompt=2, longest_prompt=8)
+    monkeypatch.setattr(text_source, "SelfTextConfig", lambda **_: small)
+    (tmp_path / "a.txt").write_text(TEXT)
+    config = TextConfig(tmp_path, tmp_path / "a.txt", 0.25, self_tokens=300, held_out_tokens=300)
+    source = gather(target, config)
+    assert set(source.training) == set(source.held_out) == {"text", "self-text"}
+    assert len(source.training["self-text"]) == 320
+    batches = BatchSource(source.training, 0, window=16, turns=source.turns)
+    batches.next(40, 16)
+    assert batches.cursors == {"text": 30, "self-text": 10}
+
+
+@pytest.mark.parametrize("share", [0.05, 0.25, 0.5, 0.7, 1.0])
+def test_turns_keep_the_share_and_treat_domains_alike(share):
+    turns = take_turns(("a", "b"), ("x", "y"), share)
+    counts = Counter(turns)
+    assert counts["x"] + counts["y"] == pytest.approx(share * len(turns))
+    assert abs(counts["x"] - counts["y"]) <= 1
+    assert abs(counts["a"] - counts["b"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("none.txt", "no such file or folder"), ("", "no text files"), ("few.txt", "are too few")],
+)
+def test_text_that_cannot_be_used_is_named(name, problem, target, tmp_path):
+    if name == "few.txt":
+        (tmp_path / name).write_text("a few words")
+    with pytest.raises(InvalidField, match=problem) as caught:
+        gather(target, TextConfig(tmp_path, tmp_path / name))
+    assert caught.value.field == "--text"
+
+
+def test_open_slots_hold_the_mask_or_an_id_that_nothing_uses(target, tmp_path):
+    assert mask_token(target) == 4
+    folder = write_target(tmp_path / "padded", vocab_size=VOCAB + 8)
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|mask|>", "<|other|>"))
+    assert mask_token(FrozenTarget(folder)) == VOCAB
+    path.unlink()
+    assert mask_token(FrozenTarget(folder)) is None
+
+
+def test_streams_are_wide_enough_for_the_vocabulary(target):
+    tokenizer = Tokenizer.from_file(str(target.folder / "tokenizer.json"))
+    assert encode_stream(tokenizer, ["abc"], "<|endoftext|>").dtype == np.uint16
+    tokenizer.add_tokens([f"<{i}>" for i in range(70_000)])
+    stream = encode_stream(tokenizer, ["<69999>"], "<|endoftext|>")
+    assert stream.tolist() == [VOCAB + 69_999, 0]

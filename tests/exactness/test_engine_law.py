@@ -1,0 +1,170 @@
+"""Answers of the real loop, drafts and all, have the law of plain decoding: sampled, unseeded.
+
+Chi-square over the 27 or 40 cells of three tokens, and over 16 of neighbouring samples jointly.
+The false-alarm rate is 1e-6 a test, whatever it tests together; all seeds are fixed, so a test that
+passes once always does. With probability above 0.9 a law is found that is off by a total variation
+of at least
+
+    0.24    in one question to one loop (fast)
+    0.11    in one question to one loop (slow)
+    0.02    in all questions to all loops, together (slow)
+
+in the direction that is hardest to see. Fourteen planted bugs show what that is good for.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from specserve.audit.chi_square import Fit, power, survival
+from specserve.decoding.verification.rule import VerificationRule
+from target_node.budget import SurvivalBudget
+from tests.exactness import engine_plants as plants
+from tests.exactness.engine_law import QUESTIONS, Answers, Engine, Models, ask, fits, make_models
+
+FALSE_ALARMS = 1e-6
+FEW, MANY = 400, 2000  # samples a question
+RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
+
+# Lengths at random, by confidence, by what was accepted before, and as long as there is room.
+LOOPS = {
+    "dspark, any length": partial(Engine, "dspark"),
+    "dspark, by confidence": partial(Engine, "dspark", budget=partial(SurvivalBudget, 0.3)),
+    "language model, by history": partial(
+        Engine, "language model", budget=partial(SurvivalBudget, 0.2)
+    ),
+    "language model, by confidence": partial(
+        Engine,
+        "language model",
+        budget=partial(SurvivalBudget, 0.3),
+        wrap=plants.ConfidentBeforeTheDraw,
+    ),
+    "the target itself, all": partial(Engine, "the target itself", budget=SurvivalBudget),
+    "ngram, any length": partial(Engine, "ngram"),
+    "language model, short of blocks": partial(
+        Engine, "language model", num_blocks=200, block_size=1
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Models:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def laws(models):
+    return [question.law(models.model) for question in QUESTIONS]
+
+
+@pytest.fixture(scope="module")
+def answers(models):
+    """Of one loop, asked once."""
+    known: dict[tuple, Answers] = {}
+
+    def answers(name: str, rule: VerificationRule, num_samples: int) -> Answers:
+        key = (name, rule, num_samples)
+        if key not in known:
+            known[key] = ask(models, LOOPS[name](rule=rule), num_samples, seed=len(known))
+        return known[key]
+
+    return answers
+
+
+def least_p_value(found: list[Fit]) -> float:
+    """Of several tests, times their number (Bonferroni)."""
+    return min(fit.p_value for fit in found) * len(found)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_few_answers_have_their_law(answers, laws, rule):
+    found = answers("language model, by confidence", rule, FEW)
+    assert least_p_value(fits(laws, found)) > FALSE_ALARMS
+    assert found.num_accepted > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", LOOPS)
+def test_answers_have_their_law(answers, laws, name, rule):
+    found = answers(name, rule, MANY)
+    assert least_p_value(fits(laws, found)) > FALSE_ALARMS
+    assert found.num_drafted > MANY
+    assert found.num_accepted > 200
+    assert (found.num_preemptions > 5) is ("short" in name)
+
+
+@pytest.mark.slow
+def test_all_answers_together_have_their_law(answers, laws):
+    everything = [answers(name, rule, MANY).tokens for name in LOOPS for rule in RULES]
+    together = [
+        law.fit(answer for tokens in everything for answer in tokens[place])
+        for place, law in enumerate(laws)
+    ]
+    statistic, freedom = sum(f.statistic for f in together), sum(f.freedom for f in together)
+    assert survival(statistic, freedom) > FALSE_ALARMS
+
+
+def test_the_power_is_as_stated():
+    """`freedom` of the largest tree; false alarms as `least_p_value` divides them."""
+    each = FALSE_ALARMS / (2 * len(QUESTIONS))
+    assert power(FEW, 39, 0.24, each) > 0.9
+    assert power(MANY, 39, 0.11, each) > 0.9
+    num_samples = MANY * len(QUESTIONS) * len(LOOPS) * len(RULES)
+    assert power(num_samples, 39 * len(QUESTIONS), 0.02, FALSE_ALARMS) > 0.9
+
+
+# --- planted bugs ----------------------------------------------------------------------------
+
+PLANTS = [
+    plants.shift_the_verified_rows,
+    plants.swap_the_laws,
+    plants.take_the_bonus_from_the_row_before,
+    plants.commit_one_more,
+    plants.keep_the_laws_of_the_round_before,
+    plants.keep_the_rejected_kv,
+    plants.forget_the_drafted_path,
+    plants.draft_greedily,
+    plants.ship_a_flatter_law,
+    plants.forget_the_residual,
+    plants.share_nonces,
+    plants.share_sample_indices,
+]
+NUM_PLANTED = 500  # samples a question
+SOUND = partial(Engine, "language model", budget=SurvivalBudget)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_without_a_plant_the_same_check_passes(models, laws, rule):
+    assert least_p_value(fits(laws, ask(models, SOUND(rule=rule), NUM_PLANTED))) > FALSE_ALARMS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(models, laws, monkeypatch, plant, rule):
+    plant(monkeypatch)
+    assert least_p_value(fits(laws, ask(models, SOUND(rule=rule), NUM_PLANTED))) < FALSE_ALARMS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_a_draft_that_is_late_for_its_content_is_found(models, laws, monkeypatch, rule):
+    engine = replace(SOUND(rule=rule), drafter="the target itself")
+    assert least_p_value(fits(laws, ask(models, engine, NUM_PLANTED))) > FALSE_ALARMS
+    plants.drop_drafts_by_content(monkeypatch)
+    assert least_p_value(fits(laws, ask(models, engine, NUM_PLANTED))) < FALSE_ALARMS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("wrap", "is_sound"),
+    [(plants.ConfidentBeforeTheDraw, True), (plants.ConfidentAfterTheDraw, False)],
+)
+def test_confidence_may_know_the_law_but_not_the_draw(models, laws, rule, wrap, is_sound):
+    engine = SOUND(rule=rule, budget=partial(SurvivalBudget, 0.3), wrap=wrap)
+    p_value = least_p_value(fits(laws, ask(models, engine, NUM_PLANTED)))
+    assert (p_value > FALSE_ALARMS) is is_sound
