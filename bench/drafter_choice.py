@@ -46,7 +46,7 @@ class DrafterChoice(msgspec.Struct, frozen=True, kw_only=True):
 def add_drafter_options(parser: argparse.ArgumentParser) -> None:
     """--drafter, --local-head, --gamma and --num-kept."""
     parser.add_argument(
-        "--drafter", nargs="+", metavar="[LABEL=]NAME|FOLDER[+HEAD]",
+        "--drafter", nargs="+", action="extend", metavar="[LABEL=]NAME|FOLDER[+HEAD]",
         help="drafters to compare, +HEAD adds a local head (default: all embedded ones, and ngram)",
     )  # fmt: skip
     parser.add_argument(
