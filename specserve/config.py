@@ -81,7 +81,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     drafter: str | None = None
     local_head: str | None = None  # folder of a DeLS head to add to a DFlash drafter
     verification: str = "foreseeable"  # of unseeded requests: rejection | foreseeable | coupled
-    gamma: Positive | None = None  # drafted tokens a round at most; None: the drafter's own
+    # Drafted tokens a round at most; None: the drafter's own.
+    gamma: Annotated[int, Meta(ge=1, le=64)] | None = None
     # The likeliest draft tokens that a law keeps, in the rejection family. What is cut off is lost
     # to acceptance, and a small model's laws are flat: see bench/LOG.md.
     num_kept: Annotated[int, Meta(ge=1, le=4096)] = 512

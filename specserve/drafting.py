@@ -71,6 +71,8 @@ class LawConfidence(Protocol):
 class Drafter(Protocol):
     """One draft model with the contexts of all its rows. Not thread-safe."""
 
+    name: str  # of the architecture, for people
+
     @property
     def gamma(self) -> int:
         """Tokens of a block."""

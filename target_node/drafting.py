@@ -37,6 +37,16 @@ class RowToDraft:
     rule: VerificationRule
 
 
+@dataclass(frozen=True)
+class _Update:
+    """Positions start..end - 1 of a sequence, to be added to the context of row `place`."""
+
+    sequence: Sequence
+    place: int
+    start: int
+    end: int
+
+
 class ColocatedDraft:
     """One drafter and the contexts of the live sequences."""
 
@@ -48,26 +58,33 @@ class ColocatedDraft:
         vocab_size: int,
         num_kept: int,
         gamma: int | None = None,
+        max_extension: int = 512,
         device: torch.device,
     ) -> None:
-        """Draws from the `num_kept` likeliest tokens; `gamma` cuts the drafter's own."""
+        """Draws from the `num_kept` likeliest tokens; `gamma` cuts the drafter's own.
+
+        Contexts grow by at most `max_extension` tokens a round.
+        """
         self.gamma = min(drafter.gamma, gamma or drafter.gamma)
-        self.name = type(drafter).__name__
+        self.name = drafter.name
         self._drafter = drafter
         self._features = features
         self._vocab_size = vocab_size
         self._num_kept = num_kept
+        self._max_extension = max_extension
         self._device = device
         self._row_of: dict[Sequence, int] = {}
-        self._num_rows = 0
+        self._num_ended = 0
+        self._starved: set[Sequence] = set()  # no memory for their contexts
         self._drawn: SpeculationBatch | None = None  # the laws of this round
-        self._warned = False
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
         row = self._row_of.pop(sequence, None)
         if row is not None:
+            self._num_ended += 1
             self._drafter.free(row)
+            self._starved.clear()
 
     def speculate(self, rows: Rows[RowToDraft]) -> dict[Sequence, Speculation]:
         """A speculation for each row that can have one; forgets the laws of the round before."""
@@ -94,54 +111,51 @@ class ColocatedDraft:
     # --- contexts ----------------------------------------------------------------------------
 
     def _catch_up(self, rows: Rows[RowToDraft]) -> list[RowToDraft]:
-        """Extend every context up to its anchor; the rows for which there was memory."""
-        ready: list[RowToDraft] = []
-        updates: list[tuple[int, int, Sequence]] = []
-        for row in rows:
-            sequence = row.sequence
-            if sequence.num_computed < 1:
-                continue
-            place = self._row_of.get(sequence)
-            if place is None:
-                place = self._row_of[sequence] = self._num_rows
-                self._num_rows += 1
-            known = self._drafter.context_len(place)
-            if known < sequence.num_computed:
-                updates.append((place, known, sequence))
-            ready.append(row)
-        if not updates or self._extend(updates):
-            return ready
-        return [row for row in ready if self._is_current(row.sequence)]
+        """Extend contexts towards their anchors; the rows whose contexts are complete.
 
-    def _extend(self, updates: Rows[tuple[int, int, Sequence]]) -> bool:
-        """Whether all fitted; if they do not fit together, those that fit alone are extended."""
+        At most `max_extension` tokens a round: a long prompt must not stall the others here either.
+        """
+        room = self._max_extension
+        updates: list[_Update] = []
+        for sequence in (row.sequence for row in rows):
+            place = self._row_of.setdefault(sequence, len(self._row_of) + self._num_ended)
+            known = self._drafter.context_len(place)
+            count = min(sequence.num_computed - known, room)
+            if count > 0 and sequence not in self._starved:
+                updates.append(_Update(sequence, place, known, known + count))
+                room -= count
+        if updates:
+            self._extend(updates)
+        return [row for row in rows if self._is_current(row.sequence)]
+
+    def _extend(self, updates: Rows["_Update"]) -> None:
+        """If they do not fit together, those that fit alone; the others wait for an end."""
         try:
-            self._drafter.extend(self._update(updates))
+            self._drafter.extend(self._as_context(updates))
         except Exhausted as error:
-            if not self._warned:
-                log.warning("some rows are decoded without drafts: %s", error)
-                self._warned = True
             if len(updates) > 1:
                 for update in updates:
                     self._extend([update])
-            return False
-        return True
+                return
+            if not self._starved:
+                log.warning("a row is decoded without drafts: %s", error)
+            self._starved.add(updates[0].sequence)
 
     def _is_current(self, sequence: Sequence) -> bool:
         return self._drafter.context_len(self._row_of[sequence]) == sequence.num_computed
 
-    def _update(self, updates: Rows[tuple[int, int, Sequence]]) -> ContextUpdate:
+    def _as_context(self, updates: Rows["_Update"]) -> ContextUpdate:
         token_ids: list[int] = []
         features: list[Tensor] = []
-        for _, known, sequence in updates:
-            token_ids += sequence.token_ids[known : sequence.num_computed]
+        for update in updates:
+            sequence, start, end = update.sequence, update.start, update.end
+            token_ids += sequence.token_ids[start:end]
             if self._features is not None:
-                blocks = sequence.block_ids
-                features.append(self._features.read(blocks, known, sequence.num_computed))
+                features.append(self._features.read(sequence.block_ids, start, end))
         return ContextUpdate(
-            rows=[row for row, _, _ in updates],
-            starts=[known for _, known, _ in updates],
-            counts=[sequence.num_computed - known for _, known, sequence in updates],
+            rows=[update.place for update in updates],
+            starts=[update.start for update in updates],
+            counts=[update.end - update.start for update in updates],
             token_ids=torch.tensor(token_ids, dtype=torch.int64, device=self._device),
             features=torch.cat(features) if features else None,
         )

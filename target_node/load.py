@@ -22,24 +22,30 @@ class LoadMeter:
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_generated_tokens = 0
+        self._prefills = False  # whether the current round computes prompt tokens
         self._num_drafts = 0
         self._num_drafted_tokens = 0
         self._accepted: list[int] = []  # by position in the block
 
-    def count_round(self, rows: list[Row], deltas: list[SampleDelta], record: RoundRecord) -> None:
-        self.num_rounds += 1
-        self._num_generated_tokens += sum(len(delta.token_ids) for delta in deltas)
-        self._count_drafts(record)
-        prefilled = [row for row in rows if row.sequence.num_computed <= row.sequence.num_prompt]
+    def count_prefill(self, rows: list[Row]) -> None:
+        """Prompt tokens of a round's rows, before its outcomes are taken over."""
+        prefilled = [row for row in rows if row.sequence.num_computed < row.sequence.num_prompt]
+        self._prefills = bool(prefilled)
         self._num_prompt_tokens += sum(row.num_tokens for row in prefilled)
         # As in a request's usage: the samples that start from the first one's prompt do not count.
         self._num_cached_tokens += sum(
             row.sequence.num_cached
             for row in prefilled
             if row.sequence.sample_index == 0
-            and row.sequence.num_computed == row.sequence.num_cached + row.num_tokens
+            and row.sequence.num_computed == row.sequence.num_cached
         )
-        if not prefilled:
+
+    def count_round(self, deltas: list[SampleDelta], record: RoundRecord) -> None:
+        """What the round that `count_prefill` saw brought, once it is over."""
+        self.num_rounds += 1
+        self._num_generated_tokens += sum(len(delta.token_ids) for delta in deltas)
+        self._count_drafts(record)
+        if not self._prefills:
             weight = _SMOOTHING if self._round_s else 1.0
             self._round_s += weight * (record.round_s - self._round_s)
 

@@ -114,6 +114,7 @@ class TargetNode:
             with record.span("sample"):
                 sampled = self.sampler.sample(rows, logits, self.speculation.laws(rows))
             record.rows = self.speculation.observe(rows, sampled)
+            self._load.count_prefill(rows)
             deltas = [
                 delta
                 for row, result in zip(rows, sampled, strict=True)
@@ -122,7 +123,7 @@ class TargetNode:
             if deltas:
                 self.control.send(RoundEvents(self._load.num_rounds, deltas))
         self._end_finished(rows, sampled)
-        self._load.count_round(rows, deltas, record)
+        self._load.count_round(deltas, record)
 
     def _commit(self, row: Row, result: SampledRow) -> SampleDelta | None:
         """Take the round's outcome over into the row's sequence; what is to be emitted of it."""
@@ -171,6 +172,7 @@ class TargetNode:
                 self._drop(sequence)
             elif result.is_spoiled:
                 # A rejected token left KV that is not finite, which would spoil what comes next.
+                sequence.may_speculate = False
                 self.scheduler.redo(sequence)
 
     def _drop(self, sequence: Sequence) -> None:

@@ -119,12 +119,20 @@ class Scheduler:
         sequence.num_rounds += 1
         if not row.samples:
             return
+        if num_accepted < row.verify_len:
+            self._give_back_surplus(sequence)
         size = pool.block_size
         for index in range(len(sequence.block_hashes), sequence.num_computed // size):
             hashes = sequence.block_hashes
             parent = hashes[-1] if hashes else pool.root(sequence.request.cache_salt)
             hashes.append(pool.child(parent, sequence.token_ids[index * size : (index + 1) * size]))
             pool.seal(sequence.block_ids[index], hashes[-1])
+
+    def _give_back_surplus(self, sequence: Sequence) -> None:
+        """Blocks that rejected drafts leave behind: somebody else may need them more."""
+        needed = self.pool.num_blocks_for(len(sequence.token_ids))
+        self.pool.release(sequence.block_ids[needed:])
+        del sequence.block_ids[needed:]
 
     def _decode_rows(self) -> list[Row]:
         rows: list[Row] = []

@@ -4,6 +4,7 @@ The node asks a `SpeculationSource` before each forward. `NoSpeculation` decodes
 `SynchronousSpeculation` lets a drafter in this process draft first.
 """
 
+import logging
 from typing import Protocol
 
 from specserve.decoding.draft_law import DraftLaw
@@ -15,6 +16,10 @@ from target_node.drafting import ColocatedDraft, RowToDraft, needs_law
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
+
+MAX_FAILURES = 5  # of a drafter, then it is asked no more
+
+log = logging.getLogger(__name__)
 
 
 class SpeculationSource(Protocol):
@@ -72,13 +77,14 @@ class SynchronousSpeculation:
         self._sampler = sampler
         self._budget = budget
         self._history = AcceptanceHistory(draft.gamma)
+        self._num_failures = 0
 
     def attach(self, rows: list[Row]) -> list[Row]:
         decoding = [row for row in rows if self._may_speculate(row)]
         capacity = self._scheduler.room_for_drafts(rows)
         if not decoding or not capacity:
             return rows
-        found = self._draft.speculate([self._to_draft(row) for row in decoding])
+        found = self._speculate(decoding)
         drafted = [row for row in decoding if row.sequence in found]
         survivals = [self._survival(row, found[row.sequence]) for row in drafted]
         verify_lens = self._budget.allocate(survivals, capacity)
@@ -87,6 +93,17 @@ class SynchronousSpeculation:
             for row, verify_len in zip(drafted, verify_lens, strict=True)
         }
         return [admitted.get(row.sequence, row) for row in rows]
+
+    def _speculate(self, rows: list[Row]) -> dict[Sequence, Speculation]:
+        """A drafter that fails costs its drafts, never a request; after a few times, itself."""
+        if self._num_failures >= MAX_FAILURES:
+            return {}
+        try:
+            return self._draft.speculate([self._to_draft(row) for row in rows])
+        except Exception:
+            self._num_failures += 1
+            log.exception("drafting failed (%d of %d times)", self._num_failures, MAX_FAILURES)
+            return {}
 
     def laws(self, rows: list[Row]) -> DraftLaw | None:
         places = [
@@ -99,9 +116,11 @@ class SynchronousSpeculation:
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         records: list[VerifiedRow] = []
         for row, result in zip(rows, sampled, strict=True):
-            if row.speculation is None or not row.verify_len:
+            if row.speculation is None or not row.verify_len or result.is_void:
                 continue
-            self._history.observe(row.verify_len, result.num_accepted)
+            # What ended the sample was cut there: the positions behind it were not judged.
+            judged = result.num_accepted if result.finish_reason else row.verify_len
+            self._history.observe(judged, result.num_accepted)
             records.append(
                 VerifiedRow(
                     request_id=row.sequence.request.request_id,

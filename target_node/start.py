@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 # Imported when drafting is wanted, and by name: this node does not depend on the other one.
 _COLOCATED = "draft_node.colocated"
+DRAFT_LAYERS = 5  # of a large drafter
 CUDA_MEMORY_SHARE = 0.85  # of what is free once the weights are there
 
 
@@ -48,22 +49,18 @@ def run_rank(arguments: ChildArguments) -> int:
         config = read_resolved(arguments.config)
         setup_logging(f"target {arguments.rank}", config.telemetry.log_level)
         ranks, runner = _build(config, arguments)
+        node = _leader(config, arguments, ranks, runner) if arguments.rank == 0 else None
     except (SpecserveError, OSError, RuntimeError, ValueError) as error:
         # A user's error is one line, which the supervisor prints; a defect needs its traceback.
         log.info("cannot start: %s", error, exc_info=not isinstance(error, SpecserveError))
         report_failure(arguments.ready_fd, error)
         return 2
-    if arguments.rank > 0:
+    if node is None:
         # The leader says when to stop; a signal here would leave it alone in a collective.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         report_ready(arguments.ready_fd)
         follow(ranks, runner)
     else:
-        try:
-            node = _leader(config, arguments, ranks, runner)
-        except SpecserveError as error:
-            report_failure(arguments.ready_fd, error)
-            return 2
         _lead(node, config, arguments)
     if ranks.size > 1:
         dist.destroy_process_group()
@@ -117,6 +114,9 @@ def _num_blocks(config: ResolvedConfig, model: Transformer) -> int:
         return config.engine.num_blocks + 1
     spec, ranks = model.config, model.parallel.size
     per_token = 2 * spec.num_layers * (spec.num_kv_heads // ranks) * spec.head_dim
+    if config.speculation.mode != "off":
+        # Features and a drafter's context grow with the pool; the drafter is not loaded yet.
+        per_token += spec.hidden_size + 2 * DRAFT_LAYERS * spec.num_kv_heads * spec.head_dim
     block_bytes = per_token * config.engine.block_size * model.embedding.dtype.itemsize
     free, _ = torch.cuda.mem_get_info(model.embedding.device)
     count = torch.tensor([int(free * CUDA_MEMORY_SHARE) // block_bytes])
@@ -197,6 +197,7 @@ def _speculation(
         vocab_size=model.config.vocab_size,
         num_kept=config.speculation.num_kept,
         gamma=config.speculation.gamma,
+        max_extension=config.engine.max_batch_tokens,
         device=model.embedding.device,
     )
     budget = SurvivalBudget(config.speculation.min_survival)

@@ -44,6 +44,7 @@ class BlockDrafter:
         spec = backbone.spec
         self.backbone = backbone
         self.context = context
+        self.name = "dflash" if spec.markov is None and spec.confidence is None else "dspark"
         self.gamma = spec.gamma
         self.feature_size = spec.decoder.hidden_size
         self.features = FeatureSpec(spec.feature_layers, backbone.projector)

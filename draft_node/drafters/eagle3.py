@@ -75,6 +75,7 @@ class Eagle3Drafter:
         spec = decoder.spec
         self.decoder = decoder
         self.context = context
+        self.name = "eagle3"
         self.gamma = spec.gamma
         self.feature_size = spec.decoder.hidden_size
         self.features = FeatureSpec(spec.feature_layers, decoder.projector)

@@ -33,6 +33,7 @@ class LanguageModelDrafter:
         law_confidence: LawConfidence | None = None,
     ) -> None:
         spec, device = model.config, model.embedding.device
+        self.name = "language model"
         self.gamma = gamma
         self.feature_size = 0
         self.features: FeatureSpec | None = None

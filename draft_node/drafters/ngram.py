@@ -20,6 +20,7 @@ class NgramDrafter:
 
     def __init__(self, *, gamma: int, longest: int = 4, shortest: int = 2) -> None:
         """Matches of `longest` down to `shortest` tokens, the anchor included, are looked for."""
+        self.name = "ngram"
         self.gamma = gamma
         self.feature_size = 0
         self.features: FeatureSpec | None = None

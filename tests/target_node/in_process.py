@@ -82,6 +82,7 @@ class InProcessTarget:
         draft: Drafter | None = None,
         default_rule: VerificationRule = VerificationRule.COUPLED,
         budget: Allocator | None = None,
+        max_extension: int = 512,
     ) -> None:
         self.control = ScriptedControl()
         self.pool = BlockPool(num_blocks + 1, block_size, prefix_cache=prefix_cache)
@@ -98,7 +99,9 @@ class InProcessTarget:
             device=torch.device("cpu"),
             default_rule=default_rule,
         )
-        self.speculation = NoSpeculation() if draft is None else self._speculation(draft, budget)
+        self.speculation = (
+            NoSpeculation() if draft is None else self._speculation(draft, budget, max_extension)
+        )
         self.node = TargetNode(
             control=self.control,
             scheduler=self.scheduler,
@@ -114,7 +117,9 @@ class InProcessTarget:
             ),
         )
 
-    def _speculation(self, drafter: Drafter, budget: Allocator | None) -> SynchronousSpeculation:
+    def _speculation(
+        self, drafter: Drafter, budget: Allocator | None, max_extension: int
+    ) -> SynchronousSpeculation:
         if drafter.features is not None:
             self.runner.features = FeatureCache(
                 drafter.features,
@@ -129,6 +134,7 @@ class InProcessTarget:
             self.runner.features,
             vocab_size=self.runner.model.config.vocab_size,
             num_kept=16,
+            max_extension=max_extension,
             device=torch.device("cpu"),
         )
         return SynchronousSpeculation(

@@ -8,6 +8,7 @@ from specserve.decoding.drawing import DrawingRule
 from specserve.drafting import DraftBatch, SpeculationBatch
 from specserve.types import Terminal
 from target_node.budget import SurvivalBudget, survival_of
+from target_node.speculation import MAX_FAILURES
 from tests.exactness.speculative import make_models
 from tests.target_node.in_process import InProcessTarget, fixture_model, request
 
@@ -86,6 +87,46 @@ def test_a_row_without_memory_for_its_context_is_decoded_without_drafts(tmp_path
     target.run_until_idle()
     assert target.ends["long"].stats.num_drafted_tokens == 0
     assert target.ends["short"].stats.num_drafted_tokens > 0
+
+
+class BrokenDrafter(NgramDrafter):
+    """Raises whenever it is asked."""
+
+    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+        raise RuntimeError("out of memory")
+
+
+def test_a_drafter_that_raises_costs_no_request_and_is_soon_asked_no_more(caplog):
+    plain = InProcessTarget(fixture_model())
+    broken = InProcessTarget(fixture_model(), draft=BrokenDrafter(gamma=4))
+    for target in (plain, broken):
+        target.submit(request("r", PROMPT, max_tokens=20, seed=4, ignore_eos=True))
+        target.run_until_idle()
+    assert broken.tokens == plain.tokens
+    assert caplog.text.count("drafting failed") == MAX_FAILURES
+
+
+def test_a_context_catches_up_in_pieces_and_is_drafted_for_once_it_has(tmp_path):
+    models = make_models(tmp_path)
+    drafter, sizes = models.drafter("dspark vanilla"), []
+    extend = drafter.extend
+    drafter.extend = lambda update: (sizes.append(sum(update.counts)), extend(update))
+    target = InProcessTarget(models.model(), draft=drafter, max_extension=8)
+    target.submit(request("r", list(range(2, 52)), seed=1, max_tokens=20, ignore_eos=True))
+    target.run_until_idle()
+    assert max(sizes) <= 8
+    assert target.ends["r"].stats.num_drafted_tokens > 0
+
+
+def test_rejected_drafts_leave_no_blocks_behind():
+    target = InProcessTarget(
+        fixture_model(), num_blocks=64, block_size=2, draft=StubbornDrafter(POISON, gamma=8)
+    )
+    target.submit(request("r", PROMPT, max_tokens=12, seed=2, ignore_eos=True))
+    while not target.ends:
+        target.turn()
+        for sequence in target.scheduler.running:
+            assert len(sequence.block_ids) <= -(-len(sequence.token_ids) // 2)
 
 
 def test_likely_positions_get_the_places_and_never_out_of_order():
