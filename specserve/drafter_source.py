@@ -31,6 +31,8 @@ def locate_drafter(speculation: SpeculationConfig, target: Path) -> SpeculationC
             problem = f"is needed for a target of your own: a folder, a hub id, or {NGRAM}"
             raise InvalidField("speculation.drafter", problem)
         name = _DEFAULT
+    if name == NGRAM and head is not None:
+        raise InvalidField("speculation.local_head", f"can be added to a DFlash, not to {NGRAM}")
     return msgspec.structs.replace(
         speculation,
         drafter=name if name == NGRAM else str(_locate(name, "speculation.drafter")),

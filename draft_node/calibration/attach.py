@@ -28,10 +28,12 @@ def attach(drafter: Drafter, calibration: Calibration, device: torch.device) -> 
     head, temperatures = confidence_head(drafter), calibration.temperatures
     if head is None:
         if calibration.law is None:
-            raise Unsupported("the calibration is that of a confidence head, and there is none")
+            raise Unsupported("it is that of a confidence head, and there is none")
+        if not temperatures or len(temperatures) != len(calibration.law.biases):
+            raise Unsupported("its positions do not match")
         listen(drafter, FittedLawConfidence.of(calibration.law, temperatures, device))
         return
     if calibration.law is not None or len(temperatures) != drafter.gamma:
-        raise Unsupported("the calibration is not that of this confidence head")
+        raise Unsupported("it is not that of this confidence head")
     assert isinstance(drafter, BlockDrafter)
     drafter.confidence_head = head.calibrated(torch.tensor(temperatures, device=device))

@@ -62,7 +62,10 @@ def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOpt
         folders = [folder] if options.local_head is None else [folder, options.local_head]
         calibration = find_calibration(folders, target.folder)
         if calibration is not None:
-            attach(drafter, calibration, options.device)
+            try:
+                attach(drafter, calibration, options.device)
+            except Unsupported as error:  # drafts are correct without, only less well scheduled
+                _LOG.warning("%s: calibration not used: %s", folders[-1], error)
     return drafter
 
 

@@ -33,7 +33,7 @@ def test_a_target_of_ones_own_needs_a_drafter_of_ones_own(tmp_path):
 
 @pytest.mark.parametrize("field", ["drafter", "local_head"])
 def test_what_is_no_folder_is_refused_by_the_name_of_its_field(field):
-    fields = {"drafter": "ngram"} | {field: "nothere"}
+    fields = {"drafter": str(EMBEDDED_TARGET)} | {field: "nothere"}
     with pytest.raises(InvalidField, match=rf"speculation\.{field}: 'nothere' is no folder"):
         locate(**fields)
 
@@ -41,3 +41,12 @@ def test_what_is_no_folder_is_refused_by_the_name_of_its_field(field):
 def test_a_folder_without_a_config_is_refused(tmp_path):
     with pytest.raises(InvalidField, match=r"config\.json is missing"):
         locate(drafter=str(tmp_path))
+
+
+def test_prompt_lookup_takes_no_local_head():
+    with pytest.raises(InvalidField, match=r"speculation\.local_head: .* not to ngram"):
+        locate(drafter="ngram", local_head=str(EMBEDDED_TARGET))
+
+
+def test_the_embedded_target_has_a_drafter_by_default():
+    assert locate().drafter == str(EMBEDDED_TARGET.parent / "drafters" / "dspark")
