@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from specserve import __version__
-from specserve.commands import calibrate, chat, generate, info, launch, train
+from specserve.commands import audit, calibrate, chat, generate, info, launch, train
 from specserve.errors import SpecserveError
 
 EXIT_FAILED = 1
@@ -25,6 +25,7 @@ _COMMANDS = {
     "train": train,
     "info": info,
     "calibrate": calibrate,
+    "audit": audit,
 }
 _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
@@ -36,6 +37,7 @@ EXAMPLES = """examples:
   specserve train dspark --out drafters/mine    train a drafter for the embedded model
   specserve info                                versions, machine, the embedded model
   specserve calibrate --drafter dspark          make a drafter's confidences probabilities
+  specserve audit --quick --drafter ngram       check that speculation is lossless
 """
 
 

@@ -12,7 +12,6 @@ of at least
 in the direction that is hardest to see. Fourteen planted bugs show what that is good for.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -90,9 +89,8 @@ def test_a_few_answers_have_their_law(answers, laws, rule):
 def test_answers_have_their_law(answers, laws, name, rule):
     found = answers(name, rule, MANY)
     assert least_p_value(fits(laws, found)) > FALSE_ALARMS
-    assert found.num_drafted > MANY
-    assert found.num_accepted > 200
-    assert (found.num_preemptions > 5) is ("short" in name)
+    assert found.num_accepted > 100
+    assert (found.num_preemptions > 10) is ("short" in name)
 
 
 @pytest.mark.slow
@@ -151,11 +149,11 @@ def test_a_planted_bug_is_found(models, laws, monkeypatch, plant, rule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_a_draft_that_is_late_for_its_content_is_found(models, laws, monkeypatch, rule):
-    engine = replace(SOUND(rule=rule), drafter="the target itself")
-    assert least_p_value(fits(laws, ask(models, engine, NUM_PLANTED))) > FALSE_ALARMS
+def test_lateness_by_content_is_found(models, laws, monkeypatch, rule):
+    """It moves less than the others: its own loop, in which it moves most, and more samples."""
     plants.drop_drafts_by_content(monkeypatch)
-    assert least_p_value(fits(laws, ask(models, engine, NUM_PLANTED))) < FALSE_ALARMS
+    engine = LOOPS["the target itself, all"](rule=rule)
+    assert least_p_value(fits(laws, ask(models, engine, 3 * NUM_PLANTED))) < FALSE_ALARMS
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from specserve import __version__
 from specserve.cli import main
 
-COMMANDS = ("launch", "generate", "chat", "train", "calibrate", "info")
+COMMANDS = ("launch", "generate", "chat", "train", "calibrate", "audit", "info")
 
 
 class Ended(NamedTuple):

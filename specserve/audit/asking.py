@@ -1,0 +1,87 @@
+# pyright: strict
+"""Many requests to one service at once, and how far they are."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import grpc.aio
+
+from specserve.api.call import SpecOptions
+from specserve.api.completion import Completion
+from specserve.api.grpc_gen import generation_pb2 as pb
+from specserve.api.grpc_gen import generation_pb2_grpc as stubs
+from specserve.audit.report import Served
+from specserve.client import AsyncClient, Options, Prompt
+from specserve.errors import from_code
+
+_T = TypeVar("_T")
+_MAX_AT_ONCE = 16  # requests
+PLAIN = SpecOptions(mode="off")
+
+
+class Progress(Protocol):
+    """Where an audit tells how far it is."""
+
+    def begin(self, text: str, total: int | None = None) -> Callable[[], None]:
+        """A stage of `total` steps starts; call what is returned after each of them."""
+        ...
+
+
+class Asker:
+    """One service, asked by several requests at a time; for use inside one event loop."""
+
+    def __init__(self, address: str, progress: Progress) -> None:
+        self._address = address
+        self._client = AsyncClient(address)
+        self._progress = progress
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._client.__aexit__(kind, error, trace)
+
+    async def generate(self, prompt: Prompt, options: Options, spec: SpecOptions) -> Completion:
+        return await self._client.generate(prompt, **{**options, "spec": spec})
+
+    async def all_of(self, text: str, work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+        """The results of all, in order; `text` is what people are told meanwhile."""
+        gate = asyncio.Semaphore(_MAX_AT_ONCE)
+        step = self._progress.begin(text, len(work))
+
+        async def one(asked: Coroutine[Any, Any, _T]) -> _T:
+            try:
+                async with gate:
+                    result = await asked
+            finally:
+                asked.close()  # cancelled while it waited for its turn: it will never run
+            step()
+            return result
+
+        return await asyncio.gather(*(one(asked) for asked in work))
+
+    async def served(self) -> Served:
+        """What the service says of its model and its speculation. Raises SpecserveError."""
+        model = await self._client.model_info()
+        async with grpc.aio.insecure_channel(self._address) as channel:
+            stub: Any = stubs.SpecInfoStub(channel)
+            try:
+                response: Any = await stub.GetSpecConfig(pb.GetSpecConfigRequest())
+            except grpc.aio.AioRpcError as error:
+                raise from_code(error.code().name, error.details() or "") from error
+        return Served(
+            model=model.model,
+            deterministic=model.deterministic,
+            speculation=response.mode,
+            drafter=response.drafter,
+            verification=response.verification,
+            gamma=response.gamma,
+        )

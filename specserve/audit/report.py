@@ -1,0 +1,180 @@
+# pyright: strict
+"""What an audit asks for and what it found, and what follows from it. Asks nobody.
+
+Every sampled test is screened first; what looks wrong is sampled again, afresh and larger, and
+fails only if it does at the corrected rate. So a lossless service fails an audit with a probability
+of `FALSE_ALARMS` at most, however many tests there are (Holm).
+"""
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+from specserve.audit.chi_square import power
+
+FALSE_ALARMS = 1e-6  # of the whole audit
+SCREENING = 1e-3  # of the first look at one test
+REPEATED = 4  # times as many samples for the second look
+DISTANCE = 0.02  # the total variation for which the power is stated
+LEAST_JUDGED = 0.05  # share of tokens that drafts must have decided for a check to say anything
+LIKELY = 0.9  # the power for which the total variation is stated
+
+
+class Status(enum.StrEnum):
+    """How one check ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_EXERCISED = "not exercised"  # next to nothing drafted was verified
+    NOT_PROMISED = "not promised"  # arithmetic depends on the batch: text may, too
+
+
+class Subject(enum.StrEnum):
+    """What is tested of unseeded answers."""
+
+    TOKENS = "three tokens"
+    NEIGHBOURS = "neighbours"  # samples of one request, jointly
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How much to ask."""
+
+    num_requests: int  # seeded ones
+    num_samples: int  # unseeded ones of each case, before any repetition
+    num_candidates: int  # prompts to choose from
+    num_prompts: int  # chosen for each variant
+    seed: int
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """What a service says of itself."""
+
+    model: str
+    deterministic: bool
+    speculation: str
+    drafter: str
+    verification: str
+    gamma: int
+
+
+class Origins(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the tested tokens came from; shares of those that could have been drafted."""
+
+    num_tokens: int
+    num_accepted: int  # drafted, and kept
+    num_judged: int  # of a round that verified a draft: accepted, recovery or bonus
+
+    @property
+    def accepted(self) -> float:
+        return self.num_accepted / max(1, self.num_tokens)
+
+    @property
+    def judged(self) -> float:
+        return self.num_judged / max(1, self.num_tokens)
+
+
+class EqualityCheck(msgspec.Struct, frozen=True, kw_only=True, tag="equality", tag_field="check"):
+    """Seeded requests, off against on: the same answers, token for token."""
+
+    rule: str
+    num_requests: int
+    num_tokens: int
+    origins: Origins
+    num_different: int
+    first_difference: str
+    promised: bool
+
+    @property
+    def status(self) -> Status:
+        if self.num_different and self.promised:
+            return Status.FAILED
+        if self.origins.judged < LEAST_JUDGED:
+            return Status.NOT_EXERCISED
+        return Status.PASSED if self.promised else Status.NOT_PROMISED
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample and its test."""
+
+    num_samples: int
+    num_cells: int
+    p_value: float
+
+
+class LawCheck(msgspec.Struct, frozen=True, kw_only=True, tag="law", tag_field="check"):
+    """Unseeded answers against their exact law, or neighbours against independence."""
+
+    rule: str
+    subject: Subject
+    sampling: str
+    prompt: str
+    origins: Origins
+    screening: Look
+    repetition: Look | None  # only where the screening looked wrong
+    status: Status = Status.PASSED
+
+    def power(self, num_tests: int, distance: float = DISTANCE) -> float:
+        """P(a law that is off by this total variation fails), at least.
+
+        Of neighbours: by the joint law of two.
+        """
+        freedom = max(1, self.screening.num_cells - 1)
+        drawn = self.screening.num_samples
+        if self.subject is Subject.NEIGHBOURS:
+            drawn //= 2
+        first = power(drawn, freedom, distance, SCREENING)
+        return first * power(REPEATED * drawn, freedom, distance, FALSE_ALARMS / num_tests)
+
+    def reach(self, num_tests: int) -> float:
+        """The least total variation that fails with a probability of `LIKELY`."""
+        low, high = 0.0, 1.0
+        while high - low > 1e-4:
+            middle = (low + high) / 2
+            found = self.power(num_tests, middle) >= LIKELY
+            low, high = (low, middle) if found else (middle, high)
+        return high
+
+
+Check = EqualityCheck | LawCheck
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole audit."""
+
+    served: Served
+    reference: str  # where plain decoding came from
+    checks: list[Check]
+
+    @property
+    def verdict(self) -> Status:
+        """The worst of the checks; what says nothing proves nothing."""
+        found = {check.status for check in self.checks}
+        for status in (Status.FAILED, Status.NOT_EXERCISED):
+            if status in found:
+                return status
+        return Status.PASSED
+
+
+def judge(checks: Sequence[LawCheck]) -> list[LawCheck]:
+    """With the status of each, now that all are known."""
+    suspects = sorted(
+        (check.repetition.p_value, place)
+        for place, check in enumerate(checks)
+        if check.repetition is not None
+    )
+    failed: set[int] = set()
+    for rank, (p_value, place) in enumerate(suspects):
+        if p_value > FALSE_ALARMS / (len(checks) - rank):
+            break
+        failed.add(place)
+    return [
+        msgspec.structs.replace(check, status=_status(check, is_wrong=place in failed))
+        for place, check in enumerate(checks)
+    ]
+
+
+def _status(check: LawCheck, *, is_wrong: bool) -> Status:
+    if is_wrong:
+        return Status.FAILED
+    return Status.PASSED if check.origins.judged >= LEAST_JUDGED else Status.NOT_EXERCISED

@@ -1,0 +1,152 @@
+# pyright: strict
+"""`specserve audit`: is it lossless? Starts the services to compare, or asks a running one."""
+
+import argparse
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from specserve.audit.report import Plan, Status
+from specserve.commands.audit_report import as_json, print_report
+from specserve.commands.connection import add_connection_options
+from specserve.commands.service_options import command_line, overrides
+from specserve.config import load_config
+from specserve.errors import InvalidField
+from specserve.launch import resolve_here
+from specserve.local_service import local_service
+
+if TYPE_CHECKING:
+    from specserve.audit.run import Service
+
+HELP = "check that speculation leaves the output as it is"
+EXAMPLES = """examples:
+  specserve audit                                      the embedded target and drafter
+  specserve audit --quick --drafter ngram              about a minute, and less sure
+  specserve audit --target ./Qwen3-4B --drafter ./dspark-4b --verification rejection
+  specserve audit --connect 127.0.0.1:7411 --json      a running service, as it is
+"""
+
+_RULES = ("rejection", "foreseeable")  # which leave the law alone, not the text
+_THOROUGH = {"num_requests": 500, "num_samples": 40_000, "num_candidates": 24}
+_QUICK = {"num_requests": 60, "num_samples": 3_200, "num_candidates": 8}
+_MODE, _RULE = "speculation.mode", "speculation.verification"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The flags of `audit`."""
+    add = parser.add_argument
+    add("--quick", action="store_true", help="a tenth of the questions; only large errors show")
+    add("--json", action="store_true", help="print one JSON object at the end")
+    add("--requests", dest="num_requests", type=_count, metavar="N", help="seeded ones (500)")
+    add("--samples", dest="num_samples", type=_count, metavar="N", help="unseeded ones (40000)")
+    add("--seed", type=int, default=0, metavar="N", help="of the questions (default 0)")
+    add_connection_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Audit; the exit code is 0 only if every check passed. Raises SpecserveError."""
+    flags = command_line(arguments)
+    if arguments.connect is not None and flags:
+        problem = f"a running service keeps its own settings; drop {' '.join(flags)}"
+        raise InvalidField("--connect", problem)
+    from specserve.audit.run import run_audit  # gRPC is slow to import, and --help needs none
+
+    plan = _plan(arguments)
+    with _Stages() as stages:
+        if arguments.connect is not None:
+            running = partial(nullcontext, str(arguments.connect))
+            reference, audited = running, [running]
+        else:
+            reference, audited = _own_services(arguments, flags, stages)
+        report = run_audit(plan, reference, audited, stages)
+    if arguments.json:
+        sys.stdout.write(msgspec.json.encode(as_json(report, plan)).decode() + "\n")
+    else:
+        print_report(report)
+    return 0 if report.verdict is Status.PASSED else 1
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    sizes = dict(_QUICK if arguments.quick else _THOROUGH)
+    for name in ("num_requests", "num_samples"):
+        if (given := getattr(arguments, name)) is not None:
+            sizes[name] = given
+    return Plan(**sizes, num_prompts=1, seed=arguments.seed)
+
+
+def _own_services(
+    arguments: argparse.Namespace, flags: list[str], stages: "_Stages"
+) -> tuple["Service", list["Service"]]:
+    """One that decodes plainly, and one for each rule. Raises InvalidField before any starts."""
+    given = overrides(arguments)
+    wanted = given.get(_MODE, "sync")
+    if wanted == "off":
+        raise InvalidField("--speculation", "is off; there would be nothing to audit")
+    rules = (given[_RULE],) if _RULE in given else _RULES
+    # Equal text is promised for arithmetic that does not depend on the batch.
+    settings = {"engine.deterministic": "true"} | {
+        k: v for k, v in given.items() if k == "engine.deterministic"
+    }
+    plain = settings | {_MODE: "off"}
+    drafted = [settings | {_MODE: wanted, _RULE: rule} for rule in rules]
+    for changes in drafted:
+        resolve_here(load_config(arguments.config, given | changes))
+    return (
+        partial(_started, flags, plain, "starting a service, without drafts", stages),
+        [partial(_started, flags, c, f"starting a service, {c[_RULE]}", stages) for c in drafted],
+    )
+
+
+@contextmanager
+def _started(
+    flags: list[str], changes: dict[str, str], text: str, stages: "_Stages"
+) -> Generator[str]:
+    words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    stages.begin(text)
+    with local_service([*flags, *words]) as address:
+        yield address
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError("has to be at least 1")
+    return value
+
+
+class _Stages:
+    """One line on stderr: a bar on a terminal, elsewhere a line for every stage."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+
+    def __enter__(self) -> "_Stages":
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def begin(self, text: str, total: int | None = None) -> Callable[[], None]:
+        if not self._console.is_terminal:
+            self._console.print(text if total is None else f"{text}: {total}", highlight=False)
+            return lambda: None
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
+        task = self._bar.add_task(text, total=total)
+        return lambda: self._bar.advance(task)

@@ -1,0 +1,109 @@
+# pyright: strict
+"""An audit's report as people and programs read it. Decides nothing."""
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from specserve.audit.report import (
+    DISTANCE,
+    FALSE_ALARMS,
+    LIKELY,
+    Check,
+    EqualityCheck,
+    LawCheck,
+    Plan,
+    Report,
+)
+
+_HEADINGS = ("check", "rule", "of", "asked", "drafts", "kept", "result", "power", "reach", "")
+_WIDTH = 120  # of a table that goes to a file
+
+
+def as_json(report: Report, plan: Plan) -> dict[str, object]:
+    """All figures, the verdict first."""
+    checks: list[dict[str, object]] = []
+    for check in report.checks:
+        fields: dict[str, object] = msgspec.to_builtins(check)
+        checks.append({**fields, **_sureness(report, check), "status": check.status.value})
+    return {
+        "verdict": report.verdict.value,
+        "false_alarm_rate": FALSE_ALARMS,
+        "power_at_total_variation": DISTANCE,
+        "reach_at_power": LIKELY,
+        "service": msgspec.to_builtins(report.served),
+        "plan": msgspec.to_builtins(plan),
+        "checks": checks,
+    }
+
+
+def print_report(report: Report) -> None:
+    """A table, what it means, and the verdict."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in _HEADINGS:
+        table.add_column(heading)
+    for check in report.checks:
+        if isinstance(check, EqualityCheck):
+            table.add_row(*_equality_row(check))
+        else:
+            table.add_row(*_law_row(check, **_sureness(report, check)))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    console.print(table)
+    served = report.served
+    console.print(
+        f"\n{served.model}, drafted for by {served.drafter}, {served.gamma} tokens at most\n\n"
+        "drafts  tokens that a verified draft decided, but for the first of each answer\n"
+        "kept    those of them that were drafted, and accepted\n"
+        f"power   least probability to fail for a law that is {DISTANCE:g} off (total variation)\n"
+        f"reach   what a law has to be off to fail with a probability of {LIKELY:g}\n"
+        f"A lossless service fails with a probability of {FALSE_ALARMS:g} at most.\n",
+        markup=False,
+    )
+    for check in report.checks:
+        if isinstance(check, EqualityCheck) and check.first_difference:
+            console.print(f"first difference under {check.rule}: {check.first_difference}")
+    console.print(f"verdict: {report.verdict.value}", style="bold")
+
+
+def _sureness(report: Report, check: Check) -> dict[str, float]:
+    """What a sampled check would have found; nothing for the others, which are exact."""
+    if not isinstance(check, LawCheck):
+        return {}
+    num_tests = sum(isinstance(other, LawCheck) for other in report.checks)
+    return {"power": round(check.power(num_tests), 4), "reach": round(check.reach(num_tests), 4)}
+
+
+def _equality_row(check: EqualityCheck) -> tuple[str, ...]:
+    return (
+        "equal text",
+        check.rule,
+        "temperature 0 to 1.5",
+        str(check.num_requests),
+        f"{check.origins.judged:.0%}",
+        f"{check.origins.accepted:.0%}",
+        f"{check.num_different} differ",
+        "-",
+        "-",
+        check.status.value,
+    )
+
+
+def _law_row(check: LawCheck, power: float, reach: float) -> tuple[str, ...]:
+    look = check.screening
+    result = f"p = {look.p_value:.2g}"
+    if check.repetition is not None:
+        result += f", then {check.repetition.p_value:.2g} of {check.repetition.num_samples}"
+    return (
+        "law of " + check.subject.value,
+        check.rule,
+        check.sampling,
+        str(look.num_samples),
+        f"{check.origins.judged:.0%}",
+        f"{check.origins.accepted:.0%}",
+        result,
+        f"{power:.2f}",
+        f"{reach:.3f}",
+        check.status.value,
+    )

@@ -1,0 +1,95 @@
+"""What follows from figures: suspects, their second look, and the verdict over all."""
+
+from specserve.audit.report import (
+    EqualityCheck,
+    LawCheck,
+    Look,
+    Origins,
+    Report,
+    Served,
+    Status,
+    Subject,
+    judge,
+)
+
+DRAFTED = Origins(num_tokens=100, num_accepted=40, num_judged=90)
+PLAIN = Origins(num_tokens=100, num_accepted=0, num_judged=0)
+
+
+def law_check(again: float | None = None, origins: Origins = DRAFTED) -> LawCheck:
+    return LawCheck(
+        rule="rejection",
+        subject=Subject.TOKENS,
+        sampling="whole",
+        prompt="Once",
+        origins=origins,
+        screening=Look(num_samples=40_000, num_cells=27, p_value=0.5 if again is None else 1e-4),
+        repetition=None
+        if again is None
+        else Look(num_samples=160_000, num_cells=27, p_value=again),
+    )
+
+
+def equality(num_different: int = 0, *, promised: bool = True, origins: Origins = DRAFTED):
+    return EqualityCheck(
+        rule="rejection",
+        num_requests=10,
+        num_tokens=100,
+        origins=origins,
+        num_different=num_different,
+        first_difference="request 3" if num_different else "",
+        promised=promised,
+    )
+
+
+def verdict(*checks) -> Status:
+    served = Served(
+        model="m",
+        deterministic=True,
+        speculation="sync",
+        drafter="d",
+        verification="rejection",
+        gamma=4,
+    )
+    return Report(served=served, reference="off", checks=list(checks)).verdict
+
+
+def statuses(*again: float | None) -> list[Status]:
+    return [check.status for check in judge([law_check(value) for value in again])]
+
+
+def test_a_suspect_fails_by_its_second_look_alone():
+    assert statuses(None, 0.2, 1e-9) == [Status.PASSED, Status.PASSED, Status.FAILED]
+
+
+def test_the_second_look_is_corrected_for_all_tests_not_only_suspects():
+    assert statuses(9e-7) == [Status.FAILED]
+    assert statuses(9e-7, *[None] * 9) == [Status.PASSED] * 10
+    assert statuses(9e-8, *[None] * 9)[0] is Status.FAILED
+    # Holm: the second smallest is held against one test fewer.
+    assert statuses(4e-7, 9e-7) == [Status.FAILED, Status.FAILED]
+    assert statuses(6e-7, 9e-7) == [Status.PASSED, Status.PASSED]
+
+
+def test_answers_without_a_verified_draft_say_nothing():
+    (check,) = judge([law_check(origins=PLAIN)])
+    assert check.status is Status.NOT_EXERCISED
+    assert equality(origins=PLAIN).status is Status.NOT_EXERCISED
+    assert verdict(equality(), check) is Status.NOT_EXERCISED
+
+
+def test_the_verdict_is_the_worst_status():
+    passed = judge([law_check()])
+    assert verdict(equality(), *passed) is Status.PASSED
+    assert verdict(equality(1), *passed) is Status.FAILED
+    assert verdict(equality(1, promised=False), *passed) is Status.PASSED
+    assert verdict(equality(), *judge([law_check(1e-9)])) is Status.FAILED
+    assert verdict(equality(1), *judge([law_check(origins=PLAIN)])) is Status.FAILED
+
+
+def test_power_grows_with_distance_and_reach_is_where_it_is_likely():
+    check = law_check()
+    assert check.power(8) > 0.98
+    assert check.power(8, 0.01) < 0.2
+    assert 0.015 < check.reach(8) < 0.02
+    assert check.power(8, check.reach(8)) >= 0.9
