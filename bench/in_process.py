@@ -28,10 +28,10 @@ from specserve.types import (
 )
 from specserve.validation import Limits
 from specserve.wire.control import TargetControl
+from target_node.admission import Admission
 from target_node.blocks import BlockPool
 from target_node.budget import SurvivalBudget
 from target_node.drafting import ColocatedDraft
-from target_node.feature_cache import FeatureCache
 from target_node.node import TargetNode
 from target_node.ranks import Ranks
 from target_node.runner import Runner
@@ -156,26 +156,18 @@ def build_node(
 def _speculation(
     speculating: Speculating, runner: Runner, scheduler: Scheduler, sampler: Sampler
 ) -> SynchronousSpeculation:
-    drafter, cache, embedding = speculating.drafter, runner.cache, runner.model.embedding
-    if drafter.features is not None:
-        runner.features = FeatureCache(
-            drafter.features,
-            feature_size=drafter.feature_size,
-            num_blocks=cache.num_blocks,
-            block_size=cache.block_size,
-            dtype=embedding.dtype,
-            device=embedding.device,
-        )
+    model, spec = runner.model, speculating.drafter.features
     draft = ColocatedDraft(
-        drafter,
-        runner.features,
-        vocab_size=runner.model.config.vocab_size,
+        speculating.drafter,
+        None if spec is None else runner.keep_features(spec),
+        vocab_size=model.config.vocab_size,
         num_kept=speculating.num_kept,
         gamma=speculating.gamma,
-        device=embedding.device,
+        device=model.embedding.device,
     )
     budget = SurvivalBudget(speculating.min_survival)
-    return SynchronousSpeculation(draft, scheduler=scheduler, sampler=sampler, budget=budget)
+    admission = Admission(gamma=draft.gamma, scheduler=scheduler, sampler=sampler, budget=budget)
+    return SynchronousSpeculation(draft, admission)
 
 
 class Engine:

@@ -6,11 +6,12 @@ and how long it was ready but had no core; the second says which measurements we
 """
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
-_ROLES = {"target_node": "target", "specserve.api": "api"}
+_ROLES = {"target_node": "target", "draft_node": "draft", "specserve.api": "api"}
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,16 +33,22 @@ def usage(pid: int | None = None) -> Usage:
     return Usage(ran_s=ran_ns / 1e9, waited_s=waited_ns / 1e9)
 
 
-class ServiceProcesses:
-    """The target rank and the API process among this process's descendants."""
+def descendants() -> set[int]:
+    """This process, its children, theirs and so on."""
+    parents = _parents()
+    return {pid for pid in parents if _descends(pid, os.getpid(), parents)}
 
-    def __init__(self) -> None:
-        parents = _parents()
-        own = [pid for pid in parents if _descends(pid, os.getpid(), parents)]
+
+class ServiceProcesses:
+    """Target rank, draft process and API process among this process's descendants."""
+
+    def __init__(self, pids: Collection[int] | None = None) -> None:
+        """`pids`: those of one service among several; all descendants unless given."""
+        own = descendants() if pids is None else pids
         self._pids = {role: pid for pid in own if (role := _role(pid)) is not None}
 
     def usage(self) -> dict[str, Usage]:
-        """So far, by role: target (one rank), api, and this process as client."""
+        """So far, by role: target and draft (one each), api, and this process as client."""
         return {role: usage(pid) for role, pid in self._pids.items()} | {"client": usage()}
 
     def environment(self, role: str, name: str) -> dict[str, str]:

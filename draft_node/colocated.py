@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from draft_node.drafters.load import DrafterOptions, load_drafter
+from draft_node.drafters.dialects import read_draft_spec
+from draft_node.drafters.load import DEFAULT_GAMMA, DrafterOptions, load_drafter, load_features
 from draft_node.drafters.ngram import NgramDrafter
+from draft_node.drafters.spec import BlockSpec, Eagle3Spec
 from draft_node.drafters.weights import TargetWeights
 from specserve.config import SpeculationConfig
 from specserve.drafter_source import NGRAM
-from specserve.drafting import Drafter
+from specserve.drafting import Drafter, FeatureSpec
 from specserve.model.transformer import Transformer
-
-_DEFAULT_GAMMA = 5  # of drafters whose checkpoint names none
 
 
 def load(
@@ -25,7 +25,7 @@ def load(
 
     Raises `Unsupported` for a checkpoint that cannot be used here, or not with this target.
     """
-    gamma = speculation.gamma or _DEFAULT_GAMMA
+    gamma = speculation.gamma or DEFAULT_GAMMA
     if speculation.drafter == NGRAM:
         return NgramDrafter(gamma=gamma)
     options = DrafterOptions(
@@ -38,3 +38,32 @@ def load(
     )
     folder = Path(speculation.drafter or "")
     return load_drafter(folder, TargetWeights.of(target, model), options)
+
+
+def load_feature_spec(folder: str, *, target: Path, model: Transformer) -> FeatureSpec | None:
+    """What the running target `model` has to keep for a drafter that runs elsewhere.
+
+    `folder` as in `SpeculationConfig.drafter`; only the feature projection is loaded. None for a
+    drafter that reads token ids alone. Raises `Unsupported` as `load` does.
+    """
+    if folder == NGRAM:
+        return None
+    embedding = model.embedding
+    weights = TargetWeights.of(target, model)
+    return load_features(Path(folder), weights, dtype=embedding.dtype, device=embedding.device)
+
+
+def describe(speculation: SpeculationConfig) -> tuple[str, int]:
+    """The configured drafter's architecture, for people, and the tokens of its blocks.
+
+    Reads the folder's configuration alone. Raises `Unsupported` as `load` does.
+    """
+    gamma = speculation.gamma or DEFAULT_GAMMA
+    if speculation.drafter == NGRAM:
+        return NGRAM, gamma
+    spec = read_draft_spec(Path(speculation.drafter or ""))
+    if isinstance(spec, BlockSpec):
+        return spec.name, spec.gamma
+    if isinstance(spec, Eagle3Spec):
+        return "eagle3", spec.gamma
+    return "language model", gamma

@@ -148,7 +148,7 @@ class BlockAttention:
 
     def __init__(self, context: Context, *, num_heads: int, scale: float) -> None:
         self._context = context
-        self._scale = scale
+        self.scale = scale
         self._per_kv = num_heads // context.cache.num_kv_heads
         self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -165,16 +165,14 @@ class BlockAttention:
         `block_mask` [B, T, T] is added to the scores of queries against keys of their own block.
         With `several_steps`, what a layer gathered is kept for its later calls.
         """
-        device, table = self._context.cache.device, self._context.rows.table
+        device = self._context.cache.device
         distinct = {row: place for place, row in enumerate(dict.fromkeys(rows))}
-        longest = dict.fromkeys(rows, 0)
-        for row, length in zip(rows, lengths, strict=True):
-            longest[row] = max(longest[row], length)
-        width = -(-max(lengths) // BLOCK_SIZE)
+        # Whole rows, whatever is used of them: the work does not tell how long the prefixes are.
+        tables = [self._context.rows.table(row) for row in distinct]
+        width = max(map(len, tables))
         blocks = np.full((len(distinct), width), NULL_BLOCK, dtype=np.int64)
-        for row, place in distinct.items():
-            used = table(row)[: -(-longest[row] // BLOCK_SIZE)]
-            blocks[place, : len(used)] = used
+        for place, table in enumerate(tables):
+            blocks[place, : len(table)] = table
         self._flat_blocks = self._context.cache.flat_blocks(
             torch.from_numpy(blocks.ravel()).to(device)
         )
@@ -221,7 +219,7 @@ class BlockAttention:
         kv_heads, num_blocks, head_dim = len(block_keys), self._num_blocks, q.shape[-1]
         keys, values = self._row_entries(layer)
         # [B, T, kv_heads, per_kv, dim] -> [kv_heads, B, T * per_kv, dim]
-        queries = q.view(num_blocks, -1, kv_heads, self._per_kv, head_dim) * self._scale
+        queries = q.view(num_blocks, -1, kv_heads, self._per_kv, head_dim) * self.scale
         queries = queries.permute(2, 0, 1, 3, 4).reshape(kv_heads, num_blocks, -1, head_dim)
         height = queries.shape[2]
 
@@ -237,6 +235,13 @@ class BlockAttention:
         out = torch.matmul(own, block_values).add_(out)
         out = out.view(kv_heads, num_blocks, -1, self._per_kv, head_dim).permute(1, 2, 0, 3, 4)
         return out.reshape(q.shape)
+
+    def hide(self, pads: Tensor, num_keys: int) -> None:
+        """Of a block's keys, its first `pads` [B] are seen no more, but for the newest."""
+        places = torch.arange(num_keys, device=pads.device)
+        hidden = (places < pads[:, None]) & (places < num_keys - 1)
+        mask = torch.zeros(hidden.shape, device=pads.device).masked_fill_(hidden, -torch.inf)
+        self._block_mask = mask[:, None]
 
     def _row_entries(self, layer: int) -> tuple[Tensor, Tensor]:
         """Context of the distinct rows, each [kv_heads, R, L, head_dim]."""
@@ -265,11 +270,19 @@ class ChainAttention:
     """One new token a block at a time: each sees the context and the block's tokens before it."""
 
     def __init__(
-        self, attention: BlockAttention, rows: Sequence[int], lengths: Sequence[int]
+        self,
+        attention: BlockAttention,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        pads: Tensor | None = None,
     ) -> None:
-        """As `BlockAttention.plan`, which is called here."""
+        """As `BlockAttention.plan`, which is called here.
+
+        The first `pads` tokens of a block, int64 [B], are seen by nobody but themselves.
+        """
         attention.plan(rows, lengths, several_steps=True)
         self._attention = attention
+        self._pads = pads
         self._entries: dict[int, tuple[Tensor, Tensor]] = {}
 
     def run(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -280,4 +293,6 @@ class ChainAttention:
             keys = torch.cat([earlier_keys, keys], dim=2)
             values = torch.cat([earlier_values, values], dim=2)
         self._entries[layer_index] = keys, values
+        if self._pads is not None:
+            self._attention.hide(self._pads, keys.shape[2])
         return self._attention.attend(layer_index, q, keys, values)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,14 +23,18 @@ class ChildCommand(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     rank: int
     module: str
-    world_size: int = 1
+    world_size: int = 1  # children of this role
 
     @property
     def name(self) -> str:
-        """As users read it: "target rank 1", "API process"."""
-        return "API process" if self.role == "api" else f"{self.role} rank {self.rank}"
+        """As users read it: "target rank 1", "draft process 0", "API process"."""
+        if self.role == "api":
+            return "API process"
+        return f"{self.role} {'process' if self.role == 'draft' else 'rank'} {self.rank}"
 
-    def argv(self, config: Path, control_dir: Path, ready_fd: int) -> list[str]:
+    def argv(
+        self, config: Path, control_dir: Path, ready_fd: int, link_fds: Sequence[int] = ()
+    ) -> list[str]:
         """The command line; ranks are passed to ranked roles only."""
         # -P: the working folder of a launch must not shadow any module of the service.
         words = [sys.executable, "-P", "-m", self.module]
@@ -37,22 +42,32 @@ class ChildCommand(msgspec.Struct, frozen=True, kw_only=True):
         words += ["--ready-fd", str(ready_fd), "--parent-pid", str(os.getpid())]
         if self.role != "api":
             words += ["--rank", str(self.rank), "--world-size", str(self.world_size)]
+        for fd in link_fds:
+            words += ["--link-fd", str(fd)]
         return words
 
 
 class Child:
     """A started child. It leads its own session, so that Ctrl-C reaches the supervisor alone."""
 
-    def __init__(self, command: ChildCommand, config: Path, control_dir: Path) -> None:
+    def __init__(
+        self,
+        command: ChildCommand,
+        config: Path,
+        control_dir: Path,
+        link_fds: Sequence[int] = (),
+    ) -> None:
+        """`link_fds` stay open in the child, under the same numbers."""
         self.command = command
         self.report: ReadyReport | None = None
+        self.is_doomed = False
         self._received = b""
         self.ready_fd, write_end = os.pipe()
         try:
             self._process = subprocess.Popen(
-                command.argv(config, control_dir, write_end),
+                command.argv(config, control_dir, write_end, link_fds),
                 stdin=subprocess.PIPE if command.role == "api" else subprocess.DEVNULL,
-                pass_fds=(write_end,),
+                pass_fds=(write_end, *link_fds),
                 start_new_session=True,
                 env={"GLIBC_TUNABLES": _ALLOCATOR} | os.environ,
             )
@@ -106,6 +121,12 @@ class Child:
         """Ask for a clean stop."""
         if self.alive:
             self._process.send_signal(signal.SIGTERM)
+
+    def doom(self) -> None:
+        """Kill without waiting: a process deep in a driver may take its time to go."""
+        if self.alive:
+            self.is_doomed = True
+            os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """End the child and whatever it started, and reap it."""

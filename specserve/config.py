@@ -23,6 +23,7 @@ NonNegative = Annotated[int, Meta(ge=0)]
 DAY_S = 86_400.0  # no timer of ours is longer, and every timer of the kernel can hold it
 Seconds = Annotated[float, Meta(gt=0, le=DAY_S)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
+DEFAULT_MODE = "off"  # of speculation
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,9 +77,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[speculation]`: who drafts, and how drafted tokens are judged."""
 
-    mode: str = "off"  # off | sync
+    # off | sync: in the target's process | async: in draft processes | auto: what is fastest now
+    mode: str = DEFAULT_MODE
     # Folder, hub id, "ngram", or the name of an embedded one; None: the embedded default.
     drafter: str | None = None
+    # What drafts in the target's process when `mode` is auto; None: an embedded one, or `drafter`.
+    colocated_drafter: str | None = None
     local_head: str | None = None  # folder of a DeLS head to add to a DFlash drafter
     verification: str = "foreseeable"  # of unseeded requests: rejection | foreseeable | coupled
     # Drafted tokens a round at most; None: the drafter's own.
@@ -88,6 +92,20 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     num_kept: Annotated[int, Meta(ge=1, le=4096)] = 512
     # Tokens less likely than this to be reached are not verified.
     min_survival: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    # What a draft process prepares: blocks for this many outcomes a row and round at most, ...
+    fan_out: Annotated[int, Meta(ge=1, le=1024)] = 32
+    wave: Annotated[int, Meta(ge=1, le=256)] = 8  # ... drafted and sent so many at once, ...
+    fan_out_rule: str = "measured"  # ... shared out by: measured | geometric | uniform.
+    # A row for whose outcome nothing was prepared: auto | skip | ngram | draft_now.
+    miss_policy: str = "auto"
+    # draft_now waits for a block no longer than this; None: as long as measurement says it pays.
+    draft_wait_ms: Annotated[float, Meta(gt=0, le=60_000)] | None = None
+    # Rejection alone: factor on the drafting weight of tokens that are prepared as outcomes
+    # (SSD, Definition 14). None: 1, the drafter's own law.
+    saguaro_c: Annotated[float, Meta(ge=0, le=1)] | None = None
+    # A draft process whose loop is silent for longer is killed and started again.
+    draft_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 1.0
+    draft_threads: Positive | None = None  # cores per draft process on CPU; None: as for a rank
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,8 +137,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A Config with everything decided, as the children read it.
 
-    None is left in two places only: `model.ballast` (none) and, on CUDA, `engine.num_blocks`
-    (the target node measures free memory once the weights are loaded).
+    None is left where it means "none" or "as measured while serving", and, on CUDA, in
+    `engine.num_blocks` (the target node measures free memory once the weights are loaded).
     """
 
     placements: tuple[Placement, ...] = ()
@@ -132,6 +150,10 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if (placement.role, placement.rank) == (role, rank):
                 return placement
         raise KeyError(f"{role} {rank}")
+
+    @property
+    def num_draft_processes(self) -> int:
+        return sum(placement.role == "draft" for placement in self.placements)
 
 
 def load_config(path: Path | None, overrides: Mapping[str, str]) -> Config:

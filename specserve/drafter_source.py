@@ -1,9 +1,13 @@
 # pyright: strict
-"""Where the drafter's files are: embedded, a local folder, or a download from the hub.
+"""Where the drafters' files are: embedded, a local folder, or a download from the hub.
 
 The counterpart of `specserve.target_source`, run in the supervisor too. Reads no model.
+
+Two places can draft: the target's own process (`sync`, and `auto` when that is faster), and draft
+processes (`async`, and `auto` where there are any).
 """
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -15,29 +19,65 @@ from specserve.target_source import EMBEDDED_TARGET, locate_folder
 
 EMBEDDED_DRAFTERS = EMBEDDED_TARGET.parent / "drafters"
 NGRAM = "ngram"  # prompt lookup: no files
-_DEFAULT = "dspark"
+_COLOCATED_DEFAULT = "dspark"
+_ASYNC_DEFAULTS = ("dspark-async", "dspark")  # the first that comes with this installation
+
+log = logging.getLogger(__name__)
 
 
-def locate_drafter(speculation: SpeculationConfig, target: Path) -> SpeculationConfig:
+def locate_drafter(
+    speculation: SpeculationConfig, target: Path, num_draft_processes: int = 0
+) -> SpeculationConfig:
     """`speculation` with folders for names; as it is in modes in which nobody drafts.
 
-    Raises InvalidField for what is none, and where nothing fits the target by itself.
+    `auto` without a drafter that fits becomes `off`. Raises InvalidField for what is no drafter,
+    and for a mode that needs one where nothing fits the target by itself.
     """
-    if speculation.mode != "sync":
+    if speculation.mode not in ("sync", "async", "auto"):
         return speculation
-    name, head = speculation.drafter, speculation.local_head
-    if name is None:
-        if target != EMBEDDED_TARGET:
-            problem = f"is needed for a target of your own: a folder, a hub id, or {NGRAM}"
-            raise InvalidField("speculation.drafter", problem)
-        name = _DEFAULT
-    if name == NGRAM and head is not None:
+    speculation = _named(speculation, target, num_draft_processes)
+    if speculation.drafter is None:
+        if speculation.mode == "auto" and num_draft_processes == 0:
+            log.info("speculation is off: a target of your own has no drafter until you name one")
+            return msgspec.structs.replace(speculation, mode="off")
+        problem = f"is needed for a target of your own: a folder, a hub id, or {NGRAM}"
+        raise InvalidField("speculation.drafter", problem)
+    colocated, head = speculation.colocated_drafter, speculation.local_head
+    if head is not None and speculation.drafter == NGRAM:
         raise InvalidField("speculation.local_head", f"can be added to a DFlash, not to {NGRAM}")
     return msgspec.structs.replace(
         speculation,
-        drafter=name if name == NGRAM else str(_locate(name, "speculation.drafter")),
+        drafter=_drafter(speculation.drafter, "speculation.drafter"),
+        colocated_drafter=None
+        if colocated is None
+        else _drafter(colocated, "speculation.colocated_drafter"),
         local_head=None if head is None else str(_locate(head, "speculation.local_head")),
     )
+
+
+def _named(speculation: SpeculationConfig, target: Path, num_drafts: int) -> SpeculationConfig:
+    """With the names of defaults; `drafter` stays None where there is none."""
+    drafter, colocated = speculation.drafter, speculation.colocated_drafter
+    async_default = _async_default() if target == EMBEDDED_TARGET else None
+    colocated_default = _COLOCATED_DEFAULT if target == EMBEDDED_TARGET else None
+    match speculation.mode:
+        case "sync":
+            drafter, colocated = drafter or colocated_default, None
+        case "async":
+            drafter, colocated = drafter or async_default, None
+        case _ if num_drafts:
+            drafter, colocated = (
+                drafter or async_default or colocated,
+                colocated or colocated_default or drafter,
+            )
+        case _:  # one place drafts, so either name means the same
+            drafter = colocated = colocated or drafter or colocated_default
+    return msgspec.structs.replace(speculation, drafter=drafter, colocated_drafter=colocated)
+
+
+def _async_default() -> str:
+    known = embedded_drafters()
+    return next((name for name in _ASYNC_DEFAULTS if name in known), _ASYNC_DEFAULTS[-1])
 
 
 def embedded_drafters() -> list[str]:
@@ -45,6 +85,10 @@ def embedded_drafters() -> list[str]:
     if not EMBEDDED_DRAFTERS.is_dir():
         return []
     return sorted(folder.name for folder in EMBEDDED_DRAFTERS.iterdir() if folder.is_dir())
+
+
+def _drafter(name: str, field: str) -> str:
+    return name if name == NGRAM else str(_locate(name, field))
 
 
 def _locate(name: str, field: str) -> Path:

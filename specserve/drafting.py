@@ -30,7 +30,8 @@ class ContextUpdate:
     starts: Sequence[int]
     counts: Sequence[int]
     token_ids: Tensor  # [N] int64
-    features: Tensor | None  # [N, feature_size], as projected by `FeatureSpec`; None where unused
+    # [N, feature_size], as projected by `FeatureSpec`; None where unused, and of tokens in flight.
+    features: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,12 @@ class DraftBatch:
     gap_ids: Sequence[Sequence[int]] | None = None
     # How much of its row's context a block follows, at least 1; None: all of it.
     context_lens: Sequence[int] | None = None
+    # Gaps are laid out as if one were this long, where work must not depend on what was drawn.
+    min_gap: int = 0
+    keep_logits: bool = False  # return `SpeculationBatch.logits` too
 
     def max_gap(self) -> int:
-        return max(map(len, self.gap_ids), default=0) if self.gap_ids else 0
+        return max(self.min_gap, *map(len, self.gap_ids)) if self.gap_ids else 0
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,9 @@ class SpeculationBatch:
     # [B, G] float32: P(token k accepted | those before it were), known before token k is drawn.
     confidences: Tensor | None
     lengths: Sequence[int] | None = None  # tokens that count in each block; None: all G
+    # [B, G, DV] float32: the logits each token was drawn from, if asked for and if there are any.
+    logits: Tensor | None = None
+    target_ids: Tensor | None = None  # [DV] target id of each column of `logits`; None: the same
 
 
 class LawConfidence(Protocol):
@@ -72,6 +79,10 @@ class Drafter(Protocol):
     """One draft model with the contexts of all its rows. Not thread-safe."""
 
     name: str  # of the architecture, for people
+    # Whether `extend` takes tokens in flight, without features: what follows drafts behind any
+    # prefix of them by `context_lens`, and they are truncated when their features arrive. Else
+    # every block has to bring them as its gap.
+    holds_tokens_in_flight: bool
 
     @property
     def gamma(self) -> int:

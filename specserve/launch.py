@@ -6,6 +6,7 @@ starts at once.
 """
 
 import socket
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,14 +22,16 @@ from specserve.resolve import resolve
 from specserve.run_dir import run_dir
 from specserve.supervisor import Ending, Supervisor
 from specserve.target_source import locate_target
+from specserve.topology import parse_topology
 
-_MODULES = {"api": "specserve.api", "target": "target_node"}
+_MODULES = {"api": "specserve.api", "target": "target_node", "draft": "draft_node"}
 
 
 def resolve_here(config: Config) -> ResolvedConfig:
     """`resolve` on this machine and the configured model. Raises InvalidField, Unsupported."""
     folder = locate_target(config.model.target)
-    speculation = locate_drafter(config.speculation, folder)
+    topology = parse_topology(config.topology.topology)
+    speculation = locate_drafter(config.speculation, folder, topology.num_draft_processes)
     config = msgspec.structs.replace(config, speculation=speculation)
     return resolve(config, probe(), read_spec(folder), folder)
 
@@ -50,19 +53,20 @@ def launch(
             control_dir=folder,
             startup_timeout_s=config.server.startup_timeout_s,
             drain_timeout_s=config.server.drain_timeout_s,
+            draft_timeout_s=config.speculation.draft_timeout_s,
         )
         return supervisor.run(on_ready)
 
 
 def plan_children(config: ResolvedConfig) -> list[ChildCommand]:
     """One command per placement, target ranks first: they take longest to start."""
-    world_size = sum(placement.role == "target" for placement in config.placements)
+    num_of_role = Counter(placement.role for placement in config.placements)
     return [
         ChildCommand(
             role=placement.role,
             rank=placement.rank,
             module=_MODULES[placement.role],
-            world_size=world_size if placement.role == "target" else 1,
+            world_size=num_of_role[placement.role],
         )
         for placement in config.placements
     ]

@@ -31,7 +31,10 @@ class ChildArguments(msgspec.Struct, frozen=True, kw_only=True):
     ready_fd: int
     parent_pid: int
     rank: int = 0
-    world_size: int = 1
+    world_size: int = 1  # processes of this role
+    # Shared memory of the links to draft processes: all of them for target rank 0, in order of the
+    # draft's rank; its own for a draft process; none for anybody else.
+    link_fds: tuple[int, ...] = ()
 
 
 class ReadyReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,7 +55,10 @@ def parse_child_arguments(argv: Sequence[str] | None = None) -> ChildArguments:
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--world-size", type=int, default=1)
-    return ChildArguments(**vars(parser.parse_args(argv)))
+    parser.add_argument("--link-fd", type=int, action="append", default=[], dest="link_fds")
+    given = parser.parse_args(argv)
+    given.link_fds = tuple(given.link_fds)
+    return ChildArguments(**vars(given))
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:

@@ -18,6 +18,7 @@ from specserve.config import (
     SpeculationConfig,
 )
 from specserve.decoding.verification.rule import VerificationRule
+from specserve.drafter_source import NGRAM
 from specserve.errors import InvalidField, Unsupported
 from specserve.hardware import Hardware
 from specserve.model.ballast import with_ballast
@@ -25,16 +26,20 @@ from specserve.model.config import ModelSpec
 from specserve.sizes import format_bytes, parse_bytes, parse_count
 from specserve.target_source import default_name
 from specserve.telemetry import LOG_LEVELS
-from specserve.topology import Topology, parse_topology, place_on_cpu, place_on_cuda
+from specserve.topology import CpuThreads, Topology, parse_topology, place_on_cpu, place_on_cuda
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DEVICES = ("cpu", "cuda")
-_MODES = ("off", "sync")
-_MODES_TO_COME = ("async", "auto")
-_RULES = tuple(rule.value for rule in VerificationRule)
+_NAMES = {  # keys of [speculation] that take one of a few names
+    "mode": ("off", "sync", "async", "auto"),
+    "verification": tuple(rule.value for rule in VerificationRule),
+    "fan_out_rule": ("measured", "geometric", "uniform"),
+    "miss_policy": ("auto", "skip", "ngram", "draft_now"),
+}
 _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 _KV_SHARE_OF_MEMORY = 0.25  # of host memory, all ranks together
+_DRAFT_LAYERS = 5  # of a large drafter
 _FULL_CONTEXTS = 16  # more full-length contexts at once than this rarely pays on CPU
 
 
@@ -54,18 +59,20 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         spec = with_ballast(spec, parse_count(model.ballast, "model.ballast"))
     context_len, dtype = model.max_model_len or spec.max_position_embeddings, model.dtype or ""
     ranks = topology.num_target_ranks
+    kv_bytes = kv_bytes_per_token(spec, dtype=dtype, tensor_parallel=ranks)
+    draft_bytes = _draft_bytes_per_token(config.speculation, spec, dtype=dtype)
     pool = _KvPool(
-        block_bytes=config.engine.block_size
-        * kv_bytes_per_token(spec, dtype=dtype, tensor_parallel=ranks),
+        block_bytes=config.engine.block_size * kv_bytes,
+        bytes_in_all=config.engine.block_size * (kv_bytes * ranks + draft_bytes),
         blocks_per_context=math.ceil(context_len / config.engine.block_size),
-        available=int(hardware.available_memory * _KV_SHARE_OF_MEMORY) // ranks,
+        available=int(hardware.available_memory * _KV_SHARE_OF_MEMORY),
     )
     num_blocks = _resolve_num_blocks(config.engine, device, pool)
     if num_blocks is not None:
         model = _fit_context(config, model, num_blocks)
     if device == "cpu":
         weights = spec.num_params * _DTYPE_BYTES[dtype]
-        pools = (num_blocks or 0) * pool.block_bytes * ranks
+        pools = (num_blocks or 0) * pool.bytes_in_all
         _check_memory(weights, pools, hardware.available_memory)
     deterministic = config.engine.deterministic
     engine = msgspec.structs.replace(
@@ -78,7 +85,9 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         topology=msgspec.structs.replace(config.topology, topology=str(topology), device=device),
         engine=engine,
         server=config.server,
-        speculation=config.speculation,
+        speculation=msgspec.structs.replace(
+            config.speculation, draft_threads=_draft_threads(config)
+        ),
         telemetry=config.telemetry,
         placements=placements,
         oversubscribed=oversubscribed,
@@ -91,14 +100,22 @@ def kv_bytes_per_token(spec: ModelSpec, *, dtype: str, tensor_parallel: int = 1)
     return 2 * spec.num_layers * heads * spec.head_dim * _DTYPE_BYTES[dtype]
 
 
+def _draft_bytes_per_token(speculation: SpeculationConfig, spec: ModelSpec, *, dtype: str) -> int:
+    """Bytes that rank 0 keeps of a token for a drafter: its features and an entry in its context.
+
+    An estimate, since no checkpoint of a drafter is read here. Prompt lookup keeps no tensors.
+    """
+    drafters = {speculation.drafter, speculation.colocated_drafter} - {None}
+    if speculation.mode == "off" or drafters == {NGRAM}:
+        return 0
+    context = 2 * _DRAFT_LAYERS * spec.num_kv_heads * spec.head_dim
+    return (spec.hidden_size + context) * _DTYPE_BYTES[dtype]
+
+
 def _check_seams(config: Config, topology: Topology) -> None:
     """The wishes that no machine meets: later versions will, or nobody should."""
-    if topology.num_draft_processes > 0:
-        raise Unsupported(
-            f"topology.topology: {topology} asks for draft processes, which need asynchronous "
-            f"speculation; this version has none (use {topology.num_target_ranks}+0)"
-        )
-    _check_speculation(config.speculation)
+    _check_names(config.speculation)
+    _check_mode(config.speculation.mode, topology)
     if config.telemetry.log_level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
         level = config.telemetry.log_level
@@ -110,20 +127,27 @@ def _check_seams(config: Config, topology: Topology) -> None:
         )
 
 
-def _check_speculation(speculation: SpeculationConfig) -> None:
-    if speculation.mode in _MODES_TO_COME:
-        known = ", ".join(_MODES)
-        raise Unsupported(
-            f"speculation.mode: {speculation.mode!r} is not available in this version ({known})"
-        )
-    if speculation.mode not in _MODES:
+def _check_names(speculation: SpeculationConfig) -> None:
+    for key, known in _NAMES.items():
+        value: str = getattr(speculation, key)
+        if value not in known:
+            problem = f"{value!r} is not known ({', '.join(known)})"
+            raise InvalidField(f"speculation.{key}", problem)
+
+
+def _check_mode(mode: str, topology: Topology) -> None:
+    """Draft processes without a mode that uses them would idle, and the other way round."""
+    ranks, drafts = topology.num_target_ranks, topology.num_draft_processes
+    if mode == "async" and not drafts:
         raise InvalidField(
-            "speculation.mode", f"{speculation.mode!r} is not known ({', '.join(_MODES)})"
+            "speculation.mode",
+            f"async needs a draft process, {topology} has none (use --topology {ranks}+1)",
         )
-    if speculation.verification not in _RULES:
+    if mode in ("off", "sync") and drafts:
         raise InvalidField(
-            "speculation.verification",
-            f"{speculation.verification!r} is not known ({', '.join(_RULES)})",
+            "topology.topology",
+            f"{topology} has draft processes, which speculation.mode {mode} does not use "
+            f"(use --speculation async or auto, or --topology {ranks}+0)",
         )
 
 
@@ -146,16 +170,21 @@ def _resolve_device(config: Config, topology: Topology, hardware: Hardware) -> s
     return device
 
 
+def _draft_threads(config: Config) -> int:
+    return config.speculation.draft_threads or config.topology.threads
+
+
 def _place(
     config: Config, topology: Topology, device: str, hardware: Hardware
 ) -> tuple[tuple[Placement, ...], bool]:
     wish = config.topology
+    threads = CpuThreads(wish.threads, _draft_threads(config))
     if device == "cuda":
         return place_on_cuda(topology, len(hardware.cuda_devices), oversubscribe=wish.oversubscribe)
     return place_on_cpu(
         topology,
         hardware.cores,
-        threads=wish.threads,
+        threads,
         pin=wish.pin,
         oversubscribe=wish.oversubscribe,
     )
@@ -190,20 +219,25 @@ def _fit_context(config: Config, model: ModelConfig, num_blocks: int) -> ModelCo
 
 
 def _check_memory(weights: int, pools: int, available: int) -> None:
-    """A lower bound in bytes, for all ranks; keeps a slip of the hand from filling the machine."""
+    """In bytes, for all ranks; keeps a slip of the hand from filling the machine.
+
+    `pools` are KV and what grows with it when there is a drafter, whose own weights do not count.
+    """
     if weights + pools > available:
         raise Unsupported(
-            f"memory: weights of {format_bytes(weights)} and KV pools of {format_bytes(pools)} "
-            f"exceed the {format_bytes(available)} available (model.ballast, engine.kv_memory)"
+            f"memory: weights of {format_bytes(weights)} and KV pools, with draft contexts, of "
+            f"{format_bytes(pools)} exceed the {format_bytes(available)} available "
+            "(model.ballast, engine.kv_memory)"
         )
 
 
 class _KvPool(msgspec.Struct, frozen=True, kw_only=True):
-    """What the size of the KV pool follows from, per rank."""
+    """What the size of the KV pool follows from."""
 
-    block_bytes: int
+    block_bytes: int  # on one rank
+    bytes_in_all: int  # of a block on all ranks, and of what a drafter keeps for its tokens
     blocks_per_context: int  # for one context of full length
-    available: int  # bytes
+    available: int  # bytes, for all ranks
 
 
 def _resolve_num_blocks(engine: EngineConfig, device: str, pool: _KvPool) -> int | None:
@@ -216,7 +250,7 @@ def _resolve_num_blocks(engine: EngineConfig, device: str, pool: _KvPool) -> int
         return None
     else:
         wanted = pool.blocks_per_context * min(engine.max_batch_rows, _FULL_CONTEXTS)
-        num_blocks = min(wanted, pool.available // pool.block_bytes)
+        num_blocks = min(wanted, pool.available // pool.bytes_in_all)
     if num_blocks < 1:
         size = format_bytes(pool.block_bytes)
         raise Unsupported(f"engine.kv_memory: no room for a single block of {size}")

@@ -3,11 +3,13 @@
 
 Policies: a child that cannot start ends the launch with its own error line; a child that dies
 while serving ends the service, after the API process has been told so that every open stream
-ends with an explicit error; SIGINT and SIGTERM drain; a second one kills. Nothing is restarted,
-and no child survives `Supervisor.run`. Knows nothing of models, requests or configurations.
+ends with an explicit error; SIGINT and SIGTERM drain; a second one kills. Draft processes are the
+exception: once ready, they are started again by `specserve.draft_keeper`. No child survives
+`Supervisor.run`. Knows nothing of models, requests or configurations.
 """
 
 import logging
+import math
 import selectors
 import signal
 import time
@@ -18,12 +20,14 @@ from pathlib import Path
 import msgspec
 
 from specserve.child import Child, ChildCommand
+from specserve.draft_keeper import DraftKeeper
 from specserve.errors import Unavailable
 from specserve.signal_pipe import STOP_SIGNALS, SignalPipe
 
 log = logging.getLogger(__name__)
 
 _TARGET_STOP_GRACE_S = 10.0
+_DRAFT_STOP_GRACE_S = 2.0
 _FAILURE_GRACE_S = 5.0  # for the API process to end its streams with an error
 _DRAIN_MARGIN_S = 5.0  # beyond drain_timeout_s, for the API process's own shutdown
 
@@ -72,12 +76,15 @@ class Supervisor:
         control_dir: Path,
         startup_timeout_s: float,
         drain_timeout_s: float,
+        draft_timeout_s: float,
     ) -> None:
+        """`draft_timeout_s`: a draft process whose heartbeat is older is started again."""
         self._commands = commands
         self._config = config
         self._control_dir = control_dir
         self._startup_timeout_s = startup_timeout_s
         self._drain_timeout_s = drain_timeout_s
+        self._draft_timeout_s = draft_timeout_s
         self._children: list[Child] = []
         self._events: deque[Event] = deque()
 
@@ -86,8 +93,15 @@ class Supervisor:
         with SignalPipe() as signals, selectors.DefaultSelector() as selector:
             self._selector, self._signals = selector, signals
             selector.register(signals.reader, selectors.EVENT_READ)
+            self._drafts = DraftKeeper(
+                self._commands,
+                draft_timeout_s=self._draft_timeout_s,
+                start=self._start,
+                bury=self._bury,
+            )
             try:
-                self._start()
+                for command in self._commands:
+                    self._start(command)
                 ending = self._await_ready()
                 if ending is None:
                     on_ready(self._api().address)
@@ -95,15 +109,9 @@ class Supervisor:
                 return ending
             finally:
                 self._kill_all()
+                self._drafts.close()
 
     # --- phases -----------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        for command in self._commands:
-            child = Child(command, self._config, self._control_dir)
-            self._children.append(child)
-            self._selector.register(child.ready_fd, selectors.EVENT_READ, child)
-            log.debug("started %s as process %d", command.name, child.pid)
 
     def _await_ready(self) -> Ending | None:
         """None once every child is ready; otherwise how the launch ended."""
@@ -137,10 +145,11 @@ class Supervisor:
 
     def _drain(self) -> Ending:
         """Clean stop: the API process first, so that nothing new arrives, then the nodes."""
-        api = [self._api()]
+        self._drafts.retire()
         for group, timeout_s in (
-            (api, self._drain_timeout_s + _DRAIN_MARGIN_S),
-            (self._nodes(), _TARGET_STOP_GRACE_S),
+            (self._of_role("api"), self._drain_timeout_s + _DRAIN_MARGIN_S),
+            (self._of_role("target"), _TARGET_STOP_GRACE_S),
+            (self._of_role("draft"), _DRAFT_STOP_GRACE_S),
         ):
             for child in group:
                 child.terminate()
@@ -160,8 +169,9 @@ class Supervisor:
         """Fail-stop. The other nodes may hang in a collective with the lost one: kill them."""
         detail = lost.describe_death()
         log.error("%s; stopping the service", detail)
+        self._drafts.retire()
         api = self._api()
-        for node in self._nodes():
+        for node in (*self._of_role("draft"), *self._of_role("target")):
             node.kill()
         if api.alive:
             api.tell(msgspec.json.encode({"event": "target_lost", "detail": detail}))
@@ -170,6 +180,21 @@ class Supervisor:
         return Ending(EXIT_FAILED, f"{detail}; the service has stopped", Unavailable.code)
 
     # --- parts ------------------------------------------------------------------------------
+
+    def _start(self, command: ChildCommand) -> Child:
+        child = Child(command, self._config, self._control_dir, self._drafts.link_fds(command))
+        self._children.append(child)
+        self._selector.register(child.ready_fd, selectors.EVENT_READ, child)
+        self._drafts.started(child)
+        log.debug("started %s as process %d", command.name, child.pid)
+        return child
+
+    def _bury(self, child: Child) -> None:
+        """Forget a dead child."""
+        if child.ready_fd in self._selector.get_map():
+            self._selector.unregister(child.ready_fd)
+        self._children.remove(child)
+        child.close()
 
     def _await_exit(self, group: list[Child], timeout_s: float) -> StopRequested | Died | None:
         """Wait for `group` to be gone, at most `timeout_s`.
@@ -181,17 +206,20 @@ class Supervisor:
             event = self._next_event(deadline)
             if event is None or isinstance(event, StopRequested):
                 return event
-            if isinstance(event, Died) and event.child not in group:
+            # A draft process may go before its turn: nobody depends on it.
+            if isinstance(event, Died) and event.child not in (*group, *self._of_role("draft")):
                 return event
         return None
 
     def _next_event(self, deadline: float | None) -> Event | None:
         """The next event, or None at `deadline` (CLOCK_MONOTONIC seconds)."""
+        deadline = math.inf if deadline is None else deadline
         while not self._events:
-            timeout = None if deadline is None else deadline - time.monotonic()
-            if timeout is not None and timeout <= 0:
+            look_again = min(deadline, self._drafts.tend())
+            now = time.monotonic()
+            if now >= deadline:
                 return None
-            self._poll(timeout)
+            self._poll(None if look_again == math.inf else max(0.0, look_again - now))
         return self._events.popleft()
 
     def _poll(self, timeout: float | None) -> None:
@@ -206,7 +234,7 @@ class Supervisor:
     def _read_report(self, child: Child) -> None:
         if not child.read_report():
             self._selector.unregister(child.ready_fd)
-            if child.report is not None:
+            if child.report is not None and not self._drafts.reported(child):
                 self._events.append(Reported(child))
 
     def _read_signals(self) -> None:
@@ -215,16 +243,16 @@ class Supervisor:
         except BlockingIOError:
             return
         if signal.SIGCHLD in signums:
-            for child in self._children:
-                if child.reap():
+            for child in list(self._children):
+                if child.reap() and not self._drafts.died(child):
                     self._events.append(Died(child))
         self._events.extend(StopRequested(s) for s in signums if s in STOP_SIGNALS)
 
     def _api(self) -> Child:
-        return next(child for child in self._children if child.command.role == "api")
+        return self._of_role("api")[0]
 
-    def _nodes(self) -> list[Child]:
-        return [child for child in self._children if child.command.role != "api"]
+    def _of_role(self, role: str) -> list[Child]:
+        return [child for child in self._children if child.command.role == role]
 
     def _kill_all(self) -> None:
         for child in self._children:

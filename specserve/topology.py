@@ -2,8 +2,8 @@
 """From "4+1" to a place for every process: devices and cores. Pure; starts nothing.
 
 On CPU target rank r takes the r-th run of `threads` cores of those this process may use, each
-draft process the next run, and the API process what is left. On CUDA ranks and drafts take
-devices in order and nothing is tied to cores.
+draft process the next `draft_threads`, and the API process what is left. On CUDA ranks and drafts
+take devices in order and nothing is tied to cores.
 """
 
 import re
@@ -28,6 +28,13 @@ class Topology(msgspec.Struct, frozen=True):
         return f"{self.num_target_ranks}+{self.num_draft_processes}"
 
 
+class CpuThreads(msgspec.Struct, frozen=True):
+    """Cores of one process, by its role."""
+
+    target: int
+    draft: int = 1
+
+
 def parse_topology(text: str) -> Topology:
     """ "4+1": four target ranks, one draft process. Raises InvalidField."""
     match = re.fullmatch(r"\s*(\d{1,3})\s*\+\s*(\d{1,3})\s*", text)
@@ -42,27 +49,32 @@ def parse_topology(text: str) -> Topology:
 
 
 def place_on_cpu(
-    topology: Topology, cores: Sequence[int], *, threads: int, pin: bool, oversubscribe: bool
+    topology: Topology,
+    cores: Sequence[int],
+    threads: CpuThreads,
+    *,
+    pin: bool,
+    oversubscribe: bool,
 ) -> tuple[tuple[Placement, ...], bool]:
     """Placements of all processes, and whether cores are oversubscribed.
 
     Raises Unsupported when the cores do not suffice and `oversubscribe` is off.
     """
-    num_nodes = topology.num_target_ranks + topology.num_draft_processes
-    short = num_nodes * threads > len(cores)
+    nodes = _nodes(topology)
+    wanted = [threads.draft if role == "draft" else threads.target for role, _ in nodes]
+    short = sum(wanted) > len(cores)
     if short and not oversubscribe:
         raise Unsupported(
-            f"topology.topology: {topology} with {threads} thread(s) per process needs "
-            f"{num_nodes * threads} cores, this process may use {len(cores)}; "
-            "--oversubscribe shares them"
+            f"topology.topology: {topology} with {_per_process(threads, topology)} needs "
+            f"{sum(wanted)} cores, this process may use {len(cores)}; --oversubscribe shares them"
         )
-    pinned = pin and not short
+    # Unpinned where it is unwanted or cores are short: nobody gets any of his own.
+    left = list(cores) if pin and not short else []
     placements: list[Placement] = []
-    for node, (role, rank) in enumerate(_nodes(topology)):
-        own = tuple(cores[node * threads : (node + 1) * threads]) if pinned else ()
+    for (role, rank), count in zip(nodes, wanted, strict=True):
+        own, left = tuple(left[:count]), left[count:]
         placements.append(Placement(role=role, rank=rank, device="cpu", cores=own))
-    spare = tuple(cores[num_nodes * threads :]) if pinned else ()
-    placements.append(Placement(role="api", rank=0, device="cpu", cores=spare))
+    placements.append(Placement(role="api", rank=0, device="cpu", cores=tuple(left)))
     return tuple(placements), short
 
 
@@ -88,6 +100,12 @@ def place_on_cuda(
     ]
     placements.append(Placement(role="api", rank=0, device="cpu"))
     return tuple(placements), short
+
+
+def _per_process(threads: CpuThreads, topology: Topology) -> str:
+    if topology.num_draft_processes and threads.draft != threads.target:
+        return f"{threads.target} thread(s) per rank and {threads.draft} per draft process"
+    return f"{threads.target} thread(s) per process"
 
 
 def _nodes(topology: Topology) -> list[tuple[str, int]]:

@@ -242,6 +242,13 @@ class Load(msgspec.Struct, frozen=True, tag="load", omit_defaults=True):
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_per_position: list[int] = []
+    num_draft_processes: int = 0  # of the topology
+    num_drafts_attached: int = 0  # those that work with the target now
+    speculation_regime: str = "off"  # of the last round: off | sync | async
+    num_lookups: int = 0  # rows for which a prepared block was looked up
+    num_hits: int = 0  # those for which there was one
+    bytes_sent: int = 0  # to draft processes, over the links
+    bytes_received: int = 0
 
 
 class Drained(msgspec.Struct, frozen=True, tag="drained"):

@@ -17,6 +17,7 @@ class SurvivalBudget:
         worthy = [_leading(row, self.min_survival) for row in survivals]
         if sum(worthy) <= capacity:
             return worthy
+        # Equals in the order of rows, which the caller turns: an order of its own would be state.
         places = sorted(
             (-survivals[r][k], k, r) for r, length in enumerate(worthy) for k in range(length)
         )

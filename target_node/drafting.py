@@ -4,7 +4,8 @@
 
 A drafter's context is derived state: whatever is missing of it (a prompt served by the prefix
 cache, a preempted row, a new sample) is read from token ids and the feature cache, so nothing here
-needs to be told what happened to a sequence, only that it ended.
+needs to be told what happened to a sequence, only that it ended. Where memory is short, contexts
+of sequences that are not drafted for now (preempted ones above all) make room.
 """
 
 import logging
@@ -115,7 +116,9 @@ class ColocatedDraft:
 
         At most `max_extension` tokens a round: a long prompt must not stall the others here either.
         """
-        room = self._max_extension
+        room, present = self._max_extension, {row.sequence for row in rows}
+        if self._starved:
+            self._free_absent(present)
         updates: list[_Update] = []
         for sequence in (row.sequence for row in rows):
             place = self._row_of.setdefault(sequence, len(self._row_of) + self._num_ended)
@@ -125,21 +128,44 @@ class ColocatedDraft:
                 updates.append(_Update(sequence, place, known, known + count))
                 room -= count
         if updates:
-            self._extend(updates)
+            self._extend(updates, present)
         return [row for row in rows if self._is_current(row.sequence)]
 
-    def _extend(self, updates: Rows["_Update"]) -> None:
-        """If they do not fit together, those that fit alone; the others wait for an end."""
+    def _extend(self, updates: Rows["_Update"], present: set[Sequence]) -> None:
+        """If they do not fit together, those that fit alone; the others wait for memory."""
         try:
             self._drafter.extend(self._as_context(updates))
         except Exhausted as error:
-            if len(updates) > 1:
+            if self._free_absent(present):
+                self._extend(updates, present)
+            elif len(updates) > 1:
                 for update in updates:
-                    self._extend([update])
-                return
-            if not self._starved:
-                log.warning("a row is decoded without drafts: %s", error)
-            self._starved.add(updates[0].sequence)
+                    self._extend([update], present)
+            else:
+                self._starve(updates[0], error)
+
+    def _starve(self, update: _Update, error: Exhausted) -> None:
+        """A context that cannot grow drafts nothing: what it holds may be what others lack."""
+        if not self._starved:
+            log.warning("a row is decoded without drafts: %s", error)
+        self._starved.add(update.sequence)
+        self._drafter.free(update.place)
+
+    def _free_absent(self, present: set[Sequence]) -> bool:
+        """Free contexts of sequences that are not `present`; whether there was one.
+
+        They will be read again, and starved rows may try again.
+        """
+        absent = [
+            place
+            for sequence, place in self._row_of.items()
+            if sequence not in present and self._drafter.context_len(place)
+        ]
+        for place in absent:
+            self._drafter.free(place)
+        if absent:
+            self._starved.clear()
+        return bool(absent)
 
     def _is_current(self, sequence: Sequence) -> bool:
         return self._drafter.context_len(self._row_of[sequence]) == sequence.num_computed

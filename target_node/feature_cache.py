@@ -26,6 +26,7 @@ class FeatureCache:
         device: torch.device,
     ) -> None:
         self.spec = spec
+        self.size = feature_size
         self.block_size = block_size
         self._rows = torch.zeros(num_blocks * block_size, feature_size, dtype=dtype, device=device)
 

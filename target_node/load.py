@@ -1,13 +1,16 @@
 """What the target reports about itself a few times a second: queue, blocks, tokens, round time."""
 
 import time
+from dataclasses import asdict
 
 from specserve.telemetry import RoundRecord
 from specserve.types import Load, SampleDelta
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import add_positions
+from target_node.speculation import SpeculationStatus
 
 LOAD_PERIOD_S = 0.25  # also the longest sleep of an idle loop: the API takes silence for death
+DRAFT_PERIOD_S = 0.05  # the same, where draft processes are to be noticed as they come and go
 _SMOOTHING = 0.1  # weight of the newest round in the average
 
 
@@ -26,6 +29,7 @@ class LoadMeter:
         self._num_drafts = 0
         self._num_drafted_tokens = 0
         self._accepted: list[int] = []  # by position in the block
+        self._num_drafts_attached = 0
 
     def count_prefill(self, rows: list[Row]) -> None:
         """Prompt tokens of a round's rows, before its outcomes are taken over."""
@@ -55,11 +59,15 @@ class LoadMeter:
             self._num_drafted_tokens += row.verify_len
             add_positions(self._accepted, row.verify_len, row.num_accepted)
 
-    def due(self, scheduler: Scheduler, *, draining: bool) -> Load | None:
-        """The report, when one is due."""
+    def due(
+        self, scheduler: Scheduler, speculation: SpeculationStatus, *, draining: bool
+    ) -> Load | None:
+        """The report, when one is due: regularly, and when a draft process comes or goes."""
         now_s = time.monotonic()
-        if now_s < self._next_s:
+        num_attached = speculation.num_drafts_attached
+        if now_s < self._next_s and num_attached == self._num_drafts_attached:
             return None
+        self._num_drafts_attached = num_attached
         self._next_s = now_s + LOAD_PERIOD_S
         pool = scheduler.pool
         return Load(
@@ -80,4 +88,5 @@ class LoadMeter:
             num_drafted_tokens=self._num_drafted_tokens,
             num_accepted_tokens=sum(self._accepted),
             num_accepted_per_position=list(self._accepted),
+            **asdict(speculation),
         )

@@ -29,7 +29,7 @@ from specserve.types import (
 from specserve.validation import Limits, validate_request
 from specserve.wire.control import TargetControl
 from target_node.batch import ForwardBatch
-from target_node.load import LOAD_PERIOD_S, LoadMeter
+from target_node.load import DRAFT_PERIOD_S, LOAD_PERIOD_S, LoadMeter
 from target_node.profiling import RoundProfiler
 from target_node.ranks import Order, Ranks
 from target_node.requests import LiveRequest, rejection
@@ -90,6 +90,7 @@ class TargetNode:
         for message in self.control.receive():
             self._handle(message)
         self._expire_deadlines()
+        self.speculation.tend()
         rows = self.scheduler.next_batch()
         if rows:
             self._run_round(rows)
@@ -155,6 +156,7 @@ class TargetNode:
             logprobs=result.logprobs or None,
             finish_reason=sequence.finish_reason,
             stop_token_id=result.token_ids[-1] if stopped else None,
+            cache_hit=self.speculation.was_hit(sequence),
         )
 
     def _end_finished(self, rows: list[Row], sampled: list[SampledRow]) -> None:
@@ -267,12 +269,15 @@ class TargetNode:
         if self._draining and not self._requests and not self._drained_sent:
             self._drained_sent = True
             self.control.send(Drained())
-        self.control.wait(LOAD_PERIOD_S)
+        # Draft processes come and go by themselves, also while nobody asks for anything.
+        has_drafts = self.speculation.status().num_draft_processes > 0
+        self.control.wait(DRAFT_PERIOD_S if has_drafts else LOAD_PERIOD_S)
         self.ranks.keep_alive()
         self._profiler.rest()
 
     def _publish_load(self) -> None:
-        load = self._load.due(self.scheduler, draining=self._draining)
+        status = self.speculation.status()
+        load = self._load.due(self.scheduler, status, draining=self._draining)
         if load is not None:
             self.control.send(load)
 

@@ -1,12 +1,13 @@
 """Batch in, logits out: the model, its KV cache and attention on one rank.
 
-With a feature cache (rank 0, when a drafter reads features) a forward also keeps those.
+With feature caches (rank 0, when drafters read features) a forward also keeps those.
 
 Knows neither requests nor sampling. The same object runs on every rank; rank 0 gets logits.
 """
 
 import torch
 
+from specserve.drafting import FeatureSpec
 from specserve.model.attention import TorchAttention
 from specserve.model.kv_cache import KVCache
 from specserve.model.transformer import Transformer
@@ -27,7 +28,7 @@ class Runner:
     ) -> None:
         spec, ranks = model.config, model.parallel.size
         self.model = model
-        self.features: FeatureCache | None = None
+        self.features: list[FeatureCache] = []  # one for each drafter that reads any
         self.cache = KVCache(
             num_layers=spec.num_layers,
             num_kv_heads=spec.num_kv_heads // ranks,
@@ -41,20 +42,37 @@ class Runner:
             self.cache, num_heads=spec.num_heads // ranks, deterministic=deterministic
         )
 
+    def keep_features(self, spec: FeatureSpec) -> FeatureCache:
+        """From now on forwards keep what `spec` asks for."""
+        embedding = self.model.embedding
+        nothing = embedding.new_zeros(1, len(spec.layers) * embedding.shape[1])
+        features = FeatureCache(
+            spec,
+            feature_size=spec.project(nothing).shape[1],
+            num_blocks=self.cache.num_blocks,
+            block_size=self.cache.block_size,
+            dtype=embedding.dtype,
+            device=embedding.device,
+        )
+        self.features.append(features)
+        return features
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """Logits [R, V] float32 of the rows that want them; None elsewhere than on rank 0."""
         device = self.cache.device
         self.cache.zero_blocks(batch.fresh_blocks)
         self.attention.plan(batch.attention)
+        taps = tuple({layer for features in self.features for layer in features.layers})
         hidden, residuals = self.model.forward(
             torch.from_numpy(batch.token_ids).to(device),
             torch.from_numpy(batch.positions).to(device),
             self.attention,
-            self.features.layers if self.features is not None else (),
+            taps,
         )
-        if self.features is not None:
-            self.features.write(batch.attention, residuals)
+        tapped = dict(zip(taps, residuals, strict=True))
+        for features in self.features:
+            features.write(batch.attention, [tapped[layer] for layer in features.layers])
         if not len(batch.logits_index):
             return None
         wanted = torch.from_numpy(batch.logits_index).to(device)

@@ -89,21 +89,36 @@ class Scheduler:
         """Drafted tokens that the forward of `rows` can take besides."""
         return max(0, self.max_batch_tokens - sum(row.num_tokens for row in rows))
 
-    def with_drafts(self, row: Row, speculation: Speculation, verify_len: int) -> Row:
-        """`row` with as many of its drafted tokens as there are blocks for.
+    def drafts_with_blocks(self, rows: list[Row], wanted: list[int]) -> list[int]:
+        """How many of its `wanted` drafted tokens each row may have blocks for, first come first.
 
         A guess is worth no preemption, neither now nor in the next round: one block for every
-        running sequence stays free.
+        running sequence stays free. Nothing is taken yet, and all of it may be taken together.
         """
-        sequence, pool = row.sequence, self.pool
-        while verify_len:
-            wanted = pool.num_blocks_for(len(sequence.token_ids) + verify_len)
-            missing = wanted - len(sequence.block_ids)
-            if missing <= 0 or missing + len(self.running) <= pool.num_free:
-                sequence.block_ids += pool.allocate(max(missing, 0))
-                return row.verifying(speculation, verify_len)
-            verify_len -= 1
-        return row
+        spare = max(0, self.pool.num_free - len(self.running))
+        granted: list[int] = []
+        for row, num_wanted in zip(rows, wanted, strict=True):
+            sequence = row.sequence
+            slots = (len(sequence.block_ids) + spare) * self.pool.block_size
+            granted.append(max(0, min(num_wanted, slots - len(sequence.token_ids))))
+            spare -= self._missing_blocks(sequence, granted[-1])
+        return granted
+
+    def with_drafts(self, row: Row, speculation: Speculation, verify_len: int) -> Row:
+        """`row` with drafted tokens and the blocks for them.
+
+        `verify_len` is at most what `drafts_with_blocks` granted in this round.
+        """
+        if not verify_len:
+            return row
+        sequence = row.sequence
+        sequence.block_ids += self.pool.allocate(self._missing_blocks(sequence, verify_len))
+        return row.verifying(speculation, verify_len)
+
+    def _missing_blocks(self, sequence: Sequence, verify_len: int = 0) -> int:
+        """Blocks that its tokens and `verify_len` more need besides those it has."""
+        wanted = self.pool.num_blocks_for(len(sequence.token_ids) + verify_len)
+        return max(0, wanted - len(sequence.block_ids))
 
     def commit(self, row: Row, num_accepted: int = 0) -> None:
         """The forward of `row` is done: the KV of its tokens counts as computed.
@@ -144,13 +159,13 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make room for the sequence's next token, at the expense of the last in order."""
-        missing = self.pool.num_blocks_for(len(sequence.token_ids)) - len(sequence.block_ids)
+        missing = self._missing_blocks(sequence)
         while missing > self.pool.num_free:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.block_ids += self.pool.allocate(max(missing, 0))
+        sequence.block_ids += self.pool.allocate(missing)
         return True
 
     def redo(self, sequence: Sequence) -> None:

@@ -1,7 +1,6 @@
 """Brings one target rank up: group, model, cache, loop. What is decided here is only order."""
 
 import datetime
-import importlib
 import logging
 import os
 import signal
@@ -23,21 +22,16 @@ from specserve.types import Ready
 from specserve.validation import Limits
 from specserve.wire.control import TargetControl
 from target_node.blocks import BlockPool
-from target_node.budget import SurvivalBudget
-from target_node.drafting import ColocatedDraft
-from target_node.feature_cache import FeatureCache
 from target_node.node import TargetNode, follow
 from target_node.ranks import Ranks
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
-from target_node.speculation import NoSpeculation, SpeculationSource, SynchronousSpeculation
+from target_node.speculation_start import build_speculation
 from target_node.watchdog import watch
 
 log = logging.getLogger(__name__)
 
-# Imported when drafting is wanted, and by name: this node does not depend on the other one.
-_COLOCATED = "draft_node.colocated"
 DRAFT_LAYERS = 5  # of a large drafter
 CUDA_MEMORY_SHARE = 0.85  # of what is free once the weights are there
 
@@ -151,7 +145,7 @@ def _leader(
         scheduler=scheduler,
         runner=runner,
         sampler=sampler,
-        speculation=_speculation(config, runner, scheduler, sampler),
+        speculation=build_speculation(config, arguments, runner, scheduler, sampler),
         ranks=ranks,
         limits=Limits(
             vocab_size=spec.vocab_size,
@@ -167,41 +161,6 @@ def _default_rule(config: ResolvedConfig) -> VerificationRule:
     if config.speculation.mode == "off":
         return VerificationRule.COUPLED
     return VerificationRule(config.speculation.verification)
-
-
-def _speculation(
-    config: ResolvedConfig, runner: Runner, scheduler: Scheduler, sampler: Sampler
-) -> SpeculationSource:
-    if config.speculation.mode == "off":
-        return NoSpeculation()
-    model, cache = runner.model, runner.cache
-    drafter = importlib.import_module(_COLOCATED).load(
-        config.speculation,
-        target=Path(config.model.target or ""),
-        model=model,
-        num_context_tokens=cache.num_blocks * cache.block_size,
-        max_positions=sampler.max_model_len,
-    )
-    if drafter.features is not None:
-        runner.features = FeatureCache(
-            drafter.features,
-            feature_size=drafter.feature_size,
-            num_blocks=cache.num_blocks,
-            block_size=cache.block_size,
-            dtype=model.embedding.dtype,
-            device=model.embedding.device,
-        )
-    draft = ColocatedDraft(
-        drafter,
-        runner.features,
-        vocab_size=model.config.vocab_size,
-        num_kept=config.speculation.num_kept,
-        gamma=config.speculation.gamma,
-        max_extension=config.engine.max_batch_tokens,
-        device=model.embedding.device,
-    )
-    budget = SurvivalBudget(config.speculation.min_survival)
-    return SynchronousSpeculation(draft, scheduler=scheduler, sampler=sampler, budget=budget)
 
 
 def _lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:

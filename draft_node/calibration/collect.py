@@ -20,6 +20,7 @@ from draft_node.calibration.law_confidence import LawRecorder
 from draft_node.calibration.metrics import Floats
 from draft_node.calibration.texts import Text
 from draft_node.offline_target import OfflineTarget
+from specserve.config import SpeculationConfig
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.drawing import Coupled, DrawingRule
 from specserve.decoding.drawing import Sampled as SampledRule
@@ -41,7 +42,7 @@ class Conditions:
 
     rule: VerificationRule
     temperature: float
-    num_kept: int = 64  # of a draft law, in the rejection family
+    num_kept: int = SpeculationConfig().num_kept  # of a draft law, in the rejection family
     stride: int = 2  # tokens from one anchor to the next
     batch_size: int = 16  # texts at a time
 

@@ -4,6 +4,7 @@ DSpark and DFlash are settings of this class: see `dspark` and `dflash`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,10 +23,13 @@ from specserve.drafting import (
     LawConfidence,
     SpeculationBatch,
 )
+from specserve.model.attention import TorchAttention
 
 
 class BlockDrafter:
     """`Drafter` over a `Backbone`; every part beyond it may be absent."""
+
+    holds_tokens_in_flight = True
 
     def __init__(
         self,
@@ -44,7 +48,7 @@ class BlockDrafter:
         spec = backbone.spec
         self.backbone = backbone
         self.context = context
-        self.name = "dflash" if spec.markov is None and spec.confidence is None else "dspark"
+        self.name = spec.name
         self.gamma = spec.gamma
         self.feature_size = spec.decoder.hidden_size
         self.features = FeatureSpec(spec.feature_layers, backbone.projector)
@@ -58,6 +62,11 @@ class BlockDrafter:
             num_heads=spec.decoder.num_heads,
             scale=1.0 if spec.gemma4 is not None else spec.decoder.head_dim**-0.5,
         )
+        # Tokens in flight become entries as they do in a block: by the layers' own keys.
+        self._causal = TorchAttention(
+            context.cache, num_heads=spec.decoder.num_heads, deterministic=False
+        )
+        self._causal.scale = self._attention.scale
         device = backbone.embedding.device
         self._block_ids = torch.full((1, spec.block_size), spec.mask_token_id, device=device)
         self._block_offsets = torch.arange(spec.block_size, device=device)
@@ -67,11 +76,13 @@ class BlockDrafter:
 
     @torch.inference_mode()
     def extend(self, update: ContextUpdate) -> None:
-        if update.features is None:
-            raise ValueError("a block drafter's context is made of features")
         slots = self.context.rows.append(update.rows, update.starts, update.counts)
-        positions = flat_positions(update.starts, update.counts).to(update.features.device)
-        self.context.write(slots, *self.backbone.context_entries(update.features, positions))
+        positions = flat_positions(update.starts, update.counts).to(self._block_ids.device)
+        if update.features is not None:
+            self.context.write(slots, *self.backbone.context_entries(update.features, positions))
+            return
+        self._causal.plan(self.context.causal_batch(update.rows, update.counts))
+        self.backbone.hidden(update.token_ids, positions, self._causal)
 
     def truncate(self, row: int, length: int) -> None:
         self.context.rows.truncate(row, length)
@@ -93,15 +104,16 @@ class BlockDrafter:
         )
         drawing = rule.begin(layout)
         if self.head is None:
-            token_ids, confidences = self._draw_all(logits, drawing)
+            drawn = self._draw_all(logits, drawing)
         else:
-            token_ids, confidences = self._draw_serially(
-                self.head, hidden, logits, batch.anchor_ids, drawing
-            )
+            drawn = self._draw_serially(self.head, hidden, logits, batch, drawing)
         if self.confidence_head is not None:
+            token_ids = drawn.token_ids
             previous_ids = torch.cat([batch.anchor_ids[:, None], token_ids[:, :-1]], dim=1)
-            confidences = self.confidence_head(hidden, previous_ids)
-        return SpeculationBatch(token_ids, drawing.law(), confidences)
+            drawn = replace(drawn, confidences=self.confidence_head(hidden, previous_ids))
+        if not batch.keep_logits:
+            return replace(drawn, logits=None)
+        return replace(drawn, target_ids=self.target_ids)
 
     def block_hidden(
         self, batch: DraftBatch, lengths: Sequence[int], anchor_positions: Tensor
@@ -144,27 +156,35 @@ class BlockDrafter:
         token_ids = torch.cat([torch.tensor(padded, device=device), token_ids], dim=1)
         return token_ids, torch.cat([before.clamp(min=0), positions], dim=1), mask
 
-    def _draw_all(self, logits: Tensor, drawing: Drawing) -> tuple[Tensor, Tensor | None]:
+    def _draw_all(self, logits: Tensor, drawing: Drawing) -> SpeculationBatch:
         confidences = None if self.law_confidence is None else self.law_confidence(0, logits)
-        return drawing.draw(0, logits), confidences
+        token_ids = drawing.draw(0, logits)
+        return SpeculationBatch(token_ids, drawing.law(), confidences, logits=logits)
 
     def _draw_serially(
         self,
         head: SerialHead,
         hidden: Tensor,
         base_logits: Tensor,
-        anchor_ids: Tensor,
+        batch: DraftBatch,
         drawing: Drawing,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> SpeculationBatch:
         run = head.begin(hidden, base_logits)
-        previous_ids = anchor_ids
+        previous_ids = batch.anchor_ids
         drawn: list[Tensor] = []
         confidences: list[Tensor] = []
+        kept: list[Tensor] = []
         for slot in range(self.gamma):
             logits = run.logits(slot, previous_ids)[:, None]
             if self.law_confidence is not None and self.confidence_head is None:
                 confidences.append(self.law_confidence(slot, logits))
             drawn.append(drawing.draw(slot, logits))
             previous_ids = drawn[-1][:, 0]
-        token_ids = torch.cat(drawn, dim=1)
-        return token_ids, torch.cat(confidences, dim=1) if confidences else None
+            if batch.keep_logits:
+                kept.append(logits)
+        return SpeculationBatch(
+            torch.cat(drawn, dim=1),
+            drawing.law(),
+            torch.cat(confidences, dim=1) if confidences else None,
+            logits=torch.cat(kept, dim=1) if kept else None,
+        )

@@ -3,6 +3,8 @@
 Entry p of its context pairs the feature of position p with the token at p + 1. So a row's last
 feature waits for a token: the anchor, which every draft call brings itself. Only one layer deep,
 the context needs keys and values, never an output.
+
+Tokens in flight have no features yet: behind them the chain runs on its own, as it does in a block.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from draft_node.context import BlockAttention, ChainAttention, Context
 from draft_node.drafters.backbone import ContextEntries, FeatureProjector, load_projector
-from draft_node.drafters.batching import context_lens, flat_positions, refuse_gap
+from draft_node.drafters.batching import context_lens, flat_positions
 from draft_node.drafters.spec import Eagle3Spec
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
 from specserve.decoding.drawing import BlockLayout, DrawingRule
@@ -64,6 +66,8 @@ class Eagle3Decoder:
 
 class Eagle3Drafter:
     """`Drafter`: a chain of gamma steps, each feeding on the features of the one before."""
+
+    holds_tokens_in_flight = False
 
     def __init__(
         self,
@@ -125,7 +129,6 @@ class Eagle3Drafter:
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
-        refuse_gap(batch)
         lengths = context_lens(batch, self.context.rows)
         device = self._features.device
         last_slots = [
@@ -134,11 +137,15 @@ class Eagle3Drafter:
         ]
         hidden = self._features[torch.tensor(last_slots, device=device)]
         positions = torch.tensor(lengths, device=device) - 1
+        chain = ChainAttention(
+            self._attention, batch.rows, [length - 1 for length in lengths], _pads(batch, device)
+        )
+        if batch.max_gap():
+            hidden, positions = self._bridge(batch, hidden, positions, chain)
         drawing = rule.begin(
             BlockLayout(positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, None)
         )
-        chain = ChainAttention(self._attention, batch.rows, [length - 1 for length in lengths])
-        token_ids, drawn, confidences = batch.anchor_ids, [], []
+        token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
         for slot in range(self.gamma):
             hidden = self.decoder.step(token_ids, hidden, positions + slot, chain)
             logits = self.decoder.logits(hidden)[:, None]
@@ -146,11 +153,41 @@ class Eagle3Drafter:
                 confidences.append(self.law_confidence(slot, logits))
             drawn.append(drawing.draw(slot, logits))
             token_ids = drawn[-1][:, 0]
+            if batch.keep_logits:
+                kept.append(logits)
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
             drawing.law(),
             torch.cat(confidences, dim=1) if confidences else None,
+            logits=torch.cat(kept, dim=1) if kept else None,
         )
+
+    def _bridge(
+        self, batch: DraftBatch, hidden: Tensor, positions: Tensor, chain: ChainAttention
+    ) -> tuple[Tensor, Tensor]:
+        """The chain's own features [B, H] of the tokens in flight, and the position of the last.
+
+        Shorter gaps are padded on the left with steps that leave a block as it is.
+        """
+        gap_ids, gap, pads = batch.gap_ids, batch.max_gap(), _pads(batch, hidden.device)
+        assert gap_ids is not None
+        assert pads is not None
+        padded = [[0] * (gap - len(ids)) + list(ids) for ids in gap_ids]
+        columns = torch.tensor(padded, device=hidden.device).T
+        for place, token_ids in enumerate(columns):
+            stepped = self.decoder.step(token_ids, hidden, positions, chain)
+            is_real = pads <= place
+            hidden = torch.where(is_real[:, None], stepped, hidden)
+            positions = positions + is_real
+        return hidden, positions
+
+
+def _pads(batch: DraftBatch, device: torch.device) -> Tensor | None:
+    """How much shorter each block's gap is than the longest, [B]; None without gaps."""
+    if batch.gap_ids is None or not batch.max_gap():
+        return None
+    lengths = torch.tensor([len(ids) for ids in batch.gap_ids], device=device)
+    return batch.max_gap() - lengths
 
 
 def eagle3_tensors(spec: Eagle3Spec) -> dict[str, tuple[int, ...]]:

@@ -24,6 +24,8 @@ from specserve.model.transformer import Transformer
 class LanguageModelDrafter:
     """`Drafter`: gamma forward passes of one token a block."""
 
+    holds_tokens_in_flight = True
+
     def __init__(
         self,
         model: Transformer,
@@ -82,7 +84,7 @@ class LanguageModelDrafter:
             BlockLayout(positions + 1, self.gamma, self.model.config.vocab_size, None)
         )
         chain = ChainAttention(self._attention, batch.rows, lengths)
-        token_ids, drawn, confidences = batch.anchor_ids, [], []
+        token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
         for slot in range(self.gamma):
             hidden, _ = self.model.forward(token_ids, self._within(positions + slot), chain)
             logits = self.model.lm_head(hidden).float()[:, None]
@@ -90,8 +92,11 @@ class LanguageModelDrafter:
                 confidences.append(self.law_confidence(slot, logits))
             drawn.append(drawing.draw(slot, logits))
             token_ids = drawn[-1][:, 0]
+            if batch.keep_logits:
+                kept.append(logits)
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
             drawing.law(),
             torch.cat(confidences, dim=1) if confidences else None,
+            logits=torch.cat(kept, dim=1) if kept else None,
         )

@@ -21,6 +21,7 @@ from draft_node.drafters.local_head import load_local_head
 from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import (
     BlockSpec,
+    DraftSpec,
     Eagle3Spec,
     LanguageModelSpec,
     Layout,
@@ -34,7 +35,8 @@ from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 
 _LOG = logging.getLogger(__name__)
-_DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
+DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
+_MAX_BLOCK_SIZE = 64  # as many as `speculation.gamma` may ask for
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class DrafterOptions:
     max_positions: int  # of one row, prompt and answer
     layout: Layout | None = None  # for checkpoints that do not tell
     local_head: Path | None = None
-    gamma: int = _DEFAULT_GAMMA  # of a language model; others have their own
+    gamma: int = DEFAULT_GAMMA  # of a language model; others have their own
     calibrated: bool = True  # use the calibration beside the drafter, if it was made for both
 
 
@@ -70,7 +72,7 @@ def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOpt
 
 
 def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:
-    spec = read_draft_spec(folder, options.layout)
+    spec = _read_bounded(folder, options.layout)
     if isinstance(spec, LocalHeadSpec):
         raise Unsupported(f"{folder}: a local head drafts nothing alone; add it to a DFlash")
     if target is not None:
@@ -105,7 +107,7 @@ def load_features(
 
     Refuses what `load_drafter` refuses; layouts make no difference here.
     """
-    spec = read_draft_spec(folder, Layout.ANCHOR_FIRST)
+    spec = _read_bounded(folder, Layout.ANCHOR_FIRST)
     if isinstance(spec, LanguageModelSpec | LocalHeadSpec):
         return None
     _check_fits(folder, spec, target, max_positions=0)
@@ -114,6 +116,19 @@ def load_features(
         spec = _checked(weights, spec)
         eps = None if isinstance(spec, Eagle3Spec) else spec.decoder.rms_norm_eps
         return FeatureSpec(spec.feature_layers, load_projector(weights, eps))
+
+
+def _read_bounded(folder: Path, layout: Layout | None) -> DraftSpec:
+    """The spec in `folder`, refused where drafting one of its blocks would fill the memory."""
+    spec = read_draft_spec(folder, layout)
+    field, length = "block_size", 0
+    if isinstance(spec, BlockSpec):
+        length = spec.block_size
+    elif isinstance(spec, Eagle3Spec):
+        field, length = "ttt_length", spec.gamma
+    if length > _MAX_BLOCK_SIZE:
+        raise Unsupported(f"{folder}: {field}: {length}, the limit is {_MAX_BLOCK_SIZE}")
+    return spec
 
 
 def _checked(weights: DraftWeights, spec: BlockSpec | Eagle3Spec) -> BlockSpec | Eagle3Spec:

@@ -18,6 +18,8 @@ _WIDTH = array("i").itemsize
 class NgramDrafter:
     """`Drafter`; a block without a match has length 0 and padding for tokens."""
 
+    holds_tokens_in_flight = True
+
     def __init__(self, *, gamma: int, longest: int = 4, shortest: int = 2) -> None:
         """Matches of `longest` down to `shortest` tokens, the anchor included, are looked for."""
         self.name = "ngram"

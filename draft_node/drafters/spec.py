@@ -59,6 +59,11 @@ class BlockSpec:
     warnings: tuple[str, ...] = ()
 
     @property
+    def name(self) -> str:
+        """Of the architecture, for people."""
+        return "dflash" if self.markov is None and self.confidence is None else "dspark"
+
+    @property
     def gamma(self) -> int:
         return self.block_size - (self.layout is Layout.FILL_IN)
 

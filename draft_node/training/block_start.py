@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import replace
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -31,7 +32,21 @@ def starting_point(
     qk_norm = "layers.0.self_attn.q_norm.weight" in weights
     spec = replace(spec, decoder=replace(spec.decoder, qk_norm=qk_norm))
     own = {name: w.float() for name, w in weights.items() if name not in (EMBEDDING, LM_HEAD)}
-    return spec, own
+    return _deepened(spec, own, arguments.layers or spec.decoder.num_layers)
+
+
+def _deepened(
+    spec: BlockSpec, weights: dict[str, Tensor], num_layers: int
+) -> tuple[BlockSpec, dict[str, Tensor]]:
+    """With layers on top that are copies of the last one and change nothing yet."""
+    last = spec.decoder.num_layers - 1
+    above = {name: w for name, w in weights.items() if name.startswith(f"layers.{last}.")}
+    for layer in range(last + 1, num_layers):
+        for name, weight in above.items():
+            silent = name.endswith(("o_proj.weight", "down_proj.weight"))
+            copy = torch.zeros_like(weight) if silent else weight.clone()
+            weights[name.replace(f"layers.{last}.", f"layers.{layer}.", 1)] = copy
+    return replace(spec, decoder=replace(spec.decoder, num_real_layers=num_layers)), weights
 
 
 def new_spec(arguments: argparse.Namespace, target: FrozenTarget) -> BlockSpec:
@@ -97,7 +112,7 @@ def _refuse_changes(arguments: argparse.Namespace, spec: BlockSpec) -> None:
     if spec.confidence is not None:
         confidence = "markov" if spec.confidence.with_markov else "hidden"
     held = {
-        "layers": spec.decoder.num_layers,
+        "layers": max(spec.decoder.num_layers, arguments.layers or 0),  # deeper is possible
         "gamma": spec.gamma,
         "feature_layers": spec.feature_layers,
         "mask_token_id": spec.mask_token_id,

@@ -25,6 +25,7 @@ from specserve.api.to_proto import (
     ResponseBuilder,
     load_of,
     model_info_of,
+    spec_config_of,
     spec_stats_of,
     stream_response_of,
 )
@@ -155,15 +156,7 @@ class SpecInfoServicer:
     async def GetSpecConfig(
         self, request: pb.GetSpecConfigRequest, context: Context
     ) -> pb.GetSpecConfigResponse:
-        if not self._service.hub.ready.done():
-            raise Unavailable("loading: the target is not ready yet")
-        ready = self._service.hub.ready.result()
-        return pb.GetSpecConfigResponse(
-            mode=ready.speculation,
-            gamma=ready.gamma,
-            drafter=ready.drafter,
-            verification=ready.verification,
-        )
+        return spec_config_of(self._service.ready, self._service.config)
 
     @with_status
     async def WatchSpecStats(self, request: pb.WatchSpecStatsRequest, context: Context) -> None:

@@ -1,6 +1,7 @@
 """grpc.health.v1: "" says that the process is alive, a service's name that it takes requests.
 
 Loading: alive, not ready. Draining or without a target: neither, so that nobody sends any more.
+Lost draft processes change neither: what they do for speed has a name of its own, `DRAFT`.
 """
 
 import grpc.aio
@@ -9,6 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from specserve.api.hub import Hub
 
 NAME = "grpc.health.v1.Health"
+DRAFT = "specserve.draft"  # serving: every draft process works with the target
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -32,6 +34,14 @@ class Health:
             await self._servicer.set(service, _SERVING)
         await hub.lost.wait()
         await self.stop_serving()
+
+    async def follow_drafts(self, hub: Hub, num_draft_processes: int) -> None:
+        """Keep `DRAFT` up to date, where there are draft processes; never returns."""
+        status = _NOT_SERVING
+        while True:
+            await self._servicer.set(DRAFT, status)
+            load = await hub.next_load()
+            status = _SERVING if load.num_drafts_attached >= num_draft_processes else _NOT_SERVING
 
     async def stop_serving(self) -> None:
         """Final: nothing turns it back."""

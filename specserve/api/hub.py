@@ -68,6 +68,7 @@ class Hub:
         self.lost = asyncio.Event()
         self._lost_detail = ""
         self.load = Load()
+        self._next_load: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
         self._handlers: dict[type, Callable[..., None]] = {
             RoundEvents: self._on_round,
             PromptLogprobs: self._on_prompt_logprobs,
@@ -158,6 +159,10 @@ class Hub:
 
     def drain_target(self) -> None:
         self._send_quietly(Drain())
+
+    async def next_load(self) -> Load:
+        """The next report of the target's; never, once the target is lost."""
+        return await asyncio.shield(self._next_load)  # others may be waiting for it too
 
     async def profile(self, num_rounds: int, path: str) -> Profiled:
         """Record a trace on the target; raises Exhausted while another one is being recorded."""
@@ -251,6 +256,8 @@ class Hub:
 
     def _on_load(self, message: Load) -> None:
         self.load = message
+        self._next_load.set_result(message)
+        self._next_load = asyncio.get_running_loop().create_future()
 
     def _on_ready(self, message: Ready) -> None:
         if not self.ready.done():

@@ -49,3 +49,6 @@ class ServerLoad(msgspec.Struct, frozen=True, kw_only=True):
     round_s: float
     draining: bool
     num_malformed_frames: int
+    num_draft_processes: int
+    num_drafts_attached: int
+    speculation_regime: str

@@ -54,6 +54,9 @@ class GrpcServer:
             asyncio.create_task(hub.run(), name="hub"),
             asyncio.create_task(self._health.follow(hub), name="health"),
         ]
+        if num_drafts := self._service.config.num_draft_processes:
+            following = self._health.follow_drafts(hub, num_drafts)
+            self._tasks.append(asyncio.create_task(following, name="draft health"))
         await self._server.start()
 
     async def failed(self) -> None:

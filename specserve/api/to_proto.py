@@ -9,6 +9,7 @@ from specserve.api import events
 from specserve.api.call import ChatMessage, GenerateCall
 from specserve.api.from_proto import ORIGINS
 from specserve.api.grpc_gen import generation_pb2 as pb
+from specserve.config import ResolvedConfig
 from specserve.errors import InvalidField
 from specserve.types import Load, Logprobs, Ready
 
@@ -18,6 +19,8 @@ _INTEGERS = {
     FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
 }
+# Fields of `Load` that tell how draft processes fare.
+_DRAFTS = ("num_draft_processes", "num_drafts_attached", "speculation_regime")
 
 # --- requests, on the client ------------------------------------------------------------------
 
@@ -152,14 +155,30 @@ def finished_of(finished: events.Finished) -> pb.Finished:
 
 def spec_stats_of(load: Load) -> pb.SpecStats:
     """What speculation has achieved since the target started."""
+    names = (
+        "uptime_s", "num_rounds", "num_drafts", "num_accepted_tokens", "num_lookups", "num_hits",
+        "bytes_sent", "bytes_received", *_DRAFTS,
+    )  # fmt: skip
     return pb.SpecStats(
-        uptime_s=load.uptime_s,
-        num_rounds=load.num_rounds,
-        num_drafts=load.num_drafts,
         num_draft_tokens=load.num_drafted_tokens,
-        num_accepted_tokens=load.num_accepted_tokens,
         num_accepted_tokens_per_pos=load.num_accepted_per_position,
+        **{name: getattr(load, name) for name in names},
     )
+
+
+def spec_config_of(ready: Ready, config: ResolvedConfig) -> pb.GetSpecConfigResponse:
+    """What speculation is configured to do; nothing of draft processes where there are none."""
+    response = pb.GetSpecConfigResponse(
+        mode=ready.speculation,
+        gamma=ready.gamma,
+        drafter=ready.drafter,
+        verification=ready.verification,
+        num_draft_processes=config.num_draft_processes,
+    )
+    if config.num_draft_processes:
+        for name in ("fan_out", "wave", "fan_out_rule", "miss_policy"):
+            setattr(response, name, getattr(config.speculation, name))
+    return response
 
 
 def _spec_record_of(spec: events.SpecRecord) -> pb.SpecRecord:
@@ -220,7 +239,7 @@ def load_of(
     names = (
         "num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_cached_blocks",
         "num_preemptions", "num_rounds", "num_prompt_tokens", "num_cached_tokens",
-        "num_generated_tokens", "round_s",
+        "num_generated_tokens", "round_s", *_DRAFTS,
     )  # fmt: skip
     fields = {name: getattr(load, name) for name in names}
     return pb.GetLoadResponse(

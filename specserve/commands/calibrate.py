@@ -79,7 +79,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--verification", default="foreseeable", choices=("rejection", "foreseeable", "coupled"),
         help="rule that drafts are judged by (default foreseeable)",
     )  # fmt: skip
-    number("--num-kept", 64, "likeliest tokens that a draft law keeps", parser)
+    num_kept = SpeculationConfig().num_kept
+    number("--num-kept", num_kept, "likeliest tokens that a draft law keeps", parser)
     number("--gamma", 5, "drafted tokens of a block, for a language model as drafter", parser)
     text("--out", type=Path, metavar="FOLDER", help="for calibration.json (default: the drafter's)")
     text("--plot", type=Path, metavar="PNG", help="the diagram (default: OUT/reliability.png)")

@@ -22,10 +22,11 @@ log = logging.getLogger(__name__)
 
 HELP = "serve a model over gRPC until Ctrl-C"
 EXAMPLES = """examples:
-  specserve launch                                    the embedded model on 127.0.0.1:7411
-  specserve launch --topology 2+0 --threads 4         two tensor-parallel ranks, four cores each
-  specserve launch --target ./Qwen3-0.6B --port 0     a local folder, any free port
-  specserve launch --ballast 60M                      the same law at the cost of a 60M model
+  specserve launch                                      the embedded model on 127.0.0.1:7411
+  specserve launch --topology 2+0 --threads 4           two tensor-parallel ranks, four cores each
+  specserve launch --topology 1+1 --speculation async   a draft process that drafts ahead
+  specserve launch --target ./Qwen3-0.6B --port 0       a local folder, any free port
+  specserve launch --ballast 60M                        the same law at the cost of a 60M model
   specserve launch --config serve.toml --set engine.max_batch_rows=32
 """
 

@@ -8,7 +8,7 @@ unchecked, so that files, flags and `--set` share one set of rules and one kind 
 import argparse
 from pathlib import Path
 
-from specserve.config import Config, load_config, parse_override
+from specserve.config import DEFAULT_MODE, Config, load_config, parse_override
 
 _VALUE_FLAGS = (
     ("--target", "model.target", "FOLDER|HUB_ID", "model to serve (default: the embedded one)"),
@@ -19,18 +19,27 @@ _VALUE_FLAGS = (
     ("--topology", "topology.topology", "T+D", "T target ranks, D draft processes (default 1+0)"),
     ("--device", "topology.device", "cpu|cuda", "default: cuda where there are enough devices"),
     ("--threads", "topology.threads", "CORES", "cores per target rank on CPU (default 1)"),
+    ("--draft-threads", "speculation.draft_threads", "CORES", "cores per draft process on CPU"),
     ("--host", "server.host", "ADDRESS", "loopback address to listen on"),
     ("--port", "server.grpc_port", "PORT", "gRPC port; 0 takes any free one (default 7411)"),
     ("--max-batch-rows", "engine.max_batch_rows", "ROWS", "samples that run at once"),
     ("--max-batch-tokens", "engine.max_batch_tokens", "TOKENS", "tokens of one forward"),
-    ("--speculation", "speculation.mode", "MODE", "off or sync (default off)"),
+    ("--speculation", "speculation.mode", "MODE",
+     f"off, sync, async or auto (default {DEFAULT_MODE})"),
     ("--drafter", "speculation.drafter", "FOLDER|HUB_ID|NAME", "drafter, or ngram"),
+    ("--colocated-drafter", "speculation.colocated_drafter", "FOLDER|HUB_ID|NAME",
+     "drafter in the target's process when the mode is auto"),
     ("--local-head", "speculation.local_head", "FOLDER", "DeLS head for a DFlash drafter"),
     ("--verification", "speculation.verification", "RULE", "rejection, foreseeable or coupled"),
     ("--gamma", "speculation.gamma", "TOKENS", "drafted tokens a round at most"),
+    ("--fan-out", "speculation.fan_out", "BLOCKS", "drafted ahead for each row (default 32)"),
+    ("--wave", "speculation.wave", "BLOCKS", "drafted together by a draft process (default 8)"),
+    ("--fan-out-rule", "speculation.fan_out_rule", "RULE", "measured, geometric or uniform"),
+    ("--miss-policy", "speculation.miss_policy", "POLICY", "auto, skip, ngram or draft_now"),
+    ("--saguaro-c", "speculation.saguaro_c", "FACTOR", "0 to 1, on tokens prepared for"),
     ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error"),
     ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),
-)
+)  # fmt: skip
 _SWITCHES = (
     ("--oversubscribe", "topology.oversubscribe", "share devices or cores between processes"),
     ("--deterministic", "engine.deterministic", "same bits in every batch and at every T"),

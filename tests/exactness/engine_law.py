@@ -98,11 +98,11 @@ class Question:
             logits[logits < logits.topk(top_k).values[-1]] = float("-inf")
         return logits.softmax(dim=0)
 
-    def law(self, model: Transformer) -> SequenceLaw:
-        """The law of the first `DEPTH` tokens."""
+    def law(self, model: Transformer, depth: int = DEPTH) -> SequenceLaw:
+        """The law of the first `depth` tokens."""
         nodes: dict[Prefix, dict[int, float]] = {}
         level: list[Prefix] = [()]
-        for _ in range(DEPTH):
+        for _ in range(depth):
             for prefix in level:
                 probs = self.next_probs(_last_logits(model, (*self.prompt, *prefix)), prefix)
                 found = probs.topk(WIDTH)
@@ -188,12 +188,19 @@ def ask(models: Models, engine: Engine, num_samples: int, *, seed: int = 0) -> A
         max_batch_rows=128,
         max_batch_tokens=300,
     )
+    return answers_of(target, num_samples, seed=seed)
+
+
+def answers_of(
+    target: InProcessTarget, num_samples: int, *, seed: int, depth: int = DEPTH
+) -> Answers:
+    """About `num_samples` answers to each question, of at least `depth` tokens."""
     rng = random.Random(seed)
     asked: dict[str, int] = {}
     counts = [0] * len(QUESTIONS)
     while min(counts) < num_samples:
         place = counts.index(min(counts))
-        request = _request(f"r{len(asked)}", QUESTIONS[place], rng)
+        request = _request(f"r{len(asked)}", QUESTIONS[place], rng, depth)
         asked[request.request_id] = place
         counts[place] += request.sampling.n
         target.submit(request)
@@ -213,11 +220,11 @@ def ask(models: Models, engine: Engine, num_samples: int, *, seed: int = 0) -> A
     )
 
 
-def _request(name: str, question: Question, rng: random.Random) -> Request:
+def _request(name: str, question: Question, rng: random.Random, depth: int) -> Request:
     sampling = SamplingParams(
         n=rng.choice([2, 4, 8]),
         # Beyond what is tested: a draft that would fill the answer to its end is never made.
-        max_tokens=DEPTH + rng.randint(0, 2),
+        max_tokens=depth + rng.randint(0, 2),
         ignore_eos=True,
         **question.fields,
     )

@@ -98,7 +98,8 @@ def test_the_service_says_how_it_speculates(speculating: str):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--speculation", "async"), "speculation.mode: 'async' is not available"),
+        (("--speculation", "async"), "speculation.mode: async needs a draft process"),
+        (("--topology", "2+1"), "use --speculation async or auto, or --topology 2+0"),
         (("--speculation", "maybe"), "speculation.mode: 'maybe' is not known"),
         (("--speculation", "sync", "--drafter", "nothere"), "speculation.drafter: 'nothere'"),
         (("--speculation", "sync", "--drafter", "ngram", "--verification", "trust"),

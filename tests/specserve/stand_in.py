@@ -1,8 +1,11 @@
 """A child that keeps the supervisor's contract and does nothing else; its behaviour is scripted.
 
-Its configuration is a script: a folder to leave traces in (NAME.pid, and api.heard with the line it
-got on stdin), and a behaviour by name ("api", "target0"): serve, refuse, crash_starting,
-hang_starting or ignore_sigterm.
+Its configuration is a script: a folder to leave traces in (NAME.pid, NAME.lives with a line for
+every start, and NAME.heard: the line the API process got on stdin, or the record a draft process
+got over its link from target 0, which sends "for draft RANK" to each), and a behaviour by name
+("api", "target0"): serve, refuse, crash_starting, hang_starting, ignore_sigterm; of a draft process
+also flap (dies soon after it is ready), refuse_again (every start but the first) and stall (its
+heart stops beating, once).
 """
 
 import json
@@ -14,7 +17,10 @@ import time
 from pathlib import Path
 
 from specserve.errors import Unsupported
+from specserve.link.ring import SharedRegion
 from specserve.process import die_with_parent, parse_child_arguments, report_failure, report_ready
+
+PERIOD_S = 0.02
 
 
 def main(role: str) -> int:
@@ -25,7 +31,10 @@ def main(role: str) -> int:
     folder = Path(script["folder"])
     (folder / f"{name}.pid").write_text(str(os.getpid()))
     behaviour = script["behaviours"].get(name, "serve")
-    if behaviour == "refuse":
+    with (folder / f"{name}.lives").open("a") as lives:
+        lives.write(f"{time.monotonic()}\n")
+    is_first = (folder / f"{name}.lives").read_text().count("\n") == 1
+    if behaviour == "refuse" or (behaviour == "refuse_again" and not is_first):
         report_failure(arguments.ready_fd, Unsupported(f"model.target: {name} refuses"))
         return 2
     if behaviour == "crash_starting":
@@ -35,15 +44,38 @@ def main(role: str) -> int:
     stopping: list[int] = []
     ignoring = behaviour == "ignore_sigterm"
     signal.signal(signal.SIGTERM, lambda *_: None if ignoring else stopping.append(1))
+    links = [SharedRegion.attach(fd) for fd in arguments.link_fds]
     report_ready(arguments.ready_fd, address="127.0.0.1:1" if role == "api" else "")
-    serve(folder / f"{name}.heard", stopping, listen=role == "api")
+    heard = folder / f"{name}.heard"
+    if role == "draft":
+        (link,) = links
+        draft(heard, stopping, link, stalls=behaviour == "stall" and is_first, behaviour=behaviour)
+    else:
+        for rank, link in enumerate(links):
+            link.to_draft.write([f"for draft {rank}".encode()])
+        serve(heard, stopping, listen=role == "api")
     return 0
+
+
+def draft(
+    heard: Path, stopping: list[int], link: SharedRegion, *, stalls: bool, behaviour: str
+) -> None:
+    began_s = time.monotonic()
+    while not stopping:
+        lived_s = time.monotonic() - began_s
+        if not (stalls and lived_s > 0.3):
+            link.heartbeat_ns = time.monotonic_ns()
+        if record := link.to_draft.read():
+            heard.write_text(record.decode())
+        if behaviour == "flap" and lived_s > 0.05:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(PERIOD_S)
 
 
 def serve(heard: Path, stopping: list[int], *, listen: bool) -> None:
     told = False
     while not (told or stopping):
-        told = listen and bool(select.select([sys.stdin], [], [], 0.02)[0])
-        time.sleep(0 if listen else 0.02)
+        told = listen and bool(select.select([sys.stdin], [], [], PERIOD_S)[0])
+        time.sleep(0 if listen else PERIOD_S)
     if listen and select.select([sys.stdin], [], [], 0)[0]:
         heard.write_text(sys.stdin.readline())

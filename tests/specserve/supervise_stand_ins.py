@@ -1,4 +1,4 @@
-"""`python supervise_stand_ins.py FOLDER NUM_RANKS`: a real supervisor over scripted children."""
+"""A real supervisor over scripted children: its arguments are FOLDER NUM_RANKS NUM_DRAFTS."""
 
 import sys
 from pathlib import Path
@@ -8,18 +8,23 @@ from specserve.supervisor import Supervisor
 from specserve.telemetry import setup_logging
 
 
-def main(folder: Path, num_ranks: int) -> int:
+def main(folder: Path, num_ranks: int, num_drafts: int) -> int:
     setup_logging("supervisor", "warning")
     targets = [
         ChildCommand(role="target", rank=rank, module="stand_in_target", world_size=num_ranks)
         for rank in range(num_ranks)
     ]
+    drafts = [
+        ChildCommand(role="draft", rank=rank, module="stand_in_draft", world_size=num_drafts)
+        for rank in range(num_drafts)
+    ]
     supervisor = Supervisor(
-        [*targets, ChildCommand(role="api", rank=0, module="stand_in_api")],
+        [*targets, *drafts, ChildCommand(role="api", rank=0, module="stand_in_api")],
         config=folder / "script.json",
         control_dir=folder,
         startup_timeout_s=10,
         drain_timeout_s=0.5,
+        draft_timeout_s=0.5,
     )
     ending = supervisor.run(on_ready=lambda address: (folder / "ready").write_text(address))
     if ending.error:
@@ -28,4 +33,4 @@ def main(folder: Path, num_ranks: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -54,6 +54,11 @@ def resolved(config: Config = AUTO, hardware: Hardware = MACHINE):
     return resolve(config, hardware, SPEC, FOLDER)
 
 
+def speculating(mode: str, topology: str = "1+0", **fields) -> Config:
+    speculation = SpeculationConfig(mode=mode, **fields)
+    return Config(topology=TopologyConfig(topology=topology), speculation=speculation)
+
+
 def test_overrides_win_over_the_file(tmp_path):
     path = tmp_path / "serve.toml"
     path.write_text('[engine]\nblock_size = 32\nmax_batch_rows = 8\n[model]\nname = "a"\n')
@@ -130,7 +135,9 @@ def test_resolution_survives_the_trip_to_a_child(tmp_path):
 
 def test_nothing_is_left_undecided_on_cpu():
     config = resolved()
-    wishes = {"drafter", "local_head", "gamma"}
+    wishes = {
+        "drafter", "colocated_drafter", "local_head", "gamma", "draft_wait_ms", "saguaro_c",
+    }  # fmt: skip
     optional = {"model.ballast", "engine.kv_memory"} | {f"speculation.{key}" for key in wishes}
     undecided = {
         f"{section}.{key}"
@@ -179,6 +186,25 @@ def test_blocks_take_at_most_a_quarter_of_free_memory():
     assert two.engine.num_blocks == config.engine.num_blocks  # half the memory, half the heads
 
 
+def test_what_a_drafter_keeps_counts_as_memory():
+    """Per token: 1024 values of KV, 256 of features, 1280 of a context of five layers."""
+
+    def num_blocks(speculation: SpeculationConfig, **engine) -> int | None:
+        config = Config(speculation=speculation, engine=EngineConfig(**engine))
+        return resolved(config, machine).engine.num_blocks
+
+    machine = msgspec.structs.replace(MACHINE, available_memory=256 << 20)
+    sync = SpeculationConfig(mode="sync", drafter="any")
+    plain = SpeculationConfig()
+    ngram = SpeculationConfig(mode="sync", drafter="ngram")
+    assert num_blocks(sync) == (64 << 20) // (16 * 4 * (1024 + 256 + 1280))
+    assert num_blocks(plain) == num_blocks(ngram) == (64 << 20) // (16 * 4 * 1024)
+    for_kv = {"kv_memory": "160MiB"}
+    assert num_blocks(plain, **for_kv) == num_blocks(ngram, **for_kv) == 2560
+    with pytest.raises(Unsupported, match=r"draft contexts, of 400\.0 MiB exceed the 256"):
+        num_blocks(sync, **for_kv)
+
+
 def test_kv_memory_becomes_blocks():
     config = resolved(Config(engine=EngineConfig(kv_memory="64MiB")))
     assert config.engine.num_blocks == (64 << 20) // (16 * 2 * 4 * 4 * 32 * 4)
@@ -207,6 +233,18 @@ def test_ballast_layers_count_in_the_kv_of_a_token():
         ),
         (Config(engine=EngineConfig(kv_memory="lots")), "engine.kv_memory: 'lots' is not a size"),
         (Config(telemetry=TelemetryConfig(log_level="loud")), "telemetry.log_level: 'loud'"),
+        (speculating("maybe"), "speculation.mode: 'maybe' is not known (off, sync, async, auto)"),
+        (speculating("async"), "speculation.mode: async needs a draft process"),
+        (speculating("off", "1+1"), "topology.topology: 1+1 has draft processes"),
+        (speculating("sync", "2+1"), "topology.topology: 2+1 has draft processes"),
+        (
+            speculating("auto", miss_policy="wait"),
+            "speculation.miss_policy: 'wait' is not known (auto, skip, ngram, draft_now)",
+        ),
+        (
+            speculating("auto", fan_out_rule="best"),
+            "speculation.fan_out_rule: 'best' is not known (measured, geometric, uniform)",
+        ),
     ],
 )
 def test_a_value_that_is_never_right_is_an_invalid_field(config, message):
@@ -216,15 +254,50 @@ def test_a_value_that_is_never_right_is_an_invalid_field(config, message):
 
 
 @pytest.mark.parametrize(
+    ("mode", "topology"),
+    [("async", "1+1"), ("async", "2+1"), ("async", "1+2"), ("async", "4+1"),
+     ("auto", "1+0"), ("auto", "4+1"), ("off", "2+0"), ("sync", "2+0")],
+)  # fmt: skip
+def test_a_mode_and_a_topology_that_fit_get_a_place_for_every_process(mode, topology):
+    machine = msgspec.structs.replace(MACHINE, cores=tuple(range(8)))
+    config = resolved(speculating(mode, topology), machine)
+    assert (config.speculation.mode, config.topology.topology) == (mode, topology)
+    num_ranks, num_drafts = map(int, topology.split("+"))
+    roles = [placement.role for placement in config.placements]
+    assert roles == ["target"] * num_ranks + ["draft"] * num_drafts + ["api"]
+    assert config.num_draft_processes == num_drafts
+
+
+def test_a_launch_refused_for_its_mode_says_what_to_type():
+    with pytest.raises(InvalidField, match=r"--speculation async or auto, or --topology 2\+0"):
+        resolved(speculating("off", "2+1"))
+    with pytest.raises(InvalidField, match=r"use --topology 2\+1"):
+        resolved(speculating("async", "2+0"))
+
+
+def test_a_draft_process_has_as_many_threads_as_a_rank_unless_told_otherwise():
+    config = resolved(Config(topology=TopologyConfig(threads=2)))
+    assert config.speculation.draft_threads == 2
+    config = resolved(speculating("async", "1+1", draft_threads=3))
+    assert config.placement("target").cores == (0,)
+    assert config.placement("draft").cores == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("fan_out", "0"), ("fan_out", "1025"), ("wave", "257"), ("saguaro_c", "1.1"),
+     ("draft_wait_ms", "0"), ("draft_timeout_s", "0.01"), ("draft_threads", "0")],
+)  # fmt: skip
+def test_a_number_of_speculation_out_of_range_is_refused(key, value):
+    with pytest.raises(InvalidField, match=rf"speculation\.{key}: expected"):
+        load_config(None, {f"speculation.{key}": value})
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            Config(topology=TopologyConfig(topology="1+1")),
-            "draft processes, which need asynchronous speculation",
-        ),
         (Config(topology=TopologyConfig(topology="3+0")), "ranks, but num_attention_heads is 8"),
         (Config(topology=TopologyConfig(device="cuda")), "no CUDA device"),
-        (Config(speculation=SpeculationConfig(mode="async")), "speculation.mode: 'async'"),
         (Config(server=ServerConfig(host="0.0.0.0")), "server.host: '0.0.0.0' is not a loopback"),
         (Config(engine=EngineConfig(kv_memory="1k")), "no room for a single block"),
     ],

@@ -1,17 +1,29 @@
+import logging
+from pathlib import Path
+
 import pytest
 
+from specserve import drafter_source
 from specserve.config import SpeculationConfig
 from specserve.drafter_source import locate_drafter
 from specserve.errors import InvalidField
 from specserve.target_source import EMBEDDED_TARGET
 
+DRAFTERS = EMBEDDED_TARGET.parent / "drafters"
 
-def locate(target=EMBEDDED_TARGET, **fields) -> SpeculationConfig:
-    return locate_drafter(SpeculationConfig(mode="sync", **fields), target)
+
+def locate(target=EMBEDDED_TARGET, mode="sync", drafts=0, **fields) -> SpeculationConfig:
+    return locate_drafter(SpeculationConfig(mode=mode, **fields), target, drafts)
+
+
+def names(speculation: SpeculationConfig) -> tuple[str | None, str | None]:
+    """Of what drafts in a draft process, and in the target's."""
+    drafter, colocated = speculation.drafter, speculation.colocated_drafter
+    return drafter and Path(drafter).name, colocated and Path(colocated).name
 
 
 def test_nothing_is_looked_for_when_nobody_drafts(tmp_path):
-    off = SpeculationConfig(drafter="nowhere")
+    off = SpeculationConfig(mode="off", drafter="nowhere")
     assert locate_drafter(off, tmp_path) is off
 
 
@@ -27,8 +39,15 @@ def test_a_folder_becomes_absolute(tmp_path, monkeypatch):
 
 
 def test_a_target_of_ones_own_needs_a_drafter_of_ones_own(tmp_path):
-    with pytest.raises(InvalidField, match=r"speculation\.drafter: is needed .* ngram"):
-        locate(tmp_path)
+    for mode, drafts in (("sync", 0), ("async", 1), ("auto", 1)):
+        with pytest.raises(InvalidField, match=r"speculation\.drafter: is needed .* ngram"):
+            locate(tmp_path, mode, drafts)
+
+
+def test_auto_without_any_drafter_is_off_and_says_so(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        assert locate(tmp_path, "auto").mode == "off"
+    assert "speculation is off" in caplog.text
 
 
 @pytest.mark.parametrize("field", ["drafter", "local_head"])
@@ -49,4 +68,35 @@ def test_prompt_lookup_takes_no_local_head():
 
 
 def test_the_embedded_target_has_a_drafter_by_default():
-    assert locate().drafter == str(EMBEDDED_TARGET.parent / "drafters" / "dspark")
+    assert locate().drafter == str(DRAFTERS / "dspark")
+
+
+def test_draft_processes_have_a_drafter_of_their_own_where_it_comes_along(tmp_path, monkeypatch):
+    for name in ("dspark", "dspark-async"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    monkeypatch.setattr(drafter_source, "EMBEDDED_DRAFTERS", tmp_path)
+    assert names(locate(mode="async", drafts=1)) == ("dspark-async", None)
+    assert names(locate(mode="auto", drafts=1)) == ("dspark-async", "dspark")
+    assert names(locate(mode="auto", drafts=0)) == ("dspark", "dspark")
+    (tmp_path / "dspark-async" / "config.json").unlink()
+    (tmp_path / "dspark-async").rmdir()
+    assert names(locate(mode="async", drafts=1)) == ("dspark", None)
+    assert names(locate(mode="auto", drafts=1)) == ("dspark", "dspark")
+
+
+def test_what_the_user_names_drafts_where_it_was_meant_to():
+    assert names(locate(mode="async", drafts=1, drafter="lm")) == ("lm", None)
+    assert names(locate(mode="auto", drafts=1, drafter="lm")) == ("lm", "dspark")
+    assert names(locate(mode="auto", drafts=1, colocated_drafter="ngram"))[1] == "ngram"
+    assert names(locate(mode="auto", drafter="lm")) == ("lm", "lm")
+
+
+def test_a_target_of_ones_own_takes_one_drafter_for_both_places(tmp_path):
+    for fields in ({"drafter": "ngram"}, {"colocated_drafter": "ngram"}):
+        assert names(locate(tmp_path, "auto", 1, **fields)) == ("ngram", "ngram")
+
+
+def test_a_wrong_colocated_drafter_is_refused_by_its_own_name():
+    with pytest.raises(InvalidField, match=r"speculation\.colocated_drafter: 'no' is no folder"):
+        locate(mode="auto", drafts=1, colocated_drafter="no")

@@ -1,77 +1,16 @@
-"""The supervisor's policies, with real processes and scripted children."""
+"""The plan of a launch, and the supervisor's policies with real processes and scripted children."""
 
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
-
-class Supervised:
-    """One supervisor over stand-in children."""
-
-    def __init__(self, folder: Path, num_ranks: int, behaviours: dict[str, str]) -> None:
-        self.folder = folder
-        self.names = ["api", *(f"target{rank}" for rank in range(num_ranks))]
-        script = {"folder": str(folder), "behaviours": behaviours}
-        (folder / "script.json").write_text(json.dumps(script))
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "supervise_stand_ins.py"), str(folder), str(num_ranks)],
-            env={**os.environ, "PYTHONPATH": str(HERE)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def await_file(self, name: str) -> str:
-        deadline = time.monotonic() + 20
-        while not (self.folder / name).exists() or not (self.folder / name).read_text():
-            assert time.monotonic() < deadline, f"{name} never appeared"
-            time.sleep(0.02)
-        return (self.folder / name).read_text()
-
-    def await_ready(self) -> "Supervised":
-        self.await_file("ready")
-        return self
-
-    def pid(self, name: str) -> int:
-        return int(self.await_file(f"{name}.pid"))
-
-    def finish(self) -> tuple[int, str]:
-        _, stderr = self.process.communicate(timeout=20)
-        return self.process.returncode, stderr
-
-    def alive(self) -> list[str]:
-        return [name for name in self.names if is_alive(self.folder / f"{name}.pid")]
-
-
-def is_alive(pid_file: Path) -> bool:
-    """A process that ended but was not yet reaped by init counts as dead."""
-    try:
-        stat = Path("/proc", pid_file.read_text(), "stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-@pytest.fixture
-def supervise(tmp_path: Path) -> Iterator:
-    started: list[Supervised] = []
-
-    def start(num_ranks: int = 2, **behaviours: str) -> Supervised:
-        started.append(Supervised(tmp_path, num_ranks, behaviours))
-        return started[-1]
-
-    yield start
-    for supervised in started:
-        supervised.process.kill()
-        supervised.process.communicate()
+from specserve.child import ChildCommand
+from specserve.config import Placement, ResolvedConfig
+from specserve.launch import plan_children
+from specserve.process import parse_child_arguments
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -159,3 +98,27 @@ def test_a_child_that_dies_while_starting_is_named(supervise):
     expected = "specserve: target rank 1 was killed by SIGKILL while starting\n"
     assert supervised.finish() == (1, expected)
     assert supervised.alive() == []
+
+
+def test_every_placement_becomes_a_child_that_knows_how_many_of_its_kind_there_are():
+    nodes = [("target", 0), ("target", 1), ("draft", 0), ("api", 0)]
+    config = ResolvedConfig(
+        placements=tuple(Placement(role=role, rank=rank, device="cpu") for role, rank in nodes)
+    )
+    assert [(c.module, c.rank, c.world_size) for c in plan_children(config)] == [
+        ("target_node", 0, 2),
+        ("target_node", 1, 2),
+        ("draft_node", 0, 1),
+        ("specserve.api", 0, 1),
+    ]
+
+
+def test_a_child_reads_what_its_command_line_says(tmp_path):
+    command = ChildCommand(role="draft", rank=1, module="draft_node", world_size=2)
+    words = command.argv(tmp_path / "config.json", tmp_path, 7, link_fds=(11, 12))
+    arguments = parse_child_arguments(words[words.index("--config") :])
+    assert (arguments.rank, arguments.world_size) == (1, 2)
+    assert (arguments.ready_fd, arguments.link_fds) == (7, (11, 12))
+    assert arguments.config == tmp_path / "config.json"
+    plain = command.argv(tmp_path / "config.json", tmp_path, 7)
+    assert parse_child_arguments(plain[plain.index("--config") :]).link_fds == ()

@@ -55,12 +55,12 @@ class Launched:
 
 
 def _children(pid: int) -> dict[str, int]:
-    """Process ids by name: "api", "target0" and so on."""
+    """Process ids by name: "api", "target0", "draft0" and so on."""
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         command = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
-        rank = re.search(r"target_node .*--rank (\d+)", command)
-        found[f"target{rank[1]}" if rank else "api"] = int(child)
+        node = re.search(r"(target|draft)_node .*--rank (\d+)", command)
+        found["".join(node.groups()) if node else "api"] = int(child)
     return found
 
 
@@ -141,6 +141,26 @@ def test_a_killed_launch_leaves_no_orphan_and_the_next_one_tidies_up(launch):
     assert not folder.exists()
     following.process.send_signal(signal.SIGINT)
     assert following.finish()[0] == 0
+
+
+@pytest.mark.slow
+def test_a_killed_draft_comes_back_while_the_service_goes_on(launch):
+    flags = ("--topology", "1+2", "--oversubscribe", "--speculation", "async")
+    service = launch(*flags, "--drafter", "ngram").await_ready()
+    first = dict(service.children)
+    assert sorted(first) == ["api", "draft0", "draft1", "target0"]
+    os.kill(first["draft1"], signal.SIGKILL)
+    with Client(service.address) as client:
+        while service.children.get("draft1") in (first["draft1"], None):
+            client.generate("1, 2, 1, 2,", temperature=0, max_tokens=8)
+            service.children = _children(service.process.pid)
+    assert first | {"draft1": service.children["draft1"]} == service.children
+    service.process.send_signal(signal.SIGTERM)
+    exit_code, stderr = service.finish()
+    assert exit_code == 0
+    assert not any("Traceback" in line for line in stderr)
+    assert any("draft process 1 was killed by SIGKILL" in line for line in stderr)
+    assert service.living() == []
 
 
 def test_a_model_without_weights_is_refused_with_one_line(launch, embedded_target, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from specserve.errors import InvalidField, Unsupported
-from specserve.topology import Topology, parse_topology, place_on_cpu, place_on_cuda
+from specserve.topology import CpuThreads, Topology, parse_topology, place_on_cpu, place_on_cuda
 
 
 def cores(placements):
@@ -29,7 +29,7 @@ def test_what_is_no_topology_is_refused(text):
 
 def test_ranks_then_drafts_then_the_api_take_cores_in_order():
     placements, oversubscribed = place_on_cpu(
-        Topology(2, 1), (2, 3, 5, 7, 8, 9, 10), threads=2, pin=True, oversubscribe=False
+        Topology(2, 1), (2, 3, 5, 7, 8, 9, 10), CpuThreads(2, 2), pin=True, oversubscribe=False
     )
     assert not oversubscribed
     assert cores(placements) == {
@@ -40,24 +40,42 @@ def test_ranks_then_drafts_then_the_api_take_cores_in_order():
     }
 
 
+def test_a_draft_process_takes_as_many_cores_as_it_was_given():
+    placements, _ = place_on_cpu(
+        Topology(1, 2), tuple(range(8)), CpuThreads(1, 3), pin=True, oversubscribe=False
+    )
+    assert cores(placements) == {
+        ("target", 0): (0,),
+        ("draft", 0): (1, 2, 3),
+        ("draft", 1): (4, 5, 6),
+        ("api", 0): (7,),
+    }
+    with pytest.raises(Unsupported, match=r"1 thread\(s\) per rank and 3 per draft process.* 7 "):
+        place_on_cpu(Topology(1, 2), range(6), CpuThreads(1, 3), pin=True, oversubscribe=False)
+
+
 def test_the_api_is_unpinned_when_the_nodes_take_every_core():
-    placements, _ = place_on_cpu(Topology(2, 0), (0, 1), threads=1, pin=True, oversubscribe=False)
+    placements, _ = place_on_cpu(
+        Topology(2, 0), (0, 1), CpuThreads(1), pin=True, oversubscribe=False
+    )
     assert cores(placements)["api", 0] == ()
 
 
 def test_nothing_is_pinned_against_the_users_wish():
-    placements, _ = place_on_cpu(Topology(1, 0), (0, 1), threads=1, pin=False, oversubscribe=False)
+    placements, _ = place_on_cpu(
+        Topology(1, 0), (0, 1), CpuThreads(1), pin=False, oversubscribe=False
+    )
     assert set(cores(placements).values()) == {()}
 
 
 def test_too_few_cores_say_what_is_there_and_what_is_needed():
     with pytest.raises(Unsupported, match=r"2\+1.*needs 6 cores.*may use 4.*--oversubscribe"):
-        place_on_cpu(Topology(2, 1), (0, 1, 2, 3), threads=2, pin=True, oversubscribe=False)
+        place_on_cpu(Topology(2, 1), (0, 1, 2, 3), CpuThreads(2, 2), pin=True, oversubscribe=False)
 
 
 def test_oversubscribed_cores_are_shared_unpinned_and_marked():
     placements, oversubscribed = place_on_cpu(
-        Topology(4, 0), (0, 1), threads=1, pin=True, oversubscribe=True
+        Topology(4, 0), (0, 1), CpuThreads(1), pin=True, oversubscribe=True
     )
     assert oversubscribed
     assert len(placements) == 5
@@ -66,7 +84,7 @@ def test_oversubscribed_cores_are_shared_unpinned_and_marked():
 
 def test_oversubscribe_marks_nothing_where_there_is_room():
     placements, oversubscribed = place_on_cpu(
-        Topology(2, 0), (0, 1), threads=1, pin=True, oversubscribe=True
+        Topology(2, 0), (0, 1), CpuThreads(1), pin=True, oversubscribe=True
     )
     assert not oversubscribed
     assert cores(placements)["target", 1] == (1,)

@@ -26,10 +26,10 @@ from specserve.types import (
     ToTarget,
 )
 from specserve.validation import Limits
+from target_node.admission import Admission
 from target_node.blocks import BlockPool
 from target_node.budget import SurvivalBudget
 from target_node.drafting import ColocatedDraft
-from target_node.feature_cache import FeatureCache
 from target_node.node import TargetNode
 from target_node.ranks import Ranks
 from target_node.runner import Runner
@@ -120,29 +120,22 @@ class InProcessTarget:
     def _speculation(
         self, drafter: Drafter, budget: Allocator | None, max_extension: int
     ) -> SynchronousSpeculation:
-        if drafter.features is not None:
-            self.runner.features = FeatureCache(
-                drafter.features,
-                feature_size=drafter.feature_size,
-                num_blocks=self.runner.cache.num_blocks,
-                block_size=self.pool.block_size,
-                dtype=torch.float32,
-                device=torch.device("cpu"),
-            )
+        spec = drafter.features
         colocated = ColocatedDraft(
             drafter,
-            self.runner.features,
+            None if spec is None else self.runner.keep_features(spec),
             vocab_size=self.runner.model.config.vocab_size,
             num_kept=16,
             max_extension=max_extension,
             device=torch.device("cpu"),
         )
-        return SynchronousSpeculation(
-            colocated,
+        admission = Admission(
+            gamma=colocated.gamma,
             scheduler=self.scheduler,
             sampler=self.sampler,
             budget=budget or SurvivalBudget(),
         )
+        return SynchronousSpeculation(colocated, admission)
 
     def submit(self, request: Request) -> None:
         self.control.inbox.append(Submit(request))

@@ -89,6 +89,37 @@ def test_a_row_without_memory_for_its_context_is_decoded_without_drafts(tmp_path
     assert target.ends["short"].stats.num_drafted_tokens > 0
 
 
+def test_the_context_of_a_preempted_row_makes_room_for_one_that_runs(tmp_path):
+    models = make_models(tmp_path)
+
+    def stats(num_pages: int | None):
+        drafter = models.drafter("dspark vanilla")
+        drafter.context.rows._free = drafter.context.rows._free[:num_pages]
+        target = InProcessTarget(models.model(), num_blocks=16, draft=drafter)
+        for name, prompt in (("first", list(range(2, 22))), ("last", list(range(22, 42)))):
+            target.submit(request(name, prompt, seed=1, max_tokens=40, ignore_eos=True))
+        target.run_until_idle()
+        assert target.scheduler.num_preemptions > 0
+        return {name: end.stats.num_drafted_tokens for name, end in target.ends.items()}
+
+    # Five pages of 16 hold what 16 blocks of 4 do, but not what a preempted row had besides.
+    assert stats(5) == stats(None)
+
+
+def test_a_context_that_cannot_grow_gives_its_memory_to_the_others(tmp_path):
+    models = make_models(tmp_path)
+    drafter = models.drafter("dspark vanilla")
+    drafter.context.rows._free = drafter.context.rows._free[:4]  # of 16 positions
+    target = InProcessTarget(models.model(), draft=drafter)
+    for i in range(2):
+        target.submit(request(f"r{i}", PROMPT, seed=i, max_tokens=50, ignore_eos=True))
+    while not target.ends:
+        target.turn()
+    # Both grow until one of them needs a fifth page; the other goes on to its end.
+    (end,) = target.ends.values()
+    assert end.stats.num_drafts >= end.stats.num_rounds - 2  # but for the prompt and the last token
+
+
 class BrokenDrafter(NgramDrafter):
     """Raises whenever it is asked."""
 

@@ -332,7 +332,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_in_flight", "num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_cached_blocks", "num_preemptions", "num_rounds", "num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "round_s", "draining", "num_malformed_frames")
+    __slots__ = ("num_in_flight", "num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_cached_blocks", "num_preemptions", "num_rounds", "num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "round_s", "draining", "num_malformed_frames", "num_draft_processes", "num_drafts_attached", "speculation_regime")
     NUM_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +347,9 @@ class GetLoadResponse(_message.Message):
     ROUND_S_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     NUM_MALFORMED_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_REGIME_FIELD_NUMBER: _ClassVar[int]
     num_in_flight: int
     num_running: int
     num_waiting: int
@@ -361,7 +364,10 @@ class GetLoadResponse(_message.Message):
     round_s: float
     draining: bool
     num_malformed_frames: int
-    def __init__(self, num_in_flight: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., round_s: _Optional[float] = ..., draining: _Optional[bool] = ..., num_malformed_frames: _Optional[int] = ...) -> None: ...
+    num_draft_processes: int
+    num_drafts_attached: int
+    speculation_regime: str
+    def __init__(self, num_in_flight: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., round_s: _Optional[float] = ..., draining: _Optional[bool] = ..., num_malformed_frames: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., num_drafts_attached: _Optional[int] = ..., speculation_regime: _Optional[str] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -402,18 +408,26 @@ class GetSpecConfigRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetSpecConfigResponse(_message.Message):
-    __slots__ = ("mode", "gamma", "num_draft_processes", "drafter", "verification")
+    __slots__ = ("mode", "gamma", "num_draft_processes", "drafter", "verification", "fan_out", "wave", "fan_out_rule", "miss_policy")
     MODE_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_PROCESSES_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUT_FIELD_NUMBER: _ClassVar[int]
+    WAVE_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUT_RULE_FIELD_NUMBER: _ClassVar[int]
+    MISS_POLICY_FIELD_NUMBER: _ClassVar[int]
     mode: str
     gamma: int
     num_draft_processes: int
     drafter: str
     verification: str
-    def __init__(self, mode: _Optional[str] = ..., gamma: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., drafter: _Optional[str] = ..., verification: _Optional[str] = ...) -> None: ...
+    fan_out: int
+    wave: int
+    fan_out_rule: str
+    miss_policy: str
+    def __init__(self, mode: _Optional[str] = ..., gamma: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., drafter: _Optional[str] = ..., verification: _Optional[str] = ..., fan_out: _Optional[int] = ..., wave: _Optional[int] = ..., fan_out_rule: _Optional[str] = ..., miss_policy: _Optional[str] = ...) -> None: ...
 
 class WatchSpecStatsRequest(_message.Message):
     __slots__ = ("interval_s",)
@@ -422,17 +436,31 @@ class WatchSpecStatsRequest(_message.Message):
     def __init__(self, interval_s: _Optional[float] = ...) -> None: ...
 
 class SpecStats(_message.Message):
-    __slots__ = ("uptime_s", "num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
+    __slots__ = ("uptime_s", "num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_lookups", "num_hits", "bytes_sent", "bytes_received", "num_draft_processes", "num_drafts_attached", "speculation_regime")
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_PER_POS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HITS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_REGIME_FIELD_NUMBER: _ClassVar[int]
     uptime_s: float
     num_rounds: int
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_tokens_per_pos: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, uptime_s: _Optional[float] = ..., num_rounds: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_lookups: int
+    num_hits: int
+    bytes_sent: int
+    bytes_received: int
+    num_draft_processes: int
+    num_drafts_attached: int
+    speculation_regime: str
+    def __init__(self, uptime_s: _Optional[float] = ..., num_rounds: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_lookups: _Optional[int] = ..., num_hits: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., num_drafts_attached: _Optional[int] = ..., speculation_regime: _Optional[str] = ...) -> None: ...

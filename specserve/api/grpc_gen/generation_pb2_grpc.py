@@ -471,7 +471,9 @@ class Admin:
 
 
 class SpecInfoStub:
-    """What speculation is configured to do and what it achieves.
+    """What speculation is configured to do and what it achieves. Beside the services' own names the
+    health service knows "specserve.draft" where there are draft processes: serving while all of them
+    work with the target. Without them the service goes on, at another speed.
     """
 
     def __init__(self, channel):
@@ -493,7 +495,9 @@ class SpecInfoStub:
 
 
 class SpecInfoServicer:
-    """What speculation is configured to do and what it achieves.
+    """What speculation is configured to do and what it achieves. Beside the services' own names the
+    health service knows "specserve.draft" where there are draft processes: serving while all of them
+    work with the target. Without them the service goes on, at another speed.
     """
 
     def GetSpecConfig(self, request, context):
@@ -531,7 +535,9 @@ def add_SpecInfoServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SpecInfo:
-    """What speculation is configured to do and what it achieves.
+    """What speculation is configured to do and what it achieves. Beside the services' own names the
+    health service knows "specserve.draft" where there are draft processes: serving while all of them
+    work with the target. Without them the service goes on, at another speed.
     """
 
     @staticmethod

@@ -1,5 +1,7 @@
 """Contexts, batches, branches and gaps of a drafter with a serial head and a confidence head."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -220,8 +222,6 @@ def test_wrong_calls_are_refused(drafter):
     extend(drafter, 0, *verified(5))
     with pytest.raises(ValueError, match="cannot follow 6 of 5"):
         drafter.draft(DraftBatch([0], torch.tensor([1]), context_lens=[6]), Greedy())
-    with pytest.raises(ValueError, match="made of features"):
-        drafter.extend(ContextUpdate([0], [5], [1], torch.tensor([1]), None))
     with pytest.raises(ValueError, match="ends at 5, not at 4"):
         drafter.extend(ContextUpdate([0], [4], [1], torch.tensor([1]), torch.randn(1, HIDDEN)))
 
@@ -239,3 +239,33 @@ def test_noise_positions_count_the_gap(drafter):
     drafter.draft(DraftBatch([0] * 3, torch.tensor([1, 2, 3]), gaps, lengths), Spy())
     assert layouts[0].positions.tolist() == [25, 22, 12]
     assert layouts[0].num_slots == drafter.gamma
+
+
+def test_logits_are_kept_when_asked_for(drafter):
+    extend(drafter, 0, *verified(20))
+    batch = DraftBatch([0], torch.tensor([3]))
+    assert drafter.draft(batch, Greedy()).logits is None
+    kept = drafter.draft(replace(batch, keep_logits=True), Greedy())
+    assert torch.equal(kept.logits[0], logits_of(drafter, 0, 3))
+    assert torch.equal(kept.logits.argmax(2), kept.token_ids)
+
+
+def test_a_gap_laid_out_longer_than_it_is_changes_nothing(drafter):
+    extend(drafter, 0, *verified(20))
+    gaps = {"gap_ids": [[4, 5]]}
+    close(logits_of(drafter, 0, 3, min_gap=6, **gaps), logits_of(drafter, 0, 3, **gaps))
+
+
+def test_tokens_in_flight_in_the_context_are_what_they_are_as_gaps(drafter):
+    extend(drafter, 0, *verified(20))
+    extend(drafter, 1, *verified(20))
+    for row in (1, 2):
+        extend(drafter, row, *verified(30, seed=4))
+    in_flight = [4, 5, 6, 33]
+    drafter.extend(ContextUpdate([0], [20], [4], torch.tensor(in_flight), None))
+    drafter.truncate(1, 20)
+    for num_taken in (1, 2, 3, 4):
+        held = logits_of(drafter, 0, 9, context_lens=[20 + num_taken])
+        close(held, logits_of(drafter, 1, 9, gap_ids=[in_flight[:num_taken]]))
+    drafter.truncate(0, 20)
+    close(logits_of(drafter, 0, 9), logits_of(drafter, 1, 9))

@@ -115,8 +115,30 @@ def test_one_update_of_many_rows_equals_many_updates(drafter):
     assert torch.equal(one.token_ids, many.token_ids)
 
 
-def test_a_gap_is_refused(drafter):
-    extend(drafter, 0, torch.randint(64, (5,)), torch.randn(5, HIDDEN))
-    drafter.draft(DraftBatch([0], torch.tensor([1]), [[]]), Greedy())
-    with pytest.raises(ValueError, match="not in its context"):
-        drafter.draft(DraftBatch([0], torch.tensor([1]), [[4]]), Greedy())
+def logits_of(drafter, row, anchor_id, path=None, **batch):
+    recorder = Recorder(path)
+    drafter.draft(DraftBatch([row], torch.tensor([anchor_id]), **batch), recorder)
+    return recorder.logits
+
+
+def test_behind_tokens_in_flight_the_chain_feeds_on_its_own_features(drafter):
+    extend(drafter, 0, torch.randint(64, (21,)), torch.randn(21, HIDDEN))
+    path = torch.tensor([9, 5, 2, 8])
+    forced = logits_of(drafter, 0, 33, path)
+    for gap in (1, 2, 3):
+        tokens = [33, *path.tolist()]
+        behind = logits_of(drafter, 0, tokens[gap], path[gap:].repeat(4), gap_ids=[tokens[:gap]])
+        torch.testing.assert_close(behind[: 4 - gap], forced[gap:], atol=2e-5, rtol=2e-5)
+
+
+def test_gaps_of_different_lengths_in_a_batch_draft_as_alone(drafter):
+    for row, length in ((0, 5), (1, 37)):
+        extend(drafter, row, torch.randint(64, (length,)), torch.randn(length, HIDDEN))
+    rows, anchors = [1, 0, 1, 1], torch.tensor([3, 9, 40, 5])
+    gaps = [[7, 8, 9], [], [1], [2, 3]]
+    for min_gap in (0, 5):
+        batch = DraftBatch(rows, anchors, gaps, min_gap=min_gap, keep_logits=True)
+        together = drafter.draft(batch, Greedy())
+        for place, row in enumerate(rows):
+            alone = logits_of(drafter, row, int(anchors[place]), gap_ids=[gaps[place]])
+            torch.testing.assert_close(together.logits[place], alone, atol=2e-5, rtol=2e-5)

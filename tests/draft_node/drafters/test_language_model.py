@@ -67,3 +67,11 @@ def test_many_rows_are_extended_at_once(model, drafter):
     drafted = drafter.draft(DraftBatch([4, 5, 6], torch.tensor([1, 2, 3])), Greedy()).token_ids
     for place, text in enumerate(texts):
         assert drafted[place].tolist() == greedy(model, [*text, place + 1], 5)
+
+
+def test_logits_are_kept_when_asked_for(drafter):
+    extend(drafter, 0, [5, 9, 33, 2])
+    batch = DraftBatch([0, 0], torch.tensor([3, 4]), keep_logits=True)
+    kept = drafter.draft(batch, Greedy())
+    assert torch.equal(kept.logits.argmax(2), kept.token_ids)
+    assert kept.logits.shape == (2, 5, 64)

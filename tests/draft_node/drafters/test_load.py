@@ -162,6 +162,24 @@ def test_a_drafter_of_another_target_is_refused(config, changes, reason, target,
         load_drafter(folder, target, options())
 
 
+@pytest.mark.parametrize(
+    ("config", "field"), [(DSPARK, "block_size"), (ZLAB, "block_size"), (EAGLE3, "ttt_length")]
+)
+def test_a_block_beyond_all_use_is_refused_before_memory_is_taken_for_it(
+    config, field, target, tmp_path
+):
+    folder = write_drafter(tmp_path / "draft", config, **{field: 65})
+    for loading in (
+        lambda: load_drafter(folder, target, options()),
+        lambda: load_drafter(folder, None, options()),
+        lambda: load_features(folder, target, dtype=torch.float32, device=torch.device("cpu")),
+    ):
+        with pytest.raises(Unsupported, match=f"{field}: 65, the limit is 64"):
+            loading()
+    write_drafter(tmp_path / "longest", config, **{field: 64})
+    assert load_drafter(tmp_path / "longest", target, options()).gamma >= 63
+
+
 def test_warnings_of_the_dialect_are_logged(target, tmp_path, caplog):
     folder = write_drafter(tmp_path / "draft", DSPARK, target_layer_ids=[1])
     with caplog.at_level(logging.WARNING):

@@ -17,7 +17,7 @@ from specserve.api.__main__ import handle_line
 from specserve.api.server import GrpcServer
 from specserve.api.service import Service
 from specserve.api.tokenizer import TextTokenizer
-from specserve.config import ModelConfig, ResolvedConfig, ServerConfig
+from specserve.config import ModelConfig, Placement, ResolvedConfig, ServerConfig
 from specserve.types import Request
 from tests.specserve.api.scripted_target import ScriptedTarget, ready
 
@@ -54,14 +54,25 @@ class Rig:
     """One service and its target; `call` runs a coroutine on the server's loop."""
 
     def __init__(
-        self, folder: Path, control_dir: Path, server: ServerConfig, max_model_len: int
+        self,
+        folder: Path,
+        control_dir: Path,
+        server: ServerConfig,
+        max_model_len: int,
+        num_drafts: int,
     ) -> None:
         self.tokenizer = TextTokenizer(folder)
         self.text = "the quick 🦊 brown fox é — and go on, STOP here."
         vocab_size = 400  # some ids beyond the tokenizer's, as padded embeddings have
         self.target = ScriptedTarget(control_dir, ready(vocab_size, max_model_len), self._recite)
         self.reset()
-        self._config = ResolvedConfig(model=ModelConfig(target=str(folder)), server=server)
+        self._config = ResolvedConfig(
+            model=ModelConfig(target=str(folder)),
+            server=server,
+            placements=tuple(
+                Placement(role="draft", rank=rank, device="cpu") for rank in range(num_drafts)
+            ),
+        )
         self._control_dir = control_dir
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="api loop")
@@ -123,11 +134,11 @@ class Rig:
 def rigs_in(model_folder: Path, folder: Path) -> Iterator[Callable[..., Rig]]:
     rigs: list[Rig] = []
 
-    def make(max_model_len: int = 512, **server: Any) -> Rig:
+    def make(max_model_len: int = 512, num_drafts: int = 0, **server: Any) -> Rig:
         control_dir = folder / f"control{len(rigs)}"
         control_dir.mkdir(mode=0o700)
         config = msgspec.structs.replace(ServerConfig(grpc_port=0), **server)
-        rigs.append(Rig(model_folder, control_dir, config, max_model_len))
+        rigs.append(Rig(model_folder, control_dir, config, max_model_len, num_drafts))
         return rigs[-1]
 
     yield make

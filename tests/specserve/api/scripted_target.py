@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from specserve.types import (
     Abort,
     Drain,
@@ -55,6 +57,7 @@ class ScriptedTarget:
     def __init__(self, control_dir: Path, announcement: Ready, script: Script) -> None:
         self.script, self.per_round, self.round_s = script, 1, 0.001
         self.announcement = announcement
+        self.load = Load()  # what the next reports say of everything but rounds and rows
         self.messages: list[tuple[float, ToTarget]] = []
         self.num_dropped = 0
         self._rows: dict[str, list[_Row]] = {}
@@ -98,7 +101,8 @@ class ScriptedTarget:
                 control._writer.seal(Load())
             self._round(control, round_id)
             if time.monotonic() >= load_due_s:
-                control.send(Load(num_rounds=round_id, num_running=len(self._rows)))
+                counts = {"num_rounds": round_id, "num_running": len(self._rows)}
+                control.send(msgspec.structs.replace(self.load, **counts))
                 load_due_s = time.monotonic() + 0.1
             if self._rows:
                 time.sleep(self.round_s)

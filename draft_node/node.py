@@ -1,0 +1,169 @@
+"""The draft process's loop: take what has arrived, let contexts catch up, draft one wave, repeat.
+
+A wave is the longest thing that happens between two looks at the link, so a newer report costs at
+most the rest of one. Nothing that arrives can raise; a drafter that is broken for good ends the
+process, which its supervisor then starts again.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from draft_node.presolve import Presolve
+from draft_node.stream import Segment
+from draft_node.streams import Streams
+from specserve.link.ends import DraftLinkEnd
+from specserve.link.frames import LinkLimits
+from specserve.link.ring import SharedRegion
+from specserve.wire.draft_control import (
+    Attach,
+    Attached,
+    Context,
+    DraftControlDraft,
+    Free,
+    Stop,
+    ToDraft,
+    Wanted,
+    context_arrays,
+)
+
+ATTACH_AGAIN_S = 0.25  # until the target answers
+IDLE_S = 0.02  # longest sleep when nothing comes: also the period of the heartbeat
+POLL_S = 50e-6  # between looks at the link while rounds come
+LIVE_S = 1.0  # without a report, then nobody is decoding
+REPORT_S = 60.0  # between lines of statistics
+
+log = logging.getLogger(__name__)
+
+
+class DraftNode:
+    """One draft process. `open_link` makes the end of the ring that fits the target's limits."""
+
+    def __init__(
+        self,
+        introduction: Attach,
+        *,
+        streams: Streams,
+        presolve: Presolve,
+        control: DraftControlDraft,
+        region: SharedRegion,
+        open_link: Callable[[LinkLimits], DraftLinkEnd],
+        max_extension: int = 512,
+    ) -> None:
+        """`introduction` says who this is; contexts grow by `max_extension` tokens a turn."""
+        self.is_stopping = False
+        self.presolve = presolve
+        self.streams = streams
+        self._introduction = introduction
+        self._control = control
+        self._region = region  # carries the heartbeat besides the link
+        self._open_link = open_link
+        self._max_extension = max_extension
+        self._link: DraftLinkEnd | None = None
+        self._limits: LinkLimits | None = None
+        self._attach_s = 0.0
+        self._heard_s = 0.0
+        self._report_s = time.monotonic() + REPORT_S
+
+    def run(self) -> None:
+        """Until SIGTERM or `Stop`. Raises `DraftingFailed`."""
+        self._region.draft_pid = os.getpid()
+        while not self.is_stopping:
+            if not self.step():
+                self._rest()
+        log.info("%s", self.presolve.cache.statistics)
+
+    def step(self) -> bool:
+        """One turn of the loop; False if there was nothing to do."""
+        self._region.heartbeat_ns = time.monotonic_ns()
+        for message in self._control.receive():
+            self._handle(message)
+        if self._link is None:
+            self._ask_to_attach()
+            return False
+        for report in self._link.receive():
+            self._heard_s = time.monotonic()
+            for row in report.rows:
+                self.presolve.take(row)
+        num_entered = self.streams.extend(self._max_extension)
+        self._ask_for_holes()
+        # Contexts first, but never for long: rounds of other streams go on meanwhile.
+        return self.presolve.step() or num_entered > 0
+
+    # --- what arrives ------------------------------------------------------------------------
+
+    def _handle(self, message: ToDraft) -> None:
+        match message:
+            case Attached():
+                self._attach(message)
+            case Stop():
+                self.is_stopping = True
+            case Context() | Free() if self._link is None or message.epoch != self._link.epoch:
+                log.debug("dropped a message of epoch %d", message.epoch)
+            case Context():
+                self._take_context(message)
+            case Free(streams=streams):
+                self.presolve.free(streams)
+                self.streams.free(streams)
+
+    def _attach(self, message: Attached) -> None:
+        """A new epoch: nothing of the old one counts.
+
+        What the ring holds is left there: frames of older epochs are skipped, and a report of this
+        one may have overtaken its announcement.
+        """
+        self._limits = LinkLimits(
+            vocab_size=message.vocab_size,
+            gamma=self._introduction.gamma,
+            feature_size=self._introduction.feature_size,
+            max_positions=message.max_positions,
+            max_rows=message.max_rows,
+            max_kept=message.max_kept,
+        )
+        self._link = self._open_link(self._limits)
+        self._link.epoch = message.epoch
+        self.streams.clear()
+        self.presolve.attach(self._link.send, message.epoch, message.max_positions)
+        self._region.draft_epoch = message.epoch
+        log.info("attached in epoch %d", message.epoch)
+
+    def _take_context(self, message: Context) -> None:
+        assert self._limits is not None
+        arrays = context_arrays(message, self._limits)
+        if arrays is None:
+            log.warning("dropped a context of stream %d that fits nothing", message.stream)
+            return
+        self.streams.take_context(message.stream, Segment(message.start, *arrays))
+
+    # --- what is asked -----------------------------------------------------------------------
+
+    def _ask_to_attach(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._attach_s:
+            return
+        self._attach_s = now_s + ATTACH_AGAIN_S
+        self._control.send(self._introduction)
+
+    def _ask_for_holes(self) -> None:
+        assert self._link is not None
+        for hole in self.streams.holes(time.monotonic()):
+            self._control.send(
+                Wanted(
+                    draft=self._introduction.draft,
+                    epoch=self._link.epoch or 1,
+                    stream=hole.stream,
+                    start=hole.start,
+                    end=hole.end,
+                )
+            )
+
+    def _rest(self) -> None:
+        """Nothing to do: sleep, briefly while a report may come at any moment."""
+        if self._link is None or time.monotonic() > self._heard_s + LIVE_S:
+            self._control.wait(IDLE_S)
+        elif self._link.is_empty():
+            time.sleep(POLL_S)
+        if log.isEnabledFor(logging.DEBUG) and time.monotonic() > self._report_s:
+            self._report_s = time.monotonic() + REPORT_S
+            log.debug("%s", self.presolve.cache.statistics)

@@ -1,0 +1,103 @@
+"""The likely outcomes of a verification: candidates for the next token after every prefix.
+
+If k of the tokens in flight are accepted, the next token stands where the k-th (from 0) stood and
+the block's own law of that place says which tokens are likely; the drafted token itself was
+rejected there, unless everything was accepted. Pure functions over slots, one slot for each k.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.drawing import likeliest
+from specserve.noise import Purpose, exponential_noise_at
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SlotScores:
+    """The likeliest tokens of N slots, in any order, by the weight that a draw gives them.
+
+    `ids` int64 [N, M]; `scores` float32 [N, M]: log weights at the row's temperature up to a
+    constant of the slot, minus infinity in padding; the logits themselves at temperature 0.
+    """
+
+    ids: Tensor
+    scores: Tensor
+
+    @staticmethod
+    def of_logits(
+        logits: Tensor, scales: Tensor, num_kept: int, target_ids: Tensor | None = None
+    ) -> "SlotScores":
+        """From draft logits [N, DV] times `scales` [N], 1 / temperature."""
+        scores, ids = likeliest(logits, min(num_kept, logits.shape[1]))
+        return SlotScores(ids if target_ids is None else target_ids[ids], scores * scales[:, None])
+
+    @staticmethod
+    def of_law(law: DraftLaw) -> "SlotScores":
+        """From laws at the row's temperature already, [N, M]."""
+        return SlotScores(law.ids, law.probs.log())
+
+    @staticmethod
+    def joined(parts: Sequence["SlotScores"]) -> "SlotScores":
+        """The slots of all, padded to the widest."""
+        width = max(part.ids.shape[1] for part in parts)
+        padded = [(part, (0, width - part.ids.shape[1])) for part in parts]
+        fill = torch.nn.functional.pad
+        return SlotScores(
+            torch.cat([fill(part.ids, missing) for part, missing in padded]),
+            torch.cat([fill(part.scores, missing, value=-torch.inf) for part, missing in padded]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SlotNoise:
+    """Keys of the output noise of N slots, all int64 [N], and which slots it may order."""
+
+    seeds: Tensor
+    sample_indices: Tensor
+    positions: Tensor  # absolute, of the next token: no noise beyond it is ever looked at
+    is_shared: Tensor  # bool [N]
+
+
+def rank_candidates(
+    slots: SlotScores, noise: SlotNoise, excluded_ids: Tensor, num_candidates: int
+) -> NDArray[np.int64]:
+    """Candidates of each slot, the likeliest first: ids [N, num_candidates], then `NO_TOKEN`.
+
+    With shared noise the order is that of the race which draws the next token, run among the tokens
+    of `slots` only: the true winner may be missing, which costs a hit, never a token.
+    `excluded_ids` int64 [N]: the rejected token of each slot, or `NO_TOKEN`.
+    """
+    scores = slots.scores
+    if bool(noise.is_shared.any()):
+        ids = slots.ids
+        keys = (noise.seeds, noise.sample_indices, noise.positions)
+        race = exponential_noise_at(*keys, Purpose.OUTPUT, ids).log_()
+        scores = torch.where(noise.is_shared[:, None], scores - race, scores)
+    scores = scores.masked_fill(slots.ids == excluded_ids[:, None], -torch.inf)
+    best, places = scores.topk(min(num_candidates, scores.shape[1]), dim=1)
+    ids = slots.ids.gather(1, places).masked_fill(best == -torch.inf, NO_TOKEN)
+    candidates = np.full((len(ids), num_candidates), NO_TOKEN, dtype=np.int64)
+    candidates[:, : ids.shape[1]] = ids.cpu().numpy()
+    return candidates
+
+
+def outcome_weights(
+    confidences: Sequence[float], verify_len: int, num_slots: int
+) -> NDArray[np.float64]:
+    """P(exactly k of `verify_len` tokens are accepted) for k < num_slots: [num_slots].
+
+    Products of confidences, c_1 .. c_k (1 - c_{k+1}), and c_1 .. c_{verify_len} for all.
+    """
+    accepted = np.clip(np.array(confidences[:verify_len], dtype=np.float64), 0.0, 1.0)
+    survival = np.concatenate([[1.0], np.cumprod(accepted)])
+    weights = survival.copy()
+    weights[:-1] -= survival[1:]
+    return np.maximum(weights[:num_slots], 0.0)

@@ -1,0 +1,126 @@
+"""The outcomes of one row's round, in the order in which blocks are drafted for them.
+
+Order and number come from probabilities and ranks alone (`fan_out`); which token has which rank is
+decided before, inside each number of accepted tokens (`outcomes`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draft_node.fan_out import NO_RANK, FanOutRule, HitCurves, allocate
+from draft_node.outcome_kind import OutcomeKind
+from draft_node.outcomes import NO_TOKEN, outcome_weights
+from draft_node.speculation_cache import DraftedBlock
+from specserve.link.messages import RowReport
+
+# P(a token stands) for a block in flight that is not ours: it has no confidence.
+_FOREIGN_CONFIDENCE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """What the target verifies in a round, as far as outcomes can be told from it."""
+
+    token_ids: tuple[int, ...]  # behind the anchor
+    confidences: tuple[float, ...]
+    num_slots: int  # prefixes, 0 to num_slots - 1 tokens long, after which candidates are known
+    next_id: int  # the block's own token behind `token_ids`, or `NO_TOKEN`
+    is_ours: bool = True  # its tokens are those of our block
+
+    @property
+    def verify_len(self) -> int:
+        return len(self.token_ids)
+
+    def excluded_ids(self) -> list[int]:
+        """By slot: the token that was rejected there, if the outcome is that many accepted."""
+        return [*self.token_ids, NO_TOKEN][: self.num_slots]
+
+
+def in_flight(
+    row: RowReport, block: DraftedBlock, prior: Sequence[float], max_slots: int
+) -> InFlight:
+    """What `row` verifies, seen through `block`, which was drafted after the same anchor.
+
+    A row that waits is taken to verify the block that it waits for, all but the last token. `prior`
+    stands in for confidences where the drafter has none; `max_slots` is above 0.
+    """
+    ours = block.token_ids
+    token_ids = tuple(row.block.tolist())
+    if row.awaits and not token_ids:
+        token_ids = ours[:-1]
+    verify_len = len(token_ids)
+    if ours[:verify_len] != token_ids:
+        # The laws follow our own path: of a foreign one they know the first token only.
+        return InFlight(token_ids, (_FOREIGN_CONFIDENCE,) * verify_len, 1, NO_TOKEN, False)
+    confidences = block.confidences or tuple(prior)
+    num_slots = min(verify_len + 1, len(ours), max_slots)
+    next_id = ours[verify_len] if verify_len < len(ours) else NO_TOKEN
+    return InFlight(token_ids, confidences[:verify_len], num_slots, next_id)
+
+
+@dataclass(slots=True)
+class Plan:
+    """The outcomes of a round, best first; some of them are drafted already."""
+
+    flight: InFlight
+    candidates: NDArray[np.int64]  # [S, R] ids by number accepted and rank
+    num_accepted: NDArray[np.int64]  # [N] of each outcome
+    ranks: NDArray[np.int64]  # [N]
+    values: NDArray[np.float64]  # [N] probabilities
+    num_due: int  # within the budget: the rest serves to fill waves
+    num_taken: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Outcomes within the budget are left."""
+        return self.num_taken < self.num_due
+
+    @property
+    def is_left(self) -> bool:
+        return self.num_taken < len(self.values)
+
+    @property
+    def next_value(self) -> float:
+        """The probability of what `take` would return."""
+        return float(self.values[self.num_taken])
+
+    def take(self) -> tuple[int, int]:
+        """The best outcome that is left: number accepted, next token."""
+        place = self.num_taken
+        self.num_taken += 1
+        number = int(self.num_accepted[place])
+        return number, int(self.candidates[number, self.ranks[place]])
+
+    def rank_of(self, number: int, token_id: int) -> int:
+        """Where the token stood among the candidates, or `NO_RANK`."""
+        found = np.flatnonzero(self.candidates[number] == token_id)
+        return int(found[0]) if len(found) else NO_RANK
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Makes plans by one rule and budget, on hit rates measured so far."""
+
+    rule: FanOutRule
+    fan_out: int
+    num_spare: int  # outcomes beyond the budget, to fill waves with
+    curves: HitCurves
+
+    def plan(self, kind: OutcomeKind, flight: InFlight, candidates: NDArray[np.int64]) -> Plan:
+        """`candidates` [S, R]: `NO_TOKEN` where there is none."""
+        weights = outcome_weights(flight.confidences, flight.verify_len, flight.num_slots)
+        num_candidates = (candidates != NO_TOKEN).sum(axis=1)
+        rates = self.curves.rates(kind, flight.verify_len, num_candidates)
+        fan_outs = allocate(self.rule, weights, rates, self.fan_out)
+        values = weights[:, None] * rates
+        due = np.arange(rates.shape[1]) < fan_outs[:, None]
+        # Those within the budget first, each part from the most probable one on.
+        order = np.lexsort((-values.ravel(), ~due.ravel()))
+        num_due = int(fan_outs.sum())
+        order = order[: num_due + self.num_spare]
+        order = order[rates.ravel()[order] > 0]
+        num_accepted, ranks = np.divmod(order, rates.shape[1])
+        return Plan(flight, candidates, num_accepted, ranks, values.ravel()[order], num_due)

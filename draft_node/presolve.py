@@ -1,0 +1,279 @@
+"""Presolve: while the target verifies a round, draft for the outcomes that it may have.
+
+    report -> the block in flight, its laws -> candidates -> plan -> waves, the likeliest first
+
+A round without a block of ours gets a root first: a block after its anchor, which tells what may
+follow, and which is pushed if the target waits for it. Everything is dropped when a newer report
+comes. Exactness does not rest on any of this: a missing outcome is a miss.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draft_node.fan_out import AcceptancePrior, FanOutRule, HitCurves
+from draft_node.outcome_kind import OutcomeKind
+from draft_node.outcomes import NO_TOKEN, SlotNoise, SlotScores, rank_candidates
+from draft_node.plan import InFlight, Plan, Planner, in_flight
+from draft_node.speculation_cache import DraftedBlock, SpeculationCache
+from draft_node.stream import Stream
+from draft_node.streams import Streams
+from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
+from specserve.drafting import Drafter
+from specserve.link.messages import BlockKey, Push, RowReport
+
+_MAX_ROUND = 2**20 - 1  # what the noise has room for
+
+
+@dataclass(eq=False, slots=True)
+class _Round:
+    """The newest round of a stream."""
+
+    stream: Stream
+    report: RowReport
+    kind: OutcomeKind
+    block: DraftedBlock | None  # of ours, after the anchor
+    plan: Plan | None = None
+    is_closed: bool = False  # nothing more is drafted for it
+
+    @property
+    def is_live(self) -> bool:
+        return not self.is_closed and self.stream.report is self.report and self.stream.is_current
+
+
+class Presolve:
+    """Rounds of all streams, and the waves drafted for them."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        streams: Streams,
+        settings: WaveSettings,
+        *,
+        rule: FanOutRule = FanOutRule.MEASURED,
+        device: torch.device,
+    ) -> None:
+        self.cache = SpeculationCache()
+        self.curves = HitCurves(settings.fan_out)
+        self.prior = AcceptancePrior(drafter.gamma)
+        self.failures = streams.failures
+        self._drafter = drafter
+        self._streams = streams
+        self._settings = settings
+        self._device = device
+        self._waves = WaveDrafter(drafter, self.cache, settings, device)
+        self._planner = Planner(rule, settings.fan_out, 2 * settings.size, self.curves)
+        self._rounds: dict[int, _Round] = {}
+        self._send_push: Callable[[Push], bool] | None = None
+        self._max_positions = 0
+
+    def attach(self, send: Callable[[Push], bool], epoch: int, max_positions: int) -> None:
+        """Start clean, in a new epoch; `send` says whether there was room for a push."""
+        self._send_push, self._waves.epoch, self._max_positions = send, epoch, max_positions
+        self._rounds.clear()
+        self.cache.clear()
+
+    def take(self, row: RowReport) -> None:
+        """A round has begun; what was planned for the one before is dropped."""
+        stream = self._streams.take_report(row)
+        if stream is None:
+            return
+        before = self._rounds.get(row.stream)
+        if before is not None:
+            self._learn(before, row)
+        kind = OutcomeKind.of(row.rule, row.temperature)
+        now = _Round(stream, row, kind, self.cache.settle(row))
+        # No block follows an empty context, or fits behind a full one, or has keys in that round.
+        is_last = row.position + 2 >= self._max_positions
+        now.is_closed = row.position < 1 or is_last or row.round >= _MAX_ROUND
+        self._rounds[row.stream] = now
+
+    def free(self, streams: Sequence[int]) -> None:
+        """These have ended."""
+        for stream in streams:
+            self._rounds.pop(stream, None)
+        self.cache.free(streams)
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """Draft one wave, the most urgent; False if there is nothing to draft.
+
+        Raises `DraftingFailed` when the drafter seems to be broken for good.
+        """
+        live = [each for each in self._rounds.values() if each.is_live]
+        roots = [each for each in live if each.block is None]
+        if roots:
+            self._draft_roots([each for each in roots if each.report.awaits] or roots)
+            return True
+        self._plan([each for each in live if each.plan is None])
+        return self._draft_outcomes(live)
+
+    # --- learning ----------------------------------------------------------------------------
+
+    def _learn(self, before: _Round, row: RowReport) -> None:
+        """What the report of the next round says about the outcome of this one."""
+        plan, number = before.plan, row.position - before.report.position - 1
+        if plan is None or before.report.awaits or row.round != before.report.round + 1:
+            return
+        flight = plan.flight
+        if not 0 <= number <= flight.verify_len:
+            return
+        if flight.is_ours:
+            self.prior.observe(flight.verify_len, number)
+        if number < flight.num_slots:
+            rank = plan.rank_of(number, row.anchor_id)
+            is_bonus = number == flight.verify_len
+            self.curves.observe(before.kind, rank, is_bonus=is_bonus)
+
+    # --- roots -------------------------------------------------------------------------------
+
+    def _draft_roots(self, rounds: list[_Round]) -> None:
+        """A block after the anchor of rounds of one family, at most a wave of them."""
+        rounds = _one_family(rounds)[: self._settings.size]
+        wave = self._draft(rounds, [_root(each) for each in rounds])
+        blocks = {} if wave is None else {block.key: block for block in wave.blocks}
+        for each in rounds:
+            each.block = blocks.get(_anchor_key(each.report))
+            each.is_closed = each.block is None  # the drafter has nothing to say
+        if wave is not None and any(each.report.awaits for each in rounds):
+            self._send(wave)
+
+    # --- outcomes ----------------------------------------------------------------------------
+
+    def _plan(self, rounds: Sequence[_Round]) -> None:
+        flights: list[_Flight] = []
+        for each in rounds:
+            assert each.block is not None
+            # An anchor at the very end of the model's context needs no block.
+            max_slots = self._max_positions - 2 - each.report.position
+            flight = in_flight(each.report, each.block, self.prior.confidences, max_slots)
+            flights.append((each, each.block, flight))
+        self._streams.provide(
+            [(r.stream, [r.report.anchor_id, *flight.token_ids]) for r, _, flight in flights]
+        )
+        candidates = _candidates(flights, self._settings.fan_out, self._device)
+        for (each, _, flight), ranked in zip(flights, candidates, strict=True):
+            each.plan = self._planner.plan(each.kind, flight, ranked)
+
+    def _draft_outcomes(self, rounds: Sequence[_Round]) -> bool:
+        """One wave of the most probable outcomes of all rounds; False if none is left."""
+        due = [each for each in rounds if _is_due(each)]
+        if not due:
+            return False
+        due.sort(key=_best_value, reverse=True)
+        family = _one_family(due)
+        branches = self._take_wave(family)
+        wave = self._draft(family, branches)
+        if wave is not None:
+            self._send(wave)
+        return True
+
+    def _take_wave(self, family: Sequence[_Round]) -> list[Branch]:
+        """The best outcomes that are left; a wave of the rejection family is always full."""
+        branches: list[Branch] = []
+        fills_up = family[0].kind.needs_law
+        while len(branches) < self._settings.size:
+            left = [each for each in family if _is_due(each)]
+            if not left and fills_up:
+                left = [each for each in family if each.plan is not None and each.plan.is_left]
+            if not left:
+                break
+            branches.append(_branch(max(left, key=_best_value)))
+        return branches
+
+    # --- waves -------------------------------------------------------------------------------
+
+    def _draft(self, rounds: Sequence[_Round], branches: Sequence[Branch]) -> Wave | None:
+        """None if the drafter raised, which ends the `rounds` concerned, or had nothing to say."""
+        flights = [each.plan.flight.verify_len for each in rounds if each.plan is not None]
+        try:
+            wave = self._waves.draft(branches, min_gap=1 + max(flights, default=-1))
+        except Exception as error:  # noqa: BLE001
+            self.failures.count(error, "drafting")
+            for each in rounds:
+                each.is_closed = True
+            return None
+        self.failures.end()
+        return wave if wave.blocks else None
+
+    def _send(self, wave: Wave) -> None:
+        statistics = self.cache.statistics
+        statistics.num_pushes += 1
+        if self._send_push is not None and not self._send_push(wave.push()):
+            statistics.num_dropped += 1
+
+
+_Flight = tuple[_Round, DraftedBlock, InFlight]
+
+
+def _candidates(
+    flights: Sequence[_Flight], num_candidates: int, device: torch.device
+) -> list[NDArray[np.int64]]:
+    """Of each flight [S, num_candidates], all ranked together."""
+    ranked: dict[int, NDArray[np.int64]] = {}
+    scored: list[tuple[int, SlotScores]] = []
+    for place, (_, block, flight) in enumerate(flights):
+        slots = block.slots(flight.num_slots)
+        if slots is None:  # no law at all: only the block's own next token can be told
+            ranked[place] = np.full((flight.num_slots, num_candidates), NO_TOKEN, np.int64)
+            ranked[place][-1, 0] = flight.next_id
+        else:
+            scored.append((place, slots))
+    if scored:
+        chosen = [flights[place] for place, _ in scored]
+        noise, excluded_ids = _slot_keys(chosen, device)
+        slots = SlotScores.joined([slots for _, slots in scored])
+        every = rank_candidates(slots, noise, excluded_ids, num_candidates)
+        ends = np.cumsum([flight.num_slots for _, _, flight in chosen])
+        parts = np.split(every, ends[:-1])
+        ranked.update((place, part) for (place, _), part in zip(scored, parts, strict=True))
+    return [ranked[place] for place in range(len(flights))]
+
+
+def _slot_keys(flights: Sequence[_Flight], device: torch.device) -> tuple[SlotNoise, Tensor]:
+    """The noise of every slot's next token, and the token rejected there."""
+    columns: list[tuple[int, int, int, int, int]] = []
+    for each, _, flight in flights:
+        report = each.report
+        for number, excluded_id in enumerate(flight.excluded_ids()):
+            position = report.position + 1 + number
+            is_shared = int(each.kind.shares_noise)
+            columns.append((report.seed, report.sample_index, position, is_shared, excluded_id))
+    words = torch.tensor(columns, dtype=torch.int64, device=device).T.contiguous()
+    seeds, sample_indices, positions, is_shared, excluded_ids = words
+    return SlotNoise(seeds, sample_indices, positions, is_shared.bool()), excluded_ids
+
+
+def _one_family(rounds: Sequence[_Round]) -> list[_Round]:
+    """Those whose blocks are drawn by the same rule as the first one's."""
+    return [each for each in rounds if each.kind.needs_law is rounds[0].kind.needs_law]
+
+
+def _anchor_key(report: RowReport) -> BlockKey:
+    return BlockKey(report.stream, report.round, report.position, report.anchor_id)
+
+
+def _root(each: _Round) -> Branch:
+    return Branch(each.stream, each.report, each.kind, _anchor_key(each.report), ())
+
+
+def _branch(each: _Round) -> Branch:
+    """The best outcome that is left, taken from the round's plan."""
+    assert each.plan is not None
+    report, (number, next_id) = each.report, each.plan.take()
+    key = BlockKey(report.stream, report.round + 1, report.position + 1 + number, next_id)
+    gap = (report.anchor_id, *each.plan.flight.token_ids[:number])
+    return Branch(each.stream, report, each.kind, key, gap)
+
+
+def _is_due(each: _Round) -> bool:
+    return each.is_live and each.plan is not None and each.plan.is_due
+
+
+def _best_value(each: _Round) -> float:
+    assert each.plan is not None
+    return each.plan.next_value

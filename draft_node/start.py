@@ -1,0 +1,185 @@
+"""Brings one draft process up: drafter, link, loop. What is decided here is only order."""
+
+import logging
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from draft_node.drafters.dialects import read_draft_spec
+from draft_node.drafters.load import DEFAULT_GAMMA, DrafterOptions, load_drafter
+from draft_node.drafters.ngram import NgramDrafter
+from draft_node.drafters.spec import LocalHeadSpec
+from draft_node.drafters.weights import TargetWeights
+from draft_node.failures import DraftingFailed
+from draft_node.fan_out import FanOutRule
+from draft_node.node import DraftNode
+from draft_node.presolve import Presolve
+from draft_node.streams import Streams
+from draft_node.waves import WaveSettings
+from specserve.config import ResolvedConfig, read_resolved
+from specserve.decoding.drawing import Coupled, Sampled
+from specserve.drafter_source import NGRAM
+from specserve.drafting import ContextUpdate, DraftBatch, Drafter
+from specserve.errors import SpecserveError, Unavailable
+from specserve.link.ring import RingDraftEnd, SharedRegion
+from specserve.model.config import ModelSpec
+from specserve.noise import OnceKeys
+from specserve.process import ChildArguments, pin, report_failure, report_ready
+from specserve.telemetry import setup_logging
+from specserve.wire.draft_control import Attach, DraftControlDraft
+
+CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and waves need the rest
+_MAX_CUDA_CONTEXTS = 64  # of full length; more would only lie idle
+
+log = logging.getLogger(__name__)
+
+
+def run_draft(arguments: ChildArguments) -> int:
+    """The whole life of a draft process; its exit code."""
+    setup_logging(f"draft {arguments.rank}")
+    try:
+        config = read_resolved(arguments.config)
+        setup_logging(f"draft {arguments.rank}", config.telemetry.log_level)
+        region = _open_region(arguments)
+        control = DraftControlDraft(arguments.control_dir, arguments.rank)
+        node = _build(config, arguments, region, control)
+    except (SpecserveError, OSError, RuntimeError, ValueError) as error:
+        # A user's error is one line, which the supervisor prints; a defect needs its traceback.
+        log.info("cannot start: %s", error, exc_info=not isinstance(error, SpecserveError))
+        report_failure(arguments.ready_fd, error)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    report_ready(arguments.ready_fd)
+    try:
+        node.run()
+    except DraftingFailed as error:
+        log.error("the drafter is of no use: %s", error)
+        return 1
+    finally:
+        control.close()
+    return 0
+
+
+def _open_region(arguments: ChildArguments) -> SharedRegion:
+    if len(arguments.link_fds) != 1:
+        raise Unavailable(f"link: a draft process has one, not {len(arguments.link_fds)}")
+    return SharedRegion.attach(arguments.link_fds[0])
+
+
+def _build(
+    config: ResolvedConfig,
+    arguments: ChildArguments,
+    region: SharedRegion,
+    control: DraftControlDraft,
+) -> DraftNode:
+    placement, speculation = config.placement("draft", arguments.rank), config.speculation
+    pin(placement)
+    torch.set_num_threads(speculation.draft_threads or config.topology.threads)
+    device = torch.device(placement.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dtype = getattr(torch, config.model.dtype or "float32")
+    target = TargetWeights.of(Path(config.model.target or ""))
+    drafter = _load(config, target, dtype, device)
+    settings = WaveSettings(
+        size=speculation.wave,
+        fan_out=speculation.fan_out,
+        num_kept=speculation.num_kept,
+        saguaro_c=speculation.saguaro_c,
+    )
+    streams = Streams(drafter, dtype=dtype, device=device)
+    introduction = Attach(
+        draft=arguments.rank,
+        pid=os.getpid(),
+        drafter=drafter.name,
+        gamma=drafter.gamma,
+        feature_size=drafter.feature_size,
+        has_law=True,
+        has_confidences=warm_up(drafter, settings, dtype, device),
+    )
+    rule = FanOutRule(speculation.fan_out_rule)
+    return DraftNode(
+        introduction,
+        streams=streams,
+        presolve=Presolve(drafter, streams, settings, rule=rule, device=device),
+        control=control,
+        region=region,
+        open_link=lambda limits: RingDraftEnd(region, limits),
+        max_extension=config.engine.max_batch_tokens,
+    )
+
+
+def _load(
+    config: ResolvedConfig, target: TargetWeights, dtype: torch.dtype, device: torch.device
+) -> Drafter:
+    """The configured drafter. Of the target it reads the embedding and the head, if at all."""
+    speculation = config.speculation
+    gamma = speculation.gamma or DEFAULT_GAMMA
+    if speculation.drafter == NGRAM:
+        return NgramDrafter(gamma=gamma)
+    folder = Path(speculation.drafter or "")
+    max_positions = config.model.max_model_len or target.spec.max_position_embeddings
+    options = DrafterOptions(
+        dtype=dtype,
+        device=device,
+        num_context_tokens=_num_context_tokens(config, folder, max_positions, device),
+        max_positions=max_positions,
+        local_head=Path(speculation.local_head) if speculation.local_head else None,
+        gamma=gamma,
+    )
+    return load_drafter(folder, target, options)
+
+
+def _num_context_tokens(
+    config: ResolvedConfig, folder: Path, max_positions: int, device: torch.device
+) -> int:
+    """As many as the target has KV for, where it knows that before it starts."""
+    if config.engine.num_blocks is not None:
+        return config.engine.num_blocks * config.engine.block_size
+    spec = read_draft_spec(folder)
+    if isinstance(spec, LocalHeadSpec):
+        return max_positions  # refused where it is loaded
+    free, _ = torch.cuda.mem_get_info(device)
+    room = int(free * CUDA_MEMORY_SHARE) // _bytes_per_token(spec.decoder, config.model.dtype)
+    return min(room, _MAX_CUDA_CONTEXTS * max_positions)
+
+
+def _bytes_per_token(spec: ModelSpec, dtype: str | None) -> int:
+    itemsize = getattr(torch, dtype or "float32").itemsize
+    # A hidden state besides: some drafters keep the features themselves.
+    width = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim + spec.hidden_size
+    return width * itemsize
+
+
+def warm_up(
+    drafter: Drafter, settings: WaveSettings, dtype: torch.dtype, device: torch.device
+) -> bool:
+    """One wave of either family on a row of its own; whether the drafter has confidences.
+
+    The first round must not pay for what is allocated, compiled or chosen at the first call.
+    """
+    row, num_tokens, size = -1, 16, settings.size
+    features = None
+    if drafter.feature_size:
+        features = torch.zeros(num_tokens, drafter.feature_size, dtype=dtype, device=device)
+    token_ids = torch.arange(num_tokens, device=device)
+    drafter.extend(ContextUpdate([row], [0], [num_tokens], token_ids, features))
+    batch = DraftBatch(
+        rows=[row] * size,
+        anchor_ids=torch.zeros(size, dtype=torch.int64, device=device),
+        gap_ids=None if drafter.holds_tokens_in_flight else [[1]] * size,
+        keep_logits=True,
+    )
+    zeros = [0] * size
+    temperatures = torch.ones(size, device=device)
+    seeds = torch.zeros(2, size, dtype=torch.int64, device=device)
+    keys = OnceKeys.build(zeros, zeros, zeros, zeros, zeros, device)
+    drawn = drafter.draft(batch, Coupled(temperatures, seeds[0], seeds[1]))
+    drafter.draft(batch, Sampled(temperatures, keys, settings.num_kept))
+    if drafter.holds_tokens_in_flight:
+        drafter.extend(ContextUpdate([row], [num_tokens], [4], token_ids[:4], None))
+    drafter.free(row)
+    return drawn.confidences is not None

@@ -1,0 +1,221 @@
+"""What is known of each stream: its context in the drafter, what has arrived for it, its round.
+
+A context is derived state. Verified tokens arrive with reports and, where those leave a hole, on
+demand; they enter the context in order, a bounded number at a time. Most drafters also hold the
+tokens in flight, once for all branches; as they are verified, entries made of features take their
+place, or, where a drafter reads token ids alone, stand if the tokens are the same.
+
+Knows neither outcomes nor blocks, and no messages but the report.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from draft_node.failures import Failures
+from draft_node.stream import Hole, Segment, Stream, due_hole, num_equal
+from specserve.drafting import ContextUpdate, Drafter
+from specserve.errors import Exhausted
+from specserve.link.messages import RowReport
+
+MAX_STREAMS = 4096  # the target's word that a stream has ended may be lost, too
+IDLE_REPORTS = 64  # a stream not heard of while so many rows were reported may lose its context
+
+log = logging.getLogger(__name__)
+
+
+class Streams:
+    """The live streams of one attachment."""
+
+    def __init__(self, drafter: Drafter, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._drafter = drafter
+        self._dtype = dtype
+        self._device = device
+        self.failures = Failures()
+        self._streams: dict[int, Stream] = {}
+        self._num_heard = 0
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._streams.values())
+
+    def find(self, number: int) -> Stream | None:
+        return self._streams.get(number)
+
+    # --- what arrives ------------------------------------------------------------------------
+
+    def take_report(self, row: RowReport) -> Stream | None:
+        """The stream, at its new round; None for a report older than one that came before."""
+        stream = self._hear(row.stream)
+        if stream.report is not None and row.round < stream.report.round:
+            return None
+        stream.report = row
+        for round_id in [r for r in stream.num_branches if r < row.round]:
+            del stream.num_branches[round_id]
+        self._add(stream, Segment(row.start, row.token_ids[:-1], row.features))
+        return stream
+
+    def take_context(self, number: int, segment: Segment) -> None:
+        """Verified tokens outside of reports: a prompt, or an answer to a hole."""
+        self._add(self._hear(number), segment)
+
+    def free(self, numbers: Iterable[int]) -> None:
+        """These have ended."""
+        for number in numbers:
+            if self._streams.pop(number, None) is not None:
+                self._drafter.free(number)
+        for stream in self._streams.values():
+            stream.is_starved = False
+
+    def clear(self) -> None:
+        """Forget everything: the target starts anew."""
+        self.free(list(self._streams))
+
+    def holes(self, now_s: float) -> list[Hole]:
+        """What has to be asked for now: the first hole of each stream that has a round."""
+        return [hole for stream in self._streams.values() if (hole := due_hole(stream, now_s))]
+
+    def _hear(self, number: int) -> Stream:
+        stream = self._streams.get(number)
+        if stream is None:
+            stream = self._streams[number] = Stream(number)
+            if len(self._streams) > MAX_STREAMS:
+                self.free([min(self, key=lambda other: other.last_heard or self._num_heard).number])
+        self._num_heard += 1
+        stream.last_heard = self._num_heard
+        return stream
+
+    def _add(self, stream: Stream, segment: Segment) -> None:
+        if len(segment.token_ids) and not stream.is_starved:
+            stream.segments.append(segment)
+            stream.segments.sort(key=lambda part: part.start)
+
+    # --- contexts ----------------------------------------------------------------------------
+
+    def extend(self, max_tokens: int) -> int:
+        """Enter what has arrived into the contexts, at most `max_tokens`; how many it were."""
+        room = max_tokens
+        while room > 0:
+            pieces: list[tuple[Stream, Segment]] = []
+            for stream in list(self._streams.values()):
+                piece = self._next_piece(stream, room)
+                if piece is not None:
+                    pieces.append((stream, piece))
+                    room -= len(piece.token_ids)
+            if not pieces:
+                break
+            self._enter(pieces)
+        return max_tokens - room
+
+    def provide(self, in_flight: Sequence[tuple[Stream, Sequence[int]]]) -> None:
+        """Enter tokens in flight, from the anchor on, if the drafter can hold them."""
+        if not self._drafter.holds_tokens_in_flight:
+            return
+        pieces: list[tuple[Stream, Segment]] = []
+        for stream, token_ids in in_flight:
+            assert stream.report is not None
+            position = stream.report.position
+            known = position + num_equal(stream.token_ids[position:], token_ids)
+            missing = np.array(token_ids[known - position :], dtype=np.int32)
+            if len(missing):
+                self._truncate(stream, known)
+                pieces.append((stream, Segment(known, missing, np.empty((0, 0), np.float32))))
+        if pieces:
+            self._enter(pieces, is_verified=False)
+
+    def _next_piece(self, stream: Stream, room: int) -> Segment | None:
+        """At most `room` tokens that continue the context; what is known already is skipped."""
+        while room > 0 and stream.segments and stream.segments[0].start <= stream.num_verified:
+            segment = stream.segments[0]
+            if self._drafter.feature_size and segment.end > stream.num_verified:
+                self._truncate(stream, stream.num_verified)  # features take the place of guesses
+            known = stream.token_ids[segment.start :]
+            end = segment.start + num_equal(known, segment.token_ids.tolist())
+            if end < min(segment.end, len(stream.token_ids)):
+                self._truncate(stream, end)
+            stream.num_verified = max(stream.num_verified, end)
+            if end == segment.end:
+                del stream.segments[0]
+                continue
+            return segment.within(end, min(end + room, segment.end))
+        return None
+
+    def _truncate(self, stream: Stream, length: int) -> None:
+        if length < len(stream.token_ids):
+            self._drafter.truncate(stream.number, length)
+            del stream.token_ids[length:]
+            stream.num_verified = min(stream.num_verified, length)
+
+    def _enter(self, pieces: list[tuple[Stream, Segment]], *, is_verified: bool = True) -> None:
+        """If they do not fit together, those that fit alone; the others are starved."""
+        try:
+            self._drafter.extend(self._as_update(pieces, with_features=is_verified))
+        except Exhausted as error:
+            if len(pieces) > 1:
+                for piece in pieces:
+                    self._enter([piece], is_verified=is_verified)
+            elif self._evict_for(pieces[0][0]):
+                self._enter(pieces, is_verified=is_verified)
+            else:
+                self._starve(pieces[0][0], error)
+            return
+        except Exception as error:  # noqa: BLE001
+            self.failures.count(error, "reading a context")
+            for stream, _ in pieces:
+                self._drop_context(stream)
+            return
+        for stream, piece in pieces:
+            stream.token_ids += piece.token_ids.tolist()
+            if is_verified:
+                stream.num_verified = piece.end
+
+    def _as_update(
+        self, pieces: list[tuple[Stream, Segment]], *, with_features: bool
+    ) -> ContextUpdate:
+        segments = [piece for _, piece in pieces]
+        token_ids = torch.from_numpy(np.concatenate([part.token_ids for part in segments]))
+        features = None
+        if self._drafter.feature_size and with_features:
+            joined = np.concatenate([part.features for part in segments])
+            features = torch.from_numpy(joined).to(self._device, self._dtype)
+        return ContextUpdate(
+            rows=[stream.number for stream, _ in pieces],
+            starts=[part.start for part in segments],
+            counts=[len(part.token_ids) for part in segments],
+            token_ids=token_ids.to(self._device, torch.int64),
+            features=features,
+        )
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def _evict_for(self, stream: Stream) -> bool:
+        """Free the context that was not heard of for longest; False if none is idle."""
+        idle = [
+            other
+            for other in self._streams.values()
+            if other.token_ids
+            and other is not stream
+            and other.last_heard + IDLE_REPORTS < self._num_heard
+        ]
+        if not idle:
+            return False
+        self._drop_context(min(idle, key=lambda other: other.last_heard))
+        return True
+
+    def _starve(self, stream: Stream, error: Exhausted) -> None:
+        if not any(other.is_starved for other in self._streams.values()):
+            log.warning("a stream is not speculated: %s", error)
+        self._drop_context(stream)
+        stream.is_starved = True
+
+    def _drop_context(self, stream: Stream) -> None:
+        """Its branch numbers stay: they may not be used again even so."""
+        self._drafter.free(stream.number)
+        stream.token_ids.clear()
+        stream.segments.clear()
+        stream.num_verified = 0
+        stream.report = None

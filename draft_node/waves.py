@@ -1,0 +1,200 @@
+"""One wave: blocks drafted together after given anchors, as a push and as entries of the cache.
+
+All blocks of a wave stand by one family of rules: shared noise (or none) for coupled and greedy
+rows, noise used once for the rejection family. Knows nothing of outcomes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draft_node.outcome_kind import OutcomeKind
+from draft_node.saguaro import Saguaro, factors_of, prepared_per_slot
+from draft_node.shared_noise import NoiseTable
+from draft_node.speculation_cache import DraftedBlock, SpeculationCache, WaveScores
+from draft_node.stream import Stream
+from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
+from specserve.drafting import DraftBatch, Drafter, SpeculationBatch
+from specserve.link.messages import BlockKey, Push, RowReport
+from specserve.noise import OnceKeys
+
+_EPOCHS, _BRANCH_BITS = 256, 16  # of the 24 bits that a key has for the branch
+MAX_BRANCHES = (1 << _BRANCH_BITS) - 1  # of a stream and round
+_MIN_SCORED = 256  # tokens of a slot that a race among candidates is run with
+
+
+@dataclass(frozen=True, slots=True)
+class WaveSettings:
+    """What does not change while the process lives."""
+
+    size: int = 8  # W, branches of a wave
+    fan_out: int = 32  # outcomes of a row and round
+    num_kept: int = 512  # entries of a law
+    saguaro_c: float | None = None
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens of a slot that may become candidates."""
+        return max(_MIN_SCORED, 2 * self.fan_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A block to draft: after the anchor of `key`, which follows `gap` behind the context."""
+
+    stream: Stream
+    report: RowReport  # the round in flight
+    kind: OutcomeKind
+    key: BlockKey
+    gap: tuple[int, ...]  # tokens in flight before the anchor: none for a root
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Blocks that were drafted together; those without a token are left out."""
+
+    blocks: list[DraftedBlock]
+    drawn: SpeculationBatch
+    law: DraftLaw | None  # rejection family
+
+    def push(self) -> Push:
+        """As it travels; of a wave with at least one block."""
+        num_drawn, width = self.drawn.token_ids.shape
+        blocks, confidences, law = self.blocks, self.drawn.confidences, self.law
+        places = [block.place for block in blocks] if len(blocks) < num_drawn else slice(None)
+        shape = (num_drawn, width, -1)
+        return Push(
+            keys=[block.key for block in blocks],
+            speculation_ids=[block.speculation_id for block in blocks],
+            lengths=[len(block.token_ids) for block in blocks],
+            token_ids=_on_host(self.drawn.token_ids, np.int32)[places],
+            confidences=np.empty((len(blocks), 0), np.float32)
+            if confidences is None
+            else _on_host(confidences.clamp(0.0, 1.0), np.float32)[places],
+            law_ids=np.empty((len(blocks), width, 0), np.int32)
+            if law is None
+            else _on_host(law.ids.view(shape), np.int32)[places],
+            law_probs=np.empty((len(blocks), width, 0), np.float32)
+            if law is None
+            else _on_host(law.probs.view(shape), np.float32)[places],
+        )
+
+
+def _on_host(tensor: Tensor, dtype: type[np.generic]) -> NDArray[Any]:
+    return tensor.cpu().numpy().astype(dtype, copy=False)
+
+
+class WaveDrafter:
+    """Drafts waves and keeps what they were drawn from."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        cache: SpeculationCache,
+        settings: WaveSettings,
+        device: torch.device,
+    ) -> None:
+        self.epoch = 0  # of the attachment; part of every key of the rejection family
+        self._drafter = drafter
+        self._cache = cache
+        self._settings = settings
+        self._device = device
+        self._noise = NoiseTable()
+
+    def draft(self, branches: Sequence[Branch], min_gap: int) -> "Wave":
+        """Draft and remember. Branches are of one family.
+
+        Gaps of the rejection family are laid out `min_gap` long, so that the work of a wave does
+        not depend on which of the tokens in flight its outcomes accept.
+        """
+        by_ratio = branches[0].kind.needs_law
+        temperatures = torch.tensor(
+            [max(0.0, branch.report.temperature) for branch in branches],
+            dtype=torch.float32,
+            device=self._device,
+        )
+        rule = (self._sampled if by_ratio else self._coupled)(branches, temperatures)
+        keep_logits = not by_ratio or self._settings.saguaro_c is not None
+        batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)
+        drawn = self._drafter.draft(batch, rule)
+        scales = torch.where(temperatures > 0, 1 / temperatures, 1.0)
+        scores = WaveScores.of(drawn, scales, self._settings.num_scored)
+        blocks = self._blocks(branches, drawn, scores)
+        self._cache.add(blocks)
+        return Wave(blocks, drawn, drawn.law if by_ratio else None)
+
+    def _batch(self, branches: Sequence[Branch], *, min_gap: int, keep_logits: bool) -> DraftBatch:
+        has_gaps = not self._drafter.holds_tokens_in_flight
+        gaps = [branch.gap for branch in branches]
+        lengths = [branch.report.position for branch in branches]
+        if not has_gaps:  # the tokens in flight are in the context
+            lengths = [length + len(gap) for length, gap in zip(lengths, gaps, strict=True)]
+        anchors = [branch.key.anchor_id for branch in branches]
+        return DraftBatch(
+            rows=[branch.stream.number for branch in branches],
+            anchor_ids=torch.tensor(anchors, dtype=torch.int64, device=self._device),
+            gap_ids=gaps if has_gaps else None,
+            context_lens=lengths,
+            min_gap=min_gap,
+            keep_logits=keep_logits,
+        )
+
+    def _sampled(self, branches: Sequence[Branch], temperatures: Tensor) -> DrawingRule:
+        keys = OnceKeys.build(
+            nonces=[branch.report.seed for branch in branches],
+            sample_indices=[branch.report.sample_index for branch in branches],
+            rounds=[branch.key.round for branch in branches],
+            branches=[self._branch_number(branch) for branch in branches],
+            positions=[0] * len(branches),  # the rule fills them in
+            device=self._device,
+        )
+        settings = self._settings
+        rule = Sampled(temperatures, keys, settings.num_kept)
+        if settings.saguaro_c is None:
+            return rule
+        is_rejection = [branch.kind is OutcomeKind.REJECTION for branch in branches]
+        factors = factors_of(is_rejection, settings.saguaro_c, self._device)
+        num_prepared = prepared_per_slot(settings.fan_out, self._drafter.gamma)
+        return Saguaro(rule, temperatures, factors, num_prepared)
+
+    def _coupled(self, branches: Sequence[Branch], temperatures: Tensor) -> DrawingRule:
+        if all(branch.kind is OutcomeKind.GREEDY for branch in branches):
+            return Greedy()
+        words = [
+            [branch.report.seed for branch in branches],
+            [branch.report.sample_index for branch in branches],
+        ]
+        seeds, samples = torch.tensor(words, dtype=torch.int64, device=self._device)
+        return Coupled(temperatures, seeds=seeds, sample_indices=samples, source=self._noise)
+
+    def _branch_number(self, branch: Branch) -> int:
+        number = branch.stream.next_branch(branch.key.round)
+        if number > MAX_BRANCHES:
+            raise ValueError("a round has more branches than there are keys for")
+        return (self.epoch % _EPOCHS) << _BRANCH_BITS | number
+
+    def _blocks(
+        self, branches: Sequence[Branch], drawn: SpeculationBatch, scores: WaveScores | None
+    ) -> list[DraftedBlock]:
+        """Those with at least one token."""
+        token_ids = drawn.token_ids.tolist()
+        confidences = None if drawn.confidences is None else drawn.confidences.tolist()
+        lengths = drawn.lengths or [drawn.token_ids.shape[1]] * len(branches)
+        return [
+            DraftedBlock(
+                speculation_id=self._cache.next_id(),
+                key=branch.key,
+                token_ids=tuple(token_ids[place][:length]),
+                confidences=None if confidences is None else tuple(confidences[place][:length]),
+                scores=scores,
+                place=place,
+            )
+            for place, (branch, length) in enumerate(zip(branches, lengths, strict=True))
+            if length
+        ]

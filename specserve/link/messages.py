@@ -1,0 +1,101 @@
+"""What a round's exchange says: a `Report` to the draft, `Push`es to the target.
+
+A *stream* is one running sample; the target numbers streams and never uses a number twice. The
+target reports every round as it starts: what was verified since, the anchor, and the block in
+flight behind it. The draft answers with blocks for the outcomes that it thinks likely.
+
+All arrays are numpy, contiguous and on the host. Positions are absolute, rounds those of a stream.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+class BlockKey(NamedTuple):
+    """The one place where a block can be verified: after this anchor, in this round."""
+
+    stream: int
+    round: int  # of the stream, in which the block would be verified
+    position: int  # of the anchor
+    anchor_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowReport:
+    """One stream at the start of its round `round`, whose forward reads anchor and block."""
+
+    stream: int
+    round: int
+    seed: int  # int64: seed bits of the request's noise; in the rejection family its nonce
+    sample_index: int
+    rule: str  # a VerificationRule's value; at temperature 0 every rule is greedy
+    temperature: float  # 0: greedy
+    start: int  # position of the first of `token_ids`
+    token_ids: Tokens  # [n + 1] verified since the last report, then the anchor
+    features: Floats  # [n, H] of the verified ones; [n, 0] for drafters that read token ids alone
+    block: Tokens  # [verify_len] drafted tokens in flight behind the anchor
+    speculation_id: int  # of the push they come from; 0: from none, or there are none
+    awaits: bool = False  # the target waits for a block after this anchor, in this round
+
+    @property
+    def position(self) -> int:
+        """Of the anchor."""
+        return self.start + len(self.token_ids) - 1
+
+    @property
+    def anchor_id(self) -> int:
+        return int(self.token_ids[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All rows of one target round that a draft process is concerned with, in one frame."""
+
+    rows: list[RowReport]
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """One wave: B blocks of up to G tokens.
+
+    The law that the tokens were drawn from, M entries a token in canonical form (`DraftLaw`),
+    travels in the rejection family only.
+    """
+
+    keys: list[BlockKey]  # [B]
+    speculation_ids: list[int]  # [B], above 0, unique within an epoch
+    lengths: list[int]  # [B] tokens that count in each block
+    token_ids: Tokens  # [B, G]
+    confidences: Floats  # [B, G]; [B, 0] where the drafter has none
+    law_ids: Tokens  # [B, G, M]; M = 0 without a law
+    law_probs: Floats  # [B, G, M]
+
+
+class TargetEnd(Protocol):
+    """The target's end of a link. Nothing here blocks or raises on what arrives."""
+
+    def send(self, report: Report) -> bool:
+        """False: dropped, the ring is full or nobody is attached."""
+        ...
+
+    def receive(self) -> list[Push]:
+        """Sound pushes of the current epoch, in order of arrival."""
+        ...
+
+
+class DraftEnd(Protocol):
+    """The draft's end of a link. Nothing here blocks or raises on what arrives."""
+
+    def send(self, push: Push) -> bool:
+        """False: dropped, the ring is full."""
+        ...
+
+    def receive(self) -> list[Report]:
+        """Sound reports of the current epoch, in order of arrival."""
+        ...

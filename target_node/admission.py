@@ -1,0 +1,114 @@
+"""Which drafted tokens join a forward: the same for every source of drafts.
+
+Blocks are dealt by lengths, places by survival, and neither ever by tokens. Also keeps what the
+outcomes teach about acceptance, for drafters without confidences.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Rows
+
+from specserve.decoding.verification.admission import Allocator
+from specserve.telemetry import VerifiedRow
+from specserve.types import Speculation
+from target_node.budget import AcceptanceHistory, survival_of
+from target_node.drafting import RowToDraft, needs_law
+from target_node.sampler import SampledRow, Sampler
+from target_node.scheduler import Row, Scheduler
+from target_node.sequence import Sequence
+
+
+class Admission:
+    """Deals room for drafts, admits them, and looks at how they fared."""
+
+    def __init__(
+        self, *, gamma: int, scheduler: Scheduler, sampler: Sampler, budget: Allocator
+    ) -> None:
+        """`gamma`: drafted tokens of a block at most."""
+        self.gamma = gamma
+        self._scheduler = scheduler
+        self._sampler = sampler
+        self._budget = budget
+        self._history = AcceptanceHistory(gamma)
+        self._num_rounds = 0  # in which somebody could be drafted for
+
+    def may_speculate(self, row: Row) -> bool:
+        """The last token that fits is the target's own: it needs no draft."""
+        return (
+            row.sequence.is_decoding
+            and row.sequence.may_speculate
+            and row.sequence.request.max_verify_len != 0
+            and self._sampler.room(row.sequence) > 1
+        )
+
+    def to_draft(self, row: Row) -> RowToDraft:
+        sequence = row.sequence
+        return RowToDraft(sequence, self._sampler.state(sequence), self._sampler.rule(sequence))
+
+    def needs_law(self, row: Row) -> bool:
+        return needs_law(self.to_draft(row))
+
+    def has_room(self, rows: list[Row]) -> bool:
+        """Whether the forward of `rows` can take any drafted token besides."""
+        return self._scheduler.room_for_drafts(rows) > 0
+
+    def admit(self, rows: list[Row], found: Mapping[Sequence, Speculation]) -> list[Row]:
+        """All `rows`, those with drafted tokens to verify replaced.
+
+        Blocks are dealt by lengths alone, also to rows that leave them unused: a draft that took
+        or left another row's blocks would, by way of that row's places, decide on itself.
+        """
+        in_turn = self._in_turn([row for row in rows if self.may_speculate(row)])
+        limits = self._scheduler.drafts_with_blocks(in_turn, [self._limit(row) for row in in_turn])
+        drafted = [
+            (row, found[row.sequence], limit)
+            for row, limit in zip(in_turn, limits, strict=True)
+            if row.sequence in found
+        ]
+        survivals = [self._survival(speculation, limit) for _, speculation, limit in drafted]
+        verify_lens = self._budget.allocate(survivals, self._scheduler.room_for_drafts(rows))
+        admitted = {
+            row.sequence: self._scheduler.with_drafts(row, speculation, verify_len)
+            for (row, speculation, _), verify_len in zip(drafted, verify_lens, strict=True)
+        }
+        return [admitted.get(row.sequence, row) for row in rows]
+
+    def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
+        """Learn from the outcomes; the record of every row that verified something."""
+        records: list[VerifiedRow] = []
+        for row, result in zip(rows, sampled, strict=True):
+            if row.speculation is None or not row.verify_len or result.is_void:
+                continue
+            # What ended the sample was cut there: the positions behind it were not judged.
+            judged = result.num_accepted if result.finish_reason else row.verify_len
+            self._history.observe(judged, result.num_accepted)
+            records.append(
+                VerifiedRow(
+                    request_id=row.sequence.request.request_id,
+                    sample_index=row.sequence.sample_index,
+                    verify_len=row.verify_len,
+                    num_accepted=result.num_accepted,
+                    num_emitted=len(result.token_ids),
+                    confidences=row.speculation.confidences or (),
+                )
+            )
+        return records
+
+    def _in_turn(self, rows: list[Row]) -> list[Row]:
+        """Another row first every round: of equals, the first get the places and blocks there are.
+
+        Whose turn it is follows from the number of rounds, which no draft of this round knows.
+        """
+        first = self._num_rounds % max(1, len(rows))
+        self._num_rounds += 1
+        return rows[first:] + rows[:first]
+
+    def _limit(self, row: Row) -> int:
+        """Drafted tokens to verify at most, whatever they are: the row's wish and its end count."""
+        limit = min(self.gamma, self._sampler.room(row.sequence) - 1)
+        wish = row.sequence.request.max_verify_len
+        return limit if wish is None else min(limit, wish)
+
+    def _survival(self, speculation: Speculation, limit: int) -> Rows[float]:
+        """Of the positions that may be verified."""
+        confidences = speculation.confidences or self._history.confidences
+        return survival_of(confidences[: min(limit, len(speculation.token_ids))])

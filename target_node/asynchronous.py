@@ -1,0 +1,287 @@
+"""Asynchronous speculation, the target's side: look up what drafts pushed, report, never wait.
+
+    drain pushes -> find each row's block by its key -> admit -> report the round -> forward
+
+A row without a block is a *miss*; what happens to it is the miss policy's business. The one bounded
+wait is DRAFT_NOW. What the drafts know is derived state, see `target_node.streams`.
+"""
+
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Rows
+
+import numpy as np
+import torch
+
+from specserve.decoding.draft_law import PAD_ID, DraftLaw
+from specserve.link.messages import BlockKey, Report, RowReport, Tokens
+from specserve.telemetry import VerifiedRow
+from specserve.types import Speculation
+from specserve.wire.draft_control import Context, Free
+from target_node.admission import Admission
+from target_node.draft_links import DraftLinks, DraftPeer
+from target_node.drafting import ColocatedDraft
+from target_node.feature_cache import FeatureCache
+from target_node.miss_policy import Miss, MissPolicy
+from target_node.sampler import SampledRow
+from target_node.scheduler import Row
+from target_node.sequence import Sequence
+from target_node.speculation import SpeculationStatus
+from target_node.speculation_table import PushedBlock, SpeculationTable
+from target_node.streams import Stream, Streams
+
+MAX_INLINE = 64  # verified tokens of a row that travel with a report; more go by control, in chunks
+CHUNK = 256  # tokens a round and row that go by control
+_NOTHING = np.empty(0, dtype=np.int32)
+_POLL_S = 20e-6  # between looks at the ring during DRAFT_NOW
+
+
+class AsynchronousSpeculation:
+    """`SpeculationSource` of blocks drafted in other processes."""
+
+    def __init__(
+        self,
+        links: DraftLinks,
+        *,
+        admission: Admission,
+        features: FeatureCache | None,
+        policy: MissPolicy,
+        lookup: ColocatedDraft | None,
+        device: torch.device,
+    ) -> None:
+        """`lookup` drafts from the row's own text where the policy says NGRAM."""
+        self.gamma = admission.gamma
+        self.drafter = links.drafter
+        self.links = links
+        self._admission = admission
+        self._features = features
+        self._policy = policy
+        self._lookup = lookup
+        self._device = device
+        self._table = SpeculationTable()
+        self._streams = Streams()
+        self._blocks: dict[Sequence, PushedBlock] = {}  # of this round's rows
+        self._from_lookup: set[Sequence] = set()
+        self._began_s = 0.0  # of the forward
+        self._hits: dict[Sequence, bool] = {}  # of this round's rows
+        self._num_lookups = 0
+        self._num_hits = 0
+
+    # --- a round -------------------------------------------------------------------------------
+
+    def attach(self, rows: list[Row]) -> list[Row]:
+        self.follow(rows)
+        self._blocks.clear()
+        self._from_lookup.clear()
+        decoding = [row for row in rows if self._admission.may_speculate(row)]
+        found = self._find(decoding)
+        self._count(decoding, found)
+        missed = [row for row in decoding if row.sequence not in found]
+        if missed:
+            found |= self._after_miss(missed, len(found))
+        admitted = self._admission.admit(rows, found)
+        self._report([row for row in admitted if row.sequence.is_decoding])
+        self._began_s = time.perf_counter()
+        return admitted
+
+    def _count(self, rows: Rows[Row], found: Mapping[Sequence, Speculation]) -> None:
+        self._hits = {row.sequence: row.sequence in found for row in rows}
+        self._num_lookups += len(rows)
+        self._num_hits += len(found)
+
+    def tend(self) -> None:
+        self.links.poll()
+
+    def follow(self, rows: list[Row]) -> None:
+        """Keep the drafts' knowledge up to date, also while another regime runs."""
+        for number, start in self.links.take_wanted():
+            stream = self._streams.numbered(number)
+            if stream is not None:
+                stream.num_sent = min(stream.num_sent, start)
+        for row in rows:
+            self._send_context(row.sequence)
+
+    def laws(self, rows: list[Row]) -> DraftLaw | None:
+        """One law a drafted token of the rows under the ratio test, in the rows' order."""
+        parts: list[DraftLaw] = []
+        for row in rows:
+            if not row.verify_len or row.speculation is None or not self._needs_law(row):
+                continue
+            block = self._blocks.get(row.sequence)
+            if block is not None:
+                parts.append(_law_of(block, row.verify_len, self._device))
+            else:
+                drafted = torch.tensor(row.drafted, dtype=torch.int64, device=self._device)
+                parts.append(DraftLaw.certain(drafted))
+        return DraftLaw.joined(parts) if parts else None
+
+    def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
+        for row, result in zip(rows, sampled, strict=True):
+            if row.verify_len and not result.is_void:
+                kind = Miss.NGRAM if row.sequence in self._from_lookup else None
+                self._policy.observe(kind, result.num_accepted)
+        self._policy.verified(time.perf_counter() - self._began_s)
+        return self._admission.observe(rows, sampled)
+
+    def was_hit(self, sequence: Sequence) -> bool | None:
+        return self._hits.get(sequence)
+
+    def status(self) -> SpeculationStatus:
+        sent, received = self.links.num_bytes
+        return SpeculationStatus(
+            "async",
+            num_draft_processes=self.links.num_processes,
+            num_drafts_attached=self.links.num_attached,
+            num_lookups=self._num_lookups,
+            num_hits=self._num_hits,
+            bytes_sent=sent,
+            bytes_received=received,
+        )
+
+    def forget(self, sequence: Sequence) -> None:
+        if self._lookup is not None:
+            self._lookup.forget(sequence)
+        stream = self._streams.forget(sequence)
+        if stream is None:
+            return
+        self._table.forget(stream.number)
+        peer = self.links.with_epoch(stream.epoch)
+        if peer is not None:
+            self.links.tell(peer, Free(epoch=stream.epoch, streams=[stream.number]))
+
+    # --- finding blocks --------------------------------------------------------------------------
+
+    def _find(self, rows: Rows[Row]) -> dict[Sequence, Speculation]:
+        for push in self.links.receive():
+            self._table.add(push, self._streams.rounds())
+        found: dict[Sequence, Speculation] = {}
+        for row in rows:
+            block = self._table.find(self._key(row.sequence))
+            speculation = self._usable(row, block)
+            if block is not None and speculation is not None:
+                self._blocks[row.sequence] = block
+                found[row.sequence] = speculation
+        return found
+
+    def _usable(self, row: Row, block: PushedBlock | None) -> Speculation | None:
+        if block is None or (self._needs_law(row) and not block.has_law):
+            return None
+        # The last token stays behind: its law foretells what follows when all others stand.
+        token_ids = block.token_ids[:-1]
+        if not token_ids:
+            return None
+        return Speculation(token_ids=token_ids, confidences=block.confidences)
+
+    def _after_miss(self, missed: list[Row], num_hits: int) -> dict[Sequence, Speculation]:
+        peers = [self._peer(row.sequence) for row in missed]
+        can_wait = all(peer is not None for peer in peers)
+        miss = self._policy.choose(num_missed=len(missed), num_hits=num_hits, can_wait=can_wait)
+        if miss is Miss.DRAFT_NOW:
+            return self._draft_now(missed)
+        if miss is Miss.NGRAM and self._lookup is not None:
+            found = self._lookup.speculate([self._admission.to_draft(row) for row in missed])
+            self._from_lookup.update(found)
+            return found
+        return {}
+
+    def _draft_now(self, missed: list[Row]) -> dict[Sequence, Speculation]:
+        """Ask for blocks after these anchors and wait for them, within the policy's bound."""
+        began_s = time.perf_counter()
+        self._report(missed, awaits=True)
+        found: dict[Sequence, Speculation] = {}
+        deadline_s = began_s + self._policy.max_wait_s
+        while len(found) < len(missed) and time.perf_counter() < deadline_s:
+            time.sleep(_POLL_S)
+            found |= self._find([row for row in missed if row.sequence not in found])
+        waited_s = time.perf_counter() - began_s
+        self._policy.waited(waited_s, len(found) / len(missed))
+        return found
+
+    def _key(self, sequence: Sequence) -> BlockKey:
+        position = len(sequence.token_ids) - 1
+        stream = self._streams.of(sequence).number
+        return BlockKey(stream, sequence.num_rounds, position, sequence.token_ids[-1])
+
+    def _needs_law(self, row: Row) -> bool:
+        return self._admission.needs_law(row)
+
+    # --- telling the drafts ----------------------------------------------------------------------
+
+    def _peer(self, sequence: Sequence) -> DraftPeer | None:
+        return self.links.peer_of(sequence.request.request_id)
+
+    def _send_context(self, sequence: Sequence) -> None:
+        """One chunk of what a draft has to know before reports make sense to it."""
+        peer = self._peer(sequence)
+        if peer is None or sequence.request.max_verify_len == 0:
+            return
+        stream = self._streams.of(sequence)
+        start = stream.told(peer.epoch)
+        missing = sequence.num_computed - start
+        if (missing <= MAX_INLINE and sequence.is_decoding) or missing <= 0:
+            return
+        end = start + min(missing, CHUNK)
+        message = Context(
+            epoch=peer.epoch,
+            stream=stream.number,
+            start=start,
+            token_ids=sequence.token_ids[start:end],
+            features=self._read(sequence, start, end).tobytes(),
+        )
+        if self.links.tell(peer, message):
+            stream.num_sent = end
+
+    def _report(self, rows: Rows[Row], *, awaits: bool = False) -> None:
+        by_peer: dict[int, tuple[DraftPeer, list[RowReport], list[Stream]]] = {}
+        for row in rows:
+            peer = self._peer(row.sequence)
+            if peer is None or not self._admission.may_speculate(row):
+                continue
+            stream = self._streams.of(row.sequence)
+            start = stream.told(peer.epoch)
+            if row.sequence.num_computed - start > MAX_INLINE:
+                continue  # still being told by control
+            report = self._row_report(row, stream.number, start, awaits=awaits)
+            _, reports, streams = by_peer.setdefault(peer.epoch, (peer, [], []))
+            reports.append(report)
+            streams.append(stream)
+        for peer, reports, streams in by_peer.values():
+            if peer.end.send(Report(reports)):
+                for stream in streams:
+                    stream.num_sent = max(stream.num_sent, stream.sequence.num_computed)
+
+    def _row_report(self, row: Row, stream: int, start: int, *, awaits: bool) -> RowReport:
+        sequence = row.sequence
+        drafting = self._admission.to_draft(row)
+        state, end = drafting.state, sequence.num_computed
+        block = self._blocks.get(sequence)
+        return RowReport(
+            stream=stream,
+            round=sequence.num_rounds,
+            seed=state.seed_bits,
+            sample_index=state.sample_index,
+            rule=drafting.rule.value,
+            temperature=0.0 if state.is_greedy else state.temperature,
+            start=min(start, end),
+            token_ids=np.array(sequence.token_ids[min(start, end) :], dtype=np.int32),
+            features=self._read(sequence, min(start, end), end),
+            block=np.array(row.drafted, dtype=np.int32) if row.verify_len else _NOTHING,
+            speculation_id=0 if block is None else block.speculation_id,
+            awaits=awaits,
+        )
+
+    def _read(self, sequence: Sequence, start: int, end: int) -> np.ndarray:
+        if self._features is None or start >= end:
+            width = 0 if self._features is None else self._features.size
+            return np.empty((max(end - start, 0), width), dtype=np.float32)
+        rows = self._features.read(sequence.block_ids, start, end)
+        return rows.to(torch.float32).cpu().numpy()
+
+
+def _law_of(block: PushedBlock, length: int, device: torch.device) -> DraftLaw:
+    ids: Tokens = block.push.law_ids[block.place, :length]
+    probs = block.push.law_probs[block.place, :length]
+    padded = torch.from_numpy(ids.astype(np.int64))
+    # Padding travels as PAD_ID, which fits an int32.
+    assert PAD_ID < 2**31
+    return DraftLaw(padded.to(device), torch.from_numpy(probs.copy()).to(device))

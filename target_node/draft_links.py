@@ -1,0 +1,191 @@
+"""The draft processes as the target sees them: who is attached, since when, who owns which request.
+
+Attaching gives a draft an epoch that nobody had before; what carries another epoch is dropped. A
+draft is gone when its process has ended (its pidfd tells at once) or its loop has been silent for
+longer than the deadline. Knows no tokens. Nothing here blocks.
+"""
+
+import logging
+import os
+import select
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specserve.link.frames import LinkLimits
+from specserve.link.messages import Push
+from specserve.link.ring import RingTargetEnd, SharedRegion
+from specserve.wire.draft_control import (
+    Attach,
+    Attached,
+    DraftControlTarget,
+    ToDraft,
+    Wanted,
+)
+
+log = logging.getLogger(__name__)
+
+_POLL_PERIOD_S = 0.02  # between looks at processes and heartbeats
+_ANSWER_S = 0.5  # from attaching to the draft's work in that epoch; else it has not heard of it
+
+
+@dataclass(eq=False)
+class DraftPeer:
+    """One draft process, attached or not."""
+
+    index: int
+    end: RingTargetEnd
+    region: SharedRegion
+    epoch: int = 0  # 0: not attached
+    pidfd: int = -1
+    attached_s: float = 0.0
+    detached_s: float = 0.0
+    introduction: Attach | None = None  # of a process that is there, attached or silent
+
+
+class DraftLinks:
+    """All draft processes of a launch."""
+
+    def __init__(
+        self,
+        peers: Sequence[DraftPeer],
+        control: DraftControlTarget,
+        *,
+        limits: LinkLimits,
+        drafter: str,
+        timeout_s: float,
+    ) -> None:
+        """`limits` is what a draft must fit to be let in; one may be silent for `timeout_s`."""
+        self.gamma = limits.gamma
+        self.drafter = drafter
+        self._limits = limits
+        self._timeout_s = timeout_s
+        self._control = control
+        self._peers = list(peers)
+        self._last_epoch = 0
+        self._wanted: list[tuple[int, int]] = []
+        self._next_look_s = 0.0
+        self._poller = select.poll()
+
+    @property
+    def num_processes(self) -> int:
+        return len(self._peers)
+
+    @property
+    def num_attached(self) -> int:
+        return sum(peer.epoch > 0 for peer in self._peers)
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Sent and received by the rings, since start."""
+        counters = [peer.end.counters for peer in self._peers]
+        return sum(c.bytes_sent for c in counters), sum(c.bytes_received for c in counters)
+
+    def poll(self) -> None:
+        """Take what drafts have to say, and notice those that are gone."""
+        for message in self._control.receive():
+            if isinstance(message, Attach):
+                self._attach(message)
+            else:
+                self._want(message)
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + _POLL_PERIOD_S
+        ended = {fd for fd, _ in self._poller.poll(0)}
+        for peer in self._peers:
+            if peer.introduction is not None:
+                self._look_at(peer, peer.introduction, peer.pidfd in ended, now_s)
+
+    def _look_at(
+        self, peer: DraftPeer, introduction: Attach, has_ended: bool, now_s: float
+    ) -> None:
+        heartbeat_s = peer.region.heartbeat_ns / 1e9
+        if not peer.epoch:
+            # It was only silent, as after a pause of the whole machine.
+            if heartbeat_s > peer.detached_s:
+                self._attach(introduction)
+        elif has_ended:
+            self._detach(peer, "has ended")
+            peer.introduction = None
+        elif now_s - max(heartbeat_s, peer.attached_s) > self._timeout_s:
+            self._detach(peer, f"has been silent for {self._timeout_s:g} s")
+        elif peer.region.draft_epoch != peer.epoch and now_s > peer.attached_s + _ANSWER_S:
+            self._attach(introduction)
+
+    def receive(self) -> list[Push]:
+        """What has been pushed since, in order for each draft."""
+        return [push for peer in self._peers if peer.epoch for push in peer.end.receive()]
+
+    def take_wanted(self) -> list[tuple[int, int]]:
+        """(stream, start): tell it again from there."""
+        wanted, self._wanted = self._wanted, []
+        return wanted
+
+    def peer_of(self, request_id: str) -> DraftPeer | None:
+        """Who drafts for a request: when one dies only its own requests move."""
+        attached = [peer for peer in self._peers if peer.epoch]
+        if len(attached) <= 1:
+            return attached[0] if attached else None
+        return max(attached, key=lambda p: zlib.crc32(f"{request_id}/{p.index}".encode()))
+
+    def with_epoch(self, epoch: int) -> DraftPeer | None:
+        """The draft attached under this epoch, if it still is."""
+        return next((peer for peer in self._peers if epoch and peer.epoch == epoch), None)
+
+    def tell(self, peer: DraftPeer, message: ToDraft) -> bool:
+        """False if it was dropped: the draft does not read."""
+        return self._control.send(peer.index, message)
+
+    def close(self) -> None:
+        for peer in self._peers:
+            self._forget_process(peer)
+        self._control.close()
+
+    # --- coming and going ------------------------------------------------------------------------
+
+    def _attach(self, message: Attach) -> None:
+        limits = self._limits
+        if (message.gamma, message.feature_size) != (limits.gamma, limits.feature_size):
+            log.error("draft %d does not fit this target's configuration", message.draft)
+            return
+        peer = self._peers[message.draft]
+        if peer.epoch:
+            self._detach(peer, "attaches anew")
+        try:
+            peer.pidfd = os.pidfd_open(message.pid)
+        except OSError:
+            peer.introduction = None  # it ended before we heard of it
+            return
+        peer.introduction = message
+        self._poller.register(peer.pidfd, select.POLLIN)
+        self._last_epoch += 1
+        peer.epoch = peer.end.epoch = self._last_epoch
+        peer.attached_s = time.monotonic()
+        peer.end.reset()
+        answer = Attached(
+            epoch=peer.epoch,
+            vocab_size=limits.vocab_size,
+            max_positions=limits.max_positions,
+            max_rows=limits.max_rows,
+            max_kept=limits.max_kept,
+        )
+        self._control.send(peer.index, answer)
+        log.info("draft %d attached, epoch %d", peer.index, peer.epoch)
+
+    def _want(self, message: Wanted) -> None:
+        if self.with_epoch(message.epoch) is not None:
+            self._wanted.append((message.stream, message.start))
+
+    def _detach(self, peer: DraftPeer, why: str) -> None:
+        log.warning("draft %d %s; decoding goes on without it", peer.index, why)
+        self._forget_process(peer)
+        peer.detached_s = time.monotonic()
+
+    def _forget_process(self, peer: DraftPeer) -> None:
+        peer.epoch, peer.end.epoch = 0, None
+        if peer.pidfd >= 0:
+            self._poller.unregister(peer.pidfd)
+            os.close(peer.pidfd)
+            peer.pidfd = -1

@@ -1,0 +1,167 @@
+"""From the configuration to the `SpeculationSource` of a target leader."""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import torch
+
+from specserve.config import ResolvedConfig, SpeculationConfig
+from specserve.drafter_source import NGRAM
+from specserve.link.frames import LinkLimits
+from specserve.link.ring import RingTargetEnd, SharedRegion
+from specserve.process import ChildArguments
+from specserve.wire.draft_control import DraftControlTarget
+from target_node.admission import Admission
+from target_node.asynchronous import AsynchronousSpeculation
+from target_node.auto import AutoSpeculation
+from target_node.budget import SurvivalBudget
+from target_node.draft_links import DraftLinks, DraftPeer
+from target_node.drafting import ColocatedDraft
+from target_node.feature_cache import FeatureCache
+from target_node.miss_policy import Miss, MissPolicy
+from target_node.runner import Runner
+from target_node.sampler import Sampler
+from target_node.scheduler import Scheduler
+from target_node.speculation import NoSpeculation, SpeculationSource, SynchronousSpeculation
+
+# Imported when drafting is wanted, and by name: this node does not depend on the other one.
+_COLOCATED = "draft_node.colocated"
+_MAX_WAIT_S = 0.05  # for a draft, unless the configuration says otherwise
+
+
+def build_speculation(
+    config: ResolvedConfig,
+    arguments: ChildArguments,
+    runner: Runner,
+    scheduler: Scheduler,
+    sampler: Sampler,
+) -> SpeculationSource:
+    """What the configured mode drafts with. Raises `Unsupported` for a drafter that cannot."""
+    mode, colocated = config.speculation.mode, config.speculation.colocated_drafter
+    if mode == "off":
+        return NoSpeculation()
+    builder = _Builder(config, runner, scheduler, sampler)
+    if mode == "sync":
+        return builder.synchronous(config.speculation)
+    if mode == "async":
+        return builder.asynchronous(arguments)
+    regimes: dict[str, SpeculationSource] = {"off": NoSpeculation()}
+    if colocated is not None:
+        # A local head belongs to the drafter it was named with.
+        head = config.speculation.local_head if colocated == config.speculation.drafter else None
+        own = msgspec.structs.replace(config.speculation, drafter=colocated, local_head=head)
+        regimes["sync"] = builder.synchronous(own)
+    if arguments.link_fds:
+        regimes["async"] = builder.asynchronous(arguments)
+    return AutoSpeculation(regimes)
+
+
+class _Builder:
+    """Sources that share the node's parts, and feature caches where drafters agree on them."""
+
+    def __init__(
+        self, config: ResolvedConfig, runner: Runner, scheduler: Scheduler, sampler: Sampler
+    ) -> None:
+        self._config = config
+        self._runner = runner
+        self._scheduler = scheduler
+        self._sampler = sampler
+        self._nodes: ModuleType = importlib.import_module(_COLOCATED)
+        self._target = Path(config.model.target or "")
+        self._features: dict[str, FeatureCache | None] = {}  # by drafter
+
+    def synchronous(self, speculation: SpeculationConfig) -> SynchronousSpeculation:
+        draft = self._colocated(speculation)
+        return SynchronousSpeculation(draft, self._admission(draft.gamma))
+
+    def asynchronous(self, arguments: ChildArguments) -> AsynchronousSpeculation:
+        speculation = self._config.speculation
+        folder = speculation.drafter or ""
+        name, gamma = self._nodes.describe(speculation)
+        features = self._features_of(folder)
+        lookup = None
+        if speculation.miss_policy in ("auto", Miss.NGRAM):
+            lookup = self._colocated(msgspec.structs.replace(speculation, drafter=NGRAM))
+        fixed = None if speculation.miss_policy == "auto" else Miss(speculation.miss_policy)
+        wait_ms = speculation.draft_wait_ms
+        return AsynchronousSpeculation(
+            self._links(arguments, name, gamma, 0 if features is None else features.size),
+            admission=self._admission(gamma),
+            features=features,
+            policy=MissPolicy(
+                fixed=fixed,
+                has_lookup=lookup is not None,
+                max_wait_s=_MAX_WAIT_S if wait_ms is None else wait_ms / 1e3,
+            ),
+            lookup=lookup,
+            device=self._device,
+        )
+
+    @property
+    def _device(self) -> torch.device:
+        return self._runner.model.embedding.device
+
+    def _links(
+        self, arguments: ChildArguments, name: str, gamma: int, feature_size: int
+    ) -> DraftLinks:
+        engine, model = self._config.engine, self._runner.model
+        limits = LinkLimits(
+            vocab_size=model.config.vocab_size,
+            gamma=gamma,
+            feature_size=feature_size,
+            max_positions=self._sampler.max_model_len,
+            max_rows=engine.max_batch_rows,
+            max_kept=self._config.speculation.num_kept,
+        )
+        regions = [SharedRegion.attach(fd) for fd in arguments.link_fds]
+        return DraftLinks(
+            [
+                DraftPeer(index, RingTargetEnd(region, limits), region)
+                for index, region in enumerate(regions)
+            ],
+            DraftControlTarget(arguments.control_dir, len(regions)),
+            limits=limits,
+            drafter=name,
+            timeout_s=self._config.speculation.draft_timeout_s,
+        )
+
+    def _colocated(self, speculation: SpeculationConfig) -> ColocatedDraft:
+        runner = self._runner
+        drafter = self._nodes.load(
+            speculation,
+            target=self._target,
+            model=runner.model,
+            num_context_tokens=runner.cache.num_blocks * runner.cache.block_size,
+            max_positions=self._sampler.max_model_len,
+        )
+        features = None
+        if drafter.features is not None:
+            features = self._features_of(speculation.drafter or "")
+        return ColocatedDraft(
+            drafter,
+            features,
+            vocab_size=runner.model.config.vocab_size,
+            num_kept=speculation.num_kept,
+            gamma=speculation.gamma,
+            max_extension=self._config.engine.max_batch_tokens,
+            device=self._device,
+        )
+
+    def _features_of(self, folder: str) -> FeatureCache | None:
+        """What the drafter in `folder` reads; kept once for all that use it."""
+        if folder not in self._features:
+            spec = self._nodes.load_feature_spec(
+                folder, target=self._target, model=self._runner.model
+            )
+            self._features[folder] = None if spec is None else self._runner.keep_features(spec)
+        return self._features[folder]
+
+    def _admission(self, gamma: int) -> Admission:
+        return Admission(
+            gamma=gamma,
+            scheduler=self._scheduler,
+            sampler=self._sampler,
+            budget=SurvivalBudget(self._config.speculation.min_survival),
+        )

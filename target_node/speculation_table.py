@@ -1,0 +1,62 @@
+"""Blocks that draft processes pushed, by the one place where each may be verified.
+
+The first push of a key wins; blocks of rounds that are over or never were are dropped. A wrong or
+late block costs nothing but its place: a key that nobody looks up never shows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specserve.link.messages import BlockKey, Push
+
+MAX_BLOCKS = 2048  # of one stream and round: a draft that floods fills no memory
+
+
+@dataclass(frozen=True, slots=True)
+class PushedBlock:
+    """One block of a push, which holds the tokens, confidences and laws of all of its blocks."""
+
+    push: Push
+    place: int
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(self.push.token_ids[self.place, : self.push.lengths[self.place]].tolist())
+
+    @property
+    def confidences(self) -> tuple[float, ...] | None:
+        """P(token k accepted | those before it were); None: the drafter has no opinion."""
+        row = self.push.confidences[self.place]
+        return tuple(row[: self.push.lengths[self.place]].tolist()) if len(row) else None
+
+    @property
+    def speculation_id(self) -> int:
+        return self.push.speculation_ids[self.place]
+
+    @property
+    def has_law(self) -> bool:
+        return self.push.law_ids.shape[2] > 0
+
+
+class SpeculationTable:
+    """The pushed blocks of all live streams."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, dict[BlockKey, PushedBlock]] = {}
+
+    def add(self, push: Push, rounds: Mapping[int, int]) -> None:
+        """Take over the blocks for the coming rounds, given by stream."""
+        for place, key in enumerate(push.keys):
+            if rounds.get(key.stream) != key.round:
+                continue
+            blocks = self._blocks.setdefault(key.stream, {})
+            if len(blocks) < MAX_BLOCKS:
+                blocks.setdefault(key, PushedBlock(push, place))
+
+    def find(self, key: BlockKey) -> PushedBlock | None:
+        """The block with this key; all others of its stream are dropped."""
+        return self._blocks.pop(key.stream, {}).get(key)
+
+    def forget(self, stream: int) -> None:
+        """The stream has ended."""
+        self._blocks.pop(stream, None)

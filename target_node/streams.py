@@ -1,0 +1,61 @@
+"""Which stream number a running sample has towards the draft processes, and what it was told of it.
+
+A draft's knowledge is derived state: the target remembers up to which position it has sent tokens
+and features, to which attachment (epoch), and sends the rest; a draft that lost something says from
+where on. Knows sequences, not links.
+"""
+
+from dataclasses import dataclass
+
+from target_node.sequence import Sequence
+
+
+@dataclass(eq=False)
+class Stream:
+    """One running sample as the drafts know it."""
+
+    number: int  # never used twice
+    sequence: Sequence
+    epoch: int = 0  # of the draft that was told; 0: nobody
+    num_sent: int = 0  # positions below this were sent to it
+
+    def told(self, epoch: int) -> int:
+        """From which position on the draft of this epoch has to be told."""
+        if epoch != self.epoch:
+            self.epoch, self.num_sent = epoch, 0
+        return self.num_sent
+
+
+class Streams:
+    """The streams of all live sequences."""
+
+    def __init__(self) -> None:
+        self._next_number = 1
+        self._of: dict[Sequence, Stream] = {}
+        self._by_number: dict[int, Stream] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def of(self, sequence: Sequence) -> Stream:
+        """The stream of a live sequence; a new one at first sight."""
+        stream = self._of.get(sequence)
+        if stream is None:
+            stream = Stream(self._next_number, sequence)
+            self._next_number += 1
+            self._of[sequence] = self._by_number[stream.number] = stream
+        return stream
+
+    def numbered(self, number: int) -> Stream | None:
+        return self._by_number.get(number)
+
+    def forget(self, sequence: Sequence) -> Stream | None:
+        """The sequence has ended: its stream, if it had one."""
+        stream = self._of.pop(sequence, None)
+        if stream is not None:
+            del self._by_number[stream.number]
+        return stream
+
+    def rounds(self) -> dict[int, int]:
+        """The coming round of every stream."""
+        return {number: s.sequence.num_rounds for number, s in self._by_number.items()}

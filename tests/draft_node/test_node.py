@@ -1,0 +1,286 @@
+"""The loop over a real link and real sockets, with the test as the target; and the real process."""
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from draft_node.node import DraftNode
+from draft_node.presolve import Presolve
+from draft_node.start import warm_up
+from draft_node.streams import Streams
+from draft_node.waves import WaveSettings
+from specserve.config import (
+    EngineConfig,
+    ModelConfig,
+    Placement,
+    ResolvedConfig,
+    SpeculationConfig,
+    write_resolved,
+)
+from specserve.link.frames import LinkLimits
+from specserve.link.messages import Report
+from specserve.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
+from specserve.process import decode_report
+from specserve.wire.draft_control import (
+    Attach,
+    Attached,
+    Context,
+    DraftControlDraft,
+    DraftControlTarget,
+    Free,
+    Stop,
+    Wanted,
+    feature_bytes,
+)
+from tests.draft_node.drafters.checkpoints import DSPARK, write_drafter
+from tests.draft_node.rounds import (
+    CPU,
+    HIDDEN,
+    VOCAB,
+    Rounds,
+    blocks_of,
+    dspark,
+    features_of,
+    tokens,
+)
+
+TEXT = tokens(30).tolist()
+END = len(TEXT) - 1
+LIMITS = LinkLimits(
+    vocab_size=VOCAB, gamma=4, feature_size=HIDDEN, max_positions=128, max_rows=8, max_kept=16
+)
+
+
+class Target:
+    """The target's ends, and what a target would say over them."""
+
+    def __init__(self, folder):
+        self.fd = SharedRegion.create(1 << 20)
+        self.region = SharedRegion.attach(self.fd)
+        self.control = DraftControlTarget(folder, 1)
+        self.link = RingTargetEnd(self.region, LIMITS)
+
+    def close(self):
+        self.control.close()
+        self.region.close()
+        os.close(self.fd)
+
+    def attach(self, epoch, drive=lambda: None):
+        """Answer the draft until it has heard; its introduction."""
+        self.link.epoch = epoch
+        limits = {"vocab_size": VOCAB, "max_positions": 128, "max_rows": 8, "max_kept": 16}
+        while self.region.draft_epoch != epoch:
+            introduction = self.wait_for(Attach, drive)[0]
+            self.control.send(0, Attached(epoch=epoch, **limits))
+            for _ in range(100):
+                drive()
+                time.sleep(0.001)
+        return introduction
+
+    def wait_for(self, kind, drive=lambda: None, timeout_s=30.0):
+        """The messages received, up to those that hold one of `kind`."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            drive()
+            messages = [m for m in self.control.receive() if isinstance(m, kind)]
+            if messages:
+                return messages
+            time.sleep(0.001)
+        raise TimeoutError(kind.__name__)
+
+    def send_context(self, known, stream=1, start=0, epoch=1):
+        self.control.send(
+            0,
+            Context(
+                epoch=epoch,
+                stream=stream,
+                start=start,
+                token_ids=list(known[start:]),
+                features=feature_bytes(features_of(known[start:], start)),
+            ),
+        )
+
+    def pushes(self, count, drive=lambda: None, timeout_s=30.0):
+        """At least `count` blocks."""
+        deadline_s, received = time.monotonic() + timeout_s, []
+        while sum(len(push.keys) for push in received) < count:
+            assert time.monotonic() < deadline_s, f"{len(received)} pushes"
+            drive()
+            received += self.link.receive()
+            time.sleep(0.001)
+        return received
+
+
+@pytest.fixture
+def peer(tmp_path):
+    folder = tmp_path / "control"
+    folder.mkdir()
+    target = Target(folder)
+    target.folder = folder
+    yield target
+    target.close()
+
+
+@pytest.fixture
+def drafter(target, tmp_path):
+    return dspark(tmp_path / "draft", target)
+
+
+@pytest.fixture
+def node(peer, drafter):
+    region = SharedRegion.attach(peer.fd)
+    control = DraftControlDraft(peer.folder, 0)
+    streams = Streams(drafter, dtype=torch.float32, device=CPU)
+    settings = WaveSettings(size=4, fan_out=8, num_kept=16)
+    introduction = Attach(draft=0, pid=1, drafter="dspark", gamma=4, feature_size=HIDDEN)
+    node = DraftNode(
+        introduction,
+        streams=streams,
+        presolve=Presolve(drafter, streams, settings, device=CPU),
+        control=control,
+        region=region,
+        open_link=lambda limits: RingDraftEnd(region, limits),
+        max_extension=16,
+    )
+    yield node
+    control.close()
+    region.close()
+
+
+def row_of(known, drafter, **fields):
+    rounds = Rounds(drafter)
+    return rounds.row(known, **fields)
+
+
+def test_a_prompt_and_a_report_bring_blocks_for_the_next_round(peer, node, drafter):
+    introduction = peer.attach(1, node.step)
+    assert (introduction.gamma, introduction.feature_size) == (4, HIDDEN)
+    peer.send_context(TEXT[:20])
+    row = row_of(TEXT, drafter, start=20)
+    assert peer.link.send(Report([row]))
+    found = blocks_of(peer.pushes(8, node.step))
+    assert {key.round for key in found} == {2}
+    assert {key.position for key in found} == {END + 1}
+    assert peer.link.counters.num_malformed == 0
+    assert peer.region.draft_epoch == 1
+
+
+def test_an_unknown_stream_makes_the_draft_ask_for_what_it_lacks(peer, node, drafter):
+    peer.attach(1, node.step)
+    for _ in range(20):
+        node.step()
+    peer.link.send(Report([row_of(TEXT, drafter, start=25)]))
+    (wanted,) = peer.wait_for(Wanted, node.step)
+    assert (wanted.epoch, wanted.stream, wanted.start, wanted.end) == (1, 1, 0, 25)
+    peer.send_context(TEXT[:25])
+    assert blocks_of(peer.pushes(8, node.step))
+
+
+def test_blocks_do_not_depend_on_how_the_context_came(peer, node, drafter):
+    peer.attach(1, node.step)
+    peer.send_context(TEXT[:END])
+    peer.link.send(Report([row_of(TEXT, drafter, start=END, stream=1)]))
+    peer.link.send(Report([row_of(TEXT, drafter, start=0, stream=2, seed=8)]))
+    found = blocks_of(peer.pushes(16, node.step))
+    of_stream = [
+        {key[1:]: block[0] for key, block in found.items() if key.stream == stream}
+        for stream in (1, 2)
+    ]
+    assert of_stream[0] == of_stream[1]
+
+
+def test_a_new_epoch_starts_clean(peer, node, drafter):
+    peer.attach(1, node.step)
+    peer.link.send(Report([row_of(TEXT, drafter)]))
+    peer.pushes(8, node.step)
+    peer.control.send(
+        0, Attached(epoch=2, vocab_size=VOCAB, max_positions=128, max_rows=8, max_kept=16)
+    )
+    while peer.region.draft_epoch != 2:
+        node.step()
+    assert len(node.streams) == 0
+    assert drafter.context_len(1) == 0
+    peer.link.epoch = 2
+    peer.link.send(Report([row_of(TEXT, drafter, round=1)]))
+    ids = [number for push in peer.pushes(8, node.step) for number in push.speculation_ids]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_stream_that_has_ended_is_forgotten(peer, node, drafter):
+    peer.attach(1, node.step)
+    peer.link.send(Report([row_of(TEXT, drafter)]))
+    peer.pushes(8, node.step)
+    peer.control.send(0, Free(epoch=1, streams=[1]))
+    for _ in itertools.takewhile(lambda _: len(node.streams), itertools.count()):
+        node.step()
+    assert drafter.context_len(1) == 0
+    assert len(node.presolve.cache) == 0
+
+
+def test_every_turn_is_a_heartbeat(peer, node):
+    node.step()
+    first = peer.region.heartbeat_ns
+    node.step()
+    assert time.monotonic_ns() > peer.region.heartbeat_ns > first > 0
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_warming_up_leaves_nothing_behind(drafter, size):
+    settings = WaveSettings(size=size, num_kept=16)
+    assert warm_up(drafter, settings, torch.float32, CPU) is True
+    assert drafter.context_len(-1) == 0
+
+
+def start_process(peer, target, folder):
+    """A draft process for the drafter in `folder`, and what it reports."""
+    config = ResolvedConfig(
+        model=ModelConfig(target=str(target.folder), dtype="float32", max_model_len=128),
+        engine=EngineConfig(num_blocks=64),
+        speculation=SpeculationConfig(
+            mode="async", drafter=str(folder), num_kept=16, fan_out=8, wave=4
+        ),
+        placements=(Placement(role="draft", rank=0, device="cpu"),),
+    )
+    write_resolved(config, folder / "resolved.json")
+    read_end, write_end = os.pipe()
+    words = [sys.executable, "-P", "-m", "draft_node", "--config", str(folder / "resolved.json")]
+    words += ["--control-dir", str(peer.folder), "--ready-fd", str(write_end)]
+    words += ["--parent-pid", str(os.getpid()), "--link-fd", str(peer.fd)]
+    process = subprocess.Popen(words, pass_fds=(write_end, peer.fd))
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        return process, decode_report(pipe.readline())
+
+
+@pytest.mark.slow
+def test_the_process_serves_until_it_is_told_to_stop(peer, target, tmp_path):
+    drafter = dspark(tmp_path / "drafter", target)
+    process, report = start_process(peer, target, tmp_path / "drafter")
+    try:
+        assert report.ready, report.error
+        introduction = peer.attach(1)
+        assert introduction.drafter == "dspark"
+        assert introduction.has_confidences
+        assert introduction.pid == process.pid == peer.region.draft_pid
+        peer.link.send(Report([row_of(TEXT, drafter, awaits=True)]))
+        found = blocks_of(peer.pushes(9))
+        assert (1, 1, END, TEXT[-1]) in found
+        peer.control.send(0, Stop())
+        assert process.wait(timeout=20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_drafter_that_does_not_fit_is_one_line_to_the_supervisor(peer, target, tmp_path):
+    write_drafter(tmp_path / "drafter", DSPARK, vocab_size=65)
+    process, report = start_process(peer, target, tmp_path / "drafter")
+    assert process.wait(timeout=20) == 2
+    assert not report.ready
+    assert "vocab_size" in report.error

@@ -1,0 +1,228 @@
+"""Contexts that catch up in pieces, in any order, with holes, differences and too little memory."""
+
+import numpy as np
+import pytest
+import torch
+
+from draft_node.drafters.language_model import LanguageModelDrafter
+from draft_node.stream import ASK_AGAIN_S, GRACE_S, Hole, Segment
+from draft_node.streams import IDLE_REPORTS, Streams
+from tests.draft_node.rounds import CPU, Rounds, dspark, features_of, language_model, tokens
+from tests.specserve.model.checkpoints import load
+
+TEXT = tokens(40).tolist()
+
+
+@pytest.fixture
+def drafter(target, tmp_path):
+    return dspark(tmp_path / "draft", target)
+
+
+@pytest.fixture
+def streams(drafter):
+    return Streams(drafter, dtype=torch.float32, device=CPU)
+
+
+def segment(start, end, text=TEXT):
+    part = np.array(text[start:end], dtype=np.int32)
+    return Segment(start, part, features_of(part, start))
+
+
+def row(drafter, known, **fields):
+    return Rounds(drafter).row(known, **fields)
+
+
+def asked_at(streams, *times_s):
+    return [streams.holes(now_s) for now_s in times_s]
+
+
+def entries(drafter, stream):
+    return drafter.context.read(stream, 0)[0]
+
+
+def test_pieces_in_any_order_make_the_context_that_one_piece_makes(streams, drafter):
+    streams.take_context(1, segment(0, 40))
+    for start, end in ((20, 31), (5, 12), (0, 6), (30, 40), (11, 22)):
+        streams.take_context(2, segment(start, end))
+    while streams.extend(7):
+        pass
+    assert drafter.context_len(1) == drafter.context_len(2) == 40
+    torch.testing.assert_close(entries(drafter, 1), entries(drafter, 2))
+
+
+def test_contexts_grow_by_no_more_than_they_are_allowed(streams, drafter):
+    streams.take_context(1, segment(0, 40))
+    streams.take_context(2, segment(0, 40))
+    assert streams.extend(24) == 24
+    assert drafter.context_len(1) + drafter.context_len(2) == 24
+    assert streams.extend(100) == 56
+    assert streams.extend(100) == 0
+
+
+def test_a_round_waits_until_everything_before_its_anchor_is_there(streams, drafter):
+    stream = streams.take_report(row(drafter, TEXT, start=30))
+    streams.extend(100)
+    assert not stream.is_current
+    assert asked_at(streams, 0.0, GRACE_S, ASK_AGAIN_S) == [[], [Hole(1, 0, 30)], []]
+    assert streams.holes(ASK_AGAIN_S * 2) == [Hole(1, 0, 30)]
+    streams.take_context(1, segment(0, 20))
+    streams.extend(100)
+    assert asked_at(streams, ASK_AGAIN_S * 3, ASK_AGAIN_S * 4) == [[], [Hole(1, 20, 30)]]
+    streams.take_context(1, segment(20, 30))
+    streams.extend(100)
+    assert stream.is_current
+    assert drafter.context_len(1) == 39
+    assert streams.holes(99.0) == []
+
+
+def test_nothing_is_asked_for_a_stream_without_a_round(streams):
+    streams.take_context(1, segment(10, 20))
+    streams.extend(100)
+    assert streams.holes(0.0) == []
+
+
+def test_what_differs_is_replaced_from_the_first_difference_on(streams, drafter):
+    other = [*TEXT[:17], *tokens(23, seed=9).tolist()]
+    streams.take_context(1, segment(0, 40, other))
+    streams.take_context(2, segment(0, 40))
+    streams.extend(100)
+    streams.take_context(1, segment(10, 40))
+    streams.extend(100)
+    assert streams.find(1).token_ids == TEXT
+    torch.testing.assert_close(entries(drafter, 1), entries(drafter, 2))
+
+
+def test_an_older_report_is_ignored_and_one_of_the_same_round_is_not(streams, drafter):
+    assert streams.take_report(row(drafter, TEXT, round=5)) is not None
+    assert streams.take_report(row(drafter, TEXT[:30], round=4)) is None
+    again = streams.take_report(row(drafter, TEXT, round=5, block=[3]))
+    assert again.report.block.tolist() == [3]
+
+
+def test_branch_numbers_rise_within_a_round_even_if_the_context_is_lost(streams, drafter):
+    stream = streams.take_report(row(drafter, TEXT, round=5))
+    assert [stream.next_branch(6) for _ in range(3)] == [1, 2, 3]
+    assert stream.next_branch(5) == 1
+    streams._drop_context(stream)
+    streams.take_report(row(drafter, TEXT, round=6))
+    assert streams.find(1).next_branch(6) == 4
+    assert list(stream.num_branches) == [6]
+
+
+def test_tokens_in_flight_enter_and_leave_a_context_of_token_ids(target):
+    drafter = language_model(target)
+    streams = Streams(drafter, dtype=torch.float32, device=CPU)
+    stream = streams.take_report(row(drafter, TEXT[:20], round=1))
+    streams.extend(100)
+    streams.provide([(stream, [TEXT[19], 1, 2, 3])])
+    assert drafter.context_len(1) == 23
+    assert stream.num_verified == 19
+    assert stream.is_current
+    # The target accepted 1 and took TEXT[20] instead of 2: only that is new.
+    lengths = []
+    extend = drafter.extend
+    drafter.extend = lambda update: lengths.append(list(update.counts)) or extend(update)
+    known = [*TEXT[:20], 1, TEXT[20]]
+    streams.take_report(row(drafter, known, start=19, round=2))
+    streams.extend(100)
+    streams.provide([(stream, [TEXT[20], 7])])
+    assert lengths == [[2]]
+    assert stream.token_ids == [*known, 7]
+
+    whole = language_model(target)
+    fresh = Streams(whole, dtype=torch.float32, device=CPU)
+    token_ids = np.array([*known, 7], dtype=np.int32)
+    fresh.take_context(1, Segment(0, token_ids, np.empty((len(token_ids), 0), np.float32)))
+    fresh.extend(100)
+    torch.testing.assert_close(entries(drafter, 1), entries(whole, 1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture
+def small(target):
+    """Room for 64 tokens."""
+    return LanguageModelDrafter(load(target.folder), gamma=2, num_context_tokens=64)
+
+
+def bare(start, end):
+    part = np.array(TEXT[start:end], dtype=np.int32)
+    return Segment(start, part, np.empty((len(part), 0), np.float32))
+
+
+def test_a_stream_without_memory_is_left_alone_until_another_ends(small, caplog):
+    streams = Streams(small, dtype=torch.float32, device=CPU)
+    for number in (1, 2):
+        streams.take_report(row(small, TEXT, stream=number, round=1))
+    streams.extend(100)
+    starved = [each for each in streams if each.is_starved]
+    assert len(starved) == 1
+    assert "not speculated" in caplog.text
+    number = starved[0].number
+    streams.take_report(row(small, [*TEXT, 3], start=39, stream=number, round=2))
+    assert asked_at(streams, 0.0, 1.0) == [[], []]
+    streams.free([3 - number])
+    assert asked_at(streams, 1.0, 2.0) == [[], [Hole(number, 0, 40)]]
+    streams.take_context(number, bare(0, 40))
+    streams.extend(100)
+    assert streams.find(number).is_current
+
+
+def test_contexts_that_nobody_reports_on_make_room_first(small):
+    streams = Streams(small, dtype=torch.float32, device=CPU)
+    streams.take_report(row(small, TEXT, stream=1, round=1))
+    streams.extend(100)
+    for _ in range(IDLE_REPORTS):
+        streams.take_context(2, bare(0, 0))
+    streams.take_report(row(small, TEXT, stream=2, round=1))
+    streams.extend(100)
+    assert small.context_len(1) == 0
+    assert streams.find(2).is_current
+    assert not streams.find(1).is_starved
+
+
+def test_a_context_that_cannot_be_read_is_started_anew(streams, drafter, caplog):
+    extend = drafter.extend
+
+    def fail(update):
+        extend(update)
+        raise RuntimeError("broken")
+
+    drafter.extend = fail
+    stream = streams.take_report(row(drafter, TEXT, round=1))
+    streams.extend(100)
+    assert "reading a context failed, time 1" in caplog.text
+    drafter.extend = extend
+    streams.take_report(row(drafter, [*TEXT, 3], start=39, round=2))
+    assert asked_at(streams, 0.0, 1.0) == [[], [Hole(1, 0, 39)]]
+    streams.take_context(1, segment(0, 40))
+    streams.extend(100)
+    assert stream.is_current
+    assert drafter.context_len(1) == 40
+
+
+def test_a_hole_that_is_being_filled_is_not_asked_for_again(streams, drafter):
+    streams.take_report(row(drafter, TEXT, start=39))
+    streams.holes(0.0)
+    assert streams.holes(1.0) == [Hole(1, 0, 39)]
+    for step in range(7):
+        streams.take_context(1, segment(5 * step, 5 * step + 5))
+        streams.extend(100)
+        assert streams.holes(1.0 + 0.1 * step) == []
+    assert streams.holes(2.5) == [Hole(1, 35, 39)]
+
+
+def test_context_that_comes_just_after_the_report_was_never_missing(streams, drafter):
+    stream = streams.take_report(row(drafter, TEXT, start=39))
+    assert streams.holes(1.0) == []
+    streams.take_context(1, segment(0, 39))
+    streams.extend(100)
+    assert streams.holes(1.0 + GRACE_S) == []
+    assert stream.is_current
+
+
+def test_streams_that_were_never_ended_do_not_pile_up(streams, drafter, monkeypatch):
+    monkeypatch.setattr("draft_node.streams.MAX_STREAMS", 3)
+    for number in range(10):
+        streams.take_context(number, segment(0, 10))
+        streams.extend(100)
+    assert [stream.number for stream in streams] == [7, 8, 9]
+    assert [drafter.context_len(number) for number in range(5, 10)] == [0, 0, 10, 10, 10]

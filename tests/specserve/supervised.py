@@ -1,0 +1,60 @@
+"""A real supervisor in a process of its own, over scripted children; see `stand_in.py`."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+class Supervised:
+    """One supervisor over stand-in children."""
+
+    def __init__(
+        self, folder: Path, num_ranks: int, num_drafts: int, behaviours: dict[str, str]
+    ) -> None:
+        self.folder = folder
+        targets = [f"target{rank}" for rank in range(num_ranks)]
+        self.names = ["api", *targets, *(f"draft{rank}" for rank in range(num_drafts))]
+        script = {"folder": str(folder), "behaviours": behaviours}
+        (folder / "script.json").write_text(json.dumps(script))
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "supervise_stand_ins.py"), str(folder),
+             str(num_ranks), str(num_drafts)],
+            env={**os.environ, "PYTHONPATH": str(HERE)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+
+    def await_file(self, name: str) -> str:
+        deadline = time.monotonic() + 20
+        while not (self.folder / name).exists() or not (self.folder / name).read_text():
+            assert time.monotonic() < deadline, f"{name} never appeared"
+            time.sleep(0.02)
+        return (self.folder / name).read_text()
+
+    def await_ready(self) -> "Supervised":
+        self.await_file("ready")
+        return self
+
+    def pid(self, name: str) -> int:
+        return int(self.await_file(f"{name}.pid"))
+
+    def finish(self) -> tuple[int, str]:
+        _, stderr = self.process.communicate(timeout=20)
+        return self.process.returncode, stderr
+
+    def alive(self) -> list[str]:
+        return [name for name in self.names if is_alive(self.folder / f"{name}.pid")]
+
+
+def is_alive(pid_file: Path) -> bool:
+    """A process that ended but was not yet reaped by init counts as dead."""
+    try:
+        stat = Path("/proc", pid_file.read_text(), "stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

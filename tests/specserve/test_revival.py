@@ -1,0 +1,90 @@
+"""When a draft process is started again and when its silence is a hang, by a clock of our own."""
+
+import math
+
+import pytest
+
+from specserve.revival import FIRST_HEARTBEAT_S, LONG_LIFE_S, LONGEST_PAUSE_S, Revival
+
+
+@pytest.fixture
+def revival() -> Revival:
+    """A draft that was started at 100 s and is ready at 102 s; silent for a second is hung."""
+    revival = Revival(silence_limit_s=1.0)
+    revival.started(100.0)
+    revival.ready(102.0)
+    return revival
+
+
+def pauses(revival: Revival, num_deaths: int, life_s: float) -> list[float]:
+    now_s, found = 200.0, []
+    for _ in range(num_deaths):
+        revival.started(now_s)
+        now_s += life_s
+        found.append(revival.died(now_s))
+    return found
+
+
+def test_pauses_double_up_to_the_longest_and_never_end(revival):
+    found = pauses(revival, 2000, life_s=0.1)
+    assert found[:7] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
+    assert set(found[7:]) == {LONGEST_PAUSE_S}
+    assert revival.num_deaths == 2000
+
+
+def test_a_long_life_forgives_earlier_deaths(revival):
+    pauses(revival, 5, life_s=LONG_LIFE_S - 1)
+    assert pauses(revival, 1, life_s=LONG_LIFE_S) == [0.25]
+    assert revival.num_deaths == 1
+
+
+def is_hung(revival: Revival, heartbeat_s: float, now_s: float) -> bool:
+    """By the looks that the revival itself asks for, up to `now_s`."""
+    look_s = revival.next_look_s(heartbeat_s, now_s)
+    while look_s <= now_s:
+        if revival.is_hung(heartbeat_s, look_s):
+            return True
+        look_s = revival.next_look_s(heartbeat_s, look_s)
+    return False
+
+
+def test_a_silent_draft_is_hung_soon_after_its_limit(revival):
+    assert not is_hung(revival, heartbeat_s=110.0, now_s=111.0)
+    assert is_hung(revival, heartbeat_s=110.0, now_s=111.11)
+
+
+def test_a_heartbeat_clears_the_suspicion(revival):
+    assert not revival.is_hung(110.0, 111.05)
+    assert not revival.is_hung(111.1, 111.15)
+    assert not revival.is_hung(111.1, 112.15)
+
+
+def test_a_machine_that_stood_still_does_not_cost_the_draft_its_life(revival):
+    assert not revival.is_hung(110.0, 170.0)
+    assert not revival.is_hung(170.05, 170.1)
+
+
+def test_a_draft_that_is_ready_has_longer_for_its_first_heartbeat(revival):
+    assert not is_hung(revival, 0.0, 102.0 + FIRST_HEARTBEAT_S)
+    assert is_hung(revival, 0.0, 102.2 + FIRST_HEARTBEAT_S)
+
+
+@pytest.mark.parametrize("heartbeat_s", [99.0, 1e12])
+def test_heartbeats_of_another_life_and_of_the_future_are_none(revival, heartbeat_s):
+    assert not is_hung(revival, heartbeat_s, 102.0 + FIRST_HEARTBEAT_S)
+    assert is_hung(revival, heartbeat_s, 102.2 + FIRST_HEARTBEAT_S)
+
+
+def test_loading_is_limited_by_how_long_it_took_the_first_time(revival):
+    revival.started(200.0)
+    limit_s = 200.0 + FIRST_HEARTBEAT_S + 4 * 2.0
+    assert revival.next_look_s(0.0, 201.0) == limit_s
+    assert not is_hung(revival, 0.0, limit_s)
+    assert is_hung(revival, 0.0, limit_s + 0.2)
+
+
+def test_the_first_start_is_not_limited_here():
+    revival = Revival(silence_limit_s=1.0)
+    revival.started(100.0)
+    assert not revival.is_hung(0.0, 10_000.0)
+    assert revival.next_look_s(0.0, 10_000.0) == math.inf
