@@ -77,8 +77,10 @@ class DraftNode:
     def step(self) -> bool:
         """One turn of the loop; False if there was nothing to do."""
         self._region.heartbeat_ns = time.monotonic_ns()
-        for message in self._control.receive():
-            self._handle(message)
+        messages = self._control.receive()
+        for message in messages:
+            if not isinstance(message, Free):
+                self._handle(message)
         if self._link is None:
             self._ask_to_attach()
             return False
@@ -86,6 +88,10 @@ class DraftNode:
             self._heard_s = time.monotonic()
             for row in report.rows:
                 self.presolve.take(row)
+        # Last: a report that was sent before its stream ended must not bring it back to life.
+        for message in messages:
+            if isinstance(message, Free):
+                self._handle(message)
         num_entered = self.streams.extend(self._max_extension)
         self._ask_for_holes()
         # Contexts first, but never for long: rounds of other streams go on meanwhile.

@@ -44,13 +44,10 @@ def in_flight(
 ) -> InFlight:
     """What `row` verifies, seen through `block`, which was drafted after the same anchor.
 
-    A row that waits is taken to verify the block that it waits for, all but the last token. `prior`
-    stands in for confidences where the drafter has none; `max_slots` is above 0.
+    `prior` stands in for confidences where the drafter has none; `max_slots` is above 0.
     """
     ours = block.token_ids
     token_ids = tuple(row.block.tolist())
-    if row.awaits and not token_ids:
-        token_ids = ours[:-1]
     verify_len = len(token_ids)
     if ours[:verify_len] != token_ids:
         # The laws follow our own path: of a foreign one they know the first token only.

@@ -3,8 +3,9 @@
     report -> the block in flight, its laws -> candidates -> plan -> waves, the likeliest first
 
 A round without a block of ours gets a root first: a block after its anchor, which tells what may
-follow, and which is pushed if the target waits for it. Everything is dropped when a newer report
-comes. Exactness does not rest on any of this: a missing outcome is a miss.
+follow. If the target waits for it, it is pushed, and a second report of the round says what became
+of it. Everything is dropped when a newer report comes. Exactness does not rest on any of this: a
+missing outcome is a miss.
 """
 
 from collections.abc import Callable, Sequence
@@ -86,7 +87,8 @@ class Presolve:
         if before is not None:
             self._learn(before, row)
         kind = OutcomeKind.of(row.rule, row.temperature)
-        now = _Round(stream, row, kind, self.cache.settle(row))
+        is_new = before is None or before.report.round < row.round
+        now = _Round(stream, row, kind, self.cache.settle(row, is_new=is_new))
         # No block follows an empty context, or fits behind a full one, or has keys in that round.
         is_last = row.position + 2 >= self._max_positions
         now.is_closed = row.position < 1 or is_last or row.round >= _MAX_ROUND
@@ -117,7 +119,7 @@ class Presolve:
     def _learn(self, before: _Round, row: RowReport) -> None:
         """What the report of the next round says about the outcome of this one."""
         plan, number = before.plan, row.position - before.report.position - 1
-        if plan is None or before.report.awaits or row.round != before.report.round + 1:
+        if plan is None or row.round != before.report.round + 1:
             return
         flight = plan.flight
         if not 0 <= number <= flight.verify_len:
@@ -138,7 +140,9 @@ class Presolve:
         blocks = {} if wave is None else {block.key: block for block in wave.blocks}
         for each in rounds:
             each.block = blocks.get(_anchor_key(each.report))
-            each.is_closed = each.block is None  # the drafter has nothing to say
+            # Either the drafter has nothing to say, or what the target verifies of this block is
+            # in the report that follows.
+            each.is_closed = each.block is None or each.report.awaits
         if wave is not None and any(each.report.awaits for each in rounds):
             self._send(wave)
 

@@ -104,9 +104,10 @@ class SpeculationCache:
             self._streams.setdefault(block.key.stream, {})[block.speculation_id] = block
         self.statistics.num_blocks += len(blocks)
 
-    def settle(self, row: RowReport) -> DraftedBlock | None:
+    def settle(self, row: RowReport, *, is_new: bool = True) -> DraftedBlock | None:
         """A round has begun: its own block if there is one, verified or not; forgets the others.
 
+        A second report of a round, not `is_new`, does not count as another.
         The block verified is the one that the row names. Failing that, a block that was drafted
         for this very anchor still tells what follows it.
         """
@@ -114,7 +115,8 @@ class SpeculationCache:
         block = blocks.get(row.speculation_id)
         if block is None or not _follows(block, row):
             block = next((other for other in blocks.values() if _follows(other, row)), None)
-        self._count(row, block)
+        if is_new:
+            self._count(row, block)
         kept = {
             number: other
             for number, other in blocks.items()

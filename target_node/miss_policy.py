@@ -56,8 +56,8 @@ class MissPolicy:
         if self._has_lookup:
             speeds[Miss.NGRAM] = self._speed(num_missed, num_hits, self._accepted_lookup.value, 0.0)
         if can_wait:
-            wait_s = self._wait_s.value
-            speeds[Miss.DRAFT_NOW] = self._speed(num_missed, num_hits, self._accepted.value, wait_s)
+            accepted, wait_s = self._answered.value * self._accepted.value, self._wait_s.value
+            speeds[Miss.DRAFT_NOW] = self._speed(num_missed, num_hits, accepted, wait_s)
         return max(speeds, key=lambda miss: speeds[miss])
 
     def observe(self, kind: Miss | None, num_accepted: int) -> None:

@@ -173,18 +173,17 @@ class BlockDrafter:
         previous_ids = batch.anchor_ids
         drawn: list[Tensor] = []
         confidences: list[Tensor] = []
-        kept: list[Tensor] = []
         for slot in range(self.gamma):
             logits = run.logits(slot, previous_ids)[:, None]
             if self.law_confidence is not None and self.confidence_head is None:
                 confidences.append(self.law_confidence(slot, logits))
             drawn.append(drawing.draw(slot, logits))
             previous_ids = drawn[-1][:, 0]
-            if batch.keep_logits:
-                kept.append(logits)
+            if batch.keep_logits:  # in place of the base logits, which nobody reads again
+                base_logits[:, slot] = logits[:, 0]
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
             drawing.law(),
             torch.cat(confidences, dim=1) if confidences else None,
-            logits=torch.cat(kept, dim=1) if kept else None,
+            logits=base_logits,
         )

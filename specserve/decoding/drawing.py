@@ -95,7 +95,7 @@ class Coupled:
     """The winner of the race that the target will run, with the draft's law in place of its own.
 
     All [B]: temperatures float32, seeds and sample indices int64 as in `specserve.noise`.
-    `source` may remember the noise of batches before: it returns a tensor that nobody else uses.
+    `source` may remember the noise of batches before.
     """
 
     temperatures: Tensor
@@ -107,11 +107,14 @@ class Coupled:
         random = self.temperatures > 0
         scales = torch.where(random, 1 / self.temperatures, 1.0)
         # arg min E / w is arg max of the scaled logit - log E; noise of greedy rows is muted.
-        gumbel = self._log_noise(layout).mul_(-random.to(torch.float32)[:, None, None])
-        return Coupled._Draws(scales[:, None, None], gumbel, layout.target_ids)
+        signs = -random.to(torch.float32)
+        noise, places = self._log_noise(layout)
+        return Coupled._Draws(
+            scales[:, None, None], signs[:, None, None], noise, places, layout.target_ids
+        )
 
-    def _log_noise(self, layout: BlockLayout) -> Tensor:
-        """log E for every block, slot and column: [B, G, DV]."""
+    def _log_noise(self, layout: BlockLayout) -> tuple[Tensor, Tensor]:
+        """log E of every position needed, [D, DV], and which of them a slot has: int64 [B, G]."""
         num_slots = layout.num_slots
         positions = layout.positions[:, None] + torch.arange(
             num_slots, device=layout.positions.device
@@ -123,26 +126,29 @@ class Coupled:
                 positions,
             )
         ).flatten(1)
-        places: Tensor | None = None
+        places = torch.arange(keys.shape[1], device=keys.device)
         if keys.device.type == "cpu":  # branches of a row share most of their noise
             distinct, inverse = np.unique(keys.numpy(), axis=1, return_inverse=True)
-            if distinct.shape[1] < keys.shape[1]:
-                keys = torch.from_numpy(np.ascontiguousarray(distinct))
-                places = torch.from_numpy(inverse.reshape(-1))
+            keys = torch.from_numpy(np.ascontiguousarray(distinct))
+            places = torch.from_numpy(inverse.reshape(-1))
         seeds, samples, where = keys
         noise = (self.source or log_noise)(seeds, samples, where, layout)
-        noise = noise if places is None else noise.index_select(0, places)
-        return noise.reshape(*positions.shape, -1)
+        return noise, places.view(positions.shape)
 
     @dataclass(frozen=True)
     class _Draws:
         scales: Tensor  # [B, 1, 1]
-        gumbel: Tensor  # [B, G, DV]
+        signs: Tensor  # [B, 1, 1] -1, or 0 at temperature 0
+        noise: Tensor  # [D, DV]
+        places: Tensor  # [B, G]
         target_ids: Tensor | None
 
         def draw(self, first_slot: int, logits: Tensor) -> Tensor:
-            noise = self.gumbel[:, first_slot : first_slot + logits.shape[1]]
-            winners = torch.addcmul(noise, logits, self.scales).argmax(dim=-1)
+            places = self.places[:, first_slot : first_slot + logits.shape[1]]
+            # Slot by slot, so that it stays in cache.
+            noise = self.noise.index_select(0, places.flatten()).view(logits.shape)
+            race = noise.mul_(self.signs).addcmul_(logits, self.scales)
+            winners = race.argmax(dim=-1)
             return _as_target_ids(winners, self.target_ids)
 
         def law(self) -> DraftLaw | None:

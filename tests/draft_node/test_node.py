@@ -268,8 +268,9 @@ def test_the_process_serves_until_it_is_told_to_stop(peer, target, tmp_path):
         assert introduction.has_confidences
         assert introduction.pid == process.pid == peer.region.draft_pid
         peer.link.send(Report([row_of(TEXT, drafter, awaits=True)]))
-        found = blocks_of(peer.pushes(9))
-        assert (1, 1, END, TEXT[-1]) in found
+        assert (1, 1, END, TEXT[-1]) in blocks_of(peer.pushes(1))
+        peer.link.send(Report([row_of(TEXT, drafter, start=END)]))
+        assert len(blocks_of(peer.pushes(8))) == 8
         peer.control.send(0, Stop())
         assert process.wait(timeout=20) == 0
     finally:

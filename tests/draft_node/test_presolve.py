@@ -186,6 +186,16 @@ def test_a_row_that_waits_is_answered_before_all_others(drafter):
     assert rounds.pushes[0].keys[0] == (3, 1, END, TEXT[-1])
 
 
+def test_what_a_row_waited_for_is_followed_once_it_is_known_what_is_verified(drafter):
+    rounds = Rounds(drafter)
+    rounds.take(TEXT, awaits=True)
+    assert len(blocks_of(rounds.finish())) == 1
+    rounds.take(TEXT, start=END)  # it came too late, nothing is verified
+    assert {key.position for key in blocks_of(rounds.finish())} == {END + 1}
+    statistics = rounds.presolve.cache.statistics
+    assert (statistics.num_misses, statistics.num_hits, statistics.num_late) == (1, 0, 0)
+
+
 def test_rules_are_not_mixed_in_one_wave(drafter):
     rounds = Rounds(drafter, wave=16)
     rounds.take(TEXT, stream=1, rule="coupled")
@@ -234,8 +244,10 @@ def test_a_prompt_lookup_drafter_foresees_its_own_next_token():
     text = [5, 6, 7, 8, 9, 1, 2, 5, 6, 7]
     rounds = Rounds(NgramDrafter(gamma=3))
     rounds.take(text, awaits=True)
+    (token_ids, _, _, speculation_id) = blocks_of(rounds.finish())[(1, 1, 9, 7)]
+    assert token_ids == [8, 9, 1]
+    rounds.take(text, start=9, block=[8, 9], speculation_id=speculation_id)
     found = blocks_of(rounds.finish())
-    assert found[(1, 1, 9, 7)][0] == [8, 9, 1]
     assert found[(1, 2, 12, 1)][0] == [2, 5, 6]
 
 

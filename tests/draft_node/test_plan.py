@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+
+from draft_node.fan_out import NO_RANK, FanOutRule, HitCurves
+from draft_node.outcome_kind import OutcomeKind
+from draft_node.outcomes import NO_TOKEN
+from draft_node.plan import InFlight, Planner, in_flight
+from draft_node.speculation_cache import DraftedBlock
+from specserve.link.messages import BlockKey
+from tests.draft_node.rounds import Rounds
+
+
+class NoFeatures:
+    feature_size, gamma = 0, 4
+
+
+def row(block):
+    return Rounds(NoFeatures()).row([7, 8, 9], block=block)
+
+
+def block_of(token_ids, confidences=None):
+    return DraftedBlock(1, BlockKey(1, 1, 2, 9), token_ids, confidences, None, 0)
+
+
+def planner(rule=FanOutRule.MEASURED, fan_out=6, num_spare=4):
+    return Planner(rule, fan_out, num_spare, HitCurves(8))
+
+
+def candidates(num_slots, num_ranks=8):
+    return 100 * np.arange(num_slots)[:, None] + np.arange(num_ranks)
+
+
+def test_every_prefix_of_our_own_block_is_an_outcome_and_what_follows_it_is_known():
+    flight = in_flight(row([1, 2]), block_of((1, 2, 3, 4), (0.9, 0.8, 0.7, 0.6)), [0.5] * 4, 99)
+    assert flight == InFlight((1, 2), (0.9, 0.8), 3, 3)
+    assert flight.excluded_ids() == [1, 2, NO_TOKEN]
+
+
+def test_after_the_last_slot_of_a_block_nothing_is_known():
+    flight = in_flight(row([1, 2, 3, 4]), block_of((1, 2, 3, 4)), [0.5] * 4, 99)
+    assert (flight.num_slots, flight.next_id) == (4, NO_TOKEN)
+    assert flight.confidences == (0.5,) * 4
+    assert flight.excluded_ids() == [1, 2, 3, 4]
+
+
+def test_of_a_foreign_block_only_the_first_slot_is_known():
+    flight = in_flight(row([1, 5]), block_of((1, 2, 3, 4)), [0.5] * 4, 99)
+    assert (flight.num_slots, flight.is_ours) == (1, False)
+    assert flight.excluded_ids() == [1]
+
+
+def test_outcomes_beyond_the_models_context_are_left_out():
+    flight = in_flight(row([1, 2]), block_of((1, 2, 3, 4)), [0.5] * 4, 2)
+    assert flight.num_slots == 2
+
+
+@pytest.mark.parametrize("rule", FanOutRule)
+def test_outcomes_come_in_order_of_probability_and_the_spare_ones_last(rule):
+    flight = InFlight((1, 2), (0.9, 0.3), 3, 3)
+    plan = planner(rule).plan(OutcomeKind.COUPLED, flight, candidates(3))
+    assert plan.num_due == 6
+    assert len(plan.values) == 10
+    assert (np.diff(plan.values[:6]) <= 0).all()
+    assert (np.diff(plan.values[6:]) <= 0).all()
+    taken = [plan.take() for _ in range(10)]
+    assert len(set(taken)) == 10
+    assert not plan.is_due
+    assert not plan.is_left
+    for number, token_id in taken:
+        assert token_id // 100 == number
+    ranks = {number: [t % 100 for k, t in taken[:6] if k == number] for number in range(3)}
+    assert all(row == list(range(len(row))) for row in ranks.values())
+
+
+def test_the_order_does_not_depend_on_which_tokens_are_candidates():
+    flight = InFlight((1, 2), (0.9, 0.3), 3, 3)
+    first = planner().plan(OutcomeKind.FORESEEABLE, flight, candidates(3))
+    shuffled = np.random.default_rng(0).permutation(candidates(3).ravel()).reshape(3, 8)
+    second = planner().plan(OutcomeKind.FORESEEABLE, flight, shuffled)
+    assert (first.num_accepted == second.num_accepted).all()
+    assert (first.ranks == second.ranks).all()
+
+
+def test_missing_candidates_are_never_taken():
+    few = candidates(3)
+    few[0, 1:] = few[1, :] = NO_TOKEN
+    flight = InFlight((1, 2), (0.9, 0.3), 3, 3)
+    plan = planner(fan_out=30).plan(OutcomeKind.GREEDY, flight, few)
+    taken = [plan.take() for _ in range(len(plan.values))]
+    assert len(taken) == 9
+    assert all(token_id != NO_TOKEN for _, token_id in taken)
+
+
+def test_ranks_are_those_of_the_candidates():
+    plan = planner().plan(OutcomeKind.GREEDY, InFlight((), (), 1, 3), candidates(1))
+    assert plan.rank_of(0, 5) == 5
+    assert plan.rank_of(0, 77) == NO_RANK
