@@ -3,7 +3,13 @@
 from pathlib import Path
 
 from draft_node.drafters.dialects import read_draft_spec
-from draft_node.drafters.load import DEFAULT_GAMMA, DrafterOptions, load_drafter, load_features
+from draft_node.drafters.load import (
+    DEFAULT_GAMMA,
+    DrafterOptions,
+    load_drafter,
+    load_features,
+    with_gamma,
+)
 from draft_node.drafters.ngram import NgramDrafter
 from draft_node.drafters.spec import BlockSpec, Eagle3Spec
 from draft_node.drafters.weights import TargetWeights
@@ -25,16 +31,15 @@ def load(
 
     Raises `Unsupported` for a checkpoint that cannot be used here, or not with this target.
     """
-    gamma = speculation.gamma or DEFAULT_GAMMA
     if speculation.drafter == NGRAM:
-        return NgramDrafter(gamma=gamma)
+        return NgramDrafter(gamma=speculation.gamma or DEFAULT_GAMMA)
     options = DrafterOptions(
         dtype=model.embedding.dtype,
         device=model.embedding.device,
         num_context_tokens=num_context_tokens,
         max_positions=max_positions,
         local_head=Path(speculation.local_head) if speculation.local_head else None,
-        gamma=gamma,
+        gamma=speculation.gamma,
     )
     folder = Path(speculation.drafter or "")
     return load_drafter(folder, TargetWeights.of(target, model), options)
@@ -61,7 +66,7 @@ def describe(speculation: SpeculationConfig) -> tuple[str, int]:
     gamma = speculation.gamma or DEFAULT_GAMMA
     if speculation.drafter == NGRAM:
         return NGRAM, gamma
-    spec = read_draft_spec(Path(speculation.drafter or ""))
+    spec = with_gamma(read_draft_spec(Path(speculation.drafter or "")), speculation.gamma)
     if isinstance(spec, BlockSpec):
         return spec.name, spec.gamma
     if isinstance(spec, Eagle3Spec):

@@ -117,9 +117,8 @@ def _load(
 ) -> Drafter:
     """The configured drafter. Of the target it reads the embedding and the head, if at all."""
     speculation = config.speculation
-    gamma = speculation.gamma or DEFAULT_GAMMA
     if speculation.drafter == NGRAM:
-        return NgramDrafter(gamma=gamma)
+        return NgramDrafter(gamma=speculation.gamma or DEFAULT_GAMMA)
     folder = Path(speculation.drafter or "")
     max_positions = config.model.max_model_len or target.spec.max_position_embeddings
     options = DrafterOptions(
@@ -128,7 +127,7 @@ def _load(
         num_context_tokens=_num_context_tokens(config, folder, max_positions, device),
         max_positions=max_positions,
         local_head=Path(speculation.local_head) if speculation.local_head else None,
-        gamma=gamma,
+        gamma=speculation.gamma,
     )
     return load_drafter(folder, target, options)
 

@@ -33,7 +33,9 @@ def attach(drafter: Drafter, calibration: Calibration, device: torch.device) -> 
             raise Unsupported("its positions do not match")
         listen(drafter, FittedLawConfidence.of(calibration.law, temperatures, device))
         return
-    if calibration.law is not None or len(temperatures) != drafter.gamma:
+    if calibration.law is not None or len(temperatures) < drafter.gamma:
         raise Unsupported("it is not that of this confidence head")
     assert isinstance(drafter, BlockDrafter)
-    drafter.confidence_head = head.calibrated(torch.tensor(temperatures, device=device))
+    drafter.confidence_head = head.calibrated(
+        torch.tensor(temperatures[: drafter.gamma], device=device)
+    )

@@ -49,7 +49,7 @@ class DrafterOptions:
     max_positions: int  # of one row, prompt and answer
     layout: Layout | None = None  # for checkpoints that do not tell
     local_head: Path | None = None
-    gamma: int = DEFAULT_GAMMA  # of a language model; others have their own
+    gamma: int | None = None  # cuts blocks; a language model's are as long, or `DEFAULT_GAMMA`
     calibrated: bool = True  # use the calibration beside the drafter, if it was made for both
 
 
@@ -72,7 +72,7 @@ def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOpt
 
 
 def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:
-    spec = _read_bounded(folder, options.layout)
+    spec = with_gamma(_read_bounded(folder, options.layout), options.gamma)
     if isinstance(spec, LocalHeadSpec):
         raise Unsupported(f"{folder}: a local head drafts nothing alone; add it to a DFlash")
     if target is not None:
@@ -116,6 +116,17 @@ def load_features(
         spec = _checked(weights, spec)
         eps = None if isinstance(spec, Eagle3Spec) else spec.decoder.rms_norm_eps
         return FeatureSpec(spec.feature_layers, load_projector(weights, eps))
+
+
+def with_gamma(spec: DraftSpec, gamma: int | None) -> DraftSpec:
+    """`spec` with blocks of at most `gamma` tokens, where it says how long they are."""
+    if gamma is None:
+        return spec
+    if isinstance(spec, BlockSpec):
+        return replace(spec, block_size=spec.block_size - max(0, spec.gamma - gamma))
+    if isinstance(spec, Eagle3Spec):
+        return replace(spec, gamma=min(gamma, spec.gamma))
+    return spec
 
 
 def _read_bounded(folder: Path, layout: Layout | None) -> DraftSpec:
@@ -223,5 +234,7 @@ def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDraft
         deterministic=False,
     )
     return LanguageModelDrafter(
-        model, gamma=options.gamma, num_context_tokens=options.num_context_tokens
+        model,
+        gamma=options.gamma or DEFAULT_GAMMA,
+        num_context_tokens=options.num_context_tokens,
     )

@@ -44,7 +44,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     verification: str
     num_kept: int
-    gamma: int
+    gamma: int | None  # None: the drafter's own
     out: Path
     plot: Path | None  # None: beside the calibration, if plots can be drawn here
     seed: int
@@ -81,7 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     num_kept = SpeculationConfig().num_kept
     number("--num-kept", num_kept, "likeliest tokens that a draft law keeps", parser)
-    number("--gamma", 5, "drafted tokens of a block, for a language model as drafter", parser)
+    number("--gamma", None, "drafted tokens of a block; default: the drafter's own", parser)
     text("--out", type=Path, metavar="FOLDER", help="for calibration.json (default: the drafter's)")
     text("--plot", type=Path, metavar="PNG", help="the diagram (default: OUT/reliability.png)")
     number("--seed", 0, "seed of all sampling", parser, least=0)
@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _number(
-    flag: str, default: int, what: str, parser: argparse.ArgumentParser, *, least: int = 1
+    flag: str, default: int | None, what: str, parser: argparse.ArgumentParser, *, least: int = 1
 ) -> None:
     """A whole number of at least `least`."""
 
@@ -128,7 +128,8 @@ def _number(
             raise argparse.ArgumentTypeError(f"has to be at least {least}")
         return value
 
-    parser.add_argument(flag, type=whole, default=default, help=f"{what} (default {default})")
+    help_text = what if default is None else f"{what} (default {default})"
+    parser.add_argument(flag, type=whole, default=default, help=help_text)
 
 
 def _temperature(text: str) -> float:
