@@ -181,6 +181,8 @@ class AsynchronousSpeculation:
         if miss is Miss.NGRAM and self._lookup is not None:
             found = self._lookup.speculate([self._admission.to_draft(row) for row in missed])
             self._from_lookup.update(found)
+            for _ in range(len(missed) - len(found)):
+                self._policy.observe(Miss.NGRAM, 0)  # it had nothing to say
             return found
         return {}
 
