@@ -22,7 +22,7 @@ def test_all_assets_together_are_small():
 
 
 def test_every_kind_is_there():
-    assert embedded_drafters() == ["dels", "dflash", "dspark", "lm"]
+    assert embedded_drafters() == ["dels", "dflash", "dspark", "dspark-async", "lm"]
 
 
 def test_folders_match_their_checksums():
