@@ -66,6 +66,7 @@ class AsynchronousSpeculation:
         self._hits: dict[Sequence, bool] = {}  # of this round's rows
         self._num_lookups = 0
         self._num_hits = 0
+        self._wait_s = 0.0
 
     # --- a round -------------------------------------------------------------------------------
 
@@ -136,6 +137,9 @@ class AsynchronousSpeculation:
             num_hits=self._num_hits,
             bytes_sent=sent,
             bytes_received=received,
+            num_waves=self._table.num_waves,
+            num_late_waves=self._table.num_late_waves,
+            wait_s=self._wait_s,
         )
 
     def forget(self, sequence: Sequence) -> None:
@@ -196,6 +200,7 @@ class AsynchronousSpeculation:
             time.sleep(_POLL_S)
             found |= self._find([row for row in missed if row.sequence not in found])
         waited_s = time.perf_counter() - began_s
+        self._wait_s += waited_s
         self._policy.waited(waited_s, len(found) / len(missed))
         return found
 

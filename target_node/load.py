@@ -30,6 +30,9 @@ class LoadMeter:
         self._num_drafted_tokens = 0
         self._accepted: list[int] = []  # by position in the block
         self._num_drafts_attached = 0
+        self._num_decode_rounds = 0
+        self._draft_s = 0.0
+        self._forward_s = 0.0
 
     def count_prefill(self, rows: list[Row]) -> None:
         """Prompt tokens of a round's rows, before its outcomes are taken over."""
@@ -52,6 +55,9 @@ class LoadMeter:
         if not self._prefills:
             weight = _SMOOTHING if self._round_s else 1.0
             self._round_s += weight * (record.round_s - self._round_s)
+            self._num_decode_rounds += 1
+            self._draft_s += record.spans_s.get("draft", 0.0)
+            self._forward_s += record.spans_s.get("forward", 0.0)
 
     def _count_drafts(self, record: RoundRecord) -> None:
         self._num_drafts += len(record.rows)
@@ -88,5 +94,8 @@ class LoadMeter:
             num_drafted_tokens=self._num_drafted_tokens,
             num_accepted_tokens=sum(self._accepted),
             num_accepted_per_position=list(self._accepted),
+            num_decode_rounds=self._num_decode_rounds,
+            draft_s=self._draft_s,
+            forward_s=self._forward_s,
             **asdict(speculation),
         )

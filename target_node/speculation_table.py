@@ -43,9 +43,13 @@ class SpeculationTable:
 
     def __init__(self) -> None:
         self._blocks: dict[int, dict[BlockKey, PushedBlock]] = {}
+        self.num_waves = 0
+        self.num_late_waves = 0  # without a block that could still be used
 
     def add(self, push: Push, rounds: Mapping[int, int]) -> None:
         """Take over the blocks for the coming rounds, given by stream."""
+        self.num_waves += 1
+        self.num_late_waves += all(rounds.get(key.stream) != key.round for key in push.keys)
         for place, key in enumerate(push.keys):
             if rounds.get(key.stream) != key.round:
                 continue

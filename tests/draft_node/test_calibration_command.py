@@ -129,8 +129,8 @@ def test_a_language_model_is_calibrated_under_coupled_and_greedy_rules_too(folde
     drafter = write_checkpoint(
         tmp_path / "lm", QWEN3, vocab_size=VOCAB, num_hidden_layers=1, eos_token_id=0
     )
-    coupled, _ = run(make_job(folder, drafter, verification="coupled"))
-    greedy, _ = run(make_job(folder, drafter, temperature=0.0, out=tmp_path / "elsewhere"))
+    coupled, _ = run(make_job(folder, drafter, verification="coupled", gamma=3))
+    greedy, _ = run(make_job(folder, drafter, temperature=0.0, gamma=3, out=tmp_path / "elsewhere"))
     assert len(coupled.temperatures) == len(greedy.temperatures) == 3
     assert (tmp_path / "elsewhere" / FILE_NAME).is_file()
     # Blocks may be longer than those that were calibrated.

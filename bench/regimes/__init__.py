@@ -1,0 +1,1 @@
+"""`python -m bench.regimes`: plain, synchronous and asynchronous decoding against each other."""

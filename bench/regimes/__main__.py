@@ -1,0 +1,158 @@
+"""`python -m bench.regimes`: plain, synchronous and asynchronous decoding against each other.
+
+    python -m bench.regimes                              everything: a night
+    python -m bench.regimes --quick                      at most 15 minutes
+    python -m bench.regimes --arms sync-lm async-lm --ballast 100M --batch-sizes 1
+
+Real services on their own cores, asked over gRPC. Writes results.json and report.md to --out, again
+after every setting, and plots in the end; definitions are in bench/README.md.
+"""
+
+import argparse
+import asyncio
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from bench.domains import DOMAINS
+from bench.drafter_choice import (
+    DFLASH,
+    DSPARK,
+    LANGUAGE_MODEL,
+    LOCAL_HEAD,
+    DrafterChoice,
+    parse_choice,
+)
+from bench.regimes.arms import DSPARK_ASYNC
+from bench.regimes.plan import FAMILIES, FULL, QUICK, Plan
+from bench.regimes.plots import draw
+from bench.regimes.report import TITLE, conditions, tables, verdict
+from bench.regimes.results import Results
+from bench.regimes.run import Options, Run
+from bench.writing import show_tables, write_results, write_tables
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.drafter_source import embedded_drafters
+from specserve.errors import InvalidField, SpecserveError
+from specserve.sizes import parse_count
+from specserve.target_source import locate_target
+
+_NAME = "bench.regimes"
+_LABELS = (DSPARK, DSPARK_ASYNC, DFLASH, LOCAL_HEAD, LANGUAGE_MODEL)
+_NO_BALLAST = "none"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of the bench."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {_NAME}", description=(__doc__ or "").partition("\n")[0]
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="less of everything: at most 15 minutes")
+    add("--out", type=Path, default=Path("results/regimes"), metavar="DIR")
+    add("--target", metavar="FOLDER|HUB_ID", help="default: the embedded model")
+    add("--arms", nargs="+", choices=FAMILIES, metavar="ARM",
+        help=f"beside plain decoding: {', '.join(FAMILIES)}")  # fmt: skip
+    add("--drafter", nargs="+", action="extend", default=[], metavar="LABEL=NAME|FOLDER[+HEAD]",
+        help=f"what stands for {', '.join(_LABELS)} (default: the embedded ones)")  # fmt: skip
+    add("--ballast", nargs="+", metavar="PARAMS", help='sizes to pad the target to; "none"')
+    add("--domains", nargs="+", choices=DOMAINS, metavar="D")
+    add("--temperatures", type=float, nargs="+", metavar="T")
+    add("--rules", nargs="+", choices=[rule.value for rule in VerificationRule], metavar="RULE")
+    add("--batch-sizes", type=int, nargs="+", metavar="B")
+    add("--fan-outs", type=int, nargs="+", metavar="N", help="budgets of the hit-rate curves")
+    add("--prompts", type=int, metavar="N", help="prompts a domain at batch 1")
+    add("--tokens", type=int, metavar="N", help="new tokens per prompt")
+    add("--unpinned", action="store_true", help="share cores with whoever runs: no times, a trial")
+    return parser
+
+
+def read_plan(arguments: argparse.Namespace) -> Plan:
+    """What the flags ask for. Raises InvalidField."""
+    rules = arguments.rules and [VerificationRule(rule) for rule in arguments.rules]
+    given = {
+        "families": arguments.arms,
+        "ballasts": arguments.ballast,
+        "domains": arguments.domains,
+        "temperatures": arguments.temperatures,
+        "rules": rules,
+        "batch_sizes": arguments.batch_sizes and sorted(arguments.batch_sizes),
+        "fan_outs": arguments.fan_outs,
+        "num_prompts": arguments.prompts,
+        "num_tokens": arguments.tokens,
+    }
+    changes = {
+        name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    if "batch_sizes" in changes:
+        changes["side_batch_sizes"] = changes["batch_sizes"]
+    plan = msgspec.structs.replace(QUICK if arguments.quick else FULL, **changes)
+    few = min(plan.num_side_prompts, plan.num_prompts)
+    plan = msgspec.structs.replace(plan, num_side_prompts=few)
+    plan.check()
+    for ballast in plan.ballasts:
+        num_params(ballast)
+    return plan
+
+
+def read_drafters(words: Sequence[str]) -> dict[str, DrafterChoice]:
+    """By label: the embedded ones, and what the flags put in their place. Raises InvalidField."""
+    known = embedded_drafters()
+    defaults = [name for name in (DSPARK, DSPARK_ASYNC, DFLASH, LANGUAGE_MODEL) if name in known]
+    if DFLASH in known and LOCAL_HEAD in known:
+        defaults.append(f"{LOCAL_HEAD}={DFLASH}+{LOCAL_HEAD}")
+    choices = {choice.label: choice for choice in map(parse_choice, [*defaults, *words])}
+    for label in choices:
+        if label not in _LABELS:
+            raise InvalidField("--drafter", f"{label!r} is none of {', '.join(_LABELS)}")
+    return choices
+
+
+def num_params(ballast: str) -> int:
+    """0 for none. Raises InvalidField."""
+    return 0 if ballast == _NO_BALLAST else parse_count(ballast, "--ballast")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and write; 0 unless something failed (a missed goal is a result, not a failure)."""
+    words = sys.argv[1:] if argv is None else argv
+    arguments = build_parser().parse_args(words)
+    console = Console(stderr=True)
+    try:
+        target = locate_target(arguments.target)
+        plan = read_plan(arguments)
+        options = Options(
+            target=target,
+            plan=plan,
+            drafters=read_drafters(arguments.drafter),
+            ballasts={name: num_params(name) for name in plan.ballasts},
+            is_pinned=not arguments.unpinned,
+            command=shlex.join(["python", "-m", _NAME, *words]),
+        )
+        for choice in options.drafters.values():
+            choice.located(target)  # a name that is none fails before anything is measured
+        with asyncio.Runner() as runner:
+            run = Run(options, runner, console, lambda found: write(found, arguments.out))
+            results = run.results_of_everything()
+    except (SpecserveError, OSError) as error:
+        console.print(f"{_NAME}: {error}", style="red", markup=False)
+        return 1
+    plots = draw(results.rows, arguments.out)
+    write(results, arguments.out, [path.name for path in plots])
+    show_tables(tables(results), verdict(results))
+    return 0 if results.is_complete else 130
+
+
+def write(results: Results, out: Path, plots: Sequence[str] = ()) -> None:
+    """results.json and report.md of what there is so far."""
+    write_results(results, out)
+    write_tables([TITLE, verdict(results), conditions(results)], tables(results, plots), out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+# pyright: strict
+"""Which services are compared with each other, and how each of them is launched.
+
+A *contest* is a set of services that are alive at the same time and asked in turn; ratios are taken
+inside of a contest alone. Plain decoding takes part in all of them. An *arm* is one service under
+one rule of verification: seeded requests are coupled, others follow the service's own rule.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from bench.drafter_choice import DFLASH, DSPARK, LANGUAGE_MODEL, LOCAL_HEAD, DrafterChoice
+from bench.regimes.plan import Plan
+from specserve.decoding.verification.rule import VerificationRule
+
+OFF, SYNC, ASYNC, AUTO = "off", "sync", "async", "auto"
+DSPARK_ASYNC = "dspark-async"  # heavier and conditioned on the gap
+FAN_OUT = "fan-out"  # in the name of a contest of budgets
+DEFAULT_FAN_OUT, DEFAULT_FAN_OUT_RULE, DEFAULT_MISS_POLICY = 32, "measured", "auto"
+FAN_OUT_RULES = ("measured", "geometric", "uniform")
+MISS_POLICIES = ("auto", "skip", "ngram", "draft_now")
+EQUAL_CORES = 2  # those of a target and one draft process
+
+Drafters = Mapping[str, DrafterChoice]
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """One `specserve launch`, but for its target."""
+
+    regime: str
+    drafter: DrafterChoice | None = None
+    colocated: DrafterChoice | None = None  # what auto drafts with in the target's own process
+    verification: VerificationRule = VerificationRule.FORESEEABLE
+    threads: int = 1
+    fan_out: int = DEFAULT_FAN_OUT
+    fan_out_rule: str = DEFAULT_FAN_OUT_RULE
+    miss_policy: str = DEFAULT_MISS_POLICY
+
+    @property
+    def has_draft_process(self) -> bool:
+        return self.regime in (ASYNC, AUTO)
+
+    @property
+    def label(self) -> str:
+        """Without the rule of verification, which is not the service's alone."""
+        parts = [self.regime]
+        if self.regime in (SYNC, ASYNC) and self.drafter is not None:
+            parts.append(self.drafter.label)
+        if self.fan_out != DEFAULT_FAN_OUT:
+            parts.append(f"{FAN_OUT} {self.fan_out}")
+        if self.fan_out_rule != DEFAULT_FAN_OUT_RULE:
+            parts.append(self.fan_out_rule)
+        if self.miss_policy != DEFAULT_MISS_POLICY:
+            parts.append(self.miss_policy)
+        if self.threads > 1:
+            parts.append(f"{self.threads} threads")
+        return " ".join(parts)
+
+    @property
+    def flags(self) -> list[str]:
+        """Of `specserve launch`."""
+        flags = ["--speculation", self.regime, "--threads", str(self.threads)]
+        flags += ["--topology", "1+1" if self.has_draft_process else "1+0"]
+        flags += ["--verification", self.verification.value]
+        if self.has_draft_process:
+            flags += ["--draft-threads", "1", "--fan-out", str(self.fan_out)]
+            flags += ["--fan-out-rule", self.fan_out_rule, "--miss-policy", self.miss_policy]
+        if self.drafter is not None:
+            flags += ["--drafter", self.drafter.drafter]
+            if self.drafter.local_head is not None:
+                flags += ["--local-head", self.drafter.local_head]
+        if self.colocated is not None:
+            flags += ["--colocated-drafter", self.colocated.drafter]
+        return flags
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """A service asked in one way."""
+
+    service: Service
+    rule: VerificationRule = VerificationRule.COUPLED
+
+    @property
+    def is_plain(self) -> bool:
+        return self.service.regime == OFF
+
+    @property
+    def is_reference(self) -> bool:
+        """What all others are compared with: plain decoding on one core."""
+        return self.is_plain and self.service.threads == 1
+
+
+class Contest(msgspec.Struct, frozen=True, kw_only=True):
+    """Services alive at the same time, the plain one first."""
+
+    name: str
+    services: tuple[Service, ...]
+    batch_sizes: tuple[int, ...]
+    num_prompts: int  # a domain, at batch 1
+
+    def arms(self, rules: Collection[VerificationRule], temperature: float) -> list[Arm]:
+        """At temperature 0, and in plain decoding, all rules are one."""
+        arms: dict[Arm, None] = {}
+        for service in self.services:
+            if temperature == 0 or service.regime == OFF:
+                # Of twins that differ in the rule of unseeded requests alone, one will do.
+                known = {arm.service.label for arm in arms}
+                if service.label not in known:
+                    arms[Arm(service=service)] = None
+                continue
+            own = service.verification
+            arms |= {Arm(service=service, rule=own): None} if own in rules else {}
+            is_coupled_known = any(
+                arm.rule is VerificationRule.COUPLED and arm.service.label == service.label
+                for arm in arms
+            )
+            if VerificationRule.COUPLED in rules and not is_coupled_known:
+                arms[Arm(service=service)] = None
+        return list(arms)
+
+
+class Entrants(msgspec.Struct, frozen=True, kw_only=True):
+    """What contests are made of."""
+
+    plan: Plan
+    drafters: dict[str, DrafterChoice]  # by label
+    num_cores: int
+
+    def contests(self) -> list[Contest]:
+        """The most important first; none that would consist of plain decoding alone."""
+        main, side = self.plan.batch_sizes, self.plan.side_batch_sizes
+        many, few = self.plan.num_prompts, self.plan.num_side_prompts
+        drafters = self._sync(DFLASH) + self._sync(LOCAL_HEAD)
+        found = [
+            _contest("dspark", self._dspark(), main, many),
+            _contest("lm", self._against_sync(LANGUAGE_MODEL), side, many),
+            *(_contest(name, some, side[:1], few) for name, some in self._fan_outs().items()),
+            _contest("drafters", drafters, side, few),
+            _contest("miss policy", self._miss_policies(), side, few),
+        ]
+        return [contest for contest in found if len(contest.services) > 1]
+
+    def _dspark(self) -> list[Service]:
+        services = self._against_sync(DSPARK)
+        drafter, colocated = async_choice(self.drafters, DSPARK), self.drafters.get(DSPARK)
+        if "auto" in self.plan.families and drafter is not None and colocated is not None:
+            services.append(Service(regime=AUTO, drafter=drafter, colocated=colocated))
+        if "two-threads" in self.plan.families and self.num_cores >= EQUAL_CORES:
+            services.append(Service(regime=OFF, threads=EQUAL_CORES))
+            services += self._sync(DSPARK, threads=EQUAL_CORES)[:1]
+        return services
+
+    def _against_sync(self, label: str) -> list[Service]:
+        """Synchronous and asynchronous speculation with one kind of drafter, under all rules."""
+        choice = async_choice(self.drafters, label)
+        services = self._sync(label)
+        if f"async-{label}" in self.plan.families and choice is not None:
+            services += self._by_rule(Service(regime=ASYNC, drafter=choice))
+        if label == LANGUAGE_MODEL and "two-threads" in self.plan.families:
+            services += self._sync(label, threads=EQUAL_CORES)[: self.num_cores >= EQUAL_CORES]
+        return services
+
+    def _sync(self, label: str, threads: int = 1) -> list[Service]:
+        choice = self.drafters.get(label)
+        if f"sync-{label}" not in self.plan.families or choice is None:
+            return []
+        return self._by_rule(Service(regime=SYNC, drafter=choice, threads=threads))
+
+    def _by_rule(self, service: Service) -> list[Service]:
+        """Coupled requests can be put to any of them; plain rejection needs one of its own."""
+        own = [rule for rule in self.plan.rules if rule is not VerificationRule.COUPLED]
+        own.sort(key=lambda rule: rule is VerificationRule.REJECTION)
+        return [
+            msgspec.structs.replace(service, verification=rule)
+            for rule in own or [VerificationRule.FORESEEABLE]
+        ]
+
+    def _fan_outs(self) -> dict[str, list[Service]]:
+        """By the name of the contest: one for each budget."""
+        if FAN_OUT not in self.plan.families:
+            return {}
+        labels = self.plan.fan_out_drafters
+        choices = [(label, async_choice(self.drafters, label)) for label in labels]
+        return {
+            f"{label}, {FAN_OUT} {fan_out}": [
+                Service(regime=ASYNC, drafter=choice, fan_out=fan_out, fan_out_rule=rule)
+                for rule in FAN_OUT_RULES
+            ]
+            for label, choice in choices
+            if choice is not None
+            for fan_out in self.plan.fan_outs
+        }
+
+    def _miss_policies(self) -> list[Service]:
+        choice = async_choice(self.drafters, DSPARK)
+        if "miss-policy" not in self.plan.families or choice is None:
+            return []
+        return [
+            Service(regime=ASYNC, drafter=choice, miss_policy=policy) for policy in MISS_POLICIES
+        ]
+
+
+def _contest(
+    name: str, services: Sequence[Service], batch_sizes: tuple[int, ...], num_prompts: int
+) -> Contest:
+    """With plain decoding."""
+    every = (Service(regime=OFF), *services)
+    return Contest(name=name, services=every, batch_sizes=batch_sizes, num_prompts=num_prompts)
+
+
+def async_choice(drafters: Drafters, label: str) -> DrafterChoice | None:
+    """What a draft process drafts with where the target's own process would take `label`."""
+    heavier = drafters.get(DSPARK_ASYNC) if label == DSPARK else None
+    return heavier or drafters.get(label)

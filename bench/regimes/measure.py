@@ -1,0 +1,96 @@
+# pyright: strict
+"""The interleaved run: every group of prompts goes to all arms in turn before the next group.
+
+Arms of a group follow each other within seconds and their order rotates, so that a slower spell of
+the machine meets all of them. The first group goes to every arm once more beforehand, as a warm-up.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bench.regimes.arms import AUTO, Arm, Service
+from bench.regimes.plan import Plan
+from bench.regimes.records import Job, Setting, Trace
+from specserve.decoding.verification.rule import VerificationRule
+
+# `auto` chooses by what it has measured, and has to have measured something.
+_AUTO_WARM_UPS = 5
+_LATE_GROUPS = 2  # of a setting, once time is up
+
+
+class Asked(Protocol):
+    """A running service."""
+
+    def ask(self, job: Job) -> Trace: ...
+
+
+@dataclass(frozen=True)
+class Group:
+    """The same prompts continued by all arms of a contest; `number` is their place in the plan."""
+
+    number: int
+    traces: dict[Arm, Trace]
+
+    @property
+    def foreign_share(self) -> float:
+        """The most of a core that others used while one of the arms worked."""
+        return max(trace.foreign_share for trace in self.traces.values())
+
+    @property
+    def waited_share(self) -> float:
+        """The largest share of its time in which the target of an arm had no core."""
+        return max(trace.waited_share for trace in self.traces.values())
+
+
+Found = dict[Setting, list[Group]]
+
+
+class Interleaved:
+    """Runs the settings of one contest over its running services."""
+
+    def __init__(
+        self,
+        services: Mapping[Service, Asked],
+        plan: Plan,
+        *,
+        is_late: Callable[[], bool],
+        advance: Callable[[str], None],
+    ) -> None:
+        """Once `is_late`, a setting is cut short; `advance` is told what comes next."""
+        self._services = services
+        self._plan = plan
+        self._is_late = is_late
+        self._advance = advance
+
+    def run(
+        self, setting: Setting, arms: Sequence[Arm], groups: Sequence[list[list[int]]]
+    ) -> Iterator[Group]:
+        """One group after the other, each as soon as it is measured."""
+        self._warm_up(setting, arms, groups)
+        for number, prompts in enumerate(groups):
+            self._advance(f"{setting}: {number + 1}/{len(groups)}")
+            if number >= _LATE_GROUPS and self._is_late():
+                continue
+            turn = number % len(arms)
+            order = (*arms[turn:], *arms[:turn])
+            yield Group(number, {arm: self._ask(arm, prompts, setting, number) for arm in order})
+
+    def _warm_up(
+        self, setting: Setting, arms: Sequence[Arm], groups: Sequence[list[list[int]]]
+    ) -> None:
+        for arm in arms if groups else ():
+            for number in range(_AUTO_WARM_UPS if arm.service.regime == AUTO else 1):
+                self._ask(arm, groups[number % len(groups)], setting, number)
+
+    def _ask(self, arm: Arm, prompts: list[list[int]], setting: Setting, number: int) -> Trace:
+        first_seed = number * setting.batch_size
+        is_seeded = arm.rule is VerificationRule.COUPLED
+        job = Job(
+            prompts=prompts,
+            num_tokens=self._plan.num_tokens,
+            temperature=setting.temperature,
+            # Without a seed the service's own rule judges the drafts.
+            seeds=list(range(first_seed, first_seed + len(prompts))) if is_seeded else None,
+        )
+        return self._services[arm.service].ask(job)

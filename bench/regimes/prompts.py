@@ -1,0 +1,132 @@
+"""The prompts of every domain, and which of them greedy decoding is measured on.
+
+Where too few of a domain's prompts have greedy text that does not repeat itself, more held-out text
+of this installation is searched. If that does not suffice either, greedy figures are taken on text
+that loops, and say so: such text is easy to draft.
+"""
+
+import functools
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bench.domains import ARITHMETIC, GreedyCheck, check_greedy, draw_prompts
+from bench.in_process import Engine
+from bench.regimes.plan import Plan
+from draft_node.training import corpus
+from draft_node.training.holdout import is_held_out
+from draft_node.training.prompts import select
+
+CHECK_BATCH = 16
+_CHUNK = 4 * CHECK_BATCH  # candidates between two looks at whether there are enough
+_ORIGIN, _PACKAGES = "stdlib", "site-packages"
+
+Prompts = list[list[int]]
+
+
+class PromptChoice:
+    """Prompts by domain; of those for greedy decoding, whether their text loops."""
+
+    def __init__(
+        self,
+        by_domain: Mapping[str, Prompts],
+        sound: Mapping[str, Prompts],
+        checks: Sequence[GreedyCheck],
+    ) -> None:
+        """`sound`: prompts of each domain whose greedy text does not repeat itself."""
+        self.checks = list(checks)
+        self._by_domain = by_domain
+        self._sound = sound
+
+    def is_looping(self, domain: str, batch_size: int, plan: Plan) -> bool:
+        """Whether greedy decoding has to make do with looping text."""
+        return len(self._sound[domain]) < max(plan.min_greedy_prompts, 2 * batch_size)
+
+    def groups(self, domain: str, batch_size: int, count: int, *, is_sound: bool) -> list[Prompts]:
+        """`count` groups of `batch_size` different prompts, or as many as there are."""
+        prompts = self._sound[domain] if is_sound else self._by_domain[domain]
+        count = min(count, len(prompts) // batch_size)
+        return [prompts[batch_size * g : batch_size * (g + 1)] for g in range(count)]
+
+
+def choose_prompts(target: Path, plan: Plan, plain: Engine | None, check_room: int) -> PromptChoice:
+    """Draw prompts and, with `plain`, look at their greedy text; `check_room` tokens fit a row."""
+    by_domain = {d: draw_prompts(d, target, plan.num_candidates) for d in plan.domains}
+    sound: dict[str, Prompts] = {}
+    checks: list[GreedyCheck] = []
+    for domain, prompts in by_domain.items():
+        if plain is None:
+            continue
+        search = _Search(domain, plan.num_sound_wanted, plain, check_room)
+        search.look(prompts)
+        if len(search.found) < plan.min_greedy_prompts and domain != ARITHMETIC:
+            search.look(_more_prompts(target, domain, prompts, plan.num_more_candidates))
+        sound[domain] = search.found
+        checks.append(search.check)
+    return PromptChoice(by_domain, sound, checks)
+
+
+class _Search:
+    """Looks for prompts with sound greedy text until there are enough."""
+
+    def __init__(self, domain: str, num_wanted: int, plain: Engine, room: int) -> None:
+        self.found: Prompts = []
+        self._domain = domain
+        self._num_wanted = num_wanted
+        self._plain = plain
+        self._room = room
+        self._num_checked = 0
+        self._places: list[int] = []
+
+    def look(self, candidates: Prompts) -> None:
+        fitting = [prompt for prompt in candidates if len(prompt) <= self._room]
+        for first in range(0, len(fitting), _CHUNK):
+            if len(self.found) >= self._num_wanted:
+                return
+            chunk = fitting[first : first + _CHUNK]
+            check = check_greedy(self._domain, chunk, self._plain, CHECK_BATCH)
+            self.found += [chunk[place] for place in check.qualifying]
+            self._places += [self._num_checked + place for place in check.qualifying]
+            self._num_checked += len(chunk)
+
+    @property
+    def check(self) -> GreedyCheck:
+        return GreedyCheck(
+            domain=self._domain, num_candidates=self._num_checked, qualifying=self._places
+        )
+
+
+def _more_prompts(target: Path, domain: str, known: Prompts, count: int) -> Prompts:
+    """Held-out text of this Python installation, cut as the packaged prompts were."""
+    if not count:
+        return []
+    texts = [entry["text"] for entry in select(_held_out(), domain, len(known) + count)]
+    tokenizer: Any = Tokenizer.from_file(str(target / "tokenizer.json"))
+    encoded = [list(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+    seen = {tuple(prompt) for prompt in known}
+    return [prompt for prompt in encoded if tuple(prompt) not in seen][:count]
+
+
+@functools.cache
+def _held_out() -> list[corpus.Document]:
+    """Of the standard library and `help()`, by the training's own split and with its cleaning."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found = [
+        corpus.Document("prose", "topics", f"topics:{name}", text)
+        for name, text in sorted(topics.items())
+        if is_held_out(f"topics:{name}", corpus.HELD_OUT_SHARE["topics"])
+    ]
+    for path in sorted(root.rglob("*.py")):
+        place = path.relative_to(root)
+        source = f"{_ORIGIN}:{place.as_posix()}"
+        held_out = is_held_out(source, corpus.HELD_OUT_SHARE[_ORIGIN])
+        if not held_out or _PACKAGES in place.parts:
+            continue
+        code = path.read_text(encoding="utf-8", errors="ignore").expandtabs(8)
+        found.append(corpus.Document("code", _ORIGIN, source, code))
+        found.append(corpus.Document("prose", _ORIGIN, source, corpus.docstrings(code)))
+    return corpus.collect(found)

@@ -1,0 +1,100 @@
+# pyright: strict
+"""What one service is asked, and what the client and the kernel saw of its answer.
+
+Times are seconds at the client's clock, from the moment the batch was handed over.
+"""
+
+import msgspec
+
+from bench.processes import Usage
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts that one service continues side by side, each by exactly `num_tokens` tokens."""
+
+    prompts: list[list[int]]
+    num_tokens: int
+    temperature: float
+    seeds: list[int] | None  # None: not seeded, so the service's own rule judges the drafts
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """What one round brought to one row; the first one of a row is that of its prompt."""
+
+    at_s: float
+    num_tokens: int
+    is_speculative: bool  # drafted tokens were verified
+    hit: bool | None = None  # a block had been prepared; None: nobody looked for one
+
+
+class RowTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """One row's answer."""
+
+    deltas: list[Delta]
+    token_ids: list[int]
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """One job's answer. `usage` and `waited_share` cover the time in which all rows decode.
+
+    `counters`: by how much the service's own counters rose, by name; those it reports.
+    """
+
+    rows: list[RowTrace]
+    usage: dict[str, Usage]  # by role of the process
+    counters: dict[str, float]
+    foreign_share: float  # of a core, used meanwhile by processes that are none of ours
+
+    @property
+    def window_s(self) -> tuple[float, float]:
+        """While all rows decode: from the last first token to the first last one."""
+        start_s = max(row.deltas[0].at_s for row in self.rows)
+        return start_s, max(start_s, min(row.deltas[-1].at_s for row in self.rows))
+
+    @property
+    def decode_s(self) -> float:
+        start_s, end_s = self.window_s
+        return end_s - start_s
+
+    @property
+    def deltas(self) -> list[Delta]:
+        """All rows' rounds inside of the window."""
+        start_s, end_s = self.window_s
+        return [d for row in self.rows for d in row.deltas if start_s < d.at_s <= end_s]
+
+    @property
+    def num_rounds(self) -> int:
+        """After every row's first token, to the end; what `usage` covers."""
+        start_s, _ = self.window_s
+        return max(sum(d.at_s > start_s for d in row.deltas) for row in self.rows)
+
+    @property
+    def after_first_s(self) -> float:
+        """How long those rounds took."""
+        start_s, _ = self.window_s
+        return max(row.deltas[-1].at_s for row in self.rows) - start_s
+
+    @property
+    def waited_share(self) -> float:
+        """Of its time, how long the target was ready but had no core."""
+        waited_s = self.usage.get("target", Usage()).waited_s
+        return waited_s / self.after_first_s if self.after_first_s else 0.0
+
+    @property
+    def texts(self) -> list[list[int]]:
+        return [row.token_ids for row in self.rows]
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """What all arms of a comparison share."""
+
+    contest: str
+    ballast: str
+    batch_size: int
+    domain: str
+    temperature: float
+    is_looping: bool = False  # greedy text that repeats itself, for want of other
+
+    def __str__(self) -> str:
+        law = f"temperature {self.temperature:g}" + (", looping" if self.is_looping else "")
+        return f"{self.contest}, {self.ballast}, batch {self.batch_size}, {self.domain}, {law}"

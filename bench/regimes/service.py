@@ -1,0 +1,148 @@
+# pyright: strict
+"""One running service among several, and a client that stays connected to it.
+
+Only the service that is asked works; the others sleep, but for a few wake-ups a second.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Collection, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from bench.processes import ServiceProcesses, Usage, descendants
+from bench.regimes.arms import Contest, Service
+from bench.regimes.counters import CounterReader, rise
+from bench.regimes.machine_load import ForeignLoad
+from bench.regimes.records import Delta, Job, RowTrace, Trace
+from specserve.client import AsyncClient
+from specserve.local_service import local_service
+from specserve.types import TokenOrigin
+
+_ATTACH_TIMEOUT_S = 30.0
+_KV_MEMORY = "256MiB"  # plenty for the prompts here, and several services share the machine
+
+
+class Running:
+    """A service that was launched."""
+
+    def __init__(
+        self, runner: asyncio.Runner, address: str, pids: Collection[int], *, has_draft: bool
+    ) -> None:
+        """`pids`: the service's processes."""
+        self._runner = runner
+        self._processes = ServiceProcesses(pids)
+        self._salts = itertools.count()
+        self._client, self._counters = runner.run(_connect(address))
+        self.own: Collection[int] = ()  # all processes of ours, those of other services included
+        self._num_tokens = 0.0  # generated since its start
+        if has_draft:
+            runner.run(self._await_draft())
+
+    def ask(self, job: Job) -> Trace:
+        """All prompts at once, each as a stream of its own."""
+        return self._runner.run(self._ask(job))
+
+    def close(self) -> None:
+        self._runner.run(self._close())
+
+    async def _close(self) -> None:
+        await self._counters.close()
+        await self._client.close()
+
+    async def _await_draft(self) -> None:
+        deadline_s = time.monotonic() + _ATTACH_TIMEOUT_S
+        while (await self._client.load()).num_drafts_attached < 1:
+            if time.monotonic() > deadline_s:
+                raise OSError("the draft process does not attach")
+            await asyncio.sleep(0.05)
+
+    async def _ask(self, job: Job) -> Trace:
+        before = await self._counters.read()
+        load, batch = ForeignLoad(self.own), _Batch(self._client, self._processes, job)
+        rows = await batch.run(str(next(self._salts)))
+        used, foreign_share = self._processes.usage(), load.share()
+        self._num_tokens += sum(len(row.token_ids) for row in rows)
+        after = await self._counters.read_after(self._num_tokens)
+        return Trace(
+            rows=rows,
+            usage={role: used[role].since(batch.usage[role]) for role in used},
+            counters=rise(after, before),
+            foreign_share=foreign_share,
+        )
+
+
+class _Batch:
+    """The streams of one job. `usage` is read when the last row has its first token."""
+
+    def __init__(self, client: AsyncClient, processes: ServiceProcesses, job: Job) -> None:
+        self.usage: dict[str, Usage] = {}
+        self._client = client
+        self._processes = processes
+        self._job = job
+        self._num_silent = len(job.prompts)
+        self._start_s = 0.0
+
+    async def run(self, salt: str) -> list[RowTrace]:
+        """A salt of its own keeps it from finding prompts of other jobs in the prefix cache."""
+        self._start_s = time.perf_counter()
+        rows = range(len(self._job.prompts))
+        return await asyncio.gather(*(self._row(row, f"{salt}-{row}") for row in rows))
+
+    async def _row(self, row: int, salt: str) -> RowTrace:
+        job = self._job
+        stream = self._client.stream(
+            job.prompts[row],
+            max_tokens=job.num_tokens,
+            temperature=job.temperature,
+            ignore_eos=True,
+            seed=None if job.seeds is None else job.seeds[row],
+            cache_salt=salt,
+        )
+        deltas: list[Delta] = []
+        token_ids: list[int] = []
+        async for delta in stream:
+            at_s = time.perf_counter() - self._start_s
+            is_speculative = any(origin is not TokenOrigin.PLAIN for origin in delta.origins)
+            deltas.append(Delta(at_s, len(delta.token_ids), is_speculative, delta.cache_hit))
+            token_ids += delta.token_ids
+            if len(deltas) == 1:
+                self._heard()
+        return RowTrace(deltas=deltas, token_ids=token_ids)
+
+    def _heard(self) -> None:
+        self._num_silent -= 1
+        if not self._num_silent:
+            self.usage = self._processes.usage()
+
+
+async def _connect(address: str) -> tuple[AsyncClient, CounterReader]:
+    client = AsyncClient(address)  # inside the loop that will use it
+    return client, CounterReader(client, address)
+
+
+@contextmanager
+def running(
+    contest: Contest, flags: Sequence[str], runner: asyncio.Runner
+) -> Generator[dict[Service, Running]]:
+    """Launch the services of a contest one after the other, and stop them in the end.
+
+    `flags` are for all of them.
+    """
+    with ExitStack() as stack:
+        launched: list[tuple[Service, str, set[int]]] = []
+        for service in contest.services:
+            before = descendants()
+            words = [*flags, "--kv-memory", _KV_MEMORY, *service.flags]
+            address = stack.enter_context(local_service(words))
+            launched.append((service, address, descendants() - before))
+        # Connections come last: processes are started while no thread of gRPC is there.
+        found: dict[Service, Running] = {}
+        for service, address, pids in launched:
+            has_draft = service.has_draft_process
+            found[service] = Running(runner, address, pids, has_draft=has_draft)
+            stack.callback(found[service].close)
+        own = descendants()
+        for one in found.values():
+            one.own = own
+        yield found

@@ -1,0 +1,228 @@
+# pyright: strict
+"""The figures that goals are set for: ratios of regimes at batch 1, hit rates, and `auto`.
+
+Where the best of several arms is wanted, it is picked on the groups of even number and compared on
+the others, so that luck in the pick does not become gain.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from bench.bootstrap import Interval, Rate, mean_ratio
+from bench.regimes import rates
+from bench.regimes.arms import ASYNC, AUTO, OFF, SYNC, Arm
+from bench.regimes.measure import Found, Group
+from bench.regimes.records import Setting
+from bench.regimes.results import quiet
+from specserve.decoding.verification.rule import VerificationRule
+
+Summary = dict[str, float | None]
+Wanted = Callable[[Arm], bool]
+Contestants = Mapping[Setting, Sequence[Group]]
+
+MAIN, AGAINST_LM = "dspark", "lm"  # contests
+_PRECISION = 4
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure of the summary, and what it should at least be."""
+
+    key: str
+    least: float
+    text: str
+
+
+GOALS = (
+    Goal(key="async_over_sync_lm", least=1.4, text="async over sync, standalone LM, T 0"),
+    Goal(key="async_over_sync_lm_t1", least=1.15, text="the same, T 1, best rules"),
+    Goal(key="async_over_sync_dspark_t0", least=1.15, text="async over best sync DSpark, T 0"),
+    Goal(key="async_over_sync_dspark_t1", least=1.15, text="the same, T 1, best rules"),
+    Goal(key="auto_over_best", least=0.97, text="auto over the best regime, worst batch size"),
+    Goal(key="hit_rate_t0", least=0.90, text="hit rate, T 0"),
+    Goal(key="hit_rate_t1", least=0.85, text="hit rate, T 1, coupled"),
+    Goal(key="hit_rate_t1_foreseeable", least=0.75, text="hit rate, T 1, foreseeable"),
+)
+
+
+def verdict_on(goal: Goal, summary: Summary) -> str:
+    """A goal is missed when the whole interval misses it."""
+    value, high = summary.get(goal.key), summary.get(f"{goal.key}_hi")
+    if value is None or high is None:
+        return "not measured"
+    if high < goal.least:
+        return "missed"
+    return "reached" if value >= goal.least else "open: the interval holds the goal"
+
+
+def summarise(found: Found, ballasts: Sequence[str]) -> Summary:
+    """Of every ballast, by its name; the first one's figures also without."""
+    summary: Summary = {}
+    for ballast in ballasts:
+        own = {s: quiet(groups) for s, groups in found.items() if s.ballast == ballast and groups}
+        figures = _of_one_ballast(own)
+        if ballast == ballasts[0]:
+            summary |= figures
+        summary |= {f"{key}_{ballast}": figure for key, figure in figures.items()}
+    return summary
+
+
+def _of_one_ballast(found: Contestants) -> Summary:
+    smallest = min((setting.batch_size for setting in found), default=1)
+    at_1 = {s: groups for s, groups in found.items() if s.batch_size == smallest}
+    main, lm = _contest(at_1, MAIN), _contest(at_1, AGAINST_LM)
+    figures: dict[str, Interval | None] = {}
+    for key, contest in (("lm", lm), ("dspark", main)):
+        for law, temperature in (("t0", 0.0), ("t1", 1.0)):
+            settings = _at(contest, temperature)
+            ratio = compare(settings, _is(ASYNC), _is(SYNC))
+            figures[f"async_over_sync_{key}_{law}"] = ratio
+            equal_cores = compare(settings, _is(ASYNC), lambda arm: arm.service.threads > 1)
+            figures[f"async_over_two_threads_{key}_{law}"] = equal_cores
+    figures["async_over_sync_lm"] = figures["async_over_sync_lm_t0"]
+    for suffix, contest in (("", main), ("_lm", lm)):
+        figures[f"hit_rate{suffix}_t0"] = _hit_rate(_at(contest, 0.0), None)
+        for rule in VerificationRule:
+            name = "" if rule is VerificationRule.COUPLED else f"_{rule.value}"
+            figures[f"hit_rate{suffix}_t1{name}"] = _hit_rate(_at(contest, 1.0), rule)
+    figures |= _auto(found)
+    summary: Summary = {}
+    for key, figure in figures.items():
+        summary |= _entries(key, figure)
+    is_looping = any(setting.is_looping for setting in (*_at(main, 0.0), *_at(lm, 0.0)))
+    return summary | {"t0_is_looping_text": float(is_looping)}
+
+
+def _entries(key: str, figure: Interval | None) -> Summary:
+    if figure is None:
+        return {key: None, f"{key}_lo": None, f"{key}_hi": None}
+    values = (figure.value, figure.low, figure.high)
+    names = (key, f"{key}_lo", f"{key}_hi")
+    return {name: round(value, _PRECISION) for name, value in zip(names, values, strict=True)}
+
+
+def _contest(found: Contestants, name: str) -> Contestants:
+    return {setting: groups for setting, groups in found.items() if setting.contest == name}
+
+
+def _at(found: Contestants, temperature: float) -> Contestants:
+    """The settings of a temperature; of looping text only where there is no other."""
+    settings = {s: groups for s, groups in found.items() if s.temperature == temperature}
+    sound = {s: groups for s, groups in settings.items() if not s.is_looping}
+    return sound or settings
+
+
+def _is(regime: str) -> Wanted:
+    return lambda arm: arm.service.regime == regime and arm.service.threads == 1
+
+
+# --- comparing arms -----------------------------------------------------------------------------
+
+
+def compare(found: Contestants, over: Wanted, under: Wanted) -> Interval | None:
+    """The best arm of one kind over the best of another, the mean over settings (domains).
+
+    With one arm of each kind there is nothing to pick, and all groups count.
+    """
+    arms = _arms(found)
+    overs, unders = list(filter(over, arms)), list(filter(under, arms))
+    if not overs or not unders:
+        return None
+    if len(overs) == len(unders) == 1:
+        return _ratio(found, overs[0], unders[0])
+    to_pick, to_compare = _halves(found)
+    return _ratio(to_compare, _best(to_pick, overs), _best(to_pick, unders))
+
+
+def _arms(found: Contestants) -> list[Arm]:
+    """Those that took part in every setting."""
+    present = [groups[0].traces for groups in found.values()]
+    return [arm for arm in present[0] if all(arm in one for one in present)] if present else []
+
+
+def _halves(found: Contestants) -> tuple[Contestants, Contestants]:
+    """Groups of even and of odd number; all of them twice where a half would be empty."""
+    halves = tuple(
+        {s: [g for g in groups if g.number % 2 == part] for s, groups in found.items()}
+        for part in (0, 1)
+    )
+    if all(groups for half in halves for groups in half.values()):
+        return halves[0], halves[1]
+    return found, found
+
+
+def _best(found: Contestants, arms: Sequence[Arm]) -> Arm:
+    """By the mean over settings of its speed over the first arm's."""
+
+    def mean_speed(arm: Arm) -> float:
+        speeds = [(_speed(groups, arm), _speed(groups, arms[0])) for groups in found.values()]
+        return sum(own.value / other.value for own, other in speeds) / len(speeds)
+
+    everywhere = list(found.values())
+    measurable = [arm for arm in arms if all(_is_known(_speed(g, arm)) for g in everywhere)]
+    return max(measurable, key=mean_speed) if arms[0] in measurable else arms[0]
+
+
+def _speed(groups: Iterable[Group], arm: Arm) -> Rate:
+    return rates.rate([group.traces[arm] for group in groups], rates.tokens_per_s)
+
+
+def _ratio(found: Contestants, over: Arm, under: Arm) -> Interval | None:
+    pairs = [(_speed(groups, over), _speed(groups, under)) for groups in found.values()]
+    return _mean_ratio(pairs)
+
+
+def _mean_ratio(pairs: Sequence[tuple[Rate, Rate]]) -> Interval | None:
+    known = [pair for pair in pairs if all(map(_is_known, pair))]
+    return mean_ratio(known) if known else None
+
+
+def _is_known(found: Rate) -> bool:
+    """Something was measured: neither no time nor no token."""
+    return bool(found.over.sum() > 0 and found.under.sum() > 0)
+
+
+# --- hit rates and auto -------------------------------------------------------------------------
+
+
+def _hit_rate(found: Contestants, rule: VerificationRule | None) -> Interval | None:
+    """Of the asynchronous arm under a rule (None: the only one there is), mean over domains."""
+    pairs: list[tuple[Rate, Rate]] = []
+    for groups in found.values():
+        arms = [a for a in groups[0].traces if _is(ASYNC)(a) and rule in (None, a.rule)]
+        if not arms:
+            return None
+        hits = rates.rate([group.traces[arms[0]] for group in groups], rates.hits)
+        if hits.under.sum() > 0:
+            # As a ratio to one: the mean over domains of rates, with its interval.
+            pairs.append((hits, Rate.of([(1.0, 1.0)] * hits.num_prompts)))
+    return mean_ratio(pairs) if pairs else None
+
+
+def _auto(found: Contestants) -> dict[str, Interval | None]:
+    """At every batch size, and the worst of them."""
+    main = _contest(found, MAIN)
+    figures: dict[str, Interval] = {}
+    for size in sorted({setting.batch_size for setting in main}):
+        ratio = _auto_at({s: groups for s, groups in main.items() if s.batch_size == size})
+        if ratio is not None:
+            figures[f"auto_over_best_b{size}"] = ratio
+    worst = min(figures.values(), key=lambda figure: figure.value, default=None)
+    return {"auto_over_best": worst, **figures}
+
+
+def _auto_at(found: Contestants) -> Interval | None:
+    """The mean over laws and domains; the best regime is picked for every law."""
+    pairs: list[tuple[Rate, Rate]] = []
+    laws = [(0.0, None), *((1.0, rule) for rule in VerificationRule)]
+    for temperature, rule in laws:
+        settings = _at(found, temperature)
+        arms = [arm for arm in _arms(settings) if rule in (None, arm.rule) or arm.is_plain]
+        autos = [arm for arm in arms if arm.service.regime == AUTO]
+        others = [arm for arm in arms if any(_is(r)(arm) for r in (OFF, SYNC, ASYNC))]
+        if not autos or not others:
+            continue
+        to_pick, to_compare = _halves(settings)
+        best = _best(to_pick, others)
+        pairs += [(_speed(g, autos[0]), _speed(g, best)) for g in to_compare.values()]
+    return _mean_ratio(pairs)

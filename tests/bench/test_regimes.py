@@ -1,0 +1,128 @@
+"""The whole bench of regimes, as small as it gets: real services and a real client."""
+
+import json
+
+import msgspec
+import pytest
+
+from bench import domains
+from bench.regimes import __main__ as command
+from bench.regimes.__main__ import build_parser, main, read_drafters, read_plan
+from bench.regimes.measure import Interleaved
+from specserve.errors import InvalidField
+
+TINY = "--quick --unpinned --ballast none --domains code --prompts 2 --tokens 12 --batch-sizes 1"
+
+
+@pytest.fixture
+def any_greedy_text_will_do(monkeypatch):
+    monkeypatch.setattr(domains, "MIN_DISTINCT", 0.0)
+    changes = {"min_greedy_prompts": 2, "num_candidates": 2, "num_more_candidates": 0}
+    plan = msgspec.structs.replace(command.QUICK, **changes)
+    monkeypatch.setattr(command, "QUICK", plan)
+
+
+@pytest.mark.slow
+def test_a_minimal_run_measures_all_regimes_and_writes_results_report_and_plots(
+    tmp_path, capfd, any_greedy_text_will_do
+):
+    words = [*TINY.split(), "--arms", "sync-dspark", "async-dspark", "auto"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["is_complete"]
+    by_law = {
+        t: {(row["arm"], row["rule"]): row for row in results["rows"]
+            if row["setting"]["temperature"] == t}
+        for t in (0.0, 1.0)
+    }  # fmt: skip
+    drafter = next(row["arm"] for row in results["rows"] if row["regime"] == "async")
+    assert by_law[0.0].keys() == {
+        ("off", "any"), ("sync dspark", "any"), (drafter, "any"), ("auto", "any")
+    }  # fmt: skip
+    rules = {rule for arm, rule in by_law[1.0] if arm == drafter}
+    assert rules == {"coupled", "foreseeable"}
+    for row in (*by_law[0.0].values(), by_law[1.0][drafter, "coupled"]):
+        assert row["setting"]["is_looping"] is False
+        assert row["equal_texts"] in (None, 1.0)
+        assert row["parts"]["target_cpu_ms"] > 0
+    own = by_law[0.0][drafter, "any"]
+    assert 0 <= own["hit_rate"]["value"] <= 1
+    assert own["bytes_sent"] > 0
+    assert own["parts"]["draft_cpu_ms"] > 0
+    assert by_law[0.0]["sync dspark", "any"]["hit_rate"] is None
+    summary = results["summary"]
+    assert summary["hit_rate_t0_lo"] <= summary["hit_rate_t0"] <= summary["hit_rate_t0_hi"]
+    assert summary["async_over_sync_dspark_t0"] > 0
+    assert summary["auto_over_best"] > 0
+    report = (tmp_path / "report.md").read_text()
+    assert "**ballast**" in report
+    plots = {path.name for path in tmp_path.glob("*.png")}
+    assert "batch_code.png" in plots
+    assert all(f"]({name})" in report for name in plots)
+    assert "batch 1: a round" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_stopped_run_keeps_what_it_has(tmp_path, monkeypatch, any_greedy_text_will_do):
+    ask = Interleaved._ask
+
+    def interrupted(self, arm, prompts, setting, number):
+        if number == 1:  # the second group
+            raise KeyboardInterrupt
+        return ask(self, arm, prompts, setting, number)
+
+    monkeypatch.setattr(Interleaved, "_ask", interrupted)
+    words = [*TINY.split(), "--arms", "sync-lm", "--temperatures", "1"]
+    assert main([*words, "--out", str(tmp_path)]) == 130
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert not results["is_complete"]
+    assert {row["num_groups"] for row in results["rows"]} == {1}
+    assert {row["arm"] for row in results["rows"]} == {"off", "sync lm"}
+    assert "stopped before the end" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.slow
+def test_looping_text_is_measured_for_want_of_other_and_marked(tmp_path, monkeypatch):
+    monkeypatch.setattr(domains, "MIN_DISTINCT", 1.1)  # no text is that good
+    changes = {"num_candidates": 2, "num_more_candidates": 0}
+    monkeypatch.setattr(command, "QUICK", msgspec.structs.replace(command.QUICK, **changes))
+    words = [*TINY.split(), "--arms", "sync-lm", "--temperatures", "0"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert all(row["setting"]["is_looping"] for row in results["rows"])
+    assert results["summary"]["t0_is_looping_text"] == 1.0
+    report = (tmp_path / "report.md").read_text()
+    assert "0 looping" in report
+    assert "no, fewer than 10" in report
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        (["--tokens", "8"], "--tokens"),
+        (["--prompts", "0"], "--prompts"),
+        (["--batch-sizes", "0"], "--batch-sizes"),
+        (["--temperatures", "-1"], "--temperatures"),
+        (["--fan-outs", "0"], "--fan-outs"),
+        (["--ballast", "many"], "--ballast"),
+    ],
+)
+def test_a_senseless_flag_is_named(flags, field):
+    with pytest.raises(InvalidField, match=field):
+        read_plan(build_parser().parse_args(flags))
+
+
+def test_asking_for_batch_sizes_asks_for_them_everywhere():
+    plan = read_plan(build_parser().parse_args(["--quick", "--batch-sizes", "8", "2"]))
+    assert plan.batch_sizes == plan.side_batch_sizes == (2, 8)
+
+
+def test_a_drafter_can_stand_in_for_an_embedded_one():
+    assert read_drafters(["dspark=./mine"])["dspark"].drafter == "./mine"
+    with pytest.raises(InvalidField, match="--drafter"):
+        read_drafters(["mine=./mine"])
+
+
+def test_a_drafter_that_is_none_fails_with_one_line(capfd):
+    assert main(["--drafter", "dspark=/nonexistent/folder"]) == 1
+    assert "speculation.drafter" in capfd.readouterr().err

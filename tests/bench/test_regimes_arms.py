@@ -1,0 +1,159 @@
+"""Who takes part in which contest, and in which order they are asked."""
+
+import argparse
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+
+from bench.drafter_choice import DrafterChoice
+from bench.regimes.arms import OFF, Arm, Contest, Entrants, Service
+from bench.regimes.machine_load import ForeignLoad
+from bench.regimes.measure import Interleaved
+from bench.regimes.plan import FULL, QUICK, Plan
+from bench.regimes.prompts import PromptChoice
+from bench.regimes.records import Job, Trace
+from specserve.commands.service_options import add_service_options, read_config
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.topology import parse_topology
+from tests.bench.regimes_traces import AT_1, trace
+
+CHOICES = {
+    "dspark": DrafterChoice(label="dspark", drafter="dspark"),
+    "dspark-async": DrafterChoice(label="dspark-async", drafter="dspark-async"),
+    "dflash": DrafterChoice(label="dflash", drafter="dflash"),
+    "dels": DrafterChoice(label="dels", drafter="dflash", local_head="dels"),
+    "lm": DrafterChoice(label="lm", drafter="lm"),
+}
+COUPLED, REJECTION = VerificationRule.COUPLED, VerificationRule.REJECTION
+
+
+def contests(plan: Plan, num_cores: int = 2, choices=CHOICES) -> dict[str, Contest]:
+    entrants = Entrants(plan=plan, drafters=choices, num_cores=num_cores)
+    return {contest.name: contest for contest in entrants.contests()}
+
+
+def labels(contest: Contest, temperature: float) -> list[tuple[str, str]]:
+    arms = contest.arms(FULL.rules, temperature)
+    return [(arm.service.label, arm.rule.value) for arm in arms]
+
+
+def test_every_regime_and_the_equal_hardware_baseline_take_part_in_the_main_contest():
+    found = labels(contests(FULL)["dspark"], 0.0)
+    assert [label for label, _ in found] == [
+        "off", "sync dspark", "async dspark-async", "auto", "off 2 threads",
+        "sync dspark 2 threads",
+    ]  # fmt: skip
+
+
+def test_above_temperature_0_every_rule_is_asked_once():
+    found = labels(contests(FULL)["dspark"], 1.0)
+    assert len(found) == len(set(found))
+    for label in ("sync dspark", "async dspark-async"):
+        assert {rule for name, rule in found if name == label} == set(VerificationRule)
+    assert ("auto", "foreseeable") in found
+
+
+def test_only_plain_rejection_needs_a_service_of_its_own():
+    services = contests(FULL)["lm"].services
+    rules = [service.verification for service in services if service.regime == "async"]
+    assert rules == [VerificationRule.FORESEEABLE, REJECTION]
+
+
+def test_without_a_heavier_drafter_the_draft_process_runs_the_ordinary_one():
+    few = {name: choice for name, choice in CHOICES.items() if name != "dspark-async"}
+    assert "async dspark" in dict(labels(contests(FULL, choices=few)["dspark"], 0.0))
+
+
+def test_fan_out_contests_hold_all_three_ways_to_share_a_budget():
+    found = contests(FULL)
+    assert [name for name in found if "fan-out" in name][:2] == [
+        "dspark, fan-out 2", "dspark, fan-out 8",
+    ]  # fmt: skip
+    rules = {service.fan_out_rule for service in found["lm, fan-out 2"].services}
+    assert rules == {"measured", "geometric", "uniform"}
+
+
+def test_one_core_has_no_equal_hardware_baseline():
+    found = contests(FULL, num_cores=1)
+    assert all(s.threads == 1 for contest in found.values() for s in contest.services)
+
+
+def test_families_that_are_not_wanted_are_left_out():
+    plan = msgspec.structs.replace(QUICK, families=("sync-dels",))
+    found = contests(plan)
+    assert list(found) == ["drafters"]
+    assert [service.label for service in found["drafters"].services] == ["off", "sync dels"]
+
+
+@pytest.mark.parametrize("name", contests(FULL))
+def test_the_flags_of_every_service_are_those_of_launch(name):
+    parser = argparse.ArgumentParser()
+    add_service_options(parser)
+    for service in contests(FULL)[name].services:
+        config = read_config(parser.parse_args(service.flags))
+        assert config.speculation.mode == service.regime
+        assert config.speculation.verification == service.verification
+        assert config.topology.threads == service.threads
+        topology = parse_topology(config.topology.topology)
+        assert topology.num_draft_processes == int(service.has_draft_process)
+
+
+class Asked:
+    """Notes what it is asked."""
+
+    def __init__(self, name: str, log: list[tuple[str, Job]]) -> None:
+        self._name = name
+        self._log = log
+
+    def ask(self, job: Job) -> Trace:
+        self._log.append((self._name, job))
+        return trace([1, 1], round_s=0.1)
+
+
+def run(num_groups: int, *, is_late: bool = False) -> list[tuple[str, Job]]:
+    log: list[tuple[str, Job]] = []
+    plain, sync = Service(regime=OFF), Service(regime="sync", drafter=CHOICES["dspark"])
+    services = {plain: Asked("off", log), sync: Asked("sync", log)}
+    arms = [
+        Arm(service=plain), Arm(service=sync), Arm(service=sync, rule=VerificationRule.FORESEEABLE)
+    ]  # fmt: skip
+    asking = Interleaved(services, QUICK, is_late=lambda: is_late, advance=lambda what: None)
+    groups = list(asking.run(AT_1, arms, [[[n]] for n in range(num_groups)]))
+    assert [group.number for group in groups] == list(range(len(groups)))
+    return log[len(arms) :]  # after the warm-up
+
+
+def test_every_group_goes_to_all_arms_in_rotated_order_with_equal_seeds():
+    log = run(2)
+    assert [name for name, _ in log] == ["off", "sync", "sync", "sync", "sync", "off"]
+    assert [job.seeds for _, job in log[:3]] == [[0], [0], None]  # unseeded: the service's own rule
+    assert [job.seeds for _, job in log[3:]] == [[1], None, [1]]
+    assert all(job.prompts == [[1]] for _, job in log[3:])
+
+
+def test_late_settings_are_cut_short_but_not_left_empty():
+    assert len(run(6, is_late=True)) == 2 * 3
+
+
+def test_greedy_groups_come_from_sound_prompts_where_there_are_enough():
+    prompts = [[n] for n in range(20)]
+    choice = PromptChoice({"code": prompts}, {"code": prompts[5:17]}, [])
+    assert not choice.is_looping("code", 1, FULL)
+    assert choice.is_looping("code", 8, FULL)
+    assert choice.groups("code", 4, 2, is_sound=True) == [prompts[5:9], prompts[9:13]]
+    assert len(choice.groups("code", 4, 100, is_sound=False)) == 5
+
+
+def test_processor_time_of_others_is_told_from_ones_own():
+    code = "import time\nwhile time.process_time() < 0.4: pass\ntime.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        everyone, ours = ForeignLoad([]), ForeignLoad([child.pid])
+        time.sleep(1.0)
+        assert everyone.share() - ours.share() > 0.1
+    finally:
+        child.kill()
+        child.wait()
