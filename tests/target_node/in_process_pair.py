@@ -1,0 +1,191 @@
+"""A target and its draft processes in one thread: real nodes, real frames, no processes or sockets.
+
+Between two turns of the target every draft makes a number of turns that a seed decides and no token
+does. So blocks come in time, late, in part or never; and whatever happened happens again.
+"""
+
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from unittest import mock
+
+import draft_node.node
+import target_node.asynchronous
+import target_node.auto
+import target_node.draft_links
+from draft_node.drafters.ngram import NgramDrafter
+from specserve.decoding.verification.admission import Allocator
+from specserve.drafting import Drafter
+from specserve.link.frames import LinkLimits
+from specserve.model.transformer import Transformer
+from target_node.admission import Admission
+from target_node.asynchronous import AsynchronousSpeculation
+from target_node.auto import AutoSpeculation
+from target_node.budget import SurvivalBudget
+from target_node.draft_links import DraftLinks, DraftPeer
+from target_node.drafting import ColocatedDraft
+from target_node.miss_policy import Miss, MissPolicy
+from target_node.speculation import NoSpeculation, SynchronousSpeculation
+from tests.target_node.in_process import InProcessTarget
+from tests.target_node.scripted_drafts import CPU, Clock, ControlWire, Drafting, DraftLife
+
+TURN_S = 0.01  # of the target, in the script's time
+TIMEOUT_S = 0.05  # of a draft's silence
+_TIMED = (target_node.asynchronous, target_node.auto, target_node.draft_links, draft_node.node)
+
+
+class ScriptedChooser:
+    """In place of `RegimeChooser`: any regime, for a few rounds."""
+
+    def __init__(self, regimes: list[str], seed: int) -> None:
+        self._regimes = regimes
+        self._source = random.Random(seed)
+        self.num_switches = 0
+        self._last = ""
+
+    def next_run(self, num_rows: int) -> tuple[str, int]:
+        regime = self._source.choice(self._regimes)
+        self.num_switches += regime != self._last
+        self._last = regime
+        return regime, self._source.randint(1, 6)
+
+    def observe(self, num_rows: int, regime: str, num_tokens: int, seconds: float) -> None:
+        pass
+
+
+class AnyMiss(MissPolicy):
+    """Any of the kinds, now this one, now that."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._source = random.Random(seed)
+
+    def choose(self, *, num_missed: int, num_hits: int, can_wait: bool) -> Miss:
+        miss = self._source.choice(list(Miss))
+        return miss if can_wait or miss is not Miss.DRAFT_NOW else Miss.SKIP
+
+
+class InProcessPair(InProcessTarget):
+    """Use as a context manager: inside, the nodes' time is the script's."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        make_drafter: Callable[[], Drafter],
+        drafting: Drafting | None = None,
+        *,
+        miss: Miss | None = None,
+        auto: bool = False,
+        budget: Callable[[], Allocator] = SurvivalBudget,
+        max_extension: int = 512,
+        **target,
+    ) -> None:
+        """`miss`: None: any kind at any time. `auto`: any regime at any time."""
+        super().__init__(model, **target)
+        self.clock = Clock()
+        self.drafting = drafting or Drafting()
+        self._budget, self._max_extension = budget, max_extension
+        self._make_drafter = make_drafter
+        drafter = make_drafter()  # for what it says of itself
+        features = None if drafter.features is None else self.runner.keep_features(drafter.features)
+        self._features = features
+        limits = LinkLimits(
+            vocab_size=model.config.vocab_size,
+            gamma=drafter.gamma,
+            feature_size=drafter.feature_size,
+            max_positions=self.sampler.max_model_len,
+            max_rows=self.scheduler.max_batch_rows,
+            max_kept=self.drafting.num_kept,
+        )
+        wire = ControlWire(self.drafting.num_drafts, self.drafting.control_loss, self.drafting.seed)
+        self.drafts = [
+            DraftLife(index, make_drafter, self.drafting, wire, limits)
+            for index in range(self.drafting.num_drafts)
+        ]
+        self.links = DraftLinks(
+            [DraftPeer(d.index, d.target_end(), d.region) for d in self.drafts],
+            wire.target_end(),
+            limits=limits,
+            drafter=drafter.name,
+            timeout_s=TIMEOUT_S,
+        )
+        lookup = NgramDrafter(gamma=drafter.gamma, shortest=1)
+        self.policy = AnyMiss(self.drafting.seed) if miss is None else MissPolicy(fixed=miss)
+        self.asynchronous = AsynchronousSpeculation(
+            self.links,
+            admission=self._admission(drafter.gamma),
+            features=features,
+            policy=self.policy,
+            lookup=self._colocated(lookup),
+            device=CPU,
+        )
+        self.chooser: ScriptedChooser | None = None
+        self.speculation = self._auto() if auto else self.asynchronous
+        self.node.speculation = self.speculation
+        self.clock.on_sleep = self._step_drafts
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "InProcessPair":
+        for module in _TIMED:
+            self._stack.enter_context(mock.patch.object(module, "time", self.clock))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self.links.close()
+        for draft in self.drafts:
+            draft.close()
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the rows that could be drafted for."""
+        status = self.asynchronous.status()
+        return status.num_hits / max(1, status.num_lookups)
+
+    def turn(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.clock.now_s += TURN_S
+            for draft in self.drafts:
+                draft.pass_turn()
+            self.node.turn()
+
+    def run_until_idle(self, limit: int = 20_000) -> None:
+        for _ in range(limit):
+            self.turn()
+            if not self.node.num_requests and not self.control.inbox:
+                return
+        raise AssertionError(f"{self.node.num_requests} requests still alive after {limit} turns")
+
+    def _step_drafts(self) -> None:
+        for draft in self.drafts:
+            draft.step()
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _auto(self) -> AutoSpeculation:
+        draft = self._colocated(self._make_drafter())
+        source = AutoSpeculation(
+            {
+                "off": NoSpeculation(),
+                "sync": SynchronousSpeculation(draft, self._admission(draft.gamma)),
+                "async": self.asynchronous,
+            }
+        )
+        self.chooser = ScriptedChooser(["off", "sync", "async", "async"], self.drafting.seed)
+        source._chooser = self.chooser
+        return source
+
+    def _admission(self, gamma: int) -> Admission:
+        return Admission(
+            gamma=gamma, scheduler=self.scheduler, sampler=self.sampler, budget=self._budget()
+        )
+
+    def _colocated(self, drafter: Drafter) -> ColocatedDraft:
+        return ColocatedDraft(
+            drafter,
+            None if drafter.features is None else self._features,
+            vocab_size=self.runner.model.config.vocab_size,
+            num_kept=self.drafting.num_kept,
+            max_extension=self._max_extension,
+            device=CPU,
+        )

@@ -1,0 +1,230 @@
+"""The asynchronous source in the real loop: who is told what, what is looked up, what is freed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.types import Abort
+from target_node.asynchronous import MAX_INLINE
+from target_node.feature_cache import FeatureCache
+from target_node.miss_policy import Miss
+from tests.exactness.speculative import MAX_LEN, Models, make_models, requests
+from tests.target_node.in_process import request
+from tests.target_node.in_process_pair import InProcessPair
+from tests.target_node.scripted_drafts import Drafting
+
+QUICK = Drafting(pace=(12,))  # everything is prepared in time
+PROMPT = [5, 9, 3, 7, 5, 9, 3]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Models:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+def pair_of(models, name="dspark vanilla", drafting=QUICK, **options) -> InProcessPair:
+    options = {"miss": Miss.SKIP, "max_model_len": MAX_LEN} | options
+    return InProcessPair(models.model(), lambda: models.drafter(name), drafting, **options)
+
+
+def reports_of(pair: InProcessPair) -> list:
+    """All rows that will have been reported, one by one."""
+    rows = []
+    for peer in pair.links._peers:
+        send = peer.end.send
+
+        def record(report, send=send):
+            rows.extend(report.rows)
+            return send(report)
+
+        peer.end.send = record
+    return rows
+
+
+def answer(pair: InProcessPair, **fields) -> list[int]:
+    fields = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True} | fields
+    name = f"r{len(pair.ends)}"
+    pair.submit(request(name, fields.pop("prompt", PROMPT), **fields))
+    pair.run_until_idle()
+    return pair.tokens[name, 0]
+
+
+def test_nothing_is_left_of_requests_that_ended_or_were_aborted(models):
+    with pair_of(models) as pair:
+        for each in requests(12, seed=3):
+            pair.submit(each)
+        pair.turn(4)
+        pair.control.inbox.append(Abort("r3"))
+        pair.run_until_idle()
+        pair.turn(2)
+        (draft,) = pair.drafts
+        assert len(pair.asynchronous._streams) == 0
+        assert len(draft.node.streams) == 0
+        assert len(draft.node.presolve.cache) == 0
+        assert pair.pool.num_free == pair.pool.num_blocks
+
+
+def test_a_report_is_the_anchor_what_came_before_it_and_what_is_verified_now(models):
+    with pair_of(models) as pair:
+        rows = reports_of(pair)
+        tokens = PROMPT + answer(pair)
+    known: dict[int, int] = {}
+    for row in rows:
+        end = row.start + len(row.token_ids)
+        assert row.token_ids.tolist() == tokens[row.start : end]
+        assert row.start <= known.get(row.stream, 0)
+        assert len(row.features) == len(row.token_ids) - 1
+        assert (row.speculation_id > 0) or not len(row.block)
+        known[row.stream] = end - 1
+    assert any(len(row.block) for row in rows)
+    assert [row.round for row in rows] == sorted({row.round for row in rows})
+
+
+def test_the_last_token_of_a_block_is_never_verified(models):
+    with pair_of(models, "the target itself") as pair:
+        rows = reports_of(pair)
+        answer(pair, max_tokens=40)
+        gamma = pair.asynchronous.gamma
+    assert max(len(row.block) for row in rows) == gamma - 1
+
+
+def test_a_draft_that_guesses_right_saves_rounds(models):
+    with pair_of(models, "the target itself") as pair:
+        answer(pair, max_tokens=40)
+        stats = pair.ends["r0"].stats
+        # The first two rounds know no block yet; then four tokens a round.
+        assert stats.num_rounds < 20
+        assert pair.hit_rate > 0.6
+
+
+def test_a_request_without_drafts_is_not_spoken_of(models):
+    with pair_of(models) as pair:
+        rows = reports_of(pair)
+        pair.submit(request("r0", PROMPT, request_max_verify_len=0, max_tokens=9))
+        pair.run_until_idle()
+        assert rows == []
+        assert len(pair.drafts[0].node.streams) == 0
+
+
+def test_a_long_prompt_is_told_in_pieces_before_it_is_reported(models):
+    prompt = [1 + (7 * i) % 60 for i in range(MAX_INLINE + 12)]
+    with pair_of(models, max_batch_tokens=20) as pair:
+        rows = reports_of(pair)
+        answer(pair, prompt=prompt, max_tokens=12)
+        assert max(len(row.token_ids) for row in rows) <= MAX_INLINE + 1
+        assert pair.hit_rate > 0
+
+
+@pytest.mark.parametrize("name", ["dspark vanilla", "language model"])
+def test_a_new_draft_is_told_everything_and_is_of_use_again(models, name):
+    with pair_of(models, name) as pair:
+        pair.submit(request("r0", PROMPT, max_tokens=60, ignore_eos=True))
+        pair.turn(8)
+        before = pair.asynchronous.status().num_hits
+        (draft,) = pair.drafts
+        draft.die()
+        pair.run_until_idle()
+        assert draft.num_lives == 2
+        assert pair.asynchronous.status().num_hits > before > 0
+
+
+def test_the_requests_of_a_dead_draft_are_taken_over(models):
+    with pair_of(models, drafting=replace(QUICK, num_drafts=2)) as pair:
+        names = [f"{index}: a request" for index in range(6)]
+        for name in names:
+            pair.submit(request(name, PROMPT, max_tokens=60, ignore_eos=True))
+        pair.turn(6)
+        owners = {name: pair.links.peer_of(name).index for name in names}
+        assert set(owners.values()) == {0, 1}
+        pair.drafts[0].die(turns_dead=10_000)
+        pair.turn(12)
+        assert pair.links.num_attached == 1
+        # Six live streams, all of them with the one that is left.
+        assert len(pair.drafts[1].node.streams) == 6
+        pair.run_until_idle()
+        assert len(pair.ends) == 6
+
+
+def test_waiting_for_a_block_is_bounded(models):
+    slept: list[float] = []
+    with pair_of(models, drafting=Drafting(pace=(1,)), miss=Miss.DRAFT_NOW) as pair:
+        pair.turn(4)
+        step = pair.clock.on_sleep
+
+        def dead() -> None:
+            slept.append(pair.clock.now_s)
+
+        pair.clock.on_sleep = dead
+        pair.submit(request("r0", PROMPT, max_tokens=4, ignore_eos=True))
+        pair.turn(2)
+        assert 0 < slept[-1] - slept[0] <= pair.policy.max_wait_s
+        pair.clock.on_sleep = step
+        pair.run_until_idle()
+        assert pair.asynchronous.status().num_hits == 0
+        assert pair.ends["r0"].stats.num_drafted_tokens > 0
+
+
+def test_no_draft_means_plain_decoding_without_waiting(models):
+    with pair_of(models, drafting=Drafting(pace=(0,)), miss=Miss.DRAFT_NOW) as pair:
+        pair.clock.on_sleep = lambda: pytest.fail("waited for nobody")
+        answer(pair)
+        assert pair.links.num_attached == 0
+        assert pair.asynchronous.status().num_hits == 0
+
+
+@pytest.mark.parametrize("rule", [VerificationRule.COUPLED, VerificationRule.FORESEEABLE])
+def test_features_that_are_not_finite_cost_drafts_and_nothing_else(models, monkeypatch, rule):
+    with pair_of(models, miss=Miss.SKIP, default_rule=rule) as pair:
+        expected = answer(pair, temperature=0.0)
+    spoil = lambda self, ids, start, end: torch.full((end - start, self.size), torch.nan)  # noqa: E731
+    monkeypatch.setattr(FeatureCache, "read", spoil)
+    with pair_of(models, miss=Miss.SKIP, default_rule=rule) as pair:
+        assert answer(pair, temperature=0.0) == expected
+        assert len(answer(pair)) == 20
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda push: push.law_probs * 2, id="more than one in all"),
+        pytest.param(lambda push: push.law_probs * np.nan, id="not numbers"),
+        pytest.param(lambda push: -push.law_probs, id="negative"),
+    ],
+)
+def test_laws_that_are_none_cost_drafts_and_nothing_else(models, spoil):
+    options = {"default_rule": VerificationRule.REJECTION}
+    with pair_of(models, **options) as pair:
+        receive = pair.links.receive
+        pair.links.receive = lambda: [
+            replace(push, law_probs=spoil(push).astype(np.float32)) for push in receive()
+        ]
+        assert len(answer(pair)) == 20
+        assert pair.asynchronous.status().num_hits > 0
+        assert pair.sampler.num_broken_laws > 0
+        assert pair.ends["r0"].stats.num_accepted_tokens == 0
+
+
+def test_a_block_without_a_law_is_a_miss_for_the_ratio_test(models):
+    with pair_of(models, default_rule=VerificationRule.REJECTION) as pair:
+        receive = pair.links.receive
+        pair.links.receive = lambda: [
+            replace(push, law_ids=push.law_ids[..., :0], law_probs=push.law_probs[..., :0])
+            for push in receive()
+        ]
+        assert len(answer(pair)) == 20
+        assert pair.asynchronous.status().num_hits == 0
+
+
+def test_the_same_script_gives_the_same_run(models):
+    def run() -> tuple:
+        drafting = Drafting(num_drafts=2, death=0.03, control_loss=0.05)
+        with pair_of(models, drafting=drafting, miss=None) as pair:
+            for each in requests(10, seed=8):
+                pair.submit(each)
+            pair.run_until_idle()
+            return pair.asynchronous.status(), [draft.num_lives for draft in pair.drafts]
+
+    assert run() == run()

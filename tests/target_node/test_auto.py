@@ -1,0 +1,131 @@
+"""`auto` spends its time in the fastest regime, wherever that is and whenever it changes."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from target_node.auto import SETTLING, AutoSpeculation, RegimeChooser
+from target_node.speculation import NoSpeculation
+
+ROUND_S = 0.03
+REGIMES = ["off", "sync", "async"]
+
+
+class Service:
+    """Rounds of scripted speed: tokens a second by regime, at a time."""
+
+    def __init__(self, speeds_at, num_rows: int = 1) -> None:
+        self.now_s = 0.0
+        self.chooser = RegimeChooser(REGIMES)
+        self._speeds_at = speeds_at
+        self._num_rows = num_rows
+        self._source = random.Random(4)
+
+    def run(self, seconds: float) -> float:
+        """Tokens made, as a share of those that the best regime had made at every moment."""
+        end_s, made, possible = self.now_s + seconds, 0.0, 0.0
+        while self.now_s < end_s:
+            regime, count = self.chooser.next_run(self._num_rows)
+            for index in range(count):
+                speeds = self._speeds_at(self.now_s)
+                expected = speeds[regime] * ROUND_S
+                self.now_s += ROUND_S
+                made += expected
+                possible += max(speeds.values()) * ROUND_S
+                if index >= SETTLING:
+                    drawn = self._source.gauss(expected, 0.3 * expected)
+                    self.chooser.observe(self._num_rows, regime, round(drawn), ROUND_S)
+        return made / possible
+
+
+@pytest.mark.parametrize(
+    "speeds",
+    [
+        pytest.param((100, 130, 160), id="async is best"),
+        pytest.param((100, 150, 120), id="sync is best"),
+        pytest.param((100, 95, 60), id="off is best"),
+        pytest.param((100, 101, 99), id="all are alike"),
+        pytest.param((100, 20, 200), id="one is very slow"),
+    ],
+)
+def test_nearly_all_tokens_of_the_best_regime_are_made(speeds):
+    service = Service(lambda now_s: dict(zip(REGIMES, speeds, strict=True)))
+    assert service.run(20.0) > 0.93
+    assert service.run(300.0) > 0.97
+
+
+@pytest.mark.parametrize("outage_s", [10.0, 300.0])
+def test_a_regime_that_gets_slow_is_left_and_found_again(outage_s):
+    def speeds_at(now_s: float) -> dict[str, float]:
+        is_out = 600.0 < now_s < 600.0 + outage_s
+        return {"off": 100.0, "sync": 130.0, "async": 100.0 if is_out else 160.0}
+
+    service = Service(speeds_at)
+    assert service.run(600.0) > 0.97
+    service.run(outage_s)
+    service.run(240.0)
+    assert service.run(300.0) > 0.97
+    assert service.chooser.speed(1, "async") > 150
+
+
+def test_loads_are_judged_apart():
+    chooser = RegimeChooser(REGIMES)
+    for _ in range(100):
+        for regime, few, many in (("off", 3, 90), ("sync", 4, 80), ("async", 5, 70)):
+            chooser.observe(1, regime, few, ROUND_S)
+            chooser.observe(16, regime, many, ROUND_S)
+    assert chooser.speed(16, "off") > chooser.speed(16, "async") > chooser.speed(1, "async")
+    chosen = {
+        rows: [chooser.next_run(rows)[0] for _ in range(5)] for rows in (1, 16)
+    }  # nothing is observed in between: every choice is the same
+    assert len({*chosen[1]}) == len({*chosen[16]}) == 1
+    assert chooser.speed(2, "off") == 0.0
+
+
+class Recording(NoSpeculation):
+    """What a regime is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def attach(self, rows):
+        self.asked.append("attach")
+        return rows
+
+    def follow(self, rows):
+        self.asked.append("follow")
+
+    def tend(self):
+        self.asked.append("tend")
+
+    def forget(self, sequence):
+        self.asked.append("forget")
+
+
+def decoding_row(is_decoding: bool = True):
+    return SimpleNamespace(sequence=SimpleNamespace(is_decoding=is_decoding))
+
+
+def test_every_regime_follows_and_one_attaches():
+    regimes = {name: Recording() for name in REGIMES}
+    source = AutoSpeculation(regimes)
+    row = decoding_row()
+    source.attach([row])
+    source.tend()
+    source.forget(row.sequence)
+    asked = sorted(regime.asked for regime in regimes.values())
+    assert asked == [["attach", "tend", "forget"]] + 2 * [["follow", "tend", "forget"]]
+
+
+def test_rounds_that_compute_prompts_neither_count_nor_end_a_run():
+    source = AutoSpeculation({name: Recording() for name in REGIMES})
+    sampled = [SimpleNamespace(token_ids=[1]), SimpleNamespace(token_ids=[])]
+    for _ in range(50):
+        rows = [decoding_row(), decoding_row(is_decoding=False)]
+        source.observe(source.attach(rows), sampled)
+    assert source._chooser.speed(1, source.regime) == source._chooser.speed(2, source.regime) == 0
+    regime = source.regime
+    for _ in range(10):
+        source.attach([decoding_row(is_decoding=False)])
+    assert source.regime == regime

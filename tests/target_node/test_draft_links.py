@@ -1,0 +1,267 @@
+"""Draft processes come, go, fall silent and come back: over real sockets, memory and processes."""
+
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from specserve.link.frames import LinkLimits
+from specserve.link.messages import BlockKey, Push, Report
+from specserve.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
+from specserve.wire.draft_control import (
+    Attach,
+    Attached,
+    DraftControlDraft,
+    DraftControlTarget,
+    Free,
+    Wanted,
+)
+from target_node.draft_links import DraftLinks, DraftPeer
+
+LIMITS = LinkLimits(
+    vocab_size=64, gamma=4, feature_size=8, max_positions=128, max_rows=8, max_kept=16
+)
+TIMEOUT_S = 0.3
+PUSH = Push(
+    keys=[BlockKey(1, 1, 5, 3)],
+    speculation_ids=[1],
+    lengths=[4],
+    token_ids=np.zeros((1, 4), np.int32),
+    confidences=np.zeros((1, 0), np.float32),
+    law_ids=np.zeros((1, 4, 0), np.int32),
+    law_probs=np.zeros((1, 4, 0), np.float32),
+)
+
+
+def eventually(happens: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while not happens():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+class FakeDraft:
+    """The draft's ends, and a process that lives until it is killed."""
+
+    def __init__(self, index: int, folder, fd: int) -> None:
+        self.process = subprocess.Popen(["sleep", "600"])
+        self.region = SharedRegion.attach(fd)
+        self.end = RingDraftEnd(self.region, LIMITS)
+        self._index = index
+        self._control = DraftControlDraft(folder, index)
+
+    def introduce(self, **changes) -> None:
+        fields = {"gamma": LIMITS.gamma, "feature_size": LIMITS.feature_size} | changes
+        attach = Attach(draft=self._index, pid=self.process.pid, drafter="fake", **fields)
+        assert eventually(lambda: self._control.send(attach))
+
+    def want(self, epoch: int) -> None:
+        wanted = Wanted(draft=self._index, epoch=epoch, stream=7, start=3, end=9)
+        assert eventually(lambda: self._control.send(wanted))
+
+    def beat(self) -> None:
+        self.region.heartbeat_ns = time.monotonic_ns()
+
+    def hear(self) -> None:
+        """As a draft does with what it is told."""
+        for message in self._control.receive():
+            if isinstance(message, Attached):
+                self.end.epoch = self.region.draft_epoch = message.epoch
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._control.close()
+        self.region.close()
+
+
+class Pair:
+    """Links to two drafts, which beat their hearts while anything is waited for."""
+
+    def __init__(self, folder, num_drafts: int = 2) -> None:
+        self._fds = [SharedRegion.create(1 << 16) for _ in range(num_drafts)]
+        regions = [SharedRegion.attach(fd) for fd in self._fds]
+        self.peers = [
+            DraftPeer(index, RingTargetEnd(region, LIMITS), region)
+            for index, region in enumerate(regions)
+        ]
+        control = DraftControlTarget(folder, num_drafts)
+        self.links = DraftLinks(
+            self.peers, control, limits=LIMITS, drafter="fake", timeout_s=TIMEOUT_S
+        )
+        self.drafts = [FakeDraft(index, folder, fd) for index, fd in enumerate(self._fds)]
+        self.silent: set[FakeDraft] = set()
+        for index in range(num_drafts):  # until the sockets have found each other
+            assert eventually(lambda index=index: control.send(index, Free(epoch=1, streams=[])))
+
+    def close(self) -> None:
+        for draft in self.drafts:
+            draft.close()
+        self.links.close()
+        for peer in self.peers:
+            peer.region.close()
+        for fd in self._fds:
+            os.close(fd)
+
+    def until(self, happened: Callable[[], bool], timeout_s: float = 10.0) -> float:
+        """Both sides make turns until it has; how long that took."""
+        began_s = time.monotonic()
+        while not happened():
+            assert time.monotonic() < began_s + timeout_s
+            self.turn()
+        return time.monotonic() - began_s
+
+    def turn(self) -> None:
+        for draft in self.drafts:
+            if draft not in self.silent:
+                draft.beat()
+                draft.hear()
+        self.links.poll()
+        time.sleep(0.001)
+
+    def attach(self, *drafts: FakeDraft) -> None:
+        for draft in drafts:
+            draft.introduce()
+            self.until(lambda draft=draft: draft.end.epoch is not None)
+
+
+@pytest.fixture
+def pair(tmp_path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+def test_every_attachment_has_an_epoch_of_its_own(pair):
+    first, second = pair.drafts
+    pair.attach(first, second)
+    assert [peer.epoch for peer in pair.peers] == [1, 2]
+    first.introduce()
+    pair.until(lambda: first.end.epoch == 3)
+    assert [peer.epoch for peer in pair.peers] == [3, 2]
+    assert pair.links.num_attached == 2
+    assert pair.links.with_epoch(1) is None
+    assert pair.links.with_epoch(0) is None
+
+
+def test_a_killed_draft_is_noticed_at_once(pair):
+    first, second = pair.drafts
+    pair.attach(first, second)
+    first.kill()
+    assert pair.until(lambda: pair.links.num_attached == 1) < 0.1
+    assert pair.links.with_epoch(2) is pair.peers[1]
+
+
+def test_a_stopped_draft_is_noticed_within_its_deadline_and_let_in_again(pair, caplog):
+    first, second = pair.drafts
+    pair.attach(first, second)
+    pair.silent.add(first)
+    assert pair.until(lambda: pair.links.num_attached == 1) < TIMEOUT_S + 0.1
+    assert not pair.peers[0].end.send(Report([]))
+    assert "draft 0 has been silent" in caplog.text
+    pair.silent.clear()
+    pair.until(lambda: first.end.epoch == 3)
+    assert pair.links.num_attached == 2
+
+
+def test_a_draft_that_was_silent_and_then_died_is_not_let_in(pair):
+    (first, _) = pair.drafts
+    pair.attach(first)
+    pair.silent.add(first)
+    pair.until(lambda: pair.links.num_attached == 0)
+    first.kill()
+    pair.silent.clear()  # the next process beats before it introduces itself
+    for _ in range(100):
+        pair.turn()
+    assert pair.links.num_attached == 0
+
+
+def test_a_draft_that_did_not_hear_its_epoch_gets_another(pair):
+    first, _ = pair.drafts
+    hear, first.hear = first.hear, lambda: None
+    first.introduce()
+    pair.until(lambda: pair.peers[0].epoch == 1)
+    pair.until(lambda: pair.peers[0].epoch == 2)
+    first.hear = hear
+    pair.until(lambda: first.end.epoch == pair.peers[0].epoch)
+
+
+def test_what_was_pushed_before_does_not_count(pair):
+    first, _ = pair.drafts
+    pair.attach(first)
+    for _ in range(3):
+        assert first.end.send(PUSH)
+    first.introduce()
+    pair.until(lambda: first.end.epoch == 2)
+    assert pair.links.receive() == []
+    first.end.send(PUSH)
+    (push,) = pair.links.receive()
+    assert push.keys == PUSH.keys
+    first.end.epoch = 1
+    first.end.send(PUSH)
+    assert pair.links.receive() == []
+
+
+def test_a_draft_that_does_not_fit_is_not_let_in(pair, caplog):
+    first, _ = pair.drafts
+    for changes in ({"gamma": 5}, {"feature_size": 0}):
+        first.introduce(**changes)
+        for _ in range(20):
+            pair.turn()
+    assert pair.links.num_attached == 0
+    assert caplog.text.count("does not fit") == 2
+
+
+def test_an_introduction_of_the_dead_is_ignored(pair):
+    first, _ = pair.drafts
+    first.kill()
+    first.introduce()
+    for _ in range(20):
+        pair.turn()
+    assert pair.links.num_attached == 0
+
+
+def test_a_stopped_process_counts_as_silent_not_as_ended(pair):
+    first, _ = pair.drafts
+    pair.attach(first)
+    os.kill(first.process.pid, signal.SIGSTOP)
+    for _ in range(50):
+        pair.turn()
+    assert pair.links.num_attached == 1
+
+
+def test_requests_are_shared_out_and_only_those_of_a_dead_draft_move(pair):
+    first, second = pair.drafts
+    names = [f"request {index}" for index in range(200)]
+    pair.attach(first, second)
+    before = {name: pair.links.peer_of(name).index for name in names}
+    counts = Counter(before.values())
+    assert min(counts[0], counts[1]) > 60
+    first.kill()
+    pair.until(lambda: pair.links.num_attached == 1)
+    assert {pair.links.peer_of(name).index for name in names} == {1}
+    second.kill()
+    pair.until(lambda: pair.links.num_attached == 0)
+    assert pair.links.peer_of("any") is None
+    assert pair.links.receive() == []
+
+
+def test_only_the_living_may_want_something(pair):
+    first, second = pair.drafts
+    pair.attach(first, second)
+    second.want(epoch=9)
+    first.want(epoch=1)
+    wanted: list[tuple[int, int]] = []
+    pair.until(lambda: bool(wanted.extend(pair.links.take_wanted()) or wanted))
+    assert wanted == [(7, 3)]
+    assert pair.links.take_wanted() == []

@@ -1,0 +1,90 @@
+"""What a missed row does follows measured figures, at every load by itself."""
+
+from collections import Counter
+
+import pytest
+
+from target_node.miss_policy import Miss, MissPolicy
+
+
+def measured(
+    *,
+    verify_s: float,
+    wait_s: float,
+    accepted: float,
+    accepted_lookup: float,
+    answered: float = 1.0,
+    **options,
+) -> MissPolicy:
+    """A policy that has seen these figures for long."""
+    policy = MissPolicy(**options)
+    for _ in range(400):
+        policy.verified(verify_s)
+        policy.waited(wait_s, answered)
+        policy.observe(None, accepted)
+        policy.observe(Miss.NGRAM, accepted_lookup)
+    return policy
+
+
+def usual(policy: MissPolicy, *, num_missed: int, num_hits: int, can_wait: bool = True) -> Miss:
+    """What most of many misses do."""
+    loads = {"num_missed": num_missed, "num_hits": num_hits, "can_wait": can_wait}
+    chosen = Counter(policy.choose(**loads) for _ in range(256))
+    return chosen.most_common(1)[0][0]
+
+
+def test_a_cheap_wait_is_worth_it_for_one_row_and_not_for_one_of_many():
+    policy = measured(verify_s=0.03, wait_s=0.015, accepted=3.0, accepted_lookup=0.1)
+    assert usual(policy, num_missed=1, num_hits=0) is Miss.DRAFT_NOW
+    assert usual(policy, num_missed=1, num_hits=15) is not Miss.DRAFT_NOW
+    assert usual(policy, num_missed=12, num_hits=4) is Miss.DRAFT_NOW
+
+
+def test_nobody_waits_for_a_draft_that_is_not_there():
+    policy = measured(verify_s=0.03, wait_s=0.001, accepted=3.0, accepted_lookup=0.0)
+    chosen = {policy.choose(num_missed=1, num_hits=0, can_wait=False) for _ in range(256)}
+    assert Miss.DRAFT_NOW not in chosen
+    fixed = MissPolicy(fixed=Miss.DRAFT_NOW)
+    assert fixed.choose(num_missed=1, num_hits=0, can_wait=False) is Miss.SKIP
+    assert fixed.choose(num_missed=1, num_hits=0, can_wait=True) is Miss.DRAFT_NOW
+
+
+def test_a_wait_that_costs_more_than_it_brings_is_not_made():
+    policy = measured(verify_s=0.01, wait_s=0.05, accepted=2.0, accepted_lookup=0.0)
+    assert usual(policy, num_missed=1, num_hits=0) is not Miss.DRAFT_NOW
+
+
+def test_the_rows_own_text_is_used_where_it_repeats():
+    policy = measured(verify_s=0.03, wait_s=0.03, accepted=2.0, accepted_lookup=1.5)
+    assert usual(policy, num_missed=2, num_hits=6) is Miss.NGRAM
+    without = measured(
+        verify_s=0.03, wait_s=0.03, accepted=2.0, accepted_lookup=1.5, has_lookup=False
+    )
+    assert Miss.NGRAM not in {
+        without.choose(num_missed=2, num_hits=6, can_wait=True) for _ in range(256)
+    }
+
+
+def test_what_was_bad_once_is_tried_again_but_seldom():
+    policy = measured(verify_s=0.01, wait_s=0.1, accepted=1.0, accepted_lookup=0.0)
+    loads = {"num_missed": 1, "num_hits": 4, "can_wait": True}
+    chosen = Counter(policy.choose(**loads) for _ in range(1280))
+    assert 10 <= chosen[Miss.DRAFT_NOW] <= 30
+    for _ in range(400):
+        policy.waited(0.0001, 1.0)
+    assert usual(policy, num_missed=1, num_hits=4) is Miss.DRAFT_NOW
+
+
+@pytest.mark.parametrize("miss", [Miss.SKIP, Miss.NGRAM])
+def test_a_fixed_policy_is_always_the_same(miss):
+    policy = MissPolicy(fixed=miss)
+    chosen = {policy.choose(num_missed=1, num_hits=0, can_wait=True) for _ in range(256)}
+    assert chosen == {miss}
+
+
+def test_a_wait_that_is_seldom_answered_is_not_made():
+    """The bound was too short, or a draft has stopped: waiting costs and brings nothing."""
+    figures = {"verify_s": 0.03, "wait_s": 0.015, "accepted": 3.0, "accepted_lookup": 0.1}
+    loads = {"num_missed": 1, "num_hits": 0}
+    assert usual(measured(**figures, answered=1.0), **loads) is Miss.DRAFT_NOW
+    assert usual(measured(**figures, answered=0.05), **loads) is not Miss.DRAFT_NOW
