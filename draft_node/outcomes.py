@@ -13,47 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import likeliest
 from specserve.noise import Purpose, exponential_noise_at
+from specserve.slot_scores import SlotScores
 
 NO_TOKEN = -1
-
-
-@dataclass(frozen=True, slots=True)
-class SlotScores:
-    """The likeliest tokens of N slots, in any order, by the weight that a draw gives them.
-
-    `ids` int64 [N, M]; `scores` float32 [N, M]: log weights at the row's temperature up to a
-    constant of the slot, minus infinity in padding; the logits themselves at temperature 0.
-    """
-
-    ids: Tensor
-    scores: Tensor
-
-    @staticmethod
-    def of_logits(
-        logits: Tensor, scales: Tensor, num_kept: int, target_ids: Tensor | None = None
-    ) -> "SlotScores":
-        """From draft logits [N, DV] times `scales` [N], 1 / temperature."""
-        scores, ids = likeliest(logits, min(num_kept, logits.shape[1]))
-        return SlotScores(ids if target_ids is None else target_ids[ids], scores * scales[:, None])
-
-    @staticmethod
-    def of_law(law: DraftLaw) -> "SlotScores":
-        """From laws at the row's temperature already, [N, M]."""
-        return SlotScores(law.ids, law.probs.log())
-
-    @staticmethod
-    def joined(parts: Sequence["SlotScores"]) -> "SlotScores":
-        """The slots of all, padded to the widest."""
-        width = max(part.ids.shape[1] for part in parts)
-        padded = [(part, (0, width - part.ids.shape[1])) for part in parts]
-        fill = torch.nn.functional.pad
-        return SlotScores(
-            torch.cat([fill(part.ids, missing) for part, missing in padded]),
-            torch.cat([fill(part.scores, missing, value=-torch.inf) for part, missing in padded]),
-        )
 
 
 @dataclass(frozen=True, slots=True)

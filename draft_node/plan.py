@@ -49,13 +49,14 @@ def in_flight(
     ours = block.token_ids
     token_ids = tuple(row.block.tolist())
     verify_len = len(token_ids)
+    is_ours = block.speculation_id > 0
     if ours[:verify_len] != token_ids:
         # The laws follow our own path: of a foreign one they know the first token only.
         return InFlight(token_ids, (_FOREIGN_CONFIDENCE,) * verify_len, 1, NO_TOKEN, False)
     confidences = block.confidences or tuple(prior)
     num_slots = min(verify_len + 1, len(ours), max_slots)
     next_id = ours[verify_len] if verify_len < len(ours) else NO_TOKEN
-    return InFlight(token_ids, confidences[:verify_len], num_slots, next_id)
+    return InFlight(token_ids, confidences[:verify_len], num_slots, next_id, is_ours)
 
 
 @dataclass(slots=True)

@@ -2,10 +2,10 @@
 
     report -> the block in flight, its laws -> candidates -> plan -> waves, the likeliest first
 
-A round without a block of ours gets a root first: a block after its anchor, which tells what may
-follow. If the target waits for it, it is pushed, and a second report of the round says what became
-of it. Everything is dropped when a newer report comes. Exactness does not rest on any of this: a
-missing outcome is a miss.
+A round whose block is neither ours nor explained by the target gets a root first: a block after its
+anchor, which tells what may follow. If the target waits for it, it is pushed, and a second report
+of the round says what became of it. Everything is dropped when a newer report comes. Exactness does
+not rest on any of this: a missing outcome is a miss.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +18,15 @@ from torch import Tensor
 
 from draft_node.fan_out import AcceptancePrior, FanOutRule, HitCurves
 from draft_node.outcome_kind import OutcomeKind
-from draft_node.outcomes import NO_TOKEN, SlotNoise, SlotScores, rank_candidates
+from draft_node.outcomes import NO_TOKEN, SlotNoise, rank_candidates
 from draft_node.plan import InFlight, Plan, Planner, in_flight
-from draft_node.speculation_cache import DraftedBlock, SpeculationCache
+from draft_node.speculation_cache import DraftedBlock, SpeculationCache, told_block
 from draft_node.stream import Stream
 from draft_node.streams import Streams
 from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
 from specserve.drafting import Drafter
 from specserve.link.messages import BlockKey, Push, RowReport
+from specserve.slot_scores import SlotScores
 
 _MAX_ROUND = 2**20 - 1  # what the noise has room for
 
@@ -37,7 +38,7 @@ class _Round:
     stream: Stream
     report: RowReport
     kind: OutcomeKind
-    block: DraftedBlock | None  # of ours, after the anchor
+    block: DraftedBlock | None  # after the anchor: ours, or the target's with its foresight
     plan: Plan | None = None
     is_closed: bool = False  # nothing more is drafted for it
 
@@ -88,7 +89,10 @@ class Presolve:
             self._learn(before, row)
         kind = OutcomeKind.of(row.rule, row.temperature)
         is_new = before is None or before.report.round < row.round
-        now = _Round(stream, row, kind, self.cache.settle(row, is_new=is_new))
+        block = self.cache.settle(row, is_new=is_new)
+        if row.foresight is not None:
+            block = told_block(row, row.foresight, self._device)
+        now = _Round(stream, row, kind, block)
         # No block follows an empty context, or fits behind a full one, or has keys in that round.
         is_last = row.position + 2 >= self._max_positions
         now.is_closed = row.position < 1 or is_last or row.round >= _MAX_ROUND

@@ -7,52 +7,12 @@ then the law of the outcomes to expect. Knows neither how blocks are drafted nor
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+import numpy as np
+import torch
 
-from draft_node.outcomes import SlotScores
-from specserve.drafting import SpeculationBatch
-from specserve.link.messages import BlockKey, RowReport
-
-# Blocks of larger vocabularies keep their likeliest tokens at once; for smaller ones, keeping all
-# logits of all branches costs less than sorting those of the many that will never be verified.
-_MAX_KEPT_COLUMNS = 1 << 15
-
-
-@dataclass(frozen=True, slots=True)
-class WaveScores:
-    """What the B blocks of a wave were drawn from, slot by slot."""
-
-    width: int  # G
-    num_scored: int
-    top: SlotScores | None  # [B * G] slots, or
-    logits: Tensor | None  # [B, G, DV]
-    scales: Tensor  # [B] 1 / temperature, 1 at temperature 0
-    target_ids: Tensor | None  # of the columns
-
-    @staticmethod
-    def of(drawn: SpeculationBatch, scales: Tensor, num_scored: int) -> "WaveScores | None":
-        """The `num_scored` likeliest tokens count; None if the drafter says nothing of the kind."""
-        width = drawn.token_ids.shape[1]
-        top, logits, target_ids = None, drawn.logits, drawn.target_ids
-        if logits is None:
-            if drawn.law is None:
-                return None
-            top = SlotScores.of_law(drawn.law)
-        elif logits.shape[2] > _MAX_KEPT_COLUMNS:
-            repeated = scales.repeat_interleave(width)
-            top = SlotScores.of_logits(logits.flatten(0, 1), repeated, num_scored, target_ids)
-            logits = None
-        return WaveScores(width, num_scored, top, logits, scales, target_ids)
-
-    def slots(self, place: int, num_slots: int) -> SlotScores:
-        """Of the first slots of block `place`."""
-        if self.logits is None:
-            assert self.top is not None
-            part = slice(place * self.width, place * self.width + num_slots)
-            return SlotScores(self.top.ids[part], self.top.scores[part])
-        scales = self.scales[place].expand(num_slots)
-        logits = self.logits[place, :num_slots]
-        return SlotScores.of_logits(logits, scales, self.num_scored, self.target_ids)
+from draft_node.outcomes import NO_TOKEN
+from specserve.link.messages import BlockKey, Foresight, RowReport
+from specserve.slot_scores import BatchScores, SlotScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +23,32 @@ class DraftedBlock:
     key: BlockKey
     token_ids: tuple[int, ...]  # those that count
     confidences: tuple[float, ...] | None
-    scores: WaveScores | None
+    scores: BatchScores | None
     place: int  # in its wave
 
     def slots(self, num_slots: int) -> SlotScores | None:
         """What its first tokens were drawn from."""
         return None if self.scores is None else self.scores.slots(self.place, num_slots)
+
+
+def told_block(row: RowReport, foresight: Foresight, device: torch.device) -> DraftedBlock:
+    """The block in flight as the target that drafted it tells of it; its id is 0, as of no push."""
+    num_slots = len(foresight.slot_ids)
+    scores = BatchScores(
+        width=num_slots,
+        num_scored=foresight.slot_ids.shape[1],
+        top=SlotScores(
+            torch.from_numpy(foresight.slot_ids.astype(np.int64)).to(device),
+            torch.from_numpy(foresight.slot_scores.copy()).to(device),
+        ),
+        logits=None,
+        scales=torch.ones(1, device=device),  # applied by the target
+        target_ids=None,
+    )
+    confidences = tuple(foresight.confidences.tolist()) or None
+    # Tokens are counted by slots: what would have followed the last one, nobody said.
+    token_ids = (*row.block.tolist(), NO_TOKEN)[:num_slots]
+    return DraftedBlock(0, _key_of(row), token_ids, confidences, scores, place=0)
 
 
 @dataclass(slots=True)
@@ -142,5 +122,9 @@ class SpeculationCache:
             self.statistics.num_late += 1
 
 
+def _key_of(row: RowReport) -> BlockKey:
+    return BlockKey(row.stream, row.round, row.position, row.anchor_id)
+
+
 def _follows(block: DraftedBlock, row: RowReport) -> bool:
-    return block.key == (row.stream, row.round, row.position, row.anchor_id)
+    return block.key == _key_of(row)

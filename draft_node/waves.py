@@ -16,13 +16,14 @@ from torch import Tensor
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.saguaro import Saguaro, factors_of, prepared_per_slot
 from draft_node.shared_noise import NoiseTable
-from draft_node.speculation_cache import DraftedBlock, SpeculationCache, WaveScores
+from draft_node.speculation_cache import DraftedBlock, SpeculationCache
 from draft_node.stream import Stream
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
 from specserve.drafting import DraftBatch, Drafter, SpeculationBatch
 from specserve.link.messages import BlockKey, Push, RowReport
 from specserve.noise import OnceKeys
+from specserve.slot_scores import BatchScores
 
 _EPOCHS, _BRANCH_BITS = 256, 16  # of the 24 bits that a key has for the branch
 MAX_BRANCHES = (1 << _BRANCH_BITS) - 1  # of a stream and round
@@ -124,7 +125,7 @@ class WaveDrafter:
         batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)
         drawn = self._drafter.draft(batch, rule)
         scales = torch.where(temperatures > 0, 1 / temperatures, 1.0)
-        scores = WaveScores.of(drawn, scales, self._settings.num_scored)
+        scores = BatchScores.of(drawn, scales, self._settings.num_scored)
         blocks = self._blocks(branches, drawn, scores)
         self._cache.add(blocks)
         return Wave(blocks, drawn, drawn.law if by_ratio else None)
@@ -180,7 +181,7 @@ class WaveDrafter:
         return (self.epoch % _EPOCHS) << _BRANCH_BITS | number
 
     def _blocks(
-        self, branches: Sequence[Branch], drawn: SpeculationBatch, scores: WaveScores | None
+        self, branches: Sequence[Branch], drawn: SpeculationBatch, scores: BatchScores | None
     ) -> list[DraftedBlock]:
         """Those with at least one token."""
         token_ids = drawn.token_ids.tolist()

@@ -81,7 +81,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     mode: str = DEFAULT_MODE
     # Folder, hub id, "ngram", or the name of an embedded one; None: the embedded default.
     drafter: str | None = None
-    # What drafts in the target's process when `mode` is auto; None: an embedded one, or `drafter`.
+    # What drafts in the target's process when `mode` is auto (None: an embedded one, or `drafter`),
+    # and when nothing was prepared for an outcome (None: the embedded one beside the embedded one).
     colocated_drafter: str | None = None
     local_head: str | None = None  # folder of a DeLS head to add to a DFlash drafter
     verification: str = "foreseeable"  # of unseeded requests: rejection | foreseeable | coupled
@@ -96,7 +97,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     fan_out: Annotated[int, Meta(ge=1, le=1024)] = 32
     wave: Annotated[int, Meta(ge=1, le=256)] = 8  # ... drafted and sent so many at once, ...
     fan_out_rule: str = "measured"  # ... shared out by: measured | geometric | uniform.
-    # A row for whose outcome nothing was prepared: auto | skip | ngram | draft_now.
+    # A row for whose outcome nothing was prepared: auto | skip | ngram | draft_here |
+    # draft_now.
     miss_policy: str = "auto"
     # draft_now waits for a block no longer than this; None: as long as measurement says it pays.
     draft_wait_ms: Annotated[float, Meta(gt=0, le=60_000)] | None = None

@@ -3,8 +3,8 @@
 
 The counterpart of `specserve.target_source`, run in the supervisor too. Reads no model.
 
-Two places can draft: the target's own process (`sync`, and `auto` when that is faster), and draft
-processes (`async`, and `auto` where there are any).
+Two places can draft: the target's own process (`sync`, `auto` when that is faster, and `async` for
+what nothing was prepared for), and draft processes (`async`, and `auto` where there are any).
 """
 
 import logging
@@ -64,7 +64,10 @@ def _named(speculation: SpeculationConfig, target: Path, num_drafts: int) -> Spe
         case "sync":
             drafter, colocated = drafter or colocated_default, None
         case "async":
-            drafter, colocated = drafter or async_default, None
+            # Beside the target, for misses: not without being asked where it was not sized for it.
+            if drafter is None:
+                colocated = colocated or colocated_default
+            drafter = drafter or async_default
         case _ if num_drafts:
             drafter, colocated = (
                 drafter or async_default or colocated,

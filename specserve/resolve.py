@@ -34,7 +34,7 @@ _NAMES = {  # keys of [speculation] that take one of a few names
     "mode": ("off", "sync", "async", "auto"),
     "verification": tuple(rule.value for rule in VerificationRule),
     "fan_out_rule": ("measured", "geometric", "uniform"),
-    "miss_policy": ("auto", "skip", "ngram", "draft_now"),
+    "miss_policy": ("auto", "skip", "ngram", "draft_here", "draft_now"),
 }
 _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
@@ -101,7 +101,7 @@ def kv_bytes_per_token(spec: ModelSpec, *, dtype: str, tensor_parallel: int = 1)
 
 
 def _draft_bytes_per_token(speculation: SpeculationConfig, spec: ModelSpec, *, dtype: str) -> int:
-    """Bytes that rank 0 keeps of a token for a drafter: its features and an entry in its context.
+    """Bytes that rank 0 keeps of a token for drafters: features each, and entries of a context.
 
     An estimate, since no checkpoint of a drafter is read here. Prompt lookup keeps no tensors.
     """
@@ -109,7 +109,7 @@ def _draft_bytes_per_token(speculation: SpeculationConfig, spec: ModelSpec, *, d
     if speculation.mode == "off" or drafters == {NGRAM}:
         return 0
     context = 2 * _DRAFT_LAYERS * spec.num_kv_heads * spec.head_dim
-    return (spec.hidden_size + context) * _DTYPE_BYTES[dtype]
+    return (len(drafters) * spec.hidden_size + context) * _DTYPE_BYTES[dtype]
 
 
 def _check_seams(config: Config, topology: Topology) -> None:

@@ -14,25 +14,23 @@ import numpy as np
 import torch
 
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
-from specserve.link.messages import BlockKey, Report, RowReport, Tokens
+from specserve.link.messages import BlockKey, Tokens
 from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
-from specserve.wire.draft_control import Context, Free
+from specserve.wire.draft_control import Free
 from target_node.admission import Admission
-from target_node.draft_links import DraftLinks, DraftPeer
-from target_node.drafting import ColocatedDraft
+from target_node.draft_links import DraftLinks
 from target_node.feature_cache import FeatureCache
+from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss, MissPolicy
+from target_node.reporting import Reporter
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
 from target_node.speculation import SpeculationStatus
 from target_node.speculation_table import PushedBlock, SpeculationTable
-from target_node.streams import Stream, Streams
+from target_node.streams import Streams
 
-MAX_INLINE = 64  # verified tokens of a row that travel with a report; more go by control, in chunks
-CHUNK = 256  # tokens a round and row that go by control
-_NOTHING = np.empty(0, dtype=np.int32)
 _POLL_S = 20e-6  # between looks at the ring during DRAFT_NOW
 
 
@@ -46,22 +44,20 @@ class AsynchronousSpeculation:
         admission: Admission,
         features: FeatureCache | None,
         policy: MissPolicy,
-        lookup: ColocatedDraft | None,
+        local: LocalDrafts,
         device: torch.device,
     ) -> None:
-        """`lookup` drafts from the row's own text where the policy says NGRAM."""
         self.gamma = admission.gamma
         self.drafter = links.drafter
         self.links = links
         self._admission = admission
-        self._features = features
         self._policy = policy
-        self._lookup = lookup
+        self._local = local
         self._device = device
         self._table = SpeculationTable()
         self._streams = Streams()
+        self._reporter = Reporter(links, self._streams, admission, features)
         self._blocks: dict[Sequence, PushedBlock] = {}  # of this round's rows
-        self._from_lookup: set[Sequence] = set()
         self._began_s = 0.0  # of the forward
         self._hits: dict[Sequence, bool] = {}  # of this round's rows
         self._num_lookups = 0
@@ -73,7 +69,7 @@ class AsynchronousSpeculation:
     def attach(self, rows: list[Row]) -> list[Row]:
         self.follow(rows)
         self._blocks.clear()
-        self._from_lookup.clear()
+        self._local.clear()
         decoding = [row for row in rows if self._admission.may_speculate(row)]
         found = self._find(decoding)
         self._count(decoding, found)
@@ -81,7 +77,9 @@ class AsynchronousSpeculation:
         if missed:
             found |= self._after_miss(missed, len(found))
         admitted = self._admission.admit(rows, found)
-        self._report([row for row in admitted if row.sequence.is_decoding])
+        self._reporter.report(
+            [row for row in admitted if row.sequence.is_decoding], self._blocks, self._local
+        )
         self._began_s = time.perf_counter()
         return admitted
 
@@ -100,7 +98,7 @@ class AsynchronousSpeculation:
             if stream is not None:
                 stream.num_sent = min(stream.num_sent, start)
         for row in rows:
-            self._send_context(row.sequence)
+            self._reporter.send_context(row.sequence)
 
     def laws(self, rows: list[Row]) -> DraftLaw | None:
         """One law a drafted token of the rows under the ratio test, in the rows' order."""
@@ -112,16 +110,16 @@ class AsynchronousSpeculation:
             if block is not None:
                 parts.append(_law_of(block, row.verify_len, self._device))
             else:
-                drafted = torch.tensor(row.drafted, dtype=torch.int64, device=self._device)
-                parts.append(DraftLaw.certain(drafted))
+                parts.append(self._local.law(row))
         return DraftLaw.joined(parts) if parts else None
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         for row, result in zip(rows, sampled, strict=True):
             if row.verify_len and not result.is_void:
-                kind = Miss.NGRAM if row.sequence in self._from_lookup else None
+                kind = self._local.kind_of(row.sequence)
                 self._policy.observe(kind, result.num_accepted)
-        self._policy.verified(time.perf_counter() - self._began_s)
+        num_decoding = sum(row.sequence.is_decoding for row in rows)
+        self._policy.verified(num_decoding, time.perf_counter() - self._began_s)
         return self._admission.observe(rows, sampled)
 
     def was_hit(self, sequence: Sequence) -> bool | None:
@@ -143,8 +141,7 @@ class AsynchronousSpeculation:
         )
 
     def forget(self, sequence: Sequence) -> None:
-        if self._lookup is not None:
-            self._lookup.forget(sequence)
+        self._local.forget(sequence)
         stream = self._streams.forget(sequence)
         if stream is None:
             return
@@ -177,23 +174,24 @@ class AsynchronousSpeculation:
         return Speculation(token_ids=token_ids, confidences=block.confidences)
 
     def _after_miss(self, missed: list[Row], num_hits: int) -> dict[Sequence, Speculation]:
-        peers = [self._peer(row.sequence) for row in missed]
-        can_wait = all(peer is not None for peer in peers)
+        can_wait = all(self._reporter.peer_of(row.sequence) is not None for row in missed)
         miss = self._policy.choose(num_missed=len(missed), num_hits=num_hits, can_wait=can_wait)
         if miss is Miss.DRAFT_NOW:
             return self._draft_now(missed)
-        if miss is Miss.NGRAM and self._lookup is not None:
-            found = self._lookup.speculate([self._admission.to_draft(row) for row in missed])
-            self._from_lookup.update(found)
-            for _ in range(len(missed) - len(found)):
-                self._policy.observe(Miss.NGRAM, 0)  # it had nothing to say
-            return found
-        return {}
+        return self._draft_here(miss, missed) if miss in self._local.kinds else {}
+
+    def _draft_here(self, miss: Miss, missed: list[Row]) -> dict[Sequence, Speculation]:
+        began_s = time.perf_counter()
+        found = self._local.draft(miss, [self._admission.to_draft(row) for row in missed])
+        self._policy.spent(miss, len(missed), time.perf_counter() - began_s)
+        for _ in range(len(missed) - len(found)):
+            self._policy.observe(miss, 0)  # it had nothing to say
+        return found
 
     def _draft_now(self, missed: list[Row]) -> dict[Sequence, Speculation]:
         """Ask for blocks after these anchors and wait for them, within the policy's bound."""
         began_s = time.perf_counter()
-        self._report(missed, awaits=True)
+        self._reporter.report(missed, self._blocks, self._local, awaits=True)
         found: dict[Sequence, Speculation] = {}
         deadline_s = began_s + self._policy.max_wait_s
         while len(found) < len(missed) and time.perf_counter() < deadline_s:
@@ -201,7 +199,8 @@ class AsynchronousSpeculation:
             found |= self._find([row for row in missed if row.sequence not in found])
         waited_s = time.perf_counter() - began_s
         self._wait_s += waited_s
-        self._policy.waited(waited_s, len(found) / len(missed))
+        self._policy.spent(Miss.DRAFT_NOW, len(missed), waited_s)
+        self._policy.answered(len(found) / len(missed))
         return found
 
     def _key(self, sequence: Sequence) -> BlockKey:
@@ -211,78 +210,6 @@ class AsynchronousSpeculation:
 
     def _needs_law(self, row: Row) -> bool:
         return self._admission.needs_law(row)
-
-    # --- telling the drafts ----------------------------------------------------------------------
-
-    def _peer(self, sequence: Sequence) -> DraftPeer | None:
-        return self.links.peer_of(sequence.request.request_id)
-
-    def _send_context(self, sequence: Sequence) -> None:
-        """One chunk of what a draft has to know before reports make sense to it."""
-        peer = self._peer(sequence)
-        if peer is None or sequence.request.max_verify_len == 0:
-            return
-        stream = self._streams.of(sequence)
-        start = stream.told(peer.epoch)
-        missing = sequence.num_computed - start
-        if (missing <= MAX_INLINE and sequence.is_decoding) or missing <= 0:
-            return
-        end = start + min(missing, CHUNK)
-        message = Context(
-            epoch=peer.epoch,
-            stream=stream.number,
-            start=start,
-            token_ids=sequence.token_ids[start:end],
-            features=self._read(sequence, start, end).tobytes(),
-        )
-        if self.links.tell(peer, message):
-            stream.num_sent = end
-
-    def _report(self, rows: Rows[Row], *, awaits: bool = False) -> None:
-        by_peer: dict[int, tuple[DraftPeer, list[RowReport], list[Stream]]] = {}
-        for row in rows:
-            peer = self._peer(row.sequence)
-            if peer is None or not self._admission.may_speculate(row):
-                continue
-            stream = self._streams.of(row.sequence)
-            start = stream.told(peer.epoch)
-            if row.sequence.num_computed - start > MAX_INLINE:
-                continue  # still being told by control
-            report = self._row_report(row, stream.number, start, awaits=awaits)
-            _, reports, streams = by_peer.setdefault(peer.epoch, (peer, [], []))
-            reports.append(report)
-            streams.append(stream)
-        for peer, reports, streams in by_peer.values():
-            if peer.end.send(Report(reports)):
-                for stream in streams:
-                    stream.num_sent = max(stream.num_sent, stream.sequence.num_computed)
-
-    def _row_report(self, row: Row, stream: int, start: int, *, awaits: bool) -> RowReport:
-        sequence = row.sequence
-        drafting = self._admission.to_draft(row)
-        state, end = drafting.state, sequence.num_computed
-        block = self._blocks.get(sequence)
-        return RowReport(
-            stream=stream,
-            round=sequence.num_rounds,
-            seed=state.seed_bits,
-            sample_index=state.sample_index,
-            rule=drafting.rule.value,
-            temperature=0.0 if state.is_greedy else state.temperature,
-            start=min(start, end),
-            token_ids=np.array(sequence.token_ids[min(start, end) :], dtype=np.int32),
-            features=self._read(sequence, min(start, end), end),
-            block=np.array(row.drafted, dtype=np.int32) if row.verify_len else _NOTHING,
-            speculation_id=0 if block is None else block.speculation_id,
-            awaits=awaits,
-        )
-
-    def _read(self, sequence: Sequence, start: int, end: int) -> np.ndarray:
-        if self._features is None or start >= end:
-            width = 0 if self._features is None else self._features.size
-            return np.empty((max(end - start, 0), width), dtype=np.float32)
-        rows = self._features.read(sequence.block_ids, start, end)
-        return rows.to(torch.float32).cpu().numpy()
 
 
 def _law_of(block: PushedBlock, length: int, device: torch.device) -> DraftLaw:

@@ -22,6 +22,7 @@ from specserve.decoding.verification.rule import VerificationRule, judged_by
 from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
 from specserve.errors import Exhausted
 from specserve.noise import OnceKeys
+from specserve.slot_scores import BatchScores, SlotScores
 from specserve.types import Speculation
 from target_node.feature_cache import FeatureCache
 from target_node.sequence import Sequence
@@ -78,6 +79,7 @@ class ColocatedDraft:
         self._num_ended = 0
         self._starved: set[Sequence] = set()  # no memory for their contexts
         self._drawn: SpeculationBatch | None = None  # the laws of this round
+        self._foreseen: dict[Sequence, tuple[BatchScores, int]] = {}  # of this round, by place
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
@@ -87,15 +89,24 @@ class ColocatedDraft:
             self._drafter.free(row)
             self._starved.clear()
 
-    def speculate(self, rows: Rows[RowToDraft]) -> dict[Sequence, Speculation]:
-        """A speculation for each row that can have one; forgets the laws of the round before."""
+    def speculate(
+        self, rows: Rows[RowToDraft], *, num_scored: int = 0
+    ) -> dict[Sequence, Speculation]:
+        """A speculation for each row that can have one; forgets the laws of the round before.
+
+        With `num_scored` that many likely tokens of every slot are there for `scores`.
+        """
         self._drawn = None
+        self._foreseen.clear()
         ready = self._catch_up(rows)
         found: dict[Sequence, Speculation] = {}
         for by_ratio in (False, True):
             group = [row for row in ready if needs_law(row) is by_ratio]
             if group:
-                drawn = self._draft(group, self._rule(group, by_ratio=by_ratio))
+                keep_logits = num_scored > 0 and not by_ratio
+                drawn = self._draft(group, self._rule(group, by_ratio=by_ratio), keep_logits)
+                if num_scored:
+                    self._foresee(group, drawn, num_scored)
                 found.update(self._speculations(group, drawn))
                 if by_ratio:
                     self._drawn = drawn
@@ -108,6 +119,22 @@ class ColocatedDraft:
         size = self._drawn.token_ids.shape[1]
         rows = [place * size + k for place, length in places for k in range(length)]
         return self._drawn.law.rows(torch.tensor(rows, dtype=torch.int64, device=self._device))
+
+    def scores(self, sequence: Sequence, num_slots: int) -> SlotScores | None:
+        """What may stand behind the first 0 .. num_slots - 1 tokens of this round's block."""
+        if sequence not in self._foreseen:
+            return None
+        scores, place = self._foreseen[sequence]
+        return scores.slots(place, min(num_slots, scores.width))
+
+    def _foresee(self, rows: Rows[RowToDraft], drawn: SpeculationBatch, num_scored: int) -> None:
+        temperatures = torch.tensor(_temperatures(rows), dtype=torch.float32, device=self._device)
+        scales = torch.where(temperatures > 0, 1 / temperatures, 1.0)
+        scores = BatchScores.of(drawn, scales, num_scored)
+        if scores is not None:
+            self._foreseen = self._foreseen | {
+                row.sequence: (scores, place) for place, row in enumerate(rows)
+            }
 
     # --- contexts ----------------------------------------------------------------------------
 
@@ -188,21 +215,20 @@ class ColocatedDraft:
 
     # --- blocks ------------------------------------------------------------------------------
 
-    def _draft(self, rows: Rows[RowToDraft], rule: DrawingRule) -> SpeculationBatch:
+    def _draft(
+        self, rows: Rows[RowToDraft], rule: DrawingRule, keep_logits: bool
+    ) -> SpeculationBatch:
         anchors = [row.sequence.token_ids[-1] for row in rows]
         batch = DraftBatch(
             rows=[self._row_of[row.sequence] for row in rows],
             anchor_ids=torch.tensor(anchors, dtype=torch.int64, device=self._device),
+            keep_logits=keep_logits,
         )
         return self._drafter.draft(batch, rule)
 
     def _rule(self, rows: Rows[RowToDraft], *, by_ratio: bool) -> DrawingRule:
         states = [row.state for row in rows]
-        temperatures = torch.tensor(
-            [0.0 if state.is_greedy else state.temperature for state in states],
-            dtype=torch.float32,
-            device=self._device,
-        )
+        temperatures = torch.tensor(_temperatures(rows), dtype=torch.float32, device=self._device)
         sample_indices = [state.sample_index for state in states]
         if by_ratio:
             keys = OnceKeys.build(
@@ -236,6 +262,10 @@ class ColocatedDraft:
                     place=place,
                 )
         return found
+
+
+def _temperatures(rows: Rows[RowToDraft]) -> list[float]:
+    return [0.0 if row.state.is_greedy else row.state.temperature for row in rows]
 
 
 def needs_law(row: RowToDraft) -> bool:

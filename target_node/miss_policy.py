@@ -1,81 +1,108 @@
-"""What a row does in a round without a pushed block: nothing, its own text, or a bounded wait.
+"""What a row does in a round without a pushed block: nothing, its own text, a draft here, or wait.
 
 SSD's Theorem 17 compares two fall-backs at one load; here every term is measured while serving, so
 the choice follows the load by itself. A round of R rows, M of them missed, makes in expectation
 
-    SKIP       (R - M) * L      + M                 tokens in  T_verify
-    NGRAM      (R - M) * L      + M * L_ngram       tokens in  T_verify
-    DRAFT_NOW  (R - M) * L      + M * L_answered    tokens in  T_verify + T_wait
+    SKIP        (R - M) * L      + M                 tokens in  T_verify
+    NGRAM       (R - M) * L      + M * L_ngram       tokens in  T_verify + T_ngram
+    DRAFT_HERE  (R - M) * L      + M * L_here        tokens in  T_verify + T_here
+    DRAFT_NOW   (R - M) * L      + M * L_answered    tokens in  T_verify + T_wait
 
-with L the tokens that a drafted row makes, and L_answered those of one that
-waited, in vain or not. Receives counts and times, never tokens.
+with L the tokens that a drafted row makes, and L_answered those of one that waited, in vain or not.
+Times are kept apart by the number of rows concerned, in powers of two. Receives counts and times,
+never tokens.
 """
 
 import enum
+from collections.abc import Collection
 
 _SMOOTHING = 0.05  # weight of the newest figure
-_PROBE_EVERY = 64  # misses between two tries of what is not measured enough
+_PROBE_EVERY = 64  # misses in which each fall-back is tried about once
 
 
 class Miss(enum.StrEnum):
     """What to do with a row that has no block."""
 
     SKIP = "skip"
-    NGRAM = "ngram"
-    DRAFT_NOW = "draft_now"
+    NGRAM = "ngram"  # look in its own text
+    DRAFT_HERE = "draft_here"  # by the drafter on the target's device
+    DRAFT_NOW = "draft_now"  # by the draft process, while the target waits
+
+
+# Before anything was measured: tokens accepted of a block, and seconds.
+_PRIORS = {
+    Miss.SKIP: (0.0, 0.0),
+    Miss.NGRAM: (0.5, 0.0),
+    Miss.DRAFT_HERE: (1.0, 0.0),
+    Miss.DRAFT_NOW: (1.0, 0.0),
+}
+_PRIOR_VERIFY_S = 0.03
 
 
 class MissPolicy:
     """Chooses by measured figures, or always the same where told so."""
 
     def __init__(
-        self, *, fixed: Miss | None = None, has_lookup: bool = True, max_wait_s: float = 0.05
+        self,
+        *,
+        fixed: Miss | None = None,
+        kinds: Collection[Miss] = (Miss.NGRAM,),
+        max_wait_s: float = 0.05,
     ) -> None:
-        """`max_wait_s` bounds every wait for a draft."""
+        """`kinds`: what there is besides SKIP and DRAFT_NOW; `max_wait_s` bounds every wait."""
         self.max_wait_s = max_wait_s
         self._fixed = fixed
-        self._has_lookup = has_lookup
+        self._kinds = tuple(miss for miss in Miss if miss in kinds)
         self._accepted = _Mean(1.0)  # tokens of a pushed block
-        self._accepted_lookup = _Mean(0.5)  # tokens of a block from the row's own text
-        self._verify_s = _Mean(0.03)
-        self._wait_s = _Mean(0.0)  # for the drafts of one round
         self._answered = _Mean(1.0)  # share of rows for which waiting brought a block
+        self._accepted_by = {miss: _Mean(_PRIORS[miss][0]) for miss in self._kinds}
+        self._verify_s: dict[int, _Mean] = {}  # by load
+        self._cost_s: dict[tuple[Miss, int], _Mean] = {}  # by fall-back and load
         self._num_misses = 0
 
     def choose(self, *, num_missed: int, num_hits: int, can_wait: bool) -> Miss:
         """For all missed rows of a round alike; `can_wait`: drafts for all of them are there."""
         if self._fixed is not None:
-            possible = self._fixed is not Miss.DRAFT_NOW or can_wait
-            return self._fixed if possible else Miss.SKIP
+            may = self._fixed is not Miss.DRAFT_NOW or can_wait
+            return self._fixed if may else Miss.SKIP
         self._num_misses += 1
-        if self._has_lookup and self._num_misses % _PROBE_EVERY == 0:
-            return Miss.NGRAM
-        if can_wait and self._num_misses % _PROBE_EVERY == _PROBE_EVERY // 2:
-            return Miss.DRAFT_NOW
-        speeds = {Miss.SKIP: self._speed(num_missed, num_hits, 0.0, 0.0)}
-        if self._has_lookup:
-            speeds[Miss.NGRAM] = self._speed(num_missed, num_hits, self._accepted_lookup.value, 0.0)
-        if can_wait:
-            accepted, wait_s = self._answered.value * self._accepted.value, self._wait_s.value
-            speeds[Miss.DRAFT_NOW] = self._speed(num_missed, num_hits, accepted, wait_s)
+        tries = [*self._kinds, Miss.DRAFT_NOW] if can_wait else list(self._kinds)
+        turn, is_between = divmod(self._num_misses, _PROBE_EVERY // (1 + len(tries)))
+        if tries and not is_between:
+            return tries[turn % len(tries)]
+        speeds = {m: self._speed(m, num_missed, num_hits) for m in (Miss.SKIP, *tries)}
         return max(speeds, key=lambda miss: speeds[miss])
 
     def observe(self, kind: Miss | None, num_accepted: int) -> None:
-        """One verified row: None for a pushed block, NGRAM for one of the row's own text."""
-        (self._accepted if kind is None else self._accepted_lookup).add(num_accepted)
+        """One row that was to have a block; `kind`: who drafted it, None for a pushed one."""
+        (self._accepted if kind is None else self._accepted_by[kind]).add(num_accepted)
 
-    def verified(self, seconds: float) -> None:
-        """One round took so long, without any wait."""
-        self._verify_s.add(seconds)
+    def verified(self, num_rows: int, seconds: float) -> None:
+        """One round took so long, without what its misses cost before."""
+        prior = _Mean(_PRIOR_VERIFY_S)
+        self._verify_s.setdefault(_bucket(num_rows), prior).add(seconds)
 
-    def waited(self, seconds: float, share_answered: float) -> None:
-        """One wait took so long, and brought blocks for a share of its rows."""
-        self._wait_s.add(seconds)
-        self._answered.add(share_answered)
+    def spent(self, miss: Miss, num_missed: int, seconds: float) -> None:
+        """A fall-back held up one round for so long."""
+        self._cost(miss, num_missed).add(seconds)
 
-    def _speed(self, num_missed: int, num_hits: int, accepted: float, wait_s: float) -> float:
+    def answered(self, share: float) -> None:
+        """One wait brought blocks for this share of its rows."""
+        self._answered.add(share)
+
+    def _speed(self, miss: Miss, num_missed: int, num_hits: int) -> float:
+        """Tokens a second of a round."""
+        if miss is Miss.DRAFT_NOW:
+            accepted = self._answered.value * self._accepted.value
+        else:
+            accepted = self._accepted_by[miss].value if miss in self._accepted_by else 0.0
         tokens = num_hits * (1 + self._accepted.value) + num_missed * (1 + accepted)
-        return tokens / (self._verify_s.value + wait_s)
+        verify_s = self._verify_s.get(_bucket(num_missed + num_hits))
+        before_s = 0.0 if miss is Miss.SKIP else self._cost(miss, num_missed).value
+        return tokens / ((_PRIOR_VERIFY_S if verify_s is None else verify_s.value) + before_s)
+
+    def _cost(self, miss: Miss, num_missed: int) -> "_Mean":
+        return self._cost_s.setdefault((miss, _bucket(num_missed)), _Mean(_PRIORS[miss][1]))
 
 
 class _Mean:
@@ -86,3 +113,7 @@ class _Mean:
 
     def add(self, figure: float) -> None:
         self.value += _SMOOTHING * (figure - self.value)
+
+
+def _bucket(num_rows: int) -> int:
+    return max(num_rows, 1).bit_length()

@@ -4,22 +4,17 @@ The node asks a `SpeculationSource` before each forward. `NoSpeculation` decodes
 `SynchronousSpeculation` lets a drafter in this process draft first.
 """
 
-import logging
 from dataclasses import dataclass
 from typing import Protocol
 
 from specserve.decoding.draft_law import DraftLaw
 from specserve.telemetry import VerifiedRow
-from specserve.types import Speculation
 from target_node.admission import Admission
 from target_node.drafting import ColocatedDraft
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
-
-MAX_FAILURES = 5  # of a drafter, then it is asked no more
-
-log = logging.getLogger(__name__)
+from target_node.tolerance import Tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,30 +109,22 @@ class SynchronousSpeculation:
         self.drafter = draft.name
         self._draft = draft
         self._admission = admission
-        self._num_failures = 0
+        self._tolerance = Tolerance()
 
     def attach(self, rows: list[Row]) -> list[Row]:
         decoding = [row for row in rows if self._admission.may_speculate(row)]
         if not decoding or not self._admission.has_room(rows):
             return rows
-        return self._admission.admit(rows, self._speculate(decoding))
+        found = self._tolerance.ask(
+            lambda: self._draft.speculate([self._admission.to_draft(row) for row in decoding])
+        )
+        return self._admission.admit(rows, found)
 
     def follow(self, rows: list[Row]) -> None:
         """Contexts catch up when they are wanted again."""
 
     def tend(self) -> None:
         pass
-
-    def _speculate(self, rows: list[Row]) -> dict[Sequence, Speculation]:
-        """A drafter that fails costs its drafts, never a request; after a few times, itself."""
-        if self._num_failures >= MAX_FAILURES:
-            return {}
-        try:
-            return self._draft.speculate([self._admission.to_draft(row) for row in rows])
-        except Exception:
-            self._num_failures += 1
-            log.exception("drafting failed (%d of %d times)", self._num_failures, MAX_FAILURES)
-            return {}
 
     def laws(self, rows: list[Row]) -> DraftLaw | None:
         places = [

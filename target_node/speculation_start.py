@@ -20,6 +20,7 @@ from target_node.budget import SurvivalBudget
 from target_node.draft_links import DraftLinks, DraftPeer
 from target_node.drafting import ColocatedDraft
 from target_node.feature_cache import FeatureCache
+from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss, MissPolicy
 from target_node.runner import Runner
 from target_node.sampler import Sampler
@@ -49,13 +50,16 @@ def build_speculation(
         return builder.asynchronous(arguments)
     regimes: dict[str, SpeculationSource] = {"off": NoSpeculation()}
     if colocated is not None:
-        # A local head belongs to the drafter it was named with.
-        head = config.speculation.local_head if colocated == config.speculation.drafter else None
-        own = msgspec.structs.replace(config.speculation, drafter=colocated, local_head=head)
-        regimes["sync"] = builder.synchronous(own)
+        regimes["sync"] = builder.synchronous(_drafting_with(config.speculation, colocated))
     if arguments.link_fds:
         regimes["async"] = builder.asynchronous(arguments)
     return AutoSpeculation(regimes)
+
+
+def _drafting_with(speculation: SpeculationConfig, drafter: str) -> SpeculationConfig:
+    """The same with another drafter; a local head belongs to the one it was named with."""
+    head = speculation.local_head if drafter == speculation.drafter else None
+    return msgspec.structs.replace(speculation, drafter=drafter, local_head=head)
 
 
 class _Builder:
@@ -71,6 +75,7 @@ class _Builder:
         self._nodes: ModuleType = importlib.import_module(_COLOCATED)
         self._target = Path(config.model.target or "")
         self._features: dict[str, FeatureCache | None] = {}  # by drafter
+        self._drafts: dict[str, ColocatedDraft] = {}  # by drafter
 
     def synchronous(self, speculation: SpeculationConfig) -> SynchronousSpeculation:
         draft = self._colocated(speculation)
@@ -81,9 +86,7 @@ class _Builder:
         folder = speculation.drafter or ""
         name, gamma = self._nodes.describe(speculation)
         features = self._features_of(folder)
-        lookup = None
-        if speculation.miss_policy in ("auto", Miss.NGRAM):
-            lookup = self._colocated(msgspec.structs.replace(speculation, drafter=NGRAM))
+        local = self._local(speculation)
         fixed = None if speculation.miss_policy == "auto" else Miss(speculation.miss_policy)
         wait_ms = speculation.draft_wait_ms
         return AsynchronousSpeculation(
@@ -92,12 +95,22 @@ class _Builder:
             features=features,
             policy=MissPolicy(
                 fixed=fixed,
-                has_lookup=lookup is not None,
+                kinds=local.kinds,
                 max_wait_s=_MAX_WAIT_S if wait_ms is None else wait_ms / 1e3,
             ),
-            lookup=lookup,
+            local=local,
             device=self._device,
         )
+
+    def _local(self, speculation: SpeculationConfig) -> LocalDrafts:
+        """What can stand in for a missing block, as far as the miss policy may want it."""
+        drafters = {Miss.NGRAM: NGRAM, Miss.DRAFT_HERE: speculation.colocated_drafter}
+        drafts = {
+            miss: self._colocated(_drafting_with(speculation, drafter))
+            for miss, drafter in drafters.items()
+            if drafter is not None and speculation.miss_policy in ("auto", miss)
+        }
+        return LocalDrafts(drafts, self._device)
 
     @property
     def _device(self) -> torch.device:
@@ -128,6 +141,13 @@ class _Builder:
         )
 
     def _colocated(self, speculation: SpeculationConfig) -> ColocatedDraft:
+        """Made once a drafter: regimes and fall-backs share its contexts."""
+        name = speculation.drafter or ""
+        if name not in self._drafts:
+            self._drafts[name] = self._load(speculation)
+        return self._drafts[name]
+
+    def _load(self, speculation: SpeculationConfig) -> ColocatedDraft:
         runner = self._runner
         drafter = self._nodes.load(
             speculation,

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from specserve.link.envelope import Kind, Part, Unsound, unseal
-from specserve.link.frames import LinkLimits, encode_push, encode_report, unpack_push, unpack_report
+from specserve.link.frames import LinkLimits
 from specserve.link.messages import Push, Report
+from specserve.link.push_frames import encode_push, unpack_push
+from specserve.link.report_frames import encode_report, unpack_report
 
 log = logging.getLogger(__name__)
 

@@ -27,6 +27,18 @@ class BlockKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Foresight:
+    """What the target says of a block that it drafted itself, so that nobody drafts it again.
+
+    Slot k tells which tokens may stand behind k tokens of the block: `specserve.slot_scores`.
+    """
+
+    confidences: Floats  # [verify_len]; [0] where the drafter has none
+    slot_ids: Tokens  # [S, M], S up to verify_len + 1
+    slot_scores: Floats  # [S, M]
+
+
+@dataclass(frozen=True, slots=True)
 class RowReport:
     """One stream at the start of its round `round`, whose forward reads anchor and block."""
 
@@ -42,6 +54,7 @@ class RowReport:
     block: Tokens  # [verify_len] drafted tokens in flight behind the anchor
     speculation_id: int  # of the push they come from; 0: from none, or there are none
     awaits: bool = False  # the target waits for a block after this anchor, in this round
+    foresight: Foresight | None = None  # of a block that comes from no push
 
     @property
     def position(self) -> int:

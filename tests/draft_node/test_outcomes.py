@@ -8,12 +8,12 @@ from draft_node.outcome_kind import OutcomeKind
 from draft_node.outcomes import (
     NO_TOKEN,
     SlotNoise,
-    SlotScores,
     outcome_weights,
     rank_candidates,
 )
 from specserve.decoding.draft_law import DraftLaw
 from specserve.noise import Purpose, exponential_noise
+from specserve.slot_scores import SlotScores
 
 VOCAB, NUM_SLOTS = 300, 5
 

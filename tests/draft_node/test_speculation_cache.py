@@ -1,9 +1,10 @@
 import torch
 
-from draft_node.speculation_cache import DraftedBlock, SpeculationCache, WaveScores
+from draft_node.speculation_cache import DraftedBlock, SpeculationCache
 from specserve.decoding.draft_law import DraftLaw
 from specserve.drafting import SpeculationBatch
 from specserve.link.messages import BlockKey
+from specserve.slot_scores import BatchScores
 from tests.draft_node.rounds import Rounds, tokens
 
 TEXT = tokens(10).tolist()
@@ -73,9 +74,9 @@ def test_scores_are_those_of_the_blocks_own_slots(monkeypatch):
     logits = torch.randn(3, 4, 30)
     scales = torch.tensor([1.0, 2.0, 0.5])
     drawn = SpeculationBatch(torch.zeros(3, 4, dtype=torch.int64), None, None, logits=logits)
-    lazy = WaveScores.of(drawn, scales, 6)
-    monkeypatch.setattr("draft_node.speculation_cache._MAX_KEPT_COLUMNS", 10)
-    eager = WaveScores.of(drawn, scales, 6)
+    lazy = BatchScores.of(drawn, scales, 6)
+    monkeypatch.setattr("specserve.slot_scores._MAX_KEPT_COLUMNS", 10)
+    eager = BatchScores.of(drawn, scales, 6)
     assert eager.logits is None
     for scores in (lazy, eager):
         slots = scores.slots(1, 3)  # in no order
@@ -87,11 +88,11 @@ def test_scores_are_those_of_the_blocks_own_slots(monkeypatch):
 def test_scores_of_a_law_are_its_logarithms():
     law = DraftLaw.top(torch.rand(8, 30), 5)
     drawn = SpeculationBatch(torch.zeros(2, 4, dtype=torch.int64), law, None)
-    slots = WaveScores.of(drawn, torch.ones(2), 6).slots(1, 2)
+    slots = BatchScores.of(drawn, torch.ones(2), 6).slots(1, 2)
     assert torch.equal(slots.ids, law.ids[4:6])
     torch.testing.assert_close(slots.scores.exp(), law.probs[4:6])
 
 
 def test_a_drafter_without_laws_has_no_scores():
     drawn = SpeculationBatch(torch.zeros(2, 4, dtype=torch.int64), None, None)
-    assert WaveScores.of(drawn, torch.ones(2), 6) is None
+    assert BatchScores.of(drawn, torch.ones(2), 6) is None

@@ -24,6 +24,7 @@ from target_node.auto import AutoSpeculation
 from target_node.budget import SurvivalBudget
 from target_node.draft_links import DraftLinks, DraftPeer
 from target_node.drafting import ColocatedDraft
+from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss, MissPolicy
 from target_node.speculation import NoSpeculation, SynchronousSpeculation
 from tests.target_node.in_process import InProcessTarget
@@ -57,7 +58,7 @@ class AnyMiss(MissPolicy):
     """Any of the kinds, now this one, now that."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__(kinds=list(Miss))
         self._source = random.Random(seed)
 
     def choose(self, *, num_missed: int, num_hits: int, can_wait: bool) -> Miss:
@@ -85,7 +86,6 @@ class InProcessPair(InProcessTarget):
         self.clock = Clock()
         self.drafting = drafting or Drafting()
         self._budget, self._max_extension = budget, max_extension
-        self._make_drafter = make_drafter
         drafter = make_drafter()  # for what it says of itself
         features = None if drafter.features is None else self.runner.keep_features(drafter.features)
         self._features = features
@@ -110,13 +110,15 @@ class InProcessPair(InProcessTarget):
             timeout_s=TIMEOUT_S,
         )
         lookup = NgramDrafter(gamma=drafter.gamma, shortest=1)
+        self._here = self._colocated(make_drafter())
+        drafts = {Miss.NGRAM: self._colocated(lookup), Miss.DRAFT_HERE: self._here}
         self.policy = AnyMiss(self.drafting.seed) if miss is None else MissPolicy(fixed=miss)
         self.asynchronous = AsynchronousSpeculation(
             self.links,
             admission=self._admission(drafter.gamma),
             features=features,
             policy=self.policy,
-            lookup=self._colocated(lookup),
+            local=LocalDrafts(drafts, CPU),
             device=CPU,
         )
         self.chooser: ScriptedChooser | None = None
@@ -163,7 +165,7 @@ class InProcessPair(InProcessTarget):
     # --- parts -----------------------------------------------------------------------------------
 
     def _auto(self) -> AutoSpeculation:
-        draft = self._colocated(self._make_drafter())
+        draft = self._here
         source = AutoSpeculation(
             {
                 "off": NoSpeculation(),

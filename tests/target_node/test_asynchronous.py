@@ -8,9 +8,9 @@ import torch
 
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.types import Abort
-from target_node.asynchronous import MAX_INLINE
 from target_node.feature_cache import FeatureCache
 from target_node.miss_policy import Miss
+from target_node.reporting import MAX_INLINE
 from tests.exactness.speculative import MAX_LEN, Models, make_models, requests
 from tests.target_node.in_process import request
 from tests.target_node.in_process_pair import InProcessPair

@@ -8,7 +8,7 @@ from specserve.decoding.drawing import DrawingRule
 from specserve.drafting import DraftBatch, SpeculationBatch
 from specserve.types import Terminal
 from target_node.budget import SurvivalBudget, survival_of
-from target_node.speculation import MAX_FAILURES
+from target_node.tolerance import MAX_FAILURES
 from tests.exactness.speculative import make_models
 from tests.target_node.in_process import InProcessTarget, fixture_model, request
 

@@ -14,15 +14,24 @@ def measured(
     accepted: float,
     accepted_lookup: float,
     answered: float = 1.0,
+    here: tuple[float, float] | None = None,
     **options,
 ) -> MissPolicy:
     """A policy that has seen these figures for long."""
-    policy = MissPolicy(**options)
+    kinds = options.pop("kinds", {Miss.NGRAM} if here is None else {Miss.NGRAM, Miss.DRAFT_HERE})
+    policy = MissPolicy(kinds=kinds, **options)
     for _ in range(400):
-        policy.verified(verify_s)
-        policy.waited(wait_s, answered)
+        for num_rows in range(1, 17):
+            policy.verified(num_rows, verify_s)
+            policy.spent(Miss.DRAFT_NOW, num_rows, wait_s)
+        policy.answered(answered)
         policy.observe(None, accepted)
-        policy.observe(Miss.NGRAM, accepted_lookup)
+        if Miss.NGRAM in kinds:
+            policy.observe(Miss.NGRAM, accepted_lookup)
+        if here is not None:
+            policy.observe(Miss.DRAFT_HERE, here[0])
+            for num_rows in range(1, 17):
+                policy.spent(Miss.DRAFT_HERE, num_rows, here[1])
     return policy
 
 
@@ -54,12 +63,28 @@ def test_a_wait_that_costs_more_than_it_brings_is_not_made():
     assert usual(policy, num_missed=1, num_hits=0) is not Miss.DRAFT_NOW
 
 
+def test_a_draft_beside_the_target_is_worth_its_time_or_not():
+    figures = {"verify_s": 0.03, "wait_s": 0.02, "accepted": 1.5, "accepted_lookup": 0.1}
+    cheap = measured(**figures, here=(1.3, 0.008))
+    assert usual(cheap, num_missed=1, num_hits=0) is Miss.DRAFT_HERE
+    assert usual(cheap, num_missed=1, num_hits=0, can_wait=False) is Miss.DRAFT_HERE
+    dear = measured(**figures, here=(1.3, 0.05))
+    assert usual(dear, num_missed=1, num_hits=0) is Miss.DRAFT_NOW
+    assert usual(dear, num_missed=1, num_hits=15) is Miss.NGRAM
+
+
+def test_what_a_fall_back_costs_is_kept_apart_by_load():
+    policy = measured(verify_s=0.03, wait_s=0.1, accepted=1.5, accepted_lookup=0.1, here=(1.3, 0.0))
+    for _ in range(400):
+        policy.spent(Miss.DRAFT_HERE, 8, 0.2)
+    assert usual(policy, num_missed=8, num_hits=0) is Miss.NGRAM
+    assert usual(policy, num_missed=1, num_hits=0) is Miss.DRAFT_HERE
+
+
 def test_the_rows_own_text_is_used_where_it_repeats():
     policy = measured(verify_s=0.03, wait_s=0.03, accepted=2.0, accepted_lookup=1.5)
     assert usual(policy, num_missed=2, num_hits=6) is Miss.NGRAM
-    without = measured(
-        verify_s=0.03, wait_s=0.03, accepted=2.0, accepted_lookup=1.5, has_lookup=False
-    )
+    without = measured(verify_s=0.03, wait_s=0.03, accepted=2.0, accepted_lookup=1.5, kinds=set())
     assert Miss.NGRAM not in {
         without.choose(num_missed=2, num_hits=6, can_wait=True) for _ in range(256)
     }
@@ -71,7 +96,7 @@ def test_what_was_bad_once_is_tried_again_but_seldom():
     chosen = Counter(policy.choose(**loads) for _ in range(1280))
     assert 10 <= chosen[Miss.DRAFT_NOW] <= 30
     for _ in range(400):
-        policy.waited(0.0001, 1.0)
+        policy.spent(Miss.DRAFT_NOW, 1, 0.0001)
     assert usual(policy, num_missed=1, num_hits=4) is Miss.DRAFT_NOW
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from specserve.link.frames import LinkLimits
-from specserve.link.messages import BlockKey, Push, Report, RowReport
+from specserve.link.messages import BlockKey, Foresight, Push, Report, RowReport
 
 LIMITS = LinkLimits(
     vocab_size=1000,
@@ -33,6 +33,17 @@ def random_row(source, limits=LIMITS, num_verified=None):
         block=source.integers(0, limits.vocab_size, k).astype(np.int32),
         speculation_id=int(source.integers(0, 2**63)),
         awaits=bool(source.integers(0, 2)),
+        foresight=random_foresight(source, k, limits) if source.integers(0, 2) else None,
+    )
+
+
+def random_foresight(source, verify_len, limits=LIMITS):
+    shape = int(source.integers(1, verify_len + 2)), int(source.integers(1, 20))
+    num_confidences = verify_len * int(source.integers(0, 2))
+    return Foresight(
+        confidences=source.random(num_confidences).astype(np.float32),
+        slot_ids=source.integers(0, limits.vocab_size, shape).astype(np.int32),
+        slot_scores=source.standard_normal(shape).astype(np.float32),
     )
 
 
@@ -99,6 +110,8 @@ def _same(first, second):
 
 
 def _equal(first, second):
+    if isinstance(first, Foresight):
+        return isinstance(second, Foresight) and _same(first, second)
     if isinstance(first, np.ndarray):
         alike = (first.dtype, first.shape) == (second.dtype, second.shape)
         return alike and bool((first == second).all())

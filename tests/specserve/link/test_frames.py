@@ -8,15 +8,22 @@ import pytest
 
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.link.envelope import HEADER_BYTES, Kind, restamp, seal
-from specserve.link.frames import decode_push, decode_report, encode_push, encode_report
-from specserve.link.messages import BlockKey, Push, Report, RowReport
+from specserve.link.messages import BlockKey, Foresight, Push, Report, RowReport
+from specserve.link.push_frames import decode_push, encode_push
+from specserve.link.report_frames import decode_report, encode_report
 from tests.specserve.link.messages import LIMITS, RULES, random_push, random_report, same
 
 EPOCH = 3
+FORESIGHT = Foresight(
+    confidences=np.array([0.5, 1.0], np.float32),
+    slot_ids=np.array([[6, 7, 8], [9, 10, 11]], np.int32),
+    slot_scores=np.array([[0.0, -1.0, -np.inf], [2.0, 1.0, 0.0]], np.float32),
+)
 ROW = RowReport(
     stream=1, round=2, seed=-3, sample_index=4, rule="rejection", temperature=0.5, start=5,
     token_ids=np.array([6, 7], np.int32), features=np.ones((1, 8), np.float32),
     block=np.array([8, 9], np.int32), speculation_id=10, awaits=True,
+    foresight=FORESIGHT,
 )  # fmt: skip
 PUSH = Push(
     keys=[BlockKey(1, 2, 3, 4)],
@@ -78,6 +85,17 @@ def row_within_limits(row):
         and row.position + len(row.block) < LIMITS.max_positions
         and ids_within_limits(row.token_ids)
         and ids_within_limits(row.block)
+        and (row.foresight is None or foresight_within_limits(row.foresight, len(row.block)))
+    )
+
+
+def foresight_within_limits(foresight, verify_len):
+    return (
+        len(foresight.confidences) in (0, verify_len)
+        and all(0 <= confidence <= 1 for confidence in foresight.confidences)
+        and 1 <= len(foresight.slot_ids) <= verify_len + 1
+        and foresight.slot_ids.shape == foresight.slot_scores.shape
+        and ids_within_limits(foresight.slot_ids)
     )
 
 
@@ -138,6 +156,18 @@ ids = np.int32
     "fields",
     [
         {"stream": -1},
+        {"foresight": replace(FORESIGHT, confidences=np.array([0.5, 1.1], np.float32))},
+        {"foresight": replace(FORESIGHT, confidences=np.array([0.5, np.nan], np.float32))},
+        {"foresight": replace(FORESIGHT, slot_ids=FORESIGHT.slot_ids + 1000)},
+        {
+            "block": np.array([8], np.int32),
+            "foresight": replace(  # a slot too many
+                FORESIGHT,
+                confidences=FORESIGHT.confidences[:1],
+                slot_ids=np.zeros((3, 2), np.int32),
+                slot_scores=np.zeros((3, 2), np.float32),
+            ),
+        },
         {"round": -1},
         {"round": 2**20},
         {"sample_index": -1},

@@ -1,0 +1,85 @@
+"""Blocks for rows that nothing was pushed for, drafted on the target's own device.
+
+From the row's own text (NGRAM), or by the drafter beside the target (DRAFT_HERE). That one's
+contexts catch up only when it is asked, so rounds that need no block from it cost it nothing. What
+its blocks were drawn from goes to the draft process, which can then foresee their outcomes at once.
+"""
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+import torch
+
+from specserve.decoding.draft_law import DraftLaw
+from specserve.link.messages import Foresight
+from specserve.types import Speculation
+from target_node.drafting import ColocatedDraft, RowToDraft
+from target_node.miss_policy import Miss
+from target_node.scheduler import Row
+from target_node.sequence import Sequence
+from target_node.tolerance import Tolerance
+
+NUM_SCORED = 256  # tokens of a slot that may become candidates: a race needs more than are prepared
+_NO_CONFIDENCES = np.empty(0, dtype=np.float32)
+
+
+class LocalDrafts:
+    """This round's blocks by row."""
+
+    def __init__(self, drafts: dict[Miss, ColocatedDraft], device: torch.device) -> None:
+        """`drafts`: who drafts for NGRAM and DRAFT_HERE, as far as they are to be had."""
+        self.kinds = frozenset(drafts)
+        self._drafts = drafts
+        self._device = device
+        self._tolerances = {miss: Tolerance() for miss in drafts}
+        self._kind_of: dict[Sequence, Miss] = {}
+
+    def clear(self) -> None:
+        """A new round begins."""
+        self._kind_of.clear()
+
+    def draft(self, miss: Miss, rows: Rows[RowToDraft]) -> dict[Sequence, Speculation]:
+        """One block a row that can have one."""
+        draft = self._drafts[miss]
+        num_scored = NUM_SCORED if miss is Miss.DRAFT_HERE else 0
+        ask = self._tolerances[miss].ask
+        found = dict(ask(lambda: draft.speculate(rows, num_scored=num_scored)))
+        self._kind_of |= dict.fromkeys(found, miss)
+        return found
+
+    def kind_of(self, sequence: Sequence) -> Miss | None:
+        """How this round's block of a row came about; None if it has none from here."""
+        return self._kind_of.get(sequence)
+
+    def law(self, row: Row) -> DraftLaw:
+        """Of the row's drafted tokens, which are from here."""
+        assert row.speculation is not None
+        draft = self._drafts[self._kind_of[row.sequence]]
+        law = draft.laws([(row.speculation.place, row.verify_len)])
+        if law is not None:
+            return law
+        drafted = torch.tensor(row.drafted, dtype=torch.int64, device=self._device)
+        return DraftLaw.certain(drafted)
+
+    def foresight(self, row: Row) -> Foresight | None:
+        """What may stand after each prefix of the row's drafted tokens, if that is known."""
+        kind = self._kind_of.get(row.sequence)
+        if kind is not Miss.DRAFT_HERE or row.speculation is None or not row.verify_len:
+            return None
+        scores = self._drafts[kind].scores(row.sequence, row.verify_len + 1)
+        if scores is None:
+            return None
+        is_padding = scores.scores == -torch.inf
+        confidences = row.speculation.confidences
+        return Foresight(
+            confidences=_NO_CONFIDENCES
+            if confidences is None
+            else np.array(confidences[: row.verify_len], dtype=np.float32).clip(0.0, 1.0),
+            slot_ids=scores.ids.masked_fill(is_padding, 0).to(torch.int32).cpu().numpy(),
+            slot_scores=scores.scores.cpu().numpy(),
+        )
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        for draft in self._drafts.values():
+            draft.forget(sequence)

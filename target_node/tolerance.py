@@ -1,0 +1,31 @@
+"""A drafter in this process that fails costs its drafts, never a request; a few times, itself."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from specserve.types import Speculation
+from target_node.sequence import Sequence
+
+MAX_FAILURES = 5  # then the drafter is asked no more
+
+log = logging.getLogger(__name__)
+
+Speculations = Mapping[Sequence, Speculation]
+
+
+class Tolerance:
+    """Counts the failures of one drafter."""
+
+    def __init__(self) -> None:
+        self._num_failures = 0
+
+    def ask(self, draft: Callable[[], Speculations]) -> Speculations:
+        """What `draft` returns; nothing where it raises, or did too often."""
+        if self._num_failures >= MAX_FAILURES:
+            return {}
+        try:
+            return draft()
+        except Exception:
+            self._num_failures += 1
+            log.exception("drafting failed (%d of %d times)", self._num_failures, MAX_FAILURES)
+            return {}
