@@ -7,6 +7,7 @@ its blocks were drawn from goes to the draft process, which can then foresee the
 
 from collections.abc import Sequence as Rows
 
+import msgspec
 import numpy as np
 import torch
 
@@ -45,6 +46,13 @@ class LocalDrafts:
         ask = self._tolerances[miss].ask
         found = dict(ask(lambda: draft.speculate(rows, num_scored=num_scored)))
         self._kind_of |= dict.fromkeys(found, miss)
+        if num_scored:
+            # As of a pushed block, the last token stays behind: its law foretells what follows.
+            cut = max(1, draft.gamma - 1)
+            found = {
+                sequence: msgspec.structs.replace(each, token_ids=each.token_ids[:cut])
+                for sequence, each in found.items()
+            }
         return found
 
     def kind_of(self, sequence: Sequence) -> Miss | None:

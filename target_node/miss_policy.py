@@ -55,7 +55,7 @@ class MissPolicy:
         self._kinds = tuple(miss for miss in Miss if miss in kinds)
         self._accepted = _Mean(1.0)  # tokens of a pushed block
         self._answered = _Mean(1.0)  # share of rows for which waiting brought a block
-        self._accepted_by = {miss: _Mean(_PRIORS[miss][0]) for miss in self._kinds}
+        self._accepted_by = {miss: _Mean(prior[0]) for miss, prior in _PRIORS.items()}
         self._verify_s: dict[int, _Mean] = {}  # by load
         self._cost_s: dict[tuple[Miss, int], _Mean] = {}  # by fall-back and load
         self._num_misses = 0
@@ -95,7 +95,7 @@ class MissPolicy:
         if miss is Miss.DRAFT_NOW:
             accepted = self._answered.value * self._accepted.value
         else:
-            accepted = self._accepted_by[miss].value if miss in self._accepted_by else 0.0
+            accepted = self._accepted_by[miss].value
         tokens = num_hits * (1 + self._accepted.value) + num_missed * (1 + accepted)
         verify_s = self._verify_s.get(_bucket(num_missed + num_hits))
         before_s = 0.0 if miss is Miss.SKIP else self._cost(miss, num_missed).value

@@ -7,8 +7,9 @@ import torch
 from draft_node.drafters.ngram import NgramDrafter
 from draft_node.failures import MAX_FAILURES, DraftingFailed
 from draft_node.fan_out import FanOutRule
-from specserve.decoding.drawing import Coupled, Sampled
+from specserve.decoding.drawing import Coupled, Greedy, Sampled
 from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.link.messages import Foresight
 from specserve.noise import OnceKeys
 from tests.draft_node.drafters.checkpoints import EAGLE3, make_drafter
 from tests.draft_node.rounds import (
@@ -97,6 +98,24 @@ def test_no_outcome_repeats_what_was_rejected(drafter):
         number = key.position - END - 1
         if number < len(block):
             assert key.anchor_id != block[number]
+
+
+def test_a_block_that_the_target_drafted_is_foreseen_without_being_drafted_again(drafter):
+    rounds = Rounds(drafter)
+    slots = np.array([[4, 8, 12, 16], [5, 9, 13, 17], [6, 10, 14, 18]], np.int32)
+    scores = np.tile(np.array([0.0, -1.0, -2.0, -np.inf], np.float32), (3, 1))
+    foresight = Foresight(np.array([0.5, 0.5], np.float32), slots, scores)
+    block = [4, 9]
+    rounds.take(TEXT, block=block, temperature=0.0, foresight=foresight)
+    found = blocks_of(rounds.finish())
+    # Padding is no candidate, and neither is the token that was rejected.
+    expected = {(0, 8), (0, 12), (1, 5), (1, 13), (2, 6), (2, 10), (2, 14)}
+    assert {(key.position - END - 1, key.anchor_id) for key in found} == expected
+    assert all(key.round == 2 for key in found)
+    extend(drafter, 99, TEXT[:END])
+    for key, (token_ids, *_) in found.items():
+        alone = draft_alone(drafter, 99, key, block, Greedy())
+        assert token_ids == alone.token_ids[0].tolist()
 
 
 def test_the_likeliest_bonus_token_under_shared_noise_is_the_blocks_own(drafter):

@@ -11,6 +11,7 @@ from specserve.types import Abort
 from target_node.feature_cache import FeatureCache
 from target_node.miss_policy import Miss
 from target_node.reporting import MAX_INLINE
+from target_node.tolerance import MAX_FAILURES
 from tests.exactness.speculative import MAX_LEN, Models, make_models, requests
 from tests.target_node.in_process import request
 from tests.target_node.in_process_pair import InProcessPair
@@ -165,6 +166,37 @@ def test_waiting_for_a_block_is_bounded(models):
         pair.run_until_idle()
         assert pair.asynchronous.status().num_hits == 0
         assert pair.ends["r0"].stats.num_drafted_tokens > 0
+
+
+@pytest.mark.parametrize("rule", list(VerificationRule))
+def test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen(models, rule):
+    options = {"miss": Miss.DRAFT_HERE, "default_rule": rule}
+    with pair_of(models, "the target itself", **options) as pair:
+        rows = reports_of(pair)
+        tokens = answer(pair, max_tokens=40)
+        drafted_here = [row for row in rows if row.foresight is not None]
+        assert drafted_here
+        for row in drafted_here:
+            assert row.speculation_id == 0
+            verify_len = len(row.block)
+            slots = row.foresight.slot_ids
+            assert verify_len <= len(slots) <= verify_len + 1
+            text = PROMPT + tokens
+            for number, follower in enumerate(text[row.position + 1 :][: len(slots)]):
+                # The target's own law knows what it will say, unless it was cut for the ratio test.
+                assert follower in slots[number] or rule is not VerificationRule.COUPLED
+                if number < verify_len and follower != row.block[number]:
+                    break
+        # The first round is a miss; from then on what the target said of its block is enough.
+        assert pair.hit_rate > (0.6 if rule is VerificationRule.COUPLED else 0.1)
+
+
+def test_a_drafter_here_that_breaks_costs_its_drafts_alone(models, caplog):
+    with pair_of(models, miss=Miss.DRAFT_HERE, drafting=Drafting(num_drafts=0)) as pair:
+        expected = answer(pair, seed=5)
+        pair._here.speculate = None  # calling it raises
+        assert answer(pair, seed=5) == expected
+    assert caplog.text.count("drafting failed") == MAX_FAILURES
 
 
 def test_no_draft_means_plain_decoding_without_waiting(models):
