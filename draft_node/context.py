@@ -141,9 +141,9 @@ class Context:
 
 
 class BlockAttention:
-    """New tokens see their row's context and the keys of their own block, no order imposed.
+    """New tokens see their row's context and keys of their own block.
 
-    Call `plan` once a draft call, then `run` in every layer.
+    Call `plan` once a draft call, then `attend` in every layer and step.
     """
 
     def __init__(self, context: Context, *, num_heads: int, scale: float) -> None:
@@ -156,15 +156,8 @@ class BlockAttention:
         self,
         rows: Sequence[int],
         lengths: Sequence[int],
-        block_mask: Tensor | None = None,
-        *,
-        several_steps: bool = False,
     ) -> None:
-        """B blocks behind the first `lengths` positions of their `rows`.
-
-        `block_mask` [B, T, T] is added to the scores of queries against keys of their own block.
-        With `several_steps`, what a layer gathered is kept for its later calls.
-        """
+        """B blocks behind the first `lengths` positions of their `rows`."""
         device = self._context.cache.device
         distinct = {row: place for place, row in enumerate(dict.fromkeys(rows))}
         # Whole rows, whatever is used of them: the work does not tell how long the prefixes are.
@@ -180,10 +173,9 @@ class BlockAttention:
         mask = torch.zeros(hidden.shape, dtype=torch.float32)
         mask.masked_fill_(torch.from_numpy(hidden), -torch.inf)
         self._mask = mask[:, None].to(device)  # [B, 1, L]
-        self._block_mask = block_mask
+        self._block_mask: Tensor | None = None
         self._num_rows, self._num_blocks = len(distinct), len(rows)
         self._group([distinct[row] for row in rows], device)
-        self._several_steps = several_steps
         self._gathered.clear()
 
     def _group(self, places: Sequence[int], device: torch.device) -> None:
@@ -202,10 +194,6 @@ class BlockAttention:
             seen[place] += 1
         self._spread = torch.from_numpy(spread.ravel()).to(device)
         self._collect = torch.from_numpy(collect).to(device)
-
-    def run(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [B * T, heads, head_dim], k and v [B * T, kv_heads, head_dim]: like q."""
-        return self.attend(layer_index, q, self.by_block(k), self.by_block(v))
 
     def by_block(self, entries: Tensor) -> Tensor:
         """[B * T, kv_heads, head_dim] -> [kv_heads, B, T, head_dim]"""
@@ -249,10 +237,9 @@ class BlockAttention:
             return self._gathered[layer]
         keys, values = self._context.cache.gather(layer, self._flat_blocks)
         shape = (keys.shape[0], self._num_rows, keys.shape[1] // self._num_rows, keys.shape[2])
-        entries = keys.view(shape), values.view(shape)
-        if self._several_steps:  # the cache gathers every layer into the same memory
-            entries = self._gathered[layer] = entries[0].clone(), entries[1].clone()
-        return entries
+        # The cache gathers every layer into the same memory, and later steps look here again.
+        self._gathered[layer] = keys.view(shape).clone(), values.view(shape).clone()
+        return self._gathered[layer]
 
     def _by_row(self, x: Tensor) -> Tensor:
         """[kv_heads, B, M, D] -> [kv_heads, R, blocks a row * M, D], blocks repeated as padding."""
@@ -280,7 +267,7 @@ class ChainAttention:
 
         The first `pads` tokens of a block, int64 [B], are seen by nobody but themselves.
         """
-        attention.plan(rows, lengths, several_steps=True)
+        attention.plan(rows, lengths)
         self._attention = attention
         self._pads = pads
         self._entries: dict[int, tuple[Tensor, Tensor]] = {}

@@ -8,7 +8,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
-from specserve.decoding.drawing import BlockLayout, log_noise
+from specserve.decoding.drawing import BlockLayout, distinct_log_noise, log_noise
 
 _TABLE_BYTES = 64 << 20
 
@@ -23,20 +23,20 @@ class NoiseTable:
 
     def __call__(
         self, seeds: Tensor, sample_indices: Tensor, positions: Tensor, layout: BlockLayout
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         keys = list(zip(seeds.tolist(), sample_indices.tolist(), positions.tolist(), strict=True))
         columns = layout.vocab_size if layout.target_ids is None else len(layout.target_ids)
         if self._table is None:
             num_rows = max(1, self._num_bytes // (4 * columns))
             self._table = torch.empty(num_rows, columns, device=seeds.device)
         if len(set(keys)) > len(self._table):
-            return log_noise(seeds, sample_indices, positions, layout)
+            return distinct_log_noise(seeds, sample_indices, positions, layout)
         missing = self._reserve(keys, len(self._table))
         if missing:
             at = torch.tensor(missing, device=seeds.device)
             fresh = log_noise(seeds[at], sample_indices[at], positions[at], layout)
             self._table[self._rows([keys[place] for place in missing])] = fresh
-        return self._table.index_select(0, self._rows(keys))
+        return self._table, self._rows(keys)
 
     def _reserve(self, keys: list[tuple[int, int, int]], num_rows: int) -> list[int]:
         """Give every key a row of the table; the first places of those whose row is empty yet."""

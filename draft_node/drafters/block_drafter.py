@@ -9,10 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from draft_node.context import BlockAttention, Context
+from draft_node.branch_attention import Blocks, BranchAttention, Entering
+from draft_node.context import Context
 from draft_node.drafters.backbone import Backbone
 from draft_node.drafters.batching import context_lens, flat_positions
 from draft_node.drafters.confidence_head import ConfidenceHead
+from draft_node.drafters.in_flight import InFlightTokens
 from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import Layout
 from specserve.decoding.drawing import BlockLayout, Drawing, DrawingRule
@@ -57,16 +59,14 @@ class BlockDrafter:
         self.law_confidence = law_confidence
         self.target_ids = target_ids
         self._first_slot = 1 if spec.layout is Layout.FILL_IN else 0
-        self._attention = BlockAttention(
-            context,
-            num_heads=spec.decoder.num_heads,
-            scale=1.0 if spec.gemma4 is not None else spec.decoder.head_dim**-0.5,
-        )
-        # Tokens in flight become entries as they do in a block: by the layers' own keys.
-        self._causal = TorchAttention(
-            context.cache, num_heads=spec.decoder.num_heads, deterministic=False
-        )
-        self._causal.scale = self._attention.scale
+        scale = 1.0 if spec.gemma4 is not None else spec.decoder.head_dim**-0.5
+        num_heads = spec.decoder.num_heads
+        self._attention = BranchAttention(context, num_heads=num_heads, scale=scale)
+        # Tokens in flight become entries as they do in a block: by the layers' own keys. The next
+        # draft computes them; should they be needed before, this does.
+        self._in_flight = InFlightTokens()
+        self._causal = TorchAttention(context.cache, num_heads=num_heads, deterministic=False)
+        self._causal.scale = scale
         device = backbone.embedding.device
         self._block_ids = torch.full((1, spec.block_size), spec.mask_token_id, device=device)
         self._block_offsets = torch.arange(spec.block_size, device=device)
@@ -76,18 +76,35 @@ class BlockDrafter:
 
     @torch.inference_mode()
     def extend(self, update: ContextUpdate) -> None:
+        if update.features is not None and any(row in self._in_flight for row in update.rows):
+            self._compute_in_flight()
         slots = self.context.rows.append(update.rows, update.starts, update.counts)
-        positions = flat_positions(update.starts, update.counts).to(self._block_ids.device)
-        if update.features is not None:
-            self.context.write(slots, *self.backbone.context_entries(update.features, positions))
+        if update.features is None:
+            token_ids = update.token_ids.tolist()
+            self._in_flight.add(update.rows, update.starts, update.counts, token_ids)
             return
-        self._causal.plan(self.context.causal_batch(update.rows, update.counts))
-        self.backbone.hidden(update.token_ids, positions, self._causal)
+        positions = flat_positions(update.starts, update.counts).to(self._block_ids.device)
+        self.context.write(slots, *self.backbone.context_entries(update.features, positions))
+
+    def _compute_in_flight(self) -> None:
+        entering = self._in_flight.take()
+        if entering is not None:
+            token_ids, positions = self._entering(entering)
+            self._causal.plan(self.context.causal_batch(entering.rows, entering.counts))
+            self.backbone.hidden(token_ids, positions, self._causal)
+
+    def _entering(self, entering: Entering) -> tuple[Tensor, Tensor]:
+        """Token ids and positions, [N] each."""
+        device = self._block_ids.device
+        positions = flat_positions(entering.starts, entering.counts).to(device)
+        return torch.tensor(entering.token_ids, device=device), positions
 
     def truncate(self, row: int, length: int) -> None:
+        self._in_flight.truncate(row, length)
         self.context.rows.truncate(row, length)
 
     def free(self, row: int) -> None:
+        self._in_flight.truncate(row, 0)
         self.context.rows.free(row)
 
     @torch.inference_mode()
@@ -126,9 +143,15 @@ class BlockDrafter:
         mask = None
         if gap:
             token_ids, positions, mask = self._with_gaps(batch, token_ids, positions, gap)
-        self._attention.plan(batch.rows, lengths, mask)
-        hidden = self.backbone.hidden(token_ids.flatten(), positions.flatten(), self._attention)
-        return hidden.view(*token_ids.shape, -1)[:, gap:]
+        shape, entering = token_ids.shape, self._in_flight.take()
+        token_ids, positions = token_ids.flatten(), positions.flatten()
+        if entering is not None:
+            first_ids, first_positions = self._entering(entering)
+            token_ids = torch.cat([first_ids, token_ids])
+            positions = torch.cat([first_positions, positions])
+        self._attention.plan(Blocks(batch.rows, lengths, shape[1], mask), entering)
+        hidden = self.backbone.hidden(token_ids, positions, self._attention)
+        return hidden[len(token_ids) - shape.numel() :].view(*shape, -1)[:, gap:]
 
     def _anchor_positions(self, batch: DraftBatch, lengths: Sequence[int]) -> Tensor:
         if batch.gap_ids is not None:
@@ -179,11 +202,9 @@ class BlockDrafter:
                 confidences.append(self.law_confidence(slot, logits))
             drawn.append(drawing.draw(slot, logits))
             previous_ids = drawn[-1][:, 0]
-            if batch.keep_logits:  # in place of the base logits, which nobody reads again
-                base_logits[:, slot] = logits[:, 0]
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
             drawing.law(),
             torch.cat(confidences, dim=1) if confidences else None,
-            logits=base_logits,
+            logits=base_logits,  # by now those that the tokens were drawn from
         )

@@ -65,7 +65,7 @@ class GruHead:
             head = self.head
             x = head.embedding.index_select(0, previous_ids)
             self.state = torch.gru_cell(x, self.state, head.input_weight, head.state_weight)
-            return self.base_logits[:, slot] + head.output(head.rank_state(self.state))
+            return self.base_logits[:, slot].add_(head.output(head.rank_state(self.state)))
 
     def rank_state(self, state: Tensor) -> Tensor:
         """[B, G] -> [B, r]"""
@@ -91,7 +91,7 @@ class LocalMarkovHead:
             if slot == 0:
                 return self.base_logits[:, 0]
             e = self.head.embedding.index_select(0, previous_ids)
-            return self.base_logits[:, slot] + self.head.output(e)
+            return self.base_logits[:, slot].add_(self.head.output(e))
 
 
 def _without_prior(base_logits: Tensor, prior: Tensor | None) -> Tensor:

@@ -76,7 +76,7 @@ class VanillaHead:
 
         def logits(self, slot: int, previous_ids: Tensor) -> Tensor:
             bias = self.head.output(self.head.embedding.index_select(0, previous_ids))
-            return self.base_logits[:, slot] + bias
+            return self.base_logits[:, slot].add_(bias)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class GatedHead:
         def logits(self, slot: int, previous_ids: Tensor) -> Tensor:
             e = self.head.embedding.index_select(0, previous_ids)
             gate = self.head.from_token(e).add_(self.offsets[:, slot]).sigmoid_()
-            return self.base_logits[:, slot] + self.head.output(gate.mul_(e))
+            return self.base_logits[:, slot].add_(self.head.output(gate.mul_(e)))
 
 
 @dataclass(frozen=True)
@@ -135,4 +135,4 @@ class RnnHead:
             gate, candidate, out = joint.add_(self.offsets[:, slot]).chunk(3, dim=1)
             bias = self.head.output(out.tanh())
             self.state = torch.lerp(candidate.tanh(), self.state, gate.sigmoid())
-            return self.base_logits[:, slot] + bias
+            return self.base_logits[:, slot].add_(bias)

@@ -13,11 +13,14 @@ class SerialRun(Protocol):
     """The state of B blocks on their way through the slots."""
 
     def logits(self, slot: int, previous_ids: Tensor) -> Tensor:
-        """Logits [B, V] of `slot`, after tokens [B] stood in the slot before (0: the anchors)."""
+        """Logits [B, V] of `slot`, after tokens [B] stood in the slot before (0: the anchors).
+
+        Call once a slot, in order: they take the place of the slot's base logits.
+        """
         ...
 
 
 class SerialHead(Protocol):
     def begin(self, hidden: Tensor, base_logits: Tensor) -> SerialRun:
-        """hidden [B, G, H], base_logits [B, G, V] float32; the latter may be overwritten."""
+        """hidden [B, G, H], base_logits [B, G, V] float32; the latter are overwritten."""
         ...

@@ -35,7 +35,7 @@ _VALUE_FLAGS = (
     ("--fan-out", "speculation.fan_out", "BLOCKS", "drafted ahead for each row (default 32)"),
     ("--wave", "speculation.wave", "BLOCKS", "drafted together by a draft process (default 8)"),
     ("--fan-out-rule", "speculation.fan_out_rule", "RULE", "measured, geometric or uniform"),
-    ("--miss-policy", "speculation.miss_policy", "POLICY", "auto, skip, ngram, draft_here or draft_now"),
+    ("--miss-policy", "speculation.miss_policy", "POLICY", "auto|skip|ngram|draft_here|draft_now"),
     ("--saguaro-c", "speculation.saguaro_c", "FACTOR", "0 to 1, on tokens prepared for"),
     ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error"),
     ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),

@@ -30,11 +30,13 @@ class BlockLayout:
 
 
 class NoiseSource(Protocol):
-    """Where `Coupled` has its noise from: `log_noise`, or something that equals it."""
+    """Where `Coupled` has its noise from: `log_noise` of every key, wherever it is kept."""
 
     def __call__(
         self, seeds: Tensor, sample_indices: Tensor, positions: Tensor, layout: BlockLayout, /
-    ) -> Tensor: ...
+    ) -> tuple[Tensor, Tensor]:
+        """Noise [D, DV] float32, and which of its rows each of N positions has: [N] int64."""
+        ...
 
 
 def log_noise(
@@ -45,6 +47,21 @@ def log_noise(
     if layout.target_ids is None:
         return exponential_noise(*keys, layout.vocab_size).log_()
     return exponential_noise_at(*keys, layout.target_ids.expand(len(seeds), -1)).log_()
+
+
+def distinct_log_noise(
+    seeds: Tensor, sample_indices: Tensor, positions: Tensor, layout: BlockLayout
+) -> tuple[Tensor, Tensor]:
+    """The plain `NoiseSource`: every noise is made once a batch, however many blocks share it."""
+    if seeds.device.type != "cpu":
+        rows = torch.arange(len(seeds), device=seeds.device)
+        return log_noise(seeds, sample_indices, positions, layout), rows
+    keys = torch.stack((seeds, sample_indices, positions)).numpy()
+    distinct, inverse = np.unique(keys, axis=1, return_inverse=True)
+    seeds, sample_indices, positions = torch.from_numpy(np.ascontiguousarray(distinct))
+    return log_noise(seeds, sample_indices, positions, layout), torch.from_numpy(
+        inverse.reshape(-1)
+    )
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -84,7 +101,7 @@ class Greedy:
         target_ids: Tensor | None
 
         def draw(self, first_slot: int, logits: Tensor) -> Tensor:
-            return _as_target_ids(logits.argmax(dim=-1), self.target_ids)
+            return _as_target_ids(_arg_max(logits), self.target_ids)
 
         def law(self) -> DraftLaw | None:
             return None
@@ -101,7 +118,7 @@ class Coupled:
     temperatures: Tensor
     seeds: Tensor
     sample_indices: Tensor
-    source: "NoiseSource | None" = None
+    source: NoiseSource = distinct_log_noise
 
     def begin(self, layout: BlockLayout) -> "Coupled._Draws":
         random = self.temperatures > 0
@@ -119,20 +136,9 @@ class Coupled:
         positions = layout.positions[:, None] + torch.arange(
             num_slots, device=layout.positions.device
         )
-        keys = torch.stack(
-            (
-                self.seeds[:, None].expand_as(positions),
-                self.sample_indices[:, None].expand_as(positions),
-                positions,
-            )
-        ).flatten(1)
-        places = torch.arange(keys.shape[1], device=keys.device)
-        if keys.device.type == "cpu":  # branches of a row share most of their noise
-            distinct, inverse = np.unique(keys.numpy(), axis=1, return_inverse=True)
-            keys = torch.from_numpy(np.ascontiguousarray(distinct))
-            places = torch.from_numpy(inverse.reshape(-1))
-        seeds, samples, where = keys
-        noise = (self.source or log_noise)(seeds, samples, where, layout)
+        seeds = self.seeds.repeat_interleave(num_slots)
+        samples = self.sample_indices.repeat_interleave(num_slots)
+        noise, places = self.source(seeds, samples, positions.flatten(), layout)
         return noise, places.view(positions.shape)
 
     @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class Coupled:
             # Slot by slot, so that it stays in cache.
             noise = self.noise.index_select(0, places.flatten()).view(logits.shape)
             race = noise.mul_(self.signs).addcmul_(logits, self.scales)
-            winners = race.argmax(dim=-1)
+            winners = _arg_max(race)
             return _as_target_ids(winners, self.target_ids)
 
         def law(self) -> DraftLaw | None:
@@ -214,6 +220,14 @@ class Sampled:
             ids = torch.cat([law.ids.view(shape) for law in self.laws], dim=1)
             probs = torch.cat([law.probs.view(shape) for law in self.laws], dim=1)
             return DraftLaw(ids.flatten(0, 1), probs.flatten(0, 1))
+
+
+def _arg_max(scores: Tensor) -> Tensor:
+    """The place of the largest in the last dimension, the first of equals."""
+    if scores.device.type != "cpu":
+        return scores.argmax(dim=-1)
+    # Vectorised, where torch's own takes eight times as long.
+    return torch.from_numpy(scores.numpy().argmax(axis=-1))
 
 
 def _as_target_ids(ids: Tensor, target_ids: Tensor | None) -> Tensor:

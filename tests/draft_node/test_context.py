@@ -110,40 +110,6 @@ def test_an_update_that_does_not_fit_changes_nothing():
         rows.truncate(0, 17)
 
 
-@pytest.mark.parametrize(
-    ("rows", "lengths"),
-    [
-        ([0], [20]),
-        ([0, 0, 0], [20, 20, 20]),
-        ([0, 1, 2], [20, 33, 1]),
-        ([1, 0, 1, 2, 1], [33, 20, 33, 1, 33]),
-        ([0, 1, 0, 1], [20, 33, 7, 16]),
-    ],
-)
-@pytest.mark.parametrize("masked", [False, True])
-def test_blocks_see_their_row_and_themselves(rows, lengths, masked):
-    context, size = make_context(), 3
-    entries = [fill(context, row, count) for row, count in ((0, 20), (1, 33), (2, 1))]
-    q = torch.randn(len(rows) * size, HEADS, DIM)
-    k, v = torch.randn(2, len(rows) * size, KV_HEADS, DIM)
-    mask = torch.zeros(len(rows), size, size)
-    if masked:
-        mask[:, 0, 2] = -torch.inf
-        mask[0, 2, 1] = -torch.inf
-    attention = BlockAttention(context, num_heads=HEADS, scale=DIM**-0.5)
-    attention.plan(rows, lengths, mask if masked else None)
-    for layer in range(2):
-        heads = slice(layer * KV_HEADS, (layer + 1) * KV_HEADS)
-        out = attention.run(layer, q, k, v)
-        for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-            part = slice(place * size, (place + 1) * size)
-            keys = torch.cat([entries[row][0][:length, heads], k[part]])
-            values = torch.cat([entries[row][1][:length, heads], v[part]])
-            whole = torch.cat([torch.zeros(size, length), mask[place]], dim=1)
-            expected = reference(q[part], keys, values, whole)
-            torch.testing.assert_close(out[part], expected, atol=1e-5, rtol=1e-5)
-
-
 def test_a_chain_sees_its_own_past_in_every_layer():
     context, rows, lengths = make_context(), [1, 0, 1], [33, 20, 30]
     entries = {0: fill(context, 0, 20), 1: fill(context, 1, 33)}

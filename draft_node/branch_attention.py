@@ -1,0 +1,177 @@
+"""Attention of draft blocks over their rows' contexts, and of tokens in flight that come first.
+
+One pass carries, row by row, tokens in flight (each becomes an entry of its row's context and sees
+what is before it) and then blocks behind some prefix of that context, whose tokens see each other
+in any order. All of it is one fused product a layer: what a token sees is a mask made once a pass.
+Knows no model: queries, keys and values come in ready to use.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draft_node.context import BLOCK_SIZE, Context
+from specserve.model.kv_cache import NULL_BLOCK
+
+
+@dataclass(frozen=True)
+class Entering:
+    """Tokens in flight whose places in the context are reserved: N = sum(counts)."""
+
+    rows: Sequence[int]  # distinct
+    starts: Sequence[int]
+    counts: Sequence[int]
+    token_ids: Sequence[int]  # [N], row by row
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """B blocks of T tokens, behind the first `lengths` positions of their rows."""
+
+    rows: Sequence[int]  # [B], branches of one request share theirs
+    lengths: Sequence[int]  # [B]
+    size: int  # T
+    mask: Tensor | None = None  # [B, T, T] added to scores of queries against their own block
+
+
+class BranchAttention:
+    """Call `plan` once a pass, then `run` in every layer."""
+
+    def __init__(self, context: Context, *, num_heads: int, scale: float) -> None:
+        self._context = context
+        self._scale = scale
+        self._kv_heads = context.cache.num_kv_heads
+        self._per_kv = num_heads // self._kv_heads
+
+    def plan(self, blocks: Blocks, entering: Entering | None = None) -> None:
+        """The flattened pass is the entering tokens, then the blocks: N + B * T tokens."""
+        self._enter(entering)
+        order = list(dict.fromkeys([*(entering.rows if entering else ()), *blocks.rows]))
+        place_of = {row: place for place, row in enumerate(order)}
+        width = self._gather_plan(order)
+        first = [place_of[row] for row in blocks.rows]
+        own_rows = np.repeat(np.array(first, dtype=np.int64), blocks.size)
+        seen = np.repeat(np.array(blocks.lengths, dtype=np.int64), blocks.size)
+        if entering is not None:
+            counts = np.array(entering.counts)
+            starts = np.array(entering.starts).repeat(counts)
+            ends = starts + _places_within(counts) + 1
+            seen = np.concatenate([ends, seen])
+            places = np.array([place_of[row] for row in entering.rows]).repeat(counts)
+        else:
+            places = np.empty(0, dtype=np.int64)
+        self._num_rows = len(order)
+        device = self._context.cache.device
+        self._queries = _Layout.of(np.concatenate([places, own_rows]), self._num_rows, device)
+        self._own = _Layout.of(own_rows, self._num_rows, device)
+        self._mask = self._mask_of(seen, width, blocks)
+
+    def _enter(self, entering: Entering | None) -> None:
+        self._num_entering = 0
+        if entering is None:
+            return
+        self._num_entering = len(entering.token_ids)
+        rows = self._context.rows
+        spans = zip(entering.rows, entering.starts, entering.counts, strict=True)
+        slots = [rows.slots(row, start, start + count) for row, start, count in spans]
+        cache = self._context.cache
+        flat = torch.from_numpy(np.concatenate(slots)).to(cache.device)
+        self._flat_slots = cache.flat_slots(flat)
+
+    def _gather_plan(self, order: Sequence[int]) -> int:
+        """Which pages to gather, as many for every row; how many positions that is.
+
+        Whole rows, whatever is used of them: the work does not tell how long the prefixes are.
+        """
+        tables = [self._context.rows.table(row) for row in order]
+        width = max(map(len, tables))
+        pages = np.full((len(tables), width), NULL_BLOCK, dtype=np.int64)
+        for place, table in enumerate(tables):
+            pages[place, : len(table)] = table
+        cache = self._context.cache
+        self._flat_blocks = cache.flat_blocks(torch.from_numpy(pages.ravel()).to(cache.device))
+        return width * BLOCK_SIZE
+
+    def _mask_of(self, seen: NDArray[np.int64], width: int, blocks: Blocks) -> Tensor:
+        """What each query adds to its scores: [1, R, M * per_kv, width + S]."""
+        cache, queries, own = self._context.cache, self._queries, self._own
+        num_queries = self._num_rows * queries.width
+        mask = torch.full((num_queries, width + own.width), -torch.inf, dtype=torch.float32)
+        visible = np.arange(width) < np.ones((num_queries, 1), dtype=np.int64)  # padding sees one
+        visible[queries.slots] = np.arange(width) < seen[:, None]
+        mask[:, :width].masked_fill_(torch.from_numpy(visible), 0)
+        size = blocks.size
+        at = queries.slots[self._num_entering :].reshape(-1, size)
+        columns = width + own.slots.reshape(-1, size) % own.width
+        values = torch.zeros(size, size) if blocks.mask is None else blocks.mask.cpu()
+        mask[torch.from_numpy(at)[:, :, None], torch.from_numpy(columns)[:, None, :]] = values
+        mask = mask.view(self._num_rows, queries.width, -1).to(cache.device, cache.keys.dtype)
+        return mask.repeat_interleave(self._per_kv, dim=1)[None]
+
+    def run(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [N + B * T, heads, head_dim], k and v [N + B * T, kv_heads, head_dim]: like q."""
+        first, cache = self._num_entering, self._context.cache
+        if first:
+            cache.write(layer_index, self._flat_slots, k[:first], v[:first])
+        keys, values = cache.gather(layer_index, self._flat_blocks)
+        shape = (self._kv_heads, self._num_rows, -1, cache.head_dim)
+        keys = torch.cat([keys.view(shape), self._by_row(k[first:])], dim=2)
+        values = torch.cat([values.view(shape), self._by_row(v[first:])], dim=2)
+        spread = self._queries.spread(q).view(
+            self._num_rows, self._queries.width, self._kv_heads, self._per_kv, cache.head_dim
+        )
+        queries = spread.permute(2, 0, 1, 3, 4).reshape(shape)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            queries, keys, values, self._mask, scale=self._scale
+        )
+        out = out.view(self._kv_heads, self._num_rows, -1, self._per_kv, cache.head_dim)
+        out = out.permute(1, 2, 0, 3, 4).reshape(-1, *q.shape[1:])
+        return self._queries.collect(out)
+
+    def _by_row(self, entries: Tensor) -> Tensor:
+        """[B * T, kv_heads, head_dim] -> [kv_heads, R, S, head_dim]"""
+        spread = self._own.spread(entries)
+        return spread.view(self._num_rows, -1, *entries.shape[1:]).permute(2, 0, 1, 3)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Flattened tokens laid out as `width` places a row; padding holds any token."""
+
+    slots: NDArray[np.int64]  # [N] row * width + place of each token
+    width: int
+    source: Tensor | None  # [R * width] which token stands in each place; None: they are in order
+    target: Tensor | None  # [N] `slots`
+
+    @staticmethod
+    def of(rows: NDArray[np.int64], num_rows: int, device: torch.device) -> "_Layout":
+        """`rows` [N]: the row of each token, 0 .. num_rows - 1."""
+        counts = np.bincount(rows, minlength=num_rows)
+        width = int(counts.max())
+        order = np.argsort(rows, kind="stable")
+        slots = np.empty(len(rows), dtype=np.int64)
+        slots[order] = rows[order] * width + _places_within(counts)
+        if np.array_equal(slots, np.arange(num_rows * width)):
+            return _Layout(slots, width, None, None)
+        source = np.zeros(num_rows * width, dtype=np.int64)
+        source[slots] = np.arange(len(rows))
+        return _Layout(
+            slots, width, torch.from_numpy(source).to(device), torch.from_numpy(slots).to(device)
+        )
+
+    def spread(self, x: Tensor) -> Tensor:
+        """[N, ...] -> [R * width, ...]"""
+        return x if self.source is None else x.index_select(0, self.source)
+
+    def collect(self, x: Tensor) -> Tensor:
+        """The inverse."""
+        return x if self.target is None else x.index_select(0, self.target)
+
+
+def _places_within(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0 .. count - 1 for each count in turn."""
+    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
