@@ -19,7 +19,7 @@ DSPARK_ASYNC = "dspark-async"  # heavier and conditioned on the gap
 FAN_OUT = "fan-out"  # in the name of a contest of budgets
 DEFAULT_FAN_OUT, DEFAULT_FAN_OUT_RULE, DEFAULT_MISS_POLICY = 32, "measured", "auto"
 FAN_OUT_RULES = ("measured", "geometric", "uniform")
-MISS_POLICIES = ("auto", "skip", "ngram", "draft_now")
+MISS_POLICIES = ("auto", "skip", "ngram", "draft_here", "draft_now")
 EQUAL_CORES = 2  # those of a target and one draft process
 
 Drafters = Mapping[str, DrafterChoice]
@@ -30,7 +30,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
     regime: str
     drafter: DrafterChoice | None = None
-    colocated: DrafterChoice | None = None  # what auto drafts with in the target's own process
+    colocated: DrafterChoice | None = None  # beside the target: of auto, and after a miss
     verification: VerificationRule = VerificationRule.FORESEEABLE
     threads: int = 1
     fan_out: int = DEFAULT_FAN_OUT
@@ -156,10 +156,14 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
         choice = async_choice(self.drafters, label)
         services = self._sync(label)
         if f"async-{label}" in self.plan.families and choice is not None:
-            services += self._by_rule(Service(regime=ASYNC, drafter=choice))
+            services += self._by_rule(self._asynchronous(label, choice))
         if label == LANGUAGE_MODEL and "two-threads" in self.plan.families:
             services += self._sync(label, threads=EQUAL_CORES)[: self.num_cores >= EQUAL_CORES]
         return services
+
+    def _asynchronous(self, label: str, choice: DrafterChoice) -> Service:
+        """After a miss it may draft beside the target what synchronous speculation would."""
+        return Service(regime=ASYNC, drafter=choice, colocated=self.drafters.get(label))
 
     def _sync(self, label: str, threads: int = 1) -> list[Service]:
         choice = self.drafters.get(label)
@@ -184,7 +188,9 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
         choices = [(label, async_choice(self.drafters, label)) for label in labels]
         return {
             f"{label}, {FAN_OUT} {fan_out}": [
-                Service(regime=ASYNC, drafter=choice, fan_out=fan_out, fan_out_rule=rule)
+                msgspec.structs.replace(
+                    self._asynchronous(label, choice), fan_out=fan_out, fan_out_rule=rule
+                )
                 for rule in FAN_OUT_RULES
             ]
             for label, choice in choices
@@ -197,7 +203,8 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
         if "miss-policy" not in self.plan.families or choice is None:
             return []
         return [
-            Service(regime=ASYNC, drafter=choice, miss_policy=policy) for policy in MISS_POLICIES
+            msgspec.structs.replace(self._asynchronous(DSPARK, choice), miss_policy=policy)
+            for policy in MISS_POLICIES
         ]
 
 
