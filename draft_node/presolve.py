@@ -2,31 +2,32 @@
 
     report -> the block in flight, its laws -> candidates -> plan -> waves, the likeliest first
 
+Waves are sized by the time until the target looks for them.
+
 A round whose block is neither ours nor explained by the target gets a root first: a block after its
 anchor, which tells what may follow. If the target waits for it, it is pushed, and a second report
 of the round says what became of it. Everything is dropped when a newer report comes. Exactness does
 not rest on any of this: a missing outcome is a miss.
 """
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
+from draft_node.candidates import Flight, candidates_of
 from draft_node.fan_out import AcceptancePrior, FanOutRule, HitCurves
 from draft_node.outcome_kind import OutcomeKind
-from draft_node.outcomes import NO_TOKEN, SlotNoise, rank_candidates
-from draft_node.plan import InFlight, Plan, Planner, in_flight
+from draft_node.plan import Plan, Planner, in_flight
 from draft_node.speculation_cache import DraftedBlock, SpeculationCache, told_block
 from draft_node.stream import Stream
 from draft_node.streams import Streams
+from draft_node.wave_cost import WaveCost
 from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
 from specserve.drafting import Drafter
 from specserve.link.messages import BlockKey, Push, RowReport
-from specserve.slot_scores import SlotScores
 
 _MAX_ROUND = 2**20 - 1  # what the noise has room for
 
@@ -39,6 +40,7 @@ class _Round:
     report: RowReport
     kind: OutcomeKind
     block: DraftedBlock | None  # after the anchor: ours, or the target's with its foresight
+    due_s: float  # when the target will look for blocks; infinity: unknown
     plan: Plan | None = None
     is_closed: bool = False  # nothing more is drafted for it
 
@@ -69,6 +71,7 @@ class Presolve:
         self._device = device
         self._waves = WaveDrafter(drafter, self.cache, settings, device)
         self._planner = Planner(rule, settings.fan_out, 2 * settings.size, self.curves)
+        self._costs = {True: WaveCost(), False: WaveCost()}  # with laws, without
         self._rounds: dict[int, _Round] = {}
         self._send_push: Callable[[Push], bool] | None = None
         self._max_positions = 0
@@ -79,8 +82,11 @@ class Presolve:
         self._rounds.clear()
         self.cache.clear()
 
-    def take(self, row: RowReport) -> None:
-        """A round has begun; what was planned for the one before is dropped."""
+    def take(self, row: RowReport, lead_s: float = 0.0) -> None:
+        """A round has begun; what was planned for the one before is dropped.
+
+        `lead_s`: the target looks for blocks about so long after it reported; 0: nobody knows.
+        """
         stream = self._streams.take_report(row)
         if stream is None:
             return
@@ -92,7 +98,8 @@ class Presolve:
         block = self.cache.settle(row, is_new=is_new)
         if row.foresight is not None:
             block = told_block(row, row.foresight, self._device)
-        now = _Round(stream, row, kind, block)
+        due_s = time.perf_counter() + lead_s if lead_s else math.inf
+        now = _Round(stream, row, kind, block, due_s)
         # No block follows an empty context, or fits behind a full one, or has keys in that round.
         is_last = row.position + 2 >= self._max_positions
         now.is_closed = row.position < 1 or is_last or row.round >= _MAX_ROUND
@@ -153,19 +160,22 @@ class Presolve:
     # --- outcomes ----------------------------------------------------------------------------
 
     def _plan(self, rounds: Sequence[_Round]) -> None:
-        flights: list[_Flight] = []
+        flights: list[Flight] = []
         for each in rounds:
             assert each.block is not None
             # An anchor at the very end of the model's context needs no block.
             max_slots = self._max_positions - 2 - each.report.position
             flight = in_flight(each.report, each.block, self.prior.confidences, max_slots)
-            flights.append((each, each.block, flight))
+            flights.append(Flight(each.report, each.kind, each.block, flight))
         self._streams.provide(
-            [(r.stream, [r.report.anchor_id, *flight.token_ids]) for r, _, flight in flights]
+            [
+                (each.stream, [each.report.anchor_id, *flight.in_flight.token_ids])
+                for each, flight in zip(rounds, flights, strict=True)
+            ]
         )
-        candidates = _candidates(flights, self._settings.fan_out, self._device)
-        for (each, _, flight), ranked in zip(flights, candidates, strict=True):
-            each.plan = self._planner.plan(each.kind, flight, ranked)
+        candidates = candidates_of(flights, self._settings.fan_out, self._device)
+        for each, flight, ranked in zip(rounds, flights, candidates, strict=True):
+            each.plan = self._planner.plan(each.kind, flight.in_flight, ranked)
 
     def _draft_outcomes(self, rounds: Sequence[_Round]) -> bool:
         """One wave of the most probable outcomes of all rounds; False if none is left."""
@@ -174,17 +184,34 @@ class Presolve:
             return False
         due.sort(key=_best_value, reverse=True)
         family = _one_family(due)
-        branches = self._take_wave(family)
+        size = self._wave_size(family)
+        if not size:
+            return False
+        began_s = time.perf_counter()
+        branches = self._take_wave(family, size)
         wave = self._draft(family, branches)
         if wave is not None:
             self._send(wave)
+            seconds = time.perf_counter() - began_s
+            self._costs[family[0].kind.needs_law].observe(len(branches), seconds)
         return True
 
-    def _take_wave(self, family: Sequence[_Round]) -> list[Branch]:
+    def _wave_size(self, family: Sequence[_Round]) -> int:
+        """As many blocks as are over in time; a round's first wave is drafted in any case."""
+        cost = self._costs[family[0].kind.needs_law]
+        left_s = min(each.due_s for each in family) - time.perf_counter()
+        size = self._settings.size
+        if left_s < math.inf:
+            size = int(min(size, max(0.0, cost.largest_within(left_s))))
+        if size == 0 and any(each.plan is not None and not each.plan.num_taken for each in family):
+            return max(1, self._settings.size // 4)
+        return size
+
+    def _take_wave(self, family: Sequence[_Round], size: int) -> list[Branch]:
         """The best outcomes that are left; a wave of the rejection family is always full."""
         branches: list[Branch] = []
         fills_up = family[0].kind.needs_law
-        while len(branches) < self._settings.size:
+        while len(branches) < size:
             left = [each for each in family if _is_due(each)]
             if not left and fills_up:
                 left = [each for each in family if each.plan is not None and each.plan.is_left]
@@ -213,47 +240,6 @@ class Presolve:
         statistics.num_pushes += 1
         if self._send_push is not None and not self._send_push(wave.push()):
             statistics.num_dropped += 1
-
-
-_Flight = tuple[_Round, DraftedBlock, InFlight]
-
-
-def _candidates(
-    flights: Sequence[_Flight], num_candidates: int, device: torch.device
-) -> list[NDArray[np.int64]]:
-    """Of each flight [S, num_candidates], all ranked together."""
-    ranked: dict[int, NDArray[np.int64]] = {}
-    scored: list[tuple[int, SlotScores]] = []
-    for place, (_, block, flight) in enumerate(flights):
-        slots = block.slots(flight.num_slots)
-        if slots is None:  # no law at all: only the block's own next token can be told
-            ranked[place] = np.full((flight.num_slots, num_candidates), NO_TOKEN, np.int64)
-            ranked[place][-1, 0] = flight.next_id
-        else:
-            scored.append((place, slots))
-    if scored:
-        chosen = [flights[place] for place, _ in scored]
-        noise, excluded_ids = _slot_keys(chosen, device)
-        slots = SlotScores.joined([slots for _, slots in scored])
-        every = rank_candidates(slots, noise, excluded_ids, num_candidates)
-        ends = np.cumsum([flight.num_slots for _, _, flight in chosen])
-        parts = np.split(every, ends[:-1])
-        ranked.update((place, part) for (place, _), part in zip(scored, parts, strict=True))
-    return [ranked[place] for place in range(len(flights))]
-
-
-def _slot_keys(flights: Sequence[_Flight], device: torch.device) -> tuple[SlotNoise, Tensor]:
-    """The noise of every slot's next token, and the token rejected there."""
-    columns: list[tuple[int, int, int, int, int]] = []
-    for each, _, flight in flights:
-        report = each.report
-        for number, excluded_id in enumerate(flight.excluded_ids()):
-            position = report.position + 1 + number
-            is_shared = int(each.kind.shares_noise)
-            columns.append((report.seed, report.sample_index, position, is_shared, excluded_id))
-    words = torch.tensor(columns, dtype=torch.int64, device=device).T.contiguous()
-    seeds, sample_indices, positions, is_shared, excluded_ids = words
-    return SlotNoise(seeds, sample_indices, positions, is_shared.bool()), excluded_ids
 
 
 def _one_family(rounds: Sequence[_Round]) -> list[_Round]:

@@ -34,7 +34,7 @@ _MIN_SCORED = 256  # tokens of a slot that a race among candidates is run with
 class WaveSettings:
     """What does not change while the process lives."""
 
-    size: int = 8  # W, branches of a wave
+    size: int = 16  # W, branches of a wave at most
     fan_out: int = 32  # outcomes of a row and round
     num_kept: int = 512  # entries of a law
     saguaro_c: float | None = None

@@ -95,7 +95,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     min_survival: Annotated[float, Meta(ge=0, le=1)] = 0.0
     # What a draft process prepares: blocks for this many outcomes a row and round at most, ...
     fan_out: Annotated[int, Meta(ge=1, le=1024)] = 32
-    wave: Annotated[int, Meta(ge=1, le=256)] = 8  # ... drafted and sent so many at once, ...
+    # ... drafted and sent together, as many as are ready in time, but no more than this, ...
+    wave: Annotated[int, Meta(ge=1, le=256)] = 16
     fan_out_rule: str = "measured"  # ... shared out by: measured | geometric | uniform.
     # A row for whose outcome nothing was prepared: auto | skip | ngram | draft_here |
     # draft_now.

@@ -33,7 +33,7 @@ _VALUE_FLAGS = (
     ("--verification", "speculation.verification", "RULE", "rejection, foreseeable or coupled"),
     ("--gamma", "speculation.gamma", "TOKENS", "drafted tokens a round at most"),
     ("--fan-out", "speculation.fan_out", "BLOCKS", "drafted ahead for each row (default 32)"),
-    ("--wave", "speculation.wave", "BLOCKS", "drafted together by a draft process (default 8)"),
+    ("--wave", "speculation.wave", "BLOCKS", "drafted together at most (default 16)"),
     ("--fan-out-rule", "speculation.fan_out_rule", "RULE", "measured, geometric or uniform"),
     ("--miss-policy", "speculation.miss_policy", "POLICY", "auto|skip|ngram|draft_here|draft_now"),
     ("--saguaro-c", "speculation.saguaro_c", "FACTOR", "0 to 1, on tokens prepared for"),

@@ -71,6 +71,8 @@ class Report:
     """All rows of one target round that a draft process is concerned with, in one frame."""
 
     rows: list[RowReport]
+    # The target looks for pushes about so long after it reported, in seconds; 0: it cannot tell.
+    lead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

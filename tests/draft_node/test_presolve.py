@@ -118,6 +118,52 @@ def test_a_block_that_the_target_drafted_is_foreseen_without_being_drafted_again
         assert token_ids == alone.token_ids[0].tolist()
 
 
+class Clock:
+    """In place of `time`: a wave takes a millisecond a block."""
+
+    def __init__(self, monkeypatch, rounds):
+        self.now_s = 100.0
+        monkeypatch.setattr("draft_node.presolve.time", self)
+        draft = rounds.presolve._waves.draft
+
+        def slow(branches, min_gap):
+            self.now_s += 0.001 * len(branches)
+            return draft(branches, min_gap)
+
+        monkeypatch.setattr(rounds.presolve._waves, "draft", slow)
+
+    def perf_counter(self):
+        return self.now_s
+
+
+@pytest.mark.parametrize("rule", ["coupled", "foreseeable"])
+def test_waves_are_as_large_as_the_time_until_the_target_looks(dspark_drafter, monkeypatch, rule):
+    rounds = Rounds(dspark_drafter, wave=8, fan_out=40)
+    clock = Clock(monkeypatch, rounds)
+    in_flight_of(rounds, rule=rule)
+    rounds.finish()  # nobody said how long: waves are whole, and teach what a block costs
+    assert {len(push.keys) for push in rounds.pushes} == {8}
+    for number, lead_s in enumerate((0.030, 0.0125, 0.003)):
+        rounds.pushes.clear()
+        row = rounds.row(TEXT, round=3 + number, awaits=True, rule=rule)
+        rounds.presolve.take(row)
+        rounds.streams.extend(1000)
+        rounds.presolve.step()
+        (token_ids, _, _, speculation_id) = blocks_of(rounds.pushes)[(1, 3 + number, END, TEXT[-1])]
+        fields = {"block": token_ids[:3], "speculation_id": speculation_id, "rule": rule}
+        rounds.pushes.clear()
+        row = rounds.row(TEXT, start=END, round=3 + number, **fields)
+        rounds.presolve.take(row, lead_s)
+        began_s = clock.now_s
+        sizes = [len(push.keys) for push in rounds.finish()]
+        assert sizes
+        if lead_s > 0.003:
+            assert clock.now_s - began_s <= lead_s
+            assert sum(sizes) >= 1000 * lead_s / 2
+        else:
+            assert sizes == [2]  # too little for what a wave is believed to cost: a small one
+
+
 def test_the_likeliest_bonus_token_under_shared_noise_is_the_blocks_own(drafter):
     rounds = Rounds(drafter, fan_out=40)
     rounds.take(TEXT, awaits=True)

@@ -10,9 +10,11 @@ from contextlib import ExitStack
 from unittest import mock
 
 import draft_node.node
+import draft_node.presolve
 import target_node.asynchronous
 import target_node.auto
 import target_node.draft_links
+import target_node.reporting
 from draft_node.drafters.ngram import NgramDrafter
 from specserve.decoding.verification.admission import Allocator
 from specserve.drafting import Drafter
@@ -32,7 +34,14 @@ from tests.target_node.scripted_drafts import CPU, Clock, ControlWire, Drafting,
 
 TURN_S = 0.01  # of the target, in the script's time
 TIMEOUT_S = 0.05  # of a draft's silence
-_TIMED = (target_node.asynchronous, target_node.auto, target_node.draft_links, draft_node.node)
+_TIMED = (
+    target_node.asynchronous,
+    target_node.auto,
+    target_node.draft_links,
+    target_node.reporting,
+    draft_node.node,
+    draft_node.presolve,
+)
 
 
 class ScriptedChooser:
