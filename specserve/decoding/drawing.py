@@ -65,12 +65,13 @@ def distinct_log_noise(
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of [..., DV] and where they are, [..., count], in no order."""
+    """The `count` largest of [..., DV] and where they are, [..., count], in no promised order."""
     if logits.device.type != "cpu":
         return logits.topk(count, dim=-1, sorted=False)
     # A partition costs a quarter of what topk does.
     places = np.argpartition(logits.numpy(), logits.shape[-1] - count, axis=-1)
-    ids = torch.from_numpy(np.ascontiguousarray(places[..., -count:]))
+    # Laws want their tokens in order, and sorting places costs a fifth of sorting tensors.
+    ids = torch.from_numpy(np.sort(places[..., -count:], axis=-1))
     return logits.gather(-1, ids), ids
 
 
