@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import Coupled, DrawingRule, Sampled
+from specserve.decoding.shaping import shaped
 from specserve.decoding.state import SamplingState
 from specserve.decoding.verification.rule import VerificationRule, judged_by
 from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
@@ -239,10 +240,11 @@ class ColocatedDraft:
                 positions=[state.position for state in states],
                 device=self._device,
             )
-            return Sampled(temperatures, keys, self._num_kept)
+            return shaped(Sampled(temperatures, keys, self._num_kept), states)
         seeds = [state.seed_bits for state in states]
         words = torch.tensor([seeds, sample_indices], dtype=torch.int64, device=self._device)
-        return Coupled(temperatures, seeds=words[0], sample_indices=words[1])
+        rule = Coupled(temperatures, seeds=words[0], sample_indices=words[1])
+        return shaped(rule, states)
 
     def _speculations(
         self, rows: Rows[RowToDraft], drawn: SpeculationBatch

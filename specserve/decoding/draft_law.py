@@ -43,11 +43,12 @@ class DraftLaw:
     @staticmethod
     def of_entries(ids: Tensor, weights: Tensor) -> "DraftLaw":
         """Renormalised weights at distinct ids, [N, M], in any order."""
-        if not _are_in_order(ids, weights):
-            ids, order = ids.masked_fill(weights <= 0, PAD_ID).sort(dim=1)
-            weights = weights.gather(1, order)
         probs = weights.double() / weights.sum(dim=1, keepdim=True, dtype=torch.float64)
-        return DraftLaw(ids, probs.to(weights.dtype))
+        probs = probs.to(weights.dtype)  # where the least of weights may vanish
+        if _are_in_order(ids, probs):
+            return DraftLaw(ids, probs)
+        ids, order = ids.masked_fill(probs <= 0, PAD_ID).sort(dim=1)
+        return DraftLaw(ids, probs.gather(1, order))
 
     @staticmethod
     def certain(token_ids: Tensor) -> "DraftLaw":
@@ -111,8 +112,8 @@ class DraftLaw:
         return probs.scatter_add(1, ids, -self.probs.to(probs.dtype))
 
 
-def _are_in_order(ids: Tensor, weights: Tensor) -> bool:
+def _are_in_order(ids: Tensor, probs: Tensor) -> bool:
     """Whether entries [N, M] are in canonical form already, where asking costs no wait."""
     if ids.device.type != "cpu":
         return False
-    return bool((ids[:, 1:] > ids[:, :-1]).all()) and bool((weights > 0).all())
+    return bool((ids[:, 1:] > ids[:, :-1]).all()) and bool((probs > 0).all())

@@ -26,6 +26,12 @@ def test_top_keeps_the_likeliest_and_renormalises_in_float32():
     assert law.sound(5).all()
 
 
+def test_a_weight_that_vanishes_when_it_is_divided_is_no_entry():
+    law = law_of({3: 1.0, 1: 2.0**-149, 2: 1.0, 4: 1.0})
+    assert law.ids.tolist() == [[2, 3, 4, PAD_ID]]
+    assert law.sound(5).all()
+
+
 def test_top_of_a_large_vocabulary_is_sound_and_small():
     weights = torch.rand(16, 151_936, generator=torch.Generator().manual_seed(0)) ** 8
     law = DraftLaw.top(weights, 64)

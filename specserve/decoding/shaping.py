@@ -1,0 +1,155 @@
+"""Draft laws under a request's own fields: what the target will refuse need not be drafted.
+
+Penalties, bias, held-back ends and truncation change the target's law; a draft that knows nothing
+of them is as exact and guesses worse. Here draft logits are edited and cut before a token is drawn,
+so the law that is drawn from, and shipped, is the one so shaped. What is cut is nearly what the
+target would cut of the same logits: nothing but acceptance depends on it, so it may be cheap.
+Confidences are not touched: they are known before, and are those of the drafter's own law.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specserve.decoding.batch import LogitEdits, SamplingBatch
+from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.drawing import BlockLayout, Drawing, DrawingRule, likeliest
+from specserve.decoding.logit_edits import apply_edits
+from specserve.decoding.state import SamplingState
+
+_NUM_CANDIDATES = 512  # tokens among which a nucleus is looked for; a larger one is not cut
+
+
+def shaped(rule: DrawingRule, states: Sequence[SamplingState]) -> DrawingRule:
+    """`rule` under the fields of the requests; `states` [B] are those of each block's first token.
+
+    `rule` itself where no request has any such field.
+    """
+    return Shaped(rule, states) if any(map(_is_shaped, states)) else rule
+
+
+def _is_shaped(state: SamplingState) -> bool:
+    return state.edits_logits or (state.is_truncated and not state.is_greedy)
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A `DrawingRule` in front of another one."""
+
+    inner: DrawingRule
+    states: Sequence[SamplingState]  # [B], left as they are
+
+    def begin(self, layout: BlockLayout) -> "Shaped._Draws":
+        states = [state.fork() for state in self.states]
+        return Shaped._Draws(self.inner.begin(layout), layout, states)
+
+    @dataclass
+    class _Draws:
+        inner: Drawing
+        layout: BlockLayout
+        states: list[SamplingState]  # of the next slot's tokens
+        shape: "_Shape | None" = None  # of `states`, each once for every slot of a draw
+
+        def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+            if self.shape is None:
+                states = [state for state in self.states for _ in range(logits.shape[1])]
+                batch = SamplingBatch.build(states, logits.device)
+                self.shape = _Shape(batch.edits, _Cut.of(batch), self.layout)
+            rows = self.shape.applied_to(logits.flatten(0, 1))
+            token_ids = self.inner.draw(first_slot, rows.view(logits.shape))
+            self._advance(token_ids)
+            return token_ids
+
+        def law(self) -> DraftLaw | None:
+            return self.inner.law()
+
+        def _advance(self, token_ids: Tensor) -> None:
+            """Penalties and `min_tokens` know the drafted tokens before."""
+            if not any(s.penalties is not None or s.forbidden_ids for s in self.states):
+                return
+            for state, drawn in zip(self.states, token_ids.tolist(), strict=True):
+                for token_id in drawn:
+                    state.append(token_id)
+            self.shape = None
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What is done to N rows of draft logits."""
+
+    edits: LogitEdits | None
+    cut: "_Cut | None"
+    layout: BlockLayout
+
+    def applied_to(self, rows: Tensor) -> Tensor:
+        """[N, DV] -> [N, DV]"""
+        if self.edits is not None:
+            rows = self._edited(rows, self.edits)
+        return rows if self.cut is None else self.cut.applied_to(rows)
+
+    def _edited(self, rows: Tensor, edits: LogitEdits) -> Tensor:
+        target_ids = self.layout.target_ids
+        if target_ids is None:
+            return apply_edits(rows, edits)
+        whole = rows.new_zeros(len(rows), self.layout.vocab_size)  # edits name the target's ids
+        whole[:, target_ids] = rows
+        return apply_edits(whole, edits)[:, target_ids]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """top_k, top_p and min_p of R of the rows, as `specserve.decoding.truncation` defines them."""
+
+    places: Tensor | None  # int64 [R]; None: all rows, in order
+    temperatures: Tensor  # float32 [R, 1], as all that follow
+    least: Tensor  # log of min_p
+    top_k: Tensor | None  # int64, 0 is off; None: nobody's
+    top_p: Tensor | None
+
+    @staticmethod
+    def of(batch: SamplingBatch) -> "_Cut | None":
+        truncation = batch.truncation
+        if truncation is None:
+            return None
+        places = truncation.places
+        temperatures = batch.temperatures[places]
+        if batch.greedy_rows is not None and batch.random_rows is not None:
+            places = batch.random_rows[places]
+        return _Cut(
+            places=None if len(places) == batch.num_rows else places,
+            temperatures=temperatures.float().unsqueeze(1),
+            least=truncation.min_p.log().float().unsqueeze(1),
+            top_k=truncation.top_k.unsqueeze(1) if truncation.max_top_k else None,
+            top_p=truncation.top_p.float().unsqueeze(1) if truncation.any_top_p else None,
+        )
+
+    def applied_to(self, rows: Tensor) -> Tensor:
+        """[N, DV] with what is cut at minus infinity."""
+        part = rows if self.places is None else rows[self.places]
+        scaled = (part - part.amax(dim=1, keepdim=True)).div_(self.temperatures)
+        part = part.masked_fill(scaled < self._thresholds(scaled), -torch.inf)
+        return part if self.places is None else rows.index_copy(0, self.places, part)
+
+    def _thresholds(self, scaled: Tensor) -> Tensor:
+        """The least scaled logit that stays, [R, 1]; the largest of each row of `scaled` is 0."""
+        if self.top_k is None and self.top_p is None:
+            return self.least
+        num_candidates = min(_NUM_CANDIDATES, scaled.shape[1])
+        ordered = likeliest(scaled, num_candidates)[0].sort(dim=1, descending=True).values
+        least, last, is_short = self.least, None, None
+        if self.top_k is not None:
+            last = (self.top_k - 1).clamp(0, num_candidates - 1)
+            is_short = (self.top_k > 0) & (self.top_k <= num_candidates)
+            least = torch.where(is_short, least.maximum(ordered.gather(1, last)), least)
+        if self.top_p is None:
+            return least
+        held = ordered.exp().cumsum(dim=1)
+        total = scaled.exp().sum(dim=1, keepdim=True)
+        if last is not None and is_short is not None:
+            total = torch.where(is_short, held.gather(1, last), total)
+        place = (held < total * self.top_p).sum(dim=1, keepdim=True)
+        is_found = (place < num_candidates) & (self.top_p < 1)
+        nucleus = ordered.gather(1, place.clamp_(max=num_candidates - 1))
+        return torch.where(is_found, least.maximum(nucleus), least)
