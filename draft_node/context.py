@@ -126,8 +126,8 @@ class Context:
     @torch.inference_mode()
     def read(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a row, each [kv_heads, length, head_dim]; a copy."""
-        blocks = self.cache.flat_blocks(torch.from_numpy(self.rows.table(row)))
-        keys, values = self.cache.gather(layer, blocks.to(self.cache.device))
+        table = torch.from_numpy(self.rows.table(row)).to(self.cache.device)
+        keys, values = self.cache.gather(layer, self.cache.flat_blocks(table))
         length = self.rows.length(row)
         return keys[:, :length].clone(), values[:, :length].clone()
 

@@ -142,8 +142,9 @@ def _num_context_tokens(
     if isinstance(spec, LocalHeadSpec):
         return max_positions  # refused where it is loaded
     free, _ = torch.cuda.mem_get_info(device)
-    room = int(free * CUDA_MEMORY_SHARE) // _bytes_per_token(spec.decoder, config.model.dtype)
-    return min(room, _MAX_CUDA_CONTEXTS * max_positions)
+    room = int(free * CUDA_MEMORY_SHARE) // config.num_sharing(str(device))
+    num_tokens = room // _bytes_per_token(spec.decoder, config.model.dtype)
+    return min(num_tokens, _MAX_CUDA_CONTEXTS * max_positions)
 
 
 def _bytes_per_token(spec: ModelSpec, dtype: str | None) -> int:

@@ -154,6 +154,10 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 return placement
         raise KeyError(f"{role} {rank}")
 
+    def num_sharing(self, device: str) -> int:
+        """How many processes run on a device; more than one only where it is oversubscribed."""
+        return sum(placement.device == device for placement in self.placements)
+
     @property
     def num_draft_processes(self) -> int:
         return sum(placement.role == "draft" for placement in self.placements)

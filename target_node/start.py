@@ -91,10 +91,13 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
 def _join_group(config: ResolvedConfig, arguments: ChildArguments, device: torch.device) -> None:
     if arguments.world_size == 1:
         return
-    # Both listen on this host only; a rendezvous through a file needs no port at all.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # Both listen on this host only; a rendezvous through a file needs no port at all. NCCL refuses
+    # ranks that share a device; gloo takes their tensors by way of the host.
+    has_nccl = device.type == "cuda" and not config.oversubscribed
+    for backend in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
         init_method=f"file://{arguments.control_dir}/rendezvous",
         rank=arguments.rank,
         world_size=arguments.world_size,
@@ -112,8 +115,10 @@ def _num_blocks(config: ResolvedConfig, model: Transformer) -> int:
         # Features and a drafter's context grow with the pool; the drafter is not loaded yet.
         per_token += spec.hidden_size + 2 * DRAFT_LAYERS * spec.num_kv_heads * spec.head_dim
     block_bytes = per_token * config.engine.block_size * model.embedding.dtype.itemsize
-    free, _ = torch.cuda.mem_get_info(model.embedding.device)
-    count = torch.tensor([int(free * CUDA_MEMORY_SHARE) // block_bytes])
+    device = model.embedding.device
+    free, _ = torch.cuda.mem_get_info(device)
+    room = int(free * CUDA_MEMORY_SHARE) // config.num_sharing(str(device))
+    count = torch.tensor([room // block_bytes])
     if ranks > 1:
         dist.all_reduce(count, op=dist.ReduceOp.MIN)
     if count.item() < 2:

@@ -1,0 +1,67 @@
+"""A target and a draft process on a device: reports, features, waves, laws that come back."""
+
+import pytest
+import torch
+
+from specserve.decoding.verification.rule import VerificationRule
+from target_node.miss_policy import Miss
+from tests.device.pretended import PretendedCuda
+from tests.device.test_target import finished
+from tests.device.workload import both_kinds
+from tests.device.worlds import pair_on_device
+from tests.exactness.speculative import Models
+from tests.target_node.scripted_drafts import Drafting
+
+IN_TIME = Drafting(wave=4, fan_out=8, pace=(4,))
+SLOW = [
+    "eagle3",
+    "language model",
+    "dspark gated",
+    "dspark rnn",
+    "dflash fill in",
+    "dflash with a local head",
+    "speculators",
+    "the target itself",
+    "ngram",
+]
+NAMES = [
+    "dspark vanilla",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
+]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_of_a_draft_process_are_verified(
+    cuda: PretendedCuda, models: Models, name: str, dtype: torch.dtype
+):
+    settings = {"default_rule": VerificationRule.FORESEEABLE, "miss": Miss.DRAFT_NOW}
+    with pair_on_device(models, name, IN_TIME, dtype=dtype, **settings) as pair:
+        finished(pair, both_kinds())
+        node = pair.drafts[0].node
+        assert node is not None
+        assert node.presolve.failures.total == 0
+        assert pair.sampler.num_broken_laws == 0
+        assert name == "ngram" or pair.asynchronous.status().num_hits > 2
+
+
+@pytest.mark.parametrize("saguaro_c", [None, 4.0])
+def test_plain_rejection_with_and_without_saguaro(
+    cuda: PretendedCuda, models: Models, saguaro_c: float | None
+):
+    drafting = Drafting(wave=4, fan_out=8, pace=(4,), saguaro_c=saguaro_c)
+    settings = {"default_rule": VerificationRule.REJECTION, "miss": Miss.SKIP}
+    with pair_on_device(models, "dspark vanilla", drafting, **settings) as pair:
+        finished(pair, both_kinds())
+        assert pair.sampler.num_broken_laws == 0
+        assert pair.asynchronous.status().num_hits > 5
+
+
+@pytest.mark.slow
+def test_any_regime_and_lookups_in_the_row_s_own_text(cuda: PretendedCuda, models: Models):
+    with pair_on_device(models, "dspark vanilla", IN_TIME, auto=True) as pair:
+        finished(pair, both_kinds())
+        assert pair.chooser is not None
+        assert pair.chooser.num_switches > 3

@@ -1,0 +1,174 @@
+"""How ranks and draft processes start on CUDA: placement, dtype, memory, drafters, warm-up."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import msgspec
+import pytest
+import torch
+
+import draft_node.start
+import specserve.launch
+import target_node.speculation_start
+import target_node.start
+from specserve.config import ResolvedConfig, load_config
+from specserve.errors import Exhausted
+from specserve.hardware import CudaDevice, Hardware
+from specserve.link.ring import SharedRegion
+from specserve.process import ChildArguments
+from specserve.types import RequestEnd, Submit, Terminal
+from target_node.asynchronous import AsynchronousSpeculation
+from target_node.auto import AutoSpeculation
+from target_node.node import TargetNode
+from tests.device import pretended
+from tests.device.pretended import PretendedCuda
+from tests.device.workload import both_kinds
+from tests.target_node.in_process import ScriptedControl
+
+# Those that come with the embedded target.
+DRAFTERS = {
+    "dspark": {"drafter": "dspark"},
+    "dflash": {"drafter": "dflash"},
+    "dels": {"drafter": "dflash", "local_head": "dels"},
+    "lm": {"drafter": "lm"},
+    "ngram": {"drafter": "ngram"},
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("dflash", "dels", "lm", "ngram")]
+
+
+def resolved(topology: str = "1+0", *, num_devices: int = 2, **speculation: str) -> ResolvedConfig:
+    """As `launch --device cuda --oversubscribe` resolves it on a machine with so many devices."""
+    devices = [CudaDevice(index=i, name="pretended", memory=1 << 30) for i in range(num_devices)]
+    hardware = Hardware(
+        cores=(0, 1), cpu_name="any", available_memory=1 << 36, cuda_devices=tuple(devices)
+    )
+    keys = {"topology.topology": topology, "topology.device": "cuda", "model.max_model_len": "256"}
+    keys |= {"topology.oversubscribe": "true"}
+    keys |= {f"speculation.{key}": value for key, value in speculation.items()}
+    with mock.patch.object(specserve.launch, "probe", return_value=hardware):
+        return specserve.launch.resolve_here(load_config(None, keys))
+
+
+def arguments(folder: Path, *link_fds: int) -> ChildArguments:
+    return ChildArguments(
+        config=folder, control_dir=folder, ready_fd=-1, parent_pid=os.getpid(), link_fds=link_fds
+    )
+
+
+def leader(config: ResolvedConfig, given: ChildArguments) -> TargetNode:
+    with (
+        mock.patch.object(target_node.start, "TargetControl", return_value=ScriptedControl()),
+        mock.patch.object(target_node.speculation_start, "DraftControlTarget", mock.MagicMock()),
+    ):
+        ranks, runner = target_node.start._build(config, given)
+        return target_node.start._leader(config, given, ranks, runner)
+
+
+@contextmanager
+def shared_memory() -> Iterator[tuple[int, SharedRegion]]:
+    fd = SharedRegion.create()
+    region = SharedRegion.attach(fd)
+    try:
+        yield fd, region
+    finally:
+        region.close()
+        os.close(fd)
+
+
+@pytest.mark.parametrize("name", ["dspark", *SLOW])
+def test_a_leader_serves_with_every_embedded_drafter(
+    cuda: PretendedCuda, tmp_path: Path, name: str
+):
+    config = resolved(mode="sync", **DRAFTERS[name])
+    node = leader(config, arguments(tmp_path))
+    assert isinstance(node.control, ScriptedControl)
+    assert node.runner.model.embedding.device == torch.device("cuda", 0)
+    assert not config.engine.deterministic
+    node.control.inbox += [Submit(request) for request in both_kinds()[::2]]
+    for _ in range(200):
+        node.turn()
+        if not node.num_requests and not node.control.inbox:
+            break
+    ends = [message for message in node.control.sent if isinstance(message, RequestEnd)]
+    assert [end.terminal for end in ends] == [Terminal.FINISHED] * 4
+    assert name == "ngram" or node._load._num_drafts > 5
+
+
+def test_the_pool_is_a_share_of_the_memory_that_is_free(cuda: PretendedCuda, tmp_path: Path):
+    config = resolved(mode="off")
+    assert config.engine.num_blocks is None
+    _, runner = target_node.start._build(config, arguments(tmp_path))
+    cache = runner.cache
+    num_bytes = cache.keys.nbytes + cache.values.nbytes
+    share = num_bytes / pretended.FREE_BYTES
+    assert 0.8 < share <= target_node.start.CUDA_MEMORY_SHARE
+    with (
+        mock.patch.object(torch.cuda, "mem_get_info", return_value=(1000, 1000)),
+        pytest.raises(Exhausted, match="1000 bytes free after the weights hold no KV block"),
+    ):
+        target_node.start._build(config, arguments(tmp_path))
+
+
+def test_processes_that_share_a_device_share_its_memory(cuda: PretendedCuda, tmp_path: Path):
+    alone, together = (resolved("1+1", num_devices=n, mode="async") for n in (2, 1))
+    assert (alone.oversubscribed, together.oversubscribed) == (False, True)
+    sizes = []
+    for config in (alone, together):
+        _, runner = target_node.start._build(config, arguments(tmp_path))
+        drafter = Path(config.speculation.drafter or "")
+        device = torch.device(config.placement("draft").device)
+        sizes.append(
+            (
+                runner.cache.num_blocks,
+                draft_node.start._num_context_tokens(config, drafter, 1 << 20, device),
+            )
+        )
+    for whole, half in zip(*sizes, strict=True):
+        assert whole // 2 - 1 <= half <= whole // 2
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "backend"), [(2, "cpu:gloo,cuda:nccl"), (1, "gloo")], ids=["own", "shared"]
+)
+def test_ranks_talk_over_nccl_unless_they_share_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_devices: int, backend: str
+):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")  # so that what is set here is taken back
+        monkeypatch.delenv(name)
+    config = resolved("2+0", num_devices=num_devices, mode="off")
+    given = msgspec.structs.replace(arguments(tmp_path), rank=1, world_size=2)
+    with mock.patch.object(target_node.start.dist, "init_process_group") as joined:
+        target_node.start._join_group(config, given, torch.device("cuda"))
+    assert joined.call_args.args == (backend,)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+def test_a_leader_with_draft_processes_starts(cuda: PretendedCuda, tmp_path: Path):
+    config = resolved("1+1", mode="auto")
+    with shared_memory() as (fd, _):
+        node = leader(config, arguments(tmp_path, fd))
+        node.turn()
+        assert node.speculation.status().num_draft_processes == 1
+        assert isinstance(node.speculation, AutoSpeculation)
+        asynchronous = node.speculation._regimes["async"]
+        assert isinstance(asynchronous, AsynchronousSpeculation)
+        asynchronous.links.close()
+
+
+@pytest.mark.parametrize("name", ["dspark", *SLOW])
+def test_a_draft_process_starts_on_a_device_of_its_own(
+    cuda: PretendedCuda, tmp_path: Path, name: str
+):
+    speculation = {key: value for key, value in DRAFTERS[name].items() if key != "local_head"}
+    config = resolved("1+1", mode="async", **speculation)
+    with shared_memory() as (fd, region):
+        node = draft_node.start._build(config, arguments(tmp_path, fd), region, mock.Mock())
+        drafter = node.presolve._drafter
+        assert drafter.gamma > 0
+        if name != "ngram":
+            assert drafter.context.cache.device == torch.device("cuda", 1)
+    assert not cuda.mixes

@@ -1,0 +1,105 @@
+"""Whole nodes on the pretended device: the real loops, which other tests run on the CPU."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+
+from draft_node.streams import Streams
+from specserve.drafting import Drafter
+from specserve.model.attention import TorchAttention
+from specserve.model.loader import load_model
+from specserve.model.parallel import TensorParallel
+from specserve.model.transformer import Transformer
+from target_node.speculation import SynchronousSpeculation
+from tests.device.pretended import DEVICE
+from tests.draft_node.drafters.checkpoints import options
+from tests.exactness import speculative
+from tests.exactness.speculative import Models
+from tests.target_node import in_process_pair, scripted_drafts
+from tests.target_node.in_process import InProcessTarget
+from tests.target_node.in_process_pair import InProcessPair
+from tests.target_node.scripted_drafts import Drafting
+
+
+def model_on_device(
+    models: Models, *, dtype: torch.dtype = torch.float32, deterministic: bool = False
+) -> Transformer:
+    return load_model(
+        models.target.folder,
+        dtype=dtype,
+        device=DEVICE,
+        parallel=TensorParallel(),
+        deterministic=deterministic,
+    )
+
+
+def drafter_on_device(
+    models: Models, name: str, dtype: torch.dtype = torch.float32, device: torch.device = DEVICE
+) -> Drafter:
+    on_device = partial(options, device=device, dtype=dtype)
+    chain = on_device(num_context_tokens=4096, gamma=4, max_positions=speculative.MAX_LEN)
+    with (
+        mock.patch.object(speculative, "options", on_device),
+        mock.patch.object(speculative, "_CHAIN", chain),
+    ):
+        return models.drafter(name)
+
+
+def _move(target: InProcessTarget, *, deterministic: bool) -> None:
+    """What the in-process node places on the CPU by itself."""
+    target.sampler.device = DEVICE
+    attention = target.runner.attention
+    target.runner.attention = TorchAttention(
+        target.runner.cache, num_heads=attention.num_heads, deterministic=deterministic
+    )
+    if isinstance(target.speculation, SynchronousSpeculation):
+        target.speculation._draft._device = DEVICE
+
+
+def target_on_device(
+    models: Models,
+    drafter: str | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    deterministic: bool = False,
+    **settings: Any,
+) -> InProcessTarget:
+    """Plain decoding, or a drafter beside the target."""
+    target = InProcessTarget(
+        model_on_device(models, dtype=dtype, deterministic=deterministic),
+        draft=None if drafter is None else drafter_on_device(models, drafter, dtype),
+        **{"max_model_len": 90} | settings,
+    )
+    _move(target, deterministic=deterministic)
+    return target
+
+
+@contextmanager
+def pair_on_device(
+    models: Models,
+    drafter: str,
+    drafting: Drafting | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    deterministic: bool = False,
+    **settings: Any,
+) -> Iterator[InProcessPair]:
+    """A target and a draft process, which is on the device too."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(in_process_pair, "CPU", DEVICE))
+        stack.enter_context(mock.patch.object(scripted_drafts, "CPU", DEVICE))
+        streams = partial(Streams, device=DEVICE)
+        wanted = mock.Mock(side_effect=lambda drafter, **_: streams(drafter, dtype=dtype))
+        stack.enter_context(mock.patch.object(scripted_drafts, "Streams", wanted))
+        pair = InProcessPair(
+            model_on_device(models, dtype=dtype, deterministic=deterministic),
+            partial(drafter_on_device, models, drafter, dtype),
+            drafting,
+            **{"max_model_len": 90} | settings,
+        )
+        _move(pair, deterministic=deterministic)
+        yield stack.enter_context(pair)

@@ -1,0 +1,96 @@
+"""`launch --device cuda` end to end over gRPC: the first thing to run on a machine with a GPU."""
+
+from collections.abc import Callable
+
+import grpc
+import pytest
+import torch
+
+from specserve.api.grpc_gen import generation_pb2 as pb
+from specserve.api.grpc_gen import generation_pb2_grpc as stubs
+from specserve.client import Client
+from tests.exactness.workload import MAX_MODEL_LEN, differing, run, seeded_requests
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+CUDA = ("--device", "cuda", "--max-model-len", str(MAX_MODEL_LEN))
+SMALL = (*CUDA, "--kv-memory", "256MiB")
+# Texts are a property of seeds alone only where arithmetic is deterministic.
+EXACT = (*SMALL, "--dtype", "float32", "--deterministic")
+DRAFTERS = {
+    "dspark": ("--drafter", "dspark"),
+    "dflash": ("--drafter", "dflash"),
+    "dels": ("--drafter", "dflash", "--local-head", "dels"),
+    "lm": ("--drafter", "lm"),
+    "ngram": ("--drafter", "ngram"),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(request: pytest.FixtureRequest) -> list:
+    """Forty requests decoded plainly on one device."""
+    from tests.conftest import _service
+
+    with _service((*EXACT, "--speculation", "off")) as address:
+        return run(address, seeded_requests(40), concurrency=8)
+
+
+def model_info(address: str) -> pb.GetModelInfoResponse:
+    with grpc.insecure_channel(address) as channel:
+        return stubs.ControlStub(channel).GetModelInfo(pb.GetModelInfoRequest())
+
+
+@pytest.mark.parametrize("mode", ["off", "sync", "auto"])
+def test_a_service_with_default_dtype_and_measured_memory(
+    start_service: Callable[..., str], mode: str
+):
+    address = start_service(*CUDA, "--speculation", mode)
+    assert model_info(address).device == "cuda:0"
+    with Client(address) as client:
+        answer = client.generate("def add(a, b):", temperature=0, max_tokens=24, ignore_eos=True)
+    assert len(answer.samples[0].token_ids) == 24
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("rule", ["coupled", "foreseeable"])
+def test_every_embedded_drafter_beside_the_target(
+    start_service: Callable[..., str], plain: list, name: str, rule: str
+):
+    flags = ("--speculation", "sync", "--verification", rule)
+    address = start_service(*EXACT, *flags, *DRAFTERS[name])
+    assert differing(plain, run(address, seeded_requests(40), concurrency=8, shuffle_seed=1)) == []
+
+
+@pytest.mark.parametrize("drafter", ["dspark", "lm", "ngram"])
+def test_a_draft_process_on_the_same_device(
+    start_service: Callable[..., str], plain: list, drafter: str
+):
+    flags = ("--topology", "1+1", "--oversubscribe", "--speculation", "async")
+    address = start_service(*EXACT, *flags, "--drafter", drafter)
+    assert differing(plain, run(address, seeded_requests(40), concurrency=8, shuffle_seed=2)) == []
+
+
+def test_two_ranks_on_the_same_device(start_service: Callable[..., str], plain: list):
+    """NCCL refuses this; gloo carries the tensors."""
+    address = start_service(*EXACT, "--topology", "2+0", "--oversubscribe", "--speculation", "off")
+    assert differing(plain, run(address, seeded_requests(40), concurrency=8)) == []
+
+
+def test_processes_that_share_a_device_share_its_memory(start_service: Callable[..., str]):
+    """Each measures what is free while the other takes its part."""
+    flags = ("--topology", "1+1", "--oversubscribe", "--speculation", "async")
+    address = start_service(*CUDA, *flags)
+    with Client(address) as client:
+        answer = client.generate("def add(a, b):", temperature=0, max_tokens=24, ignore_eos=True)
+    assert len(answer.samples[0].token_ids) == 24
+
+
+@pytest.mark.multigpu
+def test_two_ranks_over_nccl(start_service: Callable[..., str], plain: list):
+    address = start_service(*EXACT, "--topology", "2+0", "--speculation", "off")
+    assert model_info(address).tensor_parallel == 2
+    assert differing(plain, run(address, seeded_requests(40), concurrency=8)) == []
