@@ -112,4 +112,4 @@ def service() -> Iterator[str]:
 
 def _service(flags: tuple[str, ...]) -> AbstractContextManager[str]:
     # Unpinned: test runs share a machine with others, whose pinned processes would collide.
-    return local_service(["--set", "topology.pin=false", *flags])
+    return local_service(["--device", "cpu", "--set", "topology.pin=false", *flags])

@@ -239,7 +239,8 @@ def test_ballast_layers_count_in_the_kv_of_a_token():
         (speculating("sync", "2+1"), "topology.topology: 2+1 has draft processes"),
         (
             speculating("auto", miss_policy="wait"),
-            "speculation.miss_policy: 'wait' is not known (auto, skip, ngram, draft_now)",
+            "speculation.miss_policy: 'wait' is not known "
+            "(auto, skip, ngram, draft_here, draft_now)",
         ),
         (
             speculating("auto", fan_out_rule="best"),

@@ -76,12 +76,12 @@ def test_draft_processes_have_a_drafter_of_their_own_where_it_comes_along(tmp_pa
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     monkeypatch.setattr(drafter_source, "EMBEDDED_DRAFTERS", tmp_path)
-    assert names(locate(mode="async", drafts=1)) == ("dspark-async", None)
+    assert names(locate(mode="async", drafts=1)) == ("dspark-async", "dspark")
     assert names(locate(mode="auto", drafts=1)) == ("dspark-async", "dspark")
     assert names(locate(mode="auto", drafts=0)) == ("dspark", "dspark")
     (tmp_path / "dspark-async" / "config.json").unlink()
     (tmp_path / "dspark-async").rmdir()
-    assert names(locate(mode="async", drafts=1)) == ("dspark", None)
+    assert names(locate(mode="async", drafts=1)) == ("dspark", "dspark")
     assert names(locate(mode="auto", drafts=1)) == ("dspark", "dspark")
 
 
