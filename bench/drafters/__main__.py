@@ -4,6 +4,7 @@
     python -m bench.drafters --quick                     few prompts: three minutes
     python -m bench.drafters --drafter dspark dflash ngram --local-head dels
     python -m bench.drafters --drafter mine=./run/dspark --depth-drafters 1=./d1 2=./d2
+    python -m bench.drafters --depth-only --depth-drafters 1=./d1 2=./d2 3=./d3
 
 Writes results.json, report.md and plots to --out; definitions are in bench/README.md.
 """
@@ -33,16 +34,18 @@ from bench.drafters.report import TITLE, conditions, tables, verdict
 from bench.drafters.results import (
     CalibrationRow,
     Cell,
+    DepthInfo,
     DrafterInfo,
     Results,
     Target,
     compare,
     summarise,
 )
+from bench.drafters.training_budget import read_budget
 from bench.machine import describe_machine
 from bench.progress import progress_bar
 from bench.writing import show_tables, write_results, write_tables
-from specserve.errors import SpecserveError
+from specserve.errors import InvalidField, SpecserveError
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from specserve.target_source import locate_target
@@ -60,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--depth-drafters", nargs="+", default=[], metavar="LAYERS=FOLDER", help="the depth sweep"
     )
+    parser.add_argument("--depth-only", action="store_true", help="nothing but the depth sweep")
     parser.add_argument("--domains", nargs="+", choices=DOMAINS, metavar="D")
     parser.add_argument("--prompts", type=int, metavar="N", help="per domain")
     parser.add_argument("--candidates", type=int, metavar="N", help="prompts checked for greedy")
@@ -73,6 +77,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def read_plan(arguments: argparse.Namespace) -> Plan:
     """What the flags ask for. Raises InvalidField."""
+    if arguments.depth_only and not arguments.depth_drafters:
+        raise InvalidField("--depth-only", "needs --depth-drafters")
     plan = QUICK if arguments.quick else FULL
     given = {
         "num_prompts": arguments.prompts,
@@ -92,6 +98,9 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
     if arguments.candidates is None:
         most = max(plan.num_candidates, plan.num_prompts)
         plan = msgspec.structs.replace(plan, num_candidates=most)
+    if arguments.depth_only:  # sweeps are made under the first law
+        first = plan.temperatures[:1]
+        plan = msgspec.structs.replace(plan, temperatures=first, gammas=(), thresholds=())
     plan.check()
     return plan
 
@@ -115,8 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace, command: str, console: Console) -> Results:
-    plan, choices = read_plan(arguments), read_choices(arguments)
-    depths = read_depths(arguments)
+    plan, depths = read_plan(arguments), read_depths(arguments)
+    choices = [] if arguments.depth_only else read_choices(arguments)
     folder = locate_target(arguments.target)
     for choice in (*choices, *depths):
         choice.located(folder)  # a name that is none fails before anything is measured
@@ -139,7 +148,7 @@ def _run(arguments: argparse.Namespace, command: str, console: Console) -> Resul
             row = calibration_error(model, folder, choice, measurer.prompts, plan)
             collected.calibration += [row] if row is not None else []
         for choice in depths:
-            collected.depth_sweep += measurer.cells(measurer.load(choice), first_only=True)
+            collected.add_depth(measurer, measurer.load(choice))
     ratios = compare(collected.cells)
     return Results(
         summary=summarise(ratios, collected.calibration, plan),
@@ -147,7 +156,9 @@ def _run(arguments: argparse.Namespace, command: str, console: Console) -> Resul
         cells=collected.cells,
         ratios=ratios,
         gamma_sweep=collected.gamma_sweep,
+        depth_drafters=collected.depth_drafters,
         depth_sweep=collected.depth_sweep,
+        depth_ratios=compare(collected.depth_sweep),
         threshold_sweep=collected.threshold_sweep,
         calibration=collected.calibration,
         greedy=list(measurer.greedy.values()),
@@ -165,6 +176,7 @@ class _Collected:
         self.drafters: list[DrafterInfo] = []
         self.cells: list[Cell] = []
         self.gamma_sweep: list[Cell] = []
+        self.depth_drafters: list[DepthInfo] = []
         self.depth_sweep: list[Cell] = []
         self.threshold_sweep: list[Cell] = []
         self.calibration: list[CalibrationRow] = []
@@ -178,6 +190,12 @@ class _Collected:
         self.gamma_sweep += measurer.gamma_sweep(loaded, cells)
         if loaded.gives_confidences:
             self.threshold_sweep += measurer.threshold_sweep(loaded, cells)
+
+    def add_depth(self, measurer: Measurer, loaded: Loaded) -> None:
+        """One drafter of the depth sweep."""
+        budget = read_budget(Path(loaded.choice.drafter))
+        self.depth_drafters.append(DepthInfo(layers=loaded.choice.label, training=budget))
+        self.depth_sweep += measurer.cells(loaded, first_only=True)
 
 
 def _num_measurements(

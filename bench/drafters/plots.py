@@ -116,6 +116,7 @@ def _depth_line(axes: Any, cells: list[Cell]) -> None:  # noqa: ANN401
         if cell.drafter == DFLASH:
             axes.axhline(cell.accept_len.value, linestyle="--", color="#8a8a8a", label=DFLASH)
             axes.legend(fontsize=8)
+    axes.set_xticks([int(cell.drafter) for cell in own])
     axes.set_xlabel("drafter layers")
     axes.set_ylabel("accept length")
 

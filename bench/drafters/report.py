@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from bench.domains import greedy_table
 from bench.drafters.results import Cell, RatioRow, Results
+from bench.drafters.training_budget import TrainingBudget
 from bench.tables import Table, with_spread
 
 TITLE = "# Drafters: accept length by drafter, domain, temperature and rule"
@@ -16,7 +17,7 @@ def tables(results: Results) -> list[Table]:
     if results.gamma_sweep:
         found.append(_gamma(results.gamma_sweep))
     if results.depth_sweep:
-        found.append(_depth(results.depth_sweep))
+        found += [_depth(results), _depth_ratios(results.depth_ratios)]
     if results.threshold_sweep:
         found.append(_thresholds(results.threshold_sweep))
     if results.calibration:
@@ -37,6 +38,9 @@ def verdict(results: Results) -> str:
         value = summary[name]
         if value is not None:
             parts.append(f"{name} {value:.2%}{goal}")
+    for row in results.depth_ratios:
+        if row.domain is None:
+            parts.append(f"{row.over} layers over {row.under}: {with_spread(row.ratio, 3)}")
     found = "; ".join(parts) or "nothing that a goal is set for was measured"
     return f"Temperature 1, foreseeable rule, means over domains: {found}."
 
@@ -50,10 +54,14 @@ def conditions(results: Results) -> str:
         f"the {info.choice.num_kept} likeliest tokens of a law kept"
         for info in results.drafters
     )
+    depths = ", ".join(info.layers for info in results.depth_drafters)
+    if depths:
+        drafters = "; ".join([*filter(None, [drafters]), f"of the depth sweep: layers {depths}"])
     lines = [
         f"- Target: {target.folder}, {target.num_params / 1e6:.1f}M parameters, no ballast. "
         "**Acceptance is that of a target of this size**: a larger one is another law.",
         f"- Drafters: {drafters}.",
+        "- Prompts: held-out code and prose that no training saw, and sums made by a generator.",
         f"- Up to {plan.num_prompts} prompts a domain, {plan.num_tokens} new tokens each, end of "
         f"text ignored; gamma {plan.gamma}, everything verified unless a table says otherwise.",
         "- Accept length: tokens a round, the recovery or bonus token included, over rounds that "
@@ -87,16 +95,19 @@ def _main(results: Results) -> Table:
 
 
 def _ratios(ratios: Sequence[RatioRow]) -> Table:
-    rows = [
+    header = ("accept length of", "domain", "T", "rule", "ratio", "prompts")
+    note = "The mean counts every domain alike, whatever its prompts."
+    return Table("Ratios on the same prompts", header, _ratio_rows(ratios), note)
+
+
+def _ratio_rows(ratios: Sequence[RatioRow]) -> list[tuple[object, ...]]:
+    return [
         (
             f"{row.over} / {row.under}", row.domain or "mean of domains", f"{row.temperature:g}",
             row.rule, with_spread(row.ratio, 3), row.ratio.num_prompts,
         )
         for row in ratios
     ]  # fmt: skip
-    header = ("accept length of", "domain", "T", "rule", "ratio", "prompts")
-    note = "The mean counts every domain alike, whatever its prompts."
-    return Table("Ratios on the same prompts", header, rows, note)
 
 
 def _conditional(results: Results) -> Table:
@@ -130,16 +141,33 @@ def _gamma(cells: Sequence[Cell]) -> Table:
     return Table("Accept length by gamma", header, rows, note, ("gamma.png",))
 
 
-def _depth(cells: Sequence[Cell]) -> Table:
+def _depth(results: Results) -> Table:
+    budgets = {info.layers: info.training for info in results.depth_drafters}
     rows = [
         (
-            cell.drafter, cell.condition.domain, *_law(cell), with_spread(cell.accept_len),
-            cell.accept_len.num_prompts,
+            cell.drafter, _budget(budgets[cell.drafter]), cell.condition.domain, *_law(cell),
+            with_spread(cell.accept_len), cell.accept_len.num_prompts,
         )
-        for cell in cells
+        for cell in results.depth_sweep
     ]  # fmt: skip
-    header = ("layers", "domain", "T", "rule", "accept length", "prompts")
-    return Table("Accept length by depth", header, rows, "DSpark, Fig. 3.", ("depth.png",))
+    header = ("layers", "trained for", "domain", "T", "rule", "accept length", "prompts")
+    note = (
+        "DSpark, Fig. 3. Comparable among each other as far as they were trained alike; after a "
+        "short training no figure here is what its depth is capable of."
+    )
+    return Table("Accept length by depth", header, rows, note, ("depth.png",))
+
+
+def _budget(training: TrainingBudget | None) -> str:
+    if training is None:
+        return "-"
+    return f"{training.steps:,} steps, {training.tokens / 1e6:.2f}M tokens"
+
+
+def _depth_ratios(ratios: Sequence[RatioRow]) -> Table:
+    header = ("layers", "domain", "T", "rule", "ratio", "prompts")
+    note = "Accept lengths over that of the shallowest."
+    return Table("Depths on the same prompts", header, _ratio_rows(ratios), note)
 
 
 def _thresholds(cells: Sequence[Cell]) -> Table:

@@ -16,6 +16,7 @@ from bench.bootstrap import Interval, Rate, interval, mean_ratio, ratio
 from bench.domains import GreedyCheck
 from bench.drafter_choice import DFLASH, DSPARK, LOCAL_HEAD, DrafterChoice
 from bench.drafters.plan import Condition, Plan
+from bench.drafters.training_budget import TrainingBudget
 from bench.machine import Machine
 from bench.rounds import Answer
 from draft_node.calibration.stored import Evaluation
@@ -72,6 +73,13 @@ class DrafterInfo(msgspec.Struct, frozen=True, kw_only=True):
     gamma: int
 
 
+class DepthInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A drafter of the depth sweep."""
+
+    layers: str  # its label
+    training: TrainingBudget | None
+
+
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     num_params: int
@@ -88,7 +96,9 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[Cell]  # the whole block verified
     ratios: list[RatioRow]
     gamma_sweep: list[Cell]
+    depth_drafters: list[DepthInfo]
     depth_sweep: list[Cell]  # labels are numbers of layers
+    depth_ratios: list[RatioRow]  # over the shallowest
     threshold_sweep: list[Cell]
     calibration: list[CalibrationRow]
     greedy: list[GreedyCheck]
