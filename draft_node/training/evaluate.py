@@ -3,19 +3,18 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-if TYPE_CHECKING:
-    from draft_node.training.decoder import Decoder
-
 
 @torch.no_grad()
-def stream_loss(model: "Decoder", stream: np.ndarray, length: int, rows: int = 8) -> float:
-    """Mean nats per token over consecutive windows of `length` tokens; float32 arithmetic."""
+def stream_loss(model: torch.nn.Module, stream: np.ndarray, length: int, rows: int = 8) -> float:
+    """Mean nats per token over consecutive windows of `length` tokens; float32 arithmetic.
+
+    `model`: token ids [B, T] to logits [B, T, V].
+    """
     device = next(model.parameters()).device
     total, count = 0.0, 0
     starts = list(range(0, len(stream) - length, length))

@@ -12,7 +12,7 @@ used.
 import struct
 from typing import NamedTuple
 
-from specserve.link.envelope import Kind, Part, Unsound, seal, unseal
+from specserve.link.envelope import Kind, Part, seal
 from specserve.link.frames import (
     FLOAT,
     MAX_ROUND,
@@ -21,6 +21,7 @@ from specserve.link.frames import (
     LinkLimits,
     check_confidences,
     check_tokens,
+    decoded,
     flat,
     require,
 )
@@ -62,11 +63,7 @@ def encode_push(push: Push, epoch: int, sequence: int) -> list[Part]:
 
 def decode_push(frame: Part, epoch: int, limits: LinkLimits) -> Push | None:
     """The push in `frame`; None for anything unsound or of another epoch. Never raises."""
-    try:
-        envelope = unseal(frame, Kind.PUSH)
-        return unpack_push(envelope.payload, limits) if envelope.epoch == epoch else None
-    except Unsound:
-        return None
+    return decoded(frame, Kind.PUSH, epoch, lambda payload: unpack_push(payload, limits))
 
 
 def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:

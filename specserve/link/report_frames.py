@@ -15,7 +15,7 @@ import struct
 from typing import NamedTuple
 
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.link.envelope import Kind, Part, Unsound, seal, unseal
+from specserve.link.envelope import Kind, Part, seal
 from specserve.link.frames import (
     FLOAT,
     MAX_ROUND,
@@ -24,6 +24,7 @@ from specserve.link.frames import (
     LinkLimits,
     check_confidences,
     check_tokens,
+    decoded,
     flat,
     require,
 )
@@ -82,11 +83,7 @@ def encode_report(report: Report, epoch: int, sequence: int) -> list[Part]:
 
 def decode_report(frame: Part, epoch: int, limits: LinkLimits) -> Report | None:
     """The report in `frame`; None for anything unsound or of another epoch. Never raises."""
-    try:
-        envelope = unseal(frame, Kind.REPORT)
-        return unpack_report(envelope.payload, limits) if envelope.epoch == epoch else None
-    except Unsound:
-        return None
+    return decoded(frame, Kind.REPORT, epoch, lambda payload: unpack_report(payload, limits))
 
 
 def unpack_report(payload: memoryview, limits: LinkLimits) -> Report:
