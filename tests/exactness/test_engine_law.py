@@ -129,7 +129,7 @@ PLANTS = [
     plants.share_nonces,
     plants.share_sample_indices,
 ]
-NUM_PLANTED = 500  # samples a question
+NUM_PLANTED = 2000  # samples a question
 SOUND = partial(Engine, "language model", budget=SurvivalBudget)
 
 

@@ -74,6 +74,21 @@ def test_trained_or_not_dspark_is_compared_with_dflash_and_its_confidences_judge
     assert (tmp_path / "out" / "threshold_dspark.png").exists()
 
 
+@pytest.mark.slow
+def test_the_depth_sweep_alone_measures_nothing_else_and_says_how_long_training_was(tmp_path):
+    shallow = write_drafter(tmp_path / "a", DSPARK, **embedded_shape())
+    deep = write_drafter(tmp_path / "b", DSPARK, **embedded_shape() | {"num_hidden_layers": 2})
+    (shallow / "held_out.json").write_text('{"training": {"steps": 7, "tokens": 14000}}')
+    words = [*TINY, "--domains", "prose", "--depth-only", "--out", str(tmp_path / "out")]
+    assert main([*words, "--depth-drafters", f"2={deep}", f"1={shallow}"]) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["cells"] == results["greedy"] == results["calibration"] == []
+    assert [c["drafter"] for c in results["depth_sweep"]] == ["1", "2"]
+    assert {(r["over"], r["under"]) for r in results["depth_ratios"]} == {("2", "1")}
+    assert "7 steps" in (tmp_path / "out" / "report.md").read_text()
+    assert {p.name for p in (tmp_path / "out").glob("*.png")} == {"depth.png"}
+
+
 @pytest.mark.parametrize(
     ("flags", "field"),
     [
