@@ -27,8 +27,8 @@ def pauses(revival: Revival, num_deaths: int, life_s: float) -> list[float]:
 
 def test_pauses_double_up_to_the_longest_and_never_end(revival):
     found = pauses(revival, 2000, life_s=0.1)
-    assert found[:7] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
-    assert set(found[7:]) == {LONGEST_PAUSE_S}
+    assert found[:6] == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0]
+    assert set(found[6:]) == {LONGEST_PAUSE_S}
     assert revival.num_deaths == 2000
 
 
