@@ -37,6 +37,7 @@ from specserve.model.parallel import TensorParallel
 _LOG = logging.getLogger(__name__)
 DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
 _MAX_BLOCK_SIZE = 64  # as many as `speculation.gamma` may ask for
+_MAX_LAYERS = 128  # of a drafter: the deepest published ones have six
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,10 @@ def _read_bounded(folder: Path, layout: Layout | None) -> DraftSpec:
         field, length = "ttt_length", spec.gamma
     if length > _MAX_BLOCK_SIZE:
         raise Unsupported(f"{folder}: {field}: {length}, the limit is {_MAX_BLOCK_SIZE}")
+    # Before anything is made for each of them.
+    if isinstance(spec, BlockSpec | Eagle3Spec) and spec.decoder.num_layers > _MAX_LAYERS:
+        num_layers = spec.decoder.num_layers
+        raise Unsupported(f"{folder}: num_hidden_layers: {num_layers}, the limit is {_MAX_LAYERS}")
     return spec
 
 

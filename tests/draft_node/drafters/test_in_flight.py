@@ -1,0 +1,94 @@
+"""Tokens in flight computed with the next pass leave the contexts that computing at once would."""
+
+import random
+
+import pytest
+import torch
+
+from draft_node.drafters.in_flight import InFlightTokens
+from specserve.decoding.drawing import Greedy
+from specserve.drafting import ContextUpdate, DraftBatch
+from tests.draft_node.rounds import VOCAB, dspark
+
+
+class Twins:
+    """A drafter, and one that computes tokens in flight at once; everything is done to both."""
+
+    def __init__(self, lazy, eager, seed):
+        self.lazy, self.eager = lazy, eager
+        self.source = random.Random(seed)
+        self.lengths = dict.fromkeys(range(4), 0)
+
+    def do(self, act):
+        found = act(self.lazy), act(self.eager)
+        with torch.inference_mode():
+            self.eager._compute_in_flight()
+        return found
+
+    def extend(self, *, is_verified):
+        rows = self.source.sample(range(4), self.source.randint(1, 3))
+        counts = [self.source.randint(1, 4) for _ in rows]
+        starts = [self.lengths[row] for row in rows]
+        token_ids = torch.tensor([self.source.randrange(VOCAB) for _ in range(sum(counts))])
+        features = torch.randn(sum(counts), self.lazy.feature_size) if is_verified else None
+        self.do(lambda d: d.extend(ContextUpdate(rows, starts, counts, token_ids, features)))
+        for row, count in zip(rows, counts, strict=True):
+            self.lengths[row] += count
+
+    def shorten(self):
+        row = self.source.randrange(4)
+        length = self.source.randint(max(0, self.lengths[row] - 4), self.lengths[row])
+        if self.source.random() < 0.2:
+            length = 0
+            self.do(lambda d: d.free(row))
+        else:
+            self.do(lambda d: d.truncate(row, length))
+        self.lengths[row] = length
+
+    def draft(self):
+        live = [row for row, length in self.lengths.items() if length]
+        if not live:
+            return
+        rows = [self.source.choice(live) for _ in range(self.source.randint(1, 4))]
+        lengths = [self.source.randint(1, self.lengths[row]) for row in rows]
+        anchors = torch.tensor([self.source.randrange(VOCAB) for _ in rows])
+        batch = DraftBatch(rows, anchors, context_lens=lengths, keep_logits=True)
+        lazy, eager = self.do(lambda d: d.draft(batch, Greedy()))
+        torch.testing.assert_close(lazy.logits[:, 0], eager.logits[:, 0], atol=1e-3, rtol=1e-3)
+        for row in live:
+            for layer in range(self.lazy.context.cache.num_layers):
+                for mine, others in zip(
+                    self.lazy.context.read(row, layer),
+                    self.eager.context.read(row, layer),
+                    strict=True,
+                ):
+                    torch.testing.assert_close(mine, others, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_when_they_are_computed_makes_no_difference(seed, target, tmp_path):
+    torch.manual_seed(seed)
+    twins = Twins(dspark(tmp_path / "a", target), None, seed)
+    twins.eager = dspark(tmp_path / "a", target)
+    for _ in range(120):
+        kind = twins.source.random()
+        if max(twins.lengths.values()) > 24 or kind < 0.3:
+            twins.shorten()
+        elif kind < 0.55:
+            twins.extend(is_verified=False)
+        elif kind < 0.7:
+            twins.extend(is_verified=True)
+        else:
+            twins.draft()
+
+
+def test_what_was_cut_off_is_not_computed():
+    tokens = InFlightTokens()
+    tokens.add([1, 2], [10, 5], [3, 2], [7, 8, 9, 4, 3])
+    tokens.truncate(1, 11)
+    tokens.truncate(2, 0)
+    assert 1 in tokens
+    assert 2 not in tokens
+    taken = tokens.take()
+    assert (taken.rows, taken.starts, taken.counts, taken.token_ids) == ([1], [10], [1], [7])
+    assert tokens.take() is None
