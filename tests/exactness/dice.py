@@ -1,0 +1,248 @@
+"""A target that throws a loaded die and a drafter that throws another one, in the real loops.
+
+Every token of every answer has the same law whatever came before it, so that a second of computing
+gives ten thousand samples, and laws that are off by a percent are found. Everything but the two
+models is what serves: nodes, links, waves, admission, verification.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+import numpy as np
+import torch
+
+from specserve.audit.chi_square import Fit, goodness_of_fit
+from specserve.decoding.drawing import BlockLayout
+from specserve.decoding.verification.admission import Allocator
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.drafting import ContextUpdate, DraftBatch, FeatureSpec, SpeculationBatch
+from specserve.model.transformer import Transformer
+from specserve.telemetry import VerifiedRow
+from target_node.budget import SurvivalBudget
+from target_node.miss_policy import Miss
+from target_node.sampler import SampledRow
+from target_node.scheduler import Row
+from target_node.sequence import Sequence
+from tests.target_node.in_process import request
+from tests.target_node.in_process_pair import InProcessPair
+from tests.target_node.scripted_drafts import Drafting
+
+NEVER = -60.0  # logit of every other token: finite, as a model's are
+ROWS = 64
+ANSWER_LEN = 24
+WINDOWS = (1, 2, 3)  # tokens that are tested jointly
+NOTHING = -1  # was verified
+USUAL = Drafting(wave=64, fan_out=3, num_kept=8, pace=(0, 1, 2, 3, 4), max_extension=8192)
+IN_TIME = replace(USUAL, pace=(6,))
+
+
+@dataclass(frozen=True)
+class Dice:
+    """The probabilities of the first few tokens, as the target and as the drafter have them."""
+
+    target: tuple[float, ...]
+    draft: tuple[tuple[float, ...], ...]  # of the slots in turn
+    gamma: int = 4  # tokens of a block
+
+    @property
+    def acceptance(self) -> list[float]:
+        """How often a token of each slot stands, on average."""
+        by_turn = [sum(map(min, self.target, law)) for law in self.draft]
+        return [by_turn[slot % len(by_turn)] for slot in range(self.gamma)]
+
+
+FOUR_SIDES = Dice((0.5, 0.25, 0.15, 0.1), ((0.3, 0.4, 0.1, 0.2), (0.4, 0.1, 0.3, 0.2)))
+COINS = Dice((0.75, 0.25), ((0.6, 0.4),))
+ODD_COINS = Dice((0.5, 0.5), ((0.9, 0.1),), gamma=2)
+
+
+def logits_of(probs: tuple[float, ...], vocab_size: int) -> torch.Tensor:
+    logits = torch.full((vocab_size,), NEVER)
+    logits[: len(probs)] = torch.tensor(probs).log()
+    return logits
+
+
+class DieRunner:
+    """In place of `Runner`."""
+
+    def __init__(self, model: Transformer, dice: Dice) -> None:
+        self.model = model
+        self._logits = logits_of(dice.target, model.config.vocab_size)
+
+    def forward(self, batch) -> torch.Tensor | None:
+        count = len(batch.logits_index)
+        return self._logits.expand(count, -1).clone() if count else None
+
+
+class DieDrafter:
+    """`Drafter` without weights: a context is a number of positions."""
+
+    name = "die"
+    feature_size = 0
+    features: FeatureSpec | None = None
+    holds_tokens_in_flight = True
+
+    def __init__(self, dice: Dice, vocab_size: int) -> None:
+        self.gamma = dice.gamma
+        self._dice = dice
+        self._vocab_size = vocab_size
+        by_turn = [logits_of(law, vocab_size) for law in dice.draft]
+        self._logits = torch.stack([by_turn[slot % len(by_turn)] for slot in range(dice.gamma)])
+        self._lens: dict[int, int] = {}
+
+    def context_len(self, row: int) -> int:
+        return self._lens.get(row, 0)
+
+    def extend(self, update: ContextUpdate) -> None:
+        for row, start, count in zip(update.rows, update.starts, update.counts, strict=True):
+            assert start == self.context_len(row)
+            self._lens[row] = start + count
+
+    def truncate(self, row: int, length: int) -> None:
+        self._lens[row] = length
+
+    def free(self, row: int) -> None:
+        self._lens.pop(row, None)
+
+    def draft(self, batch: DraftBatch, rule) -> SpeculationBatch:
+        lens = batch.context_lens or [self.context_len(row) for row in batch.rows]
+        positions = torch.tensor(lens) + 1
+        drawing = rule.begin(BlockLayout(positions, self.gamma, self._vocab_size, None))
+        logits = self._logits.repeat(len(lens), 1, 1)
+        tokens = drawing.draw(0, logits.clone())
+        confidences = self.confidences(tokens)
+        return SpeculationBatch(tokens, drawing.law(), confidences, logits=logits)
+
+    def confidences(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The tokens have no say."""
+        return torch.tensor(self._dice.acceptance).repeat(len(tokens), 1)
+
+
+class MoodyDieDrafter(DieDrafter):
+    """Its confidence in the third token follows from the second, as that of a causal head may.
+
+    One outcome is prepared. If the third token is sure, that is the one in which all stand; if it
+    is not, that in which the first falls: as much as a plan may depend on drafted tokens.
+    """
+
+    def confidences(self, tokens: torch.Tensor) -> torch.Tensor:
+        confidences = torch.tensor([0.7, 0.67, 0.5, 0.5]).repeat(len(tokens), 1)
+        confidences[tokens[:, 1] == 1, 2] = 1.0
+        return confidences
+
+
+@dataclass(frozen=True)
+class Table:
+    """Who plays: the drafter, how it is judged, what befalls it."""
+
+    rule: VerificationRule = VerificationRule.FORESEEABLE
+    drafting: Drafting = USUAL
+    dice: Dice = FOUR_SIDES
+    drafter: Callable[[Dice, int], DieDrafter] = DieDrafter
+    miss: Miss | None = Miss.SKIP
+    auto: bool = False
+    budget: Callable[[], Allocator] = SurvivalBudget
+    places: int = 4 * ROWS  # tokens of a forward
+    num_blocks: int = 4096
+
+
+class FirstTokens:
+    """The first token of every round, by what its past says of it.
+
+    Under a sound ratio test it has the target's law however many tokens the round before accepted,
+    and whether or not a block had been prepared: whoever is late by accident is late for all.
+    """
+
+    def __init__(self, pair: InProcessPair) -> None:
+        self.counts: dict[tuple[int, bool], Counter[int]] = defaultdict(Counter)
+        self._accepted: dict[Sequence, int] = {}
+        self._pair = pair
+        self._observe = pair.speculation.observe
+        pair.speculation.observe = self.observe
+
+    def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
+        for row, result in zip(rows, sampled, strict=True):
+            was_hit = self._pair.speculation.was_hit(row.sequence)
+            before = self._accepted.get(row.sequence)
+            if was_hit is not None and before is not None:
+                self.counts[before, was_hit][result.token_ids[0]] += 1
+            self._accepted[row.sequence] = result.num_accepted if row.verify_len else NOTHING
+        return self._observe(rows, sampled)
+
+
+@dataclass(frozen=True)
+class Throws:
+    """What was thrown, and how."""
+
+    dice: Dice
+    answers: list[list[int]]
+    first_tokens: dict[tuple[int, bool], Counter[int]]
+    hit_rate: float
+    num_drafted: int
+    num_accepted: int
+    num_lives: int
+    num_switches: int
+    num_preemptions: int
+
+    def fits(self) -> list[Fit]:
+        """Of tokens, of neighbours jointly, and of the first tokens of rounds, group by group."""
+        joint = [self._fit(size) for size in WINDOWS]
+        sides = range(len(self.dice.target))
+        first = [
+            goodness_of_fit([counts[side] for side in sides], self.dice.target)
+            for _, counts in sorted(self.first_tokens.items())
+        ]
+        return joint + first
+
+    def _fit(self, size: int) -> Fit:
+        windows = Counter(
+            tuple(answer[start : start + size])
+            for answer in self.answers
+            for start in range(0, len(answer) - size + 1, size)
+        )
+        probs_of = self.dice.target
+        cells = list(product(range(len(probs_of)), repeat=size))
+        assert windows.keys() <= set(cells)
+        probs = [prod(probs_of[token] for token in cell) for cell in cells]
+        return goodness_of_fit([windows[cell] for cell in cells], probs)
+
+
+def throw(model: Transformer, table: Table, num_answers: int, *, seed: int = 0) -> Throws:
+    """Unseeded answers of `ANSWER_LEN` tokens each, four to a request."""
+    make = lambda: table.drafter(table.dice, model.config.vocab_size)  # noqa: E731
+    with InProcessPair(
+        model,
+        make,
+        table.drafting,
+        miss=table.miss,
+        auto=table.auto,
+        budget=table.budget,
+        default_rule=table.rule,
+        num_blocks=table.num_blocks,
+        max_batch_rows=ROWS,
+        max_batch_tokens=table.places,
+        prefix_cache=False,
+    ) as pair:
+        pair.node.runner = DieRunner(model, table.dice)  # pyright: ignore[reportAttributeAccessIssue]
+        first_tokens = FirstTokens(pair)
+        seeds = np.random.default_rng(seed)
+        fields = {"n": 4, "max_tokens": ANSWER_LEN, "ignore_eos": True, "temperature": 1.0}
+        for index in range(num_answers // 4):
+            nonce = int(seeds.integers(2**63))
+            pair.submit(request(f"r{index}", [0, 1, 2, 3], seed=nonce, **fields))
+        pair.run_until_idle(limit=100_000)
+        stats = [end.stats for end in pair.ends.values()]
+        return Throws(
+            table.dice,
+            list(pair.tokens.values()),
+            first_tokens.counts,
+            hit_rate=pair.hit_rate,
+            num_drafted=sum(s.num_drafted_tokens for s in stats),
+            num_accepted=sum(s.num_accepted_tokens for s in stats),
+            num_lives=sum(draft.num_lives for draft in pair.drafts),
+            num_switches=pair.chooser.num_switches if pair.chooser else 0,
+            num_preemptions=pair.scheduler.num_preemptions,
+        )

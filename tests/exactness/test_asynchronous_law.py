@@ -1,0 +1,155 @@
+"""Blocks from draft processes leave the law of sampled answers as it is, late replies included.
+
+Loaded dice in the real loops (`dice`): chi-square of tokens, of neighbours jointly, and of the
+first token of every round apart for each past: how many tokens the round before accepted, and
+whether a block was there in time. What is prepared and what is late may depend on anything but on
+draws that are still to count; the last kind of test is where it would show.
+
+The false-alarm rate is 1e-6 a test, whatever it tests together; all seeds are fixed. With
+probability above 0.9 a law of tokens is found that is off by a total variation of 0.06, in the
+direction that is hardest to see, and one of first tokens that is off by 0.13 in a group of 1,000.
+Six planted bugs show what that is good for.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from specserve.audit.chi_square import power
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.link.loopback import Script
+from specserve.model.transformer import Transformer
+from target_node.budget import SurvivalBudget
+from target_node.miss_policy import Miss
+from tests.exactness import asynchronous_plants as plants
+from tests.exactness.dice import (
+    ANSWER_LEN,
+    COINS,
+    IN_TIME,
+    ODD_COINS,
+    ROWS,
+    MoodyDieDrafter,
+    Table,
+    Throws,
+    throw,
+)
+from tests.exactness.speculative import RandomBudget
+from tests.specserve.model.checkpoints import QWEN3, load, write_checkpoint
+
+FALSE_ALARMS = 1e-6
+NUM_ANSWERS, NUM_PLANTED = 320, 320
+RULES = REJECTION, FORESEEABLE = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
+FAULTS = Script(
+    loss=0.05, duplication=0.1, reordering=0.1, bit_flips=0.05, garbage=0.1, stale=0.1, capacity=6
+)
+# One outcome a row in small waves: nothing is prepared that only fills a wave up.
+ONE_OUTCOME = replace(IN_TIME, fan_out=1, wave=4, pace=(60,))
+
+TABLES = {
+    "late by accident": Table(),
+    "in time": Table(drafting=IN_TIME),
+    "any length": Table(drafting=IN_TIME, budget=partial(RandomBudget, 5)),
+    "misses wait": Table(miss=Miss.DRAFT_NOW),
+    "misses look up": Table(miss=Miss.NGRAM),
+    "misses drafted here": Table(miss=Miss.DRAFT_HERE),
+    "any miss": Table(miss=None),
+    "any regime": Table(drafting=IN_TIME, auto=True),
+    "faults and deaths": Table(drafting=replace(IN_TIME, script=FAULTS, num_drafts=2, death=0.05)),
+    "few places": Table(drafting=IN_TIME, places=ROWS + 30),
+    "few blocks": Table(drafting=IN_TIME, num_blocks=300),
+    "saguaro": Table(drafting=replace(IN_TIME, saguaro_c=0.3)),
+    "moody coins": Table(drafting=ONE_OUTCOME, dice=COINS, drafter=MoodyDieDrafter),
+    "moody lengths": Table(
+        drafting=IN_TIME, drafter=MoodyDieDrafter, budget=partial(SurvivalBudget, 0.3)
+    ),
+    "odd coins": Table(drafting=ONE_OUTCOME, dice=ODD_COINS),
+}
+
+# What goes the same way under both rules is played under one.
+ONE_RULE = {
+    "any length": FORESEEABLE,
+    "misses wait": REJECTION,
+    "misses look up": FORESEEABLE,
+    "any miss": REJECTION,
+    "any regime": FORESEEABLE,
+    "few places": FORESEEABLE,
+    "few blocks": REJECTION,
+    "saguaro": REJECTION,
+}
+CLEAN = [(name, rule) for name in TABLES for rule in RULES if ONE_RULE.get(name, rule) is rule]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Transformer:
+    """Of which the sizes count alone."""
+    return load(write_checkpoint(tmp_path_factory.mktemp("model"), QWEN3, vocab_size=8))
+
+
+def least_p_value(throws: Throws) -> float:
+    """Of several tests, times their number (Bonferroni)."""
+    fits = throws.fits()
+    return min(fit.p_value for fit in fits) * len(fits)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_few_throws_have_their_law(model, rule):
+    throws = throw(model, replace(TABLES["late by accident"], rule=rule), 100)
+    assert least_p_value(throws) > FALSE_ALARMS
+    assert 0.1 < throws.hit_rate < 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rule"), CLEAN)
+def test_throws_have_their_law(model, name, rule):
+    throws = throw(model, replace(TABLES[name], rule=rule), NUM_ANSWERS)
+    assert least_p_value(throws) > FALSE_ALARMS
+    assert 0.1 < throws.hit_rate < 0.9
+    assert throws.num_accepted > 500
+    assert (throws.num_switches > 10) is (name == "any regime")
+    assert (throws.num_lives > 4) is (name == "faults and deaths")
+    assert (throws.num_preemptions > 5) is (name == "few blocks")
+
+
+@pytest.mark.slow
+def test_lateness_by_accident_leaves_blocks_late_and_in_time(model):
+    """Else the groups would be one."""
+    throws = throw(model, TABLES["late by accident"], NUM_ANSWERS)
+    sizes = {past: counts.total() for past, counts in throws.first_tokens.items()}
+    assert sum(size for (_, was_hit), size in sizes.items() if was_hit) > 1000
+    assert sum(size for (_, was_hit), size in sizes.items() if not was_hit) > 1000
+    assert len(sizes) > 6
+
+
+def test_the_power_is_as_stated():
+    """With three joint tests and twelve groups at most, of four sides."""
+    each = FALSE_ALARMS / 15
+    assert power(NUM_ANSWERS * ANSWER_LEN, 3, 0.06, each) > 0.9
+    assert power(1000, 3, 0.13, each) > 0.9
+
+
+# --- planted bugs ----------------------------------------------------------------------------
+
+PLANTED = {
+    "noise shares out": (plants.share_out_by_noise, TABLES["odd coins"], [FORESEEABLE]),
+    "keys of positions": (plants.draw_by_position_only, TABLES["moody coins"], RULES),
+    "lateness by content": (plants.hold_back_by_content, TABLES["in time"], RULES),
+    "another law": (plants.judge_by_a_flatter_law, TABLES["in time"], RULES),
+    "the next token's law": (
+        plants.judge_by_the_law_of_the_next_token,
+        TABLES["in time"],
+        RULES,
+    ),
+    "saguaro not told": (plants.judge_by_the_law_before_saguaro, TABLES["saguaro"], [REJECTION]),
+}
+CASES = [(name, rule) for name, (_, _, rules) in PLANTED.items() for rule in rules]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_a_planted_bug_is_found(model, monkeypatch, name, rule):
+    """The same tables pass above, without the plant."""
+    plant, table, _ = PLANTED[name]
+    plant(monkeypatch)
+    throws = throw(model, replace(table, rule=rule), NUM_PLANTED)
+    assert least_p_value(throws) < FALSE_ALARMS
