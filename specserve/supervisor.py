@@ -146,14 +146,16 @@ class Supervisor:
     def _drain(self) -> Ending:
         """Clean stop: the API process first, so that nothing new arrives, then the nodes."""
         self._drafts.retire()
+        may_go = self._of_role("draft")  # nobody depends on a draft process
         for group, timeout_s in (
             (self._of_role("api"), self._drain_timeout_s + _DRAIN_MARGIN_S),
             (self._of_role("target"), _TARGET_STOP_GRACE_S),
             (self._of_role("draft"), _DRAFT_STOP_GRACE_S),
         ):
+            may_go = [*may_go, *group]
             for child in group:
                 child.terminate()
-            event = self._await_exit(group, timeout_s)
+            event = self._await_exit(group, timeout_s, may_go)
             if isinstance(event, Died):
                 return self._fail(event.child)
             if isinstance(event, StopRequested):
@@ -176,7 +178,7 @@ class Supervisor:
         if api.alive:
             api.tell(msgspec.json.encode({"event": "target_lost", "detail": detail}))
             api.terminate()
-            self._await_exit([api], _FAILURE_GRACE_S)
+            self._await_exit([api], _FAILURE_GRACE_S, self._children)
         return Ending(EXIT_FAILED, f"{detail}; the service has stopped", Unavailable.code)
 
     # --- parts ------------------------------------------------------------------------------
@@ -196,18 +198,21 @@ class Supervisor:
         self._children.remove(child)
         child.close()
 
-    def _await_exit(self, group: list[Child], timeout_s: float) -> StopRequested | Died | None:
+    def _await_exit(
+        self, group: list[Child], timeout_s: float, may_go: list[Child]
+    ) -> StopRequested | Died | None:
         """Wait for `group` to be gone, at most `timeout_s`.
 
-        Returns early with a second stop signal, or with the death of a child that should live.
+        Returns early with a second stop signal, or with the death of a child not in `may_go`,
+        which must name every child told to stop so far: the deaths of an earlier group may still
+        be on their way when the last of it is gone.
         """
         deadline = time.monotonic() + timeout_s
         while any(child.alive for child in group):
             event = self._next_event(deadline)
             if event is None or isinstance(event, StopRequested):
                 return event
-            # A draft process may go before its turn: nobody depends on it.
-            if isinstance(event, Died) and event.child not in (*group, *self._of_role("draft")):
+            if isinstance(event, Died) and event.child not in may_go:
                 return event
         return None
 

@@ -3,7 +3,8 @@
 Its configuration is a script: a folder to leave traces in (NAME.pid, NAME.lives with a line for
 every start, and NAME.heard: the line the API process got on stdin, or the record a draft process
 got over its link from target 0, which sends "for draft RANK" to each), and a behaviour by name
-("api", "target0"): serve, refuse, crash_starting, hang_starting, ignore_sigterm; of a draft process
+("api", "target0"): serve, refuse, crash_starting, hang_starting, ignore_sigterm, linger (told to
+stop, it leaves NAME.leaving and ends when there is a file "leave"); of a draft process
 also flap (dies soon after it is ready), refuse_again (every start but the first) and stall (its
 heart stops beating, once).
 """
@@ -54,6 +55,10 @@ def main(role: str) -> int:
         for rank, link in enumerate(links):
             link.to_draft.write([f"for draft {rank}".encode()])
         serve(heard, stopping, listen=role == "api")
+    if behaviour == "linger":
+        (folder / f"{name}.leaving").write_text("now")
+        while not (folder / "leave").exists():
+            time.sleep(PERIOD_S)
     return 0
 
 

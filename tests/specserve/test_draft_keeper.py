@@ -172,6 +172,22 @@ def test_a_stopped_draft_does_not_outlive_a_clean_stop(supervise):
     assert supervised.alive() == []
 
 
+def test_target_processes_that_end_at_the_same_moment_are_a_clean_stop(supervise):
+    supervised = supervise(num_drafts=1, target0="linger", target1="linger").await_ready()
+    os.kill(supervised.pid("draft0"), signal.SIGSTOP)  # its turn comes last and takes a while
+    supervised.process.send_signal(signal.SIGTERM)
+    supervised.await_file("target0.leaving")
+    supervised.await_file("target1.leaving")
+    supervised.process.send_signal(signal.SIGSTOP)  # it sees both deaths in one look
+    (supervised.folder / "leave").touch()
+    deadline = time.monotonic() + 20
+    while supervised.alive() != ["draft0"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    supervised.process.send_signal(signal.SIGCONT)
+    assert supervised.finish()[0] == 0
+
+
 def test_a_killed_target_ends_the_service_and_its_drafts(supervise):
     supervised = supervise(num_drafts=2).await_ready()
     os.kill(supervised.pid("target1"), signal.SIGKILL)
