@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draft_node.context import BLOCK_SIZE, Context
-from specserve.model.kv_cache import NULL_BLOCK
+from draft_node.context import Context
+from draft_node.row_layout import RowLayout, pages_of, places_within
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,22 @@ class BranchAttention:
         self._enter(entering)
         order = list(dict.fromkeys([*(entering.rows if entering else ()), *blocks.rows]))
         place_of = {row: place for place, row in enumerate(order)}
-        width = self._gather_plan(order)
+        self._flat_blocks, width = pages_of(self._context, order)
         first = [place_of[row] for row in blocks.rows]
         own_rows = np.repeat(np.array(first, dtype=np.int64), blocks.size)
         seen = np.repeat(np.array(blocks.lengths, dtype=np.int64), blocks.size)
         if entering is not None:
             counts = np.array(entering.counts)
             starts = np.array(entering.starts).repeat(counts)
-            ends = starts + _places_within(counts) + 1
+            ends = starts + places_within(counts) + 1
             seen = np.concatenate([ends, seen])
             places = np.array([place_of[row] for row in entering.rows]).repeat(counts)
         else:
             places = np.empty(0, dtype=np.int64)
         self._num_rows = len(order)
         device = self._context.cache.device
-        self._queries = _Layout.of(np.concatenate([places, own_rows]), self._num_rows, device)
-        self._own = _Layout.of(own_rows, self._num_rows, device)
+        self._queries = RowLayout.of(np.concatenate([places, own_rows]), self._num_rows, device)
+        self._own = RowLayout.of(own_rows, self._num_rows, device)
         self._mask = self._mask_of(seen, width, blocks)
 
     def _enter(self, entering: Entering | None) -> None:
@@ -81,20 +81,6 @@ class BranchAttention:
         cache = self._context.cache
         flat = torch.from_numpy(np.concatenate(slots)).to(cache.device)
         self._flat_slots = cache.flat_slots(flat)
-
-    def _gather_plan(self, order: Sequence[int]) -> int:
-        """Which pages to gather, as many for every row; how many positions that is.
-
-        Whole rows, whatever is used of them: the work does not tell how long the prefixes are.
-        """
-        tables = [self._context.rows.table(row) for row in order]
-        width = max(map(len, tables))
-        pages = np.full((len(tables), width), NULL_BLOCK, dtype=np.int64)
-        for place, table in enumerate(tables):
-            pages[place, : len(table)] = table
-        cache = self._context.cache
-        self._flat_blocks = cache.flat_blocks(torch.from_numpy(pages.ravel()).to(cache.device))
-        return width * BLOCK_SIZE
 
     def _mask_of(self, seen: NDArray[np.int64], width: int, blocks: Blocks) -> Tensor:
         """What each query adds to its scores: [1, R, M * per_kv, width + S]."""
@@ -119,59 +105,14 @@ class BranchAttention:
             cache.write(layer_index, self._flat_slots, k[:first], v[:first])
         keys, values = cache.gather(layer_index, self._flat_blocks)
         shape = (self._kv_heads, self._num_rows, -1, cache.head_dim)
-        keys = torch.cat([keys.view(shape), self._by_row(k[first:])], dim=2)
-        values = torch.cat([values.view(shape), self._by_row(v[first:])], dim=2)
-        spread = self._queries.spread(q).view(
-            self._num_rows, self._queries.width, self._kv_heads, self._per_kv, cache.head_dim
-        )
-        queries = spread.permute(2, 0, 1, 3, 4).reshape(shape)
+        own_keys, own_values = (self._own.entries(x[first:], self._num_rows) for x in (k, v))
+        keys = torch.cat([keys.view(shape), own_keys], dim=2)
+        values = torch.cat([values.view(shape), own_values], dim=2)
         out = torch.nn.functional.scaled_dot_product_attention(
-            queries, keys, values, self._mask, scale=self._scale
+            self._queries.queries(q, self._num_rows, self._kv_heads),
+            keys,
+            values,
+            self._mask,
+            scale=self._scale,
         )
-        out = out.view(self._kv_heads, self._num_rows, -1, self._per_kv, cache.head_dim)
-        out = out.permute(1, 2, 0, 3, 4).reshape(-1, *q.shape[1:])
-        return self._queries.collect(out)
-
-    def _by_row(self, entries: Tensor) -> Tensor:
-        """[B * T, kv_heads, head_dim] -> [kv_heads, R, S, head_dim]"""
-        spread = self._own.spread(entries)
-        return spread.view(self._num_rows, -1, *entries.shape[1:]).permute(2, 0, 1, 3)
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Flattened tokens laid out as `width` places a row; padding holds any token."""
-
-    slots: NDArray[np.int64]  # [N] row * width + place of each token
-    width: int
-    source: Tensor | None  # [R * width] which token stands in each place; None: they are in order
-    target: Tensor | None  # [N] `slots`
-
-    @staticmethod
-    def of(rows: NDArray[np.int64], num_rows: int, device: torch.device) -> "_Layout":
-        """`rows` [N]: the row of each token, 0 .. num_rows - 1."""
-        counts = np.bincount(rows, minlength=num_rows)
-        width = int(counts.max())
-        order = np.argsort(rows, kind="stable")
-        slots = np.empty(len(rows), dtype=np.int64)
-        slots[order] = rows[order] * width + _places_within(counts)
-        if np.array_equal(slots, np.arange(num_rows * width)):
-            return _Layout(slots, width, None, None)
-        source = np.zeros(num_rows * width, dtype=np.int64)
-        source[slots] = np.arange(len(rows))
-        return _Layout(
-            slots, width, torch.from_numpy(source).to(device), torch.from_numpy(slots).to(device)
-        )
-
-    def spread(self, x: Tensor) -> Tensor:
-        """[N, ...] -> [R * width, ...]"""
-        return x if self.source is None else x.index_select(0, self.source)
-
-    def collect(self, x: Tensor) -> Tensor:
-        """The inverse."""
-        return x if self.target is None else x.index_select(0, self.target)
-
-
-def _places_within(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0 .. count - 1 for each count in turn."""
-    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return self._queries.outputs(out, q)

@@ -1,4 +1,4 @@
-"""A drafter in this process that fails costs its drafts, never a request; a few times, itself."""
+"""A drafter in this process that fails costs its drafts, never a request; again and again, itself."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from specserve.types import Speculation
 from target_node.sequence import Sequence
 
-MAX_FAILURES = 5  # then the drafter is asked no more
+MAX_FAILURES = 5  # in a row; then the drafter is asked no more
 
 log = logging.getLogger(__name__)
 
@@ -14,18 +14,20 @@ Speculations = Mapping[Sequence, Speculation]
 
 
 class Tolerance:
-    """Counts the failures of one drafter."""
+    """Counts the failures of one drafter since it last worked."""
 
     def __init__(self) -> None:
         self._num_failures = 0
 
     def ask(self, draft: Callable[[], Speculations]) -> Speculations:
-        """What `draft` returns; nothing where it raises, or did too often."""
+        """What `draft` returns; nothing where it raises, or did too often in a row."""
         if self._num_failures >= MAX_FAILURES:
             return {}
         try:
-            return draft()
+            drafted = draft()
         except Exception:
             self._num_failures += 1
             log.exception("drafting failed (%d of %d times)", self._num_failures, MAX_FAILURES)
             return {}
+        self._num_failures = 0
+        return drafted

@@ -40,6 +40,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if value < least:
                 raise InvalidField(field, f"{value} is less than {least}")
+        for limit in self.gammas:
+            if not 1 <= limit <= self.gamma:
+                raise InvalidField("--gammas", f"{limit} is not between 1 and --gamma {self.gamma}")
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,11 +87,12 @@ class BlockDrafter:
         self.context.write(slots, *self.backbone.context_entries(update.features, positions))
 
     def _compute_in_flight(self) -> None:
-        entering = self._in_flight.take()
+        entering = self._in_flight.all()
         if entering is not None:
             token_ids, positions = self._entering(entering)
             self._causal.plan(self.context.causal_batch(entering.rows, entering.counts))
             self.backbone.hidden(token_ids, positions, self._causal)
+            self._in_flight.computed()
 
     def _entering(self, entering: Entering) -> tuple[Tensor, Tensor]:
         """Token ids and positions, [N] each."""
@@ -143,7 +144,7 @@ class BlockDrafter:
         mask = None
         if gap:
             token_ids, positions, mask = self._with_gaps(batch, token_ids, positions, gap)
-        shape, entering = token_ids.shape, self._in_flight.take()
+        shape, entering = token_ids.shape, self._in_flight.all()
         token_ids, positions = token_ids.flatten(), positions.flatten()
         if entering is not None:
             first_ids, first_positions = self._entering(entering)
@@ -151,6 +152,7 @@ class BlockDrafter:
             positions = torch.cat([first_positions, positions])
         self._attention.plan(Blocks(batch.rows, lengths, shape[1], mask), entering)
         hidden = self.backbone.hidden(token_ids, positions, self._attention)
+        self._in_flight.computed()
         return hidden[len(token_ids) - shape.numel() :].view(*shape, -1)[:, gap:]
 
     def _anchor_positions(self, batch: DraftBatch, lengths: Sequence[int]) -> Tensor:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_node.context import BlockAttention, ChainAttention, Context
+from draft_node.chain_attention import ChainAttention
+from draft_node.context import Context
 from draft_node.drafters.backbone import ContextEntries, FeatureProjector, load_projector
 from draft_node.drafters.batching import context_lens, flat_positions
 from draft_node.drafters.spec import Eagle3Spec
@@ -85,7 +86,7 @@ class Eagle3Drafter:
         self.features = FeatureSpec(spec.feature_layers, decoder.projector)
         self.law_confidence = law_confidence
         cache = context.cache
-        self._attention = BlockAttention(
+        self._chain = ChainAttention(
             context, num_heads=spec.decoder.num_heads, scale=spec.decoder.head_dim**-0.5
         )
         # Features by slot: truncation may leave any of them waiting for another token.
@@ -137,17 +138,17 @@ class Eagle3Drafter:
         ]
         hidden = self._features[torch.tensor(last_slots, device=device)]
         positions = torch.tensor(lengths, device=device) - 1
-        chain = ChainAttention(
-            self._attention, batch.rows, [length - 1 for length in lengths], _pads(batch, device)
-        )
-        if batch.max_gap():
-            hidden, positions = self._bridge(batch, hidden, positions, chain)
+        pads, gap = _pads(batch, device), batch.max_gap()
+        before = [length - 1 for length in lengths]
+        self._chain.plan(batch.rows, before, gap + self.gamma, pads=pads)
+        if pads is not None:
+            hidden, positions = self._bridge(batch, hidden, positions, pads)
         drawing = rule.begin(
             BlockLayout(positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, None)
         )
         token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
         for slot in range(self.gamma):
-            hidden = self.decoder.step(token_ids, hidden, positions + slot, chain)
+            hidden = self._step(token_ids, hidden, positions + slot)
             logits = self.decoder.logits(hidden)[:, None]
             if self.law_confidence is not None:
                 confidences.append(self.law_confidence(slot, logits))
@@ -162,20 +163,25 @@ class Eagle3Drafter:
             logits=torch.cat(kept, dim=1) if kept else None,
         )
 
+    def _step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
+        """The chains grow by one token each: the features [B, H] that follow."""
+        stepped = self.decoder.step(token_ids, hidden, positions, self._chain)
+        self._chain.advance()
+        return stepped
+
     def _bridge(
-        self, batch: DraftBatch, hidden: Tensor, positions: Tensor, chain: ChainAttention
+        self, batch: DraftBatch, hidden: Tensor, positions: Tensor, pads: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The chain's own features [B, H] of the tokens in flight, and the position of the last.
 
         Shorter gaps are padded on the left with steps that leave a block as it is.
         """
-        gap_ids, gap, pads = batch.gap_ids, batch.max_gap(), _pads(batch, hidden.device)
+        gap_ids, gap = batch.gap_ids, batch.max_gap()
         assert gap_ids is not None
-        assert pads is not None
         padded = [[0] * (gap - len(ids)) + list(ids) for ids in gap_ids]
         columns = torch.tensor(padded, device=hidden.device).T
         for place, token_ids in enumerate(columns):
-            stepped = self.decoder.step(token_ids, hidden, positions, chain)
+            stepped = self._step(token_ids, hidden, positions)
             is_real = pads <= place
             hidden = torch.where(is_real[:, None], stepped, hidden)
             positions = positions + is_real
@@ -204,6 +210,15 @@ def eagle3_tensors(spec: Eagle3Spec) -> dict[str, tuple[int, ...]]:
         wide = name.startswith(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"))
         shapes[f"layers.0.{name}"] = (shape[0], 2 * shape[1]) if wide else shape
     return shapes
+
+
+def check_eagle3_tensors(weights: DraftWeights, spec: Eagle3Spec) -> None:
+    """Raise `Unsupported` unless the checkpoint holds what `spec` describes.
+
+    Embeddings and output head may be left to the target.
+    """
+    optional = () if weights.target is None else (EMBEDDING, LM_HEAD)
+    weights.checkpoint.check(eagle3_tensors(spec), optional)
 
 
 def load_eagle3(

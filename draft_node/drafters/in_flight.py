@@ -1,4 +1,4 @@
-"""Tokens in flight that have a place in a context but no entries yet.
+"""Tokens that have a place in a context but no entries yet: those in flight, and few others.
 
 The next pass over the model computes them along with what it is for, which costs little more than
 that pass alone. Whatever needs their entries earlier takes them from here.
@@ -32,6 +32,11 @@ class InFlightTokens:
             tokens += token_ids[at : at + count]
             at += count
 
+    @property
+    def total(self) -> int:
+        """How many tokens wait."""
+        return sum(len(tokens) for _, tokens in self._tokens.values())
+
     def truncate(self, row: int, length: int) -> None:
         """The row ends at `length` now."""
         if row in self._tokens:
@@ -40,15 +45,17 @@ class InFlightTokens:
             if not tokens:
                 del self._tokens[row]
 
-    def take(self) -> Entering | None:
-        """All of them, which are then no longer here; None if there are none."""
+    def all(self) -> Entering | None:
+        """What a pass has to compute; None if that is nothing."""
         if not self._tokens:
             return None
-        taken = Entering(
+        return Entering(
             rows=list(self._tokens),
             starts=[start for start, _ in self._tokens.values()],
             counts=[len(tokens) for _, tokens in self._tokens.values()],
             token_ids=[token_id for _, tokens in self._tokens.values() for token_id in tokens],
         )
+
+    def computed(self) -> None:
+        """The pass succeeded: all of them have entries now. A pass that failed is made again."""
         self._tokens.clear()
-        return taken

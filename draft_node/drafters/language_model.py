@@ -7,8 +7,11 @@ flight, draft behind any prefix of them, truncate what was rejected.
 import torch
 from torch import Tensor
 
-from draft_node.context import BlockAttention, ChainAttention, Context
+from draft_node.branch_attention import Entering
+from draft_node.chain_attention import ChainAttention
+from draft_node.context import Context
 from draft_node.drafters.batching import context_lens, flat_positions, refuse_gap
+from draft_node.drafters.in_flight import InFlightTokens
 from specserve.decoding.drawing import BlockLayout, DrawingRule
 from specserve.drafting import (
     ContextUpdate,
@@ -19,6 +22,8 @@ from specserve.drafting import (
 )
 from specserve.model.attention import TorchAttention
 from specserve.model.transformer import Transformer
+
+_MOST_WAITING = 32  # tokens that the next draft computes along; more have a pass of their own
 
 
 class LanguageModelDrafter:
@@ -52,28 +57,47 @@ class LanguageModelDrafter:
         self._causal = TorchAttention(
             self.context.cache, num_heads=spec.num_heads, deterministic=False
         )
-        self._attention = BlockAttention(
+        self._chain = ChainAttention(
             self.context, num_heads=spec.num_heads, scale=spec.head_dim**-0.5
         )
+        self._waiting = InFlightTokens()
 
     def context_len(self, row: int) -> int:
         return self.context.rows.length(row)
 
+    @torch.inference_mode()
     def extend(self, update: ContextUpdate) -> None:
         self.context.rows.append(update.rows, update.starts, update.counts)
-        self._causal.plan(self.context.causal_batch(update.rows, update.counts))
-        positions = flat_positions(update.starts, update.counts).to(update.token_ids.device)
-        self.model.forward(update.token_ids, positions, self._causal)
+        token_ids = update.token_ids.tolist()
+        self._waiting.add(update.rows, update.starts, update.counts, token_ids)
+        if self._waiting.total > _MOST_WAITING:
+            self._compute_waiting()
+
+    def _compute_waiting(self) -> None:
+        entering = self._waiting.all()
+        assert entering is not None
+        token_ids, positions = self._entering(entering)
+        self._causal.plan(self.context.causal_batch(entering.rows, entering.counts))
+        self.model.forward(token_ids, positions, self._causal)
+        self._waiting.computed()
+
+    def _entering(self, entering: Entering) -> tuple[Tensor, Tensor]:
+        """Token ids and positions, [N] each."""
+        device = self.model.embedding.device
+        positions = flat_positions(entering.starts, entering.counts).to(device)
+        return torch.tensor(entering.token_ids, device=device), positions
 
     def truncate(self, row: int, length: int) -> None:
+        self._waiting.truncate(row, length)
         self.context.rows.truncate(row, length)
 
     def free(self, row: int) -> None:
+        self._waiting.truncate(row, 0)
         self.context.rows.free(row)
 
     def _within(self, positions: Tensor) -> Tensor:
         """Drafts past the model's last position are never used, but must not fail."""
-        return positions.clamp(max=self.model.config.max_position_embeddings - 1)
+        return positions.clamp(max=self.model.num_positions - 1)
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
@@ -83,20 +107,38 @@ class LanguageModelDrafter:
         drawing = rule.begin(
             BlockLayout(positions + 1, self.gamma, self.model.config.vocab_size, None)
         )
-        chain = ChainAttention(self._attention, batch.rows, lengths)
-        token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
+        entering, num_blocks = self._waiting.all(), len(batch.rows)
+        self._chain.plan(batch.rows, lengths, self.gamma, entering=entering)
+        kept = None
+        if batch.keep_logits:
+            shape = (num_blocks, self.gamma, self.model.config.vocab_size)
+            kept = torch.empty(shape, device=positions.device)
+        token_ids, drawn, confidences = batch.anchor_ids, [], []
         for slot in range(self.gamma):
-            hidden, _ = self.model.forward(token_ids, self._within(positions + slot), chain)
+            hidden = self._pass(token_ids, self._within(positions + slot), entering)[-num_blocks:]
+            entering = None
             logits = self.model.lm_head(hidden).float()[:, None]
+            if kept is not None:
+                kept[:, slot] = logits[:, 0]
             if self.law_confidence is not None:
                 confidences.append(self.law_confidence(slot, logits))
             drawn.append(drawing.draw(slot, logits))
             token_ids = drawn[-1][:, 0]
-            if batch.keep_logits:
-                kept.append(logits)
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
             drawing.law(),
             torch.cat(confidences, dim=1) if confidences else None,
-            logits=torch.cat(kept, dim=1) if kept else None,
+            logits=kept,
         )
+
+    def _pass(self, token_ids: Tensor, positions: Tensor, entering: Entering | None) -> Tensor:
+        """Final hidden states of one token a block, behind those of tokens that enter."""
+        if entering is not None:
+            first_ids, first_positions = self._entering(entering)
+            token_ids = torch.cat([first_ids, token_ids])
+            positions = torch.cat([first_positions, positions])
+        hidden, _ = self.model.forward(token_ids, positions, self._chain)
+        self._chain.advance()
+        if entering is not None:
+            self._waiting.computed()
+        return hidden

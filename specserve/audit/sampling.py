@@ -32,7 +32,8 @@ async def most_drafted(asker: Asker, cases: Sequence[Case], count: int) -> list[
     work = [_answer(asker, case, random.Random(place)) for place, case in enumerate(cases)]
     answers = await asker.all_of("where drafts matter", work)
     stakes = [_stakes(samples) for samples in answers]
-    ranked = [cases[p] for p in sorted(range(len(cases)), key=lambda place: -stakes[place])]
+    order = sorted(range(len(cases)), key=lambda place: stakes[place], reverse=True)
+    ranked = [cases[place] for place in order]
     of_each = ([case for case in ranked if case.variant is variant] for variant in VARIANTS)
     return [case for ranking in of_each for case in ranking[:count]]
 
@@ -98,7 +99,11 @@ async def _answer(asker: Asker, case: Case, rng: random.Random) -> list[Complete
     return answer.samples
 
 
-def _stakes(samples: Sequence[CompletedSample]) -> int:
-    """Tokens that drafts decided either way, whichever is fewer."""
+def _stakes(samples: Sequence[CompletedSample]) -> tuple[int, int]:
+    """Tokens that drafts decided either way, whichever is fewer; then, those that they decided.
+
+    The second tells prompts apart where every draft is kept, or none is.
+    """
     origins = origins_of(samples, DEPTH)
-    return min(origins.num_accepted, origins.num_judged - origins.num_accepted)
+    num_refused = origins.num_judged - origins.num_accepted
+    return min(origins.num_accepted, num_refused), origins.num_judged

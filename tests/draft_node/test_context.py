@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from draft_node.context import BLOCK_SIZE, BlockAttention, ChainAttention, Context, ContextRows
+from draft_node.context import BLOCK_SIZE, Context, ContextRows
 from specserve.errors import Exhausted
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
@@ -108,24 +108,3 @@ def test_an_update_that_does_not_fit_changes_nothing():
         rows.append([1, 1], [0, 0], [1, 1])
     with pytest.raises(ValueError, match="has 16 positions, not 17"):
         rows.truncate(0, 17)
-
-
-def test_a_chain_sees_its_own_past_in_every_layer():
-    context, rows, lengths = make_context(), [1, 0, 1], [33, 20, 30]
-    entries = {0: fill(context, 0, 20), 1: fill(context, 1, 33)}
-    chain = ChainAttention(BlockAttention(context, num_heads=HEADS, scale=DIM**-0.5), rows, lengths)
-    past = {layer: (torch.empty(3, 0, KV_HEADS, DIM),) * 2 for layer in range(2)}
-    for _ in range(4):
-        for layer in range(2):
-            heads = slice(layer * KV_HEADS, (layer + 1) * KV_HEADS)
-            q, k, v = torch.randn(3, HEADS, DIM), *torch.randn(2, 3, KV_HEADS, DIM)
-            past[layer] = tuple(
-                torch.cat([old, new[:, None]], dim=1)
-                for old, new in zip(past[layer], (k, v), strict=True)
-            )
-            out = chain.run(layer, q, k, v)
-            for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-                keys = torch.cat([entries[row][0][:length, heads], past[layer][0][place]])
-                values = torch.cat([entries[row][1][:length, heads], past[layer][1][place]])
-                expected = reference(q[place][None], keys, values)[0]
-                torch.testing.assert_close(out[place], expected, atol=1e-5, rtol=1e-5)

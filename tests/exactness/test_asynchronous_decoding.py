@@ -117,7 +117,7 @@ def test_every_request_is_that_of_plain_decoding_whatever_happens(models, plain_
     assert sum(counter.num_stale for counter in counters) > 20
     if name != "ngram":
         assert pair.asynchronous.status().num_hits > 250
-        assert pair.hit_rate > 0.05
+        assert pair.hit_rate > 0.08
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_equal_in_every_world(models, plain, name, world):
     # Over slow links every wave is a round late.
     assert (pair.asynchronous.status().num_hits > 10) is (world != "slow links")
     assert (pair.scheduler.num_preemptions > 5) is (world == "blocks run out")
-    assert pair.chooser is None or pair.chooser.num_switches > 10
+    assert pair.chooser is None or pair.chooser.num_switches > 15
 
 
 @pytest.mark.slow

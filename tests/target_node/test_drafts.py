@@ -137,6 +137,26 @@ def test_a_drafter_that_raises_costs_no_request_and_is_soon_asked_no_more(caplog
     assert caplog.text.count("drafting failed") == MAX_FAILURES
 
 
+class FlakyDrafter(NgramDrafter):
+    """Raises every other time."""
+
+    num_asked = 0
+
+    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+        self.num_asked += 1
+        if self.num_asked % 2:
+            raise RuntimeError("out of memory")
+        return super().draft(batch, rule)
+
+
+def test_a_drafter_that_recovers_each_time_goes_on_being_asked():
+    flaky = FlakyDrafter(gamma=4)
+    target = InProcessTarget(fixture_model(), draft=flaky)
+    target.submit(request("r", PROMPT, max_tokens=40, seed=4, ignore_eos=True))
+    target.run_until_idle()
+    assert flaky.num_asked > 2 * MAX_FAILURES
+
+
 def test_a_context_catches_up_in_pieces_and_is_drafted_for_once_it_has(tmp_path):
     models = make_models(tmp_path)
     drafter, sizes = models.drafter("dspark vanilla"), []

@@ -89,6 +89,39 @@ def test_what_was_cut_off_is_not_computed():
     tokens.truncate(2, 0)
     assert 1 in tokens
     assert 2 not in tokens
-    taken = tokens.take()
-    assert (taken.rows, taken.starts, taken.counts, taken.token_ids) == ([1], [10], [1], [7])
-    assert tokens.take() is None
+    waiting = tokens.all()
+    assert (waiting.rows, waiting.starts, waiting.counts) == ([1], [10], [1])
+    assert waiting.token_ids == [7]
+    tokens.computed()
+    assert tokens.all() is None
+
+
+def in_flight(drafter):
+    drafter.extend(
+        ContextUpdate([0], [0], [3], torch.tensor([5, 6, 7]), torch.zeros(3, drafter.feature_size))
+    )
+    drafter.extend(ContextUpdate([0], [3], [2], torch.tensor([8, 9]), None))
+    return DraftBatch([0], torch.tensor([4]), keep_logits=True)
+
+
+def test_a_pass_that_failed_leaves_them_for_the_next(target, tmp_path, monkeypatch):
+    drafters = [dspark(tmp_path / "a", target) for _ in range(2)]
+    sound, shaken = [(drafter, in_flight(drafter)) for drafter in drafters]
+    with monkeypatch.context() as broken:
+        broken.setattr(shaken[0]._attention, "plan", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            shaken[0].draft(shaken[1], Greedy())
+    expected, found = (d.draft(batch, Greedy()).logits for d, batch in (sound, shaken))
+    torch.testing.assert_close(found, expected)
+
+
+def test_features_that_are_not_finite_spoil_no_row_but_their_own(target, tmp_path):
+    drafter = dspark(tmp_path / "a", target)
+    batch = in_flight(drafter)
+    expected = drafter.draft(batch, Greedy()).logits
+    broken = torch.full((40, drafter.feature_size), torch.nan)
+    drafter.extend(ContextUpdate([1], [0], [40], torch.zeros(40, dtype=torch.long), broken))
+    drafter.free(0)
+    drafter.free(1)  # its pages are the next that anybody gets
+    found = drafter.draft(in_flight(drafter), Greedy()).logits
+    torch.testing.assert_close(found, expected)
