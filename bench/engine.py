@@ -126,7 +126,8 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
         raise InvalidField("--threads", f"{arguments.threads} exceeds the {len(cores)} cores here")
     target_cores, client_cores = cores[: arguments.threads], cores[arguments.threads :] or cores
     flags = ["--target", str(folder), "--threads", str(arguments.threads), "--dtype", "float32"]
-    flags += ["--device", "cpu", *(["--ballast", str(ballast)] if ballast else [])]
+    flags += ["--device", "cpu", "--speculation", "off"]
+    flags += ["--ballast", str(ballast)] if ballast else []
     machine = describe_machine()
     with serve(flags) as served:
         setup = Setup(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from draft_node.candidates import Flight, candidates_of
+from draft_node.drafters.pass_clock import LEAST_PASSES
 from draft_node.fan_out import AcceptancePrior, FanOutRule, HitCurves
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.plan import Plan, Planner, in_flight
@@ -30,6 +31,8 @@ from specserve.drafting import Drafter
 from specserve.link.messages import BlockKey, Push, RowReport
 
 _MAX_ROUND = 2**20 - 1  # what the noise has room for
+_DRAFTING = 0.9  # of the time of a wave is drafting
+_LEAST_TOKENS = 3  # of a block that is cut to the time there is
 
 
 @dataclass(eq=False, slots=True)
@@ -98,11 +101,15 @@ class Presolve:
         block = self.cache.settle(row, is_new=is_new)
         if row.foresight is not None:
             block = told_block(row, row.foresight, self._device)
+        elif row.awaits and block is not None and len(block.token_ids) < LEAST_PASSES:
+            block = None  # the target has it and cannot use it
         due_s = time.perf_counter() + lead_s if lead_s else math.inf
         now = _Round(stream, row, kind, block, due_s)
         # No block follows an empty context, or fits behind a full one, or has keys in that round.
         is_last = row.position + 2 >= self._max_positions
         now.is_closed = row.position < 1 or is_last or row.round >= _MAX_ROUND
+        # What the target waits for is on its way: a second report will say what it verifies.
+        now.is_closed |= row.awaits and block is not None
         self._rounds[row.stream] = now
 
     def free(self, streams: Sequence[int]) -> None:
@@ -188,13 +195,24 @@ class Presolve:
         if not size:
             return False
         began_s = time.perf_counter()
+        due_s = min(each.due_s for each in family)
         branches = self._take_wave(family, size)
-        wave = self._draft(family, branches)
+        # Blocks have to be scored and sent yet when they are drafted.
+        wave = self._draft(family, branches, began_s + _DRAFTING * (due_s - began_s))
         if wave is not None:
             self._send(wave)
-            seconds = time.perf_counter() - began_s
+            seconds = (time.perf_counter() - began_s) * self._counted(wave)
             self._costs[family[0].kind.needs_law].observe(len(branches), seconds)
         return True
+
+    def _counted(self, wave: Wave) -> float:
+        """The share of a wave's time that decides how large the next may be.
+
+        Where blocks can be cut to the time there is, as many are drafted as can have a few tokens.
+        """
+        if not self._drafter.stops_in_time:
+            return 1.0
+        return min(1.0, _LEAST_TOKENS / wave.drawn.token_ids.shape[1])
 
     def _wave_size(self, family: Sequence[_Round]) -> int:
         """As many blocks as are over in time; a round's first wave is drafted in any case."""
@@ -222,11 +240,13 @@ class Presolve:
 
     # --- waves -------------------------------------------------------------------------------
 
-    def _draft(self, rounds: Sequence[_Round], branches: Sequence[Branch]) -> Wave | None:
+    def _draft(
+        self, rounds: Sequence[_Round], branches: Sequence[Branch], due_s: float = math.inf
+    ) -> Wave | None:
         """None if the drafter raised, which ends the `rounds` concerned, or had nothing to say."""
         flights = [each.plan.flight.verify_len for each in rounds if each.plan is not None]
         try:
-            wave = self._waves.draft(branches, min_gap=1 + max(flights, default=-1))
+            wave = self._waves.draft(branches, 1 + max(flights, default=-1), due_s)
         except Exception as error:  # noqa: BLE001
             self.failures.count(error, "drafting")
             for each in rounds:

@@ -23,7 +23,7 @@ NonNegative = Annotated[int, Meta(ge=0)]
 DAY_S = 86_400.0  # no timer of ours is longer, and every timer of the kernel can hold it
 Seconds = Annotated[float, Meta(gt=0, le=DAY_S)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-DEFAULT_MODE = "off"  # of speculation
+DEFAULT_MODE = "auto"  # of speculation
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

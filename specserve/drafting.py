@@ -8,6 +8,7 @@ request differ in their anchors, not in their context.
 How tokens are drawn is not the drafter's business: see `specserve.decoding.drawing`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,6 +48,9 @@ class DraftBatch:
     # Gaps are laid out as if one were this long, where work must not depend on what was drawn.
     min_gap: int = 0
     keep_logits: bool = False  # return `SpeculationBatch.logits` too
+    # When the blocks are wanted, in seconds of `time.perf_counter`: what is drafted token by token
+    # may end early, after two tokens at least.
+    due_s: float = math.inf
 
     def max_gap(self) -> int:
         return max(self.min_gap, *map(len, self.gap_ids)) if self.gap_ids else 0
@@ -54,7 +58,7 @@ class DraftBatch:
 
 @dataclass(frozen=True)
 class SpeculationBatch:
-    """B speculations of G tokens, on the drafter's device."""
+    """B speculations of G tokens, gamma or fewer, on the drafter's device."""
 
     token_ids: Tensor  # [B, G] int64, ids of the target's vocabulary
     # [B * G] laws, block by block, from which the tokens were drawn; None where no rule needs them.
@@ -83,6 +87,8 @@ class Drafter(Protocol):
     # prefix of them by `context_lens`, and they are truncated when their features arrive. Else
     # every block has to bring them as its gap.
     holds_tokens_in_flight: bool
+    # Whether `draft` goes token by token, and stops when `DraftBatch.due_s` comes.
+    stops_in_time: bool
 
     @property
     def gamma(self) -> int:

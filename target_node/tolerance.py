@@ -1,4 +1,4 @@
-"""A drafter in this process that fails costs its drafts, never a request; again and again, itself."""
+"""A drafter in this process that fails costs its drafts, never a request; in the end, itself."""
 
 import logging
 from collections.abc import Callable, Mapping

@@ -109,7 +109,8 @@ def collect(
 ) -> Samples:
     """Draft and judge at every anchor of all texts; `recorder` is one the drafter asks.
 
-    Raises `Unsupported` for a drafter that gives no confidences, or texts without an anchor.
+    Raises `Unsupported` for a drafter that gives no confidences, or none that are numbers, and for
+    texts without an anchor.
     `advance` is told of finished anchors; `count_anchors` says how many there will be.
     """
     blocks: list[Samples] = []
@@ -157,8 +158,10 @@ class _Replay:
         )
         if drafted.confidences is None:
             raise Unsupported("the drafter gives no confidences to calibrate")
+        self._refuse_nan("confidences", drafted.confidences)
         features = self._recorder.take() if self._recorder is not None else None
         stands, expected = self._judge(rows, anchors, states, drafted)
+        self._refuse_nan("laws", expected)
         confidences = drafted.confidences.double().cpu().numpy()
         found = Samples(
             np.array(rows),
@@ -170,6 +173,11 @@ class _Replay:
         )
         self._advance()
         return found
+
+    def _refuse_nan(self, what: str, numbers: Tensor) -> None:
+        """Weights may be finite and what they compute too large nevertheless."""
+        if not bool(numbers.isfinite().all()):
+            raise Unsupported(f"the drafter ({self._drafter.name}): its {what} are NaN")
 
     def _advance(self) -> None:
         """To the next anchors; texts that have none leave."""

@@ -32,6 +32,7 @@ class BlockDrafter:
     """`Drafter` over a `Backbone`; every part beyond it may be absent."""
 
     holds_tokens_in_flight = True
+    stops_in_time = False
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from draft_node.chain_attention import ChainAttention
 from draft_node.context import Context
 from draft_node.drafters.backbone import ContextEntries, FeatureProjector, load_projector
 from draft_node.drafters.batching import context_lens, flat_positions
+from draft_node.drafters.pass_clock import PassClock
 from draft_node.drafters.spec import Eagle3Spec
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
 from specserve.decoding.drawing import BlockLayout, DrawingRule
@@ -69,6 +70,7 @@ class Eagle3Drafter:
     """`Drafter`: a chain of gamma steps, each feeding on the features of the one before."""
 
     holds_tokens_in_flight = False
+    stops_in_time = True
 
     def __init__(
         self,
@@ -89,6 +91,7 @@ class Eagle3Drafter:
         self._chain = ChainAttention(
             context, num_heads=spec.decoder.num_heads, scale=spec.decoder.head_dim**-0.5
         )
+        self._clock = PassClock()
         # Features by slot: truncation may leave any of them waiting for another token.
         self._features = torch.zeros(
             cache.num_blocks * cache.block_size,
@@ -147,13 +150,17 @@ class Eagle3Drafter:
             BlockLayout(positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, None)
         )
         token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
+        self._clock.begin(batch.due_s)
         for slot in range(self.gamma):
+            if not self._clock.allows_a_pass:
+                break
             hidden = self._step(token_ids, hidden, positions + slot)
             logits = self.decoder.logits(hidden)[:, None]
             if self.law_confidence is not None:
                 confidences.append(self.law_confidence(slot, logits))
             drawn.append(drawing.draw(slot, logits))
             token_ids = drawn[-1][:, 0]
+            self._clock.passed()
             if batch.keep_logits:
                 kept.append(logits)
         return SpeculationBatch(

@@ -12,6 +12,7 @@ from draft_node.chain_attention import ChainAttention
 from draft_node.context import Context
 from draft_node.drafters.batching import context_lens, flat_positions, refuse_gap
 from draft_node.drafters.in_flight import InFlightTokens
+from draft_node.drafters.pass_clock import PassClock
 from specserve.decoding.drawing import BlockLayout, DrawingRule
 from specserve.drafting import (
     ContextUpdate,
@@ -27,9 +28,10 @@ _MOST_WAITING = 32  # tokens that the next draft computes along; more have a pas
 
 
 class LanguageModelDrafter:
-    """`Drafter`: gamma forward passes of one token a block."""
+    """`Drafter`: gamma forward passes of one token a block, or as many as there is time for."""
 
     holds_tokens_in_flight = True
+    stops_in_time = True
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class LanguageModelDrafter:
             self.context, num_heads=spec.num_heads, scale=spec.head_dim**-0.5
         )
         self._waiting = InFlightTokens()
+        self._clock = PassClock()
 
     def context_len(self, row: int) -> int:
         return self.context.rows.length(row)
@@ -114,7 +117,10 @@ class LanguageModelDrafter:
             shape = (num_blocks, self.gamma, self.model.config.vocab_size)
             kept = torch.empty(shape, device=positions.device)
         token_ids, drawn, confidences = batch.anchor_ids, [], []
+        self._clock.begin(batch.due_s)
         for slot in range(self.gamma):
+            if not self._clock.allows_a_pass:
+                break
             hidden = self._pass(token_ids, self._within(positions + slot), entering)[-num_blocks:]
             entering = None
             logits = self.model.lm_head(hidden).float()[:, None]
@@ -124,11 +130,12 @@ class LanguageModelDrafter:
                 confidences.append(self.law_confidence(slot, logits))
             drawn.append(drawing.draw(slot, logits))
             token_ids = drawn[-1][:, 0]
+            self._clock.passed()
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
             drawing.law(),
             torch.cat(confidences, dim=1) if confidences else None,
-            logits=kept,
+            logits=None if kept is None else kept[:, : len(drawn)],
         )
 
     def _pass(self, token_ids: Tensor, positions: Tensor, entering: Entering | None) -> Tensor:

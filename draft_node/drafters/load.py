@@ -15,7 +15,7 @@ from draft_node.drafters.backbone import load_projector
 from draft_node.drafters.dflash import load_dflash
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.dspark import check_block_tensors, load_dspark
-from draft_node.drafters.eagle3 import eagle3_tensors, load_eagle3
+from draft_node.drafters.eagle3 import check_eagle3_tensors, load_eagle3
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.drafters.local_head import load_local_head
 from draft_node.drafters.serial_head import SerialHead
@@ -27,7 +27,12 @@ from draft_node.drafters.spec import (
     Layout,
     LocalHeadSpec,
 )
-from draft_node.drafters.weights import IGNORED, DraftWeights, TargetWeights
+from draft_node.drafters.weights import (
+    IGNORED,
+    DraftWeights,
+    TargetWeights,
+    refuse_non_finite,
+)
 from specserve.drafting import Drafter, FeatureSpec
 from specserve.errors import Unsupported
 from specserve.model.checkpoint import Checkpoint
@@ -154,7 +159,7 @@ def _checked(weights: DraftWeights, spec: BlockSpec | Eagle3Spec) -> BlockSpec |
         checkpoint.ignore(name)
     _refuse_foreign_tensors(checkpoint)
     if isinstance(spec, Eagle3Spec):
-        checkpoint.check(eagle3_tensors(spec))
+        check_eagle3_tensors(weights, spec)
         return spec
     spec = _as_stored(spec, checkpoint)
     check_block_tensors(weights, spec)
@@ -231,15 +236,17 @@ def _local_head(options: DrafterOptions, target: TargetWeights | None) -> Serial
 
 
 def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDrafter:
+    gamma = options.gamma or DEFAULT_GAMMA
     model = load_model(
         folder,
         dtype=options.dtype,
         device=options.device,
         parallel=TensorParallel(),
+        # What a config claims beyond that would only be memory.
+        num_positions=options.max_positions + gamma,
         deterministic=False,
     )
-    return LanguageModelDrafter(
-        model,
-        gamma=options.gamma or DEFAULT_GAMMA,
-        num_context_tokens=options.num_context_tokens,
-    )
+    with Checkpoint(folder) as checkpoint:
+        for name in checkpoint.names():
+            refuse_non_finite(folder, name, checkpoint.read(name))
+    return LanguageModelDrafter(model, gamma=gamma, num_context_tokens=options.num_context_tokens)

@@ -19,6 +19,7 @@ class NgramDrafter:
     """`Drafter`; a block without a match has length 0 and padding for tokens."""
 
     holds_tokens_in_flight = True
+    stops_in_time = False
 
     def __init__(self, *, gamma: int, longest: int = 4, shortest: int = 2) -> None:
         """Matches of `longest` down to `shortest` tokens, the anchor included, are looked for."""

@@ -18,6 +18,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 KINDS = {
     "dspark": "draft_node.training.block_drafters",
     "dflash": "draft_node.training.block_drafters",
+    "eagle3": "draft_node.training.block_drafters",
     "local-head": "draft_node.training.local_head",
     "lm": "draft_node.training.language_model",
 }

@@ -1,4 +1,4 @@
-"""The training commands `dspark` and `dflash`: their flags. The work is `block_run`'s."""
+"""The training commands `dspark`, `dflash` and `eagle3`: their flags. The work is `block_run`'s."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,8 @@ EXAMPLES = """examples:
   specserve train dspark --out drafters/dspark --minutes 15
   specserve train dspark --out drafters/gap --minutes 10 --init drafters/dspark --max-gap 8
   specserve train dspark --target ./Qwen3-0.6B --out drafters/own --text ./documents --device cuda
-  specserve train dflash --out drafters/dflash --layers 2 --gamma 7
+  specserve train dflash --out drafters/dflash --layers 2 --steps 2000
+  specserve train eagle3 --out drafters/eagle3 --gamma 7 --minutes 15
 """
 
 
@@ -17,26 +18,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags of the kind that is the parser's default for `kind`."""
     parser.epilog = EXAMPLES
     add_run_options(parser)
-    # No defaults here: with --init, what is not asked for is as it was.
-    parser.add_argument("--layers", type=positive_int, help="draft layers (default: 2)")
-    parser.add_argument("--gamma", type=positive_int, help="tokens of a block (default: 7)")
+    # No defaults of shapes: with --init, what is not asked for is as it was.
+    kind = parser.get_default("kind")
+    what = (
+        "steps that are unrolled, and tokens drafted" if kind == "eagle3" else "tokens of a block"
+    )
+    parser.add_argument("--gamma", type=positive_int, help=f"{what} (default: 7)")
     parser.add_argument(
         "--feature-layers", type=_layers, metavar="I,J,...",
         help="target layers whose outputs are read (default: by the target's depth)",
     )  # fmt: skip
-    parser.add_argument(
-        "--mask-token-id", type=int, help="id of a block's open slots (default: the tokenizer's)"
-    )
-    if parser.get_default("kind") == "dspark":
+    if kind != "eagle3":
+        parser.add_argument("--layers", type=positive_int, help="draft layers (default: 2)")
         parser.add_argument(
-            "--markov", choices=("vanilla", "gated", "rnn", "none"),
-            help="kind of the Markov head (default: vanilla)",
-        )  # fmt: skip
-        parser.add_argument("--rank", type=positive_int, help="of the Markov head (default: 64)")
-        parser.add_argument(
-            "--confidence", choices=("markov", "hidden", "none"),
-            help="what the confidence head reads besides the hidden state (default: markov)",
-        )  # fmt: skip
+            "--mask-token-id", type=int, help="id of open slots (default: the tokenizer's)"
+        )
+    if kind == "dspark":
+        _add_heads(parser)
     parser.add_argument(
         "--max-gap", type=int, choices=range(65), default=0, metavar="0..64",
         help="train behind up to so many tokens without features (default: 0)",
@@ -54,6 +52,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="tokens that the target writes, once (default: 600000)",
     )  # fmt: skip
     parser.add_argument("--compile", action="store_true", help="compile the step")
+
+
+def _add_heads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--markov", choices=("vanilla", "gated", "rnn", "none"),
+        help="kind of the Markov head (default: vanilla)",
+    )  # fmt: skip
+    parser.add_argument("--rank", type=positive_int, help="of the Markov head (default: 64)")
+    parser.add_argument(
+        "--confidence", choices=("markov", "hidden", "none"),
+        help="what the confidence head reads besides the hidden state (default: markov)",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

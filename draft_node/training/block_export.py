@@ -1,4 +1,4 @@
-"""Writes a trained block drafter as a folder in DeepSpec's dialect: weights, configuration, card.
+"""Writes a trained drafter as a folder in DeepSpec's dialect: weights, configuration, card.
 
 Without embeddings and output head: they are the target's, and the loader takes them from there.
 """
@@ -15,13 +15,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draft_node.drafters.spec import BlockSpec
+from draft_node.drafters.spec import BlockSpec, Eagle3Spec
+from draft_node.training.block_config import config_json
 from draft_node.training.block_objective import Figures
 from draft_node.training.export import write_checksums
-from specserve.model.config import RopeSpec
 
 FIGURES = "held_out.json"
-_LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 @dataclass(frozen=True)
@@ -37,52 +36,6 @@ class TrainingRecord:
     max_gap: int
 
 
-def config_json(spec: BlockSpec, record: TrainingRecord) -> dict[str, object]:
-    """config.json of DeepSpec's Qwen3DSparkModel; a DFlash is one without heads."""
-    decoder = spec.decoder
-    config: dict[str, object] = {
-        "architectures": ["Qwen3DSparkModel"],
-        "model_type": "qwen3",
-        "dtype": "bfloat16",
-        "block_size": spec.block_size,
-        "target_layer_ids": list(spec.feature_layers),
-        "mask_token_id": spec.mask_token_id,
-        "num_hidden_layers": decoder.num_layers,
-        "num_target_layers": spec.num_target_layers,
-        "num_anchors": record.num_anchors,
-        "markov_rank": spec.markov.rank if spec.markov else 0,
-        "enable_confidence_head": spec.confidence is not None,
-        "vocab_size": decoder.vocab_size,
-        "hidden_size": decoder.hidden_size,
-        "intermediate_size": decoder.intermediate_size,
-        "num_attention_heads": decoder.num_heads,
-        "num_key_value_heads": decoder.num_kv_heads,
-        "head_dim": decoder.head_dim,
-        "max_position_embeddings": decoder.max_position_embeddings,
-        "hidden_act": "silu",
-        "rms_norm_eps": decoder.rms_norm_eps,
-        "attention_bias": False,
-        "rope_parameters": _rope_json(decoder.rope),
-        "layer_types": ["full_attention"] * decoder.num_layers,
-        "tie_word_embeddings": False,
-        "max_feature_gap": record.max_gap,  # ours: the longest gap it was trained to bridge
-    }
-    if spec.markov is not None:
-        config["markov_head_type"] = spec.markov.kind.value
-    if spec.confidence is not None:
-        config["confidence_head_with_markov"] = spec.confidence.with_markov
-    return config
-
-
-def _rope_json(rope: RopeSpec) -> dict[str, object]:
-    content: dict[str, object] = {"rope_type": rope.kind, "rope_theta": rope.theta}
-    if rope.kind != "default":
-        content["factor"] = rope.factor
-    if rope.kind == "llama3":
-        content |= {name: getattr(rope, name) for name in _LLAMA3}
-    return content
-
-
 def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights as they are stored: bfloat16."""
     return {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in weights.items()}
@@ -90,14 +43,14 @@ def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def write_drafter(
     weights: Mapping[str, Tensor],
-    spec: BlockSpec,
+    spec: BlockSpec | Eagle3Spec,
     record: TrainingRecord,
     figures: Mapping[str, Mapping[int, Figures]],
     out: Path,
 ) -> None:
     """Write the folder; `figures` of the stored weights by domain and gap. Checksums come last."""
     out.mkdir(parents=True, exist_ok=True)
-    _write_json(out / "config.json", config_json(spec, record))
+    _write_json(out / "config.json", config_json(spec, record.num_anchors, max_gap=record.max_gap))
     held_out = {
         domain: {f"gap {gap}": _plain(found) for gap, found in by_gap.items()}
         for domain, by_gap in figures.items()
@@ -112,7 +65,9 @@ def write_drafter(
 
 
 def card(
-    spec: BlockSpec, record: TrainingRecord, figures: Mapping[str, Mapping[int, Figures]]
+    spec: BlockSpec | Eagle3Spec,
+    record: TrainingRecord,
+    figures: Mapping[str, Mapping[int, Figures]],
 ) -> str:
     """The model card."""
     gaps = sorted({gap for by_gap in figures.values() for gap in by_gap})
@@ -128,11 +83,12 @@ def card(
     ]
     errors = [by_gap[gaps[0]].confidence_error for by_gap in figures.values()]
     confidence = ""
-    if spec.confidence is not None:
+    if isinstance(spec, BlockSpec) and spec.confidence is not None:
         mean = sum(errors) / len(errors)
         confidence = f"\nUncalibrated confidences miss the acceptance by {mean:.3f} on average.\n"
     return _CARD.format(
-        name=_describe(spec), target=record.target, gamma=spec.gamma,
+        name=_describe(spec), target=record.target, what=_describe_draft(spec),
+        layout=", anchor first" if isinstance(spec, BlockSpec) else "",
         layers=", ".join(map(str, spec.feature_layers)), rows=_table(rows), slots=_table(slots),
         confidence=confidence, steps=record.steps, tokens=record.tokens / 1e6,
         minutes=record.active_minutes, gap=_describe_gap(record.max_gap), command=record.command,
@@ -142,7 +98,9 @@ def card(
     )  # fmt: skip
 
 
-def _describe(spec: BlockSpec) -> str:
+def _describe(spec: BlockSpec | Eagle3Spec) -> str:
+    if isinstance(spec, Eagle3Spec):
+        return f"EAGLE-3 drafter, unrolled over {spec.gamma} steps"
     layers = f"{spec.decoder.num_layers} layers"
     if spec.markov is None and spec.confidence is None:
         return f"DFlash drafter, {layers}"
@@ -152,6 +110,12 @@ def _describe(spec: BlockSpec) -> str:
     if spec.confidence is not None:
         parts.append("confidence head")
     return "DSpark drafter, " + ", ".join(parts)
+
+
+def _describe_draft(spec: BlockSpec | Eagle3Spec) -> str:
+    if isinstance(spec, Eagle3Spec):
+        return f"Drafts {spec.gamma} tokens, each by a step of its own,"
+    return f"Drafts blocks of {spec.gamma} tokens"
 
 
 def _describe_gap(max_gap: int) -> str:
@@ -180,8 +144,8 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
 _CARD = """\
 # {name}
 
-Drafts blocks of {gamma} tokens for the target `{target}`, from the residuals of its layers
-{layers}. In DeepSpec's checkpoint format, anchor first; embeddings and output head are the
+{what} for the target `{target}`, from the residuals of its layers
+{layers}. In DeepSpec's checkpoint format{layout}; embeddings and output head are the
 target's and not stored here. {gap}.
 
 ## Held-out figures

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from draft_node.drafters.spec import BlockSpec, MarkovKind, MarkovSpec
-from draft_node.training.blocks import Blocks
+from draft_node.training.blocks import Blocks, BlockShape
 from draft_node.training.decoder import MLP, DecoderConfig, RMSNorm, rotate
 from specserve.model.config import ModelSpec
 from specserve.model.rope import inverse_frequencies
@@ -163,6 +163,10 @@ class BlockModel(nn.Module):
             self.confidence_head = ConfidenceHead(hidden + rank)
         self._frequencies = inverse_frequencies(decoder.rope, decoder.head_dim)
 
+    def shape(self, max_gap: int) -> BlockShape:
+        """Of its blocks, behind up to `max_gap` tokens without features."""
+        return BlockShape(self.spec.block_size, self.spec.mask_token_id, max_gap)
+
     def hidden(self, features: Tensor, embedding: Tensor, blocks: Blocks) -> Tensor:
         """Final hidden states [R, A, G, H] of the slots.
 
@@ -200,20 +204,21 @@ class BlockModel(nn.Module):
         past = torch.arange(length, device=device)
         seen = past < blocks.context_lens[..., None]  # [R, A, T]
         return _View(
-            context_rotary=self._rotary(past),
-            block_rotary=self._rotary(blocks.positions),
-            context_bias=_bias(seen)[:, None, :, None, None],
-            block_bias=_bias(blocks.visible)[:, None, :, :, None],
+            context_rotary=rotary_at(past, self._frequencies),
+            block_rotary=rotary_at(blocks.positions, self._frequencies),
+            context_bias=bias(seen)[:, None, :, None, None],
+            block_bias=bias(blocks.visible)[:, None, :, :, None],
         )
 
-    def _rotary(self, positions: Tensor) -> Rotary:
-        """cos and sin [..., 1, head_dim] float32 at `positions` [...]."""
-        frequencies = self._frequencies.to(positions.device)
-        angles = positions[..., None].float() * frequencies
-        angles = torch.cat([angles, angles], dim=-1)[..., None, :]
-        return angles.cos(), angles.sin()
+
+def rotary_at(positions: Tensor, frequencies: Tensor) -> Rotary:
+    """cos and sin [..., 1, head_dim] float32 at `positions` [...]; frequencies [head_dim / 2]."""
+    angles = positions[..., None].float() * frequencies.to(positions.device)
+    angles = torch.cat([angles, angles], dim=-1)[..., None, :]
+    return angles.cos(), angles.sin()
 
 
-def _bias(allowed: Tensor) -> Tensor:
+def bias(allowed: Tensor) -> Tensor:
+    """What is added to scores: 0 where `allowed` [...], minus infinity elsewhere."""
     zeros = torch.zeros(allowed.shape, device=allowed.device)
     return zeros.masked_fill(~allowed, float("-inf"))

@@ -1,4 +1,4 @@
-"""A block drafter together with its frozen target and its losses: what the trainer trains.
+"""A drafter together with its frozen target and its losses: what the trainer trains.
 
 Of every row, blocks at random anchors are drafted with known previous tokens and compared with the
 target's laws at the same places. Figures are expected tokens a round under rejection sampling at
@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from draft_node.training import losses, warm_start
 from draft_node.training.block_model import BlockModel
-from draft_node.training.blocks import Blocks, BlockShape, cut_blocks, draw_anchors
+from draft_node.training.blocks import Blocks, cut_blocks, draw_anchors, gather_rows
+from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.losses import LossWeights
 
@@ -55,7 +56,9 @@ class Figures:
 class BlockObjective(nn.Module):
     """`Trainable` of one drafter; its parameters live in `drafter`, the target's nowhere."""
 
-    def __init__(self, drafter: BlockModel, target: FrozenTarget, config: ObjectiveConfig) -> None:
+    def __init__(
+        self, drafter: BlockModel | Eagle3Model, target: FrozenTarget, config: ObjectiveConfig
+    ) -> None:
         super().__init__()
         self.drafter, self.config = drafter, config
         self._target = target
@@ -65,7 +68,7 @@ class BlockObjective(nn.Module):
         warm_start.initialise(self.drafter, self._target, seed)
 
     def loss(self, token_ids: Tensor, labels: Tensor) -> Tensor:
-        """The weighted mean of DSpark eq. 12 over random blocks of the rows [R, T]."""
+        """The weighted mean of all terms over random blocks of the rows [R, T]."""
         tokens = torch.cat([token_ids, labels[:, -1:]], dim=1)
         parts = self._draw(tokens, None, self.config.max_gap)
         hidden = self.drafter.hidden(parts.features, self._target.embedding, parts.blocks)
@@ -73,7 +76,7 @@ class BlockObjective(nn.Module):
 
     def block_loss(self, hidden: Tensor, last_hidden: Tensor, blocks: Blocks) -> Tensor:
         """The loss from final hidden states of drafter and target, [R, A, G, H] both."""
-        weights = losses.slot_weights(blocks.valid).flatten(0, 1)
+        weights = losses.slot_weights(blocks.valid, self.config.terms.decay).flatten(0, 1)
         inputs = tuple(
             x.flatten(0, 1) for x in (hidden, last_hidden, blocks.previous_ids, blocks.labels)
         )
@@ -96,10 +99,16 @@ class BlockObjective(nn.Module):
         terms = self.config.terms
         logits, confidence_logits = self.drafter.heads(hidden, self._target.lm_head, previous_ids)
         target_probs = None
-        if terms.l1 or terms.confidence:
+        if terms.soft or terms.l1 or terms.confidence:
             target_probs = self._target.probs(last_hidden)
-        slots = losses.slot_losses(logits, labels, target_probs, confidence_logits)
-        return losses.weighted_sum(slots, weights, terms)
+        numerator = weights.new_zeros(())
+        if terms.soft and target_probs is not None:
+            told = losses.soft_cross_entropy(logits, target_probs)
+            numerator = numerator + terms.soft * (told * weights).sum()
+        if terms.cross_entropy or terms.l1 or terms.confidence:
+            slots = losses.slot_losses(logits, labels, target_probs, confidence_logits)
+            numerator = numerator + losses.weighted_sum(slots, weights, terms)
+        return numerator
 
     def evaluate(self, streams: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Expected tokens a round for each stream, and behind the longest gap if trained so."""
@@ -158,8 +167,7 @@ class BlockObjective(nn.Module):
 
         With `fixed`, every gap is max_gap tokens long, or all that there is room for.
         """
-        spec = self.drafter.spec
-        shape = BlockShape(spec.block_size, spec.mask_token_id, max_gap)
+        spec, shape = self.drafter.spec, self.drafter.shape(max_gap)
         rows, length = tokens.shape[0], tokens.shape[1] - 1
         count = max(1, self.config.anchors * length // WINDOW)
         anchors, gaps = draw_anchors(rows, length, count, shape, generator)
@@ -169,9 +177,3 @@ class BlockObjective(nn.Module):
         device = tokens.device
         blocks = cut_blocks(tokens, anchors.to(device), gaps.to(device), shape)
         return _Parts(features, gather_rows(last_hidden, blocks.sources), blocks)
-
-
-def gather_rows(hidden: Tensor, places: Tensor) -> Tensor:
-    """hidden [R, T, H] at places [R, ...] -> [R, ..., H]"""
-    index = places.flatten(1)[..., None].expand(-1, -1, hidden.shape[-1])
-    return hidden.gather(1, index).view(*places.shape, -1)

@@ -1,4 +1,4 @@
-"""One training run of a block drafter, from command line to exported folder."""
+"""One training run of a DSpark, DFlash or EAGLE-3, from command line to exported folder."""
 
 import argparse
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from draft_node.drafters.spec import Eagle3Spec
 from draft_node.training import checkpoint, losses, memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.block_export import TrainingRecord, rounded, write_drafter
@@ -20,9 +21,10 @@ from draft_node.training.block_objective import (
     ObjectiveConfig,
 )
 from draft_node.training.block_start import starting_point
+from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.optimizer import OptimizerConfig
-from draft_node.training.options import work_folder
+from draft_node.training.options import budget_words, work_folder
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
 from draft_node.training.self_text import weights_digest
@@ -33,7 +35,6 @@ from specserve.errors import InvalidField, Unsupported
 log = logging.getLogger(__name__)
 
 EXIT_STOPPED = 130
-DECAY_SHARE = 0.5  # of the run
 # AdamW throughout. Expected tokens a round after 60 steps of 2,048 tokens from the target's layers,
 # code and prose: AdamW at 2e-3 1.46 and 1.48, at 5e-3 1.51 and 1.53; Muon at 3e-3 1.41 and 1.43,
 # and its products took an eighth of a step. Longer runs want a little less.
@@ -41,7 +42,7 @@ PEAK_LR = 4e-3
 MEASURED_GAPS = (0, 4, 8)
 LONG_LENGTHS = (512, 1024)
 SETTINGS = "settings.json"
-_TERMS = {"dspark": losses.DSPARK, "dflash": losses.DFLASH}
+_TERMS = {"dspark": losses.DSPARK, "dflash": losses.DFLASH, "eagle3": losses.EAGLE3}
 # What a resumed run must have in common with its checkpoint.
 _FIXED = ("kind", "layers", "gamma", "feature_layers", "mask_token_id", "markov", "rank",
           "confidence", "max_gap", "anchors", "tokens_per_step", "text", "self_text")  # fmt: skip
@@ -65,10 +66,10 @@ def train(arguments: argparse.Namespace) -> int:
                 seed=arguments.seed,
             ),
         )  # fmt: skip
-        objective = BlockObjective(BlockModel(spec), target, config)
+        drafter = Eagle3Model(spec) if isinstance(spec, Eagle3Spec) else BlockModel(spec)
+        objective = BlockObjective(drafter, target, config)
         trainer = _trainer(arguments, objective, source, folder, initial)
-        minutes = arguments.minutes
-        schedule = Schedule(minutes * 60, DECAY_SHARE * minutes * 60, warmup_s=20)
+        schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
         if not run_until_stopped(trainer, schedule, console):
             log.info("stopped; the same command resumes")
             return EXIT_STOPPED
@@ -181,7 +182,7 @@ def measure(
 
 def _command(arguments: argparse.Namespace) -> str:
     """The command line that gives this run, as far as it is not by default."""
-    words = ["specserve", "train", arguments.kind, "--minutes", f"{arguments.minutes:g}"]
+    words = ["specserve", "train", arguments.kind, *budget_words(arguments)]
     for name in ("layers", "gamma", "markov", "rank", "confidence", "init"):
         if (value := getattr(arguments, name, None)) is not None:
             words += [f"--{name}", str(value)]

@@ -1,4 +1,4 @@
-"""What a run of a block drafter begins with: a shape by its flags, or the drafter of --init."""
+"""What a run of a drafter begins with: a shape by its flags, or the drafter of --init."""
 
 import argparse
 from dataclasses import replace
@@ -8,8 +8,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from draft_node.drafters.dialects import read_draft_spec
-from draft_node.drafters.spec import BlockSpec, ConfidenceSpec, Layout, MarkovKind, MarkovSpec
+from draft_node.drafters.spec import (
+    BlockSpec,
+    ConfidenceSpec,
+    Eagle3Spec,
+    Layout,
+    MarkovKind,
+    MarkovSpec,
+)
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD
+from draft_node.training import eagle3_start
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.text_source import mask_token
 from specserve.errors import InvalidField
@@ -18,8 +26,10 @@ from specserve.model.config import ModelSpec
 
 def starting_point(
     arguments: argparse.Namespace, target: FrozenTarget
-) -> tuple[BlockSpec, dict[str, Tensor] | None]:
+) -> tuple[BlockSpec | Eagle3Spec, dict[str, Tensor] | None]:
     """What is to be trained, and the weights of --init."""
+    if arguments.kind == "eagle3":
+        return eagle3_start.starting_point(arguments, target)
     if arguments.init is None:
         return new_spec(arguments, target), None
     spec = read_draft_spec(arguments.init)

@@ -22,6 +22,7 @@ class Blocks:
     previous_ids: Tensor  # [R, A, G] int64: the token at s + k
     sources: Tensor  # [R, A, G] int64: where the target predicts the same token
     valid: Tensor  # [R, A, G] bool: the slot has a label, and so have those before it
+    row_ids: Tensor  # [R, L] int64: the text that they were cut from
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def cut_blocks(
         previous_ids=token_at(slot_positions),
         sources=label_positions.clamp(max=length - 1) - 1,
         valid=valid,
+        row_ids=tokens,
     )
 
 
@@ -106,3 +108,9 @@ def _visible(gaps: Tensor, shape: BlockShape) -> Tensor:
     real = places >= shape.max_gap - gaps[..., None]  # [R, A, S]
     own = torch.eye(size, dtype=torch.bool, device=gaps.device)
     return (visible & real[..., None, :]) | own
+
+
+def gather_rows(hidden: Tensor, places: Tensor) -> Tensor:
+    """hidden [R, T, H] at places [R, ...] -> [R, ..., H]"""
+    index = places.flatten(1)[..., None].expand(-1, -1, hidden.shape[-1])
+    return hidden.gather(1, index).view(*places.shape, -1)

@@ -9,6 +9,7 @@ EXAMPLES = """examples:
   specserve train lm --out drafters/lm --minutes 15
   specserve train lm --out drafters/lm --layers 3 --hidden 192
   specserve train lm --out drafters/told --init drafters/lm --distill 1 --minutes 5
+  specserve train lm --out drafters/cut --cut 0 2 4 --intermediate 448 --distill 1
 """
 
 
@@ -33,9 +34,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="share of the loss that is told by the target's laws, 0..1 (default: 0); a step then "
         "takes two or three times as long, which pays late rather than early",
     )  # fmt: skip
-    parser.add_argument(
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument(
         "--init", type=Path, metavar="DIR", help="model of the same shape to go on from"
     )
+    start.add_argument(
+        "--cut", type=int, nargs="+", metavar="LAYER",
+        help="start as these layers of the target, their feed-forward blocks narrowed to "
+        "--intermediate; --layers, --hidden and the heads are then the target's",
+    )  # fmt: skip
     parser.add_argument(
         "--rate", type=positive_float, default=1.0, help="factor on learning rates (default: 1)"
     )

@@ -5,6 +5,7 @@ import logging
 import shlex
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -16,7 +17,8 @@ from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.language_model_distilled import DistilledDecoder, micro_tokens
 from draft_node.training.language_model_export import ModelRecord, write_language_model
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
-from draft_node.training.options import work_folder
+from draft_node.training.options import budget_words, work_folder
+from draft_node.training.pruning import cut
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
@@ -27,10 +29,10 @@ from specserve.errors import InvalidField
 log = logging.getLogger(__name__)
 
 EXIT_STOPPED = 130
-DECAY_SHARE = 0.5  # of the run
 LONG_LENGTHS = (512, 1024)
+_SAMPLE_LENGTH, _SAMPLE_ROWS = 256, 16  # of each domain, to cut a model by
 _FIXED = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "tokens_per_step",
-          "distill", "init", "text", "self_text")  # fmt: skip
+          "distill", "init", "cut", "text", "self_text")  # fmt: skip
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -50,10 +52,10 @@ def train(arguments: argparse.Namespace) -> int:
         model = DistilledDecoder(new_config(arguments, target), target, arguments.distill)
         batches = BatchSource(source.training, arguments.seed, turns=source.turns)
         config = trainer_config(arguments, target)
-        initial = None if arguments.init is None else load_initial(arguments.init, model)
+        initial = initial_weights(arguments, model, source.training)
         trainer = Trainer(model, batches, source.held_out, folder, config, initial=initial)
-        total_s = arguments.minutes * 60
-        if not run_until_stopped(trainer, Schedule(total_s, DECAY_SHARE * total_s, 20), console):
+        schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
+        if not run_until_stopped(trainer, schedule, console):
             log.info("stopped; the same command resumes")
             return EXIT_STOPPED
         _export(arguments, model, source.held_out, trainer)
@@ -61,7 +63,15 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def new_config(arguments: argparse.Namespace, target: FrozenTarget) -> DecoderConfig:
-    """The shape by the flags, with the target's vocabulary and positions."""
+    """The shape by the flags, with the target's vocabulary and positions.
+
+    A model cut out of the target has the target's widths.
+    """
+    if arguments.cut is not None:
+        spec = target.spec
+        arguments.layers, arguments.hidden = len(arguments.cut), spec.hidden_size
+        arguments.heads, arguments.kv_heads = spec.num_heads, spec.num_kv_heads
+        arguments.head_dim = spec.head_dim
     if arguments.heads % arguments.kv_heads:
         raise InvalidField("--kv-heads", f"{arguments.heads} heads cannot share them evenly")
     if arguments.head_dim % 2:
@@ -76,6 +86,24 @@ def new_config(arguments: argparse.Namespace, target: FrozenTarget) -> DecoderCo
         intermediate_size=arguments.intermediate,
         max_position_embeddings=target.spec.max_position_embeddings,
     )
+
+
+def initial_weights(
+    arguments: argparse.Namespace, model: DistilledDecoder, training: Streams
+) -> dict[str, Tensor] | None:
+    """What --init or --cut says; None is a random start."""
+    if arguments.init is not None:
+        return load_initial(arguments.init, model)
+    if arguments.cut is None:
+        return None
+    length = min(_SAMPLE_LENGTH, model.config.max_position_embeddings)
+    rows = [
+        stream[start : start + length]
+        for stream in training.values()
+        for start in range(0, len(stream) - length, max(length, len(stream) // _SAMPLE_ROWS))
+    ]
+    sample = torch.from_numpy(np.stack(rows).astype(np.int64))
+    return cut(model.target, arguments.cut, model.config, sample)
 
 
 def load_initial(folder: Path, model: DistilledDecoder) -> dict[str, Tensor]:
@@ -133,11 +161,15 @@ def _export(
 
 def _command(arguments: argparse.Namespace) -> str:
     """The command line that gives this run."""
-    words = ["specserve", "train", "lm", "--minutes", f"{arguments.minutes:g}"]
+    words = ["specserve", "train", "lm", *budget_words(arguments)]
     words += ["--layers", str(arguments.layers), "--hidden", str(arguments.hidden)]
     words += ["--intermediate", str(arguments.intermediate), "--distill", f"{arguments.distill:g}"]
     if arguments.init is not None:
         words += ["--init", arguments.init.name]
+    if arguments.cut is not None:
+        words += ["--cut", *map(str, arguments.cut)]
+    if arguments.rate != 1:
+        words += ["--rate", f"{arguments.rate:g}"]
     if arguments.text is not None:
         words += ["--text", str(arguments.text)]
     words += ["--self-text", f"{arguments.self_text:g}", "--out", arguments.out.name]

@@ -15,8 +15,7 @@ EXAMPLES = """examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags of `local-head`."""
     parser.epilog = EXAMPLES
-    add_run_options(parser)
-    parser.set_defaults(minutes=5.0)
+    add_run_options(parser, minutes=5.0)
     parser.add_argument(
         "--head", choices=("gru", "markov"), default="gru",
         help="what it knows of the drafted tokens: all, or the last (default: gru)",

@@ -15,7 +15,7 @@ from draft_node.training.local_head_export import HeadRecord, write_head
 from draft_node.training.local_head_fusion import choose_weights
 from draft_node.training.local_head_model import LocalHeadModel, unigram_counts
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
-from draft_node.training.options import work_folder
+from draft_node.training.options import budget_words, work_folder
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
@@ -26,7 +26,6 @@ from specserve.errors import InvalidField
 log = logging.getLogger(__name__)
 
 EXIT_STOPPED = 130
-DECAY_SHARE = 0.5  # of the run
 ROW = 256  # tokens
 _MAX_LOGITS = 1 << 25  # at once
 # On the decoder's rates: over 100 steps of 2,048 tokens 1 gave 6.6 nats a token of code, 4 gave 5.3
@@ -56,8 +55,8 @@ def train(arguments: argparse.Namespace) -> int:
         batches = BatchSource(source.training, arguments.seed, turns=source.turns)
         config = trainer_config(arguments, target)
         trainer = Trainer(model, batches, source.held_out, folder, config)
-        total_s = arguments.minutes * 60
-        if not run_until_stopped(trainer, Schedule(total_s, DECAY_SHARE * total_s, 10), console):
+        schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=10)
+        if not run_until_stopped(trainer, schedule, console):
             log.info("stopped; the same command resumes")
             return EXIT_STOPPED
         _export(arguments, model, source, trainer)
@@ -145,7 +144,7 @@ def _fuse(
 
 def _command(arguments: argparse.Namespace) -> str:
     """The command line that gives this run."""
-    words = ["specserve", "train", "local-head", "--minutes", f"{arguments.minutes:g}"]
+    words = ["specserve", "train", "local-head", *budget_words(arguments)]
     words += ["--head", arguments.head, "--rank", str(arguments.rank)]
     if arguments.head == "gru":
         words += ["--width", str(arguments.width)]

@@ -1,10 +1,11 @@
-"""The training objective of block drafters, as pure functions (DSpark, section 3.3, eq. 8-12).
+"""The training objective of drafters, as pure functions (DSpark, section 3.3, eq. 8-12; EAGLE-3).
 
 Every term is a mean over the slots of all blocks, weighted by exp(-k / 4) for slot k = 0, 1, ...:
-the 4 is the published recipe's, where the paper's formula has gamma. Numerators and denominators
-are kept apart, so that parts of a batch can be added up.
+the 4 is the published recipe's, where the paper's formula has gamma. EAGLE-3's steps weigh 0.8^k.
+Numerators and denominators are kept apart, so that parts of a batch can be added up.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 DECAY = 4.0  # slots
+EAGLE3_STEP_DECAY = 0.8  # from one step to the next
 _EPSILON = 1e-6  # of the denominators
 
 
@@ -22,10 +24,13 @@ class LossWeights:
     cross_entropy: float
     l1: float
     confidence: float
+    soft: float = 0.0  # cross-entropy with the target's whole law instead of the text
+    decay: float = DECAY
 
 
 DSPARK = LossWeights(0.1, 0.9, 1.0)
 DFLASH = LossWeights(1.0, 0.0, 0.0)
+EAGLE3 = LossWeights(0.0, 0.0, 0.0, soft=1.0, decay=-1 / math.log(EAGLE3_STEP_DECAY))
 
 
 @dataclass(frozen=True)
@@ -37,10 +42,9 @@ class SlotLosses:
     confidence: Tensor | None
 
 
-def slot_weights(valid: Tensor) -> Tensor:
-    """exp(-k / 4) where a slot k has a label and 0 elsewhere: [..., G] bool -> float32."""
-    decay = torch.exp(-torch.arange(valid.shape[-1], device=valid.device) / DECAY)
-    return valid * decay
+def slot_weights(valid: Tensor, decay: float = DECAY) -> Tensor:
+    """exp(-k / decay) where a slot k has a label and 0 elsewhere: [..., G] bool -> float32."""
+    return valid * torch.exp(-torch.arange(valid.shape[-1], device=valid.device) / decay)
 
 
 def l1_distance(log_draft_probs: Tensor, target_probs: Tensor) -> Tensor:
@@ -73,6 +77,14 @@ def slot_losses(
         confidence_logits.float(), acceptance(l1).detach().clamp(0, 1), reduction="none"
     )
     return SlotLosses(cross_entropy, l1, confidence)
+
+
+def soft_cross_entropy(logits: Tensor, target_probs: Tensor) -> Tensor:
+    """Nats by which the draft describes the target's law, [..., V] each -> [...].
+
+    Its gradient is that of KL(target || draft).
+    """
+    return -(target_probs * logits.float().log_softmax(-1)).sum(-1)
 
 
 def weighted_sum(losses: SlotLosses, weights: Tensor, terms: LossWeights) -> Tensor:

@@ -11,16 +11,22 @@ from specserve.target_source import EMBEDDED_TARGET
 T = TypeVar("T", int, float)
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """What to train for, on what, for how long."""
+def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> None:
+    """What to train for, on what, for how long (`minutes` by default)."""
     parser.add_argument(
         "--target", type=Path, default=EMBEDDED_TARGET, metavar="DIR",
         help="folder of the target (default: the embedded one)",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
-    parser.add_argument(
-        "--minutes", type=positive_float, default=15.0, help="active training time (default: 15)"
-    )
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument(
+        "--minutes", type=positive_float, default=minutes,
+        help=f"active training time (default: {minutes:g})",
+    )  # fmt: skip
+    budget.add_argument(
+        "--steps", type=positive_int, metavar="N",
+        help="updates instead of minutes: the same run on any machine",
+    )  # fmt: skip
     parser.add_argument(
         "--text", type=Path, metavar="PATH",
         help="a text file, or a folder of them (default: the corpus of the Python installation)",
@@ -50,6 +56,13 @@ def work_folder(arguments: argparse.Namespace) -> Path:
     cache = Path.home() / ".cache" / "specserve"
     target: Path = arguments.target.resolve()
     return cache / "embedded" if target == EMBEDDED_TARGET else cache / "train" / target.name
+
+
+def budget_words(arguments: argparse.Namespace) -> list[str]:
+    """How long a run was told to take, as words of its command line."""
+    if arguments.steps is not None:
+        return ["--steps", str(arguments.steps)]
+    return ["--minutes", f"{arguments.minutes:g}"]
 
 
 def positive_int(text: str) -> int:

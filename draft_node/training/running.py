@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from draft_node.training.schedule import Schedule
 from draft_node.training.trainer import Trainer
+from specserve.errors import InvalidField
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,13 @@ def start_logging() -> Console:
 
 
 def run_until_stopped(trainer: Trainer, schedule: Schedule, console: Console) -> bool:
-    """Train; True when the schedule ended, False when a signal did."""
+    """Train; True when the schedule ended, False when a signal did.
+
+    Raises InvalidField for a run that has already taken more steps than it should.
+    """
+    if schedule.in_steps and trainer.progress.step > schedule.total:
+        problem = f"the run has taken {trainer.progress.step}; --restart forgets it"
+        raise InvalidField("--steps", f"{schedule.total:.0f}: {problem}")
 
     def stop(number: int, frame: FrameType | None) -> None:
         log.info("signal %d: saving after this step", number)
@@ -54,7 +61,7 @@ class Display:
             TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
             TimeRemainingColumn(), console=console, disable=not console.is_terminal,
         )  # fmt: skip
-        self._task = self._bar.add_task("training", total=schedule.total_s)
+        self._task = self._bar.add_task("training", total=schedule.total)
         self._plain = not console.is_terminal
 
     def __enter__(self) -> "Display":
@@ -66,11 +73,12 @@ class Display:
 
     def __call__(self, trainer: Trainer, loss: float, tokens_per_s: float) -> None:
         """Report the state of a run."""
-        active_s, progress = trainer.active_s, trainer.progress
+        elapsed, progress = trainer.elapsed(self._schedule), trainer.progress
         text = f"step {progress.step} loss {loss:.3f} {tokens_per_s:,.0f} tok/s"
-        self._bar.update(self._task, completed=active_s, description=text)
+        self._bar.update(self._task, completed=elapsed, description=text)
         if self._plain:
-            left = max(0.0, self._schedule.total_s - active_s) / 60
-            log.info("%s %.1f Mtok lr %.2f active %.1f min, %.1f to go", text,
-                     progress.tokens / 1e6, self._schedule.scale(active_s), active_s / 60,
-                     left)  # fmt: skip
+            left = max(0.0, self._schedule.total - elapsed)
+            to_go = f"{left:.0f} steps" if self._schedule.in_steps else f"{left / 60:.1f}"
+            log.info("%s %.1f Mtok lr %.2f active %.1f min, %s to go", text,
+                     progress.tokens / 1e6, self._schedule.scale(elapsed), trainer.active_s / 60,
+                     to_go)  # fmt: skip

@@ -106,8 +106,9 @@ class Trainer:
     def _length(self, schedule: Schedule) -> int:
         """Row length of the next step: mostly short; long rows late, half of them in the decay."""
         step, long = self.progress.step, self.config.long_lengths
-        decaying = schedule.decay_progress(self._active.active_s) > 0
-        late = self._active.active_s >= LONG_FROM * schedule.total_s
+        elapsed = self.elapsed(schedule)
+        decaying = schedule.decay_progress(elapsed) > 0
+        late = elapsed >= LONG_FROM * schedule.total
         every = 2 if decaying else LONG_EVERY
         if long and late and step % every == 0:
             return long[step // every % len(long)]
@@ -133,7 +134,7 @@ class Trainer:
             total += loss.detach() / len(micro)
             self.progress.tokens += ids.numel()
         torch.nn.utils.clip_grad_norm_(self.optimizer.parameters, self.config.max_grad_norm)
-        self.optimizer.step(schedule.scale(self._active.active_s))
+        self.optimizer.step(schedule.scale(self.elapsed(schedule)))
         self.progress.step += 1
         return total
 
@@ -161,7 +162,7 @@ class Trainer:
         """
         due = _Due(self._active.active_s)
         window_loss, window_steps, window_tokens, window_s = 0.0, 0, self.progress.tokens, 0.0
-        while not self.stop and not schedule.finished(self._active.active_s):
+        while not self.stop and not schedule.finished(self.elapsed(schedule)):
             before = self._clock()
             window_loss += self._step(schedule).item()
             window_steps += 1
@@ -184,6 +185,10 @@ class Trainer:
     def active_s(self) -> float:
         """Active seconds so far."""
         return self._active.active_s
+
+    def elapsed(self, schedule: Schedule) -> float:
+        """How much of `schedule` is over, in its unit."""
+        return schedule.elapsed(self._active.active_s, self.progress.step)
 
 
 class _Due:

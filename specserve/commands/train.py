@@ -17,11 +17,12 @@ EXAMPLES = """examples:
   specserve train dspark --out drafters/dspark --minutes 15      for the embedded target
   specserve train dspark --out drafters/gap --init drafters/dspark --max-gap 8 --minutes 10
   specserve train dflash --target ./Qwen3-0.6B --out drafters/dflash --text ./documents
+  specserve train eagle3 --out drafters/eagle3 --steps 1500      so many steps on any machine
   specserve train local-head --out drafters/local --minutes 5    a head beside a DFlash
   specserve train lm --out drafters/lm --minutes 15              a small language model
   specserve train dspark --help                                  the flags of a kind
 """
-KINDS = ("dspark", "dflash", "local-head", "lm")
+KINDS = ("dspark", "dflash", "eagle3", "local-head", "lm")
 MODULE = "draft_node.training"
 _SIGNAL_EXIT = 128  # shells add the number of the signal that ended a command
 

@@ -52,22 +52,25 @@ def load_model(
     device: torch.device,
     parallel: TensorParallel,
     ballast: int = 0,
+    num_positions: int | None = None,
     deterministic: bool,
 ) -> Transformer:
     """This rank's share of the model in `source`, ready to run.
 
-    `ballast` is the number of parameters to pad the model to, 0 for none. With `deterministic`, a
+    `ballast` is the number of parameters to pad the model to, 0 for none; `num_positions` is how
+    many positions of a row will be used, None for all that the model has. With `deterministic`, a
     token's result has the same bits in every batch and for every number of ranks. Raises
     `Unsupported` for a checkpoint that is malformed or not implemented, `InvalidField` for ballast.
     """
     folder = resolve_source(source)
     spec = read_spec(folder)
     spec.check_divisible(parallel.size)
-    padded = with_ballast(spec, ballast)
+    padded, own_len = with_ballast(spec, ballast), spec.max_position_embeddings
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
         optional = ("lm_head.weight",) if spec.tie_word_embeddings else ()
         checkpoint.check(expected_tensors(spec), optional)
-        return _Builder(padded, checkpoint, dtype, device, parallel, deterministic).build()
+        builder = _Builder(padded, checkpoint, dtype, device, parallel, deterministic)
+        return builder.build(min(num_positions or own_len, own_len))
 
 
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -157,7 +160,7 @@ class _Builder:
         self._kernels = Kernels(dtype=dtype, device=device, deterministic=deterministic)
         self._projection = GatheredProjection if deterministic else ReducedProjection
 
-    def build(self) -> Transformer:
+    def build(self, num_positions: int) -> Transformer:
         spec = self._spec
         head = "embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
         return Transformer(
@@ -169,7 +172,7 @@ class _Builder:
             rotary=RotaryTable(
                 spec.rope,
                 head_dim=spec.head_dim,
-                num_positions=spec.max_position_embeddings,
+                num_positions=num_positions,
                 dtype=self._dtype,
                 device=self._device,
             ),

@@ -49,6 +49,7 @@ class RotaryTable:
         # The sign of a rotation's first half lives in the table: `rotate` then needs three ops.
         table = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)], dim=1)
         self._table = table.to(device, dtype)  # [num_positions, 2, head_dim]
+        self.num_positions = num_positions
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin at `positions` [N]: two tensors [N, 1, head_dim]."""

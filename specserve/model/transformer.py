@@ -36,6 +36,7 @@ class Transformer:
         self._final_norm = final_norm
         self.lm_head = lm_head  # [N, H] -> this rank's columns of [N, V]
         self._rotary = rotary
+        self.num_positions = rotary.num_positions  # positions of a row lie below
 
     @torch.inference_mode()
     def forward(

@@ -155,6 +155,17 @@ def test_the_calibration_of_a_local_head_is_beside_the_head_and_for_its_dflash(
     assert "made for another drafter" in caplog.text
 
 
+def test_a_drafter_that_computes_no_numbers_is_refused_in_one_line(folder, tmp_path):
+    drafter = write_drafter(tmp_path / "draft", DSPARK, **SIZES)
+    change_tensors(drafter, **{"norm.weight": torch.full((32,), 3e38)})
+    with pytest.raises(Unsupported, match=r"the drafter \(dspark\): its confidences are NaN"):
+        run(make_job(folder, drafter))
+    change_tensors(drafter, **{"norm.weight": torch.full((32,), float("nan"))})
+    with pytest.raises(Unsupported, match=r"draft: tensor norm\.weight: NaN or infinity"):
+        run(make_job(folder, drafter))
+    assert not (drafter / FILE_NAME).exists()
+
+
 def test_a_calibration_made_for_other_weights_is_left_out_with_a_warning(folder, tmp_path, caplog):
     drafter = write_drafter(tmp_path / "draft", DSPARK, **SIZES)
     raw = confidences(folder, drafter)

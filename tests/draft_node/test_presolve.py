@@ -126,9 +126,9 @@ class Clock:
         monkeypatch.setattr("draft_node.presolve.time", self)
         draft = rounds.presolve._waves.draft
 
-        def slow(branches, min_gap):
+        def slow(branches, min_gap, due_s):
             self.now_s += 0.001 * len(branches)
-            return draft(branches, min_gap)
+            return draft(branches, min_gap, due_s)
 
         monkeypatch.setattr(rounds.presolve._waves, "draft", slow)
 

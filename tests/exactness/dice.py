@@ -84,6 +84,7 @@ class DieDrafter:
     feature_size = 0
     features: FeatureSpec | None = None
     holds_tokens_in_flight = True
+    stops_in_time = False
 
     def __init__(self, dice: Dice, vocab_size: int) -> None:
         self.gamma = dice.gamma

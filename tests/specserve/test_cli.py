@@ -78,7 +78,10 @@ def test_the_version_is_printed(specserve):
     [
         (("launch", "--port", "99999"), "server.grpc_port: expected int <= 65535"),
         (("launch", "--topology", "two"), "topology.topology: 'two' is not of the form T+D"),
-        (("launch", "--topology", "1+1"), "topology.topology: 1+1 has draft processes"),
+        (
+            ("launch", "--topology", "1+1", "--speculation", "off"),
+            "topology.topology: 1+1 has draft processes",
+        ),
         (("launch", "--threads", "1000"), "topology.topology: 1+0 with 1000 thread(s)"),
         (("launch", "--set", "engine.x=1"), "engine.x: is no known key"),
         (("launch", "--set", "nonsense"), "--set: 'nonsense' is not of the form"),

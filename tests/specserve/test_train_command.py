@@ -91,6 +91,31 @@ def test_help_of_a_kind_shows_its_flags_and_examples():
     assert "usage: specserve train dspark" in ended.stdout
 
 
+@pytest.mark.slow
+def test_an_eagle3_is_trained_for_a_number_of_steps(command, tmp_path):
+    start, end = command.index("dspark"), command.index("--rank")
+    words = [*command[:start], "eagle3", *command[start + 1 : end], "--anchors", "8"]
+    ended = run(*words, "--steps", "2", "--tokens-per-step", "256")
+    assert ended.returncode == 0, ended.stderr
+    assert "exported step 2" in ended.stderr
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["architectures"], config["ttt_length"]) == (["Qwen3Eagle3Model"], 3)
+
+
+def test_steps_that_are_none_are_refused_in_one_line(command):
+    ended = run(*command, "--steps", "0")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("specserve: argument --steps: '0' is not a positive whole number")
+
+
+def test_the_kinds_are_shown_by_example():
+    ended = run(sys.executable, "-m", "specserve", "train", "--help")
+    assert ended.returncode == 0
+    assert all(f"specserve train {kind} " in ended.stdout for kind in train.KINDS)
+    assert "--steps" in ended.stdout
+
+
 def test_the_kind_is_asked_for():
     ended = run(sys.executable, "-m", "specserve", "train", "dspork")
     assert ended.returncode == 2

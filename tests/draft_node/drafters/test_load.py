@@ -263,6 +263,14 @@ def test_a_language_model_needs_no_features_but_all_positions(target, tmp_path):
     drafter.draft(DraftBatch([0], torch.tensor([1])), Greedy())  # runs past the last position
 
 
+def test_positions_that_a_language_model_claims_and_nobody_uses_cost_nothing(target, tmp_path):
+    folder = write_checkpoint(tmp_path / "small", QWEN3, max_position_embeddings=10**12)
+    drafter = load_drafter(folder, target, options(max_positions=64))
+    assert drafter.model.num_positions == 64 + drafter.gamma
+    drafter.extend(ContextUpdate([0], [0], [63], torch.arange(63), None))
+    drafter.draft(DraftBatch([0], torch.tensor([1])), Greedy())
+
+
 @pytest.mark.parametrize("config", [DSPARK, ZLAB, SPECULATORS, EAGLE3])
 def test_bfloat16_drafters_stay_close_to_float32(config, target, tmp_path):
     folder = write_drafter(tmp_path / "draft", config)

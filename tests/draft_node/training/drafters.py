@@ -11,7 +11,8 @@ from draft_node.training.__main__ import KINDS
 from draft_node.training.block_drafters import add_options
 from draft_node.training.block_model import BlockModel
 from draft_node.training.block_objective import BlockObjective, ObjectiveConfig
-from draft_node.training.block_start import new_spec
+from draft_node.training.block_start import starting_point
+from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.losses import LossWeights
 from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
@@ -42,8 +43,9 @@ def make_objective(
 ) -> BlockObjective:
     """A drafter with random weights everywhere, so that no part of it is idle."""
     flags = ("--gamma", "4", "--rank", "6", *flags) if kind == "dspark" else ("--gamma", "4")
-    spec = new_spec(arguments(kind, *flags), target)
-    objective = BlockObjective(BlockModel(spec), target, ObjectiveConfig(terms, **config))
+    spec, _ = starting_point(arguments(kind, *flags), target)
+    drafter = Eagle3Model(spec) if kind == "eagle3" else BlockModel(spec)
+    objective = BlockObjective(drafter, target, ObjectiveConfig(terms, **config))
     objective.initialise(0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

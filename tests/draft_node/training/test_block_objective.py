@@ -19,7 +19,7 @@ from tests.draft_node.training.drafters import (
     write_target,
 )
 
-SCHEDULE = Schedule(total_s=24, decay_s=8, warmup_s=2)
+SCHEDULE = Schedule(total=24, decay=8, warmup=2)
 
 
 @pytest.fixture(scope="module")

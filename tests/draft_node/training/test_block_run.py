@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from draft_node.drafters.block_drafter import BlockDrafter
+from draft_node.drafters.eagle3 import Eagle3Drafter
 from draft_node.drafters.load import load_drafter
 from draft_node.drafters.weights import TargetWeights
 from draft_node.training import block_run, text_source
@@ -14,6 +16,8 @@ from draft_node.training.block_start import default_feature_layers
 from draft_node.training.checkpoint import load
 from draft_node.training.self_text import SelfTextConfig
 from draft_node.training.trainer import Trainer
+from specserve.decoding.drawing import Greedy
+from specserve.drafting import ContextUpdate, DraftBatch
 from tests.draft_node.drafters.checkpoints import options
 from tests.draft_node.training.drafters import TEXT, write_target
 
@@ -38,7 +42,8 @@ def train(folder, tmp_path, monkeypatch):
         words = ["--target", str(folder / "target"), "--text", str(folder / "text.txt")]
         words += ["--work", str(tmp_path / "work"), "--out", str(tmp_path / out)]
         words += ["--threads", "1", "--tokens-per-step", "512", "--anchors", "16", "--gamma", "3"]
-        words += ["--self-tokens", "1000", "--minutes", str(minutes), *flags]
+        budget = [] if "--steps" in flags else ["--minutes", str(minutes)]
+        words += ["--self-tokens", "1000", *budget, *flags]
         return main([kind, *words])
 
     return run
@@ -119,6 +124,10 @@ def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypat
     ("flags", "problem"),
     [
         (("--minutes", "0"), "argument --minutes: '0' is not a positive number"),
+        (("--steps", "0"), "argument --steps: '0' is not a positive whole number"),
+        (("--steps", "-3"), "argument --steps: '-3' is not a positive whole number"),
+        (("--steps", "1.5"), "argument --steps: '1.5' is not a positive whole number"),
+        (("--steps", "9", "--minutes", "1"), "--minutes: not allowed with argument --steps"),
         (("--self-text", "2"), "argument --self-text: '2' is not between 0 and 1"),
         (("--feature-layers", "0,7"), "--feature-layers: (0, 7): the target has layers 0..2"),
         (("--feature-layers", "x"), "argument --feature-layers: 'x' is not of the form"),
@@ -142,9 +151,72 @@ def test_errors_name_the_flag(flags, problem, train, capsys):
     assert problem in line
 
 
+def stored(out) -> dict[str, torch.Tensor]:
+    return load_file(out / "model.safetensors")
+
+
+def test_a_number_of_steps_is_the_same_run_again(train, tmp_path):
+    flags = ("--self-text", "0", "--layers", "1", "--steps", "4")
+    assert train("dflash", *flags) == 0
+    assert train("dflash", *flags, "--work", str(tmp_path / "elsewhere"), out="again") == 0
+    assert train("dflash", *flags, "--seed", "1", out="other") == 0
+    one, again, other = (stored(tmp_path / name) for name in ("out", "again", "other"))
+    assert all(torch.equal(weight, again[name]) for name, weight in one.items())
+    assert not all(torch.equal(weight, other[name]) for name, weight in one.items())
+    held_out = json.loads((tmp_path / "out" / "held_out.json").read_text())
+    assert held_out["training"]["steps"] == 4
+    assert "specserve train dflash --steps 4" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_run_goes_on_to_more_steps_and_never_back(train, tmp_path, capsys):
+    flags = ("--self-text", "0", "--layers", "1", "--steps")
+    assert train("dflash", *flags, "2") == 0
+    assert train("dflash", *flags, "3") == 0
+    held_out = json.loads((tmp_path / "out" / "held_out.json").read_text())
+    assert held_out["training"]["steps"] == 3
+    capsys.readouterr()
+    assert train("dflash", *flags, "1") == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message == "specserve: --steps: 1: the run has taken 3; --restart forgets it"
+    assert train("dflash", *flags, "1", "--restart") == 0
+
+
+def test_an_eagle3_is_trained_tuned_and_drafts(folder, train, tmp_path, capsys):
+    assert train("eagle3", "--self-text", "0", "--steps", "3") == 0
+    weights = stored(tmp_path / "out")
+    assert not {"embed_tokens.weight", "lm_head.weight"} & set(weights)
+    drafter = load_drafter(tmp_path / "out", TargetWeights.of(folder / "target"), options())
+    assert isinstance(drafter, Eagle3Drafter)
+    assert drafter.gamma == 3
+    drafter.extend(ContextUpdate([0], [0], [6], torch.arange(6), torch.randn(6, 32)))
+    drafted = drafter.draft(DraftBatch([0], torch.tensor([3])), Greedy())
+    assert drafted.token_ids.shape == (1, 3)
+
+    tuned = ("--init", str(tmp_path / "out"), "--max-gap", "2", "--steps", "2", "--self-text", "0")
+    assert train("eagle3", *tuned, out="tuned") == 0
+    after = stored(tmp_path / "tuned")
+    assert set(after) == set(weights)
+    assert 0 < (after["fc.weight"] - weights["fc.weight"]).norm() < weights["fc.weight"].norm()
+
+    capsys.readouterr()
+    for flags, problem in (
+        (("--init", str(tmp_path / "out"), "--gamma", "5"), "--gamma: 5:"),
+        (("--feature-layers", "0,1"), "--feature-layers: (0, 1): the format wants 5"),
+        (("--feature-layers", "0,0,1,1,3"), "the target has layers 0..2"),
+        (("--init", str(folder / "target")), "--init:"),
+    ):
+        assert train("eagle3", *flags, out="refused") == 2
+        assert problem in capsys.readouterr().err
+    assert train("dspark", "--init", str(tmp_path / "out"), out="refused") == 2
+    assert "--init:" in capsys.readouterr().err
+
+
 def test_an_unknown_kind_is_refused(capsys):
     assert main(["dspork"]) == 2
-    assert "kind: 'dspork' is not one of dspark, dflash, local-head, lm" in capsys.readouterr().err
+    assert (
+        "kind: 'dspork' is not one of dspark, dflash, eagle3, local-head, lm"
+        in capsys.readouterr().err
+    )
 
 
 def test_features_are_spread_as_published():

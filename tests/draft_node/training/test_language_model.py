@@ -155,6 +155,23 @@ def test_a_run_can_go_on_from_a_model_of_the_same_shape(train, tmp_path, monkeyp
     assert "specserve: --init:" in capsys.readouterr().err
 
 
+def test_a_run_can_begin_as_layers_of_the_target(target, train, monkeypatch, capsys):
+    begun = {}
+
+    def note(trainer: Trainer, *_: object) -> bool:
+        begun.update(trainer.model.state_dict())
+        return False
+
+    monkeypatch.setattr(language_model_run, "run_until_stopped", note)
+    width = str(target.spec.intermediate_size)
+    assert train("--cut", "0", "2", "--intermediate", width, "--restart") == 130
+    for place, layer in enumerate((0, 2)):
+        for name, weight in target.layer_tensors(layer).items():
+            assert torch.equal(begun[f"model.layers.{place}.{name}"], weight)
+    assert train("--cut", "0", "3", "--restart") == 2
+    assert "specserve: --cut: the target has no layer 3" in capsys.readouterr().err
+
+
 def test_the_default_shape_is_small_on_disk():
     shape = DecoderConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
                           num_key_value_heads=2, intermediate_size=384)  # fmt: skip

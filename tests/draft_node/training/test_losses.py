@@ -52,3 +52,19 @@ def test_cross_entropy_needs_no_target():
     assert slots.l1 is None
     total = losses.weighted_sum(slots, torch.ones(2, 3), losses.DFLASH)
     assert total.item() == pytest.approx(6 * math.log(8), rel=1e-5)
+
+
+def test_soft_cross_entropy_is_least_at_the_targets_law():
+    target_logits = torch.randn(3, 4, 9)
+    laws, logits = target_logits.softmax(-1), torch.randn(3, 4, 9, requires_grad=True)
+    nats = losses.soft_cross_entropy(logits, laws)
+    entropy = losses.soft_cross_entropy(target_logits, laws)
+    assert nats.shape == (3, 4)
+    assert (nats > entropy).all()
+    nats.sum().backward()
+    torch.testing.assert_close(logits.grad, (logits.softmax(-1) - laws).detach())
+
+
+def test_eagle3_steps_weigh_four_fifths_of_the_step_before():
+    weights = losses.slot_weights(torch.ones(1, 4, dtype=torch.bool), losses.EAGLE3.decay)
+    torch.testing.assert_close(weights, torch.tensor([[1.0, 0.8, 0.64, 0.512]]))

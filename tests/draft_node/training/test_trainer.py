@@ -12,7 +12,7 @@ from draft_node.training.decoder import Decoder, DecoderConfig
 from draft_node.training.schedule import Schedule
 from draft_node.training.trainer import Trainer, TrainerConfig
 
-SCHEDULE = Schedule(total_s=24, decay_s=8, warmup_s=2)
+SCHEDULE = Schedule(total=24, decay=8, warmup=2)
 
 
 def _streams(seed: int) -> dict[str, np.ndarray]:
