@@ -106,7 +106,7 @@ def _draft_bytes_per_token(speculation: SpeculationConfig, spec: ModelSpec, *, d
     An estimate, since no checkpoint of a drafter is read here. Prompt lookup keeps no tensors.
     """
     drafters = {speculation.drafter, speculation.colocated_drafter} - {None}
-    if speculation.mode == "off" or drafters == {NGRAM}:
+    if speculation.mode == "off" or drafters <= {NGRAM}:
         return 0
     context = 2 * _DRAFT_LAYERS * spec.num_kv_heads * spec.head_dim
     return (len(drafters) * spec.hidden_size + context) * _DTYPE_BYTES[dtype]

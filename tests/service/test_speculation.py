@@ -99,7 +99,8 @@ def test_the_service_says_how_it_speculates(speculating: str):
     ("flags", "message"),
     [
         (("--speculation", "async"), "speculation.mode: async needs a draft process"),
-        (("--topology", "2+1"), "use --speculation async or auto, or --topology 2+0"),
+        (("--topology", "2+1", "--speculation", "sync"),
+         "use --speculation async or auto, or --topology 2+0"),
         (("--speculation", "maybe"), "speculation.mode: 'maybe' is not known"),
         (("--speculation", "sync", "--drafter", "nothere"), "speculation.drafter: 'nothere'"),
         (("--speculation", "sync", "--drafter", "ngram", "--verification", "trust"),

@@ -195,7 +195,7 @@ def test_what_a_drafter_keeps_counts_as_memory():
 
     machine = msgspec.structs.replace(MACHINE, available_memory=256 << 20)
     sync = SpeculationConfig(mode="sync", drafter="any")
-    plain = SpeculationConfig()
+    plain = SpeculationConfig(mode="off")
     ngram = SpeculationConfig(mode="sync", drafter="ngram")
     assert num_blocks(sync) == (64 << 20) // (16 * 4 * (1024 + 256 + 1280))
     assert num_blocks(plain) == num_blocks(ngram) == (64 << 20) // (16 * 4 * 1024)
