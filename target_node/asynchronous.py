@@ -67,7 +67,7 @@ class AsynchronousSpeculation:
     # --- a round -------------------------------------------------------------------------------
 
     def attach(self, rows: list[Row]) -> list[Row]:
-        self._reporter.looked()
+        self._reporter.lead.looked()
         self.follow(rows)
         self._blocks.clear()
         self._local.clear()

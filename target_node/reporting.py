@@ -4,7 +4,6 @@ A context that is long, or that a draft lost, goes by control in chunks; what wa
 last report travels with the next. Nothing here waits: what finds no room is sent again later.
 """
 
-import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import replace
@@ -17,6 +16,7 @@ from specserve.wire.draft_control import Context
 from target_node.admission import Admission
 from target_node.draft_links import DraftLinks, DraftPeer
 from target_node.feature_cache import FeatureCache
+from target_node.lead import Lead
 from target_node.local_drafts import LocalDrafts
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
@@ -26,8 +26,6 @@ from target_node.streams import Stream, Streams
 MAX_INLINE = 64  # verified tokens of a row that travel with a report; more go by control, in chunks
 CHUNK = 256  # tokens a round and row that go by control
 _NOTHING = np.empty(0, dtype=np.int32)
-_SMOOTHING = 0.2  # weight of the newest lead
-_LONGEST_LEAD_S = 1.0  # a pause is no round
 
 
 class Reporter:
@@ -44,8 +42,7 @@ class Reporter:
         self._streams = streams
         self._admission = admission
         self._features = features
-        self._sent_s = 0.0  # of the last report; 0: none is waiting for a look
-        self._lead_s = 0.0  # from a report to the look at what came of it, of late
+        self.lead = Lead()
 
     def peer_of(self, sequence: Sequence) -> DraftPeer | None:
         return self._links.peer_of(sequence.request.request_id)
@@ -70,15 +67,6 @@ class Reporter:
         )
         if self._links.tell(peer, message):
             stream.num_sent = end
-
-    def looked(self) -> None:
-        """The target looks at pushes now: what comes later is late for this round."""
-        if not self._sent_s:
-            return
-        lead_s, self._sent_s = time.perf_counter() - self._sent_s, 0.0
-        if lead_s < _LONGEST_LEAD_S:
-            weight = _SMOOTHING if self._lead_s else 1.0
-            self._lead_s += weight * (lead_s - self._lead_s)
 
     def report(
         self,
@@ -106,9 +94,9 @@ class Reporter:
             _, reports, streams = by_peer.setdefault(peer.epoch, (peer, [], []))
             reports.append(report)
             streams.append(stream)
-        self._sent_s = time.perf_counter()
+        self.lead.reported()
         for peer, reports, streams in by_peer.values():
-            if peer.end.send(Report(reports, self._lead_s)):
+            if peer.end.send(Report(reports, self.lead.seconds)):
                 for stream in streams:
                     stream.num_sent = max(stream.num_sent, stream.sequence.num_computed)
 

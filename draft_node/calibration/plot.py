@@ -7,7 +7,7 @@ from typing import Any
 from draft_node.calibration.collect import Samples
 from draft_node.calibration.metrics import Floats, bins
 
-_DPI = 130
+_DPI = 96
 MISSING = "matplotlib is missing (pip install 'specserve[bench]'): no reliability diagram"
 
 

@@ -241,6 +241,19 @@ def test_an_older_report_changes_nothing(drafter):
     assert {key.round for key in blocks_of(rounds.finish())} == {6}
 
 
+def test_nothing_is_begun_while_the_target_waits_for_what_is_on_its_way(drafter):
+    rounds = Rounds(drafter)
+    in_flight_of(rounds)
+    found = blocks_of(rounds.finish())
+    key, (token_ids, _, _, speculation_id) = next(iter(found.items()))
+    text = [*TEXT, *[0] * (key.position - END - 1), key.anchor_id]
+    rounds.take(text, start=END, round=2, awaits=True)  # the push came a moment too late
+    assert not rounds.presolve.step()
+    fields = {"block": token_ids[:3], "speculation_id": speculation_id}
+    rounds.take(text, start=key.position, round=2, **fields)
+    assert rounds.presolve.step()
+
+
 def test_a_row_that_waits_is_answered_before_all_others(drafter):
     rounds = Rounds(drafter)
     rounds.take(TEXT, stream=1)

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from unittest import mock
 
+import draft_node.drafters.pass_clock
 import draft_node.node
 import draft_node.presolve
 import target_node.asynchronous
 import target_node.auto
 import target_node.draft_links
-import target_node.reporting
+import target_node.lead
 from draft_node.drafters.ngram import NgramDrafter
 from specserve.decoding.verification.admission import Allocator
 from specserve.drafting import Drafter
@@ -38,7 +39,8 @@ _TIMED = (
     target_node.asynchronous,
     target_node.auto,
     target_node.draft_links,
-    target_node.reporting,
+    target_node.lead,
+    draft_node.drafters.pass_clock,
     draft_node.node,
     draft_node.presolve,
 )

@@ -8,7 +8,6 @@ import torch
 
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.types import Abort
-from target_node import reporting
 from target_node.feature_cache import FeatureCache
 from target_node.miss_policy import Miss
 from target_node.reporting import MAX_INLINE
@@ -85,13 +84,7 @@ def test_a_report_is_the_anchor_what_came_before_it_and_what_is_verified_now(mod
     assert [row.round for row in rows] == sorted({row.round for row in rows})
 
 
-@pytest.fixture
-def unhurried(monkeypatch):
-    """The target never says when it looks, so that no block is cut to the time there is."""
-    monkeypatch.setattr(reporting, "_LONGEST_LEAD_S", 0)
-
-
-def test_the_last_token_of_a_block_is_never_verified(models, unhurried):
+def test_the_last_token_of_a_block_is_never_verified(models):
     with pair_of(models, "the target itself") as pair:
         rows = reports_of(pair)
         answer(pair, max_tokens=40)
@@ -99,7 +92,7 @@ def test_the_last_token_of_a_block_is_never_verified(models, unhurried):
     assert max(len(row.block) for row in rows) == gamma - 1
 
 
-def test_a_draft_that_guesses_right_saves_rounds(models, unhurried):
+def test_a_draft_that_guesses_right_saves_rounds(models):
     with pair_of(models, "the target itself") as pair:
         answer(pair, max_tokens=40)
         stats = pair.ends["r0"].stats

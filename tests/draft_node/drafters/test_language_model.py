@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from draft_node.drafters.language_model import LanguageModelDrafter
-from specserve.decoding.drawing import Greedy
+from specserve.decoding.drawing import Greedy, Sampled
 from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.noise import OnceKeys
 from tests.golden_case import Session
 from tests.specserve.model.checkpoints import load
 
@@ -75,3 +76,20 @@ def test_logits_are_kept_when_asked_for(drafter):
     kept = drafter.draft(batch, Greedy())
     assert torch.equal(kept.logits.argmax(2), kept.token_ids)
     assert kept.logits.shape == (2, 5, 64)
+
+
+@pytest.mark.parametrize("due_s", [0.0, float("inf")])
+def test_a_chain_that_is_cut_off_is_the_beginning_of_the_whole(drafter, due_s):
+    extend(drafter, 0, [5, 9, 33, 2])
+    anchors = torch.tensor([3, 4])
+    whole = drafter.draft(DraftBatch([0, 0], anchors, keep_logits=True), Greedy())
+    batch = DraftBatch([0, 0], anchors, keep_logits=True, due_s=due_s)
+    zeros = [0, 0]
+    keys = OnceKeys.build([1, 2], zeros, zeros, zeros, zeros)
+    rule = Sampled(torch.ones(2), keys, num_kept=16)
+    found, sampled = drafter.draft(batch, Greedy()), drafter.draft(batch, rule)
+    width = 2 if due_s == 0 else 5
+    assert torch.equal(found.token_ids, whole.token_ids[:, :width])
+    torch.testing.assert_close(found.logits, whole.logits[:, :width])
+    assert sampled.token_ids.shape == (2, width)
+    assert sampled.law.ids.shape == (2 * width, 16)

@@ -1,0 +1,54 @@
+"""Chains end before their deadline, but never before they are of any use."""
+
+import pytest
+
+from draft_node.drafters import pass_clock
+from draft_node.drafters.pass_clock import LEAST_PASSES, PassClock
+
+
+class Time:
+    def __init__(self):
+        self.now_s = 50.0
+
+    def perf_counter(self):
+        return self.now_s
+
+
+@pytest.fixture
+def time(monkeypatch):
+    found = Time()
+    monkeypatch.setattr(pass_clock, "time", found)
+    return found
+
+
+def passes(clock, time, due_s, took_s):
+    """How many passes a call makes if each takes as long as the next of `took_s`."""
+    clock.begin(time.now_s + due_s)
+    count = 0
+    for seconds in took_s:
+        if not clock.allows_a_pass:
+            break
+        time.now_s += seconds
+        clock.passed()
+        count += 1
+    return count
+
+
+def test_as_many_passes_as_fit(time):
+    clock = PassClock()
+    assert passes(clock, time, 4.5, [1.0] * 9) == 4
+    assert passes(clock, time, 100.0, [1.0] * 9) == 9
+
+
+def test_a_block_has_two_tokens_however_late_it_is(time):
+    assert passes(PassClock(), time, -1.0, [1.0] * 9) == LEAST_PASSES == 2
+
+
+def test_without_a_deadline_nothing_is_cut(time):
+    assert passes(PassClock(), time, float("inf"), [1000.0] * 9) == 9
+
+
+def test_one_slow_pass_does_not_end_a_chain_that_has_time(time):
+    clock = PassClock()
+    passes(clock, time, 100.0, [1.0] * 9)
+    assert passes(clock, time, 12.0, [6.0, *[1.0] * 9]) == 6
