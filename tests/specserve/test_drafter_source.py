@@ -72,17 +72,17 @@ def test_the_embedded_target_has_a_drafter_by_default():
 
 
 def test_draft_processes_have_a_drafter_of_their_own_where_it_comes_along(tmp_path, monkeypatch):
-    for name in ("dspark", "dspark-async"):
+    for name in ("dspark", "dspark-async", "lm"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     monkeypatch.setattr(drafter_source, "EMBEDDED_DRAFTERS", tmp_path)
-    assert names(locate(mode="async", drafts=1)) == ("dspark-async", "dspark")
-    assert names(locate(mode="auto", drafts=1)) == ("dspark-async", "dspark")
     assert names(locate(mode="auto", drafts=0)) == ("dspark", "dspark")
-    (tmp_path / "dspark-async" / "config.json").unlink()
-    (tmp_path / "dspark-async").rmdir()
-    assert names(locate(mode="async", drafts=1)) == ("dspark", "dspark")
-    assert names(locate(mode="auto", drafts=1)) == ("dspark", "dspark")
+    for best in ("lm", "dspark-async", "dspark"):
+        for mode in ("async", "auto"):
+            assert names(locate(mode=mode, drafts=1)) == (best, "dspark")
+        if best != "dspark":
+            (tmp_path / best / "config.json").unlink()
+            (tmp_path / best).rmdir()
 
 
 def test_what_the_user_names_drafts_where_it_was_meant_to():
