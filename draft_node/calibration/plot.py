@@ -8,6 +8,7 @@ from draft_node.calibration.collect import Samples
 from draft_node.calibration.metrics import Floats, bins
 
 _DPI = 96
+_COLOURS = 64  # a palette: the diagram travels with the drafter, and this is a third of its bytes
 MISSING = "matplotlib is missing (pip install 'specserve[bench]'): no reliability diagram"
 
 
@@ -23,6 +24,7 @@ def draw_reliability(
 
     matplotlib.use("agg")  # no display here, and none wanted
     import matplotlib.pyplot as plt
+    from PIL import Image  # matplotlib's own dependency
 
     figure, panels = plt.subplots(
         1, len(predicted), figsize=(4.2 * len(predicted), 4.2), sharey=True, squeeze=False
@@ -37,6 +39,8 @@ def draw_reliability(
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=_DPI)
     plt.close(figure)
+    with Image.open(path) as image:
+        image.convert("RGB").quantize(_COLOURS).save(path, optimize=True)
 
 
 def _panel(axes: Any, samples: Samples, survivals: Floats, colours: Any) -> None:  # noqa: ANN401
