@@ -47,6 +47,10 @@ class _Round:
     plan: Plan | None = None
     is_closed: bool = False  # nothing more is drafted for it
 
+    def is_late(self, now_s: float) -> bool:
+        """The target has looked: whatever else is drafted for this round is for nobody."""
+        return now_s > self.due_s and self.plan is not None and self.plan.num_taken > 0
+
     @property
     def is_live(self) -> bool:
         return not self.is_closed and self.stream.report is self.report and self.stream.is_current
@@ -186,7 +190,9 @@ class Presolve:
 
     def _draft_outcomes(self, rounds: Sequence[_Round]) -> bool:
         """One wave of the most probable outcomes of all rounds; False if none is left."""
-        due = [each for each in rounds if _is_due(each)]
+        now_s = time.perf_counter()
+        # A stream may fall silent without a word; its deadline is then nobody else's.
+        due = [each for each in rounds if _is_due(each) and not each.is_late(now_s)]
         if not due:
             return False
         due.sort(key=_best_value, reverse=True)
@@ -260,6 +266,7 @@ class Presolve:
         statistics.num_pushes += 1
         if self._send_push is not None and not self._send_push(wave.push()):
             statistics.num_dropped += 1
+            self.cache.discard(wave.blocks)  # nobody has them
 
 
 def _one_family(rounds: Sequence[_Round]) -> list[_Round]:

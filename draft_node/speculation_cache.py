@@ -105,6 +105,11 @@ class SpeculationCache:
         self._streams[row.stream] = kept
         return block
 
+    def discard(self, blocks: Sequence[DraftedBlock]) -> None:
+        """These did not go out."""
+        for block in blocks:
+            self._streams.get(block.key.stream, {}).pop(block.speculation_id, None)
+
     def free(self, streams: Sequence[int]) -> None:
         """These have ended."""
         for stream in streams:

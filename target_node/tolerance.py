@@ -17,7 +17,8 @@ class Tolerance:
     """Counts the failures of one drafter since it last worked."""
 
     def __init__(self) -> None:
-        self._num_failures = 0
+        self._num_failures = 0  # in a row
+        self._total = 0
 
     def ask(self, draft: Callable[[], Speculations]) -> Speculations:
         """What `draft` returns; nothing where it raises, or did too often in a row."""
@@ -27,7 +28,10 @@ class Tolerance:
             drafted = draft()
         except Exception:
             self._num_failures += 1
-            log.exception("drafting failed (%d of %d times)", self._num_failures, MAX_FAILURES)
+            self._total += 1
+            # Of failures that go on and on, the 1st, 2nd, 4th, 8th and so on are told.
+            if self._total <= MAX_FAILURES or self._total & (self._total - 1) == 0:
+                log.exception("drafting failed (%d of %d times)", self._num_failures, MAX_FAILURES)
             return {}
         self._num_failures = 0
         return drafted

@@ -152,15 +152,14 @@ class Eagle3Drafter:
         token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
         self._clock.begin(batch.due_s)
         for slot in range(self.gamma):
-            if not self._clock.allows_a_pass:
-                break
             hidden = self._step(token_ids, hidden, positions + slot)
-            logits = self.decoder.logits(hidden)[:, None]
+            logits, goes_on = self.decoder.logits(hidden)[:, None], self._clock.goes_on()
             if self.law_confidence is not None:
                 confidences.append(self.law_confidence(slot, logits))
             drawn.append(drawing.draw(slot, logits))
             token_ids = drawn[-1][:, 0]
-            self._clock.passed()
+            if not goes_on:
+                break
             if batch.keep_logits:
                 kept.append(logits)
         return SpeculationBatch(

@@ -119,10 +119,8 @@ class LanguageModelDrafter:
         token_ids, drawn, confidences = batch.anchor_ids, [], []
         self._clock.begin(batch.due_s)
         for slot in range(self.gamma):
-            if not self._clock.allows_a_pass:
-                break
             hidden = self._pass(token_ids, self._within(positions + slot), entering)[-num_blocks:]
-            entering = None
+            entering, goes_on = None, self._clock.goes_on()
             logits = self.model.lm_head(hidden).float()[:, None]
             if kept is not None:
                 kept[:, slot] = logits[:, 0]
@@ -130,7 +128,8 @@ class LanguageModelDrafter:
                 confidences.append(self.law_confidence(slot, logits))
             drawn.append(drawing.draw(slot, logits))
             token_ids = drawn[-1][:, 0]
-            self._clock.passed()
+            if not goes_on:
+                break
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
             drawing.law(),

@@ -248,5 +248,5 @@ def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDraft
     )
     with Checkpoint(folder) as checkpoint:
         for name in checkpoint.names():
-            refuse_non_finite(folder, name, checkpoint.read(name))
+            refuse_non_finite(folder, name, checkpoint.read(name).to(options.dtype))
     return LanguageModelDrafter(model, gamma=gamma, num_context_tokens=options.num_context_tokens)

@@ -8,7 +8,7 @@ _MOST = 2.0  # times the usual is the most that a pass counts: others may have h
 
 
 class PassClock:
-    """Looked at between the passes of a drafter's chains.
+    """Looked at after every pass of a drafter's chains.
 
     Reads clocks, never tokens. On an accelerator that runs behind its host, passes look short and
     nothing is cut.
@@ -23,16 +23,16 @@ class PassClock:
         """A draft call; its blocks are wanted at `due_s`, in seconds of `time.perf_counter`."""
         self._due_s, self._began_s, self._num_passes = due_s, time.perf_counter(), 0
 
-    def passed(self) -> None:
-        """A pass is over."""
+    def goes_on(self) -> bool:
+        """After a pass, before its token is drawn: whether another is to follow.
+
+        It is if it is likely to end in time, or is one of those that every block has. Asked before
+        the draw, so that what was drawn cannot decide whether it will be verified.
+        """
         now_s = time.perf_counter()
         took_s, self._began_s = now_s - self._began_s, now_s
         self._num_passes += 1
         if not self._usual_s:
             self._usual_s = took_s
         self._usual_s += _SMOOTHING * (min(took_s, _MOST * self._usual_s) - self._usual_s)
-
-    @property
-    def allows_a_pass(self) -> bool:
-        """Whether one more is likely to end in time, or is one of those that every block has."""
-        return self._num_passes < LEAST_PASSES or time.perf_counter() + self._usual_s <= self._due_s
+        return self._num_passes < LEAST_PASSES or now_s + self._usual_s <= self._due_s

@@ -39,11 +39,11 @@ def cut(
     model = Decoder(whole).to(target.device)
     weights = {
         "model.embed_tokens.weight": target.embedding,
-        "model.norm.weight": target.final_norm(),
+        "model.norm.weight": target.final_norm().to(target.device),
     }
     for place, index in enumerate(layers):
         for name, tensor in target.layer_tensors(index).items():
-            weights[f"model.layers.{place}.{name}"] = tensor
+            weights[f"model.layers.{place}.{name}"] = tensor.to(target.device)
     model.load_state_dict(weights)
     activations = _activations(model, token_ids.to(target.device))
     for place, found in enumerate(activations):

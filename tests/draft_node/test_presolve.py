@@ -254,6 +254,39 @@ def test_nothing_is_begun_while_the_target_waits_for_what_is_on_its_way(drafter)
     assert rounds.presolve.step()
 
 
+def test_what_found_no_room_in_the_ring_is_drafted_again_when_it_is_waited_for(drafter):
+    rounds = Rounds(drafter)
+    in_flight_of(rounds)
+    send, lost = rounds.presolve._send_push, []
+    rounds.presolve._send_push = lambda push: bool(lost.append(push))
+    rounds.finish()
+    key = lost[0].keys[0]
+    rounds.presolve._send_push = send
+    text = [*TEXT, *[0] * (key.position - END - 1), key.anchor_id]
+    rounds.take(text, start=END, round=2, awaits=True)
+    assert rounds.presolve.step()
+    assert [found for push in rounds.pushes for found in push.keys] == [key]
+
+
+def test_a_stream_that_falls_silent_holds_up_nobody(dspark_drafter, monkeypatch):
+    rounds = Rounds(dspark_drafter, wave=8, fan_out=40)
+    clock = Clock(monkeypatch, rounds)
+    rounds.presolve._costs[False].observe(8, 0.008)
+    for stream, lead_s in ((1, 0.010), (2, 0.030)):
+        rounds.take(TEXT, stream=stream, awaits=True)
+        rounds.presolve.step()
+        (block, _, _, speculation_id) = blocks_of(rounds.pushes)[(stream, 1, END, TEXT[-1])]
+        rounds.pushes.clear()
+        fields = {"stream": stream, "block": block[:3], "speculation_id": speculation_id}
+        rounds.presolve.take(rounds.row(TEXT, start=END, **fields), lead_s)
+        rounds.streams.extend(1000)
+        rounds.presolve.step()
+        if stream == 1:
+            clock.now_s += 5.0  # never heard of again, with outcomes left that were due
+    drafted = sum(len(push.keys) for push in rounds.finish())
+    assert drafted >= 8  # of the second, after its first wave
+
+
 def test_a_row_that_waits_is_answered_before_all_others(drafter):
     rounds = Rounds(drafter)
     rounds.take(TEXT, stream=1)
