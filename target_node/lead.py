@@ -2,14 +2,14 @@
 
 Said to the draft processes, which cut their waves and chains to it. Rounds that carry prompts take
 many times as long as others, and a draft that counts on one is late, which costs a hit; one that is
-early costs a token of a block. Hence a low quantile of the latest rounds.
+early drafts less than it could. Hence the median of the latest rounds.
 """
 
 import time
 from collections import deque
 
 _KEPT = 9  # latest rounds
-_RANK = 2  # of them, from the shortest
+_RANK = 4  # of them, from the shortest
 _LONGEST_S = 1.0  # a pause is no round
 
 

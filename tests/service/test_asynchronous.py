@@ -120,7 +120,7 @@ def test_equal_while_drafts_are_killed_stopped_and_lied_to(
     with asynchronous(topology, "speculation.drafter=dspark-async") as launched:
         total, damage = attack(launched, plain, REQUESTS, **schedule)
     assert (total.num_failed, total.num_wrong) == (0, 0)
-    assert total.num_hits > 5  # most of the time there is no draft
+    assert total.num_hits > 20
     assert damage.is_complete(**schedule), damage
     assert (damage.num_unnoticed, damage.num_never_back) == (0, 0)
     assert "dropped malformed link frame" in launched.output
