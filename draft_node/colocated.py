@@ -40,6 +40,7 @@ def load(
         max_positions=max_positions,
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=speculation.gamma,
+        half_weights=True,
     )
     folder = Path(speculation.drafter or "")
     return load_drafter(folder, TargetWeights.of(target, model), options)

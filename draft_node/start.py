@@ -128,6 +128,7 @@ def _load(
         max_positions=max_positions,
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=speculation.gamma,
+        half_weights=True,
     )
     return load_drafter(folder, target, options)
 

@@ -58,6 +58,7 @@ def calibration_error(
         local_head=folders[1] if len(folders) > 1 else None,
         gamma=choice.gamma,
         calibrated=False,
+        half_weights=True,
     )
     drafter = load_drafter(folders[0], TargetWeights.of(target, model), options)
     found = find_calibration(folders, target)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draft_node.calibration.metrics import Floats, sigmoid
+from draft_node.calibration.metrics import Floats, by_position, sigmoid
 
 _RIDGE = 1e-4  # a share of the samples: keeps coefficients of unused slots finite
 _MAX_STEPS = 50
@@ -29,8 +29,7 @@ class LawModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def logits(self, features: Floats) -> Floats:
         """features [N, G, 2] of `law_features` -> confidence logits [N, G]."""
-        biases = np.resize(self.biases, features.shape[1])
-        biases[len(self.biases) :] = self.biases[-1]
+        biases = by_position(self.biases, features.shape[1])
         return features @ np.array([self.log_max_prob, self.entropy]) + biases
 
 

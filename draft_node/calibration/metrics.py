@@ -5,6 +5,7 @@ before it), or the probability of that: every figure is linear in the targets, s
 gives the mean over the outcomes it stands for, without the noise of drawing them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,9 +43,19 @@ def sigmoid(logits: Floats) -> Floats:
     return 0.5 + 0.5 * np.tanh(0.5 * logits)  # never overflows
 
 
+def by_position(values: Sequence[float] | Floats, num_positions: int) -> Floats:
+    """One value for each position of a block; those beyond `values` take the last of them."""
+    return np.array(values)[np.minimum(np.arange(num_positions), len(values) - 1)]
+
+
 def survivals(logits: Floats, temperatures: Floats | None = None) -> Floats:
-    """P(positions 0..k stand) for confidence logits [N, G]: products along each row."""
-    scaled = logits if temperatures is None else logits / temperatures
+    """P(positions 0..k stand) for confidence logits [N, G]: products along each row.
+
+    Temperatures are by position, as many as were fitted.
+    """
+    scaled = logits
+    if temperatures is not None:
+        scaled = logits / by_position(temperatures, logits.shape[1])
     return sigmoid(scaled).cumprod(axis=1)
 
 

@@ -150,6 +150,7 @@ def _load_pair(job: Job, model: Transformer, longest: int) -> _Pair:
         local_head=job.local_head,
         gamma=job.gamma,
         calibrated=False,
+        half_weights=True,
     )
     weights = TargetWeights(job.target, read_spec(job.target), model)
     drafter = load_drafter(job.drafter, weights, options)

@@ -36,7 +36,8 @@ from draft_node.drafters.weights import (
 from specserve.drafting import Drafter, FeatureSpec
 from specserve.errors import Unsupported
 from specserve.model.checkpoint import Checkpoint
-from specserve.model.loader import load_model
+from specserve.model.linear import Kernels
+from specserve.model.loader import load_with
 from specserve.model.parallel import TensorParallel
 
 _LOG = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class DrafterOptions:
     local_head: Path | None = None
     gamma: int | None = None  # cuts blocks; a language model's are as long, or `DEFAULT_GAMMA`
     calibrated: bool = True  # use the calibration beside the drafter, if it was made for both
+    half_weights: bool = False  # as of `Kernels`; what is verified does not depend on it
 
 
 def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:
@@ -90,7 +92,11 @@ def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOp
         _LOG.warning(warning)
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
         weights = DraftWeights(
-            checkpoint, dtype=options.dtype, device=options.device, target=target
+            checkpoint,
+            dtype=options.dtype,
+            device=options.device,
+            target=target,
+            half_weights=options.half_weights,
         )
         spec = _checked(weights, spec)
         sizes = {
@@ -237,15 +243,15 @@ def _local_head(options: DrafterOptions, target: TargetWeights | None) -> Serial
 
 def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDrafter:
     gamma = options.gamma or DEFAULT_GAMMA
-    model = load_model(
-        folder,
+    kernels = Kernels(
         dtype=options.dtype,
         device=options.device,
-        parallel=TensorParallel(),
-        # What a config claims beyond that would only be memory.
-        num_positions=options.max_positions + gamma,
         deterministic=False,
+        half_weights=options.half_weights,
     )
+    # What a config claims beyond that would only be memory.
+    num_positions = options.max_positions + gamma
+    model = load_with(kernels, folder, TensorParallel(), num_positions=num_positions)
     with Checkpoint(folder) as checkpoint:
         for name in checkpoint.names():
             refuse_non_finite(folder, name, checkpoint.read(name).to(options.dtype))

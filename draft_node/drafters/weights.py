@@ -49,13 +49,16 @@ class DraftWeights:
         dtype: torch.dtype,
         device: torch.device,
         target: TargetWeights | None,
+        half_weights: bool = False,
     ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
         self.target = target
         # Nothing that is verified depends on the bits of a draft: the fastest kernels will do.
-        self._kernels = Kernels(dtype=dtype, device=device, deterministic=False)
+        self._kernels = Kernels(
+            dtype=dtype, device=device, deterministic=False, half_weights=half_weights
+        )
 
     def tensor(self, name: str) -> Tensor:
         """Raises `Unsupported` for one that holds NaN or infinity, which no draft survives."""

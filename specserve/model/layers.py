@@ -65,11 +65,11 @@ class SwiGLU:
         self._block_rows = max(1, grain // (width + self._padding)) if on_cpu else sys.maxsize
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, -1)
+        gate, up = gate_up[:, : self._width], gate_up[:, self._width :]
         if self._padding:
             gate = torch.nn.functional.pad(gate, (0, self._padding))
-        for block in gate.split(self._block_rows):
-            torch.nn.functional.silu(block, inplace=True)
+        for start in range(0, gate.shape[0], self._block_rows):
+            torch.nn.functional.silu(gate[start : start + self._block_rows], inplace=True)
         return gate[:, : self._width] * up if self._padding else gate * up
 
 
@@ -113,8 +113,10 @@ class DecoderLayer:
         """Attention of normalised x [N, in]: [N, H], a new tensor."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, self.head_dim)
-        qk, v = qkv.split((heads + kv_heads, kv_heads), 1)
+        # Slices: torch's own split takes four times as long to dispatch.
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
-        q, k = rotate(qk, *rotary).split((heads, kv_heads), 1)
+        qk = rotate(qk, *rotary)
+        q, k = qk[:, :heads], qk[:, heads:]
         return self.o_proj(attention.run(self.index, q, k, v).flatten(1))

@@ -20,6 +20,9 @@ PROBED_ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 64)
 
 _pack = torch.ops.mkldnn._reorder_linear_weight.default
 _packed_linear = torch.ops.mkldnn._linear_pointwise.default
+_pack_half = torch.ops.quantized.linear_prepack_fp16.default
+_half_linear = torch.ops.quantized.linear_dynamic_fp16.default._op
+_HALF_MAX = torch.finfo(torch.float16).max
 
 
 class Linear(Protocol):
@@ -54,6 +57,25 @@ class PackedLinear:
         return _packed_linear(padded, self._weight, None, "none", [], "")[: x.shape[0]]
 
 
+class HalfLinear:
+    """A weight kept in float16, which is half as much to read; inputs and sums are float32.
+
+    For drafters on CPU: a draft's law may be any, and few rows cost what their weights take to
+    read. From 30 rows on it is no faster than `PackedLinear`, and no slower.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = _pack_half(weight, None)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return _half_linear(x, self._weight)
+
+    @staticmethod
+    def holds(weight: torch.Tensor) -> bool:
+        """Whether float16 has room for every element."""
+        return float(torch.stack(torch.aminmax(weight)).abs().max()) <= _HALF_MAX
+
+
 class TiledLinear:
     """Products of one fixed shape only: tiles of `tile` rows, output columns in fixed pieces.
 
@@ -77,14 +99,27 @@ class TiledLinear:
 
 
 class Kernels:
-    """Chooses the kernel of every linear layer of one model on one device."""
+    """Chooses the kernel of every linear layer of one model on one device.
 
-    def __init__(self, *, dtype: torch.dtype, device: torch.device, deterministic: bool) -> None:
-        self._dtype = dtype
-        self._deterministic = deterministic
+    `half_weights` lets float32 weights be rounded to float16 where that is faster.
+    """
+
+    def __init__(
+        self,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        deterministic: bool,
+        half_weights: bool = False,
+    ) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.deterministic = deterministic
         # 64 rows cost CUDA what 8 do; on CPU a tile of 8 is one verification.
         self._tile = 8 if device.type == "cpu" else 64
-        self._packs = device.type == "cpu" and can_pack(dtype)
+        on_cpu = device.type == "cpu"
+        self._packs = on_cpu and can_pack(dtype)
+        self._halves = half_weights and on_cpu and dtype == torch.float32 and can_halve()
         self._verdicts: dict[tuple[int, int], int | None] = {}
 
     def linear(self, parts: Sequence[torch.Tensor], num_ranks: int = 1) -> Linear:
@@ -93,7 +128,9 @@ class Kernels:
         `num_ranks` ranks hold equal shares of the whole weight's rows, this one `parts`.
         """
         weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-        if not self._deterministic:
+        if not self.deterministic:
+            if self._halves and HalfLinear.holds(weight):
+                return HalfLinear(weight)
             return PackedLinear(weight) if self._packs else PlainLinear(weight)
         min_rows = self._min_rows(weight.shape[1], weight.shape[0] * num_ranks)
         if min_rows is not None:
@@ -107,7 +144,7 @@ class Kernels:
             return None
         shape = (in_size, out_size)
         if shape not in self._verdicts:
-            self._verdicts[shape] = invariant_from(PackedLinear, in_size, out_size, self._dtype)
+            self._verdicts[shape] = invariant_from(PackedLinear, in_size, out_size, self.dtype)
         return self._verdicts[shape]
 
 
@@ -124,6 +161,15 @@ def can_pack(dtype: torch.dtype) -> bool:
         return False
     try:
         PackedLinear(torch.zeros(16, 16, dtype=dtype))(torch.zeros(1, 16, dtype=dtype))
+    except RuntimeError:
+        return False
+    return True
+
+
+def can_halve() -> bool:
+    """Whether this build and processor have products with float16 weights."""
+    try:
+        HalfLinear(torch.zeros(16, 16))(torch.zeros(1, 16))
     except RuntimeError:
         return False
     return True

@@ -62,6 +62,19 @@ def load_model(
     token's result has the same bits in every batch and for every number of ranks. Raises
     `Unsupported` for a checkpoint that is malformed or not implemented, `InvalidField` for ballast.
     """
+    kernels = Kernels(dtype=dtype, device=device, deterministic=deterministic)
+    return load_with(kernels, source, parallel, ballast=ballast, num_positions=num_positions)
+
+
+def load_with(
+    kernels: Kernels,
+    source: str | Path,
+    parallel: TensorParallel,
+    *,
+    ballast: int = 0,
+    num_positions: int | None = None,
+) -> Transformer:
+    """The same as `load_model` with products of the caller's choice, on their device."""
     folder = resolve_source(source)
     spec = read_spec(folder)
     spec.check_divisible(parallel.size)
@@ -69,7 +82,7 @@ def load_model(
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
         optional = ("lm_head.weight",) if spec.tie_word_embeddings else ()
         checkpoint.check(expected_tensors(spec), optional)
-        builder = _Builder(padded, checkpoint, dtype, device, parallel, deterministic)
+        builder = _Builder(padded, checkpoint, parallel, kernels)
         return builder.build(min(num_positions or own_len, own_len))
 
 
@@ -147,18 +160,16 @@ class _Builder:
         self,
         spec: ModelSpec,
         checkpoint: Checkpoint,
-        dtype: torch.dtype,
-        device: torch.device,
         parallel: TensorParallel,
-        deterministic: bool,
+        kernels: Kernels,
     ) -> None:
         self._spec = spec
         self._checkpoint = checkpoint
-        self._dtype = dtype
-        self._device = device
+        self._dtype = kernels.dtype
+        self._device = kernels.device
         self._parallel = parallel
-        self._kernels = Kernels(dtype=dtype, device=device, deterministic=deterministic)
-        self._projection = GatheredProjection if deterministic else ReducedProjection
+        self._kernels = kernels
+        self._projection = GatheredProjection if kernels.deterministic else ReducedProjection
 
     def build(self, num_positions: int) -> Transformer:
         spec = self._spec

@@ -95,6 +95,13 @@ def test_scaling_recovers_the_temperatures_of_overconfident_logits():
     assert max(errors["after"]) < 0.02
 
 
+def test_positions_beyond_those_fitted_take_the_last_temperature():
+    logits = np.full((2, 4), 1.5)
+    longer = survivals(logits, np.array([1.0, 2.0]))
+    assert np.array_equal(longer, survivals(logits, np.array([1.0, 2.0, 2.0, 2.0])))
+    assert np.array_equal(longer[:, :1], survivals(logits[:, :1], np.array([1.0, 2.0])))
+
+
 def test_a_position_without_samples_keeps_its_confidences():
     logits, targets = chained(100, np.ones(3))
     counted = np.ones(logits.shape, dtype=bool)

@@ -6,9 +6,11 @@ import torch
 from specserve.model import linear
 from specserve.model.layers import RMSNorm, SwiGLU
 from specserve.model.linear import (
+    HalfLinear,
     Kernels,
     PackedLinear,
     TiledLinear,
+    can_halve,
     can_pack,
     fixed_pieces,
     invariant_from,
@@ -141,6 +143,34 @@ def test_a_kernel_that_fails_the_probe_is_replaced_by_tiles(monkeypatch):
     monkeypatch.setattr(linear, "invariant_from", lambda *_: None)
     kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
     assert isinstance(kernels.linear([torch.zeros(16, 8)]), TiledLinear)
+
+
+@pytest.mark.skipif(not can_halve(), reason="no float16 weights in this build")
+def test_half_weights_are_products_with_rounded_weights():
+    torch.manual_seed(0)
+    weight, x = torch.randn(96, 40), torch.randn(70, 40)
+    kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=False, half_weights=True)
+    product = kernels.linear([weight])
+    assert isinstance(product, HalfLinear)
+    for rows in windows(20):
+        torch.testing.assert_close(product(x[rows]), x[rows] @ weight.half().float().T)
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "half_weights", "largest"),
+    [(False, False, 1.0), (True, True, 1.0), (False, True, 7e4)],
+)
+def test_weights_are_not_halved_unasked_nor_where_bits_count_nor_where_they_do_not_fit(
+    deterministic, half_weights, largest
+):
+    kernels = Kernels(
+        dtype=torch.float32, device=CPU, deterministic=deterministic, half_weights=half_weights
+    )
+    weight = torch.zeros(16, 8)
+    weight[3, 5] = -largest
+    product = kernels.linear([weight])
+    assert not isinstance(product, HalfLinear)
+    assert product(torch.eye(8))[5, 3] == -largest
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
