@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class DraftNode:
-    """One draft process. `open_link` makes the end of the ring that fits the target's limits."""
+    """One draft process. `open_link` makes the link's end that fits the target's limits."""
 
     def __init__(
         self,
@@ -69,10 +69,14 @@ class DraftNode:
     def run(self) -> None:
         """Until SIGTERM or `Stop`. Raises `DraftingFailed`."""
         self._region.draft_pid = os.getpid()
-        while not self.is_stopping:
-            if not self.step():
-                self._rest()
-        log.info("%s", self.presolve.cache.statistics)
+        try:
+            while not self.is_stopping:
+                if not self.step():
+                    self._rest()
+            log.info("%s", self.presolve.cache.statistics)
+        finally:
+            if self._link is not None:
+                self._link.close()
 
     def step(self) -> bool:
         """One turn of the loop; False if there was nothing to do."""
@@ -127,6 +131,8 @@ class DraftNode:
             max_rows=message.max_rows,
             max_kept=message.max_kept,
         )
+        if self._link is not None:
+            self._link.epoch = None  # leaves what belongs to the old one
         self._link = self._open_link(self._limits)
         self._link.epoch = message.epoch
         self.streams.clear()

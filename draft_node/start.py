@@ -3,10 +3,12 @@
 import logging
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from draft_node.colocated import describe
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.load import DEFAULT_GAMMA, DrafterOptions, load_drafter
 from draft_node.drafters.ngram import NgramDrafter
@@ -23,6 +25,9 @@ from specserve.decoding.drawing import Coupled, Sampled
 from specserve.drafter_source import NGRAM
 from specserve.drafting import ContextUpdate, DraftBatch, Drafter
 from specserve.errors import SpecserveError, Unavailable
+from specserve.group_link.ends import GroupDraftEnd, Meeting
+from specserve.link.ends import DraftLinkEnd
+from specserve.link.frames import LinkLimits
 from specserve.link.ring import RingDraftEnd, SharedRegion
 from specserve.model.config import ModelSpec
 from specserve.noise import OnceKeys
@@ -107,9 +112,29 @@ def _build(
         presolve=Presolve(drafter, streams, settings, rule=rule, device=device),
         control=control,
         region=region,
-        open_link=lambda limits: RingDraftEnd(region, limits),
+        open_link=_link_opener(config, arguments, region, device),
         max_extension=config.engine.max_batch_tokens,
     )
+
+
+def _link_opener(
+    config: ResolvedConfig,
+    arguments: ChildArguments,
+    region: SharedRegion,
+    device: torch.device,
+) -> Callable[[LinkLimits], DraftLinkEnd]:
+    """What makes this side's end of the configured link."""
+    speculation = config.speculation
+    if speculation.link == "shm":
+        return lambda limits: RingDraftEnd(region, limits)
+    meeting = Meeting(
+        folder=arguments.control_dir,
+        draft=arguments.rank,
+        backend=speculation.link,
+        device=device,
+        timeout_s=speculation.draft_timeout_s,
+    )
+    return lambda limits: GroupDraftEnd(region, limits, meeting)
 
 
 def _load(
@@ -127,7 +152,7 @@ def _load(
         num_context_tokens=_num_context_tokens(config, folder, max_positions, device),
         max_positions=max_positions,
         local_head=Path(speculation.local_head) if speculation.local_head else None,
-        gamma=speculation.gamma,
+        gamma=describe(speculation)[1],
         half_weights=True,
     )
     return load_drafter(folder, target, options)

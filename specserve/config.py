@@ -108,6 +108,9 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     saguaro_c: Annotated[float, Meta(ge=0, le=1)] | None = None
     # A draft process whose loop is silent for longer is killed and started again.
     draft_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 1.0
+    # Rounds travel by: shm, memory that both processes share | nccl: between GPUs, has not run on
+    # hardware yet | gloo: slowly; for tests of what nccl needs.
+    link: str = "shm"
     draft_threads: Positive | None = None  # cores per draft process on CPU; None: as for a rank
 
 

@@ -34,6 +34,7 @@ _NAMES = {  # keys of [speculation] that take one of a few names
     "mode": ("off", "sync", "async", "auto"),
     "verification": tuple(rule.value for rule in VerificationRule),
     "fan_out_rule": ("measured", "geometric", "uniform"),
+    "link": ("shm", "nccl", "gloo"),
     "miss_policy": ("auto", "skip", "ngram", "draft_here", "draft_now"),
 }
 _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -54,6 +55,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     spec.check_divisible(topology.num_target_ranks)
     device = _resolve_device(config, topology, hardware)
     placements, oversubscribed = _place(config, topology, device, hardware)
+    _check_link(config.speculation.link, device, oversubscribed=oversubscribed)
     model = _resolve_model(config.model, device, spec, folder)
     if model.ballast is not None:
         spec = with_ballast(spec, parse_count(model.ballast, "model.ballast"))
@@ -148,6 +150,14 @@ def _check_mode(mode: str, topology: Topology) -> None:
             "topology.topology",
             f"{topology} has draft processes, which speculation.mode {mode} does not use "
             f"(use --speculation async or auto, or --topology {ranks}+0)",
+        )
+
+
+def _check_link(link: str, device: str, *, oversubscribed: bool) -> None:
+    if link == "nccl" and (device != "cuda" or oversubscribed):
+        raise Unsupported(
+            "speculation.link: nccl needs a CUDA device of its own for every target rank and every "
+            "draft process (shm)"
         )
 
 

@@ -13,9 +13,10 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specserve.link.ends import TargetLinkEnd
 from specserve.link.frames import LinkLimits
 from specserve.link.messages import Push
-from specserve.link.ring import RingTargetEnd, SharedRegion
+from specserve.link.ring import SharedRegion
 from specserve.wire.draft_control import (
     Attach,
     Attached,
@@ -27,7 +28,9 @@ from specserve.wire.draft_control import (
 log = logging.getLogger(__name__)
 
 _POLL_PERIOD_S = 0.02  # between looks at processes and heartbeats
-_ANSWER_S = 0.5  # from attaching to the draft's work in that epoch; else it has not heard of it
+# From attaching to the draft's work in that epoch; else it has not heard of it. A broken link is
+# not made again sooner either.
+_ANSWER_S = 0.5
 
 
 @dataclass(eq=False)
@@ -35,8 +38,8 @@ class DraftPeer:
     """One draft process, attached or not."""
 
     index: int
-    end: RingTargetEnd
-    region: SharedRegion
+    end: TargetLinkEnd
+    region: SharedRegion  # its words, and what else travels through it
     epoch: int = 0  # 0: not attached
     pidfd: int = -1
     attached_s: float = 0.0
@@ -78,7 +81,7 @@ class DraftLinks:
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Sent and received by the rings, since start."""
+        """Of frames sent and received, since start."""
         counters = [peer.end.counters for peer in self._peers]
         return sum(c.bytes_sent for c in counters), sum(c.bytes_received for c in counters)
 
@@ -111,7 +114,9 @@ class DraftLinks:
             peer.introduction = None
         elif now_s - max(heartbeat_s, peer.attached_s) > self._timeout_s:
             self._detach(peer, f"has been silent for {self._timeout_s:g} s")
-        elif peer.region.draft_epoch != peer.epoch and now_s > peer.attached_s + _ANSWER_S:
+        elif now_s > peer.attached_s + _ANSWER_S and (
+            peer.end.is_broken or peer.region.draft_epoch != peer.epoch
+        ):
             self._attach(introduction)
 
     def receive(self) -> list[Push]:
@@ -141,6 +146,7 @@ class DraftLinks:
     def close(self) -> None:
         for peer in self._peers:
             self._forget_process(peer)
+            peer.end.close()
         self._control.close()
 
     # --- coming and going ------------------------------------------------------------------------

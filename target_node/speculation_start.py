@@ -9,6 +9,8 @@ import torch
 
 from specserve.config import ResolvedConfig, SpeculationConfig
 from specserve.drafter_source import NGRAM
+from specserve.group_link.ends import GroupTargetEnd, Meeting
+from specserve.link.ends import TargetLinkEnd
 from specserve.link.frames import LinkLimits
 from specserve.link.ring import RingTargetEnd, SharedRegion
 from specserve.process import ChildArguments
@@ -128,17 +130,33 @@ class _Builder:
             max_rows=engine.max_batch_rows,
             max_kept=self._config.speculation.num_kept,
         )
+        folder = arguments.control_dir
         regions = [SharedRegion.attach(fd) for fd in arguments.link_fds]
         return DraftLinks(
             [
-                DraftPeer(index, RingTargetEnd(region, limits), region)
+                DraftPeer(index, self._link_end(index, region, limits, folder), region)
                 for index, region in enumerate(regions)
             ],
-            DraftControlTarget(arguments.control_dir, len(regions)),
+            DraftControlTarget(folder, len(regions)),
             limits=limits,
             drafter=name,
             timeout_s=self._config.speculation.draft_timeout_s,
         )
+
+    def _link_end(
+        self, draft: int, region: SharedRegion, limits: LinkLimits, folder: Path
+    ) -> TargetLinkEnd:
+        speculation = self._config.speculation
+        if speculation.link == "shm":
+            return RingTargetEnd(region, limits)
+        meeting = Meeting(
+            folder=folder,
+            draft=draft,
+            backend=speculation.link,
+            device=self._device,
+            timeout_s=speculation.draft_timeout_s,
+        )
+        return GroupTargetEnd(region, limits, meeting)
 
     def _colocated(self, speculation: SpeculationConfig) -> ColocatedDraft:
         """Made once a drafter: regimes and fall-backs share its contexts."""

@@ -36,6 +36,8 @@ _VALUE_FLAGS = (
     ("--wave", "speculation.wave", "BLOCKS", "drafted together at most (default 16)"),
     ("--fan-out-rule", "speculation.fan_out_rule", "RULE", "measured, geometric or uniform"),
     ("--miss-policy", "speculation.miss_policy", "POLICY", "auto|skip|ngram|draft_here|draft_now"),
+    ("--link", "speculation.link", "LINK",
+     "to draft processes: shm, nccl (between GPUs; not yet run on any) or gloo (slow, for tests)"),
     ("--saguaro-c", "speculation.saguaro_c", "FACTOR", "0 to 1, on tokens prepared for"),
     ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error"),
     ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),

@@ -91,10 +91,21 @@ class LinkEnd(Generic[_Sent, _Received]):
     def epoch(self, epoch: int | None) -> None:
         if epoch != self._epoch:
             self._epoch, self._next_sent, self._next_received = epoch, 0, 0
+            self._enter(epoch)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing will pass in this epoch any more."""
+        return False
 
     def is_empty(self) -> bool:
         """Whether `receive` would find nothing; cheap."""
         return self._incoming.is_empty()
+
+    def close(self) -> None:
+        """Nobody is attached any more; what was in use for it is let go of."""
+        self.epoch = None
+        self._finish()
 
     def reset(self) -> None:
         """Forget everything that waits to be received."""
@@ -129,6 +140,12 @@ class LinkEnd(Generic[_Sent, _Received]):
             if message is not None:
                 messages.append(message)
         return messages
+
+    def _enter(self, epoch: int | None) -> None:
+        """For ends whose way is made for one epoch."""
+
+    def _finish(self) -> None:
+        """For ends that have more to let go of than memory."""
 
     def _open(self, frame: bytearray) -> _Received | None:
         try:

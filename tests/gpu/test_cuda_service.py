@@ -90,6 +90,20 @@ def test_processes_that_share_a_device_share_its_memory(start_service: Callable[
 
 
 @pytest.mark.multigpu
+@pytest.mark.parametrize("link", ["nccl", "gloo"])
+def test_a_draft_process_on_a_device_of_its_own(
+    start_service: Callable[..., str], plain: list, link: str
+):
+    flags = ("--topology", "1+1", "--speculation", "async", "--link", link)
+    address = start_service(*EXACT, *flags)
+    assert differing(plain, run(address, seeded_requests(40), concurrency=8, shuffle_seed=3)) == []
+    with grpc.insecure_channel(address) as channel:
+        watch = stubs.SpecInfoStub(channel).WatchSpecStats(pb.WatchSpecStatsRequest(interval_s=0.3))
+        assert next(watch).bytes_received > 0
+        watch.cancel()
+
+
+@pytest.mark.multigpu
 def test_two_ranks_over_nccl(start_service: Callable[..., str], plain: list):
     address = start_service(*EXACT, "--topology", "2+0", "--speculation", "off")
     assert model_info(address).tensor_parallel == 2

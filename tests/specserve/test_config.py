@@ -171,6 +171,17 @@ def test_cuda_is_chosen_where_there_are_enough_devices():
     assert config.topology.device == "cpu"
 
 
+def test_nccl_is_for_processes_with_a_device_each():
+    machine = msgspec.structs.replace(MACHINE, cuda_devices=DEVICES)
+    config = resolved(speculating("async", "1+1", link="nccl"), machine)
+    assert config.speculation.link == "nccl"
+    assert config.placement("target").device != config.placement("draft").device
+    topology = TopologyConfig(topology="1+2", device="cuda", oversubscribe=True)
+    with pytest.raises(Unsupported, match=r"speculation\.link: nccl needs a CUDA device"):
+        resolved(Config(topology=topology, speculation=config.speculation), machine)
+    assert resolved(speculating("async", "1+1")).speculation.link == "shm"
+
+
 def test_blocks_hold_sixteen_full_contexts_where_memory_allows():
     assert resolved().engine.num_blocks == 16 * 2048 // 16
     few = resolved(Config(engine=EngineConfig(max_batch_rows=3)))
@@ -246,6 +257,10 @@ def test_ballast_layers_count_in_the_kv_of_a_token():
             speculating("auto", fan_out_rule="best"),
             "speculation.fan_out_rule: 'best' is not known (measured, geometric, uniform)",
         ),
+        (
+            speculating("auto", link="tcp"),
+            "speculation.link: 'tcp' is not known (shm, nccl, gloo)",
+        ),
     ],
 )
 def test_a_value_that_is_never_right_is_an_invalid_field(config, message):
@@ -301,6 +316,7 @@ def test_a_number_of_speculation_out_of_range_is_refused(key, value):
         (Config(topology=TopologyConfig(device="cuda")), "no CUDA device"),
         (Config(server=ServerConfig(host="0.0.0.0")), "server.host: '0.0.0.0' is not a loopback"),
         (Config(engine=EngineConfig(kv_memory="1k")), "no room for a single block"),
+        (speculating("async", "1+1", link="nccl"), r"speculation\.link: nccl needs a CUDA device"),
     ],
 )
 def test_a_wish_that_cannot_be_met_is_unsupported(config, message):

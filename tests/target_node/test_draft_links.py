@@ -196,6 +196,16 @@ def test_a_draft_that_did_not_hear_its_epoch_gets_another(pair):
     pair.until(lambda: first.end.epoch == pair.peers[0].epoch)
 
 
+def test_a_broken_link_is_made_again_under_another_epoch(pair, monkeypatch):
+    first, _ = pair.drafts
+    pair.attach(first)
+    monkeypatch.setattr(RingTargetEnd, "is_broken", property(lambda end: end.epoch == 1))
+    assert 0.3 < pair.until(lambda: first.end.epoch == 2) < 2
+    for _ in range(100):
+        pair.turn()
+    assert pair.peers[0].epoch == 2
+
+
 def test_what_was_pushed_before_does_not_count(pair):
     first, _ = pair.drafts
     pair.attach(first)

@@ -1,0 +1,143 @@
+"""Lanes over NCCL between two GPUs; has not run on hardware yet.
+
+Each direction has a communicator and a stream of its own: transfers of one communicator happen one
+after the other, so two processes that both send first would wait for each other for ever. A frame
+goes from pinned memory to a buffer on the device, from there to the peer's, and into its pinned
+memory; an event behind the last step says when. The host waits for none of it, and no other stream
+does. All memory is taken before the first transfer, since taking it may wait for the whole device.
+"""
+
+import datetime
+import os
+import time
+from collections.abc import Sequence
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from specserve.errors import Unsupported
+from specserve.group_link.lanes import MAX_FRAME_BYTES, MAX_MOVING, Lanes
+from specserve.link.envelope import Part
+
+_ENVIRONMENT = {
+    # What the watchdog notices must not end the process, which is what it would do by default, ...
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # ... nor may a watchdog that is held up itself.
+}
+_FOR_EVER = datetime.timedelta(days=1)  # deadlines are `transit`'s affair
+_POLL_S = 0.001  # while joining
+
+
+def prepare() -> None:
+    """Once, before the first `join` and behind all groups whose failure should end the process.
+
+    Raises:
+        Unsupported: this build of torch has no NCCL.
+    """
+    if not torch.distributed.is_nccl_available():
+        raise Unsupported("speculation.link: this build of torch has no NCCL (shm)")
+    os.environ.update(_ENVIRONMENT)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
+class _Slot:
+    """Room for one frame at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_host = torch.empty(MAX_FRAME_BYTES, dtype=torch.uint8, pin_memory=True)
+        self.on_device = torch.empty(MAX_FRAME_BYTES, dtype=torch.uint8, device=device)
+
+
+class NcclTransfer:
+    """A frame on its way, in a slot."""
+
+    def __init__(self, event: torch.cuda.Event, on_host: torch.Tensor) -> None:
+        self.began_s = time.monotonic()
+        self._event = event
+        self._on_host = on_host
+
+    def is_done(self) -> bool:
+        return self._event.query()
+
+    def frame(self) -> bytearray:
+        return bytearray(self._on_host.numpy().data)
+
+
+class NcclLane:
+    """One direction: its own communicator, stream and memory."""
+
+    def __init__(
+        self, store: Store, rank: int, device: torch.device, *, name: str, num_slots: int
+    ) -> None:
+        # Missing from builds without CUDA.
+        from torch._C._distributed_c10d import ProcessGroupNCCL
+
+        options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = _FOR_EVER
+        options.config.max_ctas = 1  # a kernel that waits for the peer keeps one multiprocessor
+        self._group = ProcessGroupNCCL(PrefixStore(name, store), rank, 2, options)
+        self._peer, self._device = 1 - rank, device
+        self._stream = torch.cuda.Stream(device, priority=-1)
+        with torch.cuda.device(device), torch.cuda.stream(self._stream):
+            self._slots = [_Slot(device) for _ in range(num_slots)]
+        self._num_begun = 0
+
+    def send(self, parts: Sequence[Part], num_bytes: int) -> NcclTransfer:
+        slot = self._next_slot()
+        on_host, on_device = slot.on_host[:num_bytes], slot.on_device[:num_bytes]
+        on_host.numpy().data[:] = b"".join(parts)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            on_device.copy_(on_host, non_blocking=True)
+            work = self._group.send([on_device], self._peer, 0)  # pyright: ignore[reportAttributeAccessIssue]
+            work.synchronize()  # this stream with it, not the host
+            return self._begun(on_host)
+
+    def receive(self, num_bytes: int) -> NcclTransfer:
+        slot = self._next_slot()
+        on_host, on_device = slot.on_host[:num_bytes], slot.on_device[:num_bytes]
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            work = self._group.recv([on_device], self._peer, 0)  # pyright: ignore[reportAttributeAccessIssue]
+            work.synchronize()  # this stream with it, not the host
+            on_host.copy_(on_device, non_blocking=True)
+            return self._begun(on_host)
+
+    def close(self) -> None:
+        """Ends what is under way on this device, even if the peer is gone."""
+        self._group.abort()
+
+    def _next_slot(self) -> _Slot:
+        # Transfers end in the order in which they begin, and no more are under way than slots.
+        slot = self._slots[self._num_begun % len(self._slots)]
+        self._num_begun += 1
+        return slot
+
+    def _begun(self, on_host: torch.Tensor) -> NcclTransfer:
+        event = torch.cuda.Event()
+        event.record()
+        return NcclTransfer(event, on_host)
+
+
+def join(store: Store, rank: int, device: torch.device, join_s: float) -> Lanes:
+    """Two groups of two, never the default one; waits for the peer. Raises `FAILURES`."""
+    lanes = [
+        NcclLane(store, rank, device, name=name, num_slots=MAX_MOVING if sends else 1)
+        for name, sends in (("0", rank == 0), ("1", rank == 1))
+    ]
+    outgoing, incoming = lanes[rank], lanes[1 - rank]
+
+    def close() -> None:
+        for lane in lanes:
+            lane.close()
+
+    try:
+        for lane in lanes:  # in the same order on both sides: the first transfer connects
+            transfer = lane.send([b"x"], 1) if lane is outgoing else lane.receive(1)
+            deadline_s = time.monotonic() + join_s
+            while not transfer.is_done():
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError("the peer does not answer over NCCL")
+                time.sleep(_POLL_S)
+    except BaseException:
+        close()
+        raise
+    return Lanes(outgoing, incoming, close)
