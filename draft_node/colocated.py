@@ -5,6 +5,7 @@ from pathlib import Path
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.load import (
     DEFAULT_GAMMA,
+    DEFAULT_HIDDEN_GAMMA,
     DrafterOptions,
     load_drafter,
     load_features,
@@ -60,16 +61,15 @@ def load_feature_spec(folder: str, *, target: Path, model: Transformer) -> Featu
 
 
 def describe(speculation: SpeculationConfig) -> tuple[str, int]:
-    """The configured drafter's architecture, for people, and the tokens of its blocks.
+    """The architecture of the draft processes' drafter, for people, and the tokens of its blocks.
 
     Reads the folder's configuration alone. Raises `Unsupported` as `load` does.
     """
-    gamma = speculation.gamma or DEFAULT_GAMMA
     if speculation.drafter == NGRAM:
-        return NGRAM, gamma
+        return NGRAM, speculation.gamma or DEFAULT_GAMMA
     spec = with_gamma(read_draft_spec(Path(speculation.drafter or "")), speculation.gamma)
     if isinstance(spec, BlockSpec):
         return spec.name, spec.gamma
     if isinstance(spec, Eagle3Spec):
         return "eagle3", spec.gamma
-    return "language model", gamma
+    return "language model", speculation.gamma or DEFAULT_HIDDEN_GAMMA

@@ -81,6 +81,11 @@ class Plan:
         return self.num_taken < len(self.values)
 
     @property
+    def values_due(self) -> NDArray[np.float64]:
+        """Of the outcomes that are left within the budget, best first."""
+        return self.values[self.num_taken : self.num_due]
+
+    @property
     def next_value(self) -> float:
         """The probability of what `take` would return."""
         return float(self.values[self.num_taken])

@@ -2,58 +2,36 @@
 
     report -> the block in flight, its laws -> candidates -> plan -> waves, the likeliest first
 
-Waves are sized by the time until the target looks for them.
-
-A round whose block is neither ours nor explained by the target gets a root first: a block after its
-anchor, which tells what may follow. If the target waits for it, it is pushed, and a second report
-of the round says what became of it. Everything is dropped when a newer report comes. Exactness does
-not rest on any of this: a missing outcome is a miss.
+Waves are sized by the time until the target looks for them. A round whose block is neither ours nor
+explained by the target gets a root first: a block after its anchor, which tells what may follow. If
+the target waits for it, it is pushed, and a second report of the round says what became of it.
+Everything is dropped when a newer report comes. Exactness does not rest on any of this: a missing
+outcome is a miss.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 
 from draft_node.candidates import Flight, candidates_of
+from draft_node.drafters.load import DEFAULT_GAMMA
 from draft_node.drafters.pass_clock import LEAST_PASSES
 from draft_node.fan_out import AcceptancePrior, FanOutRule, HitCurves
 from draft_node.outcome_kind import OutcomeKind
-from draft_node.plan import Plan, Planner, in_flight
-from draft_node.speculation_cache import DraftedBlock, SpeculationCache, told_block
-from draft_node.stream import Stream
+from draft_node.plan import Planner, in_flight
+from draft_node.punctuality import Punctuality
+from draft_node.round import Round, one_family
+from draft_node.speculation_cache import SpeculationCache, told_block
 from draft_node.streams import Streams
-from draft_node.wave_cost import WaveCost
+from draft_node.wave_size import WaveSize
 from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
 from specserve.drafting import Drafter
-from specserve.link.messages import BlockKey, Push, RowReport
+from specserve.link.messages import Push, RowReport
 
 _MAX_ROUND = 2**20 - 1  # what the noise has room for
-_DRAFTING = 0.9  # of the time of a wave is drafting
-_LEAST_TOKENS = 3  # of a block that is cut to the time there is
-
-
-@dataclass(eq=False, slots=True)
-class _Round:
-    """The newest round of a stream."""
-
-    stream: Stream
-    report: RowReport
-    kind: OutcomeKind
-    block: DraftedBlock | None  # after the anchor: ours, or the target's with its foresight
-    due_s: float  # when the target will look for blocks; infinity: unknown
-    plan: Plan | None = None
-    is_closed: bool = False  # nothing more is drafted for it
-
-    def is_late(self, now_s: float) -> bool:
-        """The target has looked: whatever else is drafted for this round is for nobody."""
-        return now_s > self.due_s and self.plan is not None and self.plan.num_taken > 0
-
-    @property
-    def is_live(self) -> bool:
-        return not self.is_closed and self.stream.report is self.report and self.stream.is_current
 
 
 class Presolve:
@@ -71,6 +49,7 @@ class Presolve:
         self.cache = SpeculationCache()
         self.curves = HitCurves(settings.fan_out)
         self.prior = AcceptancePrior(drafter.gamma)
+        self.punctuality = Punctuality()
         self.failures = streams.failures
         self._drafter = drafter
         self._streams = streams
@@ -78,8 +57,8 @@ class Presolve:
         self._device = device
         self._waves = WaveDrafter(drafter, self.cache, settings, device)
         self._planner = Planner(rule, settings.fan_out, 2 * settings.size, self.curves)
-        self._costs = {True: WaveCost(), False: WaveCost()}  # with laws, without
-        self._rounds: dict[int, _Round] = {}
+        self._sizes = WaveSize(settings.size, self.prior, by_token=drafter.stops_in_time)
+        self._rounds: dict[int, Round] = {}
         self._send_push: Callable[[Push], bool] | None = None
         self._max_positions = 0
 
@@ -103,12 +82,15 @@ class Presolve:
         kind = OutcomeKind.of(row.rule, row.temperature)
         is_new = before is None or before.report.round < row.round
         block = self.cache.settle(row, is_new=is_new)
+        if is_new and block is not None:
+            self.punctuality.observe(was_late=row.speculation_id != block.speculation_id)
         if row.foresight is not None:
             block = told_block(row, row.foresight, self._device)
         elif row.awaits and block is not None and len(block.token_ids) < LEAST_PASSES:
             block = None  # the target has it and cannot use it
-        due_s = time.perf_counter() + lead_s if lead_s else math.inf
-        now = _Round(stream, row, kind, block, due_s)
+        lead_s, now_s = lead_s or math.inf, time.perf_counter()
+        due_s = now_s + lead_s * self.punctuality.share
+        now = Round(stream, row, kind, block, due_s, now_s + lead_s)
         # No block follows an empty context, or fits behind a full one, or has keys in that round.
         is_last = row.position + 2 >= self._max_positions
         now.is_closed = row.position < 1 or is_last or row.round >= _MAX_ROUND
@@ -138,7 +120,7 @@ class Presolve:
 
     # --- learning ----------------------------------------------------------------------------
 
-    def _learn(self, before: _Round, row: RowReport) -> None:
+    def _learn(self, before: Round, row: RowReport) -> None:
         """What the report of the next round says about the outcome of this one."""
         plan, number = before.plan, row.position - before.report.position - 1
         if plan is None or row.round != before.report.round + 1:
@@ -155,13 +137,15 @@ class Presolve:
 
     # --- roots -------------------------------------------------------------------------------
 
-    def _draft_roots(self, rounds: list[_Round]) -> None:
+    def _draft_roots(self, rounds: list[Round]) -> None:
         """A block after the anchor of rounds of one family, at most a wave of them."""
-        rounds = _one_family(rounds)[: self._settings.size]
-        wave = self._draft(rounds, [_root(each) for each in rounds])
+        rounds = one_family(rounds)[: self._settings.size]
+        # While the target waits, a pass costs what it does in synchronous speculation.
+        most_tokens = DEFAULT_GAMMA if rounds[0].report.awaits else None
+        wave = self._draft(rounds, [each.root() for each in rounds], most_tokens=most_tokens)
         blocks = {} if wave is None else {block.key: block for block in wave.blocks}
         for each in rounds:
-            each.block = blocks.get(_anchor_key(each.report))
+            each.block = blocks.get(each.anchor_key)
             # Either the drafter has nothing to say, or what the target verifies of this block is
             # in the report that follows.
             each.is_closed = each.block is None or each.report.awaits
@@ -170,7 +154,7 @@ class Presolve:
 
     # --- outcomes ----------------------------------------------------------------------------
 
-    def _plan(self, rounds: Sequence[_Round]) -> None:
+    def _plan(self, rounds: Sequence[Round]) -> None:
         flights: list[Flight] = []
         for each in rounds:
             assert each.block is not None
@@ -188,71 +172,71 @@ class Presolve:
         for each, flight, ranked in zip(rounds, flights, candidates, strict=True):
             each.plan = self._planner.plan(each.kind, flight.in_flight, ranked)
 
-    def _draft_outcomes(self, rounds: Sequence[_Round]) -> bool:
+    def _draft_outcomes(self, rounds: Sequence[Round]) -> bool:
         """One wave of the most probable outcomes of all rounds; False if none is left."""
         now_s = time.perf_counter()
         # A stream may fall silent without a word; its deadline is then nobody else's.
-        due = [each for each in rounds if _is_due(each) and not each.is_late(now_s)]
+        due = [each for each in rounds if each.is_due and not each.is_late(now_s)]
         if not due:
             return False
-        due.sort(key=_best_value, reverse=True)
-        family = _one_family(due)
+        due.sort(key=attrgetter("best_value"), reverse=True)
+        family = one_family(due)
         size = self._wave_size(family)
         if not size:
             return False
         began_s = time.perf_counter()
         due_s = min(each.due_s for each in family)
         branches = self._take_wave(family, size)
-        # Blocks have to be scored and sent yet when they are drafted.
-        wave = self._draft(family, branches, began_s + _DRAFTING * (due_s - began_s))
+        wave = self._draft(family, branches, due_s=due_s)
         if wave is not None:
             self._send(wave)
-            seconds = (time.perf_counter() - began_s) * self._counted(wave)
-            self._costs[family[0].kind.needs_law].observe(len(branches), seconds)
+            self._sizes.observe(
+                needs_law=family[0].kind.needs_law,
+                num_blocks=len(branches),
+                num_tokens=wave.drawn.token_ids.shape[1],
+                seconds=time.perf_counter() - began_s,
+            )
         return True
 
-    def _counted(self, wave: Wave) -> float:
-        """The share of a wave's time that decides how large the next may be.
-
-        Where blocks can be cut to the time there is, as many are drafted as can have a few tokens.
-        """
-        if not self._drafter.stops_in_time:
-            return 1.0
-        return min(1.0, _LEAST_TOKENS / wave.drawn.token_ids.shape[1])
-
-    def _wave_size(self, family: Sequence[_Round]) -> int:
-        """As many blocks as are over in time; a round's first wave is drafted in any case."""
-        cost = self._costs[family[0].kind.needs_law]
-        left_s = min(each.due_s for each in family) - time.perf_counter()
-        size = self._settings.size
-        if left_s < math.inf:
-            size = int(min(size, max(0.0, cost.largest_within(left_s))))
-        if size == 0 and any(each.plan is not None and not each.plan.num_taken for each in family):
+    def _wave_size(self, family: Sequence[Round]) -> int:
+        """As many blocks as there is time for; a round's first wave is drafted in any case."""
+        plans = [each.plan for each in family if each.plan is not None]
+        size = self._sizes.size(
+            needs_law=family[0].kind.needs_law,
+            left_s=min(each.due_s for each in family) - time.perf_counter(),
+            values=[plan.values_due for plan in plans],
+        )
+        if size == 0 and any(not plan.num_taken for plan in plans):
             return max(1, self._settings.size // 4)
         return size
 
-    def _take_wave(self, family: Sequence[_Round], size: int) -> list[Branch]:
+    def _take_wave(self, family: Sequence[Round], size: int) -> list[Branch]:
         """The best outcomes that are left; a wave of the rejection family is always full."""
         branches: list[Branch] = []
         fills_up = family[0].kind.needs_law
         while len(branches) < size:
-            left = [each for each in family if _is_due(each)]
+            left = [each for each in family if each.is_due]
             if not left and fills_up:
                 left = [each for each in family if each.plan is not None and each.plan.is_left]
             if not left:
                 break
-            branches.append(_branch(max(left, key=_best_value)))
+            branches.append(max(left, key=attrgetter("best_value")).take_branch())
         return branches
 
     # --- waves -------------------------------------------------------------------------------
 
     def _draft(
-        self, rounds: Sequence[_Round], branches: Sequence[Branch], due_s: float = math.inf
+        self,
+        rounds: Sequence[Round],
+        branches: Sequence[Branch],
+        due_s: float = math.inf,
+        most_tokens: int | None = None,
     ) -> Wave | None:
         """None if the drafter raised, which ends the `rounds` concerned, or had nothing to say."""
         flights = [each.plan.flight.verify_len for each in rounds if each.plan is not None]
         try:
-            wave = self._waves.draft(branches, 1 + max(flights, default=-1), due_s)
+            min_gap = 1 + max(flights, default=-1)
+            wave = self._waves.draft(branches, min_gap, due_s, most_tokens)
         except Exception as error:  # noqa: BLE001
             self.failures.count(error, "drafting")
             for each in rounds:
@@ -267,34 +251,3 @@ class Presolve:
         if self._send_push is not None and not self._send_push(wave.push()):
             statistics.num_dropped += 1
             self.cache.discard(wave.blocks)  # nobody has them
-
-
-def _one_family(rounds: Sequence[_Round]) -> list[_Round]:
-    """Those whose blocks are drawn by the same rule as the first one's."""
-    return [each for each in rounds if each.kind.needs_law is rounds[0].kind.needs_law]
-
-
-def _anchor_key(report: RowReport) -> BlockKey:
-    return BlockKey(report.stream, report.round, report.position, report.anchor_id)
-
-
-def _root(each: _Round) -> Branch:
-    return Branch(each.stream, each.report, each.kind, _anchor_key(each.report), ())
-
-
-def _branch(each: _Round) -> Branch:
-    """The best outcome that is left, taken from the round's plan."""
-    assert each.plan is not None
-    report, (number, next_id) = each.report, each.plan.take()
-    key = BlockKey(report.stream, report.round + 1, report.position + 1 + number, next_id)
-    gap = (report.anchor_id, *each.plan.flight.token_ids[:number])
-    return Branch(each.stream, report, each.kind, key, gap)
-
-
-def _is_due(each: _Round) -> bool:
-    return each.is_live and each.plan is not None and each.plan.is_due
-
-
-def _best_value(each: _Round) -> float:
-    assert each.plan is not None
-    return each.plan.next_value

@@ -8,6 +8,7 @@ to the time that is left. Receives counts and times, never tokens.
 _KEPT = 0.97  # of every earlier wave's weight, with each new one
 _MARGIN = 0.9  # of the time that is left may be filled
 _LEAST_SPREAD = 0.25  # blocks squared: below it nothing is known of the slope
+_TINY_S = 1e-6
 _FIXED = 6.0  # blocks' worth of what every wave costs, until more is known
 
 
@@ -33,9 +34,23 @@ class WaveCost:
 
     def largest_within(self, seconds: float) -> float:
         """How many blocks a wave may have to be over in time; 0 or less: none."""
-        if not self._weight or self._seconds <= 0:
+        if not self.is_known:
             return float("inf")
-        slope = self._seconds / (self._blocks + _FIXED)
+        return self._blocks + (_MARGIN * seconds - self._seconds) / self._slope
+
+    def seconds(self, num_blocks: int) -> float:
+        """How long so many are believed to take; of a cost that is known."""
+        return max(_TINY_S, self._seconds + (num_blocks - self._blocks) * self._slope)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any wave was observed."""
+        return self._weight > 0 and self._seconds > 0
+
+    @property
+    def _slope(self) -> float:
+        """Seconds that a block more costs."""
+        usual = self._seconds / (self._blocks + _FIXED)
         if self._blocks_var > _LEAST_SPREAD:
-            slope = max(slope / 10, self._covariance / self._blocks_var)
-        return self._blocks + (_MARGIN * seconds - self._seconds) / slope
+            return max(usual / 10, self._covariance / self._blocks_var)
+        return usual

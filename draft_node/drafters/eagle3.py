@@ -150,18 +150,18 @@ class Eagle3Drafter:
             BlockLayout(positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, None)
         )
         token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
-        self._clock.begin(batch.due_s)
+        self._clock.begin(batch.due_s, batch.most_tokens)
         for slot in range(self.gamma):
             hidden = self._step(token_ids, hidden, positions + slot)
             logits, goes_on = self.decoder.logits(hidden)[:, None], self._clock.goes_on()
             if self.law_confidence is not None:
                 confidences.append(self.law_confidence(slot, logits))
             drawn.append(drawing.draw(slot, logits))
+            if batch.keep_logits:
+                kept.append(logits)
             token_ids = drawn[-1][:, 0]
             if not goes_on:
                 break
-            if batch.keep_logits:
-                kept.append(logits)
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
             drawing.law(),

@@ -11,7 +11,7 @@ from tests.draft_node.rounds import Rounds
 
 
 class NoFeatures:
-    feature_size, gamma = 0, 4
+    feature_size, gamma, stops_in_time = 0, 4, False
 
 
 def row(block):

@@ -126,9 +126,9 @@ class Clock:
         monkeypatch.setattr("draft_node.presolve.time", self)
         draft = rounds.presolve._waves.draft
 
-        def slow(branches, min_gap, due_s):
+        def slow(branches, *limits):
             self.now_s += 0.001 * len(branches)
-            return draft(branches, min_gap, due_s)
+            return draft(branches, *limits)
 
         monkeypatch.setattr(rounds.presolve._waves, "draft", slow)
 
@@ -271,7 +271,7 @@ def test_what_found_no_room_in_the_ring_is_drafted_again_when_it_is_waited_for(d
 def test_a_stream_that_falls_silent_holds_up_nobody(dspark_drafter, monkeypatch):
     rounds = Rounds(dspark_drafter, wave=8, fan_out=40)
     clock = Clock(monkeypatch, rounds)
-    rounds.presolve._costs[False].observe(8, 0.008)
+    rounds.presolve._sizes.observe(needs_law=False, num_blocks=8, num_tokens=7, seconds=0.008)
     for stream, lead_s in ((1, 0.010), (2, 0.030)):
         rounds.take(TEXT, stream=stream, awaits=True)
         rounds.presolve.step()

@@ -11,7 +11,7 @@ TEXT = tokens(10).tolist()
 
 
 class NoFeatures:
-    feature_size, gamma = 0, 3
+    feature_size, gamma, stops_in_time = 0, 3, False
 
 
 def row(**fields):

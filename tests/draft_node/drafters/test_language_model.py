@@ -78,17 +78,18 @@ def test_logits_are_kept_when_asked_for(drafter):
     assert kept.logits.shape == (2, 5, 64)
 
 
-@pytest.mark.parametrize("due_s", [0.0, float("inf")])
-def test_a_chain_that_is_cut_off_is_the_beginning_of_the_whole(drafter, due_s):
+@pytest.mark.parametrize(
+    ("until", "width"), [({"due_s": 0.0}, 2), ({"most_tokens": 3}, 3), ({"most_tokens": 9}, 5)]
+)
+def test_a_chain_that_is_cut_off_is_the_beginning_of_the_whole(drafter, until, width):
     extend(drafter, 0, [5, 9, 33, 2])
     anchors = torch.tensor([3, 4])
     whole = drafter.draft(DraftBatch([0, 0], anchors, keep_logits=True), Greedy())
-    batch = DraftBatch([0, 0], anchors, keep_logits=True, due_s=due_s)
+    batch = DraftBatch([0, 0], anchors, keep_logits=True, **until)
     zeros = [0, 0]
     keys = OnceKeys.build([1, 2], zeros, zeros, zeros, zeros)
     rule = Sampled(torch.ones(2), keys, num_kept=16)
     found, sampled = drafter.draft(batch, Greedy()), drafter.draft(batch, rule)
-    width = 2 if due_s == 0 else 5
     assert torch.equal(found.token_ids, whole.token_ids[:, :width])
     torch.testing.assert_close(found.logits, whole.logits[:, :width])
     assert sampled.token_ids.shape == (2, width)

@@ -1,0 +1,62 @@
+# pyright: strict
+"""How many blocks a wave has: as many as are over in time; of chains, as many as pay.
+
+What is drafted token by token ends in time whatever the size, so there more blocks are shorter
+ones: a wave prepares more outcomes, and each brings fewer tokens. Receives probabilities, counts
+and times, never tokens.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from draft_node.drafters.pass_clock import LEAST_PASSES
+from draft_node.fan_out import AcceptancePrior, Floats
+from draft_node.wave_cost import WaveCost
+
+# A miss costs about half a round, in waiting for a block or doing without. To first order, a hit is
+# then worth its tokens less half of those of any round.
+_MISS = 0.5
+_LEAST_WORTH = 0.1  # tokens
+
+
+class WaveSize:
+    """Of one drafter, by family of rules: laws have to be computed and sent, or need not be."""
+
+    def __init__(self, most: int, prior: AcceptancePrior, *, by_token: bool) -> None:
+        """`by_token`: blocks are chains that end in time, after two tokens at least."""
+        self._most = most
+        self._prior = prior
+        self._by_token = by_token
+        self._costs = {True: WaveCost(), False: WaveCost()}  # of a wave, or a token of each block
+
+    def observe(self, *, needs_law: bool, num_blocks: int, num_tokens: int, seconds: float) -> None:
+        """A wave of blocks of `num_tokens` each."""
+        self._costs[needs_law].observe(num_blocks, seconds / (num_tokens if self._by_token else 1))
+
+    def size(self, *, needs_law: bool, left_s: float, values: Sequence[Floats]) -> int:
+        """0: too little time is left for any. `values`: of outcomes to draft for, row by row."""
+        cost = self._costs[needs_law]
+        if math.isinf(left_s) or not cost.is_known:
+            return self._most
+        if not self._by_token:
+            return int(min(self._most, max(0.0, cost.largest_within(left_s))))
+        ranked = np.sort(np.concatenate(list(values)))[::-1][: self._most]
+        worths = _worths(self._prior.confidences)
+        best, best_gain, probability = 0, 0.0, 0.0
+        for size, value in enumerate(ranked.tolist(), start=1):
+            probability += value
+            num_tokens = min(int(left_s / cost.seconds(size)), len(worths))
+            if num_tokens < LEAST_PASSES:
+                break
+            gain = probability * worths[num_tokens - 1]
+            if gain > best_gain:
+                best, best_gain = size, gain
+        return best
+
+
+def _worths(confidences: Sequence[float]) -> list[float]:
+    """What a hit is worth with a block of 1, 2, ... tokens, the last of which stays behind."""
+    tokens = 1 + np.concatenate([[0.0], np.cumprod(confidences[:-1])]).cumsum()
+    return np.maximum(tokens - _MISS * tokens[-1], _LEAST_WORTH).tolist()

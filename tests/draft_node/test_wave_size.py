@@ -1,0 +1,69 @@
+"""Blocks of a wave against the time there is, and chains against what they bring."""
+
+import math
+
+import numpy as np
+import pytest
+
+from draft_node.fan_out import AcceptancePrior
+from draft_node.wave_size import WaveSize
+
+FLAT = [np.full(32, 1 / 32)]
+
+
+def learned(*, by_token, seconds_of, num_tokens=5, accepted=8, most=16):
+    """Sizes that have seen waves of different sizes; tokens a block accepted: of 8."""
+    prior = AcceptancePrior(8)
+    for _ in range(2000):
+        prior.observe(8, accepted)
+    sizes = WaveSize(most, prior, by_token=by_token)
+    for num_blocks in [8, 12, 4, 16, 2] * 20:
+        seconds = seconds_of(num_blocks) * (num_tokens if by_token else 1)
+        sizes.observe(
+            needs_law=False, num_blocks=num_blocks, num_tokens=num_tokens, seconds=seconds
+        )
+    return sizes
+
+
+def size_of(sizes, left_s, values=FLAT, *, needs_law=False):
+    return sizes.size(needs_law=needs_law, left_s=left_s, values=values)
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_waves_are_whole_where_nobody_knows_how_long_they_take(by_token):
+    sizes = learned(by_token=by_token, seconds_of=lambda n: 0.001 * n)
+    assert size_of(sizes, 0.002, needs_law=True) == 16
+    assert size_of(sizes, math.inf) == 16
+
+
+def test_blocks_are_as_many_as_are_over_in_time():
+    sizes = learned(by_token=False, seconds_of=lambda n: 0.002 + 0.001 * n)
+    assert [size_of(sizes, seconds) for seconds in (0.1, 0.0112, 0.001)] == [16, 8, 0]
+
+
+def test_chains_are_few_and_long_where_they_are_accepted_and_the_first_outcome_is_likely():
+    values = [np.array([0.9, *[0.001] * 31])]
+    sizes = learned(by_token=True, seconds_of=lambda n: 0.001 + 0.001 * n)
+    assert size_of(sizes, 0.017, values) == 1
+
+
+def test_chains_are_many_and_short_where_nothing_is_accepted():
+    sizes = learned(by_token=True, seconds_of=lambda n: 0.001 + 0.001 * n, accepted=0)
+    assert size_of(sizes, 0.017 * 3) == 16
+
+
+def test_chains_that_cost_next_to_nothing_each_are_as_many_as_may_be():
+    sizes = learned(by_token=True, seconds_of=lambda n: 0.003 + 1e-6 * n)
+    assert size_of(sizes, 0.030) == 16
+
+
+def test_rows_share_a_wave_and_the_likeliest_outcomes_count():
+    sizes = learned(by_token=True, seconds_of=lambda n: 0.001 + 0.001 * n)
+    certain = [np.array([0.9, 0.001]), np.array([0.9, 0.001])]
+    assert size_of(sizes, 0.030, certain) == 2
+
+
+def test_no_chain_is_begun_that_would_be_of_no_use():
+    sizes = learned(by_token=True, seconds_of=lambda n: 0.010 + 0.001 * n)
+    assert size_of(sizes, 0.015) == 0
+    assert size_of(sizes, 0.025) > 0
