@@ -76,21 +76,19 @@ class Presolve:
         stream = self._streams.take_report(row)
         if stream is None:
             return
-        before = self._rounds.get(row.stream)
+        before, now_s = self._rounds.get(row.stream), time.perf_counter()
         if before is not None:
-            self._learn(before, row)
+            self._learn(before, row, now_s)
         kind = OutcomeKind.of(row.rule, row.temperature)
         is_new = before is None or before.report.round < row.round
         block = self.cache.settle(row, is_new=is_new)
-        if is_new and block is not None:
-            self.punctuality.observe(was_late=row.speculation_id != block.speculation_id)
         if row.foresight is not None:
             block = told_block(row, row.foresight, self._device)
         elif row.awaits and block is not None and len(block.token_ids) < LEAST_PASSES:
             block = None  # the target has it and cannot use it
-        lead_s, now_s = lead_s or math.inf, time.perf_counter()
+        lead_s = lead_s or math.inf
         due_s = now_s + lead_s * self.punctuality.share
-        now = Round(stream, row, kind, block, due_s, now_s + lead_s)
+        now = Round(stream, row, kind, block, now_s, lead_s, due_s)
         # No block follows an empty context, or fits behind a full one, or has keys in that round.
         is_last = row.position + 2 >= self._max_positions
         now.is_closed = row.position < 1 or is_last or row.round >= _MAX_ROUND
@@ -120,11 +118,14 @@ class Presolve:
 
     # --- learning ----------------------------------------------------------------------------
 
-    def _learn(self, before: Round, row: RowReport) -> None:
+    def _learn(self, before: Round, row: RowReport, now_s: float) -> None:
         """What the report of the next round says about the outcome of this one."""
         plan, number = before.plan, row.position - before.report.position - 1
         if plan is None or row.round != before.report.round + 1:
             return
+        usable = before.usable(now_s)
+        if usable is not None:
+            self.punctuality.observe(usable)
         flight = plan.flight
         if not 0 <= number <= flight.verify_len:
             return
@@ -190,11 +191,14 @@ class Presolve:
         wave = self._draft(family, branches, due_s=due_s)
         if wave is not None:
             self._send(wave)
+            sent_s = time.perf_counter()
+            for each in family:
+                each.sent_s = sent_s
             self._sizes.observe(
                 needs_law=family[0].kind.needs_law,
                 num_blocks=len(branches),
                 num_tokens=wave.drawn.token_ids.shape[1],
-                seconds=time.perf_counter() - began_s,
+                seconds=sent_s - began_s,
             )
         return True
 

@@ -42,8 +42,9 @@ from specserve.model.parallel import TensorParallel
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
-# The same in a process of its own, where passes cost the target nothing and end in time.
-DEFAULT_HIDDEN_GAMMA = 8
+# The same in a process of its own, where the last token is not verified: its law foretells what
+# follows. More would not be drafted in time, and are dearer to verify than they are likely to stand.
+DEFAULT_HIDDEN_GAMMA = 1 + DEFAULT_GAMMA
 _MAX_BLOCK_SIZE = 64  # as many as `speculation.gamma` may ask for
 _MAX_LAYERS = 128  # of a drafter: the deepest published ones have six
 
