@@ -90,8 +90,7 @@ class DraftNode:
             return False
         for report in self._link.receive():
             self._heard_s = time.monotonic()
-            for row in report.rows:
-                self.presolve.take(row, report.lead_s)
+            self.presolve.take_report(report)
         # Last: a report that was sent before its stream ended must not bring it back to life.
         for message in messages:
             if isinstance(message, Free):

@@ -17,7 +17,6 @@ from operator import attrgetter
 import torch
 
 from draft_node.candidates import Flight, candidates_of
-from draft_node.drafters.load import DEFAULT_GAMMA
 from draft_node.drafters.pass_clock import LEAST_PASSES
 from draft_node.fan_out import AcceptancePrior, FanOutRule, HitCurves
 from draft_node.outcome_kind import OutcomeKind
@@ -29,7 +28,7 @@ from draft_node.streams import Streams
 from draft_node.wave_size import WaveSize
 from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
 from specserve.drafting import Drafter
-from specserve.link.messages import Push, RowReport
+from specserve.link.messages import Push, Report, RowReport
 
 _MAX_ROUND = 2**20 - 1  # what the noise has room for
 
@@ -68,6 +67,12 @@ class Presolve:
         self._rounds.clear()
         self.cache.clear()
 
+    def take_report(self, report: Report) -> None:
+        """What the rows of one round report."""
+        for row in report.rows:
+            self.take(row, report.lead_s)
+        self.punctuality.settle()
+
     def take(self, row: RowReport, lead_s: float = 0.0) -> None:
         """A round has begun; what was planned for the one before is dropped.
 
@@ -78,17 +83,19 @@ class Presolve:
             return
         before, now_s = self._rounds.get(row.stream), time.perf_counter()
         if before is not None:
-            self._learn(before, row, now_s)
+            self._learn(before, row)
         kind = OutcomeKind.of(row.rule, row.temperature)
         is_new = before is None or before.report.round < row.round
         block = self.cache.settle(row, is_new=is_new)
+        if is_new and block is not None and before is not None and before.look_s < math.inf:
+            self.punctuality.observe(was_late=row.speculation_id != block.speculation_id)
         if row.foresight is not None:
             block = told_block(row, row.foresight, self._device)
         elif row.awaits and block is not None and len(block.token_ids) < LEAST_PASSES:
             block = None  # the target has it and cannot use it
         lead_s = lead_s or math.inf
         due_s = now_s + lead_s * self.punctuality.share
-        now = Round(stream, row, kind, block, now_s, lead_s, due_s)
+        now = Round(stream, row, kind, block, due_s, now_s + lead_s)
         # No block follows an empty context, or fits behind a full one, or has keys in that round.
         is_last = row.position + 2 >= self._max_positions
         now.is_closed = row.position < 1 or is_last or row.round >= _MAX_ROUND
@@ -118,14 +125,11 @@ class Presolve:
 
     # --- learning ----------------------------------------------------------------------------
 
-    def _learn(self, before: Round, row: RowReport, now_s: float) -> None:
+    def _learn(self, before: Round, row: RowReport) -> None:
         """What the report of the next round says about the outcome of this one."""
         plan, number = before.plan, row.position - before.report.position - 1
         if plan is None or row.round != before.report.round + 1:
             return
-        usable = before.usable(now_s)
-        if usable is not None:
-            self.punctuality.observe(usable)
         flight = plan.flight
         if not 0 <= number <= flight.verify_len:
             return
@@ -141,9 +145,7 @@ class Presolve:
     def _draft_roots(self, rounds: list[Round]) -> None:
         """A block after the anchor of rounds of one family, at most a wave of them."""
         rounds = one_family(rounds)[: self._settings.size]
-        # While the target waits, a pass costs what it does in synchronous speculation.
-        most_tokens = DEFAULT_GAMMA if rounds[0].report.awaits else None
-        wave = self._draft(rounds, [each.root() for each in rounds], most_tokens=most_tokens)
+        wave = self._draft(rounds, [each.root() for each in rounds])
         blocks = {} if wave is None else {block.key: block for block in wave.blocks}
         for each in rounds:
             each.block = blocks.get(each.anchor_key)
@@ -191,14 +193,11 @@ class Presolve:
         wave = self._draft(family, branches, due_s=due_s)
         if wave is not None:
             self._send(wave)
-            sent_s = time.perf_counter()
-            for each in family:
-                each.sent_s = sent_s
             self._sizes.observe(
                 needs_law=family[0].kind.needs_law,
                 num_blocks=len(branches),
                 num_tokens=wave.drawn.token_ids.shape[1],
-                seconds=sent_s - began_s,
+                seconds=time.perf_counter() - began_s,
             )
         return True
 
@@ -230,17 +229,13 @@ class Presolve:
     # --- waves -------------------------------------------------------------------------------
 
     def _draft(
-        self,
-        rounds: Sequence[Round],
-        branches: Sequence[Branch],
-        due_s: float = math.inf,
-        most_tokens: int | None = None,
+        self, rounds: Sequence[Round], branches: Sequence[Branch], due_s: float = math.inf
     ) -> Wave | None:
         """None if the drafter raised, which ends the `rounds` concerned, or had nothing to say."""
         flights = [each.plan.flight.verify_len for each in rounds if each.plan is not None]
         try:
             min_gap = 1 + max(flights, default=-1)
-            wave = self._waves.draft(branches, min_gap, due_s, most_tokens)
+            wave = self._waves.draft(branches, min_gap, due_s)
         except Exception as error:  # noqa: BLE001
             self.failures.count(error, "drafting")
             for each in rounds:

@@ -1,6 +1,5 @@
 """The newest round of a stream: what the target reported, and which outcomes are drafted for."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,23 +19,14 @@ class Round:
     report: RowReport
     kind: OutcomeKind
     block: DraftedBlock | None  # after the anchor: ours, or the target's with its foresight
-    began_s: float
-    lead_s: float  # after which the target will look for blocks; infinity: unknown
-    due_s: float  # when they have to be drafted to be there in time
+    due_s: float  # when blocks have to be drafted to be there in time; infinity: unknown
+    look_s: float  # when the target will look for them, as far as it knows; infinity: unknown
     plan: Plan | None = None
-    sent_s: float = 0.0  # when its latest wave was; 0: none was
     is_closed: bool = False  # nothing more is drafted for it
 
     def is_late(self, now_s: float) -> bool:
         """The target has looked: whatever else is drafted for this round is for nobody."""
-        has_looked = now_s > self.began_s + self.lead_s
-        return has_looked and self.plan is not None and self.plan.num_taken > 0
-
-    def usable(self, now_s: float) -> float | None:
-        """The share of `lead_s` that could have been used, if the target looks now."""
-        if math.isinf(self.lead_s):
-            return None
-        return (now_s - self.began_s - max(0.0, self.sent_s - self.due_s)) / self.lead_s
+        return now_s > self.look_s and self.plan is not None and self.plan.num_taken > 0
 
     @property
     def is_live(self) -> bool:

@@ -47,7 +47,7 @@ class WaveSize:
         best, best_gain, probability = 0, 0.0, 0.0
         for size, value in enumerate(ranked.tolist(), start=1):
             probability += value
-            num_tokens = min(int(left_s / cost.seconds(size)), len(worths))
+            num_tokens = int(min(left_s / cost.seconds(size), len(worths)))
             if num_tokens < LEAST_PASSES:
                 break
             gain = probability * worths[num_tokens - 1]

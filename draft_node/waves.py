@@ -109,14 +109,8 @@ class WaveDrafter:
         self._device = device
         self._noise = NoiseTable()
 
-    def draft(
-        self,
-        branches: Sequence[Branch],
-        min_gap: int,
-        due_s: float = math.inf,
-        most_tokens: int | None = None,
-    ) -> "Wave":
-        """Draft and remember. Branches are of one family; the rest is as in `DraftBatch`.
+    def draft(self, branches: Sequence[Branch], min_gap: int, due_s: float = math.inf) -> "Wave":
+        """Draft and remember. Branches are of one family; `due_s` is as in `DraftBatch`.
 
         Gaps of the rejection family are laid out `min_gap` long, so that the work of a wave does
         not depend on which of the tokens in flight its outcomes accept.
@@ -130,7 +124,7 @@ class WaveDrafter:
         rule = (self._sampled if by_ratio else self._coupled)(branches, temperatures)
         keep_logits = not by_ratio or self._settings.saguaro_c is not None
         batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)
-        batch = replace(batch, due_s=due_s, most_tokens=most_tokens)
+        batch = replace(batch, due_s=due_s)
         drawn = self._drafter.draft(batch, rule)
         scales = torch.where(temperatures > 0, 1 / temperatures, 1.0)
         scores = BatchScores.of(drawn, scales, self._settings.num_scored)

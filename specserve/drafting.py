@@ -51,7 +51,6 @@ class DraftBatch:
     # When the blocks are wanted, in seconds of `time.perf_counter`: what is drafted token by token
     # may end early, after two tokens at least.
     due_s: float = math.inf
-    most_tokens: int | None = None  # the same, however much time there is
 
     def max_gap(self) -> int:
         return max(self.min_gap, *map(len, self.gap_ids)) if self.gap_ids else 0

@@ -146,6 +146,7 @@ class DraftLinks:
     def close(self) -> None:
         for peer in self._peers:
             self._forget_process(peer)
+        for peer in self._peers:
             peer.end.close()
         self._control.close()
 

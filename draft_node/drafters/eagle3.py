@@ -150,7 +150,7 @@ class Eagle3Drafter:
             BlockLayout(positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, None)
         )
         token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
-        self._clock.begin(batch.due_s, batch.most_tokens)
+        self._clock.begin(batch.due_s)
         for slot in range(self.gamma):
             hidden = self._step(token_ids, hidden, positions + slot)
             logits, goes_on = self.decoder.logits(hidden)[:, None], self._clock.goes_on()

@@ -117,7 +117,7 @@ class LanguageModelDrafter:
             shape = (num_blocks, self.gamma, self.model.config.vocab_size)
             kept = torch.empty(shape, device=positions.device)
         token_ids, drawn, confidences = batch.anchor_ids, [], []
-        self._clock.begin(batch.due_s, batch.most_tokens)
+        self._clock.begin(batch.due_s)
         for slot in range(self.gamma):
             hidden = self._pass(token_ids, self._within(positions + slot), entering)[-num_blocks:]
             entering, goes_on = None, self._clock.goes_on()

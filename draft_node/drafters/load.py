@@ -43,7 +43,7 @@ from specserve.model.parallel import TensorParallel
 _LOG = logging.getLogger(__name__)
 DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
 # The same in a process of its own, where the last token is not verified: its law foretells what
-# follows. More would not be drafted in time, and are dearer to verify than they are likely to stand.
+# follows. More are seldom drafted in time, and dearer to verify than they are likely to stand.
 DEFAULT_HIDDEN_GAMMA = 1 + DEFAULT_GAMMA
 _MAX_BLOCK_SIZE = 64  # as many as `speculation.gamma` may ask for
 _MAX_LAYERS = 128  # of a drafter: the deepest published ones have six

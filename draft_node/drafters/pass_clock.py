@@ -1,6 +1,5 @@
 """When a chain has to end: a shorter block in time is worth more than a longer one too late."""
 
-import math
 import time
 
 LEAST_PASSES = 2  # the last token of a block is never verified, so one alone is of no use
@@ -19,12 +18,10 @@ class PassClock:
         self._usual_s = 0.0
         self._due_s = self._began_s = 0.0
         self._num_passes = 0
-        self._most = math.inf
 
-    def begin(self, due_s: float, most_tokens: int | None = None) -> None:
-        """A draft call; both are as in `DraftBatch`."""
+    def begin(self, due_s: float) -> None:
+        """A draft call; its blocks are wanted at `due_s`, in seconds of `time.perf_counter`."""
         self._due_s, self._began_s, self._num_passes = due_s, time.perf_counter(), 0
-        self._most = math.inf if most_tokens is None else most_tokens
 
     def goes_on(self) -> bool:
         """After a pass, before its token is drawn: whether another is to follow.
@@ -38,6 +35,4 @@ class PassClock:
         if not self._usual_s:
             self._usual_s = took_s
         self._usual_s += _SMOOTHING * (min(took_s, _MOST * self._usual_s) - self._usual_s)
-        if self._num_passes >= self._most:
-            return False
         return self._num_passes < LEAST_PASSES or now_s + self._usual_s <= self._due_s

@@ -91,14 +91,15 @@ class Attachment:
             self.is_broken = True
 
     def _run(self) -> None:
+        # Whatever ends this thread has to be seen: the link would be silent for good.
         try:
             lanes = self._join(self._leaving.is_set)
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001
             self._fail(error)
             return
         try:
             self._watch(lanes)
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001
             self._fail(error)
         self._sender = self._receiver = None  # nothing else may keep the group
         try:

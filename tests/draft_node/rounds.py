@@ -82,9 +82,9 @@ class Rounds:
             **{**settings, **fields},
         )
 
-    def take(self, known, **fields):
+    def take(self, known, lead_s=0.0, **fields):
         row = self.row(known, **fields)
-        self.presolve.take(row)
+        self.presolve.take(row, lead_s)
         self.streams.extend(10_000)
         return row
 

@@ -9,7 +9,7 @@ from draft_node.failures import MAX_FAILURES, DraftingFailed
 from draft_node.fan_out import FanOutRule
 from specserve.decoding.drawing import Coupled, Greedy, Sampled
 from specserve.drafting import ContextUpdate, DraftBatch
-from specserve.link.messages import Foresight
+from specserve.link.messages import Foresight, Report
 from specserve.noise import OnceKeys
 from tests.draft_node.drafters.checkpoints import EAGLE3, make_drafter
 from tests.draft_node.rounds import (
@@ -68,7 +68,8 @@ def in_flight_of(rounds, verify_len=3, **fields):
     """Take a round whose block the presolver has pushed: the root that the target waited for."""
     rounds.take(TEXT, round=1, awaits=True, **fields)
     assert rounds.presolve.step()
-    (token_ids, _, _, speculation_id) = blocks_of(rounds.pushes)[(1, 1, END, TEXT[-1])]
+    key = (fields.get("stream", 1), 1, END, TEXT[-1])
+    (token_ids, _, _, speculation_id) = blocks_of(rounds.pushes)[key]
     rounds.pushes.clear()
     block = token_ids[:verify_len]
     rounds.take(TEXT, start=END, round=1, block=block, speculation_id=speculation_id, **fields)
@@ -162,6 +163,51 @@ def test_waves_are_as_large_as_the_time_until_the_target_looks(dspark_drafter, m
             assert sum(sizes) >= 1000 * lead_s / 2
         else:
             assert sizes == [2]  # too little for what a wave is believed to cost: a small one
+
+
+@pytest.mark.parametrize("was_late", [False, True])
+def test_what_became_of_blocks_says_how_much_of_a_round_is_drafted_in(drafter, was_late):
+    rounds, shares = Rounds(drafter), []
+    for stream in (1, 2, 3):
+        block = in_flight_of(rounds, stream=stream, lead_s=0.5)
+        found = blocks_of(rounds.finish())
+        key = next(key for key in found if key.position == END + 1)
+        speculation_id = 0 if was_late else found[key][3]
+        shares.append((stream, key, speculation_id, block))
+    before = rounds.presolve.punctuality.share
+    # All rows of a report had the same round, which counts once.
+    rows = [
+        rounds.row([*TEXT, key.anchor_id], stream=stream, round=2, start=END, speculation_id=number)
+        for stream, key, number, _ in shares
+    ]
+    rounds.presolve.take_report(Report(rows, 0.5))
+    change = rounds.presolve.punctuality.share - before
+    assert change == pytest.approx(-0.04 if was_late else 0.004)
+
+
+def test_a_round_of_unknown_length_says_nothing_of_punctuality(drafter):
+    rounds = Rounds(drafter)
+    in_flight_of(rounds)
+    key = next(key for key in blocks_of(rounds.finish()) if key.position == END + 1)
+    before = rounds.presolve.punctuality.share
+    row = rounds.row([*TEXT, key.anchor_id], round=2, start=END)  # verified without its block
+    rounds.presolve.take_report(Report([row], 0.5))
+    assert rounds.presolve.punctuality.share == before
+
+
+def test_less_of_a_round_is_drafted_in_after_late_blocks(dspark_drafter, monkeypatch):
+    sizes = {}
+    for share in (1.0, 0.5):
+        rounds = Rounds(dspark_drafter, wave=8, fan_out=40)
+        clock = Clock(monkeypatch, rounds)
+        rounds.presolve._sizes.observe(needs_law=False, num_blocks=8, num_tokens=7, seconds=0.008)
+        rounds.presolve.punctuality.share = share
+        began_s = clock.now_s
+        in_flight_of(rounds, lead_s=0.016)
+        rounds.finish()
+        sizes[share] = clock.now_s - began_s
+        rounds.streams.free([1])
+    assert sizes[0.5] < sizes[1.0]
 
 
 def test_the_likeliest_bonus_token_under_shared_noise_is_the_blocks_own(drafter):

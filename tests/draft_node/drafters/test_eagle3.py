@@ -144,11 +144,10 @@ def test_gaps_of_different_lengths_in_a_batch_draft_as_alone(drafter):
             torch.testing.assert_close(together.logits[place], alone, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize(("until", "width"), [({"due_s": 0.0}, 2), ({"most_tokens": 3}, 3)])
-def test_a_chain_that_is_cut_off_keeps_what_its_tokens_were_drawn_from(drafter, until, width):
+def test_a_chain_that_is_cut_off_keeps_what_its_tokens_were_drawn_from(drafter):
     extend(drafter, 0, torch.randint(64, (21,)), torch.randn(21, HIDDEN))
     rows, anchors = [0, 0], torch.tensor([33, 5])
     whole = drafter.draft(DraftBatch(rows, anchors, keep_logits=True), Greedy())
-    cut = drafter.draft(DraftBatch(rows, anchors, keep_logits=True, **until), Greedy())
-    assert torch.equal(cut.token_ids, whole.token_ids[:, :width])
-    torch.testing.assert_close(cut.logits, whole.logits[:, :width])
+    cut = drafter.draft(DraftBatch(rows, anchors, keep_logits=True, due_s=0.0), Greedy())
+    assert torch.equal(cut.token_ids, whole.token_ids[:, :2])
+    torch.testing.assert_close(cut.logits, whole.logits[:, :2])

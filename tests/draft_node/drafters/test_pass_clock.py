@@ -21,9 +21,9 @@ def time(monkeypatch):
     return found
 
 
-def passes(clock, time, due_s, took_s, most_tokens=None):
+def passes(clock, time, due_s, took_s):
     """How many passes a call makes if each takes as long as the next of `took_s`."""
-    clock.begin(time.now_s + due_s, most_tokens)
+    clock.begin(time.now_s + due_s)
     count = 0
     for seconds in took_s:
         time.now_s += seconds
@@ -45,12 +45,6 @@ def test_a_block_has_two_tokens_however_late_it_is(time):
 
 def test_without_a_deadline_nothing_is_cut(time):
     assert passes(PassClock(), time, float("inf"), [1000.0] * 9) == 9
-
-
-def test_a_block_that_somebody_waits_for_is_short_however_much_time_there_is(time):
-    clock = PassClock()
-    assert passes(clock, time, float("inf"), [1.0] * 9, most_tokens=5) == 5
-    assert passes(clock, time, 100.0, [1.0] * 9) == 9
 
 
 def test_one_slow_pass_does_not_end_a_chain_that_has_time(time):
