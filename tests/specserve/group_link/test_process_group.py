@@ -132,8 +132,9 @@ def test_only_loopback_is_listened_on(target):
     with draft(target, 1) as process:
         target.converse(1, 1)
         addresses = [address for pid in (os.getpid(), process.pid) for address in listening(pid)]
-    assert addresses
-    assert set(addresses) == {"0100007F"}
+    assert "0100007F" in addresses
+    # Servers of other tests in this process may listen on the same in the notation of IPv6.
+    assert set(addresses) <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
 def listening(pid: int) -> list[str]:
