@@ -76,6 +76,8 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         device=device,
         parallel=TensorParallel(arguments.rank, arguments.world_size),
         ballast=ballast,
+        # What a config claims beyond that would only be memory.
+        num_positions=config.model.max_model_len,
         deterministic=bool(config.engine.deterministic),
     )
     runner = Runner(

@@ -112,6 +112,13 @@ def test_the_pool_is_a_share_of_the_memory_that_is_free(cuda: PretendedCuda, tmp
         target_node.start._build(config, arguments(tmp_path))
 
 
+def test_positions_that_only_the_config_claims_take_no_memory(cuda: PretendedCuda, tmp_path: Path):
+    config = resolved(mode="off")
+    _, runner = target_node.start._build(config, arguments(tmp_path))
+    assert runner.model.num_positions == config.model.max_model_len == 256
+    assert runner.model.config.max_position_embeddings > 256
+
+
 def test_processes_that_share_a_device_share_its_memory(cuda: PretendedCuda, tmp_path: Path):
     alone, together = (resolved("1+1", num_devices=n, mode="async") for n in (2, 1))
     assert (alone.oversubscribed, together.oversubscribed) == (False, True)
