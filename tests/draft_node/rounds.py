@@ -20,6 +20,10 @@ def tokens(count, seed=0):
     return np.random.default_rng(seed).integers(VOCAB, size=count).astype(np.int32)
 
 
+TEXT = tokens(30).tolist()
+END = len(TEXT) - 1  # position of the anchor
+
+
 def features_of(token_ids, start=0, width=HIDDEN):
     """Features that are a function of position and token, as the target's are."""
     rows = [
@@ -109,3 +113,15 @@ def blocks_of(pushes):
             token_ids = push.token_ids[place, : push.lengths[place]].tolist()
             found[key] = (token_ids, push.confidences[place], law, push.speculation_ids[place])
     return found
+
+
+def in_flight_of(rounds, verify_len=3, **fields):
+    """Take a round whose block the presolver has pushed: the root that the target waited for."""
+    rounds.take(TEXT, round=1, awaits=True, **fields)
+    assert rounds.presolve.step()
+    key = (fields.get("stream", 1), 1, END, TEXT[-1])
+    (token_ids, _, _, speculation_id) = blocks_of(rounds.pushes)[key]
+    rounds.pushes.clear()
+    block = token_ids[:verify_len]
+    rounds.take(TEXT, start=END, round=1, block=block, speculation_id=speculation_id, **fields)
+    return block
