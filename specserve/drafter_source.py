@@ -19,9 +19,10 @@ from specserve.target_source import EMBEDDED_TARGET, locate_folder
 
 EMBEDDED_DRAFTERS = EMBEDDED_TARGET.parent / "drafters"
 NGRAM = "ngram"  # prompt lookup: no files
-_COLOCATED_DEFAULT = "dspark"
-# The first that comes with this installation. The language model's chains are too dear to wait for,
-# but hidden behind a verification they are kept twice as often: see bench/LOG.md.
+# The first that comes with this installation, in the target's process and in draft processes. A
+# chain of the language model takes thrice as long as a block of DSpark's and is kept so much longer
+# that it is faster at every batch size measured: see bench/results/sync.
+_COLOCATED_DEFAULTS = ("lm", "dspark")
 _ASYNC_DEFAULTS = ("lm", "dspark-async", "dspark")
 
 log = logging.getLogger(__name__)
@@ -60,8 +61,9 @@ def locate_drafter(
 def _named(speculation: SpeculationConfig, target: Path, num_drafts: int) -> SpeculationConfig:
     """With the names of defaults; `drafter` stays None where there is none."""
     drafter, colocated = speculation.drafter, speculation.colocated_drafter
-    async_default = _async_default() if target == EMBEDDED_TARGET else None
-    colocated_default = _COLOCATED_DEFAULT if target == EMBEDDED_TARGET else None
+    async_default = colocated_default = None
+    if target == EMBEDDED_TARGET:
+        async_default, colocated_default = map(_first, (_ASYNC_DEFAULTS, _COLOCATED_DEFAULTS))
     match speculation.mode:
         case "sync":
             drafter, colocated = drafter or colocated_default, None
@@ -80,9 +82,10 @@ def _named(speculation: SpeculationConfig, target: Path, num_drafts: int) -> Spe
     return msgspec.structs.replace(speculation, drafter=drafter, colocated_drafter=colocated)
 
 
-def _async_default() -> str:
+def _first(names: tuple[str, ...]) -> str:
+    """Of those that are there; the last one where none is, for the message."""
     known = embedded_drafters()
-    return next((name for name in _ASYNC_DEFAULTS if name in known), _ASYNC_DEFAULTS[-1])
+    return next((name for name in names if name in known), names[-1])
 
 
 def embedded_drafters() -> list[str]:
