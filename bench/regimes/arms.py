@@ -133,22 +133,22 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
         many, few = self.plan.num_prompts, self.plan.num_side_prompts
         drafters = self._sync(DFLASH) + self._sync(LOCAL_HEAD)
         found = [
-            _contest("dspark", self._dspark(), main, many),
-            _contest("lm", self._against_sync(LANGUAGE_MODEL), side, many),
+            _contest(LANGUAGE_MODEL, self._by_default(), main, many),
+            _contest(DSPARK, self._against_sync(DSPARK), side, many),
             *(_contest(name, some, side[:1], few) for name, some in self._fan_outs().items()),
             _contest("drafters", drafters, side, few),
             _contest("miss policy", self._miss_policies(), side, few),
         ]
         return [contest for contest in found if len(contest.services) > 1]
 
-    def _dspark(self) -> list[Service]:
-        services = self._against_sync(DSPARK)
-        drafter, colocated = async_choice(self.drafters, DSPARK), self.drafters.get(DSPARK)
-        if "auto" in self.plan.families and drafter is not None and colocated is not None:
-            services.append(Service(regime=AUTO, drafter=drafter, colocated=colocated))
+    def _by_default(self) -> list[Service]:
+        """With what drafts where nobody names a drafter, here and there."""
+        services = self._against_sync(LANGUAGE_MODEL)
+        choice = self.drafters.get(LANGUAGE_MODEL)
+        if "auto" in self.plan.families and choice is not None:
+            services.append(Service(regime=AUTO, drafter=choice, colocated=choice))
         if "two-threads" in self.plan.families and self.num_cores >= EQUAL_CORES:
             services.append(Service(regime=OFF, threads=EQUAL_CORES))
-            services += self._sync(DSPARK, threads=EQUAL_CORES)[:1]
         return services
 
     def _against_sync(self, label: str) -> list[Service]:
@@ -157,8 +157,8 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
         services = self._sync(label)
         if f"async-{label}" in self.plan.families and choice is not None:
             services += self._by_rule(self._asynchronous(label, choice))
-        if label == LANGUAGE_MODEL and "two-threads" in self.plan.families:
-            services += self._sync(label, threads=EQUAL_CORES)[: self.num_cores >= EQUAL_CORES]
+        if "two-threads" in self.plan.families and self.num_cores >= EQUAL_CORES:
+            services += self._sync(label, threads=EQUAL_CORES)[:1]
         return services
 
     def _asynchronous(self, label: str, choice: DrafterChoice) -> Service:
@@ -199,11 +199,11 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _miss_policies(self) -> list[Service]:
-        choice = async_choice(self.drafters, DSPARK)
+        choice = self.drafters.get(LANGUAGE_MODEL)
         if "miss-policy" not in self.plan.families or choice is None:
             return []
         return [
-            msgspec.structs.replace(self._asynchronous(DSPARK, choice), miss_policy=policy)
+            msgspec.structs.replace(self._asynchronous(LANGUAGE_MODEL, choice), miss_policy=policy)
             for policy in MISS_POLICIES
         ]
 

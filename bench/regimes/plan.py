@@ -20,7 +20,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     families: tuple[str, ...]  # of arms
     ballasts: tuple[str, ...]  # sizes in parameters, or "none"; the first one's figures lead
     batch_sizes: tuple[int, ...]
-    side_batch_sizes: tuple[int, ...]  # of all contests but that of DSpark
+    side_batch_sizes: tuple[int, ...]  # of all contests but that of the default drafter
     temperatures: tuple[float, ...]
     domains: tuple[str, ...]
     rules: tuple[VerificationRule, ...]  # at temperatures above 0
@@ -70,7 +70,7 @@ FULL = Plan(
     least_groups=4,
     num_tokens=48,
     fan_outs=(2, 8, 32, 128),
-    fan_out_drafters=("dspark", "lm"),
+    fan_out_drafters=("lm", "dspark"),
     num_candidates=200,
     num_more_candidates=2000,
 )
@@ -86,7 +86,7 @@ QUICK = msgspec.structs.replace(
     least_groups=2,
     num_tokens=32,
     fan_outs=(8, 32),
-    fan_out_drafters=("dspark",),
+    fan_out_drafters=("lm",),
     num_candidates=64,
     num_more_candidates=192,
     budget_s=700.0,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from bench.bootstrap import Interval, Rate, mean_ratio
+from bench.drafter_choice import DSPARK, LANGUAGE_MODEL
 from bench.regimes import rates
 from bench.regimes.arms import ASYNC, AUTO, OFF, SYNC, Arm
 from bench.regimes.measure import Found, Group
@@ -21,7 +22,7 @@ Summary = dict[str, float | None]
 Wanted = Callable[[Arm], bool]
 Contestants = Mapping[Setting, Sequence[Group]]
 
-MAIN, AGAINST_LM = "dspark", "lm"  # contests
+MAIN, HEAVIER = LANGUAGE_MODEL, DSPARK  # contests: of the default drafter, of the other one
 _PRECISION = 4
 
 
@@ -70,9 +71,9 @@ def summarise(found: Found, ballasts: Sequence[str]) -> Summary:
 def _of_one_ballast(found: Contestants) -> Summary:
     smallest = min((setting.batch_size for setting in found), default=1)
     at_1 = {s: groups for s, groups in found.items() if s.batch_size == smallest}
-    main, lm = _contest(at_1, MAIN), _contest(at_1, AGAINST_LM)
+    main, heavier = _contest(at_1, MAIN), _contest(at_1, HEAVIER)
     figures: dict[str, Interval | None] = {}
-    for key, contest in (("lm", lm), ("dspark", main)):
+    for key, contest in ((MAIN, main), (HEAVIER, heavier)):
         for law, temperature in (("t0", 0.0), ("t1", 1.0)):
             settings = _at(contest, temperature)
             ratio = compare(settings, _is(ASYNC), _is(SYNC))
@@ -80,7 +81,7 @@ def _of_one_ballast(found: Contestants) -> Summary:
             equal_cores = compare(settings, _is(ASYNC), lambda arm: arm.service.threads > 1)
             figures[f"async_over_two_threads_{key}_{law}"] = equal_cores
     figures["async_over_sync_lm"] = figures["async_over_sync_lm_t0"]
-    for suffix, contest in (("", main), ("_lm", lm)):
+    for suffix, contest in (("", main), (f"_{HEAVIER}", heavier)):
         figures[f"hit_rate{suffix}_t0"] = _hit_rate(_at(contest, 0.0), None)
         for rule in VerificationRule:
             name = "" if rule is VerificationRule.COUPLED else f"_{rule.value}"
@@ -89,7 +90,7 @@ def _of_one_ballast(found: Contestants) -> Summary:
     summary: Summary = {}
     for key, figure in figures.items():
         summary |= _entries(key, figure)
-    is_looping = any(setting.is_looping for setting in (*_at(main, 0.0), *_at(lm, 0.0)))
+    is_looping = any(setting.is_looping for setting in (*_at(main, 0.0), *_at(heavier, 0.0)))
     return summary | {"t0_is_looping_text": float(is_looping)}
 
 

@@ -9,16 +9,16 @@ from bench.regimes.measure import Group
 from bench.regimes.records import Delta, RowTrace, Setting, Trace
 from specserve.decoding.verification.rule import VerificationRule
 
-DSPARK = DrafterChoice(label="dspark", drafter="dspark")
+LM = DrafterChoice(label="lm", drafter="lm")
 PLAIN = Arm(service=Service(regime=OFF))
-SYNC_DSPARK = Arm(service=Service(regime=SYNC, drafter=DSPARK))
-ASYNC_DSPARK = Arm(service=Service(regime=ASYNC, drafter=DSPARK))
+SYNC_LM = Arm(service=Service(regime=SYNC, drafter=LM))
+ASYNC_LM = Arm(service=Service(regime=ASYNC, drafter=LM))
 ASYNC_FORESEEABLE = Arm(
-    service=Service(regime=ASYNC, drafter=DSPARK), rule=VerificationRule.FORESEEABLE
+    service=Service(regime=ASYNC, drafter=LM), rule=VerificationRule.FORESEEABLE
 )
-AUTO_DSPARK = Arm(service=Service(regime=AUTO, drafter=DSPARK, colocated=DSPARK))
-AT_1 = Setting(contest="dspark", ballast="30M", batch_size=1, domain="code", temperature=1.0)
-AT_0 = Setting(contest="dspark", ballast="30M", batch_size=1, domain="code", temperature=0.0)
+AUTO_LM = Arm(service=Service(regime=AUTO, drafter=LM, colocated=LM))
+AT_1 = Setting(contest="lm", ballast="30M", batch_size=1, domain="code", temperature=1.0)
+AT_0 = Setting(contest="lm", ballast="30M", batch_size=1, domain="code", temperature=0.0)
 
 
 def trace(
@@ -45,9 +45,9 @@ def group(number: int = 0, *, foreign_share: float = 0.0, async_round_s: float =
     hits = [True, False, True, True]
     traces = {
         PLAIN: trace([1] * 12, round_s=0.1, is_speculative=False, foreign_share=foreign_share),
-        SYNC_DSPARK: trace([3, 3, 3, 3], round_s=0.25),
-        ASYNC_DSPARK: trace([4, 1, 4, 3], round_s=async_round_s, hits=hits),
+        SYNC_LM: trace([3, 3, 3, 3], round_s=0.25),
+        ASYNC_LM: trace([4, 1, 4, 3], round_s=async_round_s, hits=hits),
         ASYNC_FORESEEABLE: trace([4, 4, 4], round_s=async_round_s, hits=[True, True, True]),
-        AUTO_DSPARK: trace([3, 1, 4, 4], round_s=0.2, hits=[None, None, True, True]),
+        AUTO_LM: trace([3, 1, 4, 4], round_s=0.2, hits=[None, None, True, True]),
     }
     return Group(number, traces)

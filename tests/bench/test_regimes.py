@@ -26,7 +26,7 @@ def any_greedy_text_will_do(monkeypatch):
 def test_a_minimal_run_measures_all_regimes_and_writes_results_report_and_plots(
     tmp_path, capfd, any_greedy_text_will_do
 ):
-    words = [*TINY.split(), "--arms", "sync-dspark", "async-dspark", "auto"]
+    words = [*TINY.split(), "--arms", "sync-lm", "async-lm", "auto"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["is_complete"]
@@ -37,7 +37,7 @@ def test_a_minimal_run_measures_all_regimes_and_writes_results_report_and_plots(
     }  # fmt: skip
     drafter = next(row["arm"] for row in results["rows"] if row["regime"] == "async")
     assert by_law[0.0].keys() == {
-        ("off", "any"), ("sync dspark", "any"), (drafter, "any"), ("auto", "any")
+        ("off", "any"), ("sync lm", "any"), (drafter, "any"), ("auto", "any")
     }  # fmt: skip
     rules = {rule for arm, rule in by_law[1.0] if arm == drafter}
     assert rules == {"coupled", "foreseeable"}
@@ -49,10 +49,10 @@ def test_a_minimal_run_measures_all_regimes_and_writes_results_report_and_plots(
     assert 0 <= own["hit_rate"]["value"] <= 1
     assert own["bytes_sent"] > 0
     assert own["parts"]["draft_cpu_ms"] > 0
-    assert by_law[0.0]["sync dspark", "any"]["hit_rate"] is None
+    assert by_law[0.0]["sync lm", "any"]["hit_rate"] is None
     summary = results["summary"]
     assert summary["hit_rate_t0_lo"] <= summary["hit_rate_t0"] <= summary["hit_rate_t0_hi"]
-    assert summary["async_over_sync_dspark_t0"] > 0
+    assert summary["async_over_sync_lm_t0"] > 0
     assert summary["auto_over_best"] > 0
     report = (tmp_path / "report.md").read_text()
     assert "**ballast**" in report

@@ -4,6 +4,7 @@ import argparse
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,7 +17,10 @@ from bench.regimes.plan import FULL, QUICK, Plan
 from bench.regimes.prompts import PromptChoice
 from bench.regimes.records import Job, Trace
 from specserve.commands.service_options import add_service_options, read_config
+from specserve.config import SpeculationConfig
 from specserve.decoding.verification.rule import VerificationRule
+from specserve.drafter_source import locate_drafter
+from specserve.target_source import EMBEDDED_TARGET
 from specserve.topology import parse_topology
 from tests.bench.regimes_traces import AT_1, trace
 
@@ -41,17 +45,32 @@ def labels(contest: Contest, temperature: float) -> list[tuple[str, str]]:
 
 
 def test_every_regime_and_the_equal_hardware_baseline_take_part_in_the_main_contest():
-    found = labels(contests(FULL)["dspark"], 0.0)
+    found = labels(contests(FULL)["lm"], 0.0)
     assert [label for label, _ in found] == [
-        "off", "sync dspark", "async dspark-async", "auto", "off 2 threads",
-        "sync dspark 2 threads",
+        "off", "sync lm", "async lm", "sync lm 2 threads", "auto", "off 2 threads",
     ]  # fmt: skip
 
 
+def test_the_heavier_drafter_is_compared_with_the_one_it_stands_for():
+    found = labels(contests(FULL)["dspark"], 0.0)
+    assert [label for label, _ in found] == [
+        "off", "sync dspark", "async dspark-async", "sync dspark 2 threads",
+    ]  # fmt: skip
+
+
+def test_auto_is_what_a_launch_without_flags_runs():
+    service = next(s for s in contests(FULL)["lm"].services if s.regime == "auto")
+    chosen = locate_drafter(SpeculationConfig(mode="auto"), EMBEDDED_TARGET, 1)
+    names = [Path(name or "").name for name in (chosen.drafter, chosen.colocated_drafter)]
+    assert service.drafter
+    assert service.colocated
+    assert names == [service.drafter.drafter, service.colocated.drafter]
+
+
 def test_above_temperature_0_every_rule_is_asked_once():
-    found = labels(contests(FULL)["dspark"], 1.0)
+    found = labels(contests(FULL)["lm"], 1.0)
     assert len(found) == len(set(found))
-    for label in ("sync dspark", "async dspark-async"):
+    for label in ("sync lm", "async lm"):
         assert {rule for name, rule in found if name == label} == set(VerificationRule)
     assert ("auto", "foreseeable") in found
 
@@ -70,9 +89,9 @@ def test_without_a_heavier_drafter_the_draft_process_runs_the_ordinary_one():
 def test_fan_out_contests_hold_all_three_ways_to_share_a_budget():
     found = contests(FULL)
     assert [name for name in found if "fan-out" in name][:2] == [
-        "dspark, fan-out 2", "dspark, fan-out 8",
+        "lm, fan-out 2", "lm, fan-out 8",
     ]  # fmt: skip
-    rules = {service.fan_out_rule for service in found["lm, fan-out 2"].services}
+    rules = {service.fan_out_rule for service in found["dspark, fan-out 2"].services}
     assert rules == {"measured", "geometric", "uniform"}
 
 

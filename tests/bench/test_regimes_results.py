@@ -8,12 +8,12 @@ from bench.regimes.measure import Group
 from bench.regimes.results import quiet, rows_of
 from bench.regimes.summary import GOALS, compare, summarise, verdict_on
 from tests.bench.regimes_traces import (
-    ASYNC_DSPARK,
     ASYNC_FORESEEABLE,
+    ASYNC_LM,
     AT_0,
     AT_1,
     PLAIN,
-    SYNC_DSPARK,
+    SYNC_LM,
     group,
     trace,
 )
@@ -38,8 +38,8 @@ def test_theorem_7_gives_the_figures_of_the_test_vectors():
 
 def test_rates_are_those_of_decoding_rounds_and_ratios_pair_the_groups():
     found = rows([group(0), group(1), group(2)])
-    plain, sync = found["off", "any"], found["sync dspark", "coupled"]
-    own = found["async dspark", "coupled"]
+    plain, sync = found["off", "any"], found["sync lm", "coupled"]
+    own = found["async lm", "coupled"]
     assert plain.tokens_per_s.value == pytest.approx(10.0)
     assert plain.ratio_to_off is None
     assert plain.ratio_to_sync is None
@@ -53,28 +53,28 @@ def test_rates_are_those_of_decoding_rounds_and_ratios_pair_the_groups():
 
 
 def test_hits_are_counted_among_look_ups_and_tell_lengths_apart():
-    own = rows([group(0)])["async dspark", "coupled"]
+    own = rows([group(0)])["async lm", "coupled"]
     assert own.hit_rate.value == pytest.approx(0.75)
     assert own.hit_len == pytest.approx(11 / 3)
     assert own.miss_len == pytest.approx(1.0)
-    assert rows([group(0)])["sync dspark", "coupled"].hit_rate is None
+    assert rows([group(0)])["sync lm", "coupled"].hit_rate is None
 
 
 def test_a_rule_is_compared_with_the_synchronous_arm_of_the_same_rule_alone():
-    assert rows([group(0)])["async dspark", "foreseeable"].ratio_to_sync is None
+    assert rows([group(0)])["async lm", "foreseeable"].ratio_to_sync is None
 
 
 def test_predicted_speed_comes_from_reported_parts_or_else_from_processor_time():
-    by_cpu = rows([group(0)])["sync dspark", "coupled"]
+    by_cpu = rows([group(0)])["sync lm", "coupled"]
     assert by_cpu.predicted == pytest.approx(3.0 / 2.5)
     assert by_cpu.parts.verify_ms is None
     reported = {"num_decode_rounds": 12.0, "forward_s": 1.2, "draft_s": 0.0}
     own = {"num_decode_rounds": 4.0, "forward_s": 0.6, "draft_s": 0.2}
     traces = group(0).traces | {
         PLAIN: trace([1] * 12, round_s=0.1, is_speculative=False, counters=reported),
-        SYNC_DSPARK: trace([3, 3, 3, 3], round_s=0.25, counters=own),
+        SYNC_LM: trace([3, 3, 3, 3], round_s=0.25, counters=own),
     }
-    found = rows([Group(0, traces)])["sync dspark", "coupled"]
+    found = rows([Group(0, traces)])["sync lm", "coupled"]
     assert found.parts.verify_ms == pytest.approx(150.0)
     assert found.parts.draft_ms == pytest.approx(50.0)
     assert found.predicted == pytest.approx(3.0 / 2.0)
@@ -83,26 +83,24 @@ def test_predicted_speed_comes_from_reported_parts_or_else_from_processor_time()
 def test_what_the_service_counts_is_shown_and_the_rest_is_unknown():
     own = {"num_rounds": 5.0, "bytes_sent": 500.0, "num_waves": 8.0, "num_late_waves": 2.0}
     hits = [True, False, True, True]
-    traces = group(0).traces | {
-        ASYNC_DSPARK: trace([4, 1, 4, 3], round_s=0.2, hits=hits, counters=own)
-    }
-    row = rows([Group(0, traces)])["async dspark", "coupled"]
+    traces = group(0).traces | {ASYNC_LM: trace([4, 1, 4, 3], round_s=0.2, hits=hits, counters=own)}
+    row = rows([Group(0, traces)])["async lm", "coupled"]
     assert (row.bytes_sent, row.bytes_received, row.late_waves) == (100.0, None, 0.25)
 
 
 def test_rounds_by_gap_compare_prepared_blocks_with_those_drafted_afterwards():
-    points = {p.gap: p for p in rows([group(0)])["async dspark", "coupled"].by_gap}
+    points = {p.gap: p for p in rows([group(0)])["async lm", "coupled"].by_gap}
     # After 1, 4, 1 and 4 tokens came a hit of 4, a miss, a hit of 4 and one too near the end.
     assert points.keys() == {1}
     assert (points[1].accept_len, points[1].num_rounds) == (4.0, 2)
-    sync = {p.gap: p for p in rows([group(0)])["sync dspark", "coupled"].by_gap}
+    sync = {p.gap: p for p in rows([group(0)])["sync lm", "coupled"].by_gap}
     assert sync[3].num_rounds == 3
 
 
 def test_texts_are_compared_where_equality_is_promised():
     found = rows([group(0)])
-    assert found["async dspark", "coupled"].equal_texts == 1.0
-    assert found["async dspark", "foreseeable"].equal_texts is None
+    assert found["async lm", "coupled"].equal_texts == 1.0
+    assert found["async lm", "foreseeable"].equal_texts is None
 
 
 def test_auto_tells_which_regimes_it_ran():
@@ -123,10 +121,10 @@ def test_the_best_of_several_is_picked_on_even_groups_and_compared_on_odd_ones()
     lucky.traces[ASYNC_FORESEEABLE] = trace([2, 2, 2], round_s=0.2, hits=[True] * 3)
     unlucky = group(1, async_round_s=0.4)
     found = {AT_1: [lucky, unlucky]}
-    ratio = compare(found, lambda a: a.service.regime == "async", lambda a: a == SYNC_DSPARK)
+    ratio = compare(found, lambda a: a.service.regime == "async", lambda a: a == SYNC_LM)
     assert ratio is not None
     assert ratio.value == pytest.approx(7.5 / 12)
-    only = compare(found, lambda a: a == ASYNC_DSPARK, lambda a: a == SYNC_DSPARK)
+    only = compare(found, lambda a: a == ASYNC_LM, lambda a: a == SYNC_LM)
     assert only is not None
     assert only.num_prompts == 2  # nothing to pick, so that all groups count
 
@@ -139,15 +137,15 @@ def test_the_summary_has_all_figures_with_their_intervals():
     ]
     prose = msgspec.structs.replace(AT_1, domain="prose")
     summary = summarise({AT_1: groups, prose: groups, AT_0: greedy}, ["30M"])
-    assert summary["async_over_sync_dspark_t0"] == pytest.approx(1.25)
-    assert summary["async_over_sync_dspark_t1"] == pytest.approx(20 / 12, abs=1e-3)
+    assert summary["async_over_sync_lm_t0"] == pytest.approx(1.25)
+    assert summary["async_over_sync_lm_t1"] == pytest.approx(20 / 12, abs=1e-3)
     assert summary["hit_rate_t0"] == pytest.approx(0.75)
     assert summary["hit_rate_t1"] == pytest.approx(0.75)
     assert summary["hit_rate_t1_foreseeable"] == 1.0
-    assert summary["async_over_sync_lm"] is None
+    assert summary["async_over_sync_dspark_t0"] is None
     assert summary["t0_is_looping_text"] == 0.0
     assert summary["auto_over_best"] == summary["auto_over_best_b1"] == pytest.approx(1.0)
-    assert summary["async_over_sync_dspark_t0_30M"] == summary["async_over_sync_dspark_t0"]
+    assert summary["async_over_sync_lm_t0_30M"] == summary["async_over_sync_lm_t0"]
     for goal in GOALS:
         assert {goal.key, f"{goal.key}_lo", f"{goal.key}_hi"} <= summary.keys()
 
@@ -163,7 +161,7 @@ def test_a_goal_is_missed_only_by_the_whole_interval():
 def test_looping_text_counts_only_where_there_is_no_other():
     looping = msgspec.structs.replace(AT_0, domain="prose", is_looping=True)
     both = {AT_0: [group(0)], looping: [group(0, async_round_s=0.1)]}
-    assert summarise(both, ["30M"])["async_over_sync_dspark_t0"] is not None
+    assert summarise(both, ["30M"])["async_over_sync_lm_t0"] is not None
     assert summarise(both, ["30M"])["t0_is_looping_text"] == 0.0
     assert summarise({looping: [group(0)]}, ["30M"])["t0_is_looping_text"] == 1.0
 
