@@ -30,10 +30,11 @@ from specserve.validation import Limits
 from specserve.wire.control import TargetControl
 from target_node.admission import Admission
 from target_node.blocks import BlockPool
-from target_node.budget import SurvivalBudget
+from target_node.budget import PricedBudget
 from target_node.drafting import ColocatedDraft
 from target_node.node import TargetNode
 from target_node.ranks import Ranks
+from target_node.round_prices import FixedPrice, RoundPrices
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
@@ -78,7 +79,7 @@ class Speculating:
     rule: VerificationRule
     gamma: int  # cuts the drafter's own
     num_kept: int
-    min_survival: float = 0.0
+    min_survival: float | None = 0.0  # None: what pays
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,16 @@ def _speculation(
         gamma=speculating.gamma,
         device=model.embedding.device,
     )
-    budget = SurvivalBudget(speculating.min_survival)
-    admission = Admission(gamma=draft.gamma, scheduler=scheduler, sampler=sampler, budget=budget)
+    least = speculating.min_survival
+    device = model.embedding.device.type
+    prices = RoundPrices(device) if least is None else FixedPrice(least)
+    admission = Admission(
+        gamma=draft.gamma,
+        scheduler=scheduler,
+        sampler=sampler,
+        budget=PricedBudget(prices),
+        prices=prices,
+    )
     return SynchronousSpeculation(draft, admission)
 
 

@@ -27,6 +27,21 @@ class Entering:
     counts: Sequence[int]
     token_ids: Sequence[int]  # [N], row by row
 
+    def each(self, of_rows: Sequence[int]) -> NDArray[np.int64]:
+        """What is given by row, for every token: [N]."""
+        return np.array(of_rows, dtype=np.int64).repeat(np.array(self.counts))
+
+    def ends(self) -> NDArray[np.int64]:
+        """Positions that each token sees, its own included: [N]."""
+        return self.each(self.starts) + places_within(np.array(self.counts)) + 1
+
+    def flat_slots(self, context: Context) -> Tensor:
+        """Where their entries are kept, for `KVCache.write`."""
+        spans = zip(self.rows, self.starts, self.counts, strict=True)
+        slots = [context.rows.slots(row, start, start + count) for row, start, count in spans]
+        flat = torch.from_numpy(np.concatenate(slots)).to(context.cache.device)
+        return context.cache.flat_slots(flat)
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -49,7 +64,8 @@ class BranchAttention:
 
     def plan(self, blocks: Blocks, entering: Entering | None = None) -> None:
         """The flattened pass is the entering tokens, then the blocks: N + B * T tokens."""
-        self._enter(entering)
+        self._num_entering = 0 if entering is None else len(entering.token_ids)
+        self._flat_slots = None if entering is None else entering.flat_slots(self._context)
         order = list(dict.fromkeys([*(entering.rows if entering else ()), *blocks.rows]))
         place_of = {row: place for place, row in enumerate(order)}
         self._flat_blocks, width = pages_of(self._context, order)
@@ -57,11 +73,8 @@ class BranchAttention:
         own_rows = np.repeat(np.array(first, dtype=np.int64), blocks.size)
         seen = np.repeat(np.array(blocks.lengths, dtype=np.int64), blocks.size)
         if entering is not None:
-            counts = np.array(entering.counts)
-            starts = np.array(entering.starts).repeat(counts)
-            ends = starts + places_within(counts) + 1
-            seen = np.concatenate([ends, seen])
-            places = np.array([place_of[row] for row in entering.rows]).repeat(counts)
+            seen = np.concatenate([entering.ends(), seen])
+            places = entering.each([place_of[row] for row in entering.rows])
         else:
             places = np.empty(0, dtype=np.int64)
         self._num_rows = len(order)
@@ -69,18 +82,6 @@ class BranchAttention:
         self._queries = RowLayout.of(np.concatenate([places, own_rows]), self._num_rows, device)
         self._own = RowLayout.of(own_rows, self._num_rows, device)
         self._mask = self._mask_of(seen, width, blocks)
-
-    def _enter(self, entering: Entering | None) -> None:
-        self._num_entering = 0
-        if entering is None:
-            return
-        self._num_entering = len(entering.token_ids)
-        rows = self._context.rows
-        spans = zip(entering.rows, entering.starts, entering.counts, strict=True)
-        slots = [rows.slots(row, start, start + count) for row, start, count in spans]
-        cache = self._context.cache
-        flat = torch.from_numpy(np.concatenate(slots)).to(cache.device)
-        self._flat_slots = cache.flat_slots(flat)
 
     def _mask_of(self, seen: NDArray[np.int64], width: int, blocks: Blocks) -> Tensor:
         """What each query adds to its scores: [1, R, M * per_kv, width + S]."""
@@ -101,7 +102,7 @@ class BranchAttention:
     def run(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [N + B * T, heads, head_dim], k and v [N + B * T, kv_heads, head_dim]: like q."""
         first, cache = self._num_entering, self._context.cache
-        if first:
+        if self._flat_slots is not None:
             cache.write(layer_index, self._flat_slots, k[:first], v[:first])
         keys, values = cache.gather(layer_index, self._flat_blocks)
         shape = (self._kv_heads, self._num_rows, -1, cache.head_dim)

@@ -1,7 +1,7 @@
 """Attention of chains: blocks that grow by one token a pass, behind prefixes of their rows.
 
 Each token sees its row's context and the tokens of its own chain before it. A layer's keys lie in
-one array a row, the gathered context first and then a column a pass and chain, so that every pass
+one array a row, gathered once: the context first, and then a column a pass and chain. So every pass
 is one fused product over what has been written so far; whose columns are whose is a mask made once.
 Tokens in flight may enter with the first pass. Knows no model.
 """
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from draft_node.branch_attention import Blocks, BranchAttention, Entering
+from draft_node.branch_attention import Entering
 from draft_node.context import Context
 from draft_node.row_layout import RowLayout, pages_of
 
@@ -23,9 +24,10 @@ class ChainAttention:
     def __init__(self, context: Context, *, num_heads: int, scale: float) -> None:
         self._context = context
         self._scale = scale
-        self._per_kv = num_heads // context.cache.num_kv_heads
-        self._first = BranchAttention(context, num_heads=num_heads, scale=scale)
-        self._entries: dict[int, tuple[Tensor, Tensor]] = {}
+        self._kv_heads = context.cache.num_kv_heads
+        self._per_kv = num_heads // self._kv_heads
+        self._rooms = context.cache.keys.new_empty(context.cache.num_layers, 2, 0)
+        self._entries: dict[int, tuple[Tensor, Tensor]] = {}  # [kv_heads, R, keys, head_dim] each
 
     def plan(
         self,
@@ -41,36 +43,70 @@ class ChainAttention:
         The first pass is the entering tokens, then B tokens; all others are B tokens. The first
         `pads` [B] tokens of a chain are seen by nobody but themselves.
         """
-        self._first.plan(Blocks(rows, lengths, 1), entering)
-        self._num_entering = 0 if entering is None else len(entering.token_ids)
-        device = self._context.cache.device
-        order = list(dict.fromkeys(rows))
+        # Rows with chains first: later passes leave the others out.
+        order = list(dict.fromkeys([*rows, *(entering.rows if entering else ())]))
         place_of = {row: place for place, row in enumerate(order)}
-        self._num_rows = len(order)
-        self._layout = RowLayout.of(
-            np.array([place_of[row] for row in rows], dtype=np.int64), len(order), device
+        places = np.array([place_of[row] for row in rows], dtype=np.int64)
+        cache = self._context.cache
+        self._num_rows, self._num_gathered = len(set(rows)), len(order)
+        self._layout = RowLayout.of(places, self._num_rows, cache.device)
+        self._flat_blocks, self._context_len = pages_of(
+            self._context, order, num_passes * self._layout.width
         )
-        self._flat_blocks, self._context_len = pages_of(self._context, order)
-        self._num_keys = self._context_len + num_passes * self._layout.width
-        self._mask = self._mask_of(lengths)
+        self._make_rooms()
+        self._plan_first(place_of, places, lengths, entering)
+        self._mask = self._mask_of(self._layout, np.array(lengths), self._num_rows, num_passes)
         self._pads = None if pads is None else pads.cpu().numpy()
         self._pass = 0
         self._entries.clear()
 
-    def _mask_of(self, lengths: Sequence[int]) -> Tensor:
-        """What each query adds to its scores: [1, R, M * per_kv, L + passes * M]."""
+    def _make_rooms(self) -> None:
+        """Kept from call to call, because fresh pages of memory cost more than what is copied."""
+        cache = self._context.cache
+        size = len(self._flat_blocks) * cache.block_size * cache.head_dim
+        if self._rooms.shape[2] < size:
+            self._rooms = cache.keys.new_empty(cache.num_layers, 2, size)
+
+    def _plan_first(
+        self,
+        place_of: dict[int, int],
+        places: NDArray[np.int64],
+        lengths: Sequence[int],
+        entering: Entering | None,
+    ) -> None:
+        """Of the first pass: its queries, what they see, and where tokens in flight are kept."""
+        self._num_entering, self._flat_slots = 0, None
+        self._first, self._first_mask = self._layout, None
+        if entering is None:
+            return
+        self._num_entering = len(entering.token_ids)
+        self._flat_slots = entering.flat_slots(self._context)
+        entering_places = entering.each([place_of[row] for row in entering.rows])
+        num_rows, device = self._num_gathered, self._context.cache.device
+        self._first = RowLayout.of(np.concatenate([entering_places, places]), num_rows, device)
+        seen = np.concatenate([entering.ends(), np.array(lengths)])
+        self._first_mask = self._mask_of(self._first, seen, num_rows, 1)
+
+    def _mask_of(
+        self, layout: RowLayout, seen: NDArray[np.int64], num_rows: int, num_passes: int
+    ) -> Tensor:
+        """What each query adds to its scores: [1, R, M * per_kv, L + passes * chains a row].
+
+        `seen` [N]: positions of the context that each sees. The last B queries are the chains'.
+        """
         width, cache = self._layout.width, self._context.cache
-        num_queries, context_len = self._num_rows * width, self._context_len
-        visible = np.zeros((num_queries, self._num_keys), dtype=bool)
-        seen = np.array(lengths)[:, None]
-        visible[self._layout.slots, :context_len] = np.arange(context_len) < seen
-        # A chain's own column of every pass; padding sees that of its own place.
-        places = np.arange(num_queries) % width
-        columns = np.arange(self._num_keys - context_len) % width
-        visible[:, context_len:] = columns == places[:, None]
+        num_queries, context_len = num_rows * layout.width, self._context_len
+        num_columns = num_passes * width
+        visible = np.zeros((num_queries, context_len + num_columns), dtype=bool)
+        visible[:, 0] = True  # padding sees something
+        visible[layout.slots, :context_len] = np.arange(context_len) < seen[:, None]
+        # A chain's own column of every pass.
+        chains = layout.slots[-len(self._layout.slots) :]
+        own = self._layout.slots % width
+        visible[chains, context_len:] = np.arange(num_columns) % width == own[:, None]
         mask = torch.full(visible.shape, -torch.inf)
         mask.masked_fill_(torch.from_numpy(visible), 0)
-        mask = mask.view(self._num_rows, width, -1).to(cache.device, cache.keys.dtype)
+        mask = mask.view(num_rows, layout.width, -1).to(cache.device, cache.keys.dtype)
         return mask.repeat_interleave(self._per_kv, dim=1)[None]
 
     def advance(self) -> None:
@@ -91,36 +127,36 @@ class ChainAttention:
 
         N is 0 after the first pass.
         """
+        layout, mask, num_rows = self._layout, self._mask, self._num_rows
         if self._pass == 0:
-            out = self._first.run(layer_index, q, k, v)
-            self._begin(layer_index)
-            self._append(layer_index, k[self._num_entering :], v[self._num_entering :])
-            return out
+            k, v = self._begin(layer_index, k, v)
+            if self._first_mask is not None:
+                layout, mask, num_rows = self._first, self._first_mask, self._num_gathered
         end = self._append(layer_index, k, v)
         keys, values = self._entries[layer_index]
         out = torch.nn.functional.scaled_dot_product_attention(
-            self._layout.queries(q, self._num_rows, len(keys)),
-            keys[:, :, :end],
-            values[:, :, :end],
-            self._mask[..., :end],
+            layout.queries(q, num_rows, self._kv_heads),
+            keys[:, :num_rows, :end],
+            values[:, :num_rows, :end],
+            mask[..., :end],
             scale=self._scale,
         )
-        return self._layout.outputs(out, q)
+        return layout.outputs(out, q)
 
-    def _begin(self, layer_index: int) -> None:
-        """Gather the rows' context, tokens in flight included, and leave room for the chains."""
-        cache = self._context.cache
-        shape = (cache.num_kv_heads, self._num_rows, self._num_keys, cache.head_dim)
-        gathered = cache.gather(layer_index, self._flat_blocks)
-        keys, values = cache.keys.new_empty(shape), cache.keys.new_empty(shape)
-        for room, found in zip((keys, values), gathered, strict=True):
-            room[:, :, : self._context_len] = found.view(*shape[:2], -1, shape[3])
-        self._entries[layer_index] = keys, values
+    def _begin(self, layer_index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take tokens in flight into the context and gather it; entries of the chains alone."""
+        cache, first = self._context.cache, self._num_entering
+        if self._flat_slots is not None:
+            cache.write(layer_index, self._flat_slots, k[:first], v[:first])
+        keys, values = cache.gather(layer_index, self._flat_blocks, self._rooms[layer_index])
+        shape = (self._kv_heads, self._num_gathered, -1, cache.head_dim)
+        self._entries[layer_index] = keys.view(shape), values.view(shape)
+        return k[first:], v[first:]
 
     def _append(self, layer_index: int, k: Tensor, v: Tensor) -> int:
         """Write one token a chain; how many columns are written by now."""
         start = self._context_len + self._pass * self._layout.width
         end = start + self._layout.width
         for room, entries in zip(self._entries[layer_index], (k, v), strict=True):
-            room[:, :, start:end] = self._layout.entries(entries, self._num_rows)
+            room[:, : self._num_rows, start:end] = self._layout.entries(entries, self._num_rows)
         return end

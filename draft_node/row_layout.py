@@ -68,14 +68,16 @@ def places_within(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def pages_of(context: Context, rows: Sequence[int]) -> tuple[Tensor, int]:
+def pages_of(context: Context, rows: Sequence[int], num_more: int = 0) -> tuple[Tensor, int]:
     """Which pages to gather, as many for every row, and how many positions a row that is.
 
-    Whole rows, whatever is used of them: the work does not tell how long the prefixes are.
+    Whole rows, whatever is used of them: the work does not tell how long the prefixes are. Room for
+    `num_more` positions at least follows each of them, and is not counted.
     """
     tables = [context.rows.table(row) for row in rows]
     width = max(map(len, tables))
-    pages = np.full((len(tables), width), NULL_BLOCK, dtype=np.int64)
+    num_pages = width + -(-num_more // BLOCK_SIZE)
+    pages = np.full((len(tables), num_pages), NULL_BLOCK, dtype=np.int64)
     for place, table in enumerate(tables):
         pages[place, : len(table)] = table
     cache = context.cache

@@ -91,8 +91,9 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # The likeliest draft tokens that a law keeps, in the rejection family. What is cut off is lost
     # to acceptance, and a small model's laws are flat: see bench/LOG.md.
     num_kept: Annotated[int, Meta(ge=1, le=4096)] = 512
-    # Tokens less likely than this to be reached are not verified.
-    min_survival: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    # Tokens less likely than this to be reached are not verified; None: those that would cost more
+    # than they bring, by the times of the rounds so far.
+    min_survival: Annotated[float, Meta(ge=0, le=1)] | None = None
     # What a draft process prepares: blocks for this many outcomes a row and round at most, ...
     fan_out: Annotated[int, Meta(ge=1, le=1024)] = 32
     # ... drafted and sent together, as many as are ready in time, but no more than this, ...

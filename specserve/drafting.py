@@ -36,6 +36,14 @@ class ContextUpdate:
 
 
 @dataclass(frozen=True)
+class Worth:
+    """What time and places in a forward are worth to whoever verifies, in tokens."""
+
+    tokens_per_s: float  # made while a draft takes its time
+    token_price: float  # what verifying one more token costs
+
+
+@dataclass(frozen=True)
 class DraftBatch:
     """B blocks to draft; the anchor of each directly follows its context and `gap_ids`."""
 
@@ -51,6 +59,9 @@ class DraftBatch:
     # When the blocks are wanted, in seconds of `time.perf_counter`: what is drafted token by token
     # may end early, after two tokens at least.
     due_s: float = math.inf
+    # What is drafted token by token ends where another token is likely to cost more than it brings;
+    # None: nowhere.
+    worth: Worth | None = None
 
     def max_gap(self) -> int:
         return max(self.min_gap, *map(len, self.gap_ids)) if self.gap_ids else 0

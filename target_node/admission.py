@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
 from specserve.decoding.verification.admission import Allocator
+from specserve.drafting import Worth
 from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
 from target_node.budget import AcceptanceHistory, survival_of
 from target_node.drafting import RowToDraft, needs_law
+from target_node.round_prices import Prices
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
@@ -21,15 +23,32 @@ class Admission:
     """Deals room for drafts, admits them, and looks at how they fared."""
 
     def __init__(
-        self, *, gamma: int, scheduler: Scheduler, sampler: Sampler, budget: Allocator
+        self,
+        *,
+        gamma: int,
+        scheduler: Scheduler,
+        sampler: Sampler,
+        budget: Allocator,
+        prices: Prices | None = None,
     ) -> None:
-        """`gamma`: drafted tokens of a block at most."""
+        """`gamma`: drafted tokens of a block at most; `prices`: what they cost, if anybody asks."""
         self.gamma = gamma
         self._scheduler = scheduler
         self._sampler = sampler
         self._budget = budget
+        self._prices = prices
         self._history = AcceptanceHistory(gamma)
         self._num_rounds = 0  # in which somebody could be drafted for
+
+    def begin(self, rows: Rows[Row]) -> None:
+        """A round of these decoding rows begins, which are drafted for next."""
+        if self._prices is not None:
+            self._prices.begin(len(rows))
+
+    @property
+    def worth(self) -> Worth | None:
+        """Of time and places in this round; None: whatever is drafted is worth it."""
+        return None if self._prices is None else self._prices.worth
 
     def may_speculate(self, row: Row) -> bool:
         """The last token that fits is the target's own: it needs no draft."""
@@ -70,10 +89,16 @@ class Admission:
             row.sequence: self._scheduler.with_drafts(row, speculation, verify_len)
             for (row, speculation, _), verify_len in zip(drafted, verify_lens, strict=True)
         }
-        return [admitted.get(row.sequence, row) for row in rows]
+        admitted_rows = [admitted.get(row.sequence, row) for row in rows]
+        if self._prices is not None:
+            self._prices.launch(sum(row.num_tokens for row in admitted_rows))
+        return admitted_rows
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         """Learn from the outcomes; the record of every row that verified something."""
+        if self._prices is not None and all(row.sequence.is_decoding for row in rows):
+            self._prices.observe(sum(len(result.token_ids) for result in sampled))
+        self._history.pass_over()
         records: list[VerifiedRow] = []
         for row, result in zip(rows, sampled, strict=True):
             if row.speculation is None or not row.verify_len or result.is_void:

@@ -72,6 +72,7 @@ class AsynchronousSpeculation:
         self._blocks.clear()
         self._local.clear()
         decoding = [row for row in rows if self._admission.may_speculate(row)]
+        self._admission.begin(decoding)
         found = self._find(decoding)
         self._count(decoding, found)
         missed = [row for row in decoding if row.sequence not in found]
@@ -183,7 +184,8 @@ class AsynchronousSpeculation:
 
     def _draft_here(self, miss: Miss, missed: list[Row]) -> dict[Sequence, Speculation]:
         began_s = time.perf_counter()
-        found = self._local.draft(miss, [self._admission.to_draft(row) for row in missed])
+        to_draft = [self._admission.to_draft(row) for row in missed]
+        found = self._local.draft(miss, to_draft, self._admission.worth)
         self._policy.spent(miss, len(missed), time.perf_counter() - began_s)
         for _ in range(len(missed) - len(found)):
             self._policy.observe(miss, 0)  # it had nothing to say

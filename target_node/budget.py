@@ -6,6 +6,10 @@ Receives estimates alone, never tokens: see `specserve.decoding.verification.adm
 
 from collections.abc import Sequence
 
+from target_node.round_prices import Prices
+
+_KEPT = 0.99  # a round, of what was seen
+
 
 class SurvivalBudget:
     """`Allocator`: positions whose survival reaches `min_survival`, the likeliest ones first."""
@@ -28,13 +32,34 @@ class SurvivalBudget:
         return verify_lens
 
 
+class PricedBudget:
+    """`Allocator`: positions that bring more than they cost in this round, the likeliest first."""
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+
+    def allocate(self, survivals: Sequence[Sequence[float]], capacity: int) -> list[int]:
+        return SurvivalBudget(self._prices.worth.token_price).allocate(survivals, capacity)
+
+
 class AcceptanceHistory:
-    """Running P(position k accepted | those before it were), for drafters without confidences."""
+    """Running P(position k accepted | those before it were), for drafters without confidences.
+
+    What is not looked at any more is forgotten: a position that is never verified because it was
+    rejected once too often would else never get another chance.
+    """
 
     def __init__(self, gamma: int, *, prior: float = 0.7, weight: float = 16.0) -> None:
         """Starts as if `weight` tokens had been seen at each position, `prior` of them accepted."""
+        self._prior, self._weight = prior, weight
         self._accepted = [prior * weight] * gamma
         self._seen = [weight] * gamma
+
+    def pass_over(self) -> None:
+        """A round of rows that were drafted for is over."""
+        kept, first = _KEPT, (1 - _KEPT) * self._weight
+        self._seen = [kept * seen + first for seen in self._seen]
+        self._accepted = [kept * number + first * self._prior for number in self._accepted]
 
     def observe(self, verify_len: int, num_accepted: int) -> None:
         """One verified block; positions after the first rejection tell nothing."""

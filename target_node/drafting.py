@@ -20,7 +20,7 @@ from specserve.decoding.drawing import Coupled, DrawingRule, Sampled
 from specserve.decoding.shaping import shaped
 from specserve.decoding.state import SamplingState
 from specserve.decoding.verification.rule import VerificationRule, judged_by
-from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
+from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch, Worth
 from specserve.errors import Exhausted
 from specserve.noise import OnceKeys
 from specserve.slot_scores import BatchScores, SlotScores
@@ -80,6 +80,7 @@ class ColocatedDraft:
         self._num_ended = 0
         self._starved: set[Sequence] = set()  # no memory for their contexts
         self._drawn: SpeculationBatch | None = None  # the laws of this round
+        self._worth: Worth | None = None  # of this round
         self._foreseen: dict[Sequence, tuple[BatchScores, int]] = {}  # of this round, by place
 
     def forget(self, sequence: Sequence) -> None:
@@ -91,14 +92,16 @@ class ColocatedDraft:
             self._starved.clear()
 
     def speculate(
-        self, rows: Rows[RowToDraft], *, num_scored: int = 0
+        self, rows: Rows[RowToDraft], *, num_scored: int = 0, worth: Worth | None = None
     ) -> dict[Sequence, Speculation]:
         """A speculation for each row that can have one; forgets the laws of the round before.
 
-        With `num_scored` that many likely tokens of every slot are there for `scores`.
+        With `num_scored` that many likely tokens of every slot are there for `scores`. Chains end
+        where `worth` says.
         """
         self._drawn = None
         self._foreseen.clear()
+        self._worth = worth
         ready = self._catch_up(rows)
         found: dict[Sequence, Speculation] = {}
         for by_ratio in (False, True):
@@ -224,6 +227,7 @@ class ColocatedDraft:
             rows=[self._row_of[row.sequence] for row in rows],
             anchor_ids=torch.tensor(anchors, dtype=torch.int64, device=self._device),
             keep_logits=keep_logits,
+            worth=self._worth,
         )
         return self._drafter.draft(batch, rule)
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from specserve.decoding.draft_law import DraftLaw
+from specserve.drafting import Worth
 from specserve.link.messages import Foresight
 from specserve.types import Speculation
 from target_node.drafting import ColocatedDraft, RowToDraft
@@ -39,18 +40,21 @@ class LocalDrafts:
         """A new round begins."""
         self._kind_of.clear()
 
-    def draft(self, miss: Miss, rows: Rows[RowToDraft]) -> dict[Sequence, Speculation]:
-        """One block a row that can have one."""
+    def draft(
+        self, miss: Miss, rows: Rows[RowToDraft], worth: Worth | None = None
+    ) -> dict[Sequence, Speculation]:
+        """One block a row that can have one; `worth`: where chains end."""
         draft = self._drafts[miss]
         num_scored = NUM_SCORED if miss is Miss.DRAFT_HERE else 0
         ask = self._tolerances[miss].ask
-        found = dict(ask(lambda: draft.speculate(rows, num_scored=num_scored)))
+        found = dict(ask(lambda: draft.speculate(rows, num_scored=num_scored, worth=worth)))
         self._kind_of |= dict.fromkeys(found, miss)
         if num_scored:
             # As of a pushed block, the last token stays behind: its law foretells what follows.
-            cut = max(1, draft.gamma - 1)
             found = {
-                sequence: msgspec.structs.replace(each, token_ids=each.token_ids[:cut])
+                sequence: msgspec.structs.replace(
+                    each, token_ids=each.token_ids[: max(1, len(each.token_ids) - 1)]
+                )
                 for sequence, each in found.items()
             }
         return found

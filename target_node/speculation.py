@@ -113,11 +113,11 @@ class SynchronousSpeculation:
 
     def attach(self, rows: list[Row]) -> list[Row]:
         decoding = [row for row in rows if self._admission.may_speculate(row)]
+        self._admission.begin(decoding)
         if not decoding or not self._admission.has_room(rows):
-            return rows
-        found = self._tolerance.ask(
-            lambda: self._draft.speculate([self._admission.to_draft(row) for row in decoding])
-        )
+            return self._admission.admit(rows, {})
+        to_draft, worth = [self._admission.to_draft(row) for row in decoding], self._admission.worth
+        found = self._tolerance.ask(lambda: self._draft.speculate(to_draft, worth=worth))
         return self._admission.admit(rows, found)
 
     def follow(self, rows: list[Row]) -> None:

@@ -17,6 +17,7 @@ from draft_node.chain_attention import ChainAttention
 from draft_node.context import Context
 from draft_node.drafters.backbone import ContextEntries, FeatureProjector, load_projector
 from draft_node.drafters.batching import context_lens, flat_positions
+from draft_node.drafters.chain_worth import ChainWorth
 from draft_node.drafters.pass_clock import PassClock
 from draft_node.drafters.spec import Eagle3Spec
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
@@ -92,6 +93,7 @@ class Eagle3Drafter:
             context, num_heads=spec.decoder.num_heads, scale=spec.decoder.head_dim**-0.5
         )
         self._clock = PassClock()
+        self._worth = ChainWorth()
         # Features by slot: truncation may leave any of them waiting for another token.
         self._features = torch.zeros(
             cache.num_blocks * cache.block_size,
@@ -151,11 +153,15 @@ class Eagle3Drafter:
         )
         token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
         self._clock.begin(batch.due_s)
+        self._worth.begin(batch.worth, len(batch.rows))
         for slot in range(self.gamma):
             hidden = self._step(token_ids, hidden, positions + slot)
             logits, goes_on = self.decoder.logits(hidden)[:, None], self._clock.goes_on()
             if self.law_confidence is not None:
                 confidences.append(self.law_confidence(slot, logits))
+                if goes_on and self._worth.is_asked:
+                    known = confidences[-1][:, 0].tolist()
+                    goes_on = self._worth.goes_on(known, self._clock.usual_s)
             drawn.append(drawing.draw(slot, logits))
             if batch.keep_logits:
                 kept.append(logits)

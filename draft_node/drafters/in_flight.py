@@ -33,9 +33,14 @@ class InFlightTokens:
             at += count
 
     @property
-    def total(self) -> int:
-        """How many tokens wait."""
-        return sum(len(tokens) for _, tokens in self._tokens.values())
+    def most(self) -> int:
+        """Tokens of the row that has most of them; a pass computes as many for each."""
+        return max((len(tokens) for _, tokens in self._tokens.values()), default=0)
+
+    @property
+    def area(self) -> int:
+        """What a pass computes, padding included."""
+        return len(self._tokens) * self.most
 
     def truncate(self, row: int, length: int) -> None:
         """The row ends at `length` now."""

@@ -11,6 +11,7 @@ from draft_node.branch_attention import Entering
 from draft_node.chain_attention import ChainAttention
 from draft_node.context import Context
 from draft_node.drafters.batching import context_lens, flat_positions, refuse_gap
+from draft_node.drafters.chain_worth import ChainWorth
 from draft_node.drafters.in_flight import InFlightTokens
 from draft_node.drafters.pass_clock import PassClock
 from specserve.decoding.drawing import BlockLayout, DrawingRule
@@ -24,7 +25,9 @@ from specserve.drafting import (
 from specserve.model.attention import TorchAttention
 from specserve.model.transformer import Transformer
 
-_MOST_WAITING = 32  # tokens that the next draft computes along; more have a pass of their own
+# Tokens that the next draft computes along, of a row and padded of all; more have a pass of their
+# own.
+_MOST_WAITING, _MOST_AREA = 32, 128
 
 
 class LanguageModelDrafter:
@@ -64,6 +67,7 @@ class LanguageModelDrafter:
         )
         self._waiting = InFlightTokens()
         self._clock = PassClock()
+        self._worth = ChainWorth()
 
     def context_len(self, row: int) -> int:
         return self.context.rows.length(row)
@@ -73,7 +77,7 @@ class LanguageModelDrafter:
         self.context.rows.append(update.rows, update.starts, update.counts)
         token_ids = update.token_ids.tolist()
         self._waiting.add(update.rows, update.starts, update.counts, token_ids)
-        if self._waiting.total > _MOST_WAITING:
+        if self._waiting.most > _MOST_WAITING or self._waiting.area > _MOST_AREA:
             self._compute_waiting()
 
     def _compute_waiting(self) -> None:
@@ -118,6 +122,7 @@ class LanguageModelDrafter:
             kept = torch.empty(shape, device=positions.device)
         token_ids, drawn, confidences = batch.anchor_ids, [], []
         self._clock.begin(batch.due_s)
+        self._worth.begin(batch.worth, num_blocks)
         for slot in range(self.gamma):
             hidden = self._pass(token_ids, self._within(positions + slot), entering)[-num_blocks:]
             entering, goes_on = None, self._clock.goes_on()
@@ -126,6 +131,9 @@ class LanguageModelDrafter:
                 kept[:, slot] = logits[:, 0]
             if self.law_confidence is not None:
                 confidences.append(self.law_confidence(slot, logits))
+                if goes_on and self._worth.is_asked:
+                    known = confidences[-1][:, 0].tolist()
+                    goes_on = self._worth.goes_on(known, self._clock.usual_s)
             drawn.append(drawing.draw(slot, logits))
             token_ids = drawn[-1][:, 0]
             if not goes_on:

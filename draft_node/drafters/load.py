@@ -42,6 +42,8 @@ from specserve.model.parallel import TensorParallel
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
+# Of one with confidences beside its target: chains end where another token does not pay.
+DEFAULT_MOST_GAMMA = 8
 # The same in a process of its own, where the last token is not verified: its law foretells what
 # follows. More are seldom drafted in time, and dearer to verify than they are likely to stand.
 DEFAULT_HIDDEN_GAMMA = 1 + DEFAULT_GAMMA
@@ -59,7 +61,9 @@ class DrafterOptions:
     max_positions: int  # of one row, prompt and answer
     layout: Layout | None = None  # for checkpoints that do not tell
     local_head: Path | None = None
-    gamma: int | None = None  # cuts blocks; a language model's are as long, or `DEFAULT_GAMMA`
+    # Cuts blocks. A language model's are as long, or of `DEFAULT_GAMMA` tokens, or calibrated and
+    # of up to `DEFAULT_MOST_GAMMA`.
+    gamma: int | None = None
     calibrated: bool = True  # use the calibration beside the drafter, if it was made for both
     half_weights: bool = False  # as of `Kernels`; what is verified does not depend on it
 
@@ -77,9 +81,16 @@ def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOpt
         if calibration is not None:
             try:
                 attach(drafter, calibration, options.device)
+                _lengthen(drafter, options)
             except Unsupported as error:  # drafts are correct without, only less well scheduled
                 _LOG.warning("%s: calibration not used: %s", folders[-1], error)
     return drafter
+
+
+def _lengthen(drafter: Drafter, options: DrafterOptions) -> None:
+    """With confidences a chain knows when to end."""
+    if isinstance(drafter, LanguageModelDrafter) and options.gamma is None:
+        drafter.gamma = DEFAULT_MOST_GAMMA
 
 
 def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:

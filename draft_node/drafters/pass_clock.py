@@ -19,6 +19,11 @@ class PassClock:
         self._due_s = self._began_s = 0.0
         self._num_passes = 0
 
+    @property
+    def usual_s(self) -> float:
+        """What a pass takes."""
+        return self._usual_s
+
     def begin(self, due_s: float) -> None:
         """A draft call; its blocks are wanted at `due_s`, in seconds of `time.perf_counter`."""
         self._due_s, self._began_s, self._num_passes = due_s, time.perf_counter(), 0

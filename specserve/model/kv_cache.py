@@ -58,17 +58,21 @@ class KVCache:
             0, flat_slots, values.transpose(0, 1).reshape(rows)
         )
 
-    def gather(self, layer: int, flat_blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(
+        self, layer: int, flat_blocks: torch.Tensor, room: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `flat_blocks`, each [num_kv_heads, K * block_size, head_dim].
 
-        Valid until the next call: every layer gathers into the same memory, because fresh pages
-        cost more than the copy itself.
+        They lie in `room` [2, as many elements or more], or else are valid until the next call:
+        every layer gathers into the same memory, because fresh pages cost more than the copy.
         """
         rows = (self.num_kv_heads * self.num_blocks, self.block_size * self.head_dim)
         shape = (len(flat_blocks), self.block_size * self.head_dim)
-        if self._gathered.shape[1] < shape[0] * shape[1]:
-            self._gathered = self.keys.new_empty(2, shape[0] * shape[1])
-        keys, values = (buffer[: shape[0] * shape[1]].view(shape) for buffer in self._gathered)
+        if room is None:
+            if self._gathered.shape[1] < shape[0] * shape[1]:
+                self._gathered = self.keys.new_empty(2, shape[0] * shape[1])
+            room = self._gathered
+        keys, values = (buffer[: shape[0] * shape[1]].view(shape) for buffer in room)
         torch.index_select(self.keys[layer].view(rows), 0, flat_blocks, out=keys)
         torch.index_select(self.values[layer].view(rows), 0, flat_blocks, out=values)
         whole = (self.num_kv_heads, -1, self.head_dim)

@@ -23,6 +23,7 @@ from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import Drafter
 from specserve.model.transformer import Transformer
 from specserve.types import Request, SamplingParams
+from target_node.round_prices import Prices
 from tests.draft_node.drafters.checkpoints import DSPARK, options, write_drafter, write_target
 from tests.exactness.speculative import RandomBudget
 from tests.golden import Session
@@ -157,6 +158,7 @@ class Engine:
     rule: VerificationRule
     budget: Callable[[], Allocator] = _any_length
     wrap: Callable[[Drafter], Drafter] | None = None
+    prices: Callable[[], Prices] | None = None  # None: nothing costs anything
     num_blocks: int = 2000
     block_size: int = 4
 
@@ -183,6 +185,7 @@ def ask(models: Models, engine: Engine, num_samples: int, *, seed: int = 0) -> A
         draft=drafter if engine.wrap is None else engine.wrap(drafter),
         default_rule=engine.rule,
         budget=engine.budget(),
+        prices=None if engine.prices is None else engine.prices(),
         num_blocks=engine.num_blocks,
         block_size=engine.block_size,
         max_batch_rows=128,

@@ -14,10 +14,11 @@ import torch
 from draft_node.drafters.load import load_drafter
 from draft_node.drafters.ngram import NgramDrafter
 from draft_node.drafters.weights import TargetWeights
-from specserve.drafting import Drafter
+from specserve.drafting import Drafter, Worth
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from specserve.types import Request, SamplingParams
+from target_node.round_prices import FixedPrice
 from tests.draft_node.drafters.checkpoints import (
     DFLASH,
     DSPARK,
@@ -115,6 +116,25 @@ class RandomBudget:
             lens.append(min(self._rng.randint(0, len(survival)), capacity))
             capacity -= lens[-1]
         return lens
+
+
+def confident(drafter):
+    """With the largest probability of each law as its confidence, which ends chains."""
+    drafter.law_confidence = lambda first_slot, logits: logits.float().softmax(-1).amax(-1)
+    return drafter
+
+
+class MoodyPrices(FixedPrice):
+    """`Prices` that are others in every round: of tokens, and of the time that a pass takes."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(0.0)
+        self._rng = random.Random(seed)
+
+    def begin(self, num_rows: int) -> None:
+        # From nothing, where chains are whole, to more than any pass can bring.
+        pace = self._rng.choice([0.0, 1.0, 1e2, 1e3, 1e9])
+        self.worth = Worth(tokens_per_s=pace, token_price=self._rng.random() ** 2)
 
 
 MIXTURES: list[dict] = [

@@ -21,6 +21,7 @@ from specserve.decoding.verification.rule import VerificationRule
 from target_node.budget import SurvivalBudget
 from tests.exactness import engine_plants as plants
 from tests.exactness.engine_law import QUESTIONS, Answers, Engine, Models, ask, fits, make_models
+from tests.exactness.speculative import MoodyPrices, confident
 
 FALSE_ALARMS = 1e-6
 FEW, MANY = 400, 2000  # samples a question
@@ -38,6 +39,9 @@ LOOPS = {
         "language model",
         budget=partial(SurvivalBudget, 0.3),
         wrap=plants.ConfidentBeforeTheDraw,
+    ),
+    "language model, ending where it does not pay": partial(
+        Engine, "language model", wrap=confident, prices=partial(MoodyPrices, 5)
     ),
     "the target itself, all": partial(Engine, "the target itself", budget=SurvivalBudget),
     "ngram, any length": partial(Engine, "ngram"),

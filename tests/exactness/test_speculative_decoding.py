@@ -5,10 +5,13 @@ sampling fields, against plain decoding of the same seeded requests.
 import pytest
 
 from specserve.types import TokenOrigin
+from target_node.budget import PricedBudget
 from tests.exactness.speculative import (
     DRAFTERS,
     Models,
+    MoodyPrices,
     RandomBudget,
+    confident,
     make_models,
     requests,
     run,
@@ -83,6 +86,25 @@ def test_equal_when_resources_are_short(models, plain, name, settings):
     assert_equal(found, plain)
     if "num_blocks" in settings:
         assert target.scheduler.num_preemptions > 5
+
+
+@pytest.mark.parametrize(
+    "name", ["dspark vanilla", "language model", "the target itself", "eagle3"]
+)
+def test_equal_whatever_tokens_and_passes_cost(models, plain, name):
+    drafter = models.drafter(name)
+    if name in CHAINS:
+        drafter = confident(drafter)
+    prices = MoodyPrices(4)
+    target = InProcessTarget(
+        models.model(), draft=drafter, prices=prices, budget=PricedBudget(prices), max_model_len=90
+    )
+    assert_equal(run(target, requests(500)[:60], at_once=6), plain)
+    stats = [end.stats for end in target.ends.values()]
+    num_blocks = sum(s.num_drafts for s in stats)
+    drafted = sum(s.num_drafted_tokens for s in stats)
+    assert num_blocks > 50
+    assert num_blocks < drafted < drafter.gamma * num_blocks  # some of the blocks, some of each
 
 
 def test_the_target_drafting_for_itself_is_nearly_always_right(models):

@@ -32,6 +32,7 @@ from target_node.budget import SurvivalBudget
 from target_node.drafting import ColocatedDraft
 from target_node.node import TargetNode
 from target_node.ranks import Ranks
+from target_node.round_prices import Prices
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
@@ -82,6 +83,7 @@ class InProcessTarget:
         draft: Drafter | None = None,
         default_rule: VerificationRule = VerificationRule.COUPLED,
         budget: Allocator | None = None,
+        prices: Prices | None = None,
         max_extension: int = 512,
     ) -> None:
         self.control = ScriptedControl()
@@ -99,6 +101,7 @@ class InProcessTarget:
             device=torch.device("cpu"),
             default_rule=default_rule,
         )
+        self.prices = prices
         self.speculation = (
             NoSpeculation() if draft is None else self._speculation(draft, budget, max_extension)
         )
@@ -134,6 +137,7 @@ class InProcessTarget:
             scheduler=self.scheduler,
             sampler=self.sampler,
             budget=budget or SurvivalBudget(),
+            prices=self.prices,
         )
         return SynchronousSpeculation(colocated, admission)
 

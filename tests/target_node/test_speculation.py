@@ -28,7 +28,7 @@ class ScriptedDraft:
         self.gamma = gamma
         self.speculations: list[Speculation] = []
 
-    def speculate(self, rows):
+    def speculate(self, rows, *, worth=None):
         return {row.sequence: spec for row, spec in zip(rows, self.speculations, strict=True)}
 
 

@@ -3,7 +3,7 @@ import torch
 
 from draft_node.drafters.language_model import LanguageModelDrafter
 from specserve.decoding.drawing import Greedy, Sampled
-from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.drafting import ContextUpdate, DraftBatch, Worth
 from specserve.noise import OnceKeys
 from tests.golden_case import Session
 from tests.specserve.model.checkpoints import load
@@ -76,6 +76,38 @@ def test_logits_are_kept_when_asked_for(drafter):
     kept = drafter.draft(batch, Greedy())
     assert torch.equal(kept.logits.argmax(2), kept.token_ids)
     assert kept.logits.shape == (2, 5, 64)
+
+
+@pytest.mark.parametrize(("worth", "width"), [(Worth(1e9, 0.0), 1), (Worth(0.0, 0.0), 5)])
+def test_a_chain_that_does_not_pay_is_the_beginning_of_the_whole(drafter, worth, width):
+    extend(drafter, 0, [5, 9, 33, 2])
+    drafter.law_confidence = lambda slot, logits: logits.softmax(-1).amax(-1)
+    anchors = torch.tensor([3, 4])
+    whole = drafter.draft(DraftBatch([0, 0], anchors), Greedy())
+    found = drafter.draft(DraftBatch([0, 0], anchors, worth=worth), Greedy())
+    assert torch.equal(found.token_ids, whole.token_ids[:, :width])
+    torch.testing.assert_close(found.confidences, whole.confidences[:, :width])
+
+
+def test_without_confidences_no_chain_ends_early(drafter):
+    extend(drafter, 0, [5, 9, 33, 2])
+    batch = DraftBatch([0], torch.tensor([3]), worth=Worth(1e9, 1.0))
+    assert drafter.draft(batch, Greedy()).token_ids.shape == (1, 5)
+
+
+def test_tokens_of_many_rows_wait_for_the_next_draft_and_long_ones_do_not(model, drafter):
+    texts = {row: list(range(1, 9 + row)) for row in range(6)}
+    for row, text in texts.items():
+        extend(drafter, row, text)
+    assert drafter._waiting.most == 13
+    extend(drafter, 6, list(range(40)))
+    assert drafter._waiting.most == 0
+    for row, text in texts.items():
+        extend(drafter, row, [50, 51])
+        text += [50, 51]
+    drafted = drafter.draft(DraftBatch([1, 4, 6], torch.tensor([7, 8, 9])), Greedy()).token_ids
+    for place, text in enumerate(([*texts[1], 7], [*texts[4], 8], [*range(40), 9])):
+        assert drafted[place].tolist() == greedy(model, text, 5)
 
 
 @pytest.mark.parametrize(("due_s", "width"), [(0.0, 2), (float("inf"), 5)])

@@ -1,0 +1,64 @@
+"""Chains end where another pass is likely to cost more than it brings."""
+
+import pytest
+
+from draft_node.drafters.chain_worth import ChainWorth
+from specserve.drafting import Worth
+
+
+def num_passes(worth, *confidences, pass_s=0.01, num_blocks=1):
+    """Of a chain whose tokens have these confidences, block by block."""
+    chain = ChainWorth()
+    chain.begin(worth, num_blocks)
+    for count, known in enumerate(zip(*confidences, strict=True), start=1):
+        if not chain.goes_on(known, pass_s):
+            return count
+    return len(confidences[0])
+
+
+def test_without_a_worth_nothing_is_too_dear():
+    chain = ChainWorth()
+    chain.begin(None, 1)
+    assert not chain.is_asked
+    assert num_passes(None, [0.001] * 9) == 9
+
+
+def test_sure_chains_are_longer():
+    worth = Worth(tokens_per_s=30.0, token_price=0.1)  # a pass of 10 ms costs .3 tokens
+    assert num_passes(worth, [0.99] * 9) == 9
+    assert 2 <= num_passes(worth, [0.8] * 9) <= 4
+    assert num_passes(worth, [0.2] * 9) == 1
+
+
+def test_a_dearer_pass_or_place_makes_them_shorter():
+    likely = [0.9] * 9
+    cheap = num_passes(Worth(30.0, 0.05), likely)
+    assert num_passes(Worth(60.0, 0.05), likely) < cheap
+    assert num_passes(Worth(30.0, 0.4), likely) < cheap
+    assert num_passes(Worth(30.0, 0.05), likely, pass_s=0.02) < cheap
+
+
+def test_one_sure_chain_takes_the_others_along():
+    worth = Worth(30.0, 0.1)
+    assert num_passes(worth, [0.1] * 9, [0.99] * 9, num_blocks=2) == 9
+    assert num_passes(worth, [0.1] * 9, [0.1] * 9, num_blocks=2) == 1
+
+
+def test_many_chains_share_a_pass():
+    worth = Worth(40.0, 0.1)
+    alone = num_passes(worth, [0.7] * 9)
+    assert num_passes(worth, *[[0.7] * 9] * 4, num_blocks=4) > alone
+
+
+def test_what_usually_stands_is_learned():
+    worth, chain = Worth(30.0, 0.0), ChainWorth()
+    for _ in range(300):
+        chain.begin(worth, 1)
+        chain.goes_on([0.05], 0.01)
+    chain.begin(worth, 1)
+    assert not chain.goes_on([0.99], 0.01)  # the next one is likely to be as bad as all others
+
+
+@pytest.mark.parametrize("price", [0.0, 0.5])
+def test_where_time_is_worth_nothing_the_price_of_a_token_alone_decides(price):
+    assert num_passes(Worth(0.0, price), [0.8] * 9) == (9 if price == 0 else 2)
