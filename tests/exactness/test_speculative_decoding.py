@@ -88,9 +88,10 @@ def test_equal_when_resources_are_short(models, plain, name, settings):
         assert target.scheduler.num_preemptions > 5
 
 
-@pytest.mark.parametrize(
-    "name", ["dspark vanilla", "language model", "the target itself", "eagle3"]
-)
+CHAINS = ["language model", "the target itself", "eagle3"]
+
+
+@pytest.mark.parametrize("name", ["dspark vanilla", *CHAINS])
 def test_equal_whatever_tokens_and_passes_cost(models, plain, name):
     drafter = models.drafter(name)
     if name in CHAINS:
