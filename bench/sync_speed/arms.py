@@ -56,7 +56,11 @@ class Arms:
             if arm.drafter is not None:
                 drafter = self._drafter(arm.drafter, size)
                 speculating = Speculating(
-                    drafter, arm.rule, arm.drafter.gamma, arm.drafter.num_kept
+                    drafter,
+                    arm.rule,
+                    arm.drafter.gamma,
+                    arm.drafter.num_kept,
+                    min_survival=None,  # as a service verifies
                 )
             engine = self._engines[arm, size] = Engine(self._model, size, speculating)
         return engine
