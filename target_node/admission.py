@@ -45,10 +45,16 @@ class Admission:
         if self._prices is not None:
             self._prices.begin(len(rows))
 
-    @property
-    def worth(self) -> Worth | None:
-        """Of time and places in this round; None: whatever is drafted is worth it."""
-        return None if self._prices is None else self._prices.worth
+    def worth(self, rows: list[Row], num_drafted: int) -> Worth | None:
+        """Of time and places in the round of `rows`; None: whatever is drafted is worth it.
+
+        Also where `num_drafted` blocks might have to compete for places. Where chains end is known
+        by the tokens of all of them. A token that ended its neighbours' would make room for itself
+        that way, and by way of its place decide whether it is verified.
+        """
+        if self._prices is None or num_drafted * self.gamma > self._scheduler.room_for_drafts(rows):
+            return None
+        return self._prices.worth
 
     def may_speculate(self, row: Row) -> bool:
         """The last token that fits is the target's own: it needs no draft."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
+from specserve.drafting import Worth
 from specserve.link.messages import BlockKey, Tokens
 from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
@@ -77,7 +78,7 @@ class AsynchronousSpeculation:
         self._count(decoding, found)
         missed = [row for row in decoding if row.sequence not in found]
         if missed:
-            found |= self._after_miss(missed, len(found))
+            found |= self._after_miss(rows, missed, len(found))
         admitted = self._admission.admit(rows, found)
         self._reporter.report(
             [row for row in admitted if row.sequence.is_decoding], self._blocks, self._local
@@ -175,17 +176,24 @@ class AsynchronousSpeculation:
             return None
         return Speculation(token_ids=token_ids, confidences=block.confidences)
 
-    def _after_miss(self, missed: list[Row], num_hits: int) -> dict[Sequence, Speculation]:
+    def _after_miss(
+        self, rows: list[Row], missed: list[Row], num_hits: int
+    ) -> dict[Sequence, Speculation]:
         can_wait = all(self._reporter.peer_of(row.sequence) is not None for row in missed)
         miss = self._policy.choose(num_missed=len(missed), num_hits=num_hits, can_wait=can_wait)
         if miss is Miss.DRAFT_NOW:
             return self._draft_now(missed)
-        return self._draft_here(miss, missed) if miss in self._local.kinds else {}
+        if miss not in self._local.kinds:
+            return {}
+        # Blocks of all that draft, hits too, may compete for places.
+        return self._draft_here(miss, missed, self._admission.worth(rows, num_hits + len(missed)))
 
-    def _draft_here(self, miss: Miss, missed: list[Row]) -> dict[Sequence, Speculation]:
+    def _draft_here(
+        self, miss: Miss, missed: list[Row], worth: Worth | None
+    ) -> dict[Sequence, Speculation]:
         began_s = time.perf_counter()
         to_draft = [self._admission.to_draft(row) for row in missed]
-        found = self._local.draft(miss, to_draft, self._admission.worth)
+        found = self._local.draft(miss, to_draft, worth)
         self._policy.spent(miss, len(missed), time.perf_counter() - began_s)
         for _ in range(len(missed) - len(found)):
             self._policy.observe(miss, 0)  # it had nothing to say

@@ -116,7 +116,8 @@ class SynchronousSpeculation:
         self._admission.begin(decoding)
         if not decoding or not self._admission.has_room(rows):
             return self._admission.admit(rows, {})
-        to_draft, worth = [self._admission.to_draft(row) for row in decoding], self._admission.worth
+        to_draft = [self._admission.to_draft(row) for row in decoding]
+        worth = self._admission.worth(rows, len(decoding))
         found = self._tolerance.ask(lambda: self._draft.speculate(to_draft, worth=worth))
         return self._admission.admit(rows, found)
 

@@ -161,6 +161,7 @@ class Engine:
     prices: Callable[[], Prices] | None = None  # None: nothing costs anything
     num_blocks: int = 2000
     block_size: int = 4
+    max_batch_tokens: int = 300
 
 
 @dataclass
@@ -189,7 +190,7 @@ def ask(models: Models, engine: Engine, num_samples: int, *, seed: int = 0) -> A
         num_blocks=engine.num_blocks,
         block_size=engine.block_size,
         max_batch_rows=128,
-        max_batch_tokens=300,
+        max_batch_tokens=engine.max_batch_tokens,
     )
     return answers_of(target, num_samples, seed=seed)
 

@@ -67,9 +67,9 @@ def commit_one_more(patch):
 def keep_the_laws_of_the_round_before(patch):
     real = ColocatedDraft.speculate
 
-    def speculate(self, rows):
+    def speculate(self, rows, **options):
         before = self._drawn
-        found = real(self, rows)
+        found = real(self, rows, **options)
         if before is not None and self._drawn is not None:
             # Rows that did not exist then have their own laws.
             new, old = self._drawn.law, before.law

@@ -41,7 +41,11 @@ LOOPS = {
         wrap=plants.ConfidentBeforeTheDraw,
     ),
     "language model, ending where it does not pay": partial(
-        Engine, "language model", wrap=confident, prices=partial(MoodyPrices, 5)
+        Engine,
+        "language model",
+        wrap=confident,
+        prices=partial(MoodyPrices, 5),
+        max_batch_tokens=600,  # else all compete for places, and no chain ends early
     ),
     "the target itself, all": partial(Engine, "the target itself", budget=SurvivalBudget),
     "ngram, any length": partial(Engine, "ngram"),

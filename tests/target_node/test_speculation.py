@@ -11,6 +11,7 @@ from specserve.types import Request, SamplingParams, Speculation
 from target_node.admission import Admission
 from target_node.blocks import BlockPool
 from target_node.budget import SurvivalBudget
+from target_node.round_prices import FixedPrice, Prices
 from target_node.sampler import Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
@@ -29,13 +30,22 @@ class ScriptedDraft:
         self.speculations: list[Speculation] = []
 
     def speculate(self, rows, *, worth=None):
+        self.worth = worth
         return {row.sequence: spec for row, spec in zip(rows, self.speculations, strict=True)}
 
 
 class Round:
     """Decoding rows of given lengths; `spare` blocks are free besides one for each of them."""
 
-    def __init__(self, lengths: list[int], *, places: int, spare: int, gamma: int) -> None:
+    def __init__(
+        self,
+        lengths: list[int],
+        *,
+        places: int,
+        spare: int,
+        gamma: int,
+        prices: Prices | None = None,
+    ) -> None:
         held = [-(-length // BLOCK_SIZE) for length in lengths]
         self.pool = BlockPool(1 + sum(held) + len(lengths) + spare, BLOCK_SIZE, prefix_cache=False)
         self.scheduler = Scheduler(
@@ -50,7 +60,11 @@ class Round:
             default_rule=VerificationRule.REJECTION,
         )
         admission = Admission(
-            gamma=gamma, scheduler=self.scheduler, sampler=sampler, budget=SurvivalBudget()
+            gamma=gamma,
+            scheduler=self.scheduler,
+            sampler=sampler,
+            budget=SurvivalBudget(),
+            prices=prices,
         )
         self.source = SynchronousSpeculation(self.draft, admission)
 
@@ -104,6 +118,15 @@ def test_a_drafted_token_does_not_decide_through_another_rows_blocks_on_its_own(
         return min(1, subject.verify_lens([sure, own])[1])
 
     assert num_verified(0) == num_verified(1)
+
+
+@pytest.mark.parametrize(("places", "may_end"), [(4, True), (3, False)])
+def test_no_chain_ends_early_where_blocks_compete_for_places(places, may_end):
+    """A token that ends its neighbours' chains would make room for itself."""
+    prices = FixedPrice(0.2)
+    subject = Round([7, 8], places=places, spare=9, gamma=2, prices=prices)
+    subject.verify_lens([Speculation((3, 4), (0.95, 0.9)), Speculation((0, 5), (0.9, 0.8))])
+    assert subject.draft.worth == (prices.worth if may_end else None)
 
 
 GAMMA = 3
