@@ -5,6 +5,8 @@ Arms of a group follow each other within seconds and their order rotates, so tha
 the machine meets all of them. The first group goes to every arm once more beforehand, as a warm-up.
 """
 
+import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,8 +16,8 @@ from bench.regimes.plan import Plan
 from bench.regimes.records import Job, Setting, Trace
 from specserve.decoding.verification.rule import VerificationRule
 
-# `auto` chooses by what it has measured, and has to have measured something.
-_AUTO_WARM_UPS = 5
+# `auto` chooses by what it has measured, as a service does that has run for a while.
+_AUTO_WARM_UP_S = 12.0
 _LATE_GROUPS = 2  # of a setting, once time is up
 
 
@@ -80,8 +82,11 @@ class Interleaved:
         self, setting: Setting, arms: Sequence[Arm], groups: Sequence[list[list[int]]]
     ) -> None:
         for arm in arms if groups else ():
-            for number in range(_AUTO_WARM_UPS if arm.service.regime == AUTO else 1):
+            ends_s = time.monotonic() + (_AUTO_WARM_UP_S if arm.service.regime == AUTO else 0.0)
+            for number in itertools.count():
                 self._ask(arm, groups[number % len(groups)], setting, number)
+                if time.monotonic() >= ends_s:
+                    break
 
     def _ask(self, arm: Arm, prompts: list[list[int]], setting: Setting, number: int) -> Trace:
         first_seed = number * setting.batch_size
