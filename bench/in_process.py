@@ -30,11 +30,11 @@ from specserve.validation import Limits
 from specserve.wire.control import TargetControl
 from target_node.admission import Admission
 from target_node.blocks import BlockPool
-from target_node.budget import PricedBudget
+from target_node.budget import PricedBudget, SurvivalBudget
 from target_node.drafting import ColocatedDraft
 from target_node.node import TargetNode
 from target_node.ranks import Ranks
-from target_node.round_prices import FixedPrice, RoundPrices
+from target_node.round_prices import RoundPrices
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
@@ -168,12 +168,12 @@ def _speculation(
     )
     least = speculating.min_survival
     device = model.embedding.device.type
-    prices = RoundPrices(device) if least is None else FixedPrice(least)
+    prices = RoundPrices(device) if least is None else None
     admission = Admission(
         gamma=draft.gamma,
         scheduler=scheduler,
         sampler=sampler,
-        budget=PricedBudget(prices),
+        budget=SurvivalBudget(least or 0.0) if prices is None else PricedBudget(prices),
         prices=prices,
     )
     return SynchronousSpeculation(draft, admission)

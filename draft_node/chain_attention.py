@@ -17,6 +17,8 @@ from draft_node.branch_attention import Entering
 from draft_node.context import Context
 from draft_node.row_layout import RowLayout, pages_of
 
+_SPARE = 1.25  # of room, so that rows which grow by a page do not need new room each time
+
 
 class ChainAttention:
     """Call `plan` once a draft call, `run` in every layer of a pass, `advance` between passes."""
@@ -58,14 +60,15 @@ class ChainAttention:
         self._mask = self._mask_of(self._layout, np.array(lengths), self._num_rows, num_passes)
         self._pads = None if pads is None else pads.cpu().numpy()
         self._pass = 0
-        self._entries.clear()
 
     def _make_rooms(self) -> None:
         """Kept from call to call, because fresh pages of memory cost more than what is copied."""
         cache = self._context.cache
+        self._entries.clear()  # they are views of these
         size = len(self._flat_blocks) * cache.block_size * cache.head_dim
         if self._rooms.shape[2] < size:
-            self._rooms = cache.keys.new_empty(cache.num_layers, 2, size)
+            self._rooms = cache.keys.new_empty(cache.num_layers, 2, 0)
+            self._rooms = cache.keys.new_empty(cache.num_layers, 2, int(_SPARE * size))
 
     def _plan_first(
         self,

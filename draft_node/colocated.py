@@ -41,6 +41,7 @@ def load(
         max_positions=max_positions,
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=speculation.gamma,
+        chains_end=speculation.min_survival is None,
         half_weights=True,
     )
     folder = Path(speculation.drafter or "")

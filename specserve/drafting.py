@@ -41,6 +41,9 @@ class Worth:
 
     tokens_per_s: float  # made while a draft takes its time
     token_price: float  # what verifying one more token costs
+    # Whether a chain may end by what was drafted. Where blocks compete for places it may not: a
+    # token that ended its neighbours' chains would make room for itself.
+    may_look: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,10 @@ class DraftBatch:
     # When the blocks are wanted, in seconds of `time.perf_counter`: what is drafted token by token
     # may end early, after two tokens at least.
     due_s: float = math.inf
-    # What is drafted token by token ends where another token is likely to cost more than it brings;
-    # None: nowhere.
+    # What is drafted token by token ends where another token is likely to cost more than it brings,
+    # after `least` tokens at least; None: nowhere.
     worth: Worth | None = None
+    least: int = 1
 
     def max_gap(self) -> int:
         return max(self.min_gap, *map(len, self.gap_ids)) if self.gap_ids else 0

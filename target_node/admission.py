@@ -6,6 +6,7 @@ outcomes teach about acceptance, for drafters without confidences.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
 from specserve.decoding.verification.admission import Allocator
 from specserve.drafting import Worth
@@ -13,7 +14,7 @@ from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
 from target_node.budget import AcceptanceHistory, survival_of
 from target_node.drafting import RowToDraft, needs_law
-from target_node.round_prices import Prices
+from target_node.round_prices import RoundPrices
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
@@ -29,7 +30,7 @@ class Admission:
         scheduler: Scheduler,
         sampler: Sampler,
         budget: Allocator,
-        prices: Prices | None = None,
+        prices: RoundPrices | None = None,
     ) -> None:
         """`gamma`: drafted tokens of a block at most; `prices`: what they cost, if anybody asks."""
         self.gamma = gamma
@@ -38,23 +39,26 @@ class Admission:
         self._budget = budget
         self._prices = prices
         self._history = AcceptanceHistory(gamma)
+        self._has_drafts = False  # in this round
         self._num_rounds = 0  # in which somebody could be drafted for
 
-    def begin(self, rows: Rows[Row]) -> None:
-        """A round of these decoding rows begins, which are drafted for next."""
+    def begin(self, rows: list[Row]) -> None:
+        """A round begins, in which rows are drafted for next."""
         if self._prices is not None:
-            self._prices.begin(len(rows))
+            num_decoding = sum(row.sequence.is_decoding for row in rows)
+            self._prices.begin(num_decoding, is_mixed=num_decoding < len(rows))
 
     def worth(self, rows: list[Row], num_drafted: int) -> Worth | None:
         """Of time and places in the round of `rows`; None: whatever is drafted is worth it.
 
-        Also where `num_drafted` blocks might have to compete for places. Where chains end is known
-        by the tokens of all of them. A token that ended its neighbours' would make room for itself
-        that way, and by way of its place decide whether it is verified.
+        Where `num_drafted` blocks might compete for places, no chain may end by what was drafted.
+        All chains end together, so a token that ended its neighbours' would make room for itself,
+        and by way of its place decide whether it is verified.
         """
-        if self._prices is None or num_drafted * self.gamma > self._scheduler.room_for_drafts(rows):
+        if self._prices is None:
             return None
-        return self._prices.worth
+        has_room = num_drafted * self.gamma <= self._scheduler.room_for_drafts(rows)
+        return replace(self._prices.worth, may_look=has_room)
 
     def may_speculate(self, row: Row) -> bool:
         """The last token that fits is the target's own: it needs no draft."""
@@ -89,6 +93,7 @@ class Admission:
             for row, limit in zip(in_turn, limits, strict=True)
             if row.sequence in found
         ]
+        self._has_drafts = bool(drafted)
         survivals = [self._survival(speculation, limit) for _, speculation, limit in drafted]
         verify_lens = self._budget.allocate(survivals, self._scheduler.room_for_drafts(rows))
         admitted = {
@@ -102,9 +107,8 @@ class Admission:
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         """Learn from the outcomes; the record of every row that verified something."""
-        if self._prices is not None and all(row.sequence.is_decoding for row in rows):
+        if self._prices is not None:
             self._prices.observe(sum(len(result.token_ids) for result in sampled))
-        self._history.pass_over()
         records: list[VerifiedRow] = []
         for row, result in zip(rows, sampled, strict=True):
             if row.speculation is None or not row.verify_len or result.is_void:
@@ -122,6 +126,8 @@ class Admission:
                     confidences=row.speculation.confidences or (),
                 )
             )
+        if self._has_drafts:
+            self._history.settle()
         return records
 
     def _in_turn(self, rows: list[Row]) -> list[Row]:

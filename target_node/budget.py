@@ -6,9 +6,10 @@ Receives estimates alone, never tokens: see `specserve.decoding.verification.adm
 
 from collections.abc import Sequence
 
-from target_node.round_prices import Prices
+from target_node.round_prices import RoundPrices
 
-_KEPT = 0.99  # a round, of what was seen
+_KEPT = 0.995  # a round, of what was seen of a position that is not looked at
+_TRY_EVERY = 16
 
 
 class SurvivalBudget:
@@ -33,13 +34,25 @@ class SurvivalBudget:
 
 
 class PricedBudget:
-    """`Allocator`: positions that bring more than they cost in this round, the likeliest first."""
+    """`Allocator`: positions that bring more than they cost in this round, the likeliest first.
 
-    def __init__(self, prices: Prices) -> None:
+    Where that is none for long, one round in some verifies first tokens all the same: without
+    forwards of other sizes a price that is wrong would stay so.
+    """
+
+    def __init__(self, prices: RoundPrices) -> None:
         self._prices = prices
+        self._num_empty = 0  # rounds
 
     def allocate(self, survivals: Sequence[Sequence[float]], capacity: int) -> list[int]:
-        return SurvivalBudget(self._prices.worth.token_price).allocate(survivals, capacity)
+        verify_lens = SurvivalBudget(self._prices.worth.token_price).allocate(survivals, capacity)
+        if any(verify_lens):
+            return verify_lens
+        # First tokens know no other token of this round, so neither does the number of such rounds.
+        self._num_empty += 1
+        if self._num_empty % _TRY_EVERY:
+            return verify_lens
+        return SurvivalBudget().allocate([row[:1] for row in survivals], capacity)
 
 
 class AcceptanceHistory:
@@ -54,16 +67,21 @@ class AcceptanceHistory:
         self._prior, self._weight = prior, weight
         self._accepted = [prior * weight] * gamma
         self._seen = [weight] * gamma
+        self._num_looked_at = 0  # positions in this round
 
-    def pass_over(self) -> None:
+    def settle(self) -> None:
         """A round of rows that were drafted for is over."""
-        kept, first = _KEPT, (1 - _KEPT) * self._weight
-        self._seen = [kept * seen + first for seen in self._seen]
-        self._accepted = [kept * number + first * self._prior for number in self._accepted]
+        first = (1 - _KEPT) * self._weight
+        for k in range(self._num_looked_at, len(self._seen)):
+            self._seen[k] = _KEPT * self._seen[k] + first
+            self._accepted[k] = _KEPT * self._accepted[k] + first * self._prior
+        self._num_looked_at = 0
 
     def observe(self, verify_len: int, num_accepted: int) -> None:
         """One verified block; positions after the first rejection tell nothing."""
-        for k in range(min(verify_len, num_accepted + 1)):
+        num_judged = min(verify_len, num_accepted + 1)
+        self._num_looked_at = max(self._num_looked_at, num_judged)
+        for k in range(num_judged):
             self._seen[k] += 1
             self._accepted[k] += k < num_accepted
 

@@ -108,7 +108,10 @@ class ColocatedDraft:
             group = [row for row in ready if needs_law(row) is by_ratio]
             if group:
                 keep_logits = num_scored > 0 and not by_ratio
-                drawn = self._draft(group, self._rule(group, by_ratio=by_ratio), keep_logits)
+                rule = self._rule(group, by_ratio=by_ratio)
+                # Of a block whose outcome is to be foreseen the last token stays behind.
+                batch = self._batch(group, keep_logits=keep_logits, least=2 if num_scored else 1)
+                drawn = self._drafter.draft(batch, rule)
                 if num_scored:
                     self._foresee(group, drawn, num_scored)
                 found.update(self._speculations(group, drawn))
@@ -219,17 +222,15 @@ class ColocatedDraft:
 
     # --- blocks ------------------------------------------------------------------------------
 
-    def _draft(
-        self, rows: Rows[RowToDraft], rule: DrawingRule, keep_logits: bool
-    ) -> SpeculationBatch:
+    def _batch(self, rows: Rows[RowToDraft], *, keep_logits: bool, least: int) -> DraftBatch:
         anchors = [row.sequence.token_ids[-1] for row in rows]
-        batch = DraftBatch(
+        return DraftBatch(
             rows=[self._row_of[row.sequence] for row in rows],
             anchor_ids=torch.tensor(anchors, dtype=torch.int64, device=self._device),
             keep_logits=keep_logits,
             worth=self._worth,
+            least=least,
         )
-        return self._drafter.draft(batch, rule)
 
     def _rule(self, rows: Rows[RowToDraft], *, by_ratio: bool) -> DrawingRule:
         states = [row.state for row in rows]

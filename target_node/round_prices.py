@@ -3,18 +3,17 @@
 
 A forward of few tokens takes what its weights take to read, one of many what they take to
 multiply, and in between every token adds to it. Apart for each load (decoding rows, in powers of
-two) a line is fitted through the latest forwards, time against tokens; its slope, at the speed at
-which the service makes tokens now, is the price of a token in tokens. To verify what is likelier
-than that to survive is what makes the speed largest (Dinkelbach: the best ratio of tokens to time
-is the one at whose own rate no further token pays). DSpark's scheduler (Algorithm 1) searches a
-table of steps a second instead; where the table is straight the answer is the same, and no table
-is needed before the first request.
+two, alone or beside prompts) a line is fitted through the latest forwards, time against tokens. Its
+slope, at the speed at which the service makes tokens now, is the price of a token in tokens. To
+verify what is likelier than that to survive is what makes the speed largest (Dinkelbach: the best
+ratio of tokens to time is the one at whose own rate no further token pays). DSpark's scheduler
+(Algorithm 1) searches a table of steps a second instead; where the table is straight the answer is
+the same, and no table is needed before the first request.
 
 Receives counts and times, never tokens: a price says nothing of what was drawn in its round.
 """
 
 import time
-from typing import Protocol
 
 from specserve.drafting import Worth
 
@@ -28,61 +27,30 @@ _MOST = 2.0  # times what was expected is the most that a round counts: others m
 _PRIOR_VARIANCE = 2.0
 
 
-class Prices(Protocol):
-    """Call `begin`, `launch` and `observe` in every round that is to count."""
-
-    def begin(self, num_rows: int) -> None:
-        """A round of that many decoding rows begins; nothing is drafted yet."""
-        ...
-
-    def launch(self, num_tokens: int) -> None:
-        """The forward of so many tokens begins."""
-        ...
-
-    def observe(self, num_emitted: int) -> None:
-        """The round is over, and made so many tokens."""
-        ...
-
-    @property
-    def worth(self) -> Worth:
-        """In this round."""
-        ...
-
-
-class FixedPrice:
-    """`Prices` of whoever knows better: a token costs the same whatever happens."""
-
-    def __init__(self, token_price: float) -> None:
-        self.worth = Worth(tokens_per_s=0.0, token_price=token_price)
-
-    def begin(self, num_rows: int) -> None:
-        pass
-
-    def launch(self, num_tokens: int) -> None:
-        pass
-
-    def observe(self, num_emitted: int) -> None:
-        pass
-
-
 class RoundPrices:
-    """`Prices` of one way to draft."""
+    """Of one way to draft. Call `begin`, `launch` and `observe` in every round that is to count."""
 
     def __init__(self, device_type: str) -> None:
         self._turning_point = TURNING_POINT[device_type]
-        self._loads: dict[int, _Load] = {}
-        self._load: _Load = self._of(1)
+        self._loads: dict[tuple[int, bool], _Load] = {}
+        self._load: _Load = self._of(1, is_mixed=False)
         self._began_s = self._launched_s = 0.0
         self._num_tokens = 0
 
-    def begin(self, num_rows: int) -> None:
-        self._load = self._of(num_rows)
+    def begin(self, num_decoding: int, *, is_mixed: bool = False) -> None:
+        """A round of that many decoding rows begins; nothing is drafted yet.
+
+        Prompts or parts of them are read in a mixed one besides.
+        """
+        self._load = self._of(num_decoding, is_mixed=is_mixed)
         self._began_s = time.perf_counter()
 
     def launch(self, num_tokens: int) -> None:
+        """The forward of so many tokens begins."""
         self._num_tokens, self._launched_s = num_tokens, time.perf_counter()
 
     def observe(self, num_emitted: int) -> None:
+        """The round is over, and made so many tokens."""
         now_s = time.perf_counter()
         self._load.add(
             self._num_tokens, now_s - self._launched_s, now_s - self._began_s, num_emitted
@@ -93,9 +61,9 @@ class RoundPrices:
         """Nothing costs anything before a few rounds were measured."""
         return self._load.worth
 
-    def _of(self, num_rows: int) -> "_Load":
-        bucket = max(num_rows, 1).bit_length()
-        return self._loads.setdefault(bucket, _Load(self._turning_point))
+    def _of(self, num_decoding: int, *, is_mixed: bool) -> "_Load":
+        load = (max(num_decoding, 1).bit_length(), is_mixed)
+        return self._loads.setdefault(load, _Load(self._turning_point))
 
 
 class _Load:

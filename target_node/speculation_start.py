@@ -18,13 +18,13 @@ from specserve.wire.draft_control import DraftControlTarget
 from target_node.admission import Admission
 from target_node.asynchronous import AsynchronousSpeculation
 from target_node.auto import AutoSpeculation
-from target_node.budget import PricedBudget
+from target_node.budget import PricedBudget, SurvivalBudget
 from target_node.draft_links import DraftLinks, DraftPeer
 from target_node.drafting import ColocatedDraft
 from target_node.feature_cache import FeatureCache
 from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss, MissPolicy
-from target_node.round_prices import FixedPrice, RoundPrices
+from target_node.round_prices import RoundPrices
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
@@ -199,11 +199,11 @@ class _Builder:
 
     def _admission(self, gamma: int) -> Admission:
         least = self._config.speculation.min_survival
-        prices = RoundPrices(self._device.type) if least is None else FixedPrice(least)
+        prices = RoundPrices(self._device.type) if least is None else None
         return Admission(
             gamma=gamma,
             scheduler=self._scheduler,
             sampler=self._sampler,
-            budget=PricedBudget(prices),
+            budget=SurvivalBudget(least or 0.0) if prices is None else PricedBudget(prices),
             prices=prices,
         )

@@ -8,7 +8,7 @@ stands too. Receives confidences, known before their tokens are drawn, and never
 
 from collections.abc import Sequence
 
-from specserve.drafting import Worth
+from specserve.drafting import DraftBatch, Worth
 
 _FIRST = 0.75  # P(a token stands | those before it do), before any was seen
 _SMOOTHING = 0.02  # weight of the newest pass
@@ -21,26 +21,33 @@ class ChainWorth:
         self._usual = _FIRST
         self._worth: Worth | None = None
         self._survivals: list[float] = []
+        self._num_left = 0  # passes that are made whatever they are worth
 
-    def begin(self, worth: Worth | None, num_blocks: int) -> None:
-        """A draft call; without a `worth` no pass is too dear."""
-        self._worth, self._survivals = worth, [1.0] * num_blocks
+    def begin(self, batch: DraftBatch) -> None:
+        """A draft call; without a worth no pass is too dear."""
+        self._worth, self._survivals = batch.worth, [1.0] * len(batch.rows)
+        self._num_left = batch.least - 1
 
     @property
-    def is_asked(self) -> bool:
-        """Whether confidences have to be looked at, which is a wait for an accelerator."""
-        return self._worth is not None
+    def is_looking(self) -> bool:
+        """Whether confidences are wanted, which is a wait for an accelerator."""
+        return self._worth is not None and self._worth.may_look
 
     def goes_on(self, confidences: Sequence[float], pass_s: float) -> bool:
         """After a pass, before its tokens are drawn: whether another of `pass_s` seconds pays.
 
-        confidences: of the tokens about to be drawn, one a block.
+        confidences: of the tokens about to be drawn, one a block; ignored if nobody `is_looking`.
         """
         worth = self._worth
         if worth is None:
             return True
-        mean = sum(confidences) / len(confidences)
-        self._usual += _SMOOTHING * (mean - self._usual)
-        self._survivals = [s * c for s, c in zip(self._survivals, confidences, strict=True)]
+        # What is no probability must not stay in the means of all that follows.
+        known = [c if 0.0 <= c <= 1.0 else 0.0 for c in confidences]
+        if worth.may_look:
+            self._usual += _SMOOTHING * (sum(known) / len(known) - self._usual)
+        else:
+            known = [self._usual] * len(self._survivals)
+        self._survivals = [s * c for s, c in zip(self._survivals, known, strict=True)]
+        self._num_left -= 1
         gain = sum(max(0.0, s * self._usual - worth.token_price) for s in self._survivals)
-        return gain > worth.tokens_per_s * pass_s
+        return self._num_left >= 0 or gain > worth.tokens_per_s * pass_s

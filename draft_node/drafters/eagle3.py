@@ -152,16 +152,16 @@ class Eagle3Drafter:
             BlockLayout(positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, None)
         )
         token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
-        self._clock.begin(batch.due_s)
-        self._worth.begin(batch.worth, len(batch.rows))
+        self._clock.begin(batch.due_s, len(batch.rows))
+        self._worth.begin(batch)
         for slot in range(self.gamma):
             hidden = self._step(token_ids, hidden, positions + slot)
             logits, goes_on = self.decoder.logits(hidden)[:, None], self._clock.goes_on()
             if self.law_confidence is not None:
                 confidences.append(self.law_confidence(slot, logits))
-                if goes_on and self._worth.is_asked:
-                    known = confidences[-1][:, 0].tolist()
-                    goes_on = self._worth.goes_on(known, self._clock.usual_s)
+                if goes_on:
+                    known = confidences[-1][:, 0].tolist() if self._worth.is_looking else []
+                    goes_on = self._worth.goes_on(known, self._clock.further_s)
             drawn.append(drawing.draw(slot, logits))
             if batch.keep_logits:
                 kept.append(logits)

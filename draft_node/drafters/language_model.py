@@ -31,7 +31,7 @@ _MOST_WAITING, _MOST_AREA = 32, 128
 
 
 class LanguageModelDrafter:
-    """`Drafter`: gamma forward passes of one token a block, or as many as there is time for."""
+    """`Drafter`: gamma forward passes of one token a block, or as many as are in time and pay."""
 
     holds_tokens_in_flight = True
     stops_in_time = True
@@ -121,8 +121,8 @@ class LanguageModelDrafter:
             shape = (num_blocks, self.gamma, self.model.config.vocab_size)
             kept = torch.empty(shape, device=positions.device)
         token_ids, drawn, confidences = batch.anchor_ids, [], []
-        self._clock.begin(batch.due_s)
-        self._worth.begin(batch.worth, num_blocks)
+        self._clock.begin(batch.due_s, num_blocks)
+        self._worth.begin(batch)
         for slot in range(self.gamma):
             hidden = self._pass(token_ids, self._within(positions + slot), entering)[-num_blocks:]
             entering, goes_on = None, self._clock.goes_on()
@@ -131,9 +131,9 @@ class LanguageModelDrafter:
                 kept[:, slot] = logits[:, 0]
             if self.law_confidence is not None:
                 confidences.append(self.law_confidence(slot, logits))
-                if goes_on and self._worth.is_asked:
-                    known = confidences[-1][:, 0].tolist()
-                    goes_on = self._worth.goes_on(known, self._clock.usual_s)
+                if goes_on:
+                    known = confidences[-1][:, 0].tolist() if self._worth.is_looking else []
+                    goes_on = self._worth.goes_on(known, self._clock.further_s)
             drawn.append(drawing.draw(slot, logits))
             token_ids = drawn[-1][:, 0]
             if not goes_on:

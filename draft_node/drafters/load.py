@@ -61,9 +61,10 @@ class DrafterOptions:
     max_positions: int  # of one row, prompt and answer
     layout: Layout | None = None  # for checkpoints that do not tell
     local_head: Path | None = None
-    # Cuts blocks. A language model's are as long, or of `DEFAULT_GAMMA` tokens, or calibrated and
-    # of up to `DEFAULT_MOST_GAMMA`.
+    # Cuts blocks. A language model's are as long, or of `DEFAULT_GAMMA` tokens, or of up to
+    # `DEFAULT_MOST_GAMMA` if it is calibrated and asked for chains that end where they do not pay.
     gamma: int | None = None
+    chains_end: bool = False
     calibrated: bool = True  # use the calibration beside the drafter, if it was made for both
     half_weights: bool = False  # as of `Kernels`; what is verified does not depend on it
 
@@ -89,7 +90,8 @@ def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOpt
 
 def _lengthen(drafter: Drafter, options: DrafterOptions) -> None:
     """With confidences a chain knows when to end."""
-    if isinstance(drafter, LanguageModelDrafter) and options.gamma is None:
+    is_chain = isinstance(drafter, LanguageModelDrafter)
+    if is_chain and options.chains_end and options.gamma is None:
         drafter.gamma = DEFAULT_MOST_GAMMA
 
 

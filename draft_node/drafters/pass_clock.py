@@ -4,6 +4,7 @@ import time
 
 LEAST_PASSES = 2  # the last token of a block is never verified, so one alone is of no use
 _SMOOTHING = 0.2  # weight of the newest pass
+_KEPT = 0.99  # a call, of what a further pass takes
 _MOST = 2.0  # times the usual is the most that a pass counts: others may have had the core
 
 
@@ -16,16 +17,23 @@ class PassClock:
 
     def __init__(self) -> None:
         self._usual_s = 0.0
+        self._further_s: dict[int, float] = {}  # by blocks, in powers of two
+        self._load = 0
         self._due_s = self._began_s = 0.0
         self._num_passes = 0
 
     @property
-    def usual_s(self) -> float:
-        """What a pass takes."""
-        return self._usual_s
+    def further_s(self) -> float:
+        """What a pass after the first takes, for as many blocks; 0 where that is not known.
 
-    def begin(self, due_s: float) -> None:
+        Fades while no call has a second one: what was slow once would else never be tried again.
+        """
+        return self._further_s.get(self._load, 0.0)
+
+    def begin(self, due_s: float, num_blocks: int = 1) -> None:
         """A draft call; its blocks are wanted at `due_s`, in seconds of `time.perf_counter`."""
+        self._load = num_blocks.bit_length()
+        self._further_s[self._load] = _KEPT * self.further_s
         self._due_s, self._began_s, self._num_passes = due_s, time.perf_counter(), 0
 
     def goes_on(self) -> bool:
@@ -37,7 +45,12 @@ class PassClock:
         now_s = time.perf_counter()
         took_s, self._began_s = now_s - self._began_s, now_s
         self._num_passes += 1
-        if not self._usual_s:
-            self._usual_s = took_s
-        self._usual_s += _SMOOTHING * (min(took_s, _MOST * self._usual_s) - self._usual_s)
+        self._usual_s = _smoothed(self._usual_s, took_s)
+        if self._num_passes > 1:
+            self._further_s[self._load] = _smoothed(self.further_s, took_s)
         return self._num_passes < LEAST_PASSES or now_s + self._usual_s <= self._due_s
+
+
+def _smoothed(usual_s: float, took_s: float) -> float:
+    usual_s = usual_s or took_s
+    return usual_s + _SMOOTHING * (min(took_s, _MOST * usual_s) - usual_s)

@@ -23,7 +23,7 @@ from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import Drafter
 from specserve.model.transformer import Transformer
 from specserve.types import Request, SamplingParams
-from target_node.round_prices import Prices
+from target_node.round_prices import RoundPrices
 from tests.draft_node.drafters.checkpoints import DSPARK, options, write_drafter, write_target
 from tests.exactness.speculative import RandomBudget
 from tests.golden import Session
@@ -158,7 +158,7 @@ class Engine:
     rule: VerificationRule
     budget: Callable[[], Allocator] = _any_length
     wrap: Callable[[Drafter], Drafter] | None = None
-    prices: Callable[[], Prices] | None = None  # None: nothing costs anything
+    prices: Callable[[], RoundPrices] | None = None  # None: nothing costs anything
     num_blocks: int = 2000
     block_size: int = 4
     max_batch_tokens: int = 300

@@ -18,7 +18,7 @@ from specserve.drafting import Drafter, Worth
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from specserve.types import Request, SamplingParams
-from target_node.round_prices import FixedPrice
+from target_node.round_prices import RoundPrices
 from tests.draft_node.drafters.checkpoints import (
     DFLASH,
     DSPARK,
@@ -124,17 +124,22 @@ def confident(drafter):
     return drafter
 
 
-class MoodyPrices(FixedPrice):
+class MoodyPrices(RoundPrices):
     """`Prices` that are others in every round: of tokens, and of the time that a pass takes."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(0.0)
+        super().__init__("cpu")
         self._rng = random.Random(seed)
+        self._mood = Worth(0.0, 0.0)
 
-    def begin(self, num_rows: int) -> None:
+    def begin(self, num_decoding: int, *, is_mixed: bool = False) -> None:
         # From nothing, where chains are whole, to more than any pass can bring.
         pace = self._rng.choice([0.0, 1.0, 1e2, 1e3, 1e9])
-        self.worth = Worth(tokens_per_s=pace, token_price=self._rng.random() ** 2)
+        self._mood = Worth(tokens_per_s=pace, token_price=self._rng.random() ** 2)
+
+    @property
+    def worth(self) -> Worth:
+        return self._mood
 
 
 MIXTURES: list[dict] = [

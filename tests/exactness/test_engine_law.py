@@ -45,7 +45,14 @@ LOOPS = {
         "language model",
         wrap=confident,
         prices=partial(MoodyPrices, 5),
-        max_batch_tokens=600,  # else all compete for places, and no chain ends early
+        max_batch_tokens=600,  # else all compete for places, and chains do not look at each other
+    ),
+    "language model, ending blindly among the best": partial(
+        Engine,
+        "language model",
+        wrap=confident,
+        prices=partial(MoodyPrices, 6),
+        budget=SurvivalBudget,
     ),
     "the target itself, all": partial(Engine, "the target itself", budget=SurvivalBudget),
     "ngram, any length": partial(Engine, "ngram"),

@@ -32,7 +32,7 @@ from target_node.budget import SurvivalBudget
 from target_node.drafting import ColocatedDraft
 from target_node.node import TargetNode
 from target_node.ranks import Ranks
-from target_node.round_prices import Prices
+from target_node.round_prices import RoundPrices
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
@@ -83,7 +83,7 @@ class InProcessTarget:
         draft: Drafter | None = None,
         default_rule: VerificationRule = VerificationRule.COUPLED,
         budget: Allocator | None = None,
-        prices: Prices | None = None,
+        prices: RoundPrices | None = None,
         max_extension: int = 512,
     ) -> None:
         self.control = ScriptedControl()

@@ -6,7 +6,7 @@ import pytest
 
 from target_node import round_prices
 from target_node.budget import PricedBudget
-from target_node.round_prices import TURNING_POINT, FixedPrice, RoundPrices
+from target_node.round_prices import TURNING_POINT, RoundPrices
 
 
 class Time:
@@ -29,9 +29,11 @@ def prices():
     return RoundPrices("cpu")
 
 
-def play(prices, time, num_tokens, *, num_rows=1, forward_s, draft_s=0.0, num_emitted=2):
+def play(
+    prices, time, num_tokens, *, num_rows=1, is_mixed=False, forward_s, draft_s=0.0, num_emitted=2
+):
     """One round."""
-    prices.begin(num_rows)
+    prices.begin(num_rows, is_mixed=is_mixed)
     time.now_s += draft_s
     prices.launch(num_tokens)
     time.now_s += forward_s
@@ -115,5 +117,27 @@ def test_what_brings_less_than_it_costs_is_not_verified(prices, time):
         play(prices, time, 6, forward_s=0.032, num_emitted=8)  # 8 / 32: a quarter of a token
     prices.begin(1)
     assert PricedBudget(prices).allocate([[0.9, 0.3, 0.2], [0.24], [0.26]], 9) == [2, 0, 1]
-    assert PricedBudget(FixedPrice(0.25)).allocate([[0.9, 0.3, 0.2], [0.24]], 9) == [2, 0]
-    assert PricedBudget(FixedPrice(0.0)).allocate([[0.9, 0.0]], 9) == [2]
+
+
+def test_rounds_beside_prompts_have_prices_of_their_own(prices, time):
+    for size in [1, 2, 3] * 20:
+        play(prices, time, size, forward_s=0.02, num_emitted=2)
+        play(prices, time, 200 + size, is_mixed=True, forward_s=0.2 + 0.002 * size, num_emitted=2)
+    prices.begin(1, is_mixed=True)
+    assert prices.worth.tokens_per_s < 12
+    prices.begin(1)
+    assert prices.worth.tokens_per_s > 90
+
+
+def test_a_wrong_price_is_tried_out_now_and_then(prices, time):
+    """Forwards are far flatter than assumed, and too dear is what is never verified."""
+    budget, verified = PricedBudget(prices), []
+    for _ in range(10):
+        play(prices, time, 1, forward_s=0.02, num_emitted=8)
+    for _ in range(600):
+        prices.begin(1)
+        lens = budget.allocate([[0.2, 0.1]], 9)
+        verified.append(sum(lens))
+        play(prices, time, 1 + sum(lens), forward_s=0.02, num_emitted=8)
+    assert verified[:15] == [0] * 15
+    assert min(verified[-100:]) == 2

@@ -1,15 +1,20 @@
 """Chains end where another pass is likely to cost more than it brings."""
 
 import pytest
+import torch
 
 from draft_node.drafters.chain_worth import ChainWorth
-from specserve.drafting import Worth
+from specserve.drafting import DraftBatch, Worth
 
 
-def num_passes(worth, *confidences, pass_s=0.01, num_blocks=1):
-    """Of a chain whose tokens have these confidences, block by block."""
+def batch(worth, num_blocks=1, least=1):
+    return DraftBatch([0] * num_blocks, torch.zeros(num_blocks).long(), worth=worth, least=least)
+
+
+def num_passes(worth, *confidences, pass_s=0.01, least=1):
+    """Of chains whose tokens have these confidences, block by block."""
     chain = ChainWorth()
-    chain.begin(worth, num_blocks)
+    chain.begin(batch(worth, len(confidences), least))
     for count, known in enumerate(zip(*confidences, strict=True), start=1):
         if not chain.goes_on(known, pass_s):
             return count
@@ -18,8 +23,8 @@ def num_passes(worth, *confidences, pass_s=0.01, num_blocks=1):
 
 def test_without_a_worth_nothing_is_too_dear():
     chain = ChainWorth()
-    chain.begin(None, 1)
-    assert not chain.is_asked
+    chain.begin(batch(None))
+    assert not chain.is_looking
     assert num_passes(None, [0.001] * 9) == 9
 
 
@@ -40,23 +45,43 @@ def test_a_dearer_pass_or_place_makes_them_shorter():
 
 def test_one_sure_chain_takes_the_others_along():
     worth = Worth(30.0, 0.1)
-    assert num_passes(worth, [0.1] * 9, [0.99] * 9, num_blocks=2) == 9
-    assert num_passes(worth, [0.1] * 9, [0.1] * 9, num_blocks=2) == 1
+    assert num_passes(worth, [0.1] * 9, [0.99] * 9) == 9
+    assert num_passes(worth, [0.1] * 9, [0.1] * 9) == 1
 
 
 def test_many_chains_share_a_pass():
     worth = Worth(40.0, 0.1)
     alone = num_passes(worth, [0.7] * 9)
-    assert num_passes(worth, *[[0.7] * 9] * 4, num_blocks=4) > alone
+    assert num_passes(worth, *[[0.7] * 9] * 4) > alone
 
 
 def test_what_usually_stands_is_learned():
     worth, chain = Worth(30.0, 0.0), ChainWorth()
     for _ in range(300):
-        chain.begin(worth, 1)
+        chain.begin(batch(worth))
         chain.goes_on([0.05], 0.01)
-    chain.begin(worth, 1)
+    chain.begin(batch(worth))
     assert not chain.goes_on([0.99], 0.01)  # the next one is likely to be as bad as all others
+
+
+def test_as_many_tokens_as_are_wanted_whatever_they_are_worth():
+    worth = Worth(1e9, 1.0)
+    assert [num_passes(worth, [0.9] * 9, least=least) for least in (1, 2, 5)] == [1, 2, 5]
+
+
+def test_without_looking_what_is_usual_decides():
+    blind = Worth(30.0, 0.1, may_look=False)
+    lengths = {num_passes(blind, [sure] * 9) for sure in (0.0, 0.5, 1.0)}
+    assert len(lengths) == 1
+    assert 1 < lengths.pop() < 9
+
+
+def test_what_is_no_probability_spoils_one_chain_alone():
+    worth, chain = Worth(30.0, 0.1), ChainWorth()
+    chain.begin(batch(worth))
+    assert not chain.goes_on([float("nan")], 0.01)
+    chain.begin(batch(worth))
+    assert chain.goes_on([0.99], 0.01)
 
 
 @pytest.mark.parametrize("price", [0.0, 0.5])

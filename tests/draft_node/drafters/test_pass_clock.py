@@ -51,3 +51,19 @@ def test_one_slow_pass_does_not_end_a_chain_that_has_time(time):
     clock = PassClock()
     passes(clock, time, 100.0, [1.0] * 9)
     assert passes(clock, time, 12.0, [6.0, *[1.0] * 9]) == 6
+
+
+def test_a_further_pass_is_timed_apart_from_first_ones_and_by_how_many_blocks_it_has(time):
+    clock = PassClock()
+    for num_blocks, took_s in ((1, [9.0, 1.0, 1.0]), (16, [30.0, 5.0, 5.0])):
+        for _ in range(20):
+            clock.begin(float("inf"), num_blocks)
+            for seconds in took_s:
+                time.now_s += seconds
+                clock.goes_on()
+        assert clock.further_s == pytest.approx(took_s[1], rel=0.05)
+    clock.begin(float("inf"), 1)
+    assert clock.further_s == pytest.approx(1.0, rel=0.05)
+    for _ in range(400):  # calls of one pass each
+        clock.begin(float("inf"), 1)
+    assert clock.further_s < 0.05
