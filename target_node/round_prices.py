@@ -22,9 +22,10 @@ from specserve.drafting import Worth
 TURNING_POINT = {"cpu": 26.0, "cuda": 256.0}
 _SMOOTHING = 0.01  # weight of the newest round, once there were many
 _LEAST_ROUNDS = 4  # before anything is believed
-_MOST = 2.0  # times what was expected is the most that a round counts: others may have had the core
-# Tokens squared: where forwards hardly differ in size, what was assumed beforehand counts.
-_PRIOR_VARIANCE = 2.0
+_MOST = 1.5  # times what was expected is the most that a round counts: others may have had the core
+# Tokens squared, over all rounds that count: until forwards have differed in size by as much, what
+# was assumed beforehand counts more. A slope from less is lost in a tenth of noise.
+_PRIOR_SQUARES = 6.0
 
 
 class RoundPrices:
@@ -99,8 +100,8 @@ class _Load:
     def slope(self) -> float:
         """Seconds that a token adds to a forward: none at least, its share of all at most."""
         assumed = self._forward_s / (self._turning_point + self._num_tokens)
-        covariance = self._covariance + _PRIOR_VARIANCE * assumed
-        slope = covariance / (self._variance + _PRIOR_VARIANCE)
+        prior = _PRIOR_SQUARES * max(_SMOOTHING, 1 / self._num_rounds)
+        slope = (self._covariance + prior * assumed) / (self._variance + prior)
         return min(max(slope, 0.0), self._forward_s / max(self._num_tokens, 1.0))
 
     @property

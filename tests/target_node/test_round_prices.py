@@ -140,4 +140,4 @@ def test_a_wrong_price_is_tried_out_now_and_then(prices, time):
         verified.append(sum(lens))
         play(prices, time, 1 + sum(lens), forward_s=0.02, num_emitted=8)
     assert verified[:15] == [0] * 15
-    assert min(verified[-100:]) == 2
+    assert sum(verified[-100:]) > 150
