@@ -59,6 +59,7 @@ class AsynchronousSpeculation:
         self._streams = Streams()
         self._reporter = Reporter(links, self._streams, admission, features)
         self._blocks: dict[Sequence, PushedBlock] = {}  # of this round's rows
+        self._awaited: set[Sequence] = set()  # rows whose blocks were waited for in this round
         self._began_s = 0.0  # of the forward
         self._hits: dict[Sequence, bool] = {}  # of this round's rows
         self._num_lookups = 0
@@ -71,6 +72,7 @@ class AsynchronousSpeculation:
         self._reporter.lead.looked()
         self.follow(rows)
         self._blocks.clear()
+        self._awaited.clear()
         self._local.clear()
         decoding = [row for row in rows if self._admission.may_speculate(row)]
         self._admission.begin(rows)
@@ -119,11 +121,14 @@ class AsynchronousSpeculation:
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         for row, result in zip(rows, sampled, strict=True):
             if row.verify_len and not result.is_void:
-                kind = self._local.kind_of(row.sequence)
-                self._policy.observe(kind, result.num_accepted)
+                self._policy.observe(self._kind_of(row.sequence), result.num_accepted)
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         self._policy.verified(num_decoding, time.perf_counter() - self._began_s)
         return self._admission.observe(rows, sampled)
+
+    def _kind_of(self, sequence: Sequence) -> Miss | None:
+        """How a row came by its block in this round; None: it had been pushed in time."""
+        return Miss.DRAFT_NOW if sequence in self._awaited else self._local.kind_of(sequence)
 
     def was_hit(self, sequence: Sequence) -> bool | None:
         return self._hits.get(sequence)
@@ -212,6 +217,7 @@ class AsynchronousSpeculation:
         self._wait_s += waited_s
         self._policy.spent(Miss.DRAFT_NOW, len(missed), waited_s)
         self._policy.answered(len(found) / len(missed))
+        self._awaited.update(found)
         return found
 
     def _key(self, sequence: Sequence) -> BlockKey:

@@ -8,9 +8,9 @@ the choice follows the load by itself. A round of R rows, M of them missed, make
     DRAFT_HERE  (R - M) * L      + M * L_here        tokens in  T_verify + T_here
     DRAFT_NOW   (R - M) * L      + M * L_answered    tokens in  T_verify + T_wait
 
-with L the tokens that a drafted row makes, and L_answered those of one that waited, in vain or not.
-Times are kept apart by the number of rows concerned, in powers of two. Receives counts and times,
-never tokens.
+with L the tokens that a drafted row makes, and L_answered those of one that waited, in vain or not:
+a block that was asked for is often longer than one that had to be ready before. Times are kept
+apart by the number of rows concerned, in powers of two. Receives counts and times, never tokens.
 """
 
 import enum
@@ -74,7 +74,7 @@ class MissPolicy:
         return max(speeds, key=lambda miss: speeds[miss])
 
     def observe(self, kind: Miss | None, num_accepted: int) -> None:
-        """One row that was to have a block; `kind`: who drafted it, None for a pushed one."""
+        """One row that was to have a block; `kind`: how it came by it, None: it was there."""
         (self._accepted if kind is None else self._accepted_by[kind]).add(num_accepted)
 
     def verified(self, num_rows: int, seconds: float) -> None:
@@ -92,10 +92,9 @@ class MissPolicy:
 
     def _speed(self, miss: Miss, num_missed: int, num_hits: int) -> float:
         """Tokens a second of a round."""
+        accepted = self._accepted_by[miss].value
         if miss is Miss.DRAFT_NOW:
-            accepted = self._answered.value * self._accepted.value
-        else:
-            accepted = self._accepted_by[miss].value
+            accepted *= self._answered.value
         tokens = num_hits * (1 + self._accepted.value) + num_missed * (1 + accepted)
         verify_s = self._verify_s.get(_bucket(num_missed + num_hits))
         before_s = 0.0 if miss is Miss.SKIP else self._cost(miss, num_missed).value

@@ -151,7 +151,9 @@ def test_the_requests_of_a_dead_draft_are_taken_over(models):
 
 def test_waiting_for_a_block_is_bounded(models):
     slept: list[float] = []
+    kinds: list[Miss | None] = []
     with pair_of(models, drafting=Drafting(pace=(1,)), miss=Miss.DRAFT_NOW) as pair:
+        pair.policy.observe = lambda kind, num_accepted: kinds.append(kind)
         pair.turn(4)
         step = pair.clock.on_sleep
 
@@ -166,6 +168,7 @@ def test_waiting_for_a_block_is_bounded(models):
         pair.run_until_idle()
         assert pair.asynchronous.status().num_hits == 0
         assert pair.ends["r0"].stats.num_drafted_tokens > 0
+    assert set(kinds) == {Miss.DRAFT_NOW}  # what was waited for is not taken for what was there
 
 
 @pytest.mark.parametrize("rule", list(VerificationRule))

@@ -13,6 +13,7 @@ def measured(
     wait_s: float,
     accepted: float,
     accepted_lookup: float,
+    accepted_after_wait: float | None = None,
     answered: float = 1.0,
     here: tuple[float, float] | None = None,
     **options,
@@ -26,6 +27,9 @@ def measured(
             policy.spent(Miss.DRAFT_NOW, num_rows, wait_s)
         policy.answered(answered)
         policy.observe(None, accepted)
+        policy.observe(
+            Miss.DRAFT_NOW, accepted if accepted_after_wait is None else accepted_after_wait
+        )
         if Miss.NGRAM in kinds:
             policy.observe(Miss.NGRAM, accepted_lookup)
         if here is not None:
@@ -71,6 +75,15 @@ def test_a_draft_beside_the_target_is_worth_its_time_or_not():
     dear = measured(**figures, here=(1.3, 0.05))
     assert usual(dear, num_missed=1, num_hits=0) is Miss.DRAFT_NOW
     assert usual(dear, num_missed=1, num_hits=15) is Miss.NGRAM
+
+
+def test_a_wait_is_judged_by_what_waiting_brought():
+    """Blocks that have to be there in time may be short ones, and would be for good."""
+    figures = {"verify_s": 0.03, "wait_s": 0.02, "accepted_lookup": 0.1, "here": (1.7, 0.02)}
+    short = measured(**figures, accepted=0.8, accepted_after_wait=2.5)
+    assert usual(short, num_missed=1, num_hits=0) is Miss.DRAFT_NOW
+    long = measured(**figures, accepted=2.5, accepted_after_wait=0.8)
+    assert usual(long, num_missed=1, num_hits=0) is Miss.DRAFT_HERE
 
 
 def test_what_a_fall_back_costs_is_kept_apart_by_load():
