@@ -14,10 +14,14 @@ apart by the number of rows concerned, in powers of two. Receives counts and tim
 """
 
 import enum
+from collections import Counter
 from collections.abc import Collection
 
 _SMOOTHING = 0.05  # weight of the newest figure
-_PROBE_EVERY = 64  # misses in which each fall-back is tried about once
+_PROBE_EVERY = 64  # misses in which each fall-back is tried about once, ...
+_FIRST_TRIES = (
+    6  # ... after each was tried so often: the first to look good would else stay the best
+)
 
 
 class Miss(enum.StrEnum):
@@ -59,14 +63,23 @@ class MissPolicy:
         self._verify_s: dict[int, _Mean] = {}  # by load
         self._cost_s: dict[tuple[Miss, int], _Mean] = {}  # by fall-back and load
         self._num_misses = 0
+        self._num_tries: Counter[Miss] = Counter()
 
     def choose(self, *, num_missed: int, num_hits: int, can_wait: bool) -> Miss:
         """For all missed rows of a round alike; `can_wait`: drafts for all of them are there."""
         if self._fixed is not None:
             may = self._fixed is not Miss.DRAFT_NOW or can_wait
             return self._fixed if may else Miss.SKIP
+        miss = self._best_or_tried(num_missed, num_hits, can_wait=can_wait)
+        self._num_tries[miss] += 1
+        return miss
+
+    def _best_or_tried(self, num_missed: int, num_hits: int, *, can_wait: bool) -> Miss:
         self._num_misses += 1
         tries = [*self._kinds, Miss.DRAFT_NOW] if can_wait else list(self._kinds)
+        rarest = min(tries, key=lambda miss: self._num_tries[miss], default=Miss.SKIP)
+        if tries and self._num_tries[rarest] < _FIRST_TRIES:
+            return rarest
         turn, is_between = divmod(self._num_misses, _PROBE_EVERY // (1 + len(tries)))
         if tries and not is_between:
             return tries[turn % len(tries)]
@@ -105,13 +118,15 @@ class MissPolicy:
 
 
 class _Mean:
-    """An exponential moving average that starts at a prior."""
+    """The mean of a prior and the first figures, and then an exponential moving average."""
 
     def __init__(self, prior: float) -> None:
         self.value = prior
+        self._count = 1
 
     def add(self, figure: float) -> None:
-        self.value += _SMOOTHING * (figure - self.value)
+        self._count += 1
+        self.value += max(_SMOOTHING, 1 / self._count) * (figure - self.value)
 
 
 def _bucket(num_rows: int) -> int:

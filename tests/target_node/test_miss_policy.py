@@ -126,3 +126,30 @@ def test_a_wait_that_is_seldom_answered_is_not_made():
     loads = {"num_missed": 1, "num_hits": 0}
     assert usual(measured(**figures, answered=1.0), **loads) is Miss.DRAFT_NOW
     assert usual(measured(**figures, answered=0.05), **loads) is not Miss.DRAFT_NOW
+
+
+def test_the_first_to_look_good_is_not_the_best_for_good():
+    """Waiting would bring more than drafting here, which nobody can know without having waited."""
+    policy = MissPolicy(kinds={Miss.NGRAM, Miss.DRAFT_HERE})
+    brings = {Miss.NGRAM: (0.2, 0.0), Miss.DRAFT_HERE: (1.8, 0.02), Miss.DRAFT_NOW: (2.6, 0.017)}
+    chosen: list[Miss] = []
+    for _ in range(120):
+        policy.verified(1, 0.03)
+        chosen.append(policy.choose(num_missed=1, num_hits=0, can_wait=True))
+        accepted, cost_s = brings[chosen[-1]]
+        policy.spent(chosen[-1], 1, cost_s)
+        policy.observe(chosen[-1], accepted)
+    assert Counter(chosen[-60:])[Miss.DRAFT_NOW] > 45
+    assert set(chosen[:18]) == set(brings)
+
+
+def test_a_draft_that_never_answers_is_not_tried_for_ever():
+    policy = MissPolicy(kinds=())
+    chosen: list[Miss] = []
+    for _ in range(200):
+        policy.verified(1, 0.03)
+        chosen.append(policy.choose(num_missed=1, num_hits=0, can_wait=True))
+        if chosen[-1] is Miss.DRAFT_NOW:
+            policy.spent(Miss.DRAFT_NOW, 1, 0.05)
+            policy.answered(0.0)
+    assert Counter(chosen[-100:])[Miss.SKIP] > 90
