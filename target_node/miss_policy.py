@@ -19,9 +19,7 @@ from collections.abc import Collection
 
 _SMOOTHING = 0.05  # weight of the newest figure
 _PROBE_EVERY = 64  # misses in which each fall-back is tried about once, ...
-_FIRST_TRIES = (
-    6  # ... after each was tried so often: the first to look good would else stay the best
-)
+_FIRST_TRIES = 6  # ... after so many tries of each: whichever looked good first would stay so
 
 
 class Miss(enum.StrEnum):
