@@ -106,7 +106,7 @@ def test_the_rows_own_text_is_used_where_it_repeats():
 def test_what_was_bad_once_is_tried_again_but_seldom():
     policy = measured(verify_s=0.01, wait_s=0.1, accepted=1.0, accepted_lookup=0.0)
     loads = {"num_missed": 1, "num_hits": 4, "can_wait": True}
-    for _ in range(12):  # first tries of everything
+    for _ in range(42):  # first tries of everything
         policy.choose(**loads)
     chosen = Counter(policy.choose(**loads) for _ in range(1280))
     assert 10 <= chosen[Miss.DRAFT_NOW] <= 30
