@@ -136,7 +136,8 @@ def test_resolution_survives_the_trip_to_a_child(tmp_path):
 def test_nothing_is_left_undecided_on_cpu():
     config = resolved()
     wishes = {
-        "drafter", "colocated_drafter", "local_head", "gamma", "draft_wait_ms", "saguaro_c",
+        "drafter", "colocated_drafter", "local_head", "gamma", "min_survival", "draft_wait_ms",
+        "saguaro_c",
     }  # fmt: skip
     optional = {"model.ballast", "engine.kv_memory"} | {f"speculation.{key}" for key in wishes}
     undecided = {
