@@ -7,19 +7,12 @@ import pytest
 from target_node import round_prices
 from target_node.budget import PricedBudget
 from target_node.round_prices import TURNING_POINT, RoundPrices
-
-
-class Time:
-    def __init__(self):
-        self.now_s = 50.0
-
-    def perf_counter(self):
-        return self.now_s
+from tests.scripted_time import ScriptedTime
 
 
 @pytest.fixture
 def time(monkeypatch):
-    found = Time()
+    found = ScriptedTime()
     monkeypatch.setattr(round_prices, "time", found)
     return found
 

@@ -4,19 +4,12 @@ import pytest
 
 from draft_node.drafters import pass_clock
 from draft_node.drafters.pass_clock import LEAST_PASSES, PassClock
-
-
-class Time:
-    def __init__(self):
-        self.now_s = 50.0
-
-    def perf_counter(self):
-        return self.now_s
+from tests.scripted_time import ScriptedTime
 
 
 @pytest.fixture
 def time(monkeypatch):
-    found = Time()
+    found = ScriptedTime()
     monkeypatch.setattr(pass_clock, "time", found)
     return found
 
