@@ -30,8 +30,8 @@ from specserve.wire.draft_control import (
 
 ATTACH_AGAIN_S = 0.25  # until the target answers
 IDLE_S = 0.02  # longest sleep when nothing comes: also the period of the heartbeat
-POLL_S = 50e-6  # between looks at the link while rounds come
-LIVE_S = 1.0  # without a report, then nobody is decoding
+POLL_S = 50e-6  # shortest sleep between looks at the link
+SILENCE = 1 / 200  # of the time since the last report is slept: what a report may wait, too
 REPORT_S = 60.0  # between lines of statistics
 
 log = logging.getLogger(__name__)
@@ -170,11 +170,15 @@ class DraftNode:
             )
 
     def _rest(self) -> None:
-        """Nothing to do: sleep, briefly while a report may come at any moment."""
-        if self._link is None or time.monotonic() > self._heard_s + LIVE_S:
+        """Nothing to do: sleep, the longer the more time has passed without a report.
+
+        Looks at full pace cost half a core, which others need as soon as nobody decodes here.
+        """
+        sleep_s = max(POLL_S, SILENCE * (time.monotonic() - self._heard_s))
+        if self._link is None or sleep_s >= IDLE_S:
             self._control.wait(IDLE_S)
         elif self._link.is_empty():
-            time.sleep(POLL_S)
+            time.sleep(sleep_s)
         if log.isEnabledFor(logging.DEBUG) and time.monotonic() > self._report_s:
             self._report_s = time.monotonic() + REPORT_S
             log.debug("%s", self.presolve.cache.statistics)

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from draft_node.node import DraftNode
+from draft_node.node import SILENCE, DraftNode
 from draft_node.presolve import Presolve
 from draft_node.start import warm_up
 from draft_node.streams import Streams
@@ -227,6 +227,26 @@ def test_every_turn_is_a_heartbeat(peer, node):
     first = peer.region.heartbeat_ns
     node.step()
     assert time.monotonic_ns() > peer.region.heartbeat_ns > first > 0
+
+
+def test_looks_grow_rare_while_nobody_reports(peer, node, drafter, monkeypatch):
+    """Services that share a core: one at full pace takes half of it from who decodes now."""
+    peer.attach(1, node.step)
+    peer.link.send(Report([row_of(TEXT, drafter)]))
+    peer.pushes(8, node.step)
+    looks = []
+
+    def counted():
+        looks.append(time.monotonic())
+        node.is_stopping = looks[-1] > looks[0] + 0.2
+        return DraftNode.step(node)
+
+    while node.step():
+        pass
+    time.sleep(0.5)
+    monkeypatch.setattr(node, "step", counted)
+    node.run()
+    assert 3 < len(looks) < 0.2 / (0.5 * SILENCE) + 5
 
 
 @pytest.mark.parametrize("size", [1, 5])
