@@ -87,7 +87,7 @@ class Presolve:
         kind = OutcomeKind.of(row.rule, row.temperature)
         is_new = before is None or before.report.round < row.round
         block = self.cache.settle(row, is_new=is_new)
-        if is_new and block is not None and before is not None and before.look_s < math.inf:
+        if is_new and block is not None and before is not None and before.tells_punctuality:
             self.punctuality.observe(was_late=row.speculation_id != block.speculation_id)
         if row.foresight is not None:
             block = told_block(row, row.foresight, self._device)
@@ -143,9 +143,14 @@ class Presolve:
     # --- roots -------------------------------------------------------------------------------
 
     def _draft_roots(self, rounds: list[Round]) -> None:
-        """A block after the anchor of rounds of one family, at most a wave of them."""
+        """A block after the anchor of rounds of one family, at most a wave of them.
+
+        One that nobody waits for tells what may follow its anchor and no more: its chain ends as
+        early as chains may, and the time goes to the outcomes.
+        """
         rounds = one_family(rounds)[: self._settings.size]
-        wave = self._draft(rounds, [each.root() for each in rounds])
+        due_s = math.inf if any(each.report.awaits for each in rounds) else time.perf_counter()
+        wave = self._draft(rounds, [each.root() for each in rounds], due_s=due_s)
         blocks = {} if wave is None else {block.key: block for block in wave.blocks}
         for each in rounds:
             each.block = blocks.get(each.anchor_key)
@@ -203,15 +208,17 @@ class Presolve:
 
     def _wave_size(self, family: Sequence[Round]) -> int:
         """As many blocks as there is time for; a round's first wave is drafted in any case."""
-        plans = [each.plan for each in family if each.plan is not None]
         size = self._sizes.size(
             needs_law=family[0].kind.needs_law,
             left_s=min(each.due_s for each in family) - time.perf_counter(),
-            values=[plan.values_due for plan in plans],
+            values=[each.plan.values_due for each in family if each.plan is not None],
         )
-        if size == 0 and any(not plan.num_taken for plan in plans):
-            return max(1, self._settings.size // 4)
-        return size
+        first = [each for each in family if each.plan is not None and not each.plan.num_taken]
+        if size or not first:
+            return size
+        for each in first:
+            each.is_rushed = True
+        return max(1, self._settings.size // 4)
 
     def _take_wave(self, family: Sequence[Round], size: int) -> list[Branch]:
         """The best outcomes that are left; a wave of the rejection family is always full."""

@@ -72,6 +72,26 @@ def test_what_became_of_blocks_says_how_much_of_a_round_is_drafted_in(drafter, w
     assert change == pytest.approx(-0.04 if was_late else 0.004)
 
 
+def test_a_wave_that_had_no_time_from_the_start_says_nothing_of_punctuality(drafter):
+    rounds = Rounds(drafter)
+    rounds.presolve._sizes.observe(needs_law=False, num_blocks=4, num_tokens=4, seconds=50.0)
+    in_flight_of(rounds, lead_s=0.5)
+    key = next(key for key in blocks_of(rounds.finish()) if key.position == END + 1)
+    before = rounds.presolve.punctuality.share
+    row = rounds.row([*TEXT, key.anchor_id], round=2, start=END)  # verified without its block
+    rounds.presolve.take_report(Report([row], 0.5))
+    assert rounds.presolve.punctuality.share == before
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+def test_a_chain_that_only_tells_what_may_follow_is_short(drafter, awaits):
+    rounds = Rounds(drafter)
+    rounds.take(TEXT, awaits=awaits)
+    assert rounds.presolve.step()
+    is_short = drafter.stops_in_time and not awaits
+    assert len(rounds.presolve._rounds[1].block.token_ids) == (2 if is_short else drafter.gamma)
+
+
 def test_a_round_of_unknown_length_says_nothing_of_punctuality(drafter):
     rounds = Rounds(drafter)
     in_flight_of(rounds)
