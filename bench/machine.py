@@ -27,6 +27,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     date: str
 
+    @property
+    def line(self) -> str:
+        """For reports."""
+        load = " ".join(f"{value:.2f}" for value in self.load_average)
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return (
+            f"{self.cpu}, {self.num_cores} cores, load average before the run {load}; "
+            f"{self.platform}; {self.date}; commit {self.commit}; {versions}"
+        )
+
 
 def describe_machine() -> Machine:
     """Look now."""

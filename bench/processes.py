@@ -39,6 +39,11 @@ def descendants() -> set[int]:
     return {pid for pid in parents if _descends(pid, os.getpid(), parents)}
 
 
+def pids_of(role: str) -> set[int]:
+    """Those among this process's descendants: target, draft or api."""
+    return {pid for pid in descendants() if _role(pid) == role}
+
+
 class ServiceProcesses:
     """Target rank, draft process and API process among this process's descendants."""
 

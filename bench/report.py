@@ -61,9 +61,7 @@ def _verdict(results: Results) -> str:
 
 
 def _conditions(results: Results) -> str:
-    target, machine, plan = results.target, results.machine, results.plan
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    load = " ".join(f"{value:.2f}" for value in machine.load_average)
+    target, plan = results.target, results.plan
     ballast = (
         f"of which **{target.ballast_params / 1e6:.1f}M are ballast** (layers that cost and change "
         "nothing; both arms compute them)"
@@ -73,9 +71,7 @@ def _conditions(results: Results) -> str:
     lines = [
         f"- Target: {target.name}, {target.num_params / 1e6:.1f}M parameters, {ballast}; "
         f"{target.num_layers} layers, {target.dtype}, deterministic: {target.deterministic}.",
-        f"- {machine.cpu}, {machine.num_cores} cores, load average before the run {load}; "
-        f"{machine.platform}; {machine.date}; commit {machine.commit}.",
-        f"- {versions}.",
+        f"- {results.machine.line}.",
         f"- Every arm computes on core(s) {_cores(target.target_cores)} with {target.threads} "
         f"thread(s). API process and client run on core(s) {_cores(target.client_cores)}: "
         "the service uses a core that transformers has no use for."

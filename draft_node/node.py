@@ -31,7 +31,7 @@ from specserve.wire.draft_control import (
 ATTACH_AGAIN_S = 0.25  # until the target answers
 IDLE_S = 0.02  # longest sleep when nothing comes: also the period of the heartbeat
 POLL_S = 50e-6  # shortest sleep between looks at the link
-SILENCE = 1 / 200  # of the time since the last report is slept: what a report may wait, too
+SILENCE = 1 / 100  # of the time since the last report is slept: what a report may wait, too
 REPORT_S = 60.0  # between lines of statistics
 
 log = logging.getLogger(__name__)

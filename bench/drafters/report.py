@@ -47,8 +47,7 @@ def verdict(results: Results) -> str:
 
 def conditions(results: Results) -> str:
     """What was measured, how, on what; as a Markdown list."""
-    target, machine, plan = results.target, results.machine, results.plan
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    target, plan = results.target, results.plan
     drafters = "; ".join(
         f"{info.choice.label}: {info.kind}, gamma {info.gamma}, "
         f"the {info.choice.num_kept} likeliest tokens of a law kept"
@@ -68,8 +67,7 @@ def conditions(results: Results) -> str:
         "began with room for a whole block; the cut rounds at a text's end are left out.",
         "- Spread: 95 % bootstrap intervals over prompts; ratios draw the same prompts for both.",
         "- Measured with the real node loop and synchronous speculation, in one process, float32.",
-        f"- {machine.cpu}, {machine.num_cores} cores; {machine.platform}; {machine.date}; "
-        f"commit {machine.commit}; {versions}.",
+        f"- {results.machine.line}.",
         f"- `{results.command}`",
     ]
     return "\n".join(lines)

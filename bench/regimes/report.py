@@ -35,9 +35,7 @@ def tables(results: Results, plots: Sequence[str] = ()) -> list[Table]:
 
 def conditions(results: Results) -> str:
     """What was measured, how, on what; as a Markdown list."""
-    served, machine, plan = results.served, results.machine, results.plan
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    load = " ".join(f"{value:.2f}" for value in machine.load_average)
+    served, plan = results.served, results.plan
     sizes = ", ".join(f"{name}: {count / 1e6:.1f}M" for name, count in served.num_params.items())
     drafters = ", ".join(f"{name}: {place}" for name, place in served.drafters.items())
     lines = [
@@ -59,8 +57,7 @@ def conditions(results: Results) -> str:
         "of a core are left out where enough others remain.",
         "- Temperature 0 on prompts whose greedy text does not repeat itself; rows marked "
         "*looping* had to do without: such text is easy to draft, read their ratios as such.",
-        f"- {machine.cpu}, {machine.num_cores} cores, load average before the run {load}; "
-        f"{machine.platform}; {machine.date}; commit {machine.commit}; {versions}.",
+        f"- {results.machine.line}.",
         f"- `{results.command}`, {results.elapsed_s / 60:.0f} minutes"
         + ("." if results.is_complete else "; **stopped before the end**."),
     ]

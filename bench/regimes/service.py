@@ -6,6 +6,7 @@ Only the service that is asked works; the others sleep, but for a few wake-ups a
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,10 +35,19 @@ class Running:
         self._processes = ServiceProcesses(pids)
         self._salts = itertools.count()
         self._client, self._counters = runner.run(_connect(address))
-        self.own: Collection[int] = ()  # all processes of ours, those of other services included
+        # The other services are as foreign as anybody: what they do while idle is in the way too.
+        self._own = {os.getpid(), *pids}
         self._num_tokens = 0.0  # generated since its start
         if has_draft:
-            runner.run(self._await_draft())
+            self.await_draft()
+
+    def await_draft(self) -> None:
+        """Until a draft process is attached. OSError after half a minute."""
+        self._runner.run(self._await_draft())
+
+    def has_draft(self) -> bool:
+        """Whether one is attached now."""
+        return self._runner.run(self._client.load()).num_drafts_attached > 0
 
     def ask(self, job: Job) -> Trace:
         """All prompts at once, each as a stream of its own."""
@@ -52,14 +62,14 @@ class Running:
 
     async def _await_draft(self) -> None:
         deadline_s = time.monotonic() + _ATTACH_TIMEOUT_S
-        while (await self._client.load()).num_drafts_attached < 1:
+        while not (await self._client.load()).num_drafts_attached:
             if time.monotonic() > deadline_s:
                 raise OSError("the draft process does not attach")
             await asyncio.sleep(0.05)
 
     async def _ask(self, job: Job) -> Trace:
         before = await self._counters.read()
-        load, batch = ForeignLoad(self.own), _Batch(self._client, self._processes, job)
+        load, batch = ForeignLoad(self._own), _Batch(self._client, self._processes, job)
         rows = await batch.run(str(next(self._salts)))
         used, foreign_share = self._processes.usage(), load.share()
         self._num_tokens += sum(len(row.token_ids) for row in rows)
@@ -142,7 +152,4 @@ def running(
             has_draft = service.has_draft_process
             found[service] = Running(runner, address, pids, has_draft=has_draft)
             stack.callback(found[service].close)
-        own = descendants()
-        for one in found.values():
-            one.own = own
         yield found

@@ -44,9 +44,7 @@ def tables(results: Results) -> list[Table]:
 
 def conditions(results: Results) -> str:
     """What was measured, how, on what; as a Markdown list."""
-    target, machine, plan = results.target, results.machine, results.plan
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    load = " ".join(f"{value:.2f}" for value in machine.load_average)
+    target, plan = results.target, results.plan
     sizes = ", ".join(f"{name}: {count / 1e6:.1f}M" for name, count in target.num_params.items())
     lines = [
         f"- Target: {target.folder}, padded with **ballast** (layers that cost and change "
@@ -61,8 +59,7 @@ def conditions(results: Results) -> str:
         "- tok/s: over turns in which every row decodes; 95 % bootstrap intervals over groups, "
         "ratios draw the same groups for both arms. Groups in which an arm was ready but had no "
         f"core for over {QUIET_SHARE:.0%} of its time are left out where enough others remain.",
-        f"- {machine.cpu}, {machine.num_cores} cores, load average before the run {load}; "
-        f"{machine.platform}; {machine.date}; commit {machine.commit}; {versions}.",
+        f"- {results.machine.line}.",
         f"- `{results.command}`",
     ]
     return "\n".join(lines)
