@@ -15,6 +15,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,6 +42,7 @@ _NAME = "bench.outage"
 _FAULTS = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP}
 GOAL = 0.95  # of plain decoding
 _DOMAIN = "code"
+_RETURN_TIMEOUT_S = 60.0
 
 
 class Results(msgspec.Struct, kw_only=True):
@@ -84,18 +86,29 @@ class Outages:
             self._drafted.ask(self._job(prompt, number))
 
     def pair(self, fault: str, prompt: list[int], seed: int) -> tuple[Trace, Trace] | None:
-        """Without a draft, and plain; None if a draft was back before the end."""
+        """Without a draft, and plain; None if another draft was there before the end."""
         plain = self._plain.ask(self._job(prompt, seed))
-        self._drafted.await_draft()
-        for pid in pids_of("draft"):
+        victims = pids_of("draft")
+        for pid in victims:
             os.kill(pid, _FAULTS[fault])
         trace = self._drafted.ask(self._job(prompt, seed))
         if plain.texts != trace.texts:
             raise SpecserveError(f"the text changed when the draft was {fault}")
-        if self._drafted.has_draft():
-            self.num_returned += 1
-            return None
-        return trace, plain
+        has_returned = self._has_returned(victims)
+        self.num_returned += has_returned
+        self._await_return(victims)
+        return None if has_returned else (trace, plain)
+
+    def _has_returned(self, victims: set[int]) -> bool:
+        """A process that hangs counts as attached until that is noticed."""
+        return not victims & pids_of("draft") and self._drafted.has_draft()
+
+    def _await_return(self, victims: set[int]) -> None:
+        deadline_s = time.monotonic() + _RETURN_TIMEOUT_S
+        while not self._has_returned(victims):
+            if time.monotonic() > deadline_s:
+                raise SpecserveError(f"no draft came back within {_RETURN_TIMEOUT_S:g} s")
+            time.sleep(0.1)
 
     def _job(self, prompt: list[int], seed: int) -> Job:
         return Job(prompts=[prompt], num_tokens=self._num_tokens, temperature=1.0, seeds=[seed])

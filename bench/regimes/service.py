@@ -39,11 +39,7 @@ class Running:
         self._own = {os.getpid(), *pids}
         self._num_tokens = 0.0  # generated since its start
         if has_draft:
-            self.await_draft()
-
-    def await_draft(self) -> None:
-        """Until a draft process is attached. OSError after half a minute."""
-        self._runner.run(self._await_draft())
+            runner.run(self._await_draft())
 
     def has_draft(self) -> bool:
         """Whether one is attached now."""
