@@ -1,15 +1,18 @@
 """`auto`: run whichever of off, synchronous and asynchronous speculation is fastest right now.
 
 Each regime's speed (tokens a second of decode rounds) is measured while it runs, apart for each
-load: the number of decoding rows, in powers of two. Most rounds run the best; a few, in runs of
-some rounds, try another, the more rarely the slower it was. Switching loses nothing: contexts are
-derived state on both sides, and a request's verification rule is the sampler's business.
+load: the number of decoding rows, in powers of two. Most rounds run the preferred one, which
+another replaces by being faster by a margin. A few, in runs of some rounds, try another, the more
+rarely the more that loses: slower rounds, and changing over, after which contexts catch up and
+tables are empty. Nothing else is lost by it: contexts are derived state on both sides, and a
+request's verification rule is the sampler's business.
 
 Receives counts and times, never tokens: which regime runs does not depend on what was drawn now.
 """
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -22,10 +25,15 @@ from target_node.speculation import SpeculationSource, SpeculationStatus
 
 RUN = 24  # rounds of one regime before the next choice
 TRIAL = 12  # rounds of a try
-SETTLING = 3  # first rounds of a run, which do not count: contexts catch up, tables are empty
+SETTLING = 3  # first rounds of a run, which say what changing over costs, not how fast a regime is
 _LEAST_TIME_S = 0.5  # of a regime at a load before its speed is believed
-_HALF_LIFE_S = 20.0  # of what was measured
-_LOST_SHARE = 0.02  # of the time may go to trying what is slower
+_HALF_LIFE_S = 20.0  # of what was measured, ...
+_LEAST_KEPT_S = 2.0  # ... but for so much
+_MARGIN = 0.02  # by which another regime has to be faster
+_LOST_SHARE = 0.01  # of the time may be lost by trying what is slower, ...
+_FIRST_LOSS_S = 0.1  # ... beyond so much of each regime at every load
+_CHANGE_S = 0.05  # what changing over is believed to lose, before that was measured
+_SMOOTHING = 0.2  # weight of the latest change
 
 
 class RegimeChooser:
@@ -34,26 +42,56 @@ class RegimeChooser:
     def __init__(self, regimes: list[str]) -> None:
         self._regimes = regimes
         self._speeds: dict[tuple[int, str], _Speed] = {}
+        self._preferred: dict[int, str] = {}  # by load
+        self._total_s: defaultdict[int, float] = defaultdict(float)  # by load
+        self._lost_s: defaultdict[tuple[int, str], float] = defaultdict(float)  # by trying
+        self._running = ""
+        self._change_s = _CHANGE_S
+        self._changing_s = 0.0  # lost so far by the change that is under way
 
     def next_run(self, num_rows: int) -> tuple[str, int]:
         """A regime and how many rounds it is to run."""
         load = _bucket(num_rows)
-        speeds = {regime: self._of(load, regime) for regime in self._regimes}
-        for regime, speed in speeds.items():
-            if speed.seconds < _LEAST_TIME_S:
+        for regime in self._regimes:
+            if self._of(load, regime).seconds < _LEAST_TIME_S:
                 return regime, TRIAL
-        best = max(speeds, key=lambda regime: speeds[regime].value)
-        total_s = sum(speed.total_s for speed in speeds.values())
-        for regime, speed in speeds.items():
-            # Time in a regime that is slower by the share s loses s of it.
-            lost = 1 - speed.value / speeds[best].value
-            if regime != best and lost * speed.total_s < _LOST_SHARE / len(speeds) * total_s:
+        preferred = self._prefer(load)
+        may_lose_s = _FIRST_LOSS_S + _LOST_SHARE / len(self._regimes) * self._total_s[load]
+        for regime in self._regimes:
+            if regime != preferred and self._lost_s[load, regime] < may_lose_s:
                 return regime, TRIAL
-        return best, RUN
+        return preferred, RUN
 
-    def observe(self, num_rows: int, regime: str, num_tokens: int, seconds: float) -> None:
-        """One decode round."""
-        self._of(_bucket(num_rows), regime).add(num_tokens, seconds)
+    def _prefer(self, load: int) -> str:
+        best = max(self._regimes, key=lambda regime: self._of(load, regime).value)
+        preferred = self._preferred.setdefault(load, best)
+        if self._of(load, best).value > (1 + _MARGIN) * self._of(load, preferred).value:
+            self._preferred[load] = best
+        return self._preferred[load]
+
+    def observe(
+        self, num_rows: int, regime: str, num_tokens: int, seconds: float, *, settles: bool = False
+    ) -> None:
+        """One decode round; `settles`: one of the first after a change."""
+        load = _bucket(num_rows)
+        speed = self._of(load, regime)
+        is_tried = regime != self._preferred.get(load)
+        if regime != self._running and is_tried:
+            self._lost_s[load, regime] += 2 * self._change_s  # there, and back again
+        self._running = regime
+        self._total_s[load] += seconds
+        for each in self._regimes:
+            self._of(load, each).fade(seconds)
+        if settles:
+            self._changing_s += seconds - num_tokens / speed.value if speed.value else 0.0
+            return
+        if self._changing_s:
+            self._change_s += _SMOOTHING * (max(0.0, self._changing_s) - self._change_s)
+            self._changing_s = 0.0
+        speed.add(num_tokens, seconds)
+        if is_tried:
+            best = max(self._of(load, each).value for each in self._regimes)
+            self._lost_s[load, regime] += (1 - speed.value / best) * seconds if best else 0.0
 
     def speed(self, num_rows: int, regime: str) -> float:
         """Tokens a second, as measured; 0 where nothing was."""
@@ -111,10 +149,11 @@ class AutoSpeculation:
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         records = self._regimes[self.regime].observe(rows, sampled)
         self._num_settled += 1
-        if self._num_settled > SETTLING and all(row.sequence.is_decoding for row in rows):
+        if all(row.sequence.is_decoding for row in rows):
             num_tokens = sum(len(result.token_ids) for result in sampled)
             elapsed_s = time.perf_counter() - self._began_s
-            self._chooser.observe(len(rows), self.regime, num_tokens, elapsed_s)
+            settles = self._num_settled <= SETTLING
+            self._chooser.observe(len(rows), self.regime, num_tokens, elapsed_s, settles=settles)
         return records
 
     def was_hit(self, sequence: Sequence) -> bool | None:
@@ -134,15 +173,19 @@ class _Speed:
     """Tokens a second, older rounds weighing less."""
 
     def __init__(self) -> None:
-        self.total_s = 0.0  # ever spent
         self.seconds = 0.0  # that count still
         self._tokens = 0.0
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        kept = math.exp2(-seconds / _HALF_LIFE_S)
-        self._tokens = kept * self._tokens + num_tokens
-        self.seconds = kept * self.seconds + seconds
-        self.total_s += seconds
+        self._tokens += num_tokens
+        self.seconds += seconds
+
+    def fade(self, seconds: float) -> None:
+        """Time has passed, whoever ran: what is measured now counts for more."""
+        if self.seconds > _LEAST_KEPT_S:
+            kept = max(math.exp2(-seconds / _HALF_LIFE_S), _LEAST_KEPT_S / self.seconds)
+            self._tokens *= kept
+            self.seconds *= kept
 
     @property
     def value(self) -> float:

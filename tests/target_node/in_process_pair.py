@@ -61,7 +61,9 @@ class ScriptedChooser:
         self._last = regime
         return regime, self._source.randint(1, 6)
 
-    def observe(self, num_rows: int, regime: str, num_tokens: int, seconds: float) -> None:
+    def observe(
+        self, num_rows: int, regime: str, num_tokens: int, seconds: float, *, settles: bool = False
+    ) -> None:
         pass
 
 

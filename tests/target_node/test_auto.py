@@ -15,11 +15,14 @@ REGIMES = ["off", "sync", "async"]
 class Service:
     """Rounds of scripted speed: tokens a second by regime, at a time."""
 
-    def __init__(self, speeds_at, num_rows: int = 1) -> None:
+    def __init__(self, speeds_at, num_rows: int = 1, num_barren: int = 0) -> None:
+        """The first `num_barren` rounds after a change bring nothing."""
         self.now_s = 0.0
         self.chooser = RegimeChooser(REGIMES)
         self._speeds_at = speeds_at
         self._num_rows = num_rows
+        self._num_barren = num_barren
+        self._running = ""
         self._source = random.Random(4)
 
     def run(self, seconds: float) -> float:
@@ -27,15 +30,17 @@ class Service:
         end_s, made, possible = self.now_s + seconds, 0.0, 0.0
         while self.now_s < end_s:
             regime, count = self.chooser.next_run(self._num_rows)
+            has_changed, self._running = regime != self._running, regime
             for index in range(count):
                 speeds = self._speeds_at(self.now_s)
-                expected = speeds[regime] * ROUND_S
+                is_barren = has_changed and index < self._num_barren
+                expected = 0.0 if is_barren else speeds[regime] * ROUND_S
                 self.now_s += ROUND_S
                 made += expected
                 possible += max(speeds.values()) * ROUND_S
-                if index >= SETTLING:
-                    drawn = self._source.gauss(expected, 0.3 * expected)
-                    self.chooser.observe(self._num_rows, regime, round(drawn), ROUND_S)
+                drawn = round(self._source.gauss(expected, 0.3 * expected))
+                settles = has_changed and index < SETTLING
+                self.chooser.observe(self._num_rows, regime, drawn, ROUND_S, settles=settles)
         return made / possible
 
 
@@ -52,6 +57,14 @@ class Service:
 def test_nearly_all_tokens_of_the_best_regime_are_made(speeds):
     service = Service(lambda now_s: dict(zip(REGIMES, speeds, strict=True)))
     assert service.run(20.0) > 0.93
+    assert service.run(300.0) > 0.97
+
+
+@pytest.mark.parametrize("speeds", [(40, 80, 81), (40, 81, 80), (80, 81, 79)])
+@pytest.mark.parametrize("num_barren", [1, 3])
+def test_what_changing_over_costs_is_counted_too(speeds, num_barren):
+    service = Service(lambda now_s: dict(zip(REGIMES, speeds, strict=True)), num_barren=num_barren)
+    service.run(60.0)
     assert service.run(300.0) > 0.97
 
 
