@@ -4,9 +4,9 @@
     python -m bench.outage
     python -m bench.outage --ballast 100M --prompts 20 --out results/outage
 
-Two real services, plain and asynchronous, continue the same prompts in turn. Before each prompt of
-the asynchronous one its draft process is killed, or stopped so that it hangs. The prompt follows at
-once, so what it takes to notice counts, and ends long before another draft is back.
+Real services continue the same prompts in turn: a plain one, an asynchronous one as by default,
+which may draft beside the target, and one that cannot. Right before a prompt of the asynchronous
+ones their draft process is killed, or stopped so that it hangs.
 """
 
 import argparse
@@ -16,7 +16,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -48,7 +49,7 @@ _RETURN_TIMEOUT_S = 60.0
 class Results(msgspec.Struct, kw_only=True):
     """What is written to results.json."""
 
-    summary: dict[str, Interval | None]  # by fault: tokens a second over plain decoding
+    summary: dict[str, Interval | None]  # by fault and service: tokens a second over plain
     num_returned: int  # prompts left out: a draft was back before they ended
     ballast: str
     num_tokens: int
@@ -72,40 +73,43 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class Outages:
-    """Asks the two services in turn."""
+    """Asks the services in turn. All their draft processes go at once."""
 
-    def __init__(self, plain: Running, drafted: Running, num_tokens: int) -> None:
+    def __init__(self, plain: Running, drafted: Mapping[str, Running], num_tokens: int) -> None:
         self.num_returned = 0
         self._plain = plain
-        self._drafted = drafted
+        self._drafted = drafted  # by name
         self._num_tokens = num_tokens
 
-    def warm_up(self, prompts: Sequence[list[int]]) -> None:
-        for number, prompt in enumerate(prompts):
-            self._plain.ask(self._job(prompt, number))
-            self._drafted.ask(self._job(prompt, number))
-
-    def pair(self, fault: str, prompt: list[int], seed: int) -> tuple[Trace, Trace] | None:
-        """Without a draft, and plain; None if another draft was there before the end."""
-        plain = self._plain.ask(self._job(prompt, seed))
+    def ask(self, fault: str, prompt: list[int], seed: int) -> dict[str, tuple[Trace, Trace]]:
+        """Without a draft, and plain, by service; none that had another draft before the end."""
+        job = self._job(prompt, seed)
+        plain = self._plain.ask(job)
+        for name, service in self._drafted.items():
+            self._check(service.ask(job), plain, f"{name}, seed {seed}")  # nothing has happened yet
         victims = pids_of("draft")
         for pid in victims:
-            os.kill(pid, _FAULTS[fault])
-        trace = self._drafted.ask(self._job(prompt, seed))
-        if plain.texts != trace.texts:
-            raise SpecserveError(f"the text changed when the draft was {fault}")
-        has_returned = self._has_returned(victims)
-        self.num_returned += has_returned
+            with suppress(ProcessLookupError):
+                os.kill(pid, _FAULTS[fault])
+        found: dict[str, tuple[Trace, Trace]] = {}
+        for name, service in self._drafted.items():
+            trace = service.ask(job)
+            self._check(trace, plain, f"{name}, seed {seed}, draft {fault}")
+            # One that hangs counts as attached until that is noticed.
+            if victims & pids_of("draft") or not service.has_draft():
+                found[name] = trace, plain
+            else:
+                self.num_returned += 1
         self._await_return(victims)
-        return None if has_returned else (trace, plain)
+        return found
 
-    def _has_returned(self, victims: set[int]) -> bool:
-        """A process that hangs counts as attached until that is noticed."""
-        return not victims & pids_of("draft") and self._drafted.has_draft()
+    def _check(self, trace: Trace, plain: Trace, what: str) -> None:
+        if trace.texts != plain.texts:
+            raise SpecserveError(f"{what}: the text is not that of plain decoding")
 
     def _await_return(self, victims: set[int]) -> None:
         deadline_s = time.monotonic() + _RETURN_TIMEOUT_S
-        while not self._has_returned(victims):
+        while victims & pids_of("draft") or not all(s.has_draft() for s in self._drafted.values()):
             if time.monotonic() > deadline_s:
                 raise SpecserveError(f"no draft came back within {_RETURN_TIMEOUT_S:g} s")
             time.sleep(0.1)
@@ -118,10 +122,12 @@ def measure(arguments: argparse.Namespace, runner: asyncio.Runner, command: str)
     """Raises SpecserveError, also if an outage changed a text."""
     target = locate_target(arguments.target)
     choice = parse_choice(LANGUAGE_MODEL)
-    services = (
-        Service(regime=OFF),
-        Service(regime=ASYNC, drafter=choice, colocated=choice),
-    )
+    plain = Service(regime=OFF)
+    drafted = {
+        "by default": Service(regime=ASYNC, drafter=choice, colocated=choice),
+        "skip": Service(regime=ASYNC, drafter=choice, miss_policy="skip"),
+    }
+    services = (plain, *drafted.values())
     contest = Contest(name="outage", services=services, batch_sizes=(1,), num_prompts=1)
     flags = ["--target", str(target), "--device", "cpu", "--dtype", "float32"]
     flags += ["--ballast", str(parse_count(arguments.ballast, "--ballast"))]
@@ -129,20 +135,22 @@ def measure(arguments: argparse.Namespace, runner: asyncio.Runner, command: str)
         flags += ["--set", "topology.pin=false", "--oversubscribe"]
     prompts = draw_prompts(_DOMAIN, target, arguments.prompts)
     machine, console = describe_machine(), Console(stderr=True)
-    found: dict[str, list[tuple[Trace, Trace]]] = {fault: [] for fault in _FAULTS}
+    found: dict[str, list[tuple[Trace, Trace]]] = {
+        f"{fault}, {name}": [] for fault in _FAULTS for name in drafted
+    }
     with (
         running(contest, flags, runner) as started,
         progress_bar(len(prompts) * len(_FAULTS), console) as advance,
     ):
-        outages = Outages(started[services[0]], started[services[1]], arguments.tokens)
-        outages.warm_up(prompts[:4])
+        by_name = {name: started[service] for name, service in drafted.items()}
+        outages = Outages(started[plain], by_name, arguments.tokens)
         for number, prompt in enumerate(prompts):
-            for fault, pairs in found.items():
+            for fault in _FAULTS:
                 advance(f"{fault}, prompt {number + 1}")
-                pair = outages.pair(fault, prompt, number)
-                pairs += [] if pair is None else [pair]
+                for name, pair in outages.ask(fault, prompt, number).items():
+                    found[f"{fault}, {name}"].append(pair)
     return Results(
-        summary={fault: _ratio(pairs) for fault, pairs in found.items()},
+        summary={name: _ratio(pairs) for name, pairs in found.items()},
         num_returned=outages.num_returned,
         ballast=arguments.ballast,
         num_tokens=arguments.tokens,
@@ -163,12 +171,14 @@ def table(results: Results) -> Table:
         (fault, with_spread(found), 0 if found is None else found.num_prompts)
         for fault, found in results.summary.items()
     ]
-    return Table("Without a draft", ("draft", "tok/s over plain", "prompts"), rows)
+    return Table("Without a draft", ("draft, service", "tok/s over plain", "prompts"), rows)
 
 
 def verdict(results: Results) -> str:
-    reached = [found is not None and found.value >= GOAL for found in results.summary.values()]
-    return f"goal {GOAL:g} of plain decoding: {'reached' if all(reached) else 'missed'}."
+    values = [found.value for found in results.summary.values() if found is not None]
+    if not values:
+        return "not measured: a draft was always back too soon; try more prompts or fewer tokens."
+    return f"goal {GOAL:g} of plain decoding: {'reached' if min(values) >= GOAL else 'missed'}."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -179,16 +189,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with asyncio.Runner() as runner:
             results = measure(arguments, runner, command)
+        heading = [
+            "# While the draft process is away",
+            f"Target padded with ballast to {results.ballast}; {results.num_tokens} new tokens at "
+            "temperature 1, seeded, equal in all services. "
+            f"{results.machine.line}. `{command}`",
+        ]
+        write_results(results, arguments.out)
+        write_tables([*heading, verdict(results)], [table(results)], arguments.out)
     except (SpecserveError, OSError) as error:
         Console(stderr=True).print(f"{_NAME}: {error}", style="red", markup=False)
         return 1
-    heading = [
-        "# While the draft process is away",
-        f"Target padded with ballast to {results.ballast}; {results.num_tokens} new tokens at "
-        f"temperature 1, seeded, equal in both services. {results.machine.line}. `{command}`",
-    ]
-    write_results(results, arguments.out)
-    write_tables([*heading, verdict(results)], [table(results)], arguments.out)
     show_tables([table(results)], verdict(results))
     return 0
 

@@ -32,6 +32,7 @@ ATTACH_AGAIN_S = 0.25  # until the target answers
 IDLE_S = 0.02  # longest sleep when nothing comes: also the period of the heartbeat
 POLL_S = 50e-6  # shortest sleep between looks at the link
 SILENCE = 1 / 100  # of the time since the last report is slept: what a report may wait, too
+_LEAST_WAIT_S = 0.001  # that a socket can be waited for
 REPORT_S = 60.0  # between lines of statistics
 
 log = logging.getLogger(__name__)
@@ -172,11 +173,11 @@ class DraftNode:
     def _rest(self) -> None:
         """Nothing to do: sleep, the longer the more time has passed without a report.
 
-        Looks at full pace cost half a core, which others need as soon as nobody decodes here.
+        Looks at full pace cost .4 of a core, which others need as soon as nobody decodes here.
         """
-        sleep_s = max(POLL_S, SILENCE * (time.monotonic() - self._heard_s))
-        if self._link is None or sleep_s >= IDLE_S:
-            self._control.wait(IDLE_S)
+        sleep_s = min(IDLE_S, max(POLL_S, SILENCE * (time.monotonic() - self._heard_s)))
+        if self._link is None or sleep_s >= _LEAST_WAIT_S:
+            self._control.wait(sleep_s)  # ends with a message
         elif self._link.is_empty():
             time.sleep(sleep_s)
         if log.isEnabledFor(logging.DEBUG) and time.monotonic() > self._report_s:

@@ -87,8 +87,10 @@ class Presolve:
         kind = OutcomeKind.of(row.rule, row.temperature)
         is_new = before is None or before.report.round < row.round
         block = self.cache.settle(row, is_new=is_new)
-        if is_new and block is not None and before is not None and before.tells_punctuality:
-            self.punctuality.observe(was_late=row.speculation_id != block.speculation_id)
+        if is_new and block is not None and before is not None:
+            was_late = row.speculation_id != block.speculation_id
+            if before.look_s < math.inf and not (was_late and before.is_rushed):
+                self.punctuality.observe(was_late=was_late)
         if row.foresight is not None:
             block = told_block(row, row.foresight, self._device)
         elif row.awaits and block is not None and len(block.token_ids) < LEAST_PASSES:
@@ -145,11 +147,12 @@ class Presolve:
     def _draft_roots(self, rounds: list[Round]) -> None:
         """A block after the anchor of rounds of one family, at most a wave of them.
 
-        One that nobody waits for tells what may follow its anchor and no more: its chain ends as
-        early as chains may, and the time goes to the outcomes.
+        Where nothing is verified and nobody waits, it tells what may follow the anchor and no more:
+        such a chain ends as early as chains may, and the time goes to the outcomes.
         """
         rounds = one_family(rounds)[: self._settings.size]
-        due_s = math.inf if any(each.report.awaits for each in rounds) else time.perf_counter()
+        is_whole = any(each.report.awaits or len(each.report.block) for each in rounds)
+        due_s = math.inf if is_whole else -math.inf
         wave = self._draft(rounds, [each.root() for each in rounds], due_s=due_s)
         blocks = {} if wave is None else {block.key: block for block in wave.blocks}
         for each in rounds:

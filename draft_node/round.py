@@ -1,6 +1,5 @@
 """The newest round of a stream: what the target reported, and which outcomes are drafted for."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,16 +23,12 @@ class Round:
     look_s: float  # when the target will look for them, as far as it knows; infinity: unknown
     plan: Plan | None = None
     is_closed: bool = False  # nothing more is drafted for it
-    is_rushed: bool = False  # its first wave began when there was no time left for one
+    # Its first wave began when there was no time left for one: that it was late says nothing.
+    is_rushed: bool = False
 
     def is_late(self, now_s: float) -> bool:
         """The target has looked: whatever else is drafted for this round is for nobody."""
         return now_s > self.look_s and self.plan is not None and self.plan.num_taken > 0
-
-    @property
-    def tells_punctuality(self) -> bool:
-        """Whether its blocks would have been in time if less of the time had been drafted in."""
-        return self.look_s < math.inf and not self.is_rushed
 
     @property
     def is_live(self) -> bool:

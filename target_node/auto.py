@@ -30,8 +30,9 @@ _LEAST_TIME_S = 0.5  # of a regime at a load before its speed is believed
 _HALF_LIFE_S = 20.0  # of what was measured, ...
 _LEAST_KEPT_S = 2.0  # ... but for so much
 _MARGIN = 0.02  # by which another regime has to be faster
-_LOST_SHARE = 0.01  # of the time may be lost by trying what is slower, ...
-_FIRST_LOSS_S = 0.1  # ... beyond so much of each regime at every load
+_LOST_SHARE = 0.01  # of the time may be lost by trying what seems slower, ...
+_FIRST_LOSS_S = 1.5  # ... and so much by each regime at every load while it may well be faster
+_DOUBT = 0.25  # standard deviation of a speed that was measured for one second: texts differ
 _CHANGE_S = 0.05  # what changing over is believed to lose, before that was measured
 _SMOOTHING = 0.2  # weight of the latest change
 
@@ -56,10 +57,15 @@ class RegimeChooser:
             if self._of(load, regime).seconds < _LEAST_TIME_S:
                 return regime, TRIAL
         preferred = self._prefer(load)
-        may_lose_s = _FIRST_LOSS_S + _LOST_SHARE / len(self._regimes) * self._total_s[load]
+        may_lose_s = _LOST_SHARE / len(self._regimes) * self._total_s[load]
         for regime in self._regimes:
-            if regime != preferred and self._lost_s[load, regime] < may_lose_s:
+            if regime == preferred:
+                continue
+            if self._lost_s[load, regime] < may_lose_s:
                 return regime, TRIAL
+            is_hopeful = self._of(load, regime).hope > self._of(load, preferred).hope
+            if is_hopeful and self._lost_s[load, regime] < may_lose_s + _FIRST_LOSS_S:
+                return regime, RUN
         return preferred, RUN
 
     def _prefer(self, load: int) -> str:
@@ -190,6 +196,11 @@ class _Speed:
     @property
     def value(self) -> float:
         return self._tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def hope(self) -> float:
+        """What it may well be, as far as is known."""
+        return self.value * (1 + _DOUBT / math.sqrt(self.seconds)) if self.seconds else math.inf
 
 
 def _bucket(num_rows: int) -> int:

@@ -6,7 +6,6 @@ Only the service that is asked works; the others sleep, but for a few wake-ups a
 
 import asyncio
 import itertools
-import os
 import time
 from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,8 +34,7 @@ class Running:
         self._processes = ServiceProcesses(pids)
         self._salts = itertools.count()
         self._client, self._counters = runner.run(_connect(address))
-        # The other services are as foreign as anybody: what they do while idle is in the way too.
-        self._own = {os.getpid(), *pids}
+        self.own: Collection[int] = ()  # all processes of ours, those of other services included
         self._num_tokens = 0.0  # generated since its start
         if has_draft:
             runner.run(self._await_draft())
@@ -65,7 +63,7 @@ class Running:
 
     async def _ask(self, job: Job) -> Trace:
         before = await self._counters.read()
-        load, batch = ForeignLoad(self._own), _Batch(self._client, self._processes, job)
+        load, batch = ForeignLoad(self.own), _Batch(self._client, self._processes, job)
         rows = await batch.run(str(next(self._salts)))
         used, foreign_share = self._processes.usage(), load.share()
         self._num_tokens += sum(len(row.token_ids) for row in rows)
@@ -148,4 +146,7 @@ def running(
             has_draft = service.has_draft_process
             found[service] = Running(runner, address, pids, has_draft=has_draft)
             stack.callback(found[service].close)
+        own = descendants()
+        for one in found.values():
+            one.own = own
         yield found

@@ -13,7 +13,9 @@ def test_a_killed_and_a_hung_draft_are_measured_and_change_no_text(tmp_path):
     words = ["--prompts", "2", "--tokens", "24", "--ballast", "10M", "--unpinned"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     results = msgspec.json.decode((tmp_path / RESULTS_FILE).read_bytes(), type=Results)
-    assert set(results.summary) == {"killed", "hung"}
+    assert set(results.summary) == {
+        f"{fault}, {name}" for fault in ("killed", "hung") for name in ("by default", "skip")
+    }
     for found in results.summary.values():
         assert found is not None
         assert found.num_prompts == 2

@@ -230,7 +230,7 @@ def test_every_turn_is_a_heartbeat(peer, node):
 
 
 def test_looks_grow_rare_while_nobody_reports(peer, node, drafter, monkeypatch):
-    """Services that share a core: one at full pace takes half of it from who decodes now."""
+    """Services that share a core: one at full pace takes much of it from who decodes now."""
     peer.attach(1, node.step)
     peer.link.send(Report([row_of(TEXT, drafter)]))
     peer.pushes(8, node.step)

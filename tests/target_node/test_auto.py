@@ -68,6 +68,15 @@ def test_what_changing_over_costs_is_counted_too(speeds, num_barren):
     assert service.run(300.0) > 0.97
 
 
+def test_a_regime_that_began_badly_is_found_soon():
+    def speeds_at(now_s: float) -> dict[str, float]:
+        return {"off": 100.0, "sync": 150.0, "async": 130.0 if now_s < 2.5 else 200.0}
+
+    service = Service(speeds_at)
+    service.run(20.0)
+    assert service.run(60.0) > 0.97
+
+
 @pytest.mark.parametrize("outage_s", [10.0, 300.0])
 def test_a_regime_that_gets_slow_is_left_and_found_again(outage_s):
     def speeds_at(now_s: float) -> dict[str, float]:
