@@ -31,11 +31,12 @@ from bench.processes import pids_of
 from bench.progress import progress_bar
 from bench.regimes import rates
 from bench.regimes.arms import ASYNC, OFF, Contest, Service
+from bench.regimes.plan import LEAST_TOKENS
 from bench.regimes.records import Job, Trace
 from bench.regimes.service import Running, running
 from bench.tables import Table, with_spread
 from bench.writing import show_tables, write_results, write_tables
-from specserve.errors import SpecserveError
+from specserve.errors import InvalidField, SpecserveError
 from specserve.sizes import parse_count
 from specserve.target_source import locate_target
 
@@ -43,6 +44,7 @@ _NAME = "bench.outage"
 _FAULTS = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP}
 GOAL = 0.95  # of plain decoding
 _DOMAIN = "code"
+_LEAST = {"prompts": 1, "tokens": LEAST_TOKENS}
 _RETURN_TIMEOUT_S = 60.0
 
 
@@ -120,6 +122,10 @@ class Outages:
 
 def measure(arguments: argparse.Namespace, runner: asyncio.Runner, command: str) -> Results:
     """Raises SpecserveError, also if an outage changed a text."""
+    for field in ("prompts", "tokens"):
+        value, least = getattr(arguments, field), _LEAST[field]
+        if value < least:
+            raise InvalidField(f"--{field}", f"{value} is less than {least}")
     target = locate_target(arguments.target)
     choice = parse_choice(LANGUAGE_MODEL)
     plain = Service(regime=OFF)

@@ -4,8 +4,9 @@ Each regime's speed (tokens a second of decode rounds) is measured while it runs
 load: the number of decoding rows, in powers of two. Most rounds run the preferred one, which
 another replaces by being faster by a margin. A few, in runs of some rounds, try another, the more
 rarely the more that loses: slower rounds, and changing over, after which contexts catch up and
-tables are empty. Nothing else is lost by it: contexts are derived state on both sides, and a
-request's verification rule is the sampler's business.
+tables are empty. One of which little is known is tried more, while it may well be faster. Nothing
+else is lost by it: contexts are derived state on both sides, and a request's verification rule is
+the sampler's business.
 
 Receives counts and times, never tokens: which regime runs does not depend on what was drawn now.
 """

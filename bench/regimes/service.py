@@ -1,7 +1,7 @@
 # pyright: strict
 """One running service among several, and a client that stays connected to it.
 
-Only the service that is asked works; the others sleep, but for a few wake-ups a second.
+Only the service that is asked works; the others look for work now and then.
 """
 
 import asyncio

@@ -6,9 +6,8 @@ import pytest
 from bench.outage import Results, main
 from bench.writing import REPORT_FILE, RESULTS_FILE
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 def test_a_killed_and_a_hung_draft_are_measured_and_change_no_text(tmp_path):
     words = ["--prompts", "2", "--tokens", "24", "--ballast", "10M", "--unpinned"]
     assert main([*words, "--out", str(tmp_path)]) == 0
@@ -24,6 +23,10 @@ def test_a_killed_and_a_hung_draft_are_measured_and_change_no_text(tmp_path):
     assert "killed" in (tmp_path / REPORT_FILE).read_text(encoding="utf-8")
 
 
-def test_an_unknown_size_is_refused_before_anything_starts(tmp_path, capsys):
-    assert main(["--ballast", "huge", "--out", str(tmp_path)]) == 1
-    assert "--ballast" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("field", "value"), [("--ballast", "huge"), ("--prompts", "0"), ("--tokens", "1")]
+)
+def test_what_cannot_be_measured_is_refused(tmp_path, capsys, field, value):
+    assert main([field, value, "--out", str(tmp_path)]) == 1
+    assert field in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
