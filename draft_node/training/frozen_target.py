@@ -65,7 +65,9 @@ class FrozenTarget:
         rows, length = token_ids.shape
         positions = torch.arange(length, device=self.device).repeat(rows)
         attention = DenseAttention(rows, self.spec.num_kv_heads)
-        with torch.no_grad():
+        # The target is what it is in service, whatever arithmetic its drafter trains in: a cast
+        # here would also hand products of packed weights a type they have no kernel for.
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             hidden, tapped = self.model.forward(token_ids.flatten(), positions, attention, layers)
             features = torch.cat(tapped, dim=-1)
             return features.view(rows, length, -1), hidden.clone().view(rows, length, -1)
@@ -73,7 +75,8 @@ class FrozenTarget:
     @torch.no_grad()
     def probs(self, hidden: Tensor) -> Tensor:
         """The target's laws [..., V] float32 at final hidden states [..., H]."""
-        return F.linear(hidden, self.lm_head).float().softmax(-1)
+        with torch.autocast(self.device.type, enabled=False):
+            return F.linear(hidden, self.lm_head).float().softmax(-1)
 
     def layer_tensors(self, index: int) -> dict[str, Tensor]:
         """The weights of layer `index`, by their names within a layer, float32."""

@@ -75,9 +75,10 @@ def test_every_parameter_learns_and_the_target_is_no_parameter(target):
     assert not target.embedding.requires_grad
 
 
-def test_training_learns_what_the_target_does(target, tmp_path):
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_training_learns_what_the_target_does(bfloat16, target, tmp_path):
     objective = make_objective(target, "dspark")
-    run = trainer(objective, tmp_path)
+    run = trainer(objective, tmp_path, bfloat16=bfloat16)
     before = run.evaluate()["code"]
     run.run(SCHEDULE, ignore)
     after = run.evaluate()["code"]
@@ -85,16 +86,23 @@ def test_training_learns_what_the_target_does(target, tmp_path):
     assert after <= 5
 
 
-def test_a_resumed_run_draws_the_same_blocks(target, tmp_path):
-    whole = trainer(make_objective(target, "dspark", max_gap=2), tmp_path / "whole")
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_a_resumed_run_draws_the_same_blocks(bfloat16, target, tmp_path):
+    whole = trainer(
+        make_objective(target, "dspark", max_gap=2), tmp_path / "whole", bfloat16=bfloat16
+    )
     whole.run(SCHEDULE, ignore)
 
     def interrupt(running: Trainer, loss: float, tokens_per_s: float) -> None:
         running.stop = running.progress.step >= 9
 
-    first = trainer(make_objective(target, "dspark", max_gap=2), tmp_path / "parts")
+    first = trainer(
+        make_objective(target, "dspark", max_gap=2), tmp_path / "parts", bfloat16=bfloat16
+    )
     assert not first.run(SCHEDULE, interrupt)
-    second = trainer(make_objective(target, "dspark", max_gap=2), tmp_path / "parts")
+    second = trainer(
+        make_objective(target, "dspark", max_gap=2), tmp_path / "parts", bfloat16=bfloat16
+    )
     assert second.progress.step == 9
     second.run(SCHEDULE, ignore)
     for name, tensor in whole.model.state_dict().items():

@@ -172,7 +172,8 @@ def test_every_parameter_learns_and_the_target_is_no_parameter(target):
     assert all(name.startswith("drafter.") for name in objective.state_dict())
 
 
-def test_training_learns_what_the_target_does(target, tmp_path):
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_training_learns_what_the_target_does(bfloat16, target, tmp_path):
     objective = make(target)
     rows = torch.from_numpy(patterned_stream(264).astype(np.int64)).view(8, 33)
 
@@ -184,7 +185,7 @@ def test_training_learns_what_the_target_does(target, tmp_path):
     _, hidden = target.read(rows[:, :-1], (0,))
     laws = target.probs(hidden)
     least = float(-(laws * laws.log()).sum(-1).mean())  # nats of the laws themselves
-    run = trainer(objective, tmp_path)
+    run = trainer(objective, tmp_path, bfloat16=bfloat16)
     figure, before = run.evaluate()["code"], loss()
     run.run(SCHEDULE, ignore)
     assert loss() - least < 0.75 * (before - least)
