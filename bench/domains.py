@@ -13,6 +13,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from bench.in_process import Engine, Job
+from bench.known_texts import KnownTexts
 from bench.tables import Table
 from bench.workload import read_texts
 from draft_node.training.evaluate import distinct_ratio
@@ -66,17 +67,26 @@ def _sums(count: int, seed: int) -> list[str]:
     return ["".join(line() for _ in range(_SUMS)) for _ in range(count)]
 
 
+def known_texts(target: Path) -> KnownTexts:
+    """What earlier runs found out about greedy text of the model in `target`."""
+    return KnownTexts.of(target, (CHECKED_TOKENS, MIN_DISTINCT))
+
+
 def check_greedy(
-    domain: str, prompts: Sequence[Sequence[int]], plain: Engine, batch_size: int
+    domain: str,
+    prompts: Sequence[Sequence[int]],
+    plain: Engine,
+    batch_size: int,
+    known: KnownTexts,
 ) -> GreedyCheck:
-    """Continue `prompts` greedily without drafts, and see which texts do not repeat themselves."""
-    qualifying: list[int] = []
-    for first in range(0, len(prompts), batch_size):
-        batch = prompts[first : first + batch_size]
+    """Continue prompts not `known` greedily without drafts, and see which texts do not repeat."""
+    unknown = [prompt for prompt in prompts if known.get(prompt) is None]
+    for first in range(0, len(unknown), batch_size):
+        batch = unknown[first : first + batch_size]
         job = Job(batch, seeds=[0] * len(batch), num_tokens=CHECKED_TOKENS, temperature=0.0)
-        for place, answer in enumerate(plain.run(job).answers, start=first):
-            if distinct_ratio(answer.token_ids) >= MIN_DISTINCT:
-                qualifying.append(place)
+        answers = plain.run(job).answers
+        known.add(batch, [distinct_ratio(a.token_ids) >= MIN_DISTINCT for a in answers])
+    qualifying = [place for place, prompt in enumerate(prompts) if known.get(prompt)]
     return GreedyCheck(domain=domain, num_candidates=len(prompts), qualifying=qualifying)
 
 

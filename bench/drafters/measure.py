@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.domains import GreedyCheck, check_greedy, draw_prompts
+from bench.domains import GreedyCheck, check_greedy, draw_prompts, known_texts
 from bench.drafter_choice import DrafterChoice, load_choice
 from bench.drafters.plan import Condition, Plan
 from bench.drafters.results import Cell, make_cell
@@ -70,10 +70,12 @@ class Measurer:
         """Find the prompts for temperature 0, if that is wanted."""
         if 0.0 not in self._plan.temperatures:
             return
-        plain = Engine(self._model, self._size)
+        plain, known = Engine(self._model, self._size), known_texts(self._folder)
         for domain, candidates in self._candidates.items():
             self._advance(f"greedy text of {domain}")
-            self.greedy[domain] = check_greedy(domain, candidates, plain, self._plan.batch_size)
+            self.greedy[domain] = check_greedy(
+                domain, candidates, plain, self._plan.batch_size, known
+            )
 
     def load(self, choice: DrafterChoice) -> Loaded:
         """Ready to draft here. Raises SpecserveError for what cannot be used."""

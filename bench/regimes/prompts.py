@@ -14,8 +14,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bench.domains import ARITHMETIC, GreedyCheck, check_greedy, draw_prompts
+from bench.domains import ARITHMETIC, GreedyCheck, check_greedy, draw_prompts, known_texts
 from bench.in_process import Engine
+from bench.known_texts import KnownTexts
 from bench.regimes.plan import Plan
 from draft_node.training import corpus
 from draft_node.training.holdout import is_held_out
@@ -58,10 +59,11 @@ def choose_prompts(target: Path, plan: Plan, plain: Engine | None, check_room: i
     by_domain = {d: draw_prompts(d, target, plan.num_candidates) for d in plan.domains}
     sound: dict[str, Prompts] = {}
     checks: list[GreedyCheck] = []
+    known = known_texts(target)
     for domain, prompts in by_domain.items():
         if plain is None:
             continue
-        search = _Search(domain, plan.num_sound_wanted, plain, check_room)
+        search = _Search(domain, plan.num_sound_wanted, plain, check_room, known)
         search.look(prompts)
         if len(search.found) < plan.min_greedy_prompts and domain != ARITHMETIC:
             search.look(_more_prompts(target, domain, prompts, plan.num_more_candidates))
@@ -73,12 +75,15 @@ def choose_prompts(target: Path, plan: Plan, plain: Engine | None, check_room: i
 class _Search:
     """Looks for prompts with sound greedy text until there are enough."""
 
-    def __init__(self, domain: str, num_wanted: int, plain: Engine, room: int) -> None:
+    def __init__(
+        self, domain: str, num_wanted: int, plain: Engine, room: int, known: KnownTexts
+    ) -> None:
         self.found: Prompts = []
         self._domain = domain
         self._num_wanted = num_wanted
         self._plain = plain
         self._room = room
+        self._known = known
         self._num_checked = 0
         self._places: list[int] = []
 
@@ -88,7 +93,7 @@ class _Search:
             if len(self.found) >= self._num_wanted:
                 return
             chunk = fitting[first : first + _CHUNK]
-            check = check_greedy(self._domain, chunk, self._plain, CHECK_BATCH)
+            check = check_greedy(self._domain, chunk, self._plain, CHECK_BATCH, self._known)
             self.found += [chunk[place] for place in check.qualifying]
             self._places += [self._num_checked + place for place in check.qualifying]
             self._num_checked += len(chunk)

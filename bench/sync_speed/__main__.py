@@ -18,7 +18,14 @@ import msgspec
 import torch
 from rich.console import Console
 
-from bench.domains import CHECKED_TOKENS, DOMAINS, GreedyCheck, check_greedy, draw_prompts
+from bench.domains import (
+    CHECKED_TOKENS,
+    DOMAINS,
+    GreedyCheck,
+    check_greedy,
+    draw_prompts,
+    known_texts,
+)
 from bench.drafter_choice import DSPARK, DrafterChoice, add_drafter_options, read_choices
 from bench.in_process import Engine, EngineSize
 from bench.machine import describe_machine
@@ -157,10 +164,11 @@ def _prompts(folder: Path, plan: Plan, console: Console) -> Prompts:
     )
     plain = Engine(model, EngineSize(_CHECK_BATCH, prompts.longest + CHECKED_TOKENS))
     checks: dict[str, GreedyCheck] = {}
+    known = known_texts(folder)
     with progress_bar(len(by_domain), console) as advance:
         for domain, candidates in by_domain.items():
             advance(f"greedy text of {domain}")
-            checks[domain] = check_greedy(domain, candidates, plain, _CHECK_BATCH)
+            checks[domain] = check_greedy(domain, candidates, plain, _CHECK_BATCH, known)
     return Prompts(by_domain, checks)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from bench.domains import ARITHMETIC, DOMAINS, GreedyCheck, check_greedy, draw_prompts
 from bench.in_process import Job
+from bench.known_texts import KnownTexts
 from bench.rounds import Answer, Run
 from bench.workload import read_texts
 from specserve.errors import InvalidField
@@ -29,11 +30,52 @@ def test_only_prompts_whose_greedy_text_does_not_repeat_itself_qualify():
     fresh, loop = list(range(64)), [1, 2] * 32
     nearly = [*range(50), *range(14)]  # 11 of 61 4-grams a second time
     engine = Parrot([loop, fresh, nearly, loop, fresh])
-    check = check_greedy("code", [[5]] * 5, engine, batch_size=2)
+    prompts = [[5], [6], [7], [8], [9]]
+    check = check_greedy("code", prompts, engine, batch_size=2, known=KnownTexts())
     assert check.qualifying == [1, 2, 4]
     assert check.share == pytest.approx(0.6)
     assert [len(job.prompts) for job in engine.jobs] == [2, 2, 1]
     assert {(job.temperature, job.num_tokens) for job in engine.jobs} == {(0.0, 64)}
+
+
+def test_what_was_looked_at_is_remembered_by_the_next_run(tmp_path):
+    fresh, loop, path = list(range(64)), [1, 2] * 32, tmp_path / "cache" / "known.json"
+    check_greedy("code", [[5], [6]], Parrot([loop, fresh]), 2, KnownTexts(path))
+    engine = Parrot([fresh])
+    check = check_greedy("code", [[7], [6], [5]], engine, 2, KnownTexts(path))
+    assert check.qualifying == [0, 1]
+    assert [list(job.prompts) for job in engine.jobs] == [[[7]]]
+    assert [file.name for file in path.parent.iterdir()] == ["known.json"]
+
+
+def test_another_definition_or_model_has_another_record(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    KnownTexts.of(tmp_path / "model", (64, 0.8)).add([[5]], [True])
+    assert KnownTexts.of(tmp_path / "model", (64, 0.8)).get([5]) is True
+    assert KnownTexts.of(tmp_path / "model", (64, 0.9)).get([5]) is None
+    (tmp_path / "model/config.json").write_text("{ }")
+    assert KnownTexts.of(tmp_path / "model", (64, 0.8)).get([5]) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"a": 3}', b"\xff"])
+def test_a_spoiled_record_is_ignored_and_replaced(content, tmp_path, caplog):
+    path = tmp_path / "known.json"
+    path.write_bytes(content)
+    known = KnownTexts(path)
+    assert known.get([5]) is None
+    assert "is not used" in caplog.text
+    known.add([[5]], [False])
+    assert KnownTexts(path).get([5]) is False
+
+
+def test_a_folder_that_cannot_be_written_costs_the_record_and_nothing_else(tmp_path, caplog):
+    (tmp_path / "cache").write_text("a file")
+    known = KnownTexts(tmp_path / "cache" / "known.json")
+    known.add([[5]], [True])
+    assert known.get([5]) is True
+    assert "is not written" in caplog.text
 
 
 @pytest.mark.parametrize(("count", "measurable"), [(9, False), (10, True)])
