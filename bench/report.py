@@ -167,7 +167,9 @@ def _cpu_table(rows: Sequence[DecodeRow]) -> str:
     return f"{_table(('batch', *roles), body)}\n\n{note}"
 
 
-def _ratio(ratio: Ratio) -> str:
+def _ratio(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "too short"
     return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 

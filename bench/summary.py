@@ -39,7 +39,7 @@ class DecodeRow(msgspec.Struct, frozen=True, kw_only=True):
     round_ms: float
     forward_ms: float
     reported_round_ms: float  # by the service itself
-    cpu_ratio: Ratio  # processor time of transformers over that of the target process
+    cpu_ratio: Ratio | None  # processor time of transformers over that of the target process
     cpu_us_per_token: dict[str, float]
     equal_token_share: float  # of rows, at temperature 0, up to the first difference
     num_repetitions: int  # that count here
@@ -162,10 +162,7 @@ def decode_row(triples: Sequence[Triple]) -> DecodeRow:
         round_ms=1e3 * medians(lambda t: t.served.round_s),
         forward_ms=1e3 * medians(_mean_forward_s),
         reported_round_ms=1e3 * medians(lambda t: t.reported_round_s),
-        cpu_ratio=ratio(
-            lambda t: t.transformers.usage["transformers"].ran_s,
-            lambda t: t.served.usage["target"].ran_s,
-        ),
+        cpu_ratio=_cpu_ratio(triples),
         cpu_us_per_token=_cpu_us_per_token(triples),
         equal_token_share=_equal_token_share(triples),
         num_repetitions=len(triples),
@@ -221,6 +218,16 @@ def _by_key(
 def _stages_us(times: RoundTimes) -> dict[str, float]:
     stages = {stage: 1e6 * seconds for stage, seconds in times.stages_s.items()}
     return stages | {"round": 1e6 * times.round_s}
+
+
+def _cpu_ratio(triples: Sequence[Triple]) -> Ratio | None:
+    """None where all calls were shorter than the scheduler's steps of counting."""
+    pairs = [
+        (triple.transformers.usage["transformers"].ran_s, triple.served.usage["target"].ran_s)
+        for triple in triples
+    ]
+    counted = [pair for pair in pairs if min(pair) > 0]
+    return paired_ratio(*zip(*counted, strict=True)) if counted else None
 
 
 def _cpu_us_per_token(triples: Sequence[Triple]) -> dict[str, float]:

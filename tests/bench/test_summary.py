@@ -8,7 +8,7 @@ from bench.records import BatchTrace, ForwardTimes
 from bench.summary import decode_row, quiet
 
 
-def triple(waited_s: float, served_s: float = 1.0) -> Triple:
+def triple(waited_s: float, served_s: float = 1.0, ran_s: float = 0.5) -> Triple:
     """Two tokens in `served_s` against one second; the target waited `waited_s` of its time."""
     ran = Usage(ran_s=0.5)
     return Triple(
@@ -19,7 +19,7 @@ def triple(waited_s: float, served_s: float = 1.0) -> Triple:
             arrivals_s=[[served_s / 2, served_s]],
             token_ids=[[1, 2]],
             total_s=served_s,
-            usage={"target": Usage(ran_s=0.5, waited_s=waited_s), "api": ran, "client": ran},
+            usage={"target": Usage(ran_s=ran_s, waited_s=waited_s), "api": ran, "client": ran},
         ),
         transformers=BatchTrace(
             arrivals_s=[[0.5, 1.0]], token_ids=[[1, 3]], total_s=1.0, usage={"transformers": ran}
@@ -44,3 +44,12 @@ def test_the_figures_of_a_row_follow_their_definitions():
     assert row.overhead.value == pytest.approx(0.25 / 0.4)
     assert row.equal_token_share == pytest.approx(0.5)
     assert row.cpu_us_per_token["api"] == pytest.approx(250_000)
+    assert row.cpu_ratio is not None
+    assert row.cpu_ratio.value == pytest.approx(1.0)
+
+
+def test_calls_too_short_to_be_counted_say_nothing_of_processor_time():
+    row = decode_row([triple(0.0, ran_s=0.0), triple(0.0, ran_s=0.25), triple(0.0, ran_s=0.25)])
+    assert row.cpu_ratio is not None
+    assert (row.cpu_ratio.value, row.cpu_ratio.num_pairs) == (pytest.approx(2.0), 2)
+    assert decode_row([triple(0.0, ran_s=0.0)] * 3).cpu_ratio is None

@@ -47,6 +47,7 @@ def test_blocks_of_a_draft_process_are_verified(
         assert name == "ngram" or pair.asynchronous.status().num_hits > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saguaro_c", [None, 4.0])
 def test_plain_rejection_with_and_without_saguaro(
     cuda: PretendedCuda, models: Models, saguaro_c: float | None

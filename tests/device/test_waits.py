@@ -104,6 +104,7 @@ def test_plain_decoding(cuda: PretendedCuda, models: Models, name: str):
     assert within(found[1], PLAIN[name], (0, 0, 0), NUM_ROWS[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
 @pytest.mark.parametrize("rule", list(VerificationRule))
 def test_a_drafter_beside_the_target(

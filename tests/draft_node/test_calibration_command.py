@@ -113,6 +113,7 @@ def test_the_command_writes_a_calibration_that_the_drafter_is_loaded_with(folder
     assert torch.equal(confidences(folder, drafter, calibrated=False), raw)
 
 
+@pytest.mark.slow
 def test_a_drafter_without_a_head_gets_confidences_from_its_laws(folder, tmp_path):
     drafter = write_drafter(tmp_path / "draft", DFLASH, **SIZES)
     assert confidences(folder, drafter) is None
@@ -125,6 +126,7 @@ def test_a_drafter_without_a_head_gets_confidences_from_its_laws(folder, tmp_pat
     assert ((found > 0) & (found < 1)).all()
 
 
+@pytest.mark.slow
 def test_a_language_model_is_calibrated_under_coupled_and_greedy_rules_too(folder, tmp_path):
     drafter = write_checkpoint(
         tmp_path / "lm", QWEN3, vocab_size=VOCAB, num_hidden_layers=1, eos_token_id=0

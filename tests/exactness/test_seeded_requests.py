@@ -33,6 +33,7 @@ def alone(service: str) -> list[Outcome]:
     return run(service, REQUESTS, concurrency=1)
 
 
+@pytest.mark.slow
 def test_a_few_requests_are_equal_alone_and_together(service: str):
     requests = seeded_requests(24, seed=1)
     reference = run(service, requests, concurrency=1)

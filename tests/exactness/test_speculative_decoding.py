@@ -71,6 +71,7 @@ def test_every_request_is_that_of_plain_decoding(models, plain_500, name):
     assert sum(s.num_accepted_tokens for s in stats) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -66,6 +66,7 @@ def assert_equal(launched: Launched, plain: list[Outcome]) -> None:
     assert differing(plain, found) == []
 
 
+@pytest.mark.slow
 def test_seeded_requests_have_the_text_of_plain_decoding(pair: Launched, plain: list[Outcome]):
     assert_equal(pair, plain)
     with watching(pair) as watch:
@@ -77,6 +78,7 @@ def test_seeded_requests_have_the_text_of_plain_decoding(pair: Launched, plain: 
     assert stats.bytes_received > 0
 
 
+@pytest.mark.slow
 def test_an_answer_says_what_was_drafted_elsewhere(pair: Launched):
     with Client(pair.address()) as client:
         answer = client.generate("def main(", temperature=0, max_tokens=60, ignore_eos=True)

@@ -27,6 +27,7 @@ def speculating() -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_seeded_requests_have_the_text_of_plain_decoding(service: str, speculating: str):
     requests = seeded_requests(24, seed=4)
     plain = run(service, requests, concurrency=8)

@@ -38,6 +38,7 @@ def others(supervised: Supervised) -> dict[str, int]:
     return {n: supervised.pid(n) for n in supervised.names if not n.startswith("draft")}
 
 
+@pytest.mark.slow
 def test_every_draft_shares_memory_with_target_rank_0_and_with_nobody_else(supervise):
     supervised = supervise(num_ranks=2, num_drafts=2).await_ready()
     assert supervised.await_file("draft0.heard") == "for draft 0"
@@ -79,6 +80,7 @@ def test_a_draft_that_ends_is_started_again_and_the_service_goes_on(supervise, s
     assert "starting it again in 0.25 s" in stderr
 
 
+@pytest.mark.slow
 def test_a_draft_that_flaps_is_started_less_and_less_often(supervise):
     supervised = supervise(num_drafts=1, draft0="flap").await_ready()
     num_open = num_descriptors(supervised)
@@ -96,6 +98,7 @@ def test_a_draft_that_flaps_is_started_less_and_less_often(supervise):
     stop(supervised)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "stalled"])
 def test_a_draft_that_hangs_is_killed_and_started_again(supervise, how):
     supervised = supervise(num_drafts=1, draft0="stall" if how == "stalled" else "serve")
@@ -113,6 +116,7 @@ def test_a_draft_that_hangs_is_killed_and_started_again(supervise, how):
     assert "draft process 0 was killed by SIGKILL" in stderr
 
 
+@pytest.mark.slow
 def test_a_stop_that_is_continued_in_time_is_no_hang(supervise):
     supervised = supervise(num_drafts=1).await_ready()
     pid = supervised.pid("draft0")
@@ -141,6 +145,7 @@ def test_a_draft_that_cannot_start_at_first_ends_the_launch(supervise, behaviour
     assert supervised.alive() == []
 
 
+@pytest.mark.slow
 def test_a_draft_that_cannot_start_again_does_not_end_the_service(supervise):
     supervised = supervise(num_drafts=1, draft0="refuse_again").await_ready()
     pids = others(supervised)
@@ -162,6 +167,7 @@ def test_a_draft_that_dies_while_others_still_start_is_started_again(supervise):
     assert stop(supervised)
 
 
+@pytest.mark.slow
 def test_a_stopped_draft_does_not_outlive_a_clean_stop(supervise):
     supervised = supervise(num_drafts=2).await_ready()
     os.kill(supervised.pid("draft1"), signal.SIGSTOP)
@@ -172,6 +178,7 @@ def test_a_stopped_draft_does_not_outlive_a_clean_stop(supervise):
     assert supervised.alive() == []
 
 
+@pytest.mark.slow
 def test_target_processes_that_end_at_the_same_moment_are_a_clean_stop(supervise):
     supervised = supervise(num_drafts=1, target0="linger", target1="linger").await_ready()
     os.kill(supervised.pid("draft0"), signal.SIGSTOP)  # its turn comes last and takes a while

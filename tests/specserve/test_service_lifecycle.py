@@ -163,6 +163,7 @@ def test_a_killed_draft_comes_back_while_the_service_goes_on(launch):
     assert service.living() == []
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_is_refused_with_one_line(launch, embedded_target, tmp_path):
     for file in embedded_target.iterdir():
         if file.suffix != ".safetensors":

@@ -53,6 +53,7 @@ def answer(pair: InProcessPair, **fields) -> list[int]:
     return pair.tokens[name, 0]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_requests_that_ended_or_were_aborted(models):
     with pair_of(models) as pair:
         for each in requests(12, seed=3):
@@ -132,6 +133,7 @@ def test_a_new_draft_is_told_everything_and_is_of_use_again(models, name):
         assert pair.asynchronous.status().num_hits > before > 0
 
 
+@pytest.mark.slow
 def test_the_requests_of_a_dead_draft_are_taken_over(models):
     with pair_of(models, drafting=replace(QUICK, num_drafts=2)) as pair:
         names = [f"{index}: a request" for index in range(6)]

@@ -28,6 +28,7 @@ def folder(tmp_path):
     return tmp_path / "out"
 
 
+@pytest.mark.slow
 def test_transformers_loads_the_folder_and_agrees(folder) -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -136,6 +136,7 @@ def test_a_run_ends_in_a_folder_that_drafts_and_that_transformers_loads(target, 
     assert "specserve train lm --minutes 0.03" in (folder / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_can_go_on_from_a_model_of_the_same_shape(train, tmp_path, monkeypatch, capsys):
     assert train() == 0
     (tmp_path / "lm").rename(tmp_path / "plain")

@@ -241,6 +241,7 @@ def test_a_run_ends_in_a_folder_that_is_added_to_a_dflash(target, train, tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_fused_weights_are_stored_with_the_head(target, train, tmp_path, monkeypatch):
     from draft_node.training import local_head_run
 
@@ -259,6 +260,7 @@ def test_fused_weights_are_stored_with_the_head(target, train, tmp_path, monkeyp
     torch.testing.assert_close(doubled.output(rank), 2 * head.output(rank))
 
 
+@pytest.mark.slow
 def test_a_head_can_borrow_the_targets_output_weights(target, train, tmp_path):
     assert train("--through-target-head") == 0
     assert isinstance(load_head(target, tmp_path / "head"), GruHead)
@@ -266,6 +268,7 @@ def test_a_head_can_borrow_the_targets_output_weights(target, train, tmp_path):
     assert config["lm_head_mode"] == "target_lm_head"
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypatch, capsys):
     from draft_node.training import local_head_run
 

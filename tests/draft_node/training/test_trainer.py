@@ -45,6 +45,7 @@ def _ignore(*_: object) -> None:
     pass
 
 
+@pytest.mark.slow
 def test_resumed_run_is_bit_identical_to_an_uninterrupted_one(tiny, tmp_path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()

@@ -119,6 +119,7 @@ async def _abort(rig, request_id):
     rig.service.hub.abort(request_id, Cancelled("aborted"))
 
 
+@pytest.mark.slow
 def test_a_reader_that_lags_too_far_is_cut_off_and_the_others_are_not(make_rig):
     rig = make_rig(stream_buffer_rounds=50, max_model_len=200_000)
     rig.script("the lazy dog " * 20_000)

@@ -79,6 +79,7 @@ def process(tmp_path, model_folder, target):
         process.end()
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_running_requests_and_exits_with_0(process, target):
     report = process.report()
     assert report["ready"] is True

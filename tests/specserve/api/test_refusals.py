@@ -110,6 +110,7 @@ def test_an_oversize_message_is_refused_and_others_go_on(make_rig):
         assert stub.Generate(pb.GenerateRequest(text="fox")).samples[0].text == rig.text
 
 
+@pytest.mark.slow
 def test_the_queue_is_bounded_and_says_when_to_come_back(make_rig):
     rig = make_rig(max_queued_requests=2)
     rig.target.round_s = 0.05

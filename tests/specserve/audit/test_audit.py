@@ -128,6 +128,7 @@ def test_what_cannot_be_audited_is_refused_before_anything_starts(capsys, tmp_pa
     assert refused(capsys, *words).startswith("--connect: a running service keeps")
 
 
+@pytest.mark.slow
 def test_a_service_that_does_not_speculate_is_refused(capsys, start_service):
     words = ("--connect", start_service("--speculation", "off"), "--requests", "1", "--quick")
     assert main(["audit", *words]) == 2

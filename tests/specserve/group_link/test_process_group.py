@@ -128,6 +128,7 @@ def test_frames_cross_both_ways_in_order(target):
     assert counters.num_malformed == counters.num_stale == 0
 
 
+@pytest.mark.slow
 def test_only_loopback_is_listened_on(target):
     with draft(target, 1) as process:
         target.converse(1, 1)
@@ -181,6 +182,7 @@ def test_a_peer_that_does_not_read_costs_dropped_frames_and_then_the_link(impati
         impatient.converse(2, 20)
 
 
+@pytest.mark.slow
 def test_a_stopped_peer_takes_what_may_be_under_way_and_no_more(impatient):
     with draft(impatient, 1) as process:
         impatient.converse(1, 20)
@@ -209,6 +211,7 @@ def test_a_peer_that_goes_on_after_the_link_was_given_up_comes_to_the_next_epoch
             process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_rubbish_is_counted_and_what_follows_is_sound(target):
     with draft(target, 1, "rubbish"):
         target.converse(1, 50)

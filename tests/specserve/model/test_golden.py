@@ -33,6 +33,7 @@ def test_a_planted_error_fails_the_case(tmp_path, capsys):
     assert failed == ["hidden_states.3", "greedy_next_ids", "invented"]
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_errors_and_exits_zero():
     done = subprocess.run(
         [sys.executable, "-m", "tests.golden", str(FIXTURES / TARGETS[0])],

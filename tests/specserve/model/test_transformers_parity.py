@@ -44,6 +44,7 @@ def reference(kind: str):
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3", "llama3", "linear"])
 def test_logits_agree_with_transformers(tmp_path, kind):
     model = reference(kind)
