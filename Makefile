@@ -11,6 +11,9 @@ CONSTRAINTS := $(if $(HAS_GPU),constraints/gpu.txt,constraints/cpu.txt)
 comma := ,
 EXTRAS := $(if $(HAS_GPU),dev$(comma)gpu,dev)
 
+# Tests start hundreds of Python processes: without bytecode each would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-fast lint types proto clean
 
 setup: .venv/.installed
@@ -29,10 +32,10 @@ demo: setup
 	$(BIN)/python -m specserve.demo
 
 test: setup lint types
-	$(BIN)/python -m pytest -ra
+	$(BIN)/python -m pytest -ra -n 2 --dist loadfile
 
 test-fast: setup
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not gpu and not multigpu"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not multigpu"
 
 lint: setup
 	$(BIN)/ruff check

@@ -77,7 +77,9 @@ def _processes_of_this_run() -> set[str]:
         try:
             environ = Path("/proc", pid, "environ").read_bytes().split(b"\0")
             command = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:  # ended meanwhile, or another user's
+        except OSError:  # ended meanwhile; or the kernel's, or another user's
+            if os.path.exists(f"/proc/{pid}"):
+                _FOREIGN.add(pid)
             continue
         if _MARK.encode() not in environ:
             _FOREIGN.add(pid)

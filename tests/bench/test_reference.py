@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
+import pytest
 import torch
 
 from bench.records import Setup
-from bench.reference import load_reference
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
 
@@ -17,7 +17,10 @@ def setup(ballast: int) -> Setup:
     return Setup(folder=str(TARGET), parent_pid=os.getpid(), cores=(), ballast=ballast)
 
 
+@pytest.mark.slow
 def test_ballast_in_transformers_has_the_size_of_the_service_s_and_changes_no_logit():
+    from bench.reference import load_reference  # imports transformers
+
     spec = read_spec(TARGET)
     wanted = 2 * spec.num_params
     plain, padded = load_reference(setup(0)), load_reference(setup(wanted))

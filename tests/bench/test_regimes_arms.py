@@ -166,6 +166,7 @@ def test_greedy_groups_come_from_sound_prompts_where_there_are_enough():
     assert len(choice.groups("code", 4, 100, is_sound=False)) == 5
 
 
+@pytest.mark.slow
 def test_processor_time_of_others_is_told_from_ones_own():
     code = "import time\nwhile time.process_time() < 0.4: pass\ntime.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", code])

@@ -13,7 +13,8 @@ from tests.exactness.speculative import Models
 from tests.target_node.scripted_drafts import Drafting
 
 IN_TIME = Drafting(wave=4, fan_out=8, pace=(4,))
-SLOW = [
+NAMES = [
+    "dspark vanilla",
     "eagle3",
     "language model",
     "dspark gated",
@@ -24,15 +25,10 @@ SLOW = [
     "the target itself",
     "ngram",
 ]
-NAMES = [
-    "dspark vanilla",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
-]
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_of_a_draft_process_are_verified(
     cuda: PretendedCuda, models: Models, name: str, dtype: torch.dtype

@@ -78,6 +78,7 @@ def shared_memory() -> Iterator[tuple[int, SharedRegion]]:
         os.close(fd)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dspark", *SLOW])
 def test_a_leader_serves_with_every_embedded_drafter(
     cuda: PretendedCuda, tmp_path: Path, name: str
@@ -166,6 +167,7 @@ def test_a_leader_with_draft_processes_starts(cuda: PretendedCuda, tmp_path: Pat
         asynchronous.links.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dspark", *SLOW])
 def test_a_draft_process_starts_on_a_device_of_its_own(
     cuda: PretendedCuda, tmp_path: Path, name: str

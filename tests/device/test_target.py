@@ -19,8 +19,9 @@ from tests.gpu.test_cuda_forward import batch
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.target_node.in_process import InProcessTarget
 
-QUICK = ["dspark vanilla", "eagle3", "dflash with a local head"]
-NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
+KINDS = ["dspark vanilla", "eagle3", "dflash with a local head"]
+QUICK = "dspark vanilla"
+NAMES = [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
 BOTH = [torch.float32, torch.bfloat16]
 MOSTLY = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
 
@@ -33,7 +34,7 @@ def finished(target: InProcessTarget, asked: list, at_once: int = 4) -> dict:
     return found
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
 @pytest.mark.parametrize("dtype", BOTH)
 def test_a_forward_stays_on_the_device_and_gives_the_cpu_s_logits(
@@ -59,6 +60,7 @@ def test_a_forward_stays_on_the_device_and_gives_the_cpu_s_logits(
     torch.testing.assert_close(logits["cuda"], logits["cpu"], atol=near, rtol=near)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", BOTH)
 def test_plain_decoding_with_every_field(cuda: PretendedCuda, models: Models, dtype: torch.dtype):
     target = target_on_device(models, dtype=dtype)
@@ -80,6 +82,7 @@ def test_a_drafter_beside_the_target(
     assert target.node._load._num_drafts > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", list(VerificationRule))
 def test_every_rule(cuda: PretendedCuda, models: Models, rule: VerificationRule):
     target = target_on_device(
@@ -91,7 +94,7 @@ def test_every_rule(cuda: PretendedCuda, models: Models, rule: VerificationRule)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*QUICK, "dspark rnn", "speculators"])
+@pytest.mark.parametrize("name", [*KINDS, "dspark rnn", "speculators"])
 def test_drafts_leave_the_text_alone_in_deterministic_arithmetic(
     cuda: PretendedCuda, models: Models, name: str
 ):

@@ -93,6 +93,7 @@ def within(found: Bound, bound: Bound, per_row: Bound, num_rows: int) -> bool:
     return all(count <= limit for count, limit in zip(found, limits, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIELDS)
 def test_plain_decoding(cuda: PretendedCuda, models: Models, name: str):
     found = []

@@ -139,6 +139,7 @@ def test_a_language_model_is_calibrated_under_coupled_and_greedy_rules_too(folde
     assert confidences(folder, drafter, gamma=5).shape == (1, 5)
 
 
+@pytest.mark.slow
 def test_the_calibration_of_a_local_head_is_beside_the_head_and_for_its_dflash(
     folder, tmp_path, caplog
 ):
@@ -168,6 +169,7 @@ def test_a_drafter_that_computes_no_numbers_is_refused_in_one_line(folder, tmp_p
     assert not (drafter / FILE_NAME).exists()
 
 
+@pytest.mark.slow
 def test_a_calibration_made_for_other_weights_is_left_out_with_a_warning(folder, tmp_path, caplog):
     drafter = write_drafter(tmp_path / "draft", DSPARK, **SIZES)
     raw = confidences(folder, drafter)
@@ -191,6 +193,7 @@ def test_a_calibration_made_for_other_weights_is_left_out_with_a_warning(folder,
     assert "Expected `float` > 0.0" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_calibration_of_another_kind_of_drafter_is_left_out(folder, tmp_path, caplog):
     drafter = write_drafter(tmp_path / "draft", DSPARK, **SIZES)
     calibration, _ = run(make_job(folder, drafter))

@@ -229,6 +229,7 @@ def test_every_turn_is_a_heartbeat(peer, node):
     assert time.monotonic_ns() > peer.region.heartbeat_ns > first > 0
 
 
+@pytest.mark.slow
 def test_looks_grow_rare_while_nobody_reports(peer, node, drafter, monkeypatch):
     """Services that share a core: one at full pace takes much of it from who decodes now."""
     peer.attach(1, node.step)

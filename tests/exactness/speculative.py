@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 
 from draft_node.drafters.load import load_drafter
@@ -102,6 +103,11 @@ DRAFTERS: dict[str, Callable[[Models, Path], Drafter]] = {
     "the target itself": _target_itself,
     "ngram": lambda models, folder: NgramDrafter(gamma=5, shortest=1),
 }
+# One of each kind; the others take the same paths and are looked at by slow tests.
+QUICK = ("dspark vanilla", "eagle3", "language model", "ngram")
+QUICK_OR_SLOW = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS
+]
 
 
 class RandomBudget:

@@ -22,6 +22,12 @@ from tests.target_node.scripted_drafts import Drafting
 
 MODEL_LEN = 90
 DRAFTERS = ["dspark vanilla", "dflash anchor first", "language model", "eagle3", "ngram"]
+QUICK_OR_SLOW = [
+    name
+    if name in ("dspark vanilla", "language model")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in DRAFTERS
+]
 QUICK = Drafting(wave=8, fan_out=16, pace=(6,))
 USUAL = Drafting(wave=8, fan_out=8, pace=(0, 1, 2, 3))
 FAULTS = Script(
@@ -97,7 +103,7 @@ def assert_clean(pair: InProcessPair) -> None:
     assert len(pair.asynchronous._streams) == 0
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", QUICK_OR_SLOW)
 def test_a_few_requests_are_those_of_plain_decoding(models, plain, name):
     found, pair = drafted(models, name, 15, USUAL)
     assert_equal(found, plain)

@@ -92,6 +92,7 @@ def least_p_value(throws: Throws) -> float:
     return min(fit.p_value for fit in fits) * len(fits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_few_throws_have_their_law(model, rule):
     throws = throw(model, replace(TABLES["late by accident"], rule=rule), 100)

@@ -91,6 +91,7 @@ def least_p_value(found: list[Fit]) -> float:
     return min(fit.p_value for fit in found) * len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_few_answers_have_their_law(answers, laws, rule):
     found = answers("language model, by confidence", rule, FEW)

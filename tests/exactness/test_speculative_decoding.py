@@ -8,6 +8,7 @@ from specserve.types import TokenOrigin
 from target_node.budget import PricedBudget
 from tests.exactness.speculative import (
     DRAFTERS,
+    QUICK_OR_SLOW,
     Models,
     MoodyPrices,
     RandomBudget,
@@ -53,7 +54,7 @@ def assert_equal(found: dict, plain: dict) -> None:
     assert {k: v for k, v in plain["prompts"].items() if k in names} == found["prompts"]
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", QUICK_OR_SLOW)
 def test_a_few_requests_are_those_of_plain_decoding(models, plain, name):
     found, target = drafted(models, name, 40)
     assert_equal(found, plain)
@@ -92,6 +93,7 @@ def test_equal_when_resources_are_short(models, plain, name, settings):
 CHAINS = ["language model", "the target itself", "eagle3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dspark vanilla", *CHAINS])
 def test_equal_whatever_tokens_and_passes_cost(models, plain, name):
     drafter = models.drafter(name)

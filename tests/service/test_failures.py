@@ -149,6 +149,7 @@ def test_a_stop_signal_lets_running_requests_finish_and_exits_with_0(launch, sig
     assert outcome.get("finished") is not None, outcome
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_clear_line(launch, service: str):
     port = service.rpartition(":")[2]
     second = subprocess.run(

@@ -54,6 +54,7 @@ def test_many_seeded_requests_have_the_text_of_plain_decoding(
     assert differing(plain, run(address, requests, concurrency=16, shuffle_seed=1)) == []
 
 
+@pytest.mark.slow
 def test_an_answer_says_what_was_drafted(speculating: str):
     with Client(speculating) as client:
         answer = client.generate(
@@ -67,6 +68,7 @@ def test_an_answer_says_what_was_drafted(speculating: str):
     assert 0 < record.num_drafts < 40
 
 
+@pytest.mark.slow
 def test_a_request_can_do_without_drafts_or_with_few(speculating: str):
     with Client(speculating) as client:
         for spec, most in ((SpecOptions(mode="off", return_stats=True), 0),
@@ -79,6 +81,7 @@ def test_a_request_can_do_without_drafts_or_with_few(speculating: str):
             client.generate("x", spec=SpecOptions(mode="async"))
 
 
+@pytest.mark.slow
 def test_the_service_says_how_it_speculates(speculating: str):
     with Client(speculating) as client:
         client.generate(REPETITIVE, temperature=0, max_tokens=24)
@@ -106,7 +109,10 @@ def test_the_service_says_how_it_speculates(speculating: str):
         (("--speculation", "sync", "--drafter", "nothere"), "speculation.drafter: 'nothere'"),
         (("--speculation", "sync", "--drafter", "ngram", "--verification", "trust"),
          "speculation.verification: 'trust' is not known (rejection, foreseeable, coupled)"),
-        (("--speculation", "sync", "--drafter", "ngram", "--gamma", "0"), "speculation.gamma"),
+        pytest.param(
+            ("--speculation", "sync", "--drafter", "ngram", "--gamma", "0"), "speculation.gamma",
+            marks=pytest.mark.slow,
+        ),
     ],
 )  # fmt: skip
 def test_a_launch_that_cannot_speculate_says_why_in_one_line(flags, message):

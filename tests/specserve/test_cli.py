@@ -119,6 +119,7 @@ def test_info_shows_versions_machine_and_the_embedded_model(specserve):
     assert "ballast" in specserve("info").stdout
 
 
+@pytest.mark.slow
 def test_info_shows_a_running_service(service, specserve):
     document = json.loads(specserve("info", "--json", "--connect", service).stdout)
     assert document["service"]["topology"] == "1+0"
@@ -126,6 +127,7 @@ def test_info_shows_a_running_service(service, specserve):
     assert document["load"]["draining"] is False
 
 
+@pytest.mark.slow
 def test_generate_streams_the_text_that_json_reports(service, specserve):
     words = ("--connect", service, "--max-tokens", "12", "--seed", "5", "def main():")
     streamed = specserve("generate", *words)
@@ -147,6 +149,7 @@ def test_generate_json_lists_every_sample_and_its_logprobs(service, specserve):
     assert len(document["prompt_logprobs"]) == document["usage"]["num_prompt_tokens"] - 1
 
 
+@pytest.mark.slow
 def test_every_sampling_flag_reaches_the_service(service, specserve):
     values = {
         "temperature": 0.9,
@@ -188,6 +191,7 @@ def test_a_prompt_can_come_from_stdin(service, specserve):
     assert from_stdin["token_ids"] == from_argument["token_ids"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "value", "field"),
     [
@@ -205,6 +209,7 @@ def test_a_sampling_value_out_of_range_is_one_line_from_the_service(
     assert line.startswith(f"{field}: ")
 
 
+@pytest.mark.slow
 def test_an_empty_and_an_overlong_prompt_are_refused(service, refused):
     assert refused("generate", "--connect", service, "").startswith("prompt: ")
     assert "2047" in refused("generate", "--connect", service, "word " * 5000)

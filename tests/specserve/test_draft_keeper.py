@@ -65,6 +65,7 @@ def num_links(pid: int) -> int:
     return len({path.stat().st_ino for path in links})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_a_draft_that_ends_is_started_again_and_the_service_goes_on(supervise, signum):
     supervised = supervise(num_drafts=2).await_ready()
@@ -129,6 +130,7 @@ def test_a_stop_that_is_continued_in_time_is_no_hang(supervise):
     assert stop(supervised) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behaviour", "ending"),
     [
@@ -158,6 +160,7 @@ def test_a_draft_that_cannot_start_again_does_not_end_the_service(supervise):
     assert "cannot start: model.target: draft0 refuses" in stop(supervised)
 
 
+@pytest.mark.slow
 def test_a_draft_that_dies_while_others_still_start_is_started_again(supervise):
     supervised = supervise(num_drafts=1, target1="hang_starting")
     supervised.await_file("draft0.heard")  # it is ready and runs
@@ -195,6 +198,7 @@ def test_target_processes_that_end_at_the_same_moment_are_a_clean_stop(supervise
     assert supervised.finish()[0] == 0
 
 
+@pytest.mark.slow
 def test_a_killed_target_ends_the_service_and_its_drafts(supervise):
     supervised = supervise(num_drafts=2).await_ready()
     os.kill(supervised.pid("target1"), signal.SIGKILL)
@@ -204,6 +208,7 @@ def test_a_killed_target_ends_the_service_and_its_drafts(supervise):
     assert supervised.alive() == []
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_leaves_no_draft(supervise):
     supervised = supervise(num_drafts=2, draft0="ignore_sigterm").await_ready()
     supervised.process.kill()

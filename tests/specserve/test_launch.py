@@ -13,6 +13,7 @@ from specserve.launch import plan_children
 from specserve.process import parse_child_arguments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_signal_ends_every_process_with_exit_code_0(supervise, signum):
     supervised = supervise().await_ready()
@@ -21,6 +22,7 @@ def test_a_stop_signal_ends_every_process_with_exit_code_0(supervise, signum):
     assert supervised.alive() == []
 
 
+@pytest.mark.slow
 def test_a_stop_signal_while_starting_ends_every_process_with_exit_code_0(supervise):
     supervised = supervise(target1="hang_starting")
     supervised.pid("target1")
@@ -29,6 +31,7 @@ def test_a_stop_signal_while_starting_ends_every_process_with_exit_code_0(superv
     assert supervised.alive() == []
 
 
+@pytest.mark.slow
 def test_a_second_signal_kills_at_once(supervise):
     supervised = supervise(api="ignore_sigterm").await_ready()
     supervised.process.send_signal(signal.SIGINT)
@@ -53,6 +56,7 @@ def test_an_api_process_that_outlives_its_drain_time_is_killed(supervise):
     assert supervised.alive() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_target_rank_is_told_to_the_api_and_ends_the_service(supervise, rank):
     supervised = supervise().await_ready()
@@ -93,6 +97,7 @@ def test_a_child_that_refuses_to_start_gives_its_own_line_and_exit_code_2(superv
     assert supervised.alive() == []
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_while_starting_is_named(supervise):
     supervised = supervise(target1="crash_starting", target0="hang_starting")
     expected = "specserve: target rank 1 was killed by SIGKILL while starting\n"

@@ -86,6 +86,7 @@ def launch() -> Iterator[Callable[..., Launched]]:
         one.process.communicate()
 
 
+@pytest.mark.slow
 def test_a_stop_signal_leaves_no_process_and_no_file(launch):
     service = launch().await_ready()
     folder = service.control_dir()

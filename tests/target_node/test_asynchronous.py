@@ -120,6 +120,7 @@ def test_a_long_prompt_is_told_in_pieces_before_it_is_reported(models):
         assert pair.hit_rate > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dspark vanilla", "language model"])
 def test_a_new_draft_is_told_everything_and_is_of_use_again(models, name):
     with pair_of(models, name) as pair:
@@ -173,6 +174,7 @@ def test_waiting_for_a_block_is_bounded(models):
     assert set(kinds) == {Miss.DRAFT_NOW}  # what was waited for is not taken for what was there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", list(VerificationRule))
 def test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen(models, rule):
     options = {"miss": Miss.DRAFT_HERE, "default_rule": rule}
@@ -212,6 +214,7 @@ def test_no_draft_means_plain_decoding_without_waiting(models):
         assert pair.asynchronous.status().num_hits == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [VerificationRule.COUPLED, VerificationRule.FORESEEABLE])
 def test_features_that_are_not_finite_cost_drafts_and_nothing_else(models, monkeypatch, rule):
     with pair_of(models, miss=Miss.SKIP, default_rule=rule) as pair:
@@ -223,6 +226,7 @@ def test_features_that_are_not_finite_cost_drafts_and_nothing_else(models, monke
         assert len(answer(pair)) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -255,6 +259,7 @@ def test_a_block_without_a_law_is_a_miss_for_the_ratio_test(models):
         assert pair.asynchronous.status().num_hits == 0
 
 
+@pytest.mark.slow
 def test_the_same_script_gives_the_same_run(models):
     def run() -> tuple:
         drafting = Drafting(num_drafts=2, death=0.03, control_loss=0.05)

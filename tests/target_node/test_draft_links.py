@@ -174,6 +174,7 @@ def test_a_stopped_draft_is_noticed_within_its_deadline_and_let_in_again(pair, c
     assert pair.links.num_attached == 2
 
 
+@pytest.mark.slow
 def test_a_draft_that_was_silent_and_then_died_is_not_let_in(pair):
     (first, _) = pair.drafts
     pair.attach(first)
@@ -186,6 +187,7 @@ def test_a_draft_that_was_silent_and_then_died_is_not_let_in(pair):
     assert pair.links.num_attached == 0
 
 
+@pytest.mark.slow
 def test_a_draft_that_did_not_hear_its_epoch_gets_another(pair):
     first, _ = pair.drafts
     hear, first.hear = first.hear, lambda: None
@@ -196,6 +198,7 @@ def test_a_draft_that_did_not_hear_its_epoch_gets_another(pair):
     pair.until(lambda: first.end.epoch == pair.peers[0].epoch)
 
 
+@pytest.mark.slow
 def test_a_broken_link_is_made_again_under_another_epoch(pair, monkeypatch):
     first, _ = pair.drafts
     pair.attach(first)

@@ -1,5 +1,6 @@
 """What drafts must not do to a row beyond proposing: spoil its KV or take its blocks."""
 
+import pytest
 import torch
 
 from draft_node.drafters.ngram import NgramDrafter
@@ -89,6 +90,7 @@ def test_a_row_without_memory_for_its_context_is_decoded_without_drafts(tmp_path
     assert target.ends["short"].stats.num_drafted_tokens > 0
 
 
+@pytest.mark.slow
 def test_the_context_of_a_preempted_row_makes_room_for_one_that_runs(tmp_path):
     models = make_models(tmp_path)
 
@@ -127,6 +129,7 @@ class BrokenDrafter(NgramDrafter):
         raise RuntimeError("out of memory")
 
 
+@pytest.mark.slow
 def test_a_drafter_that_raises_costs_no_request_and_is_soon_asked_no_more(caplog):
     plain = InProcessTarget(fixture_model())
     broken = InProcessTarget(fixture_model(), draft=BrokenDrafter(gamma=4))
@@ -149,6 +152,7 @@ class FlakyDrafter(NgramDrafter):
         return super().draft(batch, rule)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_recovers_each_time_goes_on_being_asked():
     flaky = FlakyDrafter(gamma=4)
     target = InProcessTarget(fixture_model(), draft=flaky)

@@ -16,6 +16,7 @@ print("still here")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "code"), [("turning", 0), ("standing", 1)])
 def test_only_a_loop_that_stands_still_ends_its_process(state: str, code: int):
     ended = subprocess.run(

@@ -75,6 +75,7 @@ def test_every_parameter_learns_and_the_target_is_no_parameter(target):
     assert not target.embedding.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_training_learns_what_the_target_does(bfloat16, target, tmp_path):
     objective = make_objective(target, "dspark")
@@ -86,6 +87,7 @@ def test_training_learns_what_the_target_does(bfloat16, target, tmp_path):
     assert after <= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_a_resumed_run_draws_the_same_blocks(bfloat16, target, tmp_path):
     whole = trainer(

@@ -67,6 +67,7 @@ def test_a_run_ends_in_a_folder_that_drafts(folder, train, tmp_path):
     assert "specserve train dspark --minutes 0.02" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_dflash_has_no_heads(folder, train, tmp_path):
     assert train("dflash", "--self-text", "0", "--layers", "1") == 0
     drafter = loaded(folder, tmp_path / "out")

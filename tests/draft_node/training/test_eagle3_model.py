@@ -172,6 +172,7 @@ def test_every_parameter_learns_and_the_target_is_no_parameter(target):
     assert all(name.startswith("drafter.") for name in objective.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_training_learns_what_the_target_does(bfloat16, target, tmp_path):
     objective = make(target)
@@ -192,6 +193,7 @@ def test_training_learns_what_the_target_does(bfloat16, target, tmp_path):
     assert 1 <= figure < run.evaluate()["code"] - 0.1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_gives_the_weights_of_an_unbroken_one(target, tmp_path):
     by_steps = replace(SCHEDULE, total=12, decay=6, in_steps=True)
     whole = trainer(make(target, max_gap=2), tmp_path / "whole")

@@ -67,6 +67,7 @@ def test_generation_stops_at_both_end_tokens(folder) -> None:
     assert generation["eos_token_id"] == [0, 2]
 
 
+@pytest.mark.slow
 def test_batched_greedy_equals_one_by_one(folder) -> None:
     prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
     alone = [evaluate.greedy(folder, [prompt], 4)[0] for prompt in prompts]

@@ -51,6 +51,7 @@ def test_the_loss_is_told_by_text_and_by_the_targets_laws_in_shares(target):
     torch.testing.assert_close(losses[1.0], expected)
 
 
+@pytest.mark.slow
 def test_distillation_brings_the_law_closer_to_the_targets(target):
     stream = torch.randint(8, VOCAB, (600,)).numpy()
     rows = torch.from_numpy(stream[: 8 * 65]).view(8, 65)
@@ -182,6 +183,7 @@ def test_the_default_shape_is_small_on_disk():
     assert num_bytes < 2_000_000
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypatch, capsys):
     steps = []
 

@@ -222,6 +222,7 @@ def train(target, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_ends_in_a_folder_that_is_added_to_a_dflash(target, train, tmp_path):
     assert train() == 0
     sizes = {"vocab_size": VOCAB, "num_target_layers": 3}

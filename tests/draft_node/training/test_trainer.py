@@ -70,6 +70,7 @@ def test_resumed_run_is_bit_identical_to_an_uninterrupted_one(tiny, tmp_path) ->
         assert torch.equal(tensor, second.optimizer.state_tensors()[name]), name
 
 
+@pytest.mark.slow
 def test_training_learns_a_repeating_pattern(tiny, tmp_path) -> None:
     run = _trainer(tiny, tmp_path)
     before = run.evaluate()["code"]
@@ -77,6 +78,7 @@ def test_training_learns_a_repeating_pattern(tiny, tmp_path) -> None:
     assert run.evaluate()["code"] < before - 0.5
 
 
+@pytest.mark.slow
 def test_long_rows_come_late(tiny, tmp_path) -> None:
     run = _trainer(tiny, tmp_path)
     lengths = []

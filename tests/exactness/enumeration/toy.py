@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
@@ -12,6 +13,13 @@ from specserve.decoding.state import SamplingState
 from specserve.types import SamplingParams
 
 PROMPT = (0, 1)
+
+
+@cache
+def _drawn_logits(key: str, num_tokens: int) -> tuple[float, ...]:
+    """The same ones for the same key; kept, because enumeration asks for each a thousand times."""
+    rng = random.Random(key)
+    return tuple(rng.gauss(0, 1) for _ in range(num_tokens))
 
 
 @dataclass(frozen=True)
@@ -40,8 +48,7 @@ class Toy:
         return state
 
     def logits(self, context):
-        rng = random.Random(f"{self.seed} target {context}")
-        logits = [rng.gauss(0, 1) for _ in range(self.num_tokens)]
+        logits = list(_drawn_logits(f"{self.seed} target {context}", self.num_tokens))
         for token_id in self.impossible:
             logits[token_id] = float("-inf")
         return logits

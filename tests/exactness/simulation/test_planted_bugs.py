@@ -189,6 +189,7 @@ BUGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rule"), [(name, rule) for name, bug in BUGS.items() for rule in bug.rules]
 )
@@ -206,6 +207,7 @@ def test_all_sixteen_are_planted():
     assert all((bug.plant is None) != (bug.planted is None) for bug in BUGS.values())
 
 
+@pytest.mark.slow
 def test_coupled_text_feels_no_policy_and_none_of_its_bugs():
     """One text for every policy above, sound or not, and for the draft that was drawn from."""
     expected = Streams(VerificationRule.COUPLED, 2000).run(6)

@@ -39,6 +39,7 @@ def status(channel: grpc.Channel, name: str) -> int:
     return checks.Check(health_pb2.HealthCheckRequest(service=name)).status
 
 
+@pytest.mark.slow
 def test_draft_health_follows_the_drafts_and_no_other_does(rig, channel):
     assert status(channel, DRAFT) == NOT_SERVING
     for load, expected in ((ATTACHED, SERVING), (DEGRADED, NOT_SERVING), (ATTACHED, SERVING)):
@@ -48,6 +49,7 @@ def test_draft_health_follows_the_drafts_and_no_other_does(rig, channel):
         assert status(channel, "specserve.v1.Generation") == SERVING
 
 
+@pytest.mark.slow
 def test_a_watcher_of_draft_health_is_told_of_changes_alone(rig, channel):
     rig.target.load = ATTACHED
     rig.until(lambda: status(channel, DRAFT) == SERVING)
@@ -90,6 +92,7 @@ def test_load_and_statistics_tell_what_the_target_reports(rig, channel):
     assert stats.speculation_regime == "async"
 
 
+@pytest.mark.slow
 def test_the_configuration_of_draft_processes_is_shown_where_there_are_any(channel, make_rig):
     config = stubs.SpecInfoStub(channel).GetSpecConfig(pb.GetSpecConfigRequest())
     assert config.num_draft_processes == 2

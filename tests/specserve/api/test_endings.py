@@ -104,6 +104,7 @@ def test_abort_by_id_ends_the_stream_with_cancelled_and_is_idempotent(endless):
     assert len(endless.target.received(Abort)) == 1
 
 
+@pytest.mark.slow
 def test_an_aborted_id_can_be_reused_at_once_without_old_tokens(endless, stub):
     for _ in range(20):
         request = pb.GenerateRequest(text="fox", request_id="mine")
@@ -154,6 +155,7 @@ def collect(call, results):
         results.append(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["socket closed", "launcher's word", "silence"])
 def test_a_lost_target_ends_every_stream_with_unavailable(make_rig, how):
     rig = make_rig()
@@ -192,6 +194,7 @@ def test_a_hole_in_the_targets_frames_ends_the_open_streams_and_no_later_one(end
     assert stub.Generate(pb.GenerateRequest(text="fox")).samples[0].text == "fox"
 
 
+@pytest.mark.slow
 def test_draining_flips_health_refuses_the_new_and_finishes_the_running(make_rig):
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 

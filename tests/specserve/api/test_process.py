@@ -94,6 +94,7 @@ def test_sigterm_finishes_running_requests_and_exits_with_0(process, target):
     assert process.end() == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_running_requests_with_an_error(process, target):
     address = process.report()["address"]
     target.round_s = 0.2
@@ -108,6 +109,7 @@ def test_a_second_signal_ends_running_requests_with_an_error(process, target):
     assert process.end() == 0
 
 
+@pytest.mark.slow
 def test_the_launchers_word_that_the_target_is_lost_ends_streams(process, target):
     address = process.report()["address"]
     with Client(address) as client:

@@ -10,11 +10,17 @@ from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.types import Submit
 
 
-@pytest.fixture
-def stub(rig):
-    with grpc.insecure_channel(rig.address) as channel:
+@pytest.fixture(scope="module")
+def channel(shared_rig):
+    """One for all tests: until gRPC says that a channel is ready takes a fifth of a second."""
+    with grpc.insecure_channel(shared_rig.address) as channel:
         grpc.channel_ready_future(channel).result(5)
-        yield stubs.GenerationStub(channel)
+        yield channel
+
+
+@pytest.fixture
+def stub(rig, channel):
+    return stubs.GenerationStub(channel)
 
 
 def refused(method, request):
@@ -69,7 +75,11 @@ BAD_PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "name"), BAD_PROMPTS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    BAD_PROMPTS,
+    ids=[f"{name}-{place}" for place, (_, name) in enumerate(BAD_PROMPTS)],
+)
 def test_a_bad_request_is_refused_by_name_and_the_next_one_is_served(rig, stub, fields, name):
     error = refused(stub.Generate, pb.GenerateRequest(**fields))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -101,6 +111,7 @@ def test_streams_are_refused_with_the_same_words(rig, stub):
     assert caught.value.details() == refused(stub.Generate, request).details()
 
 
+@pytest.mark.slow
 def test_an_oversize_message_is_refused_and_others_go_on(make_rig):
     rig = make_rig(max_message_bytes=100_000)
     with grpc.insecure_channel(rig.address) as channel:
@@ -127,6 +138,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_back(make_rig):
         assert [call.result().samples[0].text for call in running] == [rig.text] * 2
 
 
+@pytest.mark.slow
 def test_an_id_in_use_is_refused_and_free_again_afterwards(rig, stub):
     rig.target.round_s = 0.01
     first = stub.GenerateStream(pb.GenerateRequest(text="fox", request_id="mine"))

@@ -97,7 +97,9 @@ def test_a_row_has_the_same_outcome_alone_and_in_any_mixed_batch():
     assert shuffled == [together[i] for i in order]
 
 
-@pytest.mark.parametrize("rules", [RULES, [VerificationRule.COUPLED]])
+@pytest.mark.parametrize(
+    "rules", [RULES, pytest.param([VerificationRule.COUPLED], marks=pytest.mark.slow)]
+)
 def test_coupled_and_greedy_rows_give_the_text_of_plain_decoding(rules):
     """Every sampling field, drafts right and wrong, any length: token for token."""
     rng = random.Random(2)

@@ -120,6 +120,7 @@ def impatient(tmp_path):
     assert made.longest_s < PROMPT_S
 
 
+@pytest.mark.slow
 def test_frames_cross_both_ways_in_order(target):
     with draft(target, 1):
         target.converse(1, 300)

@@ -79,6 +79,7 @@ def test_a_hundred_thousand_frames_arrive_once_in_order(link):
     check_all_arrive(link, 100_000)
 
 
+@pytest.mark.slow
 def test_killed_writers_leave_whole_frames_only(link):
     fd, region, end = link
     for epoch in range(1, 5):
@@ -94,6 +95,7 @@ def test_killed_writers_leave_whole_frames_only(link):
     assert end.counters.num_malformed == region.to_target.num_resets == 0
 
 
+@pytest.mark.slow
 def test_a_new_writer_starts_clean_where_the_killed_one_left_its_frames(link):
     fd, _, end = link
     end.epoch = 1

@@ -48,6 +48,7 @@ def test_a_size_below_the_model_is_refused(tmp_path):
         with_ballast(spec, 1_000_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
 def test_ballast_changes_no_bit_of_the_logits(tmp_path, config):
     folder = write_checkpoint(tmp_path, config)

@@ -6,8 +6,6 @@ import torch
 from tests.golden import Session
 from tests.specserve.model.checkpoints import load
 
-transformers = pytest.importorskip("transformers")
-
 SHAPE = {
     "vocab_size": 96,
     "hidden_size": 48,
@@ -30,6 +28,7 @@ LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 
 def reference(kind: str):
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
     if kind == "qwen3":
         config = transformers.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)

@@ -158,6 +158,7 @@ def test_ten_thousand_garbage_frames_to_the_target_do_no_harm(tmp_path, target):
     assert not canary.exists()
 
 
+@pytest.mark.slow
 def test_ten_thousand_garbage_frames_to_the_api_do_no_harm(tmp_path, target):
     canary = tmp_path / "canary"
 

@@ -148,6 +148,7 @@ def test_a_message_beyond_the_limit_is_dropped_where_it_is_made(target, draft):
     assert poll(draft, 2) == [ATTACHED, FREE]
 
 
+@pytest.mark.slow
 def test_a_killed_draft_is_replaced_under_the_same_path(tmp_path, target):
     for epoch in (1, 2, 3):
         process = subprocess.Popen([sys.executable, "-c", DRAFT_PROGRAM, str(tmp_path)])
