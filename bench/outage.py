@@ -5,8 +5,8 @@
     python -m bench.outage --ballast 100M --prompts 20 --out results/outage
 
 Real services continue the same prompts in turn: a plain one, an asynchronous one as by default,
-which may draft beside the target, and one that cannot. Right before a prompt of the asynchronous
-ones their draft process is killed, or stopped so that it hangs.
+which may draft beside the target, and one that cannot. Right before a prompt of an asynchronous one
+its draft process is killed, or stopped so that it hangs; the next prompt waits until it is back.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +27,6 @@ from bench.bootstrap import Interval
 from bench.domains import draw_prompts
 from bench.drafter_choice import LANGUAGE_MODEL, parse_choice
 from bench.machine import Machine, describe_machine
-from bench.processes import pids_of
 from bench.progress import progress_bar
 from bench.regimes import rates
 from bench.regimes.arms import ASYNC, OFF, Contest, Service
@@ -74,36 +73,29 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-class Outages:
-    """Asks the services in turn. All their draft processes go at once."""
+class Outage:
+    """Takes the draft process away from one service, right before a prompt."""
 
-    def __init__(self, plain: Running, drafted: Mapping[str, Running], num_tokens: int) -> None:
-        self.num_returned = 0
+    def __init__(self, plain: Running, drafted: Running, num_tokens: int) -> None:
         self._plain = plain
-        self._drafted = drafted  # by name
+        self._drafted = drafted
         self._num_tokens = num_tokens
 
-    def ask(self, fault: str, prompt: list[int], seed: int) -> dict[str, tuple[Trace, Trace]]:
-        """Without a draft, and plain, by service; none that had another draft before the end."""
-        job = self._job(prompt, seed)
+    def ask(self, fault: str, prompt: list[int], seed: int) -> tuple[Trace, Trace] | None:
+        """Without a draft, and plain; None if another draft was there before the end."""
+        job, what = self._job(prompt, seed), f"seed {seed}"
         plain = self._plain.ask(job)
-        for name, service in self._drafted.items():
-            self._check(service.ask(job), plain, f"{name}, seed {seed}")  # nothing has happened yet
-        victims = pids_of("draft")
+        self._check(self._drafted.ask(job), plain, what)  # nothing has happened yet
+        victims = self._drafted.draft_pids()
         for pid in victims:
             with suppress(ProcessLookupError):
                 os.kill(pid, _FAULTS[fault])
-        found: dict[str, tuple[Trace, Trace]] = {}
-        for name, service in self._drafted.items():
-            trace = service.ask(job)
-            self._check(trace, plain, f"{name}, seed {seed}, draft {fault}")
-            # One that hangs counts as attached until that is noticed.
-            if victims & pids_of("draft") or not service.has_draft():
-                found[name] = trace, plain
-            else:
-                self.num_returned += 1
+        trace = self._drafted.ask(job)
+        self._check(trace, plain, f"{what}, draft {fault}")
+        # One that hangs counts as attached until that is noticed.
+        was_away = bool(victims & self._drafted.draft_pids()) or not self._drafted.has_draft()
         self._await_return(victims)
-        return found
+        return (trace, plain) if was_away else None
 
     def _check(self, trace: Trace, plain: Trace, what: str) -> None:
         if trace.texts != plain.texts:
@@ -111,7 +103,7 @@ class Outages:
 
     def _await_return(self, victims: set[int]) -> None:
         deadline_s = time.monotonic() + _RETURN_TIMEOUT_S
-        while victims & pids_of("draft") or not all(s.has_draft() for s in self._drafted.values()):
+        while victims & self._drafted.draft_pids() or not self._drafted.has_draft():
             if time.monotonic() > deadline_s:
                 raise SpecserveError(f"no draft came back within {_RETURN_TIMEOUT_S:g} s")
             time.sleep(0.1)
@@ -141,23 +133,28 @@ def measure(arguments: argparse.Namespace, runner: asyncio.Runner, command: str)
         flags += ["--set", "topology.pin=false", "--oversubscribe"]
     prompts = draw_prompts(_DOMAIN, target, arguments.prompts)
     machine, console = describe_machine(), Console(stderr=True)
-    found: dict[str, list[tuple[Trace, Trace]]] = {
-        f"{fault}, {name}": [] for fault in _FAULTS for name in drafted
-    }
+    cases = [
+        (number, prompt, fault, name)
+        for number, prompt in enumerate(prompts)
+        for fault in _FAULTS
+        for name in drafted
+    ]
+    found: dict[str, list[tuple[Trace, Trace]]] = {f"{case[2]}, {case[3]}": [] for case in cases}
+    num_returned = 0
     with (
         running(contest, flags, runner) as started,
-        progress_bar(len(prompts) * len(_FAULTS), console) as advance,
+        progress_bar(len(cases), console) as advance,
     ):
-        by_name = {name: started[service] for name, service in drafted.items()}
-        outages = Outages(started[plain], by_name, arguments.tokens)
-        for number, prompt in enumerate(prompts):
-            for fault in _FAULTS:
-                advance(f"{fault}, prompt {number + 1}")
-                for name, pair in outages.ask(fault, prompt, number).items():
-                    found[f"{fault}, {name}"].append(pair)
+        for number, prompt, fault, name in cases:
+            advance(f"{fault}, {name}, prompt {number + 1}")
+            outage = Outage(started[plain], started[drafted[name]], arguments.tokens)
+            pair = outage.ask(fault, prompt, number)
+            num_returned += pair is None
+            if pair is not None:
+                found[f"{fault}, {name}"].append(pair)
     return Results(
         summary={name: _ratio(pairs) for name, pairs in found.items()},
-        num_returned=outages.num_returned,
+        num_returned=num_returned,
         ballast=arguments.ballast,
         num_tokens=arguments.tokens,
         machine=machine,

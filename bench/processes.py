@@ -39,9 +39,9 @@ def descendants() -> set[int]:
     return {pid for pid in parents if _descends(pid, os.getpid(), parents)}
 
 
-def pids_of(role: str) -> set[int]:
-    """Those among this process's descendants: target, draft or api."""
-    return {pid for pid in descendants() if _role(pid) == role}
+def children_of(parents: Collection[int], role: str) -> set[int]:
+    """Children of `parents` in a role: target, draft or api."""
+    return {pid for pid, parent in _parents().items() if parent in parents and _role(pid) == role}
 
 
 class ServiceProcesses:

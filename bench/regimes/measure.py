@@ -16,8 +16,6 @@ from bench.regimes.plan import Plan
 from bench.regimes.records import Job, Setting, Trace
 from specserve.decoding.verification.rule import VerificationRule
 
-# `auto` chooses by what it has measured, as a service does that has run for a while.
-_AUTO_WARM_UP_S = 12.0
 _LATE_GROUPS = 2  # of a setting, once time is up
 
 
@@ -82,7 +80,8 @@ class Interleaved:
         self, setting: Setting, arms: Sequence[Arm], groups: Sequence[list[list[int]]]
     ) -> None:
         for arm in arms if groups else ():
-            ends_s = time.monotonic() + (_AUTO_WARM_UP_S if arm.service.regime == AUTO else 0.0)
+            is_auto = arm.service.regime == AUTO
+            ends_s = time.monotonic() + (self._plan.auto_warm_up_s if is_auto else 0.0)
             for number in itertools.count():
                 self._ask(arm, groups[number % len(groups)], setting, number)
                 if time.monotonic() >= ends_s:

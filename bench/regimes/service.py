@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from bench.processes import ServiceProcesses, Usage, descendants
+from bench.processes import ServiceProcesses, Usage, children_of, descendants
 from bench.regimes.arms import Contest, Service
 from bench.regimes.counters import CounterReader, rise
 from bench.regimes.machine_load import ForeignLoad
@@ -31,6 +31,7 @@ class Running:
     ) -> None:
         """`pids`: the service's processes."""
         self._runner = runner
+        self._pids = pids
         self._processes = ServiceProcesses(pids)
         self._salts = itertools.count()
         self._client, self._counters = runner.run(_connect(address))
@@ -42,6 +43,10 @@ class Running:
     def has_draft(self) -> bool:
         """Whether one is attached now."""
         return self._runner.run(self._client.load()).num_drafts_attached > 0
+
+    def draft_pids(self) -> set[int]:
+        """Its draft processes now, whenever they were started."""
+        return children_of(self._pids, "draft")
 
     def ask(self, job: Job) -> Trace:
         """All prompts at once, each as a stream of its own."""
