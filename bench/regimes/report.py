@@ -51,8 +51,8 @@ def conditions(results: Results) -> str:
         + ("" if served.is_pinned else " **Not pinned: times mean little.**"),
         f"- {plan.num_tokens} new tokens a prompt, end of text ignored, float32; every group of "
         "prompts goes to all arms of its contest in rotated order, the first group once more "
-        f"beforehand as warm-up (`auto`: for {plan.auto_warm_up_s:g} s). Ratios are taken inside of "
-        "a contest.",
+        f"beforehand as warm-up (`auto`: for {plan.auto_warm_up_s:g} s). Ratios are taken inside "
+        "of a contest.",
         "- tok/s: while every row decodes; 95 % bootstrap intervals over groups, ratios draw the "
         f"same groups for both arms. Groups in which other processes used over {QUIET_SHARE:.0%} "
         "of a core are left out where enough others remain.",
