@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import msgspec
+import torch
 
 from specserve import __version__
 from specserve.hardware import probe
@@ -44,7 +45,8 @@ def describe_machine() -> Machine:
     versions = {"specserve": __version__, "python": platform.python_version()}
     versions |= {package: importlib.metadata.version(package) for package in _PACKAGES}
     return Machine(
-        cpu=hardware.cpu_name,
+        # Vector units double the speed of a core, and the name does not tell them.
+        cpu=f"{hardware.cpu_name} ({torch.backends.cpu.get_cpu_capability()})",
         num_cores=len(hardware.cores),
         load_average=os.getloadavg(),
         platform=platform.platform(),
