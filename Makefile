@@ -31,8 +31,10 @@ setup: .venv/.installed
 demo: setup
 	$(BIN)/python -m specserve.demo
 
+# Tests of a GPU have it to themselves; of the others two run at a time.
 test: setup lint types
-	$(BIN)/python -m pytest -ra -n 2 --dist loadfile
+	$(BIN)/python -m pytest -ra tests/gpu
+	$(BIN)/python -m pytest -ra -n 2 --dist loadfile --ignore tests/gpu
 
 test-fast: setup
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not multigpu"

@@ -22,7 +22,8 @@ from specserve.errors import InvalidField
 ARITHMETIC = "arithmetic"
 DOMAINS = ("code", "prose", ARITHMETIC)
 CHECKED_TOKENS = 64  # of a greedy continuation
-MIN_DISTINCT = 0.8  # share of its 4-grams
+MIN_DISTINCT = 0.8  # share of its n-grams ...
+_ORDER = 4  # ... of so many tokens
 MIN_GREEDY_PROMPTS = 10  # with fewer there is no figure
 _SUMS = 10  # lines of an arithmetic prompt
 _LARGEST = 99
@@ -69,7 +70,7 @@ def _sums(count: int, seed: int) -> list[str]:
 
 def known_texts(target: Path) -> KnownTexts:
     """What earlier runs found out about greedy text of the model in `target`."""
-    return KnownTexts.of(target, (CHECKED_TOKENS, MIN_DISTINCT))
+    return KnownTexts.of(target, (CHECKED_TOKENS, MIN_DISTINCT, _ORDER))
 
 
 def check_greedy(
@@ -85,7 +86,7 @@ def check_greedy(
         batch = unknown[first : first + batch_size]
         job = Job(batch, seeds=[0] * len(batch), num_tokens=CHECKED_TOKENS, temperature=0.0)
         answers = plain.run(job).answers
-        known.add(batch, [distinct_ratio(a.token_ids) >= MIN_DISTINCT for a in answers])
+        known.add(batch, [distinct_ratio(a.token_ids, _ORDER) >= MIN_DISTINCT for a in answers])
     qualifying = [place for place, prompt in enumerate(prompts) if known.get(prompt)]
     return GreedyCheck(domain=domain, num_candidates=len(prompts), qualifying=qualifying)
 

@@ -87,13 +87,14 @@ class Outage:
         plain = self._plain.ask(job)
         self._check(self._drafted.ask(job), plain, what)  # nothing has happened yet
         victims = self._drafted.draft_pids()
+        if not victims:
+            raise SpecserveError(f"{what}: there is no draft process to take away")
         for pid in victims:
             with suppress(ProcessLookupError):
                 os.kill(pid, _FAULTS[fault])
         trace = self._drafted.ask(job)
         self._check(trace, plain, f"{what}, draft {fault}")
-        # One that hangs counts as attached until that is noticed.
-        was_away = bool(victims & self._drafted.draft_pids()) or not self._drafted.has_draft()
+        was_away = not self._is_back(victims)
         self._await_return(victims)
         return (trace, plain) if was_away else None
 
@@ -103,10 +104,15 @@ class Outage:
 
     def _await_return(self, victims: set[int]) -> None:
         deadline_s = time.monotonic() + _RETURN_TIMEOUT_S
-        while victims & self._drafted.draft_pids() or not self._drafted.has_draft():
+        while not self._is_back(victims):
             if time.monotonic() > deadline_s:
                 raise SpecserveError(f"no draft came back within {_RETURN_TIMEOUT_S:g} s")
             time.sleep(0.1)
+
+    def _is_back(self, victims: set[int]) -> bool:
+        """A killed draft counts as attached until the target has noticed."""
+        pids = self._drafted.draft_pids()
+        return bool(pids) and not pids & victims and self._drafted.has_draft()
 
     def _job(self, prompt: list[int], seed: int) -> Job:
         return Job(prompts=[prompt], num_tokens=self._num_tokens, temperature=1.0, seeds=[seed])

@@ -64,22 +64,21 @@ def _no_litter() -> Iterator[None]:
     assert not left_segments, f"shared memory left: {sorted(left_segments)}"
 
 
-# Processes that others started: looked at once, for there are many and this runs for every test.
-_FOREIGN: set[str] = {str(os.getpid())}
+# Those of others: looked at once, for there are many and this runs for every test. Whatever ran
+# before this run did is none of its own.
+_FOREIGN: set[str] = set(os.listdir("/proc"))
 
 
 def _processes_of_this_run() -> set[str]:
     """ "pid command" of every live process of a service that carries this run's mark."""
     found = set()
-    for pid in os.listdir("/proc"):
-        if not pid.isdigit() or pid in _FOREIGN:
-            continue
+    pids = {name for name in os.listdir("/proc") if name.isdigit()}
+    _FOREIGN.intersection_update(pids)  # a pid may be given again
+    for pid in pids - _FOREIGN:
         try:
             environ = Path("/proc", pid, "environ").read_bytes().split(b"\0")
             command = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:  # ended meanwhile; or the kernel's, or another user's
-            if os.path.exists(f"/proc/{pid}"):
-                _FOREIGN.add(pid)
+        except OSError:  # ended meanwhile, or another user's
             continue
         if _MARK.encode() not in environ:
             _FOREIGN.add(pid)

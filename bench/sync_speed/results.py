@@ -124,7 +124,7 @@ def _row(
         tokens_per_s=interval(_decode_rate(own)),
         ratio=ratio(_decode_rate(own), _decode_rate(plain)) if speculates else None,
         call_ratio=ratio(_call_rate(own), _call_rate(plain)) if speculates else None,
-        cpu_ratio=ratio(_cpu_rate(own), _cpu_rate(plain)) if speculates else None,
+        cpu_ratio=_cpu_ratio(own, plain) if speculates else None,
         accept_len=interval(accept_len),
         round=spent,
         round_cost=spent.round_ms / plain_ms,
@@ -161,6 +161,13 @@ def _decode_rate(traces: Sequence[SpeculateTrace]) -> Rate:
 def _call_rate(traces: Sequence[SpeculateTrace]) -> Rate:
     """Tokens a second of whole calls."""
     return Rate.of([(trace.num_tokens, trace.total_s) for trace in traces])
+
+
+def _cpu_ratio(own: Sequence[SpeculateTrace], plain: Sequence[SpeculateTrace]) -> Interval | None:
+    """None where calls were shorter than the scheduler's steps of counting."""
+    if any(not sum(trace.usage.ran_s for trace in traces) for traces in (own, plain)):
+        return None
+    return ratio(_cpu_rate(own), _cpu_rate(plain))
 
 
 def _cpu_rate(traces: Sequence[SpeculateTrace]) -> Rate:

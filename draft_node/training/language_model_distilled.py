@@ -42,7 +42,7 @@ class DistilledDecoder(Decoder):
     def _laws(self, token_ids: Tensor) -> Tensor:
         """The target's probabilities of the token after each, [B * T, V] float32."""
         _, hidden = self.target.read(token_ids, (EMBEDDING_TAP,))  # no features, but some must be
-        return F.linear(hidden.flatten(0, 1), self.target.lm_head).float().softmax(-1)
+        return self.target.probs(hidden.flatten(0, 1))
 
     def evaluate(self, streams: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Nats a token of each held-out stream, and the share of its drafts that would stand."""

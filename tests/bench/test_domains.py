@@ -1,6 +1,7 @@
 """The prompts of the drafter benches, and which of them greedy decoding is measured on."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -45,7 +46,28 @@ def test_what_was_looked_at_is_remembered_by_the_next_run(tmp_path):
     check = check_greedy("code", [[7], [6], [5]], engine, 2, KnownTexts(path))
     assert check.qualifying == [0, 1]
     assert [list(job.prompts) for job in engine.jobs] == [[[7]]]
-    assert [file.name for file in path.parent.iterdir()] == ["known.json"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["known.json", "known.lock"]
+
+
+def test_two_runs_at_once_keep_what_both_found(tmp_path):
+    path = tmp_path / "known.json"
+    first, second = KnownTexts(path), KnownTexts(path)
+    first.add([[5]], [True])
+    second.add([[6]], [False])
+    assert second.get([5]) is True
+    after = KnownTexts(path)
+    assert (after.get([5]), after.get([6])) == (True, False)
+
+
+def test_a_user_without_a_home_keeps_nothing(tmp_path, monkeypatch):
+    def homeless() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    known = KnownTexts.of(tmp_path, (64, 0.8))
+    known.add([[5]], [True])
+    assert known.get([5]) is True
 
 
 def test_another_definition_or_model_has_another_record(tmp_path, monkeypatch):

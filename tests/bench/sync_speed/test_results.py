@@ -1,5 +1,6 @@
 """Interleaving of arms, and what their traces are summed up to."""
 
+import msgspec
 import pytest
 
 from bench.domains import GreedyCheck
@@ -58,6 +59,14 @@ def test_rates_are_those_of_decoding_rounds_and_ratios_pair_the_groups():
     assert coupled.accept_len.value == pytest.approx(3.0)
     assert coupled.round_cost == pytest.approx(1.5)
     assert coupled.predicted == pytest.approx(2.0)
+
+
+def test_calls_too_short_to_be_counted_say_nothing_of_processor_time():
+    groups = [group()] * 3
+    assert rows_of(AT_1, groups)[1].cpu_ratio is not None
+    for one in groups:
+        one[PLAIN] = msgspec.structs.replace(one[PLAIN], usage=Usage(ran_s=0.0))
+    assert all(row.cpu_ratio is None for row in rows_of(AT_1, groups))
 
 
 def test_the_parts_of_a_round_add_up():

@@ -51,6 +51,14 @@ def test_the_loss_is_told_by_text_and_by_the_targets_laws_in_shares(target):
     torch.testing.assert_close(losses[1.0], expected)
 
 
+def test_the_targets_laws_do_not_depend_on_the_arithmetic_of_training(target):
+    tokens = torch.randint(8, VOCAB, (2, 13))
+    model = make_model(target, 1.0)
+    laws = model._laws(tokens)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model._laws(tokens), laws)
+
+
 @pytest.mark.slow
 def test_distillation_brings_the_law_closer_to_the_targets(target):
     stream = torch.randint(8, VOCAB, (600,)).numpy()
