@@ -66,6 +66,10 @@ class Triple(msgspec.Struct, frozen=True, kw_only=True):
     reported_round_s: float  # the service's own average of a decode round, right after
 
     @property
+    def is_side_by_side(self) -> bool:
+        return self.served.is_side_by_side and self.transformers.is_side_by_side
+
+    @property
     def waited_share(self) -> float:
         """The largest share of an arm's time in which it was ready but had no core."""
         served = self.served.usage.get("target", Usage()).waited_s / self.served.total_s

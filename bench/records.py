@@ -72,6 +72,12 @@ class BatchTrace(msgspec.Struct, frozen=True, kw_only=True):
         return self.first_token_s, min(row[-1] for row in self.arrivals_s)
 
     @property
+    def is_side_by_side(self) -> bool:
+        """Whether there was a time in which all rows decoded, and tokens came."""
+        start, end = self.decode_window_s
+        return any(start < at <= end for row in self.arrivals_s for at in row)
+
+    @property
     def decode_tokens_per_s(self) -> float:
         """Tokens a second of the full batch; rows that wait or have finished are left out."""
         start, end = self.decode_window_s

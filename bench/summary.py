@@ -10,6 +10,7 @@ from bench.comparison import Measurements, Plan, Triple
 from bench.machine import Machine
 from bench.records import RoundTimes
 from bench.stats import Ratio, median, paired_ratio
+from specserve.errors import InvalidField
 
 _RowT = TypeVar("_RowT")
 
@@ -131,8 +132,13 @@ def summarise(found: Measurements, plan: Plan, target: Target, machine: Machine)
 
 
 def decode_row(triples: Sequence[Triple]) -> DecodeRow:
-    """The figures of one batch size and temperature."""
-    everything, triples = triples, quiet(triples)
+    """The figures of one batch size and temperature.
+
+    Raises InvalidField if the answers were so short that rows never decoded side by side.
+    """
+    everything, triples = triples, quiet([triple for triple in triples if triple.is_side_by_side])
+    if not triples:
+        raise InvalidField("--tokens", "too few for rows of a batch to decode side by side")
 
     def medians(figure: Callable[[Triple], float]) -> float:
         return median([figure(triple) for triple in triples])

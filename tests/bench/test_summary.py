@@ -1,11 +1,13 @@
 """Which repetitions count."""
 
+import msgspec
 import pytest
 
 from bench.comparison import Triple
 from bench.processes import Usage
 from bench.records import BatchTrace, ForwardTimes
 from bench.summary import decode_row, quiet
+from specserve.errors import InvalidField
 
 
 def triple(waited_s: float, served_s: float = 1.0, ran_s: float = 0.5) -> Triple:
@@ -53,3 +55,17 @@ def test_calls_too_short_to_be_counted_say_nothing_of_processor_time():
     assert row.cpu_ratio is not None
     assert (row.cpu_ratio.value, row.cpu_ratio.num_pairs) == (pytest.approx(2.0), 2)
     assert decode_row([triple(0.0, ran_s=0.0)] * 3).cpu_ratio is None
+
+
+def test_repetitions_whose_rows_never_decoded_side_by_side_are_left_out():
+    short = triple(0.0)
+    short = msgspec.structs.replace(
+        short,
+        served=msgspec.structs.replace(
+            short.served, arrivals_s=[[0.1, 0.2], [0.3, 0.4]], token_ids=[[1, 2]] * 2
+        ),
+    )
+    row = decode_row([short, triple(0.0)])
+    assert (row.num_repetitions, row.overhead.num_pairs) == (1, 1)
+    with pytest.raises(InvalidField, match="--tokens"):
+        decode_row([short])
