@@ -76,14 +76,16 @@ def build_parser() -> argparse.ArgumentParser:
 class Outage:
     """Takes the draft process away from one service, right before a prompt."""
 
-    def __init__(self, plain: Running, drafted: Running, num_tokens: int) -> None:
+    def __init__(self, name: str, plain: Running, drafted: Running, num_tokens: int) -> None:
+        """`name`: of the service that drafts, for messages."""
+        self._name = name
         self._plain = plain
         self._drafted = drafted
         self._num_tokens = num_tokens
 
     def ask(self, fault: str, prompt: list[int], seed: int) -> tuple[Trace, Trace] | None:
         """Without a draft, and plain; None if another draft was there before the end."""
-        job, what = self._job(prompt, seed), f"seed {seed}"
+        job, what = self._job(prompt, seed), f"{self._name}, seed {seed}"
         plain = self._plain.ask(job)
         self._check(self._drafted.ask(job), plain, what)  # nothing has happened yet
         victims = self._drafted.draft_pids()
@@ -153,7 +155,7 @@ def measure(arguments: argparse.Namespace, runner: asyncio.Runner, command: str)
     ):
         for number, prompt, fault, name in cases:
             advance(f"{fault}, {name}, prompt {number + 1}")
-            outage = Outage(started[plain], started[drafted[name]], arguments.tokens)
+            outage = Outage(name, started[plain], started[drafted[name]], arguments.tokens)
             pair = outage.ask(fault, prompt, number)
             num_returned += pair is None
             if pair is not None:
