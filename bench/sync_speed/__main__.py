@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.sync_speed", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything: three minutes")
+    parser.add_argument("--quick", action="store_true", help="less of everything: a minute or less")
     parser.add_argument("--out", type=Path, default=Path("results/sync"), metavar="DIR")
     parser.add_argument("--target", metavar="FOLDER|HUB_ID", help="default: the embedded model")
     add_drafter_options(parser)

@@ -65,9 +65,8 @@ def num_links(pid: int) -> int:
     return len({path.stat().st_ino for path in links})
 
 
-@pytest.mark.parametrize(
-    "signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_a_draft_that_ends_is_started_again_and_the_service_goes_on(supervise, signum):
     supervised = supervise(num_drafts=2).await_ready()
     pids, first = others(supervised), supervised.pid("draft1")

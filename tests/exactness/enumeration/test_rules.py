@@ -45,6 +45,12 @@ TOYS = {
     ),
 }
 
+# "everything" holds these too, so the fast suite leaves them alone.
+IN_EVERYTHING = {"top_k", "top_p", "penalties", "bias"}
+QUICK_OR_SLOW = [
+    pytest.param(name, marks=pytest.mark.slow) if name in IN_EVERYTHING else name for name in TOYS
+]
+
 
 def always(toy):
     return lambda context, outcome: toy.gamma
@@ -67,7 +73,7 @@ SCHEDULES = [always, never, by_position, by_hit]
 
 
 @pytest.mark.parametrize("rule", VerificationRule)
-@pytest.mark.parametrize("name", TOYS)
+@pytest.mark.parametrize("name", QUICK_OR_SLOW)
 def test_the_law_of_the_output_is_that_of_plain_decoding(name, rule):
     toy = TOYS[name]
     expected = plain_law(toy, num_tokens=3)
