@@ -8,7 +8,7 @@ process, which its supervisor then starts again.
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from draft_node.presolve import Presolve
 from draft_node.stream import Segment
@@ -92,10 +92,12 @@ class DraftNode:
         for report in self._link.receive():
             self._heard_s = time.monotonic()
             self.presolve.take_report(report)
-        # Last: a report that was sent before its stream ended must not bring it back to life.
+        # Last: a report that was sent before its stream ended must not bring it back to life. One
+        # that comes even later does, until the target is asked for what it lacks.
         for message in messages:
             if isinstance(message, Free):
                 self._handle(message)
+        self._free(self.streams.surplus())
         num_entered = self.streams.extend(self._max_extension)
         self._ask_for_holes()
         # Contexts first, but never for long: rounds of other streams go on meanwhile.
@@ -114,8 +116,11 @@ class DraftNode:
             case Context():
                 self._take_context(message)
             case Free(streams=streams):
-                self.presolve.free(streams)
-                self.streams.free(streams)
+                self._free(streams)
+
+    def _free(self, streams: Sequence[int]) -> None:
+        self.presolve.free(streams)
+        self.streams.free(streams)
 
     def _attach(self, message: Attached) -> None:
         """A new epoch: nothing of the old one counts.

@@ -49,7 +49,7 @@ class Stream:
     report: RowReport | None = None  # the newest
     segments: list[Segment] = field(default_factory=list[Segment])  # arrived, not yet entered
     is_starved: bool = False  # no memory for its context
-    last_heard: int = 0
+    last_heard: int = 0  # rows that had been reported by then
     hole: Hole | None = None  # the one that is waited for
     ask_s: float = 0.0  # when to ask for it
     num_branches: dict[int, int] = field(default_factory=dict[int, int])  # by round

@@ -10,6 +10,7 @@ Knows neither outcomes nor blocks, and no messages but the report.
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from specserve.errors import Exhausted
 from specserve.link.messages import RowReport
 
 MAX_STREAMS = 4096  # the target's word that a stream has ended may be lost, too
-IDLE_REPORTS = 64  # a stream not heard of while so many rows were reported may lose its context
+IDLE_ROUNDS = 8  # a stream not heard of while all could report so often may lose its context
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Streams:
         self._device = device
         self.failures = Failures()
         self._streams: dict[int, Stream] = {}
-        self._num_heard = 0
+        self._num_reports = 0  # of rows
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -50,6 +51,7 @@ class Streams:
 
     def take_report(self, row: RowReport) -> Stream | None:
         """The stream, at its new round; None for a report older than one that came before."""
+        self._num_reports += 1
         stream = self._hear(row.stream)
         if stream.report is not None and row.round < stream.report.round:
             return None
@@ -64,12 +66,24 @@ class Streams:
         self._add(self._hear(number), segment)
 
     def free(self, numbers: Iterable[int]) -> None:
-        """These have ended."""
+        """These have ended. As many starved ones may try again as have made room."""
+        num_contexts = 0
         for number in numbers:
-            if self._streams.pop(number, None) is not None:
+            stream = self._streams.pop(number, None)
+            if stream is not None:
+                num_contexts += bool(stream.token_ids)
                 self._drafter.free(number)
-        for stream in self._streams.values():
+        starved = (stream for stream in self._streams.values() if stream.is_starved)
+        for stream in list(islice(starved, num_contexts)):
             stream.is_starved = False
+
+    def surplus(self) -> list[int]:
+        """Streams beyond `MAX_STREAMS`, to be freed: those not heard of for longest."""
+        num_surplus = len(self._streams) - MAX_STREAMS
+        if num_surplus <= 0:
+            return []
+        oldest = sorted(self._streams.values(), key=lambda stream: stream.last_heard)
+        return [stream.number for stream in oldest[:num_surplus]]
 
     def clear(self) -> None:
         """Forget everything: the target starts anew."""
@@ -83,10 +97,7 @@ class Streams:
         stream = self._streams.get(number)
         if stream is None:
             stream = self._streams[number] = Stream(number)
-            if len(self._streams) > MAX_STREAMS:
-                self.free([min(self, key=lambda other: other.last_heard or self._num_heard).number])
-        self._num_heard += 1
-        stream.last_heard = self._num_heard
+        stream.last_heard = self._num_reports
         return stream
 
     def _add(self, stream: Stream, segment: Segment) -> None:
@@ -156,8 +167,10 @@ class Streams:
             self._drafter.extend(self._as_update(pieces, with_features=is_verified))
         except Exhausted as error:
             if len(pieces) > 1:
-                for piece in pieces:
-                    self._enter([piece], is_verified=is_verified)
+                for stream, piece in pieces:
+                    # Room for one of them may have cost another its context.
+                    if piece.start == len(stream.token_ids):
+                        self._enter([(stream, piece)], is_verified=is_verified)
             elif self._evict_for(pieces[0][0]):
                 self._enter(pieces, is_verified=is_verified)
             else:
@@ -193,13 +206,16 @@ class Streams:
     # --- memory ------------------------------------------------------------------------------
 
     def _evict_for(self, stream: Stream) -> bool:
-        """Free the context that was not heard of for longest; False if none is idle."""
+        """Free the context that was not heard of for longest; False if none is idle.
+
+        Every row of a round reports for itself, and once more where the target waits: a stream is
+        idle only after several rounds of all.
+        """
+        last_round = self._num_reports - IDLE_ROUNDS * len(self._streams)
         idle = [
             other
             for other in self._streams.values()
-            if other.token_ids
-            and other is not stream
-            and other.last_heard + IDLE_REPORTS < self._num_heard
+            if other.token_ids and other is not stream and other.last_heard < last_round
         ]
         if not idle:
             return False

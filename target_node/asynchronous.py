@@ -18,7 +18,6 @@ from specserve.drafting import Worth
 from specserve.link.messages import BlockKey, Tokens
 from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
-from specserve.wire.draft_control import Free
 from target_node.admission import Admission
 from target_node.draft_links import DraftLinks
 from target_node.feature_cache import FeatureCache
@@ -98,10 +97,13 @@ class AsynchronousSpeculation:
 
     def follow(self, rows: list[Row]) -> None:
         """Keep the drafts' knowledge up to date, also while another regime runs."""
-        for number, start in self.links.take_wanted():
-            stream = self._streams.numbered(number)
-            if stream is not None:
-                stream.num_sent = min(stream.num_sent, start)
+        for wanted in self.links.take_wanted():
+            stream = self._streams.numbered(wanted.stream)
+            if stream is None or stream.epoch != wanted.epoch:
+                # It has ended, or is another draft's: whoever asks has not heard of that.
+                self.links.free(wanted.epoch, wanted.stream)
+            else:
+                stream.num_sent = min(stream.num_sent, wanted.start)
         for row in rows:
             self._reporter.send_context(row.sequence)
 
@@ -154,15 +156,13 @@ class AsynchronousSpeculation:
         if stream is None:
             return
         self._table.forget(stream.number)
-        peer = self.links.with_epoch(stream.epoch)
-        if peer is not None:
-            self.links.tell(peer, Free(epoch=stream.epoch, streams=[stream.number]))
+        self.links.free(stream.epoch, stream.number)
 
     # --- finding blocks --------------------------------------------------------------------------
 
     def _find(self, rows: Rows[Row]) -> dict[Sequence, Speculation]:
         for push in self.links.receive():
-            self._table.add(push, self._streams.rounds())
+            self._table.add(push, self._streams.round_of)
         found: dict[Sequence, Speculation] = {}
         for row in rows:
             block = self._table.find(self._key(row.sequence))

@@ -21,6 +21,7 @@ from specserve.wire.draft_control import (
     Attach,
     Attached,
     DraftControlTarget,
+    Free,
     ToDraft,
     Wanted,
 )
@@ -67,7 +68,7 @@ class DraftLinks:
         self._control = control
         self._peers = list(peers)
         self._last_epoch = 0
-        self._wanted: list[tuple[int, int]] = []
+        self._wanted: list[Wanted] = []
         self._next_look_s = 0.0
         self._poller = select.poll()
 
@@ -123,8 +124,8 @@ class DraftLinks:
         """What has been pushed since, in order for each draft."""
         return [push for peer in self._peers if peer.epoch for push in peer.end.receive()]
 
-    def take_wanted(self) -> list[tuple[int, int]]:
-        """(stream, start): tell it again from there."""
+    def take_wanted(self) -> list[Wanted]:
+        """What drafts lack: tell them again from there."""
         wanted, self._wanted = self._wanted, []
         return wanted
 
@@ -142,6 +143,12 @@ class DraftLinks:
     def tell(self, peer: DraftPeer, message: ToDraft) -> bool:
         """False if it was dropped: the draft does not read."""
         return self._control.send(peer.index, message)
+
+    def free(self, epoch: int, stream: int) -> None:
+        """A stream is none of this attachment's concern any more, if it is still one."""
+        peer = self.with_epoch(epoch)
+        if peer is not None:
+            self.tell(peer, Free(epoch=epoch, streams=[stream]))
 
     def close(self) -> None:
         for peer in self._peers:
@@ -183,7 +190,7 @@ class DraftLinks:
 
     def _want(self, message: Wanted) -> None:
         if self.with_epoch(message.epoch) is not None:
-            self._wanted.append((message.stream, message.start))
+            self._wanted.append(message)
 
     def _detach(self, peer: DraftPeer, why: str) -> None:
         log.warning("draft %d %s; decoding goes on without it", peer.index, why)

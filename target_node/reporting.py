@@ -53,7 +53,7 @@ class Reporter:
         if peer is None or sequence.request.max_verify_len == 0:
             return
         stream = self._streams.of(sequence)
-        start = stream.told(peer.epoch)
+        start = self._told(stream, peer)
         missing = sequence.num_computed - start
         if (missing <= MAX_INLINE and sequence.is_decoding) or missing <= 0:
             return
@@ -67,6 +67,12 @@ class Reporter:
         )
         if self._links.tell(peer, message):
             stream.num_sent = end
+
+    def _told(self, stream: Stream, peer: DraftPeer) -> int:
+        """From which position on the peer has to be told; who was told before may forget."""
+        if stream.epoch != peer.epoch:
+            self._links.free(stream.epoch, stream.number)
+        return stream.told(peer.epoch)
 
     def report(
         self,
@@ -83,7 +89,7 @@ class Reporter:
             if peer is None or not self._admission.may_speculate(row):
                 continue
             stream = self._streams.of(row.sequence)
-            start = stream.told(peer.epoch)
+            start = self._told(stream, peer)
             if row.sequence.num_computed - start > MAX_INLINE:
                 continue  # still being told by control
             report = self._row_report(row, stream.number, start, blocks.get(row.sequence))

@@ -4,7 +4,7 @@ The first push of a key wins; blocks of rounds that are over or never were are d
 late block costs nothing but its place: a key that nobody looks up never shows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from specserve.link.messages import BlockKey, Push
@@ -46,16 +46,18 @@ class SpeculationTable:
         self.num_waves = 0
         self.num_late_waves = 0  # without a block that could still be used
 
-    def add(self, push: Push, rounds: Mapping[int, int]) -> None:
-        """Take over the blocks for the coming rounds, given by stream."""
+    def add(self, push: Push, round_of: Callable[[int], int | None]) -> None:
+        """Take over the blocks for the coming round of each stream, None for one that has ended."""
         self.num_waves += 1
-        self.num_late_waves += all(rounds.get(key.stream) != key.round for key in push.keys)
+        is_late = True
         for place, key in enumerate(push.keys):
-            if rounds.get(key.stream) != key.round:
+            if round_of(key.stream) != key.round:
                 continue
+            is_late = False
             blocks = self._blocks.setdefault(key.stream, {})
             if len(blocks) < MAX_BLOCKS:
                 blocks.setdefault(key, PushedBlock(push, place))
+        self.num_late_waves += is_late
 
     def find(self, key: BlockKey) -> PushedBlock | None:
         """The block with this key; all others of its stream are dropped."""

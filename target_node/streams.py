@@ -56,6 +56,7 @@ class Streams:
             del self._by_number[stream.number]
         return stream
 
-    def rounds(self) -> dict[int, int]:
-        """The coming round of every stream."""
-        return {number: s.sequence.num_rounds for number, s in self._by_number.items()}
+    def round_of(self, number: int) -> int | None:
+        """The coming round of a stream; None if it has ended."""
+        stream = self._by_number.get(number)
+        return None if stream is None else stream.sequence.num_rounds

@@ -1,12 +1,16 @@
 """Contexts that catch up in pieces, in any order, with holes, differences and too little memory."""
 
+import random
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.stream import ASK_AGAIN_S, GRACE_S, Hole, Segment
-from draft_node.streams import IDLE_REPORTS, Streams
+from draft_node.context import ContextRows
+from draft_node.streams import IDLE_ROUNDS, Streams
 from tests.draft_node.rounds import CPU, Rounds, dspark, features_of, language_model, tokens
 from tests.specserve.model.checkpoints import load
 
@@ -170,13 +174,68 @@ def test_contexts_that_nobody_reports_on_make_room_first(small):
     streams = Streams(small, dtype=torch.float32, device=CPU)
     streams.take_report(row(small, TEXT, stream=1, round=1))
     streams.extend(100)
-    for _ in range(IDLE_REPORTS):
-        streams.take_context(2, bare(0, 0))
-    streams.take_report(row(small, TEXT, stream=2, round=1))
+    for _ in range(2 * IDLE_ROUNDS + 1):
+        streams.take_report(row(small, TEXT, stream=2, round=1))
     streams.extend(100)
     assert small.context_len(1) == 0
     assert streams.find(2).is_current
     assert not streams.find(1).is_starved
+
+
+class Pages:
+    """The memory of a drafter that computes nothing."""
+
+    gamma, feature_size, holds_tokens_in_flight, stops_in_time = 2, 0, True, True
+
+    def __init__(self, num_pages):
+        self._rows = ContextRows(num_pages + 1)
+        self.num_entered = 0
+
+    def extend(self, update):
+        self._rows.append(update.rows, update.starts, update.counts)
+        self.num_entered += sum(update.counts)
+
+    def truncate(self, row, length):
+        self._rows.truncate(row, length)
+
+    def free(self, row):
+        self._rows.free(row)
+
+
+@pytest.mark.parametrize("num_rows", [12, 100])
+def test_rows_that_decode_keep_their_contexts_where_there_is_too_little_room(num_rows):
+    """However many there are, and in whatever order they report."""
+    pages = Pages(5 * (num_rows - 2))  # 5 are what a row of 64 to 80 tokens needs
+    streams, sent, order = Streams(pages, dtype=torch.float32, device=CPU), {}, random.Random(0)
+    text, numbers = tokens(80), list(range(num_rows))
+    entered = []
+    for round_number in range(1, 13):
+        order.shuffle(numbers)
+        position = 66 + round_number
+        for number in numbers:
+            start = sent.get(number, 0)
+            known = row(pages, text[: position + 1].tolist(), start=start, stream=number)
+            streams.take_report(replace(known, round=round_number))
+            sent[number] = position
+        pages.num_entered = 0
+        streams.extend(100_000)
+        entered.append(pages.num_entered)
+        for hole in streams.holes(float(round_number)):
+            sent[hole.stream] = min(sent[hole.stream], hole.start)
+    assert streams.failures.total == 0
+    assert sum(stream.is_current for stream in streams) == num_rows - 2
+    assert max(entered[1:]) == num_rows - 2  # one token a row, nothing read again
+
+
+def test_an_end_lets_one_starved_stream_try_again(target):
+    small = LanguageModelDrafter(load(target.folder), gamma=2, num_context_tokens=64)
+    streams = Streams(small, dtype=torch.float32, device=CPU)
+    for number in (1, 2, 3):
+        streams.take_report(row(small, TEXT, stream=number, round=1))
+    streams.extend(200)
+    assert [stream.is_starved for stream in streams] == [False, True, True]
+    streams.free([1])
+    assert [stream.is_starved for stream in streams] == [False, True]
 
 
 def test_a_context_that_cannot_be_read_is_started_anew(streams, drafter, caplog):
@@ -224,5 +283,6 @@ def test_streams_that_were_never_ended_do_not_pile_up(streams, drafter, monkeypa
     for number in range(10):
         streams.take_context(number, segment(0, 10))
         streams.extend(100)
+        streams.free(streams.surplus())
     assert [stream.number for stream in streams] == [7, 8, 9]
     assert [drafter.context_len(number) for number in range(5, 10)] == [0, 0, 10, 10, 10]

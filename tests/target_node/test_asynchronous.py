@@ -152,6 +152,38 @@ def test_the_requests_of_a_dead_draft_are_taken_over(models):
         assert len(pair.ends) == 6
 
 
+def test_a_draft_forgets_what_it_lends_back(models):
+    """Requests of a dead draft return to it: the other one must not keep their streams for ever."""
+    with pair_of(models, drafting=replace(QUICK, num_drafts=2)) as pair:
+        for index in range(6):
+            text = f"{index}: a request"
+            pair.submit(request(text, PROMPT, max_tokens=60, ignore_eos=True))
+        pair.turn(4)
+        pair.drafts[0].die(turns_dead=10)
+        pair.turn(10)
+        assert len(pair.drafts[1].node.streams) == 6
+        pair.turn(6)
+        assert pair.links.num_attached == 2
+        known = [{stream.number for stream in draft.node.streams} for draft in pair.drafts]
+        assert all(known)
+        assert not known[0] & known[1]
+        assert len(known[0] | known[1]) == 6
+
+
+def test_an_ended_stream_that_comes_back_to_life_is_put_to_rest(models):
+    """Its last report may arrive after the word that it has ended."""
+    with pair_of(models) as pair:
+        reports, (draft,) = reports_of(pair), pair.drafts
+        answer(pair)
+        late = reports[-1]
+        draft.step()
+        assert draft.node.streams.find(late.stream) is None
+        draft.node.presolve.take(late)
+        assert draft.node.streams.find(late.stream) is not None
+        answer(pair)
+        assert draft.node.streams.find(late.stream) is None
+
+
 def test_waiting_for_a_block_is_bounded(models):
     slept: list[float] = []
     kinds: list[Miss | None] = []

@@ -274,7 +274,7 @@ def test_only_the_living_may_want_something(pair):
     pair.attach(first, second)
     second.want(epoch=9)
     first.want(epoch=1)
-    wanted: list[tuple[int, int]] = []
+    wanted: list[Wanted] = []
     pair.until(lambda: bool(wanted.extend(pair.links.take_wanted()) or wanted))
-    assert wanted == [(7, 3)]
+    assert [(each.epoch, each.stream, each.start) for each in wanted] == [(1, 7, 3)]
     assert pair.links.take_wanted() == []

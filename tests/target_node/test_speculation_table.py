@@ -30,10 +30,10 @@ def test_a_block_is_found_by_its_key_alone():
         KEY._replace(anchor_id=8),
     ):
         table = SpeculationTable()
-        table.add(push(KEY), {3: 5, 4: 5})
+        table.add(push(KEY), {3: 5, 4: 5}.get)
         assert table.find(other) is None
     table = SpeculationTable()
-    table.add(push(KEY._replace(anchor_id=1), KEY), {3: 5})
+    table.add(push(KEY._replace(anchor_id=1), KEY), {3: 5}.get)
     block = table.find(KEY)
     assert block is not None
     assert (block.token_ids, block.speculation_id) == ((10, 11, 12), 2)
@@ -42,22 +42,22 @@ def test_a_block_is_found_by_its_key_alone():
 def test_the_first_push_of_a_key_wins():
     table = SpeculationTable()
     for first_id in (8, 9):
-        table.add(push(KEY, first_id=first_id), {3: 5})
+        table.add(push(KEY, first_id=first_id), {3: 5}.get)
     assert table.find(KEY).speculation_id == 8
 
 
 def test_only_blocks_of_the_coming_round_of_a_live_stream_are_kept():
     table = SpeculationTable()
-    table.add(push(KEY), {3: 6})
-    table.add(push(KEY), {3: 4})
-    table.add(push(KEY), {})
+    table.add(push(KEY), {3: 6}.get)
+    table.add(push(KEY), {3: 4}.get)
+    table.add(push(KEY), {}.get)
     assert table.find(KEY) is None
 
 
 def test_looking_a_stream_up_drops_its_other_blocks_and_nobody_elses():
     table = SpeculationTable()
     other, elsewhere = KEY._replace(anchor_id=8), KEY._replace(stream=4)
-    table.add(push(KEY, other, elsewhere), {3: 5, 4: 5})
+    table.add(push(KEY, other, elsewhere), {3: 5, 4: 5}.get)
     assert table.find(KEY._replace(anchor_id=9)) is None
     assert table.find(KEY) is None
     assert table.find(elsewhere) is not None
@@ -67,15 +67,15 @@ def test_a_flood_is_cut_off():
     table = SpeculationTable()
     for start in range(0, MAX_BLOCKS + 10, 10):
         keys = [KEY._replace(position=position) for position in range(start, start + 10)]
-        table.add(push(*keys), {3: 5})
+        table.add(push(*keys), {3: 5}.get)
     assert table.find(KEY._replace(position=MAX_BLOCKS)) is None
-    table.add(push(*keys), {3: 5})
+    table.add(push(*keys), {3: 5}.get)
     assert table.find(keys[0]) is not None
 
 
 def test_an_ended_stream_leaves_nothing():
     table = SpeculationTable()
-    table.add(push(KEY), {3: 5})
+    table.add(push(KEY), {3: 5}.get)
     table.forget(3)
     table.forget(3)
     assert table.find(KEY) is None
@@ -83,9 +83,9 @@ def test_an_ended_stream_leaves_nothing():
 
 def test_what_is_behind_a_blocks_length_does_not_count():
     table = SpeculationTable()
-    table.add(push(KEY, lengths=[2], num_kept=4), {3: 5})
+    table.add(push(KEY, lengths=[2], num_kept=4), {3: 5}.get)
     block = table.find(KEY)
     assert (block.token_ids, block.confidences, block.has_law) == ((0, 1), (0.5, 0.5), True)
-    table.add(push(KEY, confidences=False), {3: 5})
+    table.add(push(KEY, confidences=False), {3: 5}.get)
     block = table.find(KEY)
     assert (block.confidences, block.has_law) == (None, False)

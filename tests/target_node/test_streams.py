@@ -26,7 +26,7 @@ def test_an_ended_sample_is_unknown():
     streams.forget(ended)
     assert streams.forget(ended) is None
     assert streams.numbered(number) is None
-    assert (len(streams), streams.rounds()) == (0, {})
+    assert (len(streams), streams.round_of(number)) == (0, None)
 
 
 def test_what_was_told_to_one_attachment_is_unknown_to_the_next():
@@ -42,4 +42,4 @@ def test_rounds_are_those_of_the_samples():
     streams, running = Streams(), sequence()
     number = streams.of(running).number
     running.num_rounds = 9
-    assert streams.rounds() == {number: 9}
+    assert streams.round_of(number) == 9
