@@ -4,7 +4,7 @@ Rows that need a stage are listed on the host, so a stage no row needs costs not
 batch (temperature only) is two small copies to the device. Knows no logits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ class LogitEdits:
     penalty_rows: Tensor
     penalty_ids: Tensor
     counts: Tensor  # how often the token was generated
-    presence: Tensor  # the row's parameters, repeated for its pairs
+    presence: Tensor  # float64 [R]: every row's own, as the next two
     frequency: Tensor
     repetition: Tensor
     bias_rows: Tensor
@@ -116,25 +116,22 @@ def _edits(states: Sequence[SamplingState], device: torch.device | str) -> Logit
     penalised = [(r, s) for r, s in enumerate(states) if s.penalties is not None]
     biased = [(row, state) for row, state in enumerate(states) if state.has_bias]
     forbidding = [(row, state.forbidden_ids) for row, state in enumerate(states)]
-    sizes = [len(s.penalties.ids) for _, s in penalised if s.penalties is not None]
 
     def concatenated(arrays: list[np.ndarray]) -> Tensor:
         joined = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
         return torch.from_numpy(joined).to(device)
 
-    def repeated(value: Callable[[SamplingState], float]) -> Tensor:
-        values = np.array([value(state) for _, state in penalised], np.float64)
-        return torch.from_numpy(np.repeat(values, sizes)).to(device)
-
     tables = [state.penalties for _, state in penalised if state.penalties is not None]
+    ids = [table.ids for table in tables]
     penalised_rows = np.array([row for row, _ in penalised], np.int64)
+    repeated_rows = np.repeat(penalised_rows, [len(each) for each in ids])
     return LogitEdits(
-        penalty_rows=torch.from_numpy(np.repeat(penalised_rows, sizes)).to(device),
-        penalty_ids=concatenated([table.ids for table in tables]),
+        penalty_rows=torch.from_numpy(repeated_rows).to(device),
+        penalty_ids=concatenated(ids),
         counts=concatenated([table.counts for table in tables]),
-        presence=repeated(lambda state: state.params.presence_penalty),
-        frequency=repeated(lambda state: state.params.frequency_penalty),
-        repetition=repeated(lambda state: state.params.repetition_penalty),
+        presence=_floats([state.params.presence_penalty for state in states], device),
+        frequency=_floats([state.params.frequency_penalty for state in states], device),
+        repetition=_floats([state.params.repetition_penalty for state in states], device),
         bias_rows=_ints([row for row, state in biased for _ in state.bias_ids], device),
         bias_ids=_ints([token_id for _, state in biased for token_id in state.bias_ids], device),
         bias_values=_floats([v for _, state in biased for v in state.bias_values], device),

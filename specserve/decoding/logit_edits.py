@@ -21,10 +21,13 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
     if edits.penalty_rows.numel():
         where = (edits.penalty_rows, edits.penalty_ids)
         values = edited[where]
-        repetition = edits.repetition.to(dtype)
+        repetition, frequency, presence = (
+            of_row.to(dtype)[edits.penalty_rows]
+            for of_row in (edits.repetition, edits.frequency, edits.presence)
+        )
         values = (values / repetition).where(values > 0, values * repetition)
-        values -= edits.frequency.to(dtype) * edits.counts
-        values -= edits.presence.to(dtype) * (edits.counts > 0)
+        values -= frequency * edits.counts
+        values -= presence * (edits.counts > 0)
         edited[where] = values
     if edits.bias_rows.numel():
         where = (edits.bias_rows, edits.bias_ids)

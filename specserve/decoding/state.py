@@ -19,10 +19,12 @@ _MIN_TEMPERATURE = 2.0**-126
 class PenaltyState:
     """The distinct tokens a sample has seen and how often it generated each.
 
-    Sparse on purpose: a round copies what was seen, never a row of the vocabulary.
+    Sparse on purpose: a round copies what was seen, never a row of the vocabulary. A fork shares
+    what was seen with its origin and remembers what came after, because every round makes one for
+    each drafted token.
     """
 
-    __slots__ = ("_counts", "_ids", "_size", "_slots")
+    __slots__ = ("_counts", "_has_forks", "_ids", "_later", "_size", "_slots")
 
     def __init__(self, seen_ids: Iterable[int] = ()) -> None:
         distinct = list(dict.fromkeys(seen_ids))
@@ -32,18 +34,35 @@ class PenaltyState:
         self._ids = np.zeros(capacity, np.int64)
         self._ids[: self._size] = distinct
         self._counts = np.zeros(capacity, np.int64)
+        self._has_forks = False  # that share `_counts`; ids and slots only grow behind their size
+        self._later: tuple[int, ...] | None = None  # of a fork: what it generated since
 
     @property
     def ids(self) -> NDArray[np.int64]:
         """Distinct token ids of prompt and output, in order of first appearance."""
-        return self._ids[: self._size]
+        ids = self._ids[: self._size]
+        unseen = self._unseen()
+        return np.concatenate((ids, np.array(unseen, np.int64))) if unseen else ids
 
     @property
     def counts(self) -> NDArray[np.int64]:
         """How often each of `ids` was generated; 0 for those seen in the prompt alone."""
-        return self._counts[: self._size]
+        counts = self._counts[: self._size]
+        if not self._later:
+            return counts
+        unseen = self._unseen()
+        counts = np.concatenate((counts, np.zeros(len(unseen), np.int64)))
+        for token_id in self._later:
+            slot = self._slot(token_id)
+            counts[self._size + unseen.index(token_id) if slot is None else slot] += 1
+        return counts
 
     def append(self, token_id: int) -> None:
+        if self._later is not None:
+            self._later += (token_id,)
+            return
+        if self._has_forks:
+            self._counts, self._has_forks = self._counts.copy(), False
         slot = self._slots.get(token_id)
         if slot is None:
             slot = self._size
@@ -56,13 +75,24 @@ class PenaltyState:
         self._counts[slot] += 1
 
     def fork(self) -> "PenaltyState":
-        """An independent copy."""
+        """Goes its own way from here; meant for the few tokens of a drafted path."""
         copy = PenaltyState.__new__(PenaltyState)
-        copy._slots = self._slots.copy()
+        copy._slots, copy._ids, copy._counts = self._slots, self._ids, self._counts
         copy._size = self._size
-        copy._ids = self._ids.copy()
-        copy._counts = self._counts.copy()
+        copy._later = self._later or ()
+        self._has_forks = copy._has_forks = True
         return copy
+
+    def _slot(self, token_id: int) -> int | None:
+        """Of a token that had been seen when the fork was made."""
+        slot = self._slots.get(token_id)
+        return None if slot is None or slot >= self._size else slot
+
+    def _unseen(self) -> list[int]:
+        """What a fork generated and its origin had not seen, each once."""
+        if not self._later:
+            return []
+        return [each for each in dict.fromkeys(self._later) if self._slot(each) is None]
 
 
 class SamplingState:

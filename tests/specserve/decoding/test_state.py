@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from specserve.decoding.state import PenaltyState, SamplingState
@@ -35,6 +36,40 @@ def test_a_fork_and_its_origin_go_separate_ways():
     assert origin.penalties.counts.tolist() == [2]
     assert fork.penalties.ids.tolist() == [7, 8]
     assert fork.penalties.counts.tolist() == [1, 1]
+
+
+def test_forks_of_forks_count_as_a_state_of_their_own_would():
+    """Whatever their origin goes on to see, grow to and fork again meanwhile."""
+    rng = random.Random(1)
+    prompt = [rng.randrange(80) for _ in range(30)]
+    origin, seen = PenaltyState(prompt), []
+    forks: list[tuple[PenaltyState, list[int]]] = []
+    for _ in range(900):
+        if rng.random() < 0.2:
+            fork, before = rng.choice([(origin, seen), *forks[-4:]])
+            forks.append((fork.fork(), list(before)))
+        state, output = rng.choice([(origin, seen), *forks[-6:]])
+        output.append(rng.randrange(400))
+        state.append(output[-1])
+    for state, output in [(origin, seen), *forks]:
+        own = PenaltyState(prompt)
+        for token_id in output:
+            own.append(token_id)
+        assert state.ids.tolist() == own.ids.tolist()
+        assert state.counts.tolist() == own.counts.tolist()
+    assert len(origin.ids) > 94  # it grew beyond its first room
+
+
+def test_a_path_copies_nothing_of_what_was_seen():
+    prompt = list(range(5000))
+    params = SamplingParams(repetition_penalty=1.1)
+    state = SamplingState(params, seed=0, prompt_token_ids=prompt)
+    *_, last = state.along([3, 4, 5])
+    assert last.penalties is not None
+    assert state.penalties is not None
+    assert np.shares_memory(last.penalties.ids, state.penalties.ids)
+    assert last.penalties.counts[3:6].tolist() == [1, 1, 1]
+    assert state.penalties.counts.sum() == 0
 
 
 @pytest.mark.parametrize(
