@@ -83,27 +83,35 @@ class BlockPool:
         data = parent + array("q", tokens).tobytes()
         return hashlib.blake2b(data, key=self._key, digest_size=16).digest()
 
-    def match(self, tokens: Tokens[int], salt: str) -> tuple[list[int], list[bytes]]:
-        """Take references to the longest cached prefix of `tokens`: its blocks and their hashes.
+    def find(self, tokens: Tokens[int], salt: str, hashes: list[bytes]) -> list[int]:
+        """The blocks of the longest cached prefix of `tokens`. Takes nothing.
 
-        At least one token is left over, because somebody has to compute the next one.
+        `hashes` are those of the first full blocks of `tokens`, as far as somebody had to know
+        them, and grow here. At least one token is left over, because somebody has to compute the
+        next one.
         """
         blocks: list[int] = []
-        hashes: list[bytes] = []
-        if not self.prefix_cache:
-            return blocks, hashes
-        parent, size = self.root(salt), self.block_size
-        for start in range(0, (len(tokens) - 1) // size * size, size):
-            parent = self.child(parent, tokens[start : start + size])
-            block = self._block_of.get(parent)
+        size = self.block_size
+        num_full = (len(tokens) - 1) // size if self.prefix_cache else 0
+        for index in range(num_full):
+            if index == len(hashes):
+                parent = hashes[-1] if hashes else self.root(salt)
+                hashes.append(self.child(parent, tokens[index * size : (index + 1) * size]))
+            block = self._block_of.get(hashes[index])
             if block is None:
                 break
             blocks.append(block)
-            hashes.append(parent)
-        for block in blocks:
+        return blocks
+
+    def num_free_without(self, cached: Tokens[int]) -> int:
+        """Blocks that `allocate` could hand out once these cached ones are taken."""
+        return self.num_free - sum(block in self._evictable for block in cached)
+
+    def take(self, cached: Tokens[int]) -> None:
+        """References to blocks that `find` has found."""
+        for block in cached:
             self._references[block] += 1
             self._evictable.pop(block, None)
-        return blocks, hashes
 
     def seal(self, block: int, digest: bytes) -> None:
         """Offer a full, computed block to later requests. An equal prefix already there stays."""

@@ -73,10 +73,11 @@ class Scheduler:
     def next_batch(self) -> list[Row]:
         """The rows of the next forward; empty when nothing can run."""
         rows = self._decode_rows()
+        decoding = {row.sequence for row in rows}
         budget = self.max_batch_tokens - len(rows)
         self._admit(budget)
         for sequence in self.running:
-            if sequence.is_decoding:
+            if sequence in decoding:
                 continue
             if budget <= 0:
                 break
@@ -196,16 +197,17 @@ class Scheduler:
         """Blocks for all of a waiting sequence's tokens, cached ones first; False if too few."""
         pool = self.pool
         blocks: list[int] = []
-        hashes: list[bytes] = []
         # A prompt log probability that is still owed needs its position computed.
         if not sequence.owes_prompt_logprobs:
-            blocks, hashes = pool.match(sequence.token_ids, sequence.request.cache_salt)
+            salt, hashes = sequence.request.cache_salt, sequence.prefix_hashes
+            blocks = pool.find(sequence.token_ids, salt, hashes)
         missing = pool.num_blocks_for(len(sequence.token_ids)) - len(blocks)
         # Preempting at once what was just admitted would be work for nothing: one spare block each.
-        if missing + len(self.running) > pool.num_free:
-            pool.release(blocks)
+        if missing + len(self.running) > pool.num_free_without(blocks):
             return False
-        sequence.block_ids, sequence.block_hashes = blocks + pool.allocate(missing), hashes
+        pool.take(blocks)
+        sequence.block_ids = blocks + pool.allocate(missing)
+        sequence.block_hashes = sequence.prefix_hashes[: len(blocks)]
         sequence.num_computed = len(blocks) * pool.block_size
         if not sequence.admitted:
             sequence.num_cached = sequence.num_computed

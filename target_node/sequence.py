@@ -28,6 +28,7 @@ class Sequence:
     num_prompt_logprobs: int = 0  # prompt positions already reported
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks among them
+    prefix_hashes: list[bytes] = field(default_factory=list)  # looked for in the prefix cache
     finish_reason: FinishReason | None = None
     admitted: bool = False
     may_speculate: bool = True

@@ -18,25 +18,35 @@ def sealed_prompt(pool: BlockPool, tokens: list[int], salt: str = "") -> list[in
     return blocks
 
 
+def match(pool: BlockPool, tokens: list[int], salt: str) -> tuple[list[int], list[bytes]]:
+    """Take the longest cached prefix: its blocks and their hashes."""
+    hashes: list[bytes] = []
+    blocks = pool.find(tokens, salt, hashes)
+    free = pool.num_free_without(blocks)
+    pool.take(blocks)
+    assert pool.num_free == free
+    return blocks, hashes[: len(blocks)]
+
+
 def test_a_released_prefix_is_found_again_and_its_last_token_is_left_to_compute():
     pool = BlockPool(9, 4, prefix_cache=True)
     tokens = list(range(12))
     blocks = sealed_prompt(pool, tokens)
     pool.release(blocks)
     assert pool.num_free == 8
-    found, hashes = pool.match(tokens, "")
+    found, hashes = match(pool, tokens, "")
     assert found == blocks[:2]
     assert len(hashes) == 2
-    longer, _ = pool.match([*tokens, 99], "")
+    longer, _ = match(pool, [*tokens, 99], "")
     assert longer == blocks
 
 
 def test_prefixes_are_not_shared_between_salts_nor_after_a_different_token():
     pool = BlockPool(9, 4, prefix_cache=True)
     sealed_prompt(pool, list(range(8)), salt="a")
-    assert pool.match([*range(8), 1], "b") == ([], [])
-    assert pool.match([7, *range(1, 8), 1], "a") == ([], [])
-    assert len(pool.match([*range(4), 9, 9, 9, 9, 9], "a")[0]) == 1
+    assert match(pool, [*range(8), 1], "b") == ([], [])
+    assert match(pool, [7, *range(1, 8), 1], "a") == ([], [])
+    assert len(match(pool, [*range(4), 9, 9, 9, 9, 9], "a")[0]) == 1
 
 
 def test_two_pools_give_the_same_prefix_different_hashes():
@@ -51,7 +61,7 @@ def test_eviction_takes_the_tail_of_the_least_recently_used_prefix_first():
     pool.release(old)
     pool.release(new)
     assert pool.allocate(1) == [old[1]]
-    assert pool.match([*range(9)], "")[0] == [old[0]]
+    assert match(pool, [*range(9)], "")[0] == [old[0]]
 
 
 def test_forgotten_blocks_are_never_matched_and_return_to_the_free_list():
@@ -59,7 +69,7 @@ def test_forgotten_blocks_are_never_matched_and_return_to_the_free_list():
     blocks = sealed_prompt(pool, list(range(8)))
     pool.forget(blocks)
     pool.release(blocks)
-    assert pool.match(list(range(9)), "") == ([], [])
+    assert match(pool, list(range(9)), "") == ([], [])
     assert pool.num_cached == 0
     assert pool.num_free == 4
 
@@ -80,7 +90,7 @@ def test_a_random_history_never_gives_one_block_to_two_owners_and_never_leaks():
     owned: list[list[int]] = []
     for _ in range(3000):
         prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 30))]
-        found, _ = pool.match(prompt, "")
+        found, _ = match(pool, prompt, "")
         missing = pool.num_blocks_for(len(prompt)) - len(found)
         if missing > pool.num_free:
             pool.release(found)

@@ -143,3 +143,36 @@ def test_random_load_never_deadlocks_never_leaks_and_every_sequence_completes():
                 break
         assert len(finished) == len(alive)
         assert subject.pool.num_free == subject.pool.num_blocks
+
+
+def test_a_sequence_that_the_cache_serves_wholly_decodes_in_the_round_that_admits_it():
+    subject = scheduler()
+    lone = sequence(0, [1, 2, 3], max_tokens=20)
+    subject.add(lone)
+    while len(lone.token_ids) != 9:
+        finish_round(subject, subject.next_batch())
+    subject.redo(lone)
+    (row,) = subject.next_batch()
+    assert lone.is_decoding
+    assert (row.sequence, row.num_tokens, row.num_logits, row.samples) == (lone, 1, 1, True)
+
+
+def test_a_sequence_that_waits_for_blocks_is_hashed_once(monkeypatch):
+    subject = scheduler(num_blocks=12, tokens=64)
+    subject.add(sequence(0, [*range(30)], max_tokens=9))
+    finish_round(subject, subject.next_batch())
+    waiting = sequence(1, [*range(28), *range(50, 70)])
+    subject.add(waiting)
+    hashed, child = [], subject.pool.child
+    monkeypatch.setattr(
+        subject.pool, "child", lambda parent, ids: hashed.append(ids) or child(parent, ids)
+    )
+    rows = subject.next_batch()
+    assert len(rows) == 1
+    assert len(hashed) == 8  # seven that are cached, and the first that is not
+    for _ in range(3):
+        subject.next_batch()
+    assert len(hashed) == 8
+    while subject.waiting:
+        finish_round(subject, subject.next_batch())
+    assert waiting.num_cached == 28
