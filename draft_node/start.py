@@ -24,10 +24,10 @@ from specserve.config import ResolvedConfig, read_resolved
 from specserve.decoding.drawing import Coupled, Sampled
 from specserve.drafter_source import NGRAM
 from specserve.drafting import ContextUpdate, DraftBatch, Drafter
-from specserve.errors import SpecserveError, Unavailable
+from specserve.errors import InvalidField, SpecserveError, Unavailable
 from specserve.group_link.ends import GroupDraftEnd, Meeting
 from specserve.link.ends import DraftLinkEnd
-from specserve.link.frames import LinkLimits
+from specserve.link.frames import MAX_FRAME_BYTES, LinkLimits
 from specserve.link.ring import RingDraftEnd, SharedRegion
 from specserve.model.config import ModelSpec
 from specserve.noise import OnceKeys
@@ -36,6 +36,7 @@ from specserve.telemetry import setup_logging
 from specserve.wire.draft_control import Attach, DraftControlDraft
 
 CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and waves need the rest
+_LAW_ENTRY_BYTES = 8  # a token id and its probability
 _MAX_CUDA_CONTEXTS = 64  # of full length; more would only lie idle
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ def _build(
         num_kept=speculation.num_kept,
         saguaro_c=speculation.saguaro_c,
     )
+    refuse_large_pushes(settings, drafter.gamma)
     streams = Streams(drafter, dtype=dtype, device=device)
     introduction = Attach(
         draft=arguments.rank,
@@ -114,6 +116,19 @@ def _build(
         region=region,
         open_link=_link_opener(config, arguments, region, device),
         max_extension=config.engine.max_batch_tokens,
+    )
+
+
+def refuse_large_pushes(settings: WaveSettings, gamma: int) -> None:
+    """InvalidField if a wave with its laws is more than a link carries: it would never arrive."""
+    block_bytes = gamma * settings.num_kept * _LAW_ENTRY_BYTES
+    if settings.size * block_bytes <= MAX_FRAME_BYTES:
+        return
+    raise InvalidField(
+        "speculation.wave",
+        f"{settings.size} blocks of {gamma} tokens with speculation.num_kept = {settings.num_kept} "
+        f"make pushes of {settings.size * block_bytes / 2**20:.1f} MiB, and the limit is "
+        f"{MAX_FRAME_BYTES / 2**20:g} MiB; lower either",
     )
 
 

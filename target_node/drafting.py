@@ -13,7 +13,6 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import Coupled, DrawingRule, Sampled
@@ -206,18 +205,15 @@ class ColocatedDraft:
 
     def _as_context(self, updates: Rows["_Update"]) -> ContextUpdate:
         token_ids: list[int] = []
-        features: list[Tensor] = []
         for update in updates:
-            sequence, start, end = update.sequence, update.start, update.end
-            token_ids += sequence.token_ids[start:end]
-            if self._features is not None:
-                features.append(self._features.read(sequence.block_ids, start, end))
+            token_ids += update.sequence.token_ids[update.start : update.end]
+        spans = [(update.sequence.block_ids, update.start, update.end) for update in updates]
         return ContextUpdate(
             rows=[update.place for update in updates],
             starts=[update.start for update in updates],
             counts=[update.end - update.start for update in updates],
             token_ids=torch.tensor(token_ids, dtype=torch.int64, device=self._device),
-            features=torch.cat(features) if features else None,
+            features=None if self._features is None else self._features.read(spans),
         )
 
     # --- blocks ------------------------------------------------------------------------------

@@ -4,12 +4,16 @@ One vector c_p a position, in the slot of the position's KV: so a prompt served 
 has its features too, and both are forgotten together. Knows slots, not who owns a block.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from specserve.drafting import FeatureSpec
 from specserve.model.attention import AttentionBatch
+
+Span = tuple[list[int], int, int]  # positions start .. end - 1 of the row with these blocks
 
 
 class FeatureCache:
@@ -42,9 +46,13 @@ class FeatureCache:
         index = torch.from_numpy(slots).to(self._rows.device)
         self._rows.index_copy_(0, index, features.to(self._rows.dtype))
 
-    def read(self, block_ids: list[int], start: int, end: int) -> Tensor:
-        """Features of positions start..end - 1 of the row with these blocks: [end - start, H]."""
+    def read(self, spans: Sequence[Span]) -> Tensor:
+        """Features of all positions of all spans, one after the other: [N, H]."""
+        slots = [self._slots(*span) for span in spans]
+        index = torch.from_numpy(np.concatenate(slots) if slots else np.empty(0, np.int64))
+        return self._rows.index_select(0, index.to(self._rows.device))
+
+    def _slots(self, block_ids: list[int], start: int, end: int) -> np.ndarray:
         positions = np.arange(start, end)
-        slots = np.asarray(block_ids, dtype=np.int64)[positions // self.block_size]
-        slots = slots * self.block_size + positions % self.block_size
-        return self._rows.index_select(0, torch.from_numpy(slots).to(self._rows.device))
+        blocks = np.asarray(block_ids, dtype=np.int64)[positions // self.block_size]
+        return blocks * self.block_size + positions % self.block_size

@@ -86,7 +86,10 @@ class LocalDrafts:
         return Foresight(
             confidences=_NO_CONFIDENCES
             if confidences is None
-            else np.array(confidences[: row.verify_len], dtype=np.float32).clip(0.0, 1.0),
+            else np.nan_to_num(
+                # Whoever gets a frame with a single one that is none drops all of it.
+                np.array(confidences[: row.verify_len], dtype=np.float32)
+            ).clip(0.0, 1.0),
             slot_ids=scores.ids.masked_fill(is_padding, 0).to(torch.int32).cpu().numpy(),
             slot_scores=scores.scores.cpu().numpy(),
         )

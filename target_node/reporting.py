@@ -4,18 +4,19 @@ A context that is long, or that a draft lost, goes by control in chunks; what wa
 last report travels with the next. Nothing here waits: what finds no room is sent again later.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from specserve.link.messages import Report, RowReport
+from specserve.link.frames import MAX_FRAME_BYTES
+from specserve.link.messages import Floats, Report, RowReport
 from specserve.wire.draft_control import Context
 from target_node.admission import Admission
 from target_node.draft_links import DraftLinks, DraftPeer
-from target_node.feature_cache import FeatureCache
+from target_node.feature_cache import FeatureCache, Span
 from target_node.lead import Lead
 from target_node.local_drafts import LocalDrafts
 from target_node.scheduler import Row
@@ -23,9 +24,26 @@ from target_node.sequence import Sequence
 from target_node.speculation_table import PushedBlock
 from target_node.streams import Stream, Streams
 
-MAX_INLINE = 64  # verified tokens of a row that travel with a report; more go by control, in chunks
-CHUNK = 256  # tokens a round and row that go by control
+# Verified tokens of a row that travel with a report; more go by control, in chunks.
+MAX_INLINE, MAX_INLINE_BYTES = 64, MAX_FRAME_BYTES // 4
+CHUNK, MAX_CHUNK_BYTES = 256, 8 * 1024 * 1024  # of a row and round that go by control
+_REPORT_BYTES = 1024  # of a row, besides its features and what it foresees
 _NOTHING = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A row to report, to whom, and from which position on that draft has not heard of it."""
+
+    row: Row
+    peer: DraftPeer
+    stream: Stream
+    start: int
+
+    @property
+    def span(self) -> Span:
+        """Positions whose features go with the report."""
+        return self.row.sequence.block_ids, self.start, self.row.sequence.num_computed
 
 
 class Reporter:
@@ -42,6 +60,11 @@ class Reporter:
         self._streams = streams
         self._admission = admission
         self._features = features
+        token_bytes = 4 * max(1, 0 if features is None else features.size)
+        # A round's own tokens travel with its report, however large they are.
+        self._max_inline = min(MAX_INLINE, MAX_INLINE_BYTES // token_bytes)
+        self._max_inline = max(self._max_inline, admission.gamma + 1)
+        self._chunk = max(1, min(CHUNK, MAX_CHUNK_BYTES // token_bytes))
         self.lead = Lead()
 
     def peer_of(self, sequence: Sequence) -> DraftPeer | None:
@@ -55,15 +78,16 @@ class Reporter:
         stream = self._streams.of(sequence)
         start = self._told(stream, peer)
         missing = sequence.num_computed - start
-        if (missing <= MAX_INLINE and sequence.is_decoding) or missing <= 0:
+        if (missing <= self._max_inline and sequence.is_decoding) or missing <= 0:
             return
-        end = start + min(missing, CHUNK)
+        end = start + min(missing, self._chunk)
+        (features,) = self._read([(sequence.block_ids, start, end)])
         message = Context(
             epoch=peer.epoch,
             stream=stream.number,
             start=start,
             token_ids=sequence.token_ids[start:end],
-            features=self._read(sequence, start, end).tobytes(),
+            features=features.tobytes(),
         )
         if self._links.tell(peer, message):
             stream.num_sent = end
@@ -83,52 +107,82 @@ class Reporter:
         awaits: bool = False,
     ) -> None:
         """The round that starts: its rows' blocks were pushed, or drafted here, or are absent."""
-        by_peer: dict[int, tuple[DraftPeer, list[RowReport], list[Stream]]] = {}
-        for row in rows:
-            peer = self.peer_of(row.sequence)
-            if peer is None or not self._admission.may_speculate(row):
-                continue
-            stream = self._streams.of(row.sequence)
-            start = self._told(stream, peer)
-            if row.sequence.num_computed - start > MAX_INLINE:
-                continue  # still being told by control
-            report = self._row_report(row, stream.number, start, blocks.get(row.sequence))
+        told = list(self._known_rows(rows))
+        features = self._read([each.span for each in told])
+        reports: dict[int, list[tuple[_Told, RowReport]]] = {}  # by epoch
+        for each, read in zip(told, features, strict=True):
+            block = blocks.get(each.row.sequence)
+            report = self._row_report(each, read, block)
             if awaits:
                 report = replace(report, awaits=True)
-            elif row.sequence not in blocks:
-                report = replace(report, foresight=local.foresight(row))
-            _, reports, streams = by_peer.setdefault(peer.epoch, (peer, [], []))
-            reports.append(report)
-            streams.append(stream)
+            elif block is None:
+                report = replace(report, foresight=local.foresight(each.row))
+            reports.setdefault(each.peer.epoch, []).append((each, report))
         self.lead.reported()
-        for peer, reports, streams in by_peer.values():
-            if peer.end.send(Report(reports, self.lead.seconds)):
-                for stream in streams:
-                    stream.num_sent = max(stream.num_sent, stream.sequence.num_computed)
+        for of_peer in reports.values():
+            for frame in _frames(of_peer):
+                self._send(frame)
 
-    def _row_report(
-        self, row: Row, stream: int, start: int, block: PushedBlock | None
-    ) -> RowReport:
-        sequence = row.sequence
+    def _known_rows(self, rows: Rows[Row]) -> Iterator[_Told]:
+        """Those whose draft knows all but what goes with the report; the others are being told."""
+        for row in rows:
+            sequence = row.sequence
+            peer = self.peer_of(sequence)
+            if peer is None or not self._admission.may_speculate(row):
+                continue
+            stream = self._streams.of(sequence)
+            start = min(self._told(stream, peer), sequence.num_computed)
+            if sequence.num_computed - start <= self._max_inline:
+                yield _Told(row, peer, stream, start)
+
+    def _send(self, frame: Rows[tuple[_Told, RowReport]]) -> None:
+        report = Report([report for _, report in frame], self.lead.seconds)
+        if frame[0][0].peer.end.send(report):
+            for each, _ in frame:
+                each.stream.num_sent = max(each.stream.num_sent, each.row.sequence.num_computed)
+
+    def _row_report(self, told: _Told, features: Floats, block: PushedBlock | None) -> RowReport:
+        row, sequence = told.row, told.row.sequence
         drafting = self._admission.to_draft(row)
-        state, end = drafting.state, sequence.num_computed
+        state = drafting.state
         return RowReport(
-            stream=stream,
+            stream=told.stream.number,
             round=sequence.num_rounds,
             seed=state.seed_bits,
             sample_index=state.sample_index,
             rule=drafting.rule.value,
             temperature=0.0 if state.is_greedy else state.temperature,
-            start=min(start, end),
-            token_ids=np.array(sequence.token_ids[min(start, end) :], dtype=np.int32),
-            features=self._read(sequence, min(start, end), end),
+            start=told.start,
+            token_ids=np.array(sequence.token_ids[told.start :], dtype=np.int32),
+            features=features,
             block=np.array(row.drafted, dtype=np.int32) if row.verify_len else _NOTHING,
             speculation_id=0 if block is None else block.speculation_id,
         )
 
-    def _read(self, sequence: Sequence, start: int, end: int) -> np.ndarray:
-        if self._features is None or start >= end:
+    def _read(self, spans: Rows[Span]) -> list[Floats]:
+        """Features of each span, [n, H]; all of them leave the device at once."""
+        lengths = [end - start for _, start, end in spans]
+        if self._features is None or not sum(lengths):
             width = 0 if self._features is None else self._features.size
-            return np.empty((max(end - start, 0), width), dtype=np.float32)
-        rows = self._features.read(sequence.block_ids, start, end)
-        return rows.to(torch.float32).cpu().numpy()
+            return [np.empty((length, width), dtype=np.float32) for length in lengths]
+        rows = self._features.read(spans).to(torch.float32).cpu().numpy()
+        return np.split(rows, np.cumsum(lengths)[:-1])
+
+
+def _frames(
+    reports: Rows[tuple[_Told, RowReport]],
+) -> Iterator[list[tuple[_Told, RowReport]]]:
+    """As many rows together as a frame takes; a row that is larger has one of its own."""
+    part: list[tuple[_Told, RowReport]] = []
+    num_bytes = 0
+    for told, report in reports:
+        row_bytes = _REPORT_BYTES + report.features.nbytes
+        if report.foresight is not None:
+            row_bytes += report.foresight.slot_ids.nbytes + report.foresight.slot_scores.nbytes
+        if part and num_bytes + row_bytes > MAX_FRAME_BYTES:
+            yield part
+            part, num_bytes = [], 0
+        part.append((told, report))
+        num_bytes += row_bytes
+    if part:
+        yield part

@@ -84,8 +84,13 @@ class Sampler:
         self.max_model_len = max_model_len
         self.device = device
         self.default_rule = default_rule
-        self.num_broken_laws = 0
+        self._num_broken_laws = torch.zeros((), dtype=torch.int64, device=device)
         self._states: dict[Sequence, SamplingState] = {}
+
+    @property
+    def num_broken_laws(self) -> int:
+        """Draft laws so far that were none. Waits for the device, which no round does for it."""
+        return int(self._num_broken_laws)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
@@ -137,8 +142,7 @@ class Sampler:
             outcomes = self._outcomes([rows[i] for i in sampling], drawn_from, laws)
             for place, i in enumerate(sampling):
                 first = ends[i] - 1 - rows[i].verify_len
-                judged = logits[first + outcomes.num_accepted[place]]
-                results[i] = self._result(rows[i], outcomes, place, judged)
+                results[i] = self._result(rows[i], outcomes, place, logits, first)
         self._report(rows, ends, logits, results)
         return results
 
@@ -162,20 +166,22 @@ class Sampler:
             self.device,
         )
         found = verify(logits, batch, laws)
-        self.num_broken_laws += int(found.broken_laws.sum())
-        return _Outcomes(
-            found.num_accepted.tolist(), found.next_tokens.tolist(), found.spoiled_rows.tolist()
-        )
+        self._num_broken_laws += found.broken_laws.sum()
+        # One table, because each copy from a device waits for it.
+        table = torch.stack((found.num_accepted, found.next_tokens, found.spoiled_rows.long()))
+        num_accepted, next_tokens, spoiled = table.tolist()
+        return _Outcomes(num_accepted, next_tokens, [bool(each) for each in spoiled])
 
     def _result(
-        self, row: Row, outcomes: _Outcomes, place: int, judged: torch.Tensor
+        self, row: Row, outcomes: _Outcomes, place: int, logits: torch.Tensor, first: int
     ) -> SampledRow:
         """Cut an outcome where plain decoding would stop, and advance the sequence's state.
 
-        `judged` [V] are the logits that gave the next token, or failed to.
+        The row's logits start at `first`, those after k drafted tokens being k further.
         """
-        commit = self._commit(row, outcomes.num_accepted[place], outcomes.next_tokens[place])
-        fault = _fault_of(judged) if commit.failed else None
+        num_accepted = outcomes.num_accepted[place]
+        commit = self._commit(row, num_accepted, outcomes.next_tokens[place])
+        fault = _fault_of(logits[first + num_accepted]) if commit.failed else None
         if fault is Fault.NOT_FINITE and row.verify_len:
             # A drafted token may have done this, by way of masked keys: zero times NaN is NaN.
             return SampledRow(is_void=True)

@@ -11,7 +11,7 @@ import torch
 
 from draft_node.node import SILENCE, DraftNode
 from draft_node.presolve import Presolve
-from draft_node.start import warm_up
+from draft_node.start import refuse_large_pushes, warm_up
 from draft_node.streams import Streams
 from draft_node.waves import WaveSettings
 from specserve.config import (
@@ -22,6 +22,7 @@ from specserve.config import (
     SpeculationConfig,
     write_resolved,
 )
+from specserve.errors import InvalidField
 from specserve.link.frames import LinkLimits
 from specserve.link.messages import Report
 from specserve.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
@@ -255,6 +256,13 @@ def test_warming_up_leaves_nothing_behind(drafter, size):
     settings = WaveSettings(size=size, num_kept=16)
     assert warm_up(drafter, settings, torch.float32, CPU) is True
     assert drafter.context_len(-1) == 0
+
+
+def test_waves_that_no_link_would_carry_are_refused_by_name():
+    settings = WaveSettings(size=64, num_kept=4096)
+    with pytest.raises(InvalidField, match=r"speculation\.wave: 64 blocks .* 14\.0 MiB, .* 4 MiB"):
+        refuse_large_pushes(settings, gamma=7)
+    refuse_large_pushes(WaveSettings(size=64, num_kept=512), gamma=8)
 
 
 def start_process(peer, target, folder):

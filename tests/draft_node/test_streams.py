@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from draft_node.context import ContextRows
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.stream import ASK_AGAIN_S, GRACE_S, Hole, Segment
-from draft_node.context import ContextRows
 from draft_node.streams import IDLE_ROUNDS, Streams
 from tests.draft_node.rounds import CPU, Rounds, dspark, features_of, language_model, tokens
 from tests.specserve.model.checkpoints import load

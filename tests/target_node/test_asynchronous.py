@@ -8,6 +8,7 @@ import torch
 
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.types import Abort
+from specserve.wire.draft_control import Context
 from target_node.feature_cache import FeatureCache
 from target_node.miss_policy import Miss
 from target_node.reporting import MAX_INLINE
@@ -118,6 +119,36 @@ def test_a_long_prompt_is_told_in_pieces_before_it_is_reported(models):
         answer(pair, prompt=prompt, max_tokens=12)
         assert max(len(row.token_ids) for row in rows) <= MAX_INLINE + 1
         assert pair.hit_rate > 0
+
+
+def test_rows_that_no_frame_has_room_for_together_travel_apart(models, monkeypatch):
+    monkeypatch.setattr("target_node.reporting.MAX_FRAME_BYTES", 2500)
+    with pair_of(models) as pair:
+        frames, (peer,) = [], pair.links._peers
+        send = peer.end.send
+        peer.end.send = lambda report: frames.append(len(report.rows)) or send(report)
+        for index in range(5):
+            pair.submit(request(f"{index}", PROMPT, max_tokens=30, ignore_eos=True))
+        pair.run_until_idle()
+        assert set(frames) == {1, 2}
+        assert len(pair.ends) == 5
+        status = pair.asynchronous.status()
+        assert status.num_hits > status.num_lookups / 10
+
+
+def test_the_larger_features_are_the_fewer_tokens_travel_with_a_report(models, monkeypatch):
+    token_bytes = 4 * models.target.spec.hidden_size
+    monkeypatch.setattr("target_node.reporting.MAX_INLINE_BYTES", 12 * token_bytes)
+    monkeypatch.setattr("target_node.reporting.MAX_CHUNK_BYTES", 20 * token_bytes)
+    with pair_of(models) as pair:
+        rows, told = reports_of(pair), []
+        tell = pair.links.tell
+        pair.links.tell = lambda peer, message: told.append(message) or tell(peer, message)
+        answer(pair, prompt=[1 + (7 * i) % 60 for i in range(50)])
+        assert max(len(row.token_ids) for row in rows) <= 12 + 1
+        contexts = [message for message in told if isinstance(message, Context)]
+        assert [len(message.token_ids) for message in contexts] == [20, 20]
+        assert pair.asynchronous.status().num_hits
 
 
 @pytest.mark.slow
@@ -251,7 +282,10 @@ def test_no_draft_means_plain_decoding_without_waiting(models):
 def test_features_that_are_not_finite_cost_drafts_and_nothing_else(models, monkeypatch, rule):
     with pair_of(models, miss=Miss.SKIP, default_rule=rule) as pair:
         expected = answer(pair, temperature=0.0)
-    spoil = lambda self, ids, start, end: torch.full((end - start, self.size), torch.nan)  # noqa: E731
+
+    def spoil(self, spans):
+        return torch.full((sum(end - start for _, start, end in spans), self.size), torch.nan)
+
     monkeypatch.setattr(FeatureCache, "read", spoil)
     with pair_of(models, miss=Miss.SKIP, default_rule=rule) as pair:
         assert answer(pair, temperature=0.0) == expected
