@@ -71,6 +71,9 @@ class Child:
                 start_new_session=True,
                 env={"GLIBC_TUNABLES": _ALLOCATOR} | os.environ,
             )
+        except BaseException:
+            os.close(self.ready_fd)
+            raise
         finally:
             os.close(write_end)
 

@@ -234,6 +234,9 @@ def _error_of(error: Any) -> SpecserveError:  # noqa: ANN401 - every RpcError of
 
 def _request_of(prompt: Prompt, options: Options) -> tuple[pb.GenerateRequest, float | None]:
     fields: dict[str, Any] = dict(options)
+    for name in fields:
+        if name not in Options.__optional_keys__:
+            raise InvalidField(name, "is no known option")
     timeout_s = fields.pop("timeout_s", None)
     names = GenerateCall.__struct_fields__
     rest = {name: fields.pop(name) for name in list(fields) if name in names}

@@ -24,6 +24,7 @@ DAY_S = 86_400.0  # no timer of ours is longer, and every timer of the kernel ca
 Seconds = Annotated[float, Meta(gt=0, le=DAY_S)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 DEFAULT_MODE = "auto"  # of speculation
+MAX_SAMPLES = 4096  # sample indices have 12 bits in the counters of `specserve.noise`
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +67,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: str = "127.0.0.1"
     grpc_port: Port = 7411  # 0: any free port, printed at start
     max_queued_requests: Annotated[int, Meta(ge=1, le=32_768)] = 1024
-    max_samples: Positive = 64  # limit of n
+    max_samples: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 64  # limit of n
     max_logprobs: Annotated[int, Meta(ge=0, le=1000)] = 20
     max_message_bytes: Annotated[int, Meta(ge=1024, le=2**31 - 1)] = 16 * 1024 * 1024
     stream_buffer_rounds: Positive = 4096  # rounds a slow reader may lag before it is cut off

@@ -5,6 +5,7 @@ Starts nodes by module name and imports none of them, nor torch: this process st
 starts at once.
 """
 
+import errno
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -41,7 +42,8 @@ def launch(
 ) -> Ending:
     """Serve until a signal or a failure; `on_ready` gets host:port once requests are accepted.
 
-    Raises InvalidField for a port in use, before anything is started.
+    Raises InvalidField for a port in use and Unsupported for an address that this machine does not
+    have, before anything is started.
     """
     _require_free_port(config.server.host, config.server.grpc_port)
     with run_dir(runtime_root) as folder:
@@ -75,12 +77,14 @@ def plan_children(config: ResolvedConfig) -> list[ChildCommand]:
 def _require_free_port(host: str, port: int) -> None:
     """Fail before loading a model. The API process binds later, and reports a lost race itself."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(family) as listener:  # which fails where there is no IPv6
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
-        except PermissionError as error:
-            raise Unsupported(f"server.grpc_port: no permission to listen on {port}") from error
-        except OSError as error:
+    except PermissionError as error:
+        raise Unsupported(f"server.grpc_port: no permission to listen on {port}") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             problem = f"{host}:{port} is in use; --port 0 takes any free one"
             raise InvalidField("server.grpc_port", problem) from error
+        raise Unsupported(f"server.host: cannot listen on {host}: {error.strerror}") from error

@@ -25,18 +25,22 @@ _MAX_PATH_BYTES = 80
 def run_dir(root: Path) -> Generator[Path]:
     """A fresh 0700 folder under `root`. Raises Unsupported when no socket path would fit in it."""
     _remove_abandoned(root)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))  # mkdtemp makes it 0700
-    try:
-        if len(os.fsencode(folder)) > _MAX_PATH_BYTES:
-            raise Unsupported(
-                f"XDG_RUNTIME_DIR: {root} is too long for socket paths "
-                f"({_MAX_PATH_BYTES} bytes with the folder's name)"
-            )
-        with (folder / _LOCK).open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))  # mkdtemp makes it 0700
+        try:
+            if len(os.fsencode(folder)) > _MAX_PATH_BYTES:
+                raise Unsupported(
+                    f"XDG_RUNTIME_DIR: {root} is too long for socket paths "
+                    f"({_MAX_PATH_BYTES} bytes with the folder's name)"
+                )
+            with (folder / _LOCK).open("wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                # Before it was locked, another launch may have taken the folder for abandoned.
+                if os.fstat(lock.fileno()).st_nlink:
+                    yield folder
+                    return
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_abandoned(root: Path) -> None:

@@ -36,7 +36,9 @@ def validate_request(request: Request, limits: Limits) -> Request:
     """The request as it will be served; raises `InvalidField` at the first field out of range.
 
     A prompt must leave room for one token. `max_tokens` beyond the room it leaves is clamped to
-    it, not refused: asking for more than fits is the usual way to say "until the end".
+    it, not refused: asking for more than fits is the usual way to say "until the end". `min_tokens`
+    beyond it is refused, as vLLM does: a minimum is a promise. What this returns passes again
+    unchanged, for the target checks it a second time.
     """
     validate_sampling(request.sampling, limits)
     _check_length("request_id", request.request_id, 1, MAX_ID_CHARS)
@@ -53,6 +55,8 @@ def validate_request(request: Request, limits: Limits) -> Request:
             f"has {len(request.prompt_token_ids)} tokens; the limit is "
             f"{limits.max_model_len - 1}, which leaves 1 of max_model_len {limits.max_model_len}",
         )
+    of_what = f", which the prompt leaves of max_model_len {limits.max_model_len}"
+    _check_int("min_tokens", request.sampling.min_tokens, 0, room, of_what)
     _check_token_ids("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
     if request.sampling.max_tokens <= room:
         return request

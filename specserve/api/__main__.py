@@ -90,15 +90,19 @@ def _stop_requests() -> asyncio.Queue[int]:
 async def _unless(
     interruption: Coroutine[Any, Any, object], work: Coroutine[Any, Any, object]
 ) -> bool:
-    """Do `work` unless interrupted; True if it was done, raises what it raised."""
+    """Do `work` unless interrupted; True if it was done and not interrupted in the same turn.
+
+    Raises what it raised.
+    """
     interrupted, done = asyncio.create_task(interruption), asyncio.create_task(work)
     await asyncio.wait((interrupted, done), return_when=asyncio.FIRST_COMPLETED)
+    was_interrupted = interrupted.done()
     interrupted.cancel()
     if done.done():
         done.result()
-        return True
-    done.cancel()
-    return False
+    else:
+        done.cancel()
+    return not was_interrupted
 
 
 async def _listen(service: Service) -> None:

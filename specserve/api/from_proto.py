@@ -70,11 +70,14 @@ def _prompt_of(
 
 
 def _sampling_of(sampling: pb.SamplingParams) -> SamplingParams:
+    scalars = _present(sampling, _SCALARS)
+    if scalars.get("top_k") == -1:  # an old spelling of "off"
+        scalars["top_k"] = 0
     return SamplingParams(
         logit_bias=dict(sampling.logit_bias),
         stop=tuple(sampling.stop),
         stop_token_ids=tuple(sampling.stop_token_ids),
-        **_present(sampling, _SCALARS),
+        **scalars,
     )
 
 

@@ -63,7 +63,6 @@ class Hub:
         self._idle.set()
         self._profiles: dict[str, asyncio.Future[Profiled]] = {}  # by path; at most one
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self.drained = asyncio.Event()  # the target's own word
         self.draining = asyncio.Event()
         self.lost = asyncio.Event()
         self._lost_detail = ""
@@ -196,7 +195,8 @@ class Hub:
             opened.fail(error)
             self.release(opened)
         for profile in self._profiles.values():
-            profile.set_exception(error)
+            if not profile.done():  # answered in this very turn of the loop
+                profile.set_exception(error)
         if not self.ready.done():
             self.ready.set_exception(error)
             self.ready.exception()  # mark it as seen: nobody may be waiting
@@ -233,6 +233,8 @@ class Hub:
             if received.lost:
                 self._fail_all(Unavailable("control: frames from the target were lost"))
             self._dispatch(received.message)
+            # Receiving does not suspend while frames wait: without this, nobody would read them.
+            await asyncio.sleep(0)
 
     def _dispatch(self, message: FromTarget) -> None:
         self._handlers[type(message)](message)
@@ -265,7 +267,7 @@ class Hub:
             self.ready.set_result(message)
 
     def _on_drained(self, message: Drained) -> None:
-        self.drained.set()
+        log.info("the target has drained")
 
     def _on_profiled(self, message: Profiled) -> None:
         profile = self._profiles.get(message.path)

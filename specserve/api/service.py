@@ -51,7 +51,7 @@ class Service:
         return "ready" if self.hub.ready.done() else "loading"
 
     async def until_ready(self) -> Ready:
-        ready = await self.hub.ready
+        ready = await asyncio.shield(self.hub.ready)  # others wait for it too
         self.tokenizer.max_model_len = ready.max_model_len
         return ready
 

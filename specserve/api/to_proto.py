@@ -1,5 +1,6 @@
 """Our own records to protobuf messages, field by field. Decides nothing."""
 
+import operator
 from typing import Any
 
 import msgspec
@@ -71,15 +72,28 @@ def _require_fit(kind: Any, name: str, value: object) -> None:  # noqa: ANN401
 def _prompt_of(prompt: str | list[int] | list[ChatMessage]) -> dict[str, Any]:
     if isinstance(prompt, str):
         return {"text": prompt}
-    turns = [item for item in prompt if isinstance(item, ChatMessage)]
-    if turns:
-        messages = [_message(pb.ChatMessage, msgspec.structs.asdict(turn)) for turn in turns]
-        return {"chat": pb.ChatMessages(messages=messages)}
-    return {
-        "token_ids": _message(
-            pb.TokenIds, {"ids": [item for item in prompt if isinstance(item, int)]}
-        )
-    }
+    if any(isinstance(item, ChatMessage) for item in prompt):
+        return {"chat": pb.ChatMessages(messages=[_turn_of(item) for item in prompt])}
+    return {"token_ids": _message(pb.TokenIds, {"ids": [_token_id_of(item) for item in prompt]})}
+
+
+def _turn_of(item: object) -> pb.ChatMessage:
+    if not isinstance(item, ChatMessage):
+        raise _stray("chat", item, "ChatMessage")
+    return _message(pb.ChatMessage, msgspec.structs.asdict(item))
+
+
+def _token_id_of(item: Any) -> int:  # noqa: ANN401 - any kind of integer, such as numpy's
+    if isinstance(item, bool):  # an integer to Python, and never meant as a token
+        raise _stray("token_ids", item, "integers")
+    try:
+        return operator.index(item)
+    except TypeError as error:
+        raise _stray("token_ids", item, "integers") from error
+
+
+def _stray(field: str, item: object, wanted: str) -> InvalidField:
+    return InvalidField(field, f"has an item of type {type(item).__name__}; all must be {wanted}")
 
 
 # --- responses, on the server -----------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from specserve.api.call import ChatMessage
 from specserve.commands.connection import add_connection_options, service_address
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
-from specserve.errors import SpecserveError
+from specserve.errors import InvalidField, SpecserveError
 
 if TYPE_CHECKING:
     from specserve.client import Client, Options
@@ -34,8 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     from specserve.client import Client
 
     options = read_sampling(arguments)
+    if (num_samples := options.get("n", 1)) != 1:
+        raise InvalidField("--n", f"is {num_samples}; a conversation goes on from one answer")
     opening = [ChatMessage("system", arguments.system)] if arguments.system else []
     with service_address(arguments) as address, Client(address) as client:
+        client.server_info()  # before anybody types a question that nobody answers
         messages = list(opening)
         while (line := _read_line()) is not None:
             if line == "/exit":
@@ -76,4 +79,6 @@ def _read_line() -> str | None:
         line = sys.stdin.readline()
     except KeyboardInterrupt:
         return None
+    except UnicodeDecodeError as error:
+        raise InvalidField("chat", "stdin is not UTF-8") from error
     return line.strip() if line else None

@@ -10,6 +10,7 @@ import msgspec
 from specserve.api.call import SpecOptions
 from specserve.commands.connection import add_connection_options, service_address
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
+from specserve.errors import InvalidField
 from specserve.types import Logprobs
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     from specserve.client import Client  # gRPC is slow to import, and --help needs none of it
 
     options = read_sampling(arguments)
-    prompt: str = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt = _read_stdin() if arguments.prompt == "-" else str(arguments.prompt)
     with service_address(arguments) as address, Client(address) as client:
         if arguments.json:
             options["spec"] = SpecOptions(return_stats=True)
@@ -48,6 +49,13 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             _write_stream(client, prompt, options)
     return 0
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidField("prompt", f"stdin is not UTF-8 at byte {error.start}") from error
 
 
 def as_json(completion: "Completion") -> dict[str, object]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _NUMBERS = (
     ("temperature", float, "0 is greedy (default 1)"),
     ("top_p", float, "keep the likeliest tokens whose probabilities sum to this"),
-    ("top_k", int, "keep this many of the likeliest tokens; 0 keeps all"),
+    ("top_k", int, "keep this many of the likeliest tokens; 0 and -1 keep all"),
     ("min_p", float, "keep tokens at least this likely relative to the likeliest"),
     ("presence_penalty", float, "subtracted once from logits of generated tokens"),
     ("frequency_penalty", float, "subtracted per occurrence from logits of generated tokens"),
@@ -20,8 +20,8 @@ _NUMBERS = (
     ("min_tokens", int, "no end before this many tokens"),
     ("max_tokens", int, "at most this many tokens per sample (default 256)"),
     ("n", int, "number of samples"),
-    ("logprobs", int, "log probabilities of each token and of this many likeliest ones"),
-    ("prompt_logprobs", int, "the same for the tokens of the prompt"),
+    ("logprobs", int, "log probabilities of tokens and N likeliest; shown by generate --json"),
+    ("prompt_logprobs", int, "the same for the tokens of the prompt; shown by generate --json"),
     ("seed", int, "the same seed gives the same text, whatever else runs"),
     ("priority", int, "lower runs first"),
 )

@@ -27,8 +27,9 @@ class Ended(NamedTuple):
 def specserve(capsys, monkeypatch) -> Callable[..., Ended]:
     """Run one command in this process, as the installed `specserve` would in its own."""
 
-    def run(*words: str, stdin: str = "") -> Ended:
-        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+    def run(*words: str, stdin: str | bytes = "") -> Ended:
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
         try:
             returncode = main(words)
         except SystemExit as ended:  # argparse's way
@@ -42,8 +43,8 @@ def specserve(capsys, monkeypatch) -> Callable[..., Ended]:
 def refused(specserve) -> Callable[..., str]:
     """The one line on stderr of a command that must exit with 2."""
 
-    def run(*words: str) -> str:
-        result = specserve(*words)
+    def run(*words: str, stdin: str | bytes = "") -> str:
+        result = specserve(*words, stdin=stdin)
         assert (result.returncode, result.stdout) == (2, "")
         (line,) = result.stderr.splitlines()
         return line.removeprefix("specserve: ")
@@ -95,6 +96,7 @@ def test_the_version_is_printed(specserve):
         (("generate", "--n", "many", "x"), "argument --n: invalid int value: 'many'"),
         (("generate", "--logit-bias", "a=b", "x"), "--logit-bias: 'a=b' is not of the form"),
         (("generate", "--connect", "x:1", "--device", "cpu", "x"), "--connect: a running service"),
+        (("chat", "--n", "2"), "--n: is 2; a conversation goes on from one answer"),
         (("info", "--ballast", "heavy"), "ballast: 'heavy' is not a count"),
         ((), "the following arguments are required: COMMAND"),
     ],
@@ -103,8 +105,9 @@ def test_bad_usage_is_one_line_naming_the_field_and_exit_code_2(words, message, 
     assert refused(*words).startswith(message)
 
 
-def test_a_service_that_is_not_there_is_exit_code_1(specserve):
-    result = specserve("generate", "--connect", "127.0.0.1:1", "x")
+@pytest.mark.parametrize("command", [("generate", "-"), ("chat",)])
+def test_a_service_that_is_not_there_is_exit_code_1(specserve, command):
+    result = specserve(*command, "--connect", "127.0.0.1:1", stdin="x\n")
     assert result.returncode == 1
     assert len(result.stderr.splitlines()) == 1
 
@@ -189,6 +192,18 @@ def test_a_prompt_can_come_from_stdin(service, specserve):
     from_stdin = json.loads(specserve(*words, "-", stdin="import ").stdout)
     from_argument = json.loads(specserve(*words, "import ").stdout)
     assert from_stdin["token_ids"] == from_argument["token_ids"]
+
+
+def test_stdin_that_is_not_utf_8_is_refused_by_name(service, refused):
+    to_service, latin_1 = ("--connect", service), "caf\u00e9\n".encode("latin-1")
+    line = refused("generate", *to_service, "-", stdin=latin_1)
+    assert line == "prompt: stdin is not UTF-8 at byte 3"
+    assert refused("chat", *to_service, stdin=latin_1) == "chat: stdin is not UTF-8"
+
+
+def test_help_says_where_log_probabilities_are_shown(specserve):
+    words = specserve("generate", "--help").stdout.split()
+    assert " ".join(words).count("shown by generate --json") == 2
 
 
 @pytest.mark.slow

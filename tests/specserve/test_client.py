@@ -3,6 +3,7 @@
 import asyncio
 import threading
 
+import numpy as np
 import pytest
 
 from specserve.api.call import ChatMessage, SpecOptions
@@ -85,11 +86,59 @@ def test_errors_are_ours_by_kind(rig, client):  # noqa: F811
 
 
 @pytest.mark.parametrize(
-    "options", [{"temprature": 1.0}, {"n": "three"}, {"n": 2**70}, {"stop": "word"}], ids=str
+    "options",
+    [
+        {"temprature": 1.0},
+        {"deadline_s": 1.0},  # what a caller that need not wait for a wire may set
+        {"sampling": SamplingParams()},
+        {"n": "three"},
+        {"n": 2**70},
+        {"stop": "word"},
+    ],
+    ids=str,
 )
 def test_options_that_no_server_could_take_fail_here(client, options):
     with pytest.raises(InvalidField):
         client.generate("fox", **options)
+
+
+def test_an_unknown_option_is_refused_by_name(client):
+    with pytest.raises(InvalidField, match=r"^deadline_s: is no known option"):
+        client.stream("fox", deadline_s=1.0)
+
+
+@pytest.mark.parametrize("prompt", [[1, np.int64(2), 3], np.array([1, 2, 3]), (1, 2, 3)], ids=str)
+def test_token_ids_may_be_integers_of_any_kind(rig, client, prompt):  # noqa: F811
+    client.generate(prompt)
+    assert rig.target.received(Submit)[0].request.prompt_token_ids == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [
+        (["a", "b"], "token_ids: has an item of type str; all must be integers"),
+        ([1, 2.0, 3], "token_ids: has an item of type float; all must be integers"),
+        ([True, 7], "token_ids: has an item of type bool; all must be integers"),
+        ([ChatMessage("user", "fox"), "fox"], "chat: has an item of type str; all must be Chat"),
+        ([1, ChatMessage("user", "fox")], "chat: has an item of type int; all must be Chat"),
+    ],
+    ids=str,
+)
+def test_a_prompt_of_anything_else_is_refused_instead_of_shortened(client, prompt, problem):
+    with pytest.raises(InvalidField, match=f"^{problem}"):
+        client.generate(prompt)
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_both_spellings_of_no_top_k_are_known(rig, client, top_k):  # noqa: F811
+    client.generate("fox", top_k=top_k)
+    assert rig.target.received(Submit)[0].request.sampling.top_k == 0
+
+
+def test_a_minimum_beyond_the_models_length_is_refused_at_the_door(rig, client):  # noqa: F811
+    with pytest.raises(InvalidField, match=r"^min_tokens: 5000 .* max_model_len 512"):
+        client.generate("fox", max_tokens=10_000, min_tokens=5000)
+    assert rig.target.received(Submit) == []
 
 
 def test_nobody_listening_is_unavailable():

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from specserve.config import (
+    MAX_SAMPLES,
     Config,
     EngineConfig,
     ModelConfig,
@@ -22,6 +23,7 @@ from specserve.config import (
 from specserve.errors import InvalidField, Unsupported
 from specserve.hardware import CudaDevice, Hardware, probe
 from specserve.model.config import ModelSpec, RopeSpec
+from specserve.noise import OnceKeys
 from specserve.resolve import kv_bytes_per_token, resolve
 from specserve.sizes import format_bytes, format_count, parse_bytes, parse_count
 
@@ -82,6 +84,7 @@ def test_a_number_stays_text_where_text_is_wanted():
         ({"engine": "1"}, "engine: is not of the form section.key"),
         ({"engine.block_size": "0"}, "engine.block_size: expected int >= 1"),
         ({"engine.block_size": "many"}, "engine.block_size: expected int, got str"),
+        ({"server.max_samples": "4097"}, "server.max_samples: expected int <= 4096"),
         ({"server.grpc_port": "70000"}, "server.grpc_port: expected int <= 65535"),
         ({"server.drain_timeout_s": "nan"}, "server.drain_timeout_s: expected float >= 0.0"),
     ],
@@ -90,6 +93,12 @@ def test_a_wrong_setting_is_named_on_one_line(overrides, message):
     with pytest.raises(InvalidField) as caught:
         load_config(None, overrides)
     assert str(caught.value) == message
+
+
+def test_every_sample_that_may_be_asked_for_has_noise_of_its_own():
+    OnceKeys.build([0], [MAX_SAMPLES - 1], [0], [0], [0])
+    with pytest.raises(ValueError, match="sample index"):
+        OnceKeys.build([0], [MAX_SAMPLES], [0], [0], [0])
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
 """The plan of a launch, and the supervisor's policies with real processes and scripted children."""
 
+import errno
 import json
 import os
 import signal
+import socket
 import time
 
 import pytest
 
+from specserve import launch as module
 from specserve.child import ChildCommand
-from specserve.config import Placement, ResolvedConfig
-from specserve.launch import plan_children
+from specserve.config import Placement, ResolvedConfig, ServerConfig
+from specserve.errors import InvalidField, Unsupported
+from specserve.launch import launch, plan_children
 from specserve.process import parse_child_arguments
 
 
@@ -127,3 +131,34 @@ def test_a_child_reads_what_its_command_line_says(tmp_path):
     assert arguments.config == tmp_path / "config.json"
     plain = command.argv(tmp_path / "config.json", tmp_path, 7)
     assert parse_child_arguments(plain[plain.index("--config") :]).link_fds == ()
+
+
+def never_ready(address: str) -> None:
+    raise AssertionError(f"listened on {address}")
+
+
+def test_a_port_in_use_is_refused_by_name(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        config = ResolvedConfig(server=ServerConfig(grpc_port=port))
+        with pytest.raises(
+            InvalidField, match=rf"server\.grpc_port: 127\.0\.0\.1:{port} is in use"
+        ):
+            launch(config, runtime_root=tmp_path, on_ready=never_ready)
+
+
+@pytest.mark.parametrize("step", ["socket", "bind"])
+def test_an_address_that_this_machine_does_not_have_is_refused_by_name(tmp_path, monkeypatch, step):
+    class NoSuchAddress(socket.socket):
+        def __init__(self, family):
+            if step == "socket":
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__()
+
+        def bind(self, address):
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr(module.socket, "socket", NoSuchAddress)
+    config = ResolvedConfig(server=ServerConfig(host="::1"))
+    with pytest.raises(Unsupported, match=r"server\.host: cannot listen on ::1: (Addr|Cannot)"):
+        launch(config, runtime_root=tmp_path, on_ready=never_ready)

@@ -1,11 +1,13 @@
 """The private folder of a launch: closed to others, gone afterwards, never anybody else's."""
 
+import fcntl
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from specserve import run_dir as module
 from specserve.errors import Unsupported
 from specserve.run_dir import run_dir
 
@@ -38,6 +40,26 @@ def test_an_abandoned_folder_is_removed_and_a_held_one_is_not(root_dir):
         assert not abandoned.exists()
         assert first.exists()
         assert second.exists()
+
+
+def test_a_folder_that_another_launch_removed_before_it_was_locked_is_replaced(
+    root_dir, monkeypatch
+):
+    real, locked = fcntl.flock, []
+
+    def flock(file, operation):
+        locked.append(file.name)
+        if len(locked) == 1:
+            with run_dir(root_dir):  # finds the folder with its lock in nobody's hands
+                pass
+        real(file, operation)
+
+    monkeypatch.setattr(module.fcntl, "flock", flock)
+    with run_dir(root_dir) as folder:
+        assert not Path(locked[0]).parent.exists()
+        assert folder.is_dir()
+        assert Path(locked[-1]).parent == folder
+    assert list(root_dir.iterdir()) == []
 
 
 def test_what_is_not_of_a_launch_is_left_alone(root_dir):

@@ -138,6 +138,24 @@ def test_max_tokens_is_cut_to_the_room_the_prompt_leaves():
     assert validate_request(fits, LIMITS) is fits
 
 
+def test_a_minimum_that_the_prompt_leaves_no_room_for_is_refused():
+    validate_request(request((1,) * 60, max_tokens=50, min_tokens=4), LIMITS)
+    with pytest.raises(InvalidField, match="0 to 4, which the prompt leaves of max_model_len 64"):
+        validate_request(request((1,) * 60, max_tokens=50, min_tokens=5), LIMITS)
+
+
+@pytest.mark.parametrize("min_tokens", [0, 3, 4, 5, 50])
+@pytest.mark.parametrize("max_tokens", [3, 4, 5, 50])
+def test_what_has_passed_passes_again_unchanged(max_tokens, min_tokens):
+    asked = request((1,) * 60, max_tokens=max_tokens, min_tokens=min_tokens)
+    try:
+        served = validate_request(asked, LIMITS)
+    except InvalidField:
+        assert min_tokens > min(max_tokens, 4)
+    else:
+        assert validate_request(served, LIMITS) is served
+
+
 def test_random_requests_pass_exactly_when_every_field_is_in_range():
     rng = random.Random(0)
     for _ in range(2000):

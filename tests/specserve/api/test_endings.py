@@ -1,5 +1,6 @@
 """However a request ends early, its state is gone and its client knows; others go on."""
 
+import logging
 import threading
 import time
 
@@ -216,6 +217,13 @@ def test_draining_flips_health_refuses_the_new_and_finishes_the_running(make_rig
         assert caught.value.details().startswith("draining")
         assert running.result().samples[0].text == rig.text
         assert drain.result().num_in_flight == 0
+
+
+def test_the_log_tells_when_the_target_has_drained(make_rig, caplog):
+    rig = make_rig()
+    with caplog.at_level(logging.INFO), grpc.insecure_channel(rig.address) as channel:
+        stubs.AdminStub(channel).Drain(pb.DrainRequest())
+        rig.until(lambda: "the target has drained" in caplog.messages)
 
 
 def test_a_drain_that_runs_out_of_time_says_what_is_left(make_rig):

@@ -1,5 +1,6 @@
 """The API process as the launcher starts it: ready line, signals, stdin, a port in use."""
 
+import asyncio
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from specserve.api.__main__ import _unless
 from specserve.client import Client
 from specserve.config import (
     ModelConfig,
@@ -142,3 +144,13 @@ def test_a_signal_while_loading_stops_at_once(tmp_path, model_folder):
     until((tmp_path / "from_target").exists)
     process.popen.send_signal(signal.SIGTERM)
     assert process.end() == 0
+
+
+async def at_once() -> None:
+    return
+
+
+def test_a_signal_in_the_turn_in_which_the_work_is_done_counts():
+    assert asyncio.run(_unless(asyncio.Event().wait(), at_once()))
+    assert not asyncio.run(_unless(at_once(), asyncio.Event().wait()))
+    assert not asyncio.run(_unless(at_once(), at_once()))

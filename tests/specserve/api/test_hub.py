@@ -1,0 +1,48 @@
+"""The hub between a real control socket and its readers."""
+
+import asyncio
+import time
+
+from specserve.api.hub import Hub
+from specserve.types import Profiled, RoundEvents, SampleDelta, TokenOrigin
+from specserve.wire.control import TargetControl
+from tests.specserve.api.scripted_target import ready
+
+
+def hub_in(folder, buffer_rounds=64):
+    return Hub(folder, max_requests=8, buffer_rounds=buffer_rounds, silence_s=60)
+
+
+def test_a_reader_that_reads_all_the_time_keeps_up_after_the_loop_was_held_up(tmp_path):
+    async def read_all():
+        hub, target = hub_in(tmp_path), TargetControl(tmp_path)
+        running = asyncio.create_task(hub.run())
+        target.announce(ready(400))
+        await hub.ready
+        opened = hub.admit("r")
+        for round_id in range(1000):
+            delta = SampleDelta(opened.wire_id, 0, [1], [TokenOrigin.PLAIN])
+            target.send(RoundEvents(round_id, [delta]))
+        time.sleep(0.2)  # holds the loop up: the frames pile up meanwhile
+        async with asyncio.timeout(10):
+            for _ in range(1000):
+                await opened.next()
+        running.cancel()
+        await asyncio.wait([running])
+        hub.close()
+        target.close()
+
+    asyncio.run(read_all())
+
+
+def test_a_target_may_be_lost_in_the_turn_in_which_it_answers(tmp_path):
+    async def profile():
+        hub = hub_in(tmp_path)
+        profiling = asyncio.create_task(hub.profile(1, "trace.json"))
+        await asyncio.sleep(0)
+        hub._dispatch(Profiled("trace.json"))
+        hub.target_lost("it died")
+        hub.close()
+        return await profiling
+
+    assert asyncio.run(profile()) == Profiled("trace.json")
