@@ -106,7 +106,9 @@ class BranchAttention:
             cache.write(layer_index, self._flat_slots, k[:first], v[:first])
         keys, values = cache.gather(layer_index, self._flat_blocks)
         shape = (self._kv_heads, self._num_rows, -1, cache.head_dim)
-        own_keys, own_values = (self._own.entries(x[first:], self._num_rows) for x in (k, v))
+        # A row's padding holds another row's token; a masked NaN of that one would be its own.
+        own = (torch.nan_to_num(x[first:], 0.0, 0.0, 0.0) for x in (k, v))
+        own_keys, own_values = (self._own.entries(x, self._num_rows) for x in own)
         keys = torch.cat([keys.view(shape), own_keys], dim=2)
         values = torch.cat([values.view(shape), own_values], dim=2)
         out = torch.nn.functional.scaled_dot_product_attention(

@@ -161,5 +161,8 @@ class ChainAttention:
         start = self._context_len + self._pass * self._layout.width
         end = start + self._layout.width
         for room, entries in zip(self._entries[layer_index], (k, v), strict=True):
-            room[:, : self._num_rows, start:end] = self._layout.entries(entries, self._num_rows)
+            columns = room[:, : self._num_rows, start:end]
+            spread = self._layout.entries(entries, self._num_rows)
+            # A row's padding holds another row's token; a masked NaN of that one would be its own.
+            torch.nan_to_num(spread, 0.0, 0.0, 0.0, out=columns)
         return end

@@ -78,7 +78,7 @@ class Wave:
             token_ids=_on_host(self.drawn.token_ids, np.int32)[places],
             confidences=np.empty((len(blocks), 0), np.float32)
             if confidences is None
-            else _on_host(confidences.clamp(0.0, 1.0), np.float32)[places],
+            else _on_host(confidences, np.float32)[places],
             law_ids=np.empty((len(blocks), width, 0), np.int32)
             if law is None
             else _on_host(law.ids.view(shape), np.int32)[places],
@@ -126,6 +126,10 @@ class WaveDrafter:
         batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)
         batch = replace(batch, due_s=due_s)
         drawn = self._drafter.draft(batch, rule)
+        if drawn.confidences is not None:
+            # A NaN survives `clamp`, and the target refuses all blocks of a push for one of them.
+            confidences = drawn.confidences.nan_to_num(0.0).clamp(0.0, 1.0)
+            drawn = replace(drawn, confidences=confidences)
         scales = torch.where(temperatures > 0, 1 / temperatures, 1.0)
         scores = BatchScores.of(drawn, scales, self._settings.num_scored)
         blocks = self._blocks(branches, drawn, scores)

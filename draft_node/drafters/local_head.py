@@ -125,15 +125,11 @@ def load_local_head(
         )
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
         weights = DraftWeights(checkpoint, dtype=dtype, device=device, target=target)
-        _check(weights, spec)
+        kind = _checked_kind(weights, spec, options.kind)
         counts = options.counts
         if UNIGRAM_COUNTS in checkpoint:
             counts = checkpoint.read(UNIGRAM_COUNTS)
         prior = _prior(folder, counts, _first(options.beta, spec.beta), device)
-        kind = options.kind
-        if kind is None:
-            has_gru = "prefix_gru.weight_ih_l0" in checkpoint
-            kind = LocalHeadKind.GRU if has_gru else LocalHeadKind.MARKOV
         if kind is LocalHeadKind.GRU:
             return _gru_head(weights, spec, alpha, prior)
         return LocalMarkovHead(
@@ -190,7 +186,10 @@ def _stored(checkpoint: Checkpoint, names: tuple[str, str]) -> str:
     raise Unsupported(f"{checkpoint.folder}: tensor {names[0]} is missing")
 
 
-def _check(weights: DraftWeights, spec: LocalHeadSpec) -> None:
+def _checked_kind(
+    weights: DraftWeights, spec: LocalHeadSpec, asked: LocalHeadKind | None
+) -> LocalHeadKind:
+    """Which head to take: the one asked for, or else the recurrent one where it is stored."""
     vocab, rank, width = spec.vocab_size, spec.rank, spec.hidden_dim
     gru: dict[str, tuple[int, ...]] = {
         "prefix_gru.weight_ih_l0": (3 * width, spec.embed_dim),
@@ -203,7 +202,10 @@ def _check(weights: DraftWeights, spec: LocalHeadSpec) -> None:
         gru["low_rank_lm_head.weight"] = (vocab, rank)
     markov = dict.fromkeys((*_MARKOV_EMBEDDING, *_MARKOV_OUTPUT), (vocab, rank))
     checkpoint = weights.checkpoint
+    has_gru, has_markov = (any(name in checkpoint for name in names) for names in (gru, markov))
+    is_markov = asked is LocalHeadKind.MARKOV or (asked is None and has_markov and not has_gru)
     optional = [*markov, UNIGRAM_COUNTS]
-    if any(name in checkpoint for name in markov):
+    if is_markov and not has_gru:
         optional += gru
     checkpoint.check({**gru, **markov, UNIGRAM_COUNTS: (vocab,)}, optional, {UNIGRAM_COUNTS: "I64"})
+    return LocalHeadKind.MARKOV if is_markov else LocalHeadKind.GRU

@@ -1,17 +1,15 @@
 """One training run of a DSpark, DFlash or EAGLE-3, from command line to exported folder."""
 
 import argparse
-import json
 import logging
-import shlex
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from draft_node.drafters.spec import Eagle3Spec
-from draft_node.training import checkpoint, losses, memory, text_source
+from draft_node.training import losses, memory, text_source
 from draft_node.training.batches import BatchSource
+from draft_node.training.block_drafters import add_options
 from draft_node.training.block_export import TrainingRecord, rounded, write_drafter
 from draft_node.training.block_model import BlockModel
 from draft_node.training.block_objective import (
@@ -22,15 +20,14 @@ from draft_node.training.block_objective import (
 )
 from draft_node.training.block_start import starting_point
 from draft_node.training.eagle3_model import Eagle3Model
-from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.optimizer import OptimizerConfig
-from draft_node.training.options import budget_words, work_folder
+from draft_node.training.options import command_line, work_folder
+from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
 from draft_node.training.self_text import weights_digest
 from draft_node.training.text_source import Streams, TextConfig, TextSource
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
-from specserve.errors import InvalidField, Unsupported
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +38,7 @@ EXIT_STOPPED = 130
 PEAK_LR = 4e-3
 MEASURED_GAPS = (0, 4, 8)
 LONG_LENGTHS = (512, 1024)
-SETTINGS = "settings.json"
 _TERMS = {"dspark": losses.DSPARK, "dflash": losses.DFLASH, "eagle3": losses.EAGLE3}
-# What a resumed run must have in common with its checkpoint.
-_FIXED = ("kind", "layers", "gamma", "feature_layers", "mask_token_id", "markov", "rank",
-          "confidence", "max_gap", "anchors", "tokens_per_step", "text", "self_text")  # fmt: skip
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -54,16 +47,15 @@ def train(arguments: argparse.Namespace) -> int:
     if arguments.device == "cpu":
         memory.keep_freed_memory()
     with num_threads(arguments.threads):
-        target = _target(arguments)
+        target = load_target(arguments)
         spec, initial = starting_point(arguments, target)
         config = ObjectiveConfig(_TERMS[arguments.kind], arguments.anchors, arguments.max_gap)
-        work = work_folder(arguments)
-        folder = _run_folder(arguments, work, target)
+        folder = claim(arguments)
         source = text_source.gather(
             target,
             TextConfig(
-                work, arguments.text, arguments.self_text, arguments.self_tokens,
-                seed=arguments.seed,
+                work_folder(arguments), arguments.text, arguments.self_text,
+                arguments.self_tokens, seed=arguments.seed,
             ),
         )  # fmt: skip
         drafter = Eagle3Model(spec) if isinstance(spec, Eagle3Spec) else BlockModel(spec)
@@ -75,48 +67,6 @@ def train(arguments: argparse.Namespace) -> int:
             return EXIT_STOPPED
         _export(arguments, objective, source, trainer)
     return 0
-
-
-def _target(arguments: argparse.Namespace) -> FrozenTarget:
-    try:
-        torch.empty(0, device=arguments.device)
-    except (RuntimeError, AssertionError) as error:
-        problem = str(error).partition("\n")[0]
-        raise InvalidField("--device", f"{arguments.device}: {problem}") from error
-    try:
-        return FrozenTarget(arguments.target, arguments.device)
-    except Unsupported as error:
-        raise InvalidField("--target", str(error)) from error
-
-
-def _run_folder(arguments: argparse.Namespace, work: Path, target: FrozenTarget) -> Path:
-    """Where the run is kept, for one target and one set of flags. Refuses to resume another's."""
-    folder = work / "runs" / f"{arguments.kind}-{arguments.out.name}"
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = {name: _plain(getattr(arguments, name, None)) for name in _FIXED}
-    settings |= {"target": weights_digest(target.folder), "init": _digest(arguments.init)}
-    path, saved = folder / SETTINGS, folder / checkpoint.FILE_NAME
-    if arguments.restart:
-        saved.unlink(missing_ok=True)
-    if saved.exists():
-        begun = json.loads(path.read_text())
-        for name, value in settings.items():
-            if begun.get(name) != value:
-                flag = f"--{name.replace('_', '-')}"
-                problem = f"{folder} holds a run with another value; --restart forgets it"
-                raise InvalidField(flag, problem)
-    path.write_text(json.dumps(settings, indent=2) + "\n")
-    return folder
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return list(value)
-    return str(value) if isinstance(value, Path) else value
-
-
-def _digest(folder: Path | None) -> str | None:
-    return None if folder is None else weights_digest(folder)
 
 
 def _trainer(
@@ -158,7 +108,7 @@ def _export(
     with trainer.autocast():
         figures = measure(objective, source.held_out, trainer.config.evaluate_tokens * 4)
     record = TrainingRecord(
-        command=_command(arguments),
+        command=command_line(arguments, add_options),
         target=f"{arguments.target.name} ({weights_digest(arguments.target)[:12]})",
         steps=progress.step,
         tokens=progress.tokens,
@@ -178,17 +128,3 @@ def measure(
         domain: {gap: objective.measure(stream[:num_tokens], gap) for gap in MEASURED_GAPS}
         for domain, stream in held_out.items()
     }
-
-
-def _command(arguments: argparse.Namespace) -> str:
-    """The command line that gives this run, as far as it is not by default."""
-    words = ["specserve", "train", arguments.kind, *budget_words(arguments)]
-    for name in ("layers", "gamma", "markov", "rank", "confidence", "init"):
-        if (value := getattr(arguments, name, None)) is not None:
-            words += [f"--{name}", str(value)]
-    if arguments.max_gap:
-        words += ["--max-gap", str(arguments.max_gap)]
-    if arguments.text is not None:
-        words += ["--text", str(arguments.text)]
-    words += ["--self-text", f"{arguments.self_text:g}", "--out", arguments.out.name]
-    return shlex.join(words)

@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,13 @@ from draft_node.training import memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import DecoderConfig
 from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.language_model import add_options
 from draft_node.training.language_model_distilled import DistilledDecoder, micro_tokens
 from draft_node.training.language_model_export import ModelRecord, write_language_model
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
-from draft_node.training.options import budget_words, work_folder
+from draft_node.training.options import command_line, work_folder
 from draft_node.training.pruning import cut
-from draft_node.training.run_folder import claim, load_target
+from draft_node.training.run_folder import claim, is_begun, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
 from draft_node.training.text_source import Streams, TextConfig
@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 EXIT_STOPPED = 130
 LONG_LENGTHS = (512, 1024)
 _SAMPLE_LENGTH, _SAMPLE_ROWS = 256, 16  # of each domain, to cut a model by
-_FIXED = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "tokens_per_step",
-          "distill", "init", "cut", "text", "self_text")  # fmt: skip
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -42,7 +40,7 @@ def train(arguments: argparse.Namespace) -> int:
         memory.keep_freed_memory()
     with num_threads(arguments.threads):
         target = load_target(arguments)
-        folder = claim(arguments, _FIXED)
+        folder = claim(arguments)
         source = text_source.gather(
             target,
             TextConfig(
@@ -52,7 +50,9 @@ def train(arguments: argparse.Namespace) -> int:
         model = DistilledDecoder(new_config(arguments, target), target, arguments.distill)
         batches = BatchSource(source.training, arguments.seed, turns=source.turns)
         config = trainer_config(arguments, target)
-        initial = initial_weights(arguments, model, source.training)
+        initial = None
+        if not is_begun(folder):
+            initial = initial_weights(arguments, model, source.training)
         trainer = Trainer(model, batches, source.held_out, folder, config, initial=initial)
         schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
         if not run_until_stopped(trainer, schedule, console):
@@ -149,7 +149,7 @@ def _export(
     figures = model.evaluate({domain: stream[:limit] for domain, stream in held_out.items()})
     progress = trainer.progress
     record = ModelRecord(
-        command=_command(arguments),
+        command=command_line(arguments, add_options),
         target=arguments.target.name,
         steps=progress.step,
         tokens=progress.tokens,
@@ -157,20 +157,3 @@ def _export(
     )
     write_language_model(weights, model.config, model.target, record, figures, arguments.out)
     log.info("exported step %d to %s", progress.step, arguments.out)
-
-
-def _command(arguments: argparse.Namespace) -> str:
-    """The command line that gives this run."""
-    words = ["specserve", "train", "lm", *budget_words(arguments)]
-    words += ["--layers", str(arguments.layers), "--hidden", str(arguments.hidden)]
-    words += ["--intermediate", str(arguments.intermediate), "--distill", f"{arguments.distill:g}"]
-    if arguments.init is not None:
-        words += ["--init", arguments.init.name]
-    if arguments.cut is not None:
-        words += ["--cut", *map(str, arguments.cut)]
-    if arguments.rate != 1:
-        words += ["--rate", f"{arguments.rate:g}"]
-    if arguments.text is not None:
-        words += ["--text", str(arguments.text)]
-    words += ["--self-text", f"{arguments.self_text:g}", "--out", arguments.out.name]
-    return shlex.join(words)

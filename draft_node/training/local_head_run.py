@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import shlex
 from dataclasses import replace
 
 import torch
@@ -11,11 +10,12 @@ from draft_node.drafters.spec import LocalHeadSpec
 from draft_node.training import memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.local_head import add_options
 from draft_node.training.local_head_export import HeadRecord, write_head
 from draft_node.training.local_head_fusion import choose_weights
 from draft_node.training.local_head_model import LocalHeadModel, unigram_counts
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
-from draft_node.training.options import budget_words, work_folder
+from draft_node.training.options import command_line, work_folder
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
@@ -31,8 +31,6 @@ _MAX_LOGITS = 1 << 25  # at once
 # On the decoder's rates: over 100 steps of 2,048 tokens 1 gave 6.6 nats a token of code, 4 gave 5.3
 # and 8 gave 5.2.
 _RATE = 5.0
-_FIXED = ("head", "width", "rank", "through_target_head", "window", "tokens_per_step", "text",
-          "self_text")  # fmt: skip
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -44,7 +42,7 @@ def train(arguments: argparse.Namespace) -> int:
         raise InvalidField("--window", "a block of one token leaves nothing to a local head")
     with num_threads(arguments.threads):
         target = load_target(arguments)
-        folder = claim(arguments, _FIXED)
+        folder = claim(arguments)
         source = text_source.gather(
             target,
             TextConfig(
@@ -114,7 +112,7 @@ def _export(
     figures = {d: model.slot_losses(s[:limit]).tolist() for d, s in source.held_out.items()}
     progress = trainer.progress
     record = HeadRecord(
-        command=_command(arguments),
+        command=command_line(arguments, add_options),
         target=arguments.target.name,
         steps=progress.step,
         tokens=progress.tokens,
@@ -140,19 +138,3 @@ def _fuse(
     )  # fmt: skip
     model.spec = replace(model.spec, alpha=chosen.alpha, beta=chosen.beta)
     _export(arguments, model, source, trainer)
-
-
-def _command(arguments: argparse.Namespace) -> str:
-    """The command line that gives this run."""
-    words = ["specserve", "train", "local-head", *budget_words(arguments)]
-    words += ["--head", arguments.head, "--rank", str(arguments.rank)]
-    if arguments.head == "gru":
-        words += ["--width", str(arguments.width)]
-    if arguments.through_target_head:
-        words.append("--through-target-head")
-    if arguments.text is not None:
-        words += ["--text", str(arguments.text)]
-    if arguments.fuse_with is not None:
-        words += ["--fuse-with", arguments.fuse_with.name]
-    words += ["--self-text", f"{arguments.self_text:g}", "--out", arguments.out.name]
-    return shlex.join(words)

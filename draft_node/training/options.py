@@ -3,12 +3,17 @@
 
 import argparse
 import os
+import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from specserve.target_source import EMBEDDED_TARGET
 
 T = TypeVar("T", int, float)
+
+# Not what a run is, or written in a way of its own: how long, and the folder.
+_NOT_IN_COMMAND = ("kind", "minutes", "steps", "out", "work", "threads", "restart", "parent_pid")
 
 
 def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> None:
@@ -58,11 +63,35 @@ def work_folder(arguments: argparse.Namespace) -> Path:
     return cache / "embedded" if target == EMBEDDED_TARGET else cache / "train" / target.name
 
 
-def budget_words(arguments: argparse.Namespace) -> list[str]:
-    """How long a run was told to take, as words of its command line."""
-    if arguments.steps is not None:
-        return ["--steps", str(arguments.steps)]
-    return ["--minutes", f"{arguments.minutes:g}"]
+def command_line(
+    arguments: argparse.Namespace, add_options: Callable[[argparse.ArgumentParser], None]
+) -> str:
+    """The command that gives this run, with every flag of the kind that is not by default."""
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(kind=arguments.kind)
+    add_options(parser)
+    budget = "minutes" if arguments.steps is None else "steps"
+    words = ["specserve", "train", arguments.kind]
+    words += [f"--{budget}", *_words(getattr(arguments, budget))]
+    for name, value in vars(arguments).items():
+        if name not in _NOT_IN_COMMAND and value != parser.get_default(name):
+            words += [f"--{name.replace('_', '-')}", *_words(value)]
+    return shlex.join([*words, "--out", arguments.out.name])
+
+
+def _words(value: object) -> list[str]:
+    """A flag's value as it is written behind it."""
+    match value:
+        case True:
+            return []
+        case float():
+            return [f"{value:.12g}"]
+        case list():
+            return [str(part) for part in cast("list[object]", value)]
+        case tuple():
+            return [",".join(str(part) for part in cast("tuple[object, ...]", value))]
+        case _:
+            return [str(value)]
 
 
 def positive_int(text: str) -> int:

@@ -1,8 +1,9 @@
 """What a run begins with: its target, and a folder whose checkpoint nobody else's run continues."""
 
 import argparse
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,6 +15,12 @@ from draft_node.training.self_text import weights_digest
 from specserve.errors import InvalidField, Unsupported
 
 SETTINGS = "settings.json"
+# What a resumed run need not have in common with its start: how long, where, and what comes after
+# training. Weights, and not paths, are what has to be the same of a target and of --init.
+_MAY_CHANGE = (
+    "kind", "target", "out", "minutes", "steps", "init", "work", "device", "threads", "compile",
+    "restart", "parent_pid", "fuse_with",
+)  # fmt: skip
 
 
 def load_target(arguments: argparse.Namespace) -> FrozenTarget:
@@ -29,22 +36,32 @@ def load_target(arguments: argparse.Namespace) -> FrozenTarget:
         raise InvalidField("--target", str(error)) from error
 
 
-def claim(arguments: argparse.Namespace, names: Sequence[str]) -> Path:
-    """The run's folder; `names` are the flags that a resumed run has in common with its start.
+def claim(arguments: argparse.Namespace) -> Path:
+    """The run's folder, one for every --out.
 
     Raises InvalidField if the folder holds the checkpoint of another run, unless --restart.
     """
-    folder = work_folder(arguments) / "runs" / f"{arguments.kind}-{arguments.out.name}"
+    # Folders of two runs may have the same name.
+    place = hashlib.sha256(str(arguments.out.resolve()).encode()).hexdigest()[:8]
+    name = f"{arguments.kind}-{arguments.out.name}-{place}"
+    folder = work_folder(arguments) / "runs" / name
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {name: _plain(getattr(arguments, name)) for name in names}
+    settings = {
+        name: _plain(value) for name, value in vars(arguments).items() if name not in _MAY_CHANGE
+    }
     settings["target"] = weights_digest(arguments.target)
-    saved = folder / checkpoint.FILE_NAME
+    settings["init"] = _digest_of_initial(getattr(arguments, "init", None))
     if arguments.restart:
-        saved.unlink(missing_ok=True)
-    if saved.exists():
+        (folder / checkpoint.FILE_NAME).unlink(missing_ok=True)
+    if is_begun(folder):
         _refuse_changes(folder, settings)
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
     return folder
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether there is a checkpoint to resume from."""
+    return (folder / checkpoint.FILE_NAME).exists()
 
 
 def _refuse_changes(folder: Path, settings: Mapping[str, object]) -> None:
@@ -56,5 +73,15 @@ def _refuse_changes(folder: Path, settings: Mapping[str, object]) -> None:
             raise InvalidField(flag, problem)
 
 
+def _digest_of_initial(folder: Path | None) -> str | None:
+    try:
+        return None if folder is None else weights_digest(folder)
+    except OSError as error:
+        raise InvalidField("--init", f"{folder}: {error}") from error
+
+
 def _plain(value: object) -> object:
+    """As it is read from JSON again."""
+    if isinstance(value, tuple):
+        return list(value)
     return str(value) if isinstance(value, Path) else value

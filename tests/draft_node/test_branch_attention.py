@@ -94,3 +94,17 @@ def test_tokens_in_flight_become_entries_before_blocks_look_at_them(entering, ro
             )
             expected = reference(q[part], keys, values)
             torch.testing.assert_close(out[part], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_token_that_is_not_finite_spoils_no_row_but_its_own():
+    context = make_context()
+    fill(context, 0, 20)
+    fill(context, 1, 33)
+    q, k, v = random_pass(3 * SIZE)
+    attention = make_attention(context)
+    attention.plan(Blocks([1, 0, 1], [33, 20, 33], SIZE))
+    expected = attention.run(0, q, k, v)
+    k[0] = v[0] = torch.nan
+    found = attention.run(0, q, k, v)
+    other = slice(SIZE, 2 * SIZE)  # padded, since there are fewer blocks of it
+    torch.testing.assert_close(found[other], expected[other])

@@ -86,3 +86,16 @@ def test_tokens_that_enter_with_the_first_pass_are_seen_in_all(rows, lengths):
     chains.attention.plan(rows, lengths, NUM_PASSES, entering=entering)
     for number in range(NUM_PASSES):
         chains.random_pass(number, num_entering=0 if number else count)
+
+
+def test_a_token_that_is_not_finite_spoils_no_row_but_its_own():
+    chains = Chains([1, 0, 1], [33, 20, 33])
+    q, k, v = torch.randn(3, HEADS, DIM), *torch.randn(2, 3, KV_HEADS, DIM)
+
+    def other_row():
+        chains.attention.plan(chains.rows, chains.lengths, 1)
+        return chains.attention.run(0, q, k, v)[1]  # padded, since it has one chain alone
+
+    expected = other_row()
+    k[0] = v[0] = torch.nan
+    torch.testing.assert_close(other_row(), expected)

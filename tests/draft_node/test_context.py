@@ -108,3 +108,17 @@ def test_an_update_that_does_not_fit_changes_nothing():
         rows.append([1, 1], [0, 0], [1, 1])
     with pytest.raises(ValueError, match="has 16 positions, not 17"):
         rows.truncate(0, 17)
+
+
+def test_a_page_is_given_to_another_row_without_what_it_held():
+    context = make_context(num_tokens=2 * BLOCK_SIZE)
+    slots = context.rows.append([0], [0], [2 * BLOCK_SIZE])
+    flat = context.cache.flat_slots(torch.from_numpy(slots))
+    broken = torch.full((len(slots), KV_HEADS, DIM), torch.nan)
+    for layer in range(2):
+        context.cache.write(layer, flat, broken, broken)  # as tokens in flight are
+    context.rows.truncate(0, BLOCK_SIZE)
+    context.rows.append([1], [0], [BLOCK_SIZE])
+    assert context.read(0, 0)[0].isnan().all()
+    for layer in range(2):
+        assert not any(entries.any() for entries in context.read(1, layer))

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.load import load_drafter
 from draft_node.drafters.local_head import (
+    GruHead,
     LocalHeadOptions,
     LocalMarkovHead,
     load_local_head,
@@ -115,3 +116,16 @@ def test_a_head_that_does_not_fit_is_refused(target, tmp_path):
     change_tensors(folder, **{"rank_proj.weight": None})
     with pytest.raises(Unsupported, match=r"rank_proj.weight is missing"):
         load(folder, target, beta=0.0)
+
+
+def test_a_recurrent_head_is_refused_unless_it_is_whole(target, tmp_path):
+    half = {"prefix_gru.weight_ih_l0": GRU["prefix_gru.weight_ih_l0"]}
+    folder = write_head(tmp_path / "a", {**half, **MARKOV})
+    with pytest.raises(Unsupported, match="is missing"):
+        load(folder, target)
+    folder = write_head(tmp_path / "b", MARKOV)
+    with pytest.raises(Unsupported, match="is missing"):
+        load(folder, target, kind=LocalHeadKind.GRU)
+    folder = write_head(tmp_path / "c", {**GRU, **MARKOV})
+    assert isinstance(load(folder, target, kind=LocalHeadKind.MARKOV), LocalMarkovHead)
+    assert isinstance(load(folder, target), GruHead)

@@ -107,7 +107,7 @@ def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypat
 
     monkeypatch.setattr(block_run, "run_until_stopped", through(stop_soon))
     assert train("dspark", "--rank", "8") == 130
-    saved = tmp_path / "work" / "runs" / "dspark-out" / "checkpoint.safetensors"
+    (saved,) = (tmp_path / "work" / "runs").glob("dspark-out-*/checkpoint.safetensors")
     assert load(saved)[2].step == 0
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
@@ -160,8 +160,8 @@ def test_a_number_of_steps_is_the_same_run_again(train, tmp_path):
     flags = ("--self-text", "0", "--layers", "1", "--steps", "4")
     assert train("dflash", *flags) == 0
     assert train("dflash", *flags, "--work", str(tmp_path / "elsewhere"), out="again") == 0
-    assert train("dflash", *flags, "--seed", "1", out="other") == 0
-    one, again, other = (stored(tmp_path / name) for name in ("out", "again", "other"))
+    assert train("dflash", *flags, "--seed", "1", out="seed-1/out") == 0
+    one, again, other = (stored(tmp_path / name) for name in ("out", "again", "seed-1/out"))
     assert all(torch.equal(weight, again[name]) for name, weight in one.items())
     assert not all(torch.equal(weight, other[name]) for name, weight in one.items())
     held_out = json.loads((tmp_path / "out" / "held_out.json").read_text())

@@ -182,6 +182,17 @@ def test_a_run_can_begin_as_layers_of_the_target(target, train, monkeypatch, cap
     assert "specserve: --cut: the target has no layer 3" in capsys.readouterr().err
 
 
+def test_a_resumed_run_does_not_cut_its_target_again(train, monkeypatch):
+    def stop_at_once(trainer: Trainer, schedule, console) -> bool:
+        trainer.stop = True
+        return trainer.run(schedule, lambda *_: None)
+
+    monkeypatch.setattr(language_model_run, "run_until_stopped", stop_at_once)
+    assert train("--cut", "0") == 130
+    monkeypatch.setattr(language_model_run, "cut", lambda *_: pytest.fail("cut again"))
+    assert train("--cut", "0") == 130
+
+
 def test_the_default_shape_is_small_on_disk():
     shape = DecoderConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
                           num_key_value_heads=2, intermediate_size=384)  # fmt: skip
