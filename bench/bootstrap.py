@@ -6,7 +6,7 @@ sum over a sum: tokens over rounds, tokens over seconds. Of two rates on the sam
 draws are taken, so that a hard prompt meets both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -66,26 +66,32 @@ def ratio(over: Rate, under: Rate) -> Interval:
     return mean_ratio([(over, under)])
 
 
-def mean_ratio(pairs: Sequence[tuple[Rate, Rate]]) -> Interval:
-    """The mean over domains of the ratio of two rates, each pair on the prompts of its domain.
+def mean_ratio(
+    pairs: Sequence[tuple[Rate, Rate]], prompts: Sequence[Hashable] | None = None
+) -> Interval:
+    """The mean over pairs, such as domains, of the ratio of two rates. Every pair counts alike.
 
-    Every domain counts alike and is drawn again by itself. ValueError for no pairs, or two rates
-    of different prompts.
+    `prompts` says on which prompts each pair is: pairs on the same ones get the same draws, as one
+    prompt is hard for all of them. By default every pair has prompts of its own. ValueError for no
+    pairs, or rates of different numbers of prompts where they should be the same.
     """
     if not pairs:
         raise ValueError("no rates to compare")
     generator = np.random.default_rng(0)  # the same figures from the same measurements
     values: list[float] = []
     resampled: list[Floats] = []
-    for over, under in pairs:
-        if over.num_prompts != under.num_prompts:
-            raise ValueError(f"{over.num_prompts} prompts against {under.num_prompts}")
-        _refuse_empty(over)
-        _refuse_empty(under)
-        draws = _draws(over.num_prompts, generator)
+    draws: dict[Hashable, Floats] = {}  # [R, N] of each set of prompts
+    for own, (over, under) in zip(prompts or range(len(pairs)), pairs, strict=True):
+        if own not in draws:
+            draws[own] = _draws(over.num_prompts, generator)
+        num_prompts = draws[own].shape[1]
+        for rate in (over, under):
+            _refuse_empty(rate)
+            if rate.num_prompts != num_prompts:
+                raise ValueError(f"{num_prompts} prompts against {rate.num_prompts}")
         values.append(over.value / under.value)
-        resampled.append(over.resampled(draws) / under.resampled(draws))
-    num_prompts = sum(over.num_prompts for over, _ in pairs)
+        resampled.append(over.resampled(draws[own]) / under.resampled(draws[own]))
+    num_prompts = sum(each.shape[1] for each in draws.values())
     return _interval(float(np.mean(values)), np.mean(resampled, axis=0), num_prompts)
 
 

@@ -2,11 +2,13 @@
 """What a service loses while its draft process is away: throughput over plain decoding meanwhile.
 
     python -m bench.outage
+    python -m bench.outage --quick
     python -m bench.outage --ballast 100M --prompts 20 --out results/outage
 
 Real services continue the same prompts in turn: a plain one, an asynchronous one as by default,
 which may draft beside the target, and one that cannot. Right before a prompt of an asynchronous one
-its draft process is killed, or stopped so that it hangs; the next prompt waits until it is back.
+its draft process is killed, or stopped so that it hangs; the next prompt waits until it is back,
+and how long that took is told as well.
 """
 
 import argparse
@@ -14,8 +16,8 @@ import asyncio
 import os
 import shlex
 import signal
+import statistics
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,12 +25,12 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench.bootstrap import Interval
+from bench.bootstrap import Interval, Rate, ratio
 from bench.domains import draw_prompts
 from bench.drafter_choice import LANGUAGE_MODEL, parse_choice
+from bench.figures import panels, spreads
 from bench.machine import Machine, describe_machine
 from bench.progress import progress_bar
-from bench.regimes import rates
 from bench.regimes.arms import ASYNC, OFF, Contest, Service
 from bench.regimes.plan import LEAST_TOKENS
 from bench.regimes.records import Job, Trace
@@ -44,14 +46,17 @@ _FAULTS = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP}
 GOAL = 0.95  # of plain decoding
 _DOMAIN = "code"
 _LEAST = {"prompts": 1, "tokens": LEAST_TOKENS}
-_RETURN_TIMEOUT_S = 60.0
+_PROMPTS, _QUICK_PROMPTS = 12, 2
+RETURN_GOAL_S = 10.0
+_PLOT = "outage.png"
 
 
 class Results(msgspec.Struct, kw_only=True):
     """What is written to results.json."""
 
     summary: dict[str, Interval | None]  # by fault and service: tokens a second over plain
-    num_returned: int  # prompts left out: a draft was back before they ended
+    back_s: dict[str, list[float]]  # the same: from the fault until a draft serves, every outage
+    num_returned: int  # prompts of which only the beginning counts: a draft was back before the end
     ballast: str
     num_tokens: int
     machine: Machine
@@ -64,13 +69,40 @@ def build_parser() -> argparse.ArgumentParser:
         prog=f"python -m {_NAME}", description=(__doc__ or "").partition("\n")[0]
     )
     add = parser.add_argument
+    add("--quick", action="store_true", help=f"{_QUICK_PROMPTS} prompts: a minute or two")
     add("--out", type=Path, default=Path("results/outage"), metavar="DIR")
     add("--target", metavar="FOLDER|HUB_ID", help="default: the embedded model")
     add("--ballast", default="30M", metavar="PARAMS", help="size to pad the target to")
-    add("--prompts", type=int, default=12, metavar="N")
+    add("--prompts", type=int, metavar="N", help=f"default: {_PROMPTS}")
     add("--tokens", type=int, default=64, metavar="N", help="new tokens per prompt")
     add("--unpinned", action="store_true", help="share cores with whoever runs: a trial")
     return parser
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Of one prompt without a draft."""
+
+    trace: Trace
+    plain: Trace
+    back_s: float  # from the fault until a draft serves
+
+    @property
+    def was_away(self) -> bool:
+        """Until the prompt had ended."""
+        return _ends_s(self.trace)[-1] <= self.back_s
+
+    @property
+    def meanwhile(self) -> tuple[int, float, float]:
+        """Tokens decoded while the draft was away, how long they took, and plainly."""
+        ends_s, plain_ends_s = _ends_s(self.trace), _ends_s(self.plain)
+        last = max(sum(end_s <= self.back_s for end_s in ends_s) - 1, 0)
+        return last, ends_s[last] - ends_s[0], plain_ends_s[last] - plain_ends_s[0]
+
+
+def _ends_s(trace: Trace) -> list[float]:
+    """When each token of the only row was there; decoding begins at the first."""
+    (row,) = trace.rows
+    return [delta.at_s for delta in row.deltas for _ in range(delta.num_tokens)]
 
 
 class Outage:
@@ -83,8 +115,8 @@ class Outage:
         self._drafted = drafted
         self._num_tokens = num_tokens
 
-    def ask(self, fault: str, prompt: list[int], seed: int) -> tuple[Trace, Trace] | None:
-        """Without a draft, and plain; None if another draft was there before the end."""
+    def ask(self, fault: str, prompt: list[int], seed: int) -> Outcome:
+        """Raises SpecserveError without a draft or if a text differs, OSError if none returns."""
         job, what = self._job(prompt, seed), f"{self._name}, seed {seed}"
         plain = self._plain.ask(job)
         self._check(self._drafted.ask(job), plain, what)  # nothing has happened yet
@@ -94,27 +126,13 @@ class Outage:
         for pid in victims:
             with suppress(ProcessLookupError):
                 os.kill(pid, _FAULTS[fault])
-        trace = self._drafted.ask(job)
+        trace, back_s = self._drafted.ask_without(victims, job)
         self._check(trace, plain, f"{what}, draft {fault}")
-        was_away = not self._is_back(victims)
-        self._await_return(victims)
-        return (trace, plain) if was_away else None
+        return Outcome(trace=trace, plain=plain, back_s=back_s)
 
     def _check(self, trace: Trace, plain: Trace, what: str) -> None:
         if trace.texts != plain.texts:
             raise SpecserveError(f"{what}: the text is not that of plain decoding")
-
-    def _await_return(self, victims: set[int]) -> None:
-        deadline_s = time.monotonic() + _RETURN_TIMEOUT_S
-        while not self._is_back(victims):
-            if time.monotonic() > deadline_s:
-                raise SpecserveError(f"no draft came back within {_RETURN_TIMEOUT_S:g} s")
-            time.sleep(0.1)
-
-    def _is_back(self, victims: set[int]) -> bool:
-        """A killed draft counts as attached until the target has noticed."""
-        pids = self._drafted.draft_pids()
-        return bool(pids) and not pids & victims and self._drafted.has_draft()
 
     def _job(self, prompt: list[int], seed: int) -> Job:
         return Job(prompts=[prompt], num_tokens=self._num_tokens, temperature=1.0, seeds=[seed])
@@ -147,8 +165,7 @@ def measure(arguments: argparse.Namespace, runner: asyncio.Runner, command: str)
         for fault in _FAULTS
         for name in drafted
     ]
-    found: dict[str, list[tuple[Trace, Trace]]] = {f"{case[2]}, {case[3]}": [] for case in cases}
-    num_returned = 0
+    found: dict[str, list[Outcome]] = {f"{case[2]}, {case[3]}": [] for case in cases}
     with (
         running(contest, flags, runner) as started,
         progress_bar(len(cases), console) as advance,
@@ -156,13 +173,11 @@ def measure(arguments: argparse.Namespace, runner: asyncio.Runner, command: str)
         for number, prompt, fault, name in cases:
             advance(f"{fault}, {name}, prompt {number + 1}")
             outage = Outage(name, started[plain], started[drafted[name]], arguments.tokens)
-            pair = outage.ask(fault, prompt, number)
-            num_returned += pair is None
-            if pair is not None:
-                found[f"{fault}, {name}"].append(pair)
+            found[f"{fault}, {name}"].append(outage.ask(fault, prompt, number))
     return Results(
-        summary={name: _ratio(pairs) for name, pairs in found.items()},
-        num_returned=num_returned,
+        summary={name: ratio_to_plain(outcomes) for name, outcomes in found.items()},
+        back_s={name: [each.back_s for each in outcomes] for name, outcomes in found.items()},
+        num_returned=sum(not each.was_away for outcomes in found.values() for each in outcomes),
         ballast=arguments.ballast,
         num_tokens=arguments.tokens,
         machine=machine,
@@ -170,32 +185,68 @@ def measure(arguments: argparse.Namespace, runner: asyncio.Runner, command: str)
     )
 
 
-def _ratio(pairs: Sequence[tuple[Trace, Trace]]) -> Interval | None:
-    if not pairs:
+def ratio_to_plain(outcomes: Sequence[Outcome]) -> Interval | None:
+    """Speed over plain decoding's of the same tokens, those that came before a draft was back.
+
+    So a slow outage counts for all of the time that it was one. None where nothing came before.
+    """
+    counted = [each.meanwhile for each in outcomes]
+    if not any(num_tokens for num_tokens, _, _ in counted):
         return None
-    traces, plains = zip(*pairs, strict=True)
-    return rates.spread_ratio(traces, plains, rates.tokens_per_s)
+    without = Rate.of([(num_tokens, taken_s) for num_tokens, taken_s, _ in counted])
+    return ratio(without, Rate.of([(num_tokens, plain_s) for num_tokens, _, plain_s in counted]))
 
 
 def table(results: Results) -> Table:
     rows = [
-        (fault, with_spread(found), 0 if found is None else found.num_prompts)
-        for fault, found in results.summary.items()
+        (
+            name,
+            with_spread(found),
+            0 if found is None else found.num_prompts,
+            f"{statistics.median(results.back_s[name]):.1f}",
+            f"{max(results.back_s[name]):.1f}",
+        )
+        for name, found in results.summary.items()
     ]
-    return Table("Without a draft", ("draft, service", "tok/s over plain", "prompts"), rows)
+    header = ("draft, service", "tok/s over plain", "prompts", "back after s", "at the latest")
+    plots = [_PLOT] if any(found for found in results.summary.values()) else []
+    return Table("Without a draft", header, rows, plots=plots)
+
+
+def draw(results: Results, out: Path) -> None:
+    """Write outage.png: speed by fault and service, beside plain decoding."""
+    shown = {name: found for name, found in results.summary.items() if found is not None}
+    if not shown:
+        return
+    with panels(out / _PLOT, [f"{results.ballast} target, draft away"]) as (axes,):
+        heights = [found.value for found in shown.values()]
+        errors = spreads(list(shown.values()))
+        axes.bar(list(shown), heights, yerr=errors, capsize=3, color="#1f6fb2")
+        axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.axhline(GOAL, color="#8a8a8a", linestyle="--", label=f"goal {GOAL:g}")
+        axes.set_ylabel("tok/s by that of plain decoding")
+        axes.tick_params(axis="x", labelrotation=30, labelsize=8)
+        axes.legend(fontsize=8)
 
 
 def verdict(results: Results) -> str:
+    latest_s = max(max(each) for each in results.back_s.values())
+    back = f"back after {latest_s:.1f} s at the latest, goal {RETURN_GOAL_S:g}: " + (
+        "reached." if latest_s <= RETURN_GOAL_S else "missed."
+    )
     values = [found.value for found in results.summary.values() if found is not None]
     if not values:
-        return "not measured: a draft was always back too soon; try more prompts or fewer tokens."
-    return f"goal {GOAL:g} of plain decoding: {'reached' if min(values) >= GOAL else 'missed'}."
+        return f"speed not measured: a draft was always back at once. {back}"
+    speed = "reached" if min(values) >= GOAL else "missed"
+    return f"goal {GOAL:g} of plain decoding: {speed}; {back}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write; 0 unless something failed."""
     words = sys.argv[1:] if argv is None else argv
     arguments = build_parser().parse_args(words)
+    if arguments.prompts is None:
+        arguments.prompts = _QUICK_PROMPTS if arguments.quick else _PROMPTS
     command = shlex.join(["python", "-m", _NAME, *words])
     try:
         with asyncio.Runner() as runner:
@@ -207,6 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{results.machine.line}. `{command}`",
         ]
         write_results(results, arguments.out)
+        draw(results, arguments.out)
         write_tables([*heading, verdict(results)], [table(results)], arguments.out)
     except (SpecserveError, OSError) as error:
         Console(stderr=True).print(f"{_NAME}: {error}", style="red", markup=False)

@@ -2,7 +2,7 @@
 """The interleaved run: every group of prompts goes to all arms in turn before the next group.
 
 Arms of a group follow each other within seconds and their order rotates, so that a slower spell of
-the machine meets all of them. The first group goes to every arm once more beforehand, as a warm-up.
+the machine meets all of them. Every arm warms up on other prompts, with other seeds.
 """
 
 import itertools
@@ -64,10 +64,14 @@ class Interleaved:
         self._advance = advance
 
     def run(
-        self, setting: Setting, arms: Sequence[Arm], groups: Sequence[list[list[int]]]
+        self,
+        setting: Setting,
+        arms: Sequence[Arm],
+        groups: Sequence[list[list[int]]],
+        others: Sequence[list[list[int]]],
     ) -> Iterator[Group]:
-        """One group after the other, each as soon as it is measured."""
-        self._warm_up(setting, arms, groups)
+        """One group after the other, each as soon as it is measured; `others` are to warm up on."""
+        self._warm_up(setting, arms, others, first_number=len(groups))
         for number, prompts in enumerate(groups):
             self._advance(f"{setting}: {number + 1}/{len(groups)}")
             if number >= _LATE_GROUPS and self._is_late():
@@ -77,13 +81,18 @@ class Interleaved:
             yield Group(number, {arm: self._ask(arm, prompts, setting, number) for arm in order})
 
     def _warm_up(
-        self, setting: Setting, arms: Sequence[Arm], groups: Sequence[list[list[int]]]
+        self,
+        setting: Setting,
+        arms: Sequence[Arm],
+        others: Sequence[list[list[int]]],
+        first_number: int,
     ) -> None:
-        for arm in arms if groups else ():
+        """Seeds are those of groups from `first_number` on: nobody has seen what is measured."""
+        for arm in arms if others else ():
             is_auto = arm.service.regime == AUTO
             ends_s = time.monotonic() + (self._plan.auto_warm_up_s if is_auto else 0.0)
-            for number in itertools.count():
-                self._ask(arm, groups[number % len(groups)], setting, number)
+            for number in itertools.count(first_number):
+                self._ask(arm, others[number % len(others)], setting, number)
                 if time.monotonic() >= ends_s:
                     break
 

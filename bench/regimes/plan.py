@@ -33,8 +33,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_candidates: int  # prompts a domain, of which greedy decoding takes those with sound text
     num_more_candidates: int  # from the held-out text of this installation, if those do not suffice
     min_greedy_prompts: int = MIN_GREEDY_PROMPTS
-    # `auto` chooses by what it has measured, as a service does that has run for a while. What
-    # looking costs is not shown: at batch 16 it finds the best regime in 14 to 20 seconds.
+    # `auto` chooses by what it has measured, as a service does that has run for a while, on other
+    # prompts. What looking costs is not shown: at batch 16 it finds the best in 14 to 20 seconds.
     auto_warm_up_s: float = 30.0
     budget_s: float | None = None  # after that long, as little as possible of what is left
 

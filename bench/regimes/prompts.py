@@ -49,9 +49,23 @@ class PromptChoice:
 
     def groups(self, domain: str, batch_size: int, count: int, *, is_sound: bool) -> list[Prompts]:
         """`count` groups of `batch_size` different prompts, or as many as there are."""
-        prompts = self._sound[domain] if is_sound else self._by_domain[domain]
-        count = min(count, len(prompts) // batch_size)
-        return [prompts[batch_size * g : batch_size * (g + 1)] for g in range(count)]
+        return _groups(self._prompts(domain, is_sound=is_sound), batch_size)[:count]
+
+    def others(self, domain: str, batch_size: int, count: int, *, is_sound: bool) -> list[Prompts]:
+        """Groups of what `groups` leaves; first halves of what it takes, where nothing is left."""
+        prompts = self._prompts(domain, is_sound=is_sound)
+        taken, left = prompts[: count * batch_size], prompts[count * batch_size :]
+        halves = [prompt[: (len(prompt) + 1) // 2] for prompt in taken]
+        return _groups(left, batch_size) or _groups(halves, batch_size)
+
+    def _prompts(self, domain: str, *, is_sound: bool) -> Prompts:
+        return self._sound[domain] if is_sound else self._by_domain[domain]
+
+
+def _groups(prompts: Prompts, size: int) -> list[Prompts]:
+    """Full ones."""
+    starts = range(0, len(prompts) - size + 1, size)
+    return [prompts[start : start + size] for start in starts]
 
 
 def choose_prompts(target: Path, plan: Plan, plain: Engine | None, check_room: int) -> PromptChoice:

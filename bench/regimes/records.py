@@ -95,6 +95,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     is_looping: bool = False  # greedy text that repeats itself, for want of other
 
+    @property
+    def is_sound(self) -> bool:
+        """On prompts that were chosen for their greedy text."""
+        return self.temperature == 0 and not self.is_looping
+
     def __str__(self) -> str:
         law = f"temperature {self.temperature:g}" + (", looping" if self.is_looping else "")
         return f"{self.contest}, {self.ballast}, batch {self.batch_size}, {self.domain}, {law}"

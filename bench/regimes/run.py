@@ -145,10 +145,15 @@ class Run:
                     )
 
     def _groups(self, setting: Setting, contest: Contest) -> list[Prompts]:
-        is_sound = setting.temperature == 0 and not setting.is_looping
         size = setting.batch_size
         count = self._plan.groups_of(size, contest.num_prompts)
-        return self._choice.groups(setting.domain, size, count, is_sound=is_sound)
+        return self._choice.groups(setting.domain, size, count, is_sound=setting.is_sound)
+
+    def _others(self, setting: Setting, contest: Contest) -> list[Prompts]:
+        """To warm up on."""
+        size = setting.batch_size
+        count = self._plan.groups_of(size, contest.num_prompts)
+        return self._choice.others(setting.domain, size, count, is_sound=setting.is_sound)
 
     def _hold(
         self,
@@ -162,9 +167,10 @@ class Run:
             asking = Interleaved(services, self._plan, is_late=self._is_late, advance=advance)
             for setting in self._settings(ballast, contest):
                 arms = contest.arms(self._plan.rules, setting.temperature)
-                groups = self._found.setdefault(setting, [])
-                for group in asking.run(setting, arms, self._groups(setting, contest)):
-                    groups.append(group)
+                found = self._found.setdefault(setting, [])
+                groups, others = self._groups(setting, contest), self._others(setting, contest)
+                for group in asking.run(setting, arms, groups, others):
+                    found.append(group)
                 self._keep(self._results(is_complete=False))
 
     @contextmanager

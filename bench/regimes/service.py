@@ -19,7 +19,8 @@ from specserve.client import AsyncClient
 from specserve.local_service import local_service
 from specserve.types import TokenOrigin
 
-_ATTACH_TIMEOUT_S = 30.0
+_ATTACH_TIMEOUT_S = 60.0
+_LOOK_EVERY_S = 0.1  # seldom: it is done beside what is measured
 _KV_MEMORY = "256MiB"  # plenty for the prompts here, and several services share the machine
 
 
@@ -40,10 +41,6 @@ class Running:
         if has_draft:
             runner.run(self._await_draft())
 
-    def has_draft(self) -> bool:
-        """Whether one is attached now."""
-        return self._runner.run(self._client.load()).num_drafts_attached > 0
-
     def draft_pids(self) -> set[int]:
         """Its draft processes now, whenever they were started."""
         return children_of(self._pids, "draft")
@@ -52,6 +49,13 @@ class Running:
         """All prompts at once, each as a stream of its own."""
         return self._runner.run(self._ask(job))
 
+    def ask_without(self, gone: Collection[int], job: Job) -> tuple[Trace, float]:
+        """Like `ask`, while the draft processes `gone` do not serve; after how long another does.
+
+        Seconds from now. Raises OSError where none comes.
+        """
+        return self._runner.run(self._ask_without(gone, job))
+
     def close(self) -> None:
         self._runner.run(self._close())
 
@@ -59,12 +63,24 @@ class Running:
         await self._counters.close()
         await self._client.close()
 
-    async def _await_draft(self) -> None:
-        deadline_s = time.monotonic() + _ATTACH_TIMEOUT_S
-        while not (await self._client.load()).num_drafts_attached:
-            if time.monotonic() > deadline_s:
+    async def _await_draft(self, gone: Collection[int] = ()) -> float:
+        """Seconds until one is attached that is none of `gone`."""
+        start_s = time.monotonic()
+        while not await self._has_draft(gone):
+            if time.monotonic() > start_s + _ATTACH_TIMEOUT_S:
                 raise OSError("the draft process does not attach")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return time.monotonic() - start_s
+
+    async def _has_draft(self, gone: Collection[int]) -> bool:
+        """A killed draft counts as attached until the target has noticed."""
+        pids = self.draft_pids()
+        is_another = bool(pids) and pids.isdisjoint(gone)
+        return is_another and (await self._client.load()).num_drafts_attached > 0
+
+    async def _ask_without(self, gone: Collection[int], job: Job) -> tuple[Trace, float]:
+        trace, back_s = await asyncio.gather(self._ask(job), self._await_draft(gone))
+        return trace, back_s
 
     async def _ask(self, job: Job) -> Trace:
         before = await self._counters.read()

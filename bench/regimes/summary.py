@@ -5,7 +5,7 @@ Where the best of several arms is wanted, it is picked on the groups of even num
 the others, so that luck in the pick does not become gain.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -21,6 +21,7 @@ from specserve.decoding.verification.rule import VerificationRule
 Summary = dict[str, float | None]
 Wanted = Callable[[Arm], bool]
 Contestants = Mapping[Setting, Sequence[Group]]
+Compared = tuple[Hashable, tuple[Rate, Rate]]  # on which prompts, and the speeds of two arms
 
 MAIN, HEAVIER = LANGUAGE_MODEL, DSPARK  # contests: of the default drafter, of the other one
 _PRECISION = 4
@@ -169,13 +170,19 @@ def _speed(groups: Iterable[Group], arm: Arm) -> Rate:
 
 
 def _ratio(found: Contestants, over: Arm, under: Arm) -> Interval | None:
-    pairs = [(_speed(groups, over), _speed(groups, under)) for groups in found.values()]
-    return _mean_ratio(pairs)
+    return _mean_ratio([_compared(s, groups, over, under) for s, groups in found.items()])
 
 
-def _mean_ratio(pairs: Sequence[tuple[Rate, Rate]]) -> Interval | None:
-    known = [pair for pair in pairs if all(map(_is_known, pair))]
-    return mean_ratio(known) if known else None
+def _compared(setting: Setting, groups: Sequence[Group], over: Arm, under: Arm) -> Compared:
+    prompts = (setting.domain, setting.is_sound, tuple(group.number for group in groups))
+    return prompts, (_speed(groups, over), _speed(groups, under))
+
+
+def _mean_ratio(compared: Sequence[Compared]) -> Interval | None:
+    known = [(prompts, pair) for prompts, pair in compared if all(map(_is_known, pair))]
+    if not known:
+        return None
+    return mean_ratio([pair for _, pair in known], [prompts for prompts, _ in known])
 
 
 def _is_known(found: Rate) -> bool:
@@ -214,7 +221,7 @@ def _auto(found: Contestants) -> dict[str, Interval | None]:
 
 def _auto_at(found: Contestants) -> Interval | None:
     """The mean over laws and domains; the best regime is picked for every law."""
-    pairs: list[tuple[Rate, Rate]] = []
+    compared: list[Compared] = []
     laws = [(0.0, None), *((1.0, rule) for rule in VerificationRule)]
     for temperature, rule in laws:
         settings = _at(found, temperature)
@@ -225,5 +232,5 @@ def _auto_at(found: Contestants) -> Interval | None:
             continue
         to_pick, to_compare = _halves(settings)
         best = _best(to_pick, others)
-        pairs += [(_speed(g, autos[0]), _speed(g, best)) for g in to_compare.values()]
-    return _mean_ratio(pairs)
+        compared += [_compared(s, groups, autos[0], best) for s, groups in to_compare.items()]
+    return _mean_ratio(compared)

@@ -47,6 +47,19 @@ def test_a_mean_over_domains_counts_every_domain_alike():
     assert found.num_prompts == 102
 
 
+def test_pairs_on_the_same_prompts_are_no_more_certain_than_one_of_them():
+    generator = np.random.default_rng(1)
+    over = Rate(64 * generator.normal(1.0, 0.15, size=20), np.ones(20))
+    pair = over, Rate(np.full(20, 64.0), np.ones(20))
+    one, thrice = mean_ratio([pair]), mean_ratio([pair] * 3, ["code"] * 3)
+    for name in ("value", "low", "high", "num_prompts"):
+        assert getattr(thrice, name) == pytest.approx(getattr(one, name))
+    apart = mean_ratio([pair] * 3, ["code", "prose", "sums"])
+    assert apart == mean_ratio([pair] * 3)
+    assert apart.num_prompts == 60
+    assert apart.high - apart.low < 0.8 * (one.high - one.low)
+
+
 def test_draws_without_anything_to_divide_by_are_left_out():
     found = interval(Rate.of([(1.0, 2.0), (0.0, 0.0)]))
     assert (found.low, found.value, found.high) == (0.5, 0.5, 0.5)
@@ -55,6 +68,9 @@ def test_draws_without_anything_to_divide_by_are_left_out():
 def test_rates_of_different_prompts_are_not_compared():
     with pytest.raises(ValueError, match="2 prompts against 1"):
         ratio(Rate.of([(1.0, 1.0)] * 2), Rate.of([(1.0, 1.0)]))
+    one, two = (Rate.of([(1.0, 1.0)] * count) for count in (1, 2))
+    with pytest.raises(ValueError, match="2 prompts against 1"):
+        mean_ratio([(two, two), (one, one)], ["code", "code"])
 
 
 @pytest.mark.parametrize("pairs", [[], [(0.0, 0.0)]])

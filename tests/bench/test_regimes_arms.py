@@ -132,7 +132,8 @@ class Asked:
         return trace([1, 1], round_s=0.1)
 
 
-def run(num_groups: int, *, is_late: bool = False) -> list[tuple[str, Job]]:
+def run(num_groups: int, *, is_late: bool = False, warms_up: bool = False) -> list[tuple[str, Job]]:
+    """What is asked: while everybody warms up, or else afterwards."""
     log: list[tuple[str, Job]] = []
     plain, sync = Service(regime=OFF), Service(regime="sync", drafter=CHOICES["dspark"])
     services = {plain: Asked("off", log), sync: Asked("sync", log)}
@@ -140,9 +141,9 @@ def run(num_groups: int, *, is_late: bool = False) -> list[tuple[str, Job]]:
         Arm(service=plain), Arm(service=sync), Arm(service=sync, rule=VerificationRule.FORESEEABLE)
     ]  # fmt: skip
     asking = Interleaved(services, QUICK, is_late=lambda: is_late, advance=lambda what: None)
-    groups = list(asking.run(AT_1, arms, [[[n]] for n in range(num_groups)]))
+    groups = list(asking.run(AT_1, arms, [[[n]] for n in range(num_groups)], [[[98]], [[99]]]))
     assert [group.number for group in groups] == list(range(len(groups)))
-    return log[len(arms) :]  # after the warm-up
+    return log[: len(arms)] if warms_up else log[len(arms) :]
 
 
 def test_every_group_goes_to_all_arms_in_rotated_order_with_equal_seeds():
@@ -151,6 +152,14 @@ def test_every_group_goes_to_all_arms_in_rotated_order_with_equal_seeds():
     assert [job.seeds for _, job in log[:3]] == [[0], [0], None]  # unseeded: the service's own rule
     assert [job.seeds for _, job in log[3:]] == [[1], None, [1]]
     assert all(job.prompts == [[1]] for _, job in log[3:])
+
+
+def test_nobody_warms_up_on_what_is_measured():
+    warm_up, measured = run(3, warms_up=True), run(3)
+    assert [name for name, _ in warm_up] == ["off", "sync", "sync"]
+    assert all(job.prompts == [[99]] for _, job in warm_up)
+    seeds = {seed for _, job in measured for seed in job.seeds or ()}
+    assert not seeds & {seed for _, job in warm_up for seed in job.seeds or ()}
 
 
 def test_late_settings_are_cut_short_but_not_left_empty():
@@ -164,6 +173,14 @@ def test_greedy_groups_come_from_sound_prompts_where_there_are_enough():
     assert choice.is_looping("code", 8, FULL)
     assert choice.groups("code", 4, 2, is_sound=True) == [prompts[5:9], prompts[9:13]]
     assert len(choice.groups("code", 4, 100, is_sound=False)) == 5
+
+
+def test_other_prompts_are_those_that_are_left_or_else_halves():
+    prompts = [[n, n, n + 1] for n in range(20)]
+    choice = PromptChoice({"code": prompts}, {"code": prompts[:6]}, [])
+    assert choice.others("code", 4, 3, is_sound=False) == [prompts[12:16], prompts[16:]]
+    assert choice.others("code", 2, 2, is_sound=True) == [prompts[4:6]]
+    assert choice.others("code", 4, 1, is_sound=True) == [[[n, n] for n in range(4)]]
 
 
 @pytest.mark.slow

@@ -7,11 +7,13 @@ from bench.regimes import theory
 from bench.regimes.measure import Group
 from bench.regimes.results import quiet, rows_of
 from bench.regimes.summary import GOALS, compare, summarise, verdict_on
+from specserve.decoding.verification.rule import VerificationRule
 from tests.bench.regimes_traces import (
     ASYNC_FORESEEABLE,
     ASYNC_LM,
     AT_0,
     AT_1,
+    AUTO_LM,
     PLAIN,
     SYNC_LM,
     group,
@@ -169,3 +171,30 @@ def test_looping_text_counts_only_where_there_is_no_other():
 def test_nothing_measured_gives_no_rows_and_a_summary_of_unknowns():
     assert rows_of(AT_0, [], NUM_TOKENS) == []
     assert summarise({AT_0: []}, ["30M"])["async_over_sync_lm"] is None
+
+
+def test_rules_on_the_same_prompts_make_auto_no_more_certain():
+    def groups(*others):
+        """`auto` is by 1 to 1.5 as fast as the rest, under every rule."""
+        return [
+            Group(
+                number,
+                {
+                    PLAIN: trace([1] * 12, round_s=0.1, is_speculative=False),
+                    SYNC_LM: trace([1] * 12, round_s=0.11),
+                    AUTO_LM: trace([1] * 12, round_s=0.1 / (1 + number % 6 / 10)),
+                    **{arm: trace([1] * 12, round_s=0.1 / (1 + number % 6 / 10)) for arm in others},
+                },
+            )
+            for number in range(12)
+        ]
+
+    unseeded = [
+        msgspec.structs.replace(AUTO_LM, rule=rule)
+        for rule in VerificationRule
+        if rule is not VerificationRule.COUPLED
+    ]
+    one = summarise({AT_1: groups()}, ["30M"])
+    three = summarise({AT_1: groups(*unseeded)}, ["30M"])
+    for key in ("auto_over_best", "auto_over_best_lo", "auto_over_best_hi"):
+        assert three[key] == pytest.approx(one[key])
