@@ -22,7 +22,6 @@ from specserve.wire.draft_control import (
     Context,
     DraftControlDraft,
     Free,
-    Stop,
     ToDraft,
     Wanted,
     context_arrays,
@@ -68,7 +67,7 @@ class DraftNode:
         self._report_s = time.monotonic() + REPORT_S
 
     def run(self) -> None:
-        """Until SIGTERM or `Stop`. Raises `DraftingFailed`."""
+        """Until SIGTERM. Raises `DraftingFailed`."""
         self._region.draft_pid = os.getpid()
         try:
             while not self.is_stopping:
@@ -109,8 +108,6 @@ class DraftNode:
         match message:
             case Attached():
                 self._attach(message)
-            case Stop():
-                self.is_stopping = True
             case Context() | Free() if self._link is None or message.epoch != self._link.epoch:
                 log.debug("dropped a message of epoch %d", message.epoch)
             case Context():

@@ -104,9 +104,8 @@ def _build(
         drafter=drafter.name,
         gamma=drafter.gamma,
         feature_size=drafter.feature_size,
-        has_law=True,
-        has_confidences=warm_up(drafter, settings, dtype, device),
     )
+    warm_up(drafter, settings, dtype, device)
     rule = FanOutRule(speculation.fan_out_rule)
     return DraftNode(
         introduction,
@@ -197,8 +196,8 @@ def _bytes_per_token(spec: ModelSpec, dtype: str | None) -> int:
 
 def warm_up(
     drafter: Drafter, settings: WaveSettings, dtype: torch.dtype, device: torch.device
-) -> bool:
-    """One wave of either family on a row of its own; whether the drafter has confidences.
+) -> None:
+    """One wave of either family on a row of its own.
 
     The first round must not pay for what is allocated, compiled or chosen at the first call.
     """
@@ -218,9 +217,8 @@ def warm_up(
     temperatures = torch.ones(size, device=device)
     seeds = torch.zeros(2, size, dtype=torch.int64, device=device)
     keys = OnceKeys.build(zeros, zeros, zeros, zeros, zeros, device)
-    drawn = drafter.draft(batch, Coupled(temperatures, seeds[0], seeds[1]))
+    drafter.draft(batch, Coupled(temperatures, seeds[0], seeds[1]))
     drafter.draft(batch, Sampled(temperatures, keys, settings.num_kept))
     if drafter.holds_tokens_in_flight:
         drafter.extend(ContextUpdate([row], [num_tokens], [4], token_ids[:4], None))
     drafter.free(row)
-    return drawn.confidences is not None

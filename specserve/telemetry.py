@@ -37,14 +37,10 @@ class VerifiedRow(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RoundRecord(msgspec.Struct, kw_only=True):
-    """One round of the node loop: counts of rows and tokens, seconds by span."""
+    """One round of the node loop: its rows, and seconds by span."""
 
     round_id: int
     num_rows: int = 0
-    num_prefill_tokens: int = 0
-    num_decode_tokens: int = 0
-    num_emitted_tokens: int = 0
-    num_preempted: int = 0
     round_s: float = 0.0
     spans_s: dict[str, float] = {}
     rows: list[VerifiedRow] = []  # those that verified drafted tokens

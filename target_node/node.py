@@ -1,7 +1,8 @@
 """The target's loop: receive, schedule, run a round, emit. Rank 0 decides, the others follow.
 
 One round, top to bottom: rows -> drafts -> forward on every rank -> verify on rank 0 -> commit ->
-emit. Nothing here waits for a reader or a disk. A request ends in exactly one `RequestEnd`.
+emit. Nothing here waits for a reader, nor for a disk but to write a profile. A request ends in
+exactly one `RequestEnd`.
 """
 
 import logging

@@ -4,6 +4,7 @@ import datetime
 import logging
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 DRAFT_LAYERS = 5  # of a large drafter
 CUDA_MEMORY_SHARE = 0.85  # of what is free once the weights are there
+_LEADING = "leading"  # a file of rank 0's, there once it leads
+_LOOK_S = 0.02  # between looks for it
 
 
 def run_rank(arguments: ChildArguments) -> int:
@@ -50,15 +53,31 @@ def run_rank(arguments: ChildArguments) -> int:
         report_failure(arguments.ready_fd, error)
         return 2
     if node is None:
-        # The leader says when to stop; a signal here would leave it alone in a collective.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         report_ready(arguments.ready_fd)
-        follow(ranks, runner)
+        if await_leader(arguments.control_dir):
+            follow(ranks, runner)
     else:
         _lead(node, config, arguments)
     if ranks.size > 1:
         dist.destroy_process_group()
     return 0
+
+
+def await_leader(folder: Path) -> bool:
+    """Until rank 0 has loaded its drafters, which may take longer than any round may.
+
+    Who waits in a collective instead gives up after `engine.hang_timeout_s`. False for a signal
+    before that. Once rank 0 leads it says when to stop: a signal here would leave it alone in a
+    collective.
+    """
+    is_told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda signum, _: is_told.append(signum))
+    while not (folder / _LEADING).exists():
+        if is_told:
+            return False
+        time.sleep(_LOOK_S)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return True
 
 
 def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Runner]:
@@ -174,6 +193,7 @@ def _lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -
     """Announce what is served and run the loop until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    (arguments.control_dir / _LEADING).touch()
     watch(lambda: node.progress, config.engine.hang_timeout_s)
     node.control.announce(_ready(node, config))
     report_ready(arguments.ready_fd)

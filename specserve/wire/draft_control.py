@@ -48,8 +48,6 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
     drafter: Annotated[str, Meta(max_length=64)]
     gamma: Count  # tokens of its blocks
     feature_size: Count  # of the context features it reads; 0: token ids alone
-    has_law: bool = False  # its blocks come with the laws they were drawn from
-    has_confidences: bool = False
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, tag="wanted"):
@@ -95,11 +93,7 @@ class Free(msgspec.Struct, frozen=True, kw_only=True, tag="free"):
     streams: list[Identity]
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """The service ends."""
-
-
-ToDraft = Attached | Context | Free | Stop
+ToDraft = Attached | Context | Free
 
 
 def feature_bytes(features: Floats) -> bytes:
@@ -198,7 +192,7 @@ def _prepare(socket: "zmq.Socket[bytes]") -> None:
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_FRAMES)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_FRAMES)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-    socket.setsockopt(zmq.LINGER, 200)  # ms: a Stop goes out, a dead peer holds nobody
+    socket.setsockopt(zmq.LINGER, 200)  # ms: the last word goes out, a dead peer holds nobody
 
 
 class DraftControlTarget:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +35,6 @@ from specserve.wire.draft_control import (
     DraftControlDraft,
     DraftControlTarget,
     Free,
-    Stop,
     Wanted,
     feature_bytes,
 )
@@ -254,7 +254,7 @@ def test_looks_grow_rare_while_nobody_reports(peer, node, drafter, monkeypatch):
 @pytest.mark.parametrize("size", [1, 5])
 def test_warming_up_leaves_nothing_behind(drafter, size):
     settings = WaveSettings(size=size, num_kept=16)
-    assert warm_up(drafter, settings, torch.float32, CPU) is True
+    warm_up(drafter, settings, torch.float32, CPU)
     assert drafter.context_len(-1) == 0
 
 
@@ -294,13 +294,12 @@ def test_the_process_serves_until_it_is_told_to_stop(peer, target, tmp_path):
         assert report.ready, report.error
         introduction = peer.attach(1)
         assert introduction.drafter == "dspark"
-        assert introduction.has_confidences
         assert introduction.pid == process.pid == peer.region.draft_pid
         peer.link.send(Report([row_of(TEXT, drafter, awaits=True)]))
         assert (1, 1, END, TEXT[-1]) in blocks_of(peer.pushes(1))
         peer.link.send(Report([row_of(TEXT, drafter, start=END)]))
         assert len(blocks_of(peer.pushes(8))) == 8
-        peer.control.send(0, Stop())
+        process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
     finally:
         process.kill()

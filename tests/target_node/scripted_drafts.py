@@ -191,7 +191,6 @@ class DraftLife:
             drafter=drafter.name,
             gamma=drafter.gamma,
             feature_size=drafter.feature_size,
-            has_law=True,
         )
         self.num_lives += 1
         self.node = DraftNode(

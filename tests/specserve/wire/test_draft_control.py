@@ -25,7 +25,6 @@ from specserve.wire.draft_control import (
     DraftControlTarget,
     Free,
     FromDraft,
-    Stop,
     ToDraft,
     Wanted,
     context_arrays,
@@ -35,7 +34,7 @@ from specserve.wire.draft_control import (
 LIMITS = LinkLimits(
     vocab_size=100, gamma=4, feature_size=3, max_positions=50, max_rows=4, max_kept=8
 )
-ATTACH = Attach(draft=0, pid=7, drafter="dspark", gamma=4, feature_size=3, has_law=True)
+ATTACH = Attach(draft=0, pid=7, drafter="dspark", gamma=4, feature_size=3)
 WANTED = Wanted(draft=1, epoch=2, stream=2**63 - 1, start=0, end=9)
 ATTACHED = Attached(epoch=1, vocab_size=100, max_positions=50, max_rows=4, max_kept=8)
 CONTEXT = Context(epoch=1, stream=3, start=4, token_ids=[5, 6], features=bytes(range(24)))
@@ -91,9 +90,9 @@ def test_messages_arrive_as_they_were_sent_in_both_directions(target, draft):
     for message in (ATTACH, WANTED):
         insist(draft.send, message)
     assert poll(target, 2) == [ATTACH, WANTED]
-    for message in (ATTACHED, CONTEXT, FREE, Stop()):
+    for message in (ATTACHED, CONTEXT, FREE):
         insist(target.send, 0, message)
-    assert poll(draft, 4) == [ATTACHED, CONTEXT, FREE, Stop()]
+    assert poll(draft, 3) == [ATTACHED, CONTEXT, FREE]
     assert target.num_malformed == draft.num_malformed == 0
     assert target.receive() == draft.receive() == []
 
