@@ -22,13 +22,14 @@ from draft_node.streams import Streams
 from draft_node.waves import WaveSettings
 from specserve.config import ResolvedConfig, read_resolved
 from specserve.decoding.drawing import Coupled, Sampled
+from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafter_source import NGRAM
 from specserve.drafting import ContextUpdate, DraftBatch, Drafter
 from specserve.errors import InvalidField, SpecserveError, Unavailable
 from specserve.group_link.ends import GroupDraftEnd, Meeting
 from specserve.link.ends import DraftLinkEnd
-from specserve.link.frames import MAX_FRAME_BYTES, LinkLimits
-from specserve.link.ring import RingDraftEnd, SharedRegion
+from specserve.link.frames import LinkLimits
+from specserve.link.ring import DEFAULT_RING_BYTES, RingDraftEnd, SharedRegion
 from specserve.model.config import ModelSpec
 from specserve.noise import OnceKeys
 from specserve.process import ChildArguments, pin, report_failure, report_ready
@@ -37,6 +38,7 @@ from specserve.wire.draft_control import Attach, DraftControlDraft
 
 CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and waves need the rest
 _LAW_ENTRY_BYTES = 8  # a token id and its probability
+_MAX_LAW_BYTES = 7 * DEFAULT_RING_BYTES // 8  # of a push: the rest of a ring is for what goes along
 _MAX_CUDA_CONTEXTS = 64  # of full length; more would only lie idle
 
 log = logging.getLogger(__name__)
@@ -96,7 +98,8 @@ def _build(
         num_kept=speculation.num_kept,
         saguaro_c=speculation.saguaro_c,
     )
-    refuse_large_pushes(settings, drafter.gamma)
+    if speculation.verification != VerificationRule.COUPLED:  # which ships no laws
+        refuse_large_pushes(settings, drafter.gamma, target.spec.vocab_size)
     streams = Streams(drafter, dtype=dtype, device=device)
     introduction = Attach(
         draft=arguments.rank,
@@ -118,16 +121,17 @@ def _build(
     )
 
 
-def refuse_large_pushes(settings: WaveSettings, gamma: int) -> None:
+def refuse_large_pushes(settings: WaveSettings, gamma: int, vocab_size: int) -> None:
     """InvalidField if a wave with its laws is more than a link carries: it would never arrive."""
-    block_bytes = gamma * settings.num_kept * _LAW_ENTRY_BYTES
-    if settings.size * block_bytes <= MAX_FRAME_BYTES:
+    num_kept = min(settings.num_kept, vocab_size)
+    num_bytes = settings.size * gamma * num_kept * _LAW_ENTRY_BYTES
+    if num_bytes <= _MAX_LAW_BYTES:
         return
     raise InvalidField(
         "speculation.wave",
-        f"{settings.size} blocks of {gamma} tokens with speculation.num_kept = {settings.num_kept} "
-        f"make pushes of {settings.size * block_bytes / 2**20:.1f} MiB, and the limit is "
-        f"{MAX_FRAME_BYTES / 2**20:g} MiB; lower either",
+        f"{settings.size} blocks of {gamma} tokens with speculation.num_kept = {num_kept} "
+        f"make pushes of {num_bytes / 2**20:.1f} MiB, and the limit is "
+        f"{_MAX_LAW_BYTES / 2**20:g} MiB; lower either",
     )
 
 

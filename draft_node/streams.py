@@ -24,6 +24,8 @@ from specserve.link.messages import RowReport
 MAX_STREAMS = 4096  # the target's word that a stream has ended may be lost, too
 IDLE_ROUNDS = 8  # a stream not heard of while all could report so often may lose its context
 
+_TRIES = 2  # of starved streams for one that ends: more than one, as contexts differ in length
+
 log = logging.getLogger(__name__)
 
 
@@ -66,15 +68,17 @@ class Streams:
         self._add(self._hear(number), segment)
 
     def free(self, numbers: Iterable[int]) -> None:
-        """These have ended. As many starved ones may try again as have made room."""
-        num_contexts = 0
+        """These have ended. For each, a few starved ones may try again, those that waited longest.
+
+        Not all of them: each reads its whole context only to find out that there is no room.
+        """
+        num_ended = 0
         for number in numbers:
-            stream = self._streams.pop(number, None)
-            if stream is not None:
-                num_contexts += bool(stream.token_ids)
+            if self._streams.pop(number, None) is not None:
                 self._drafter.free(number)
+                num_ended += 1
         starved = (stream for stream in self._streams.values() if stream.is_starved)
-        for stream in list(islice(starved, num_contexts)):
+        for stream in list(islice(starved, _TRIES * num_ended)):
             stream.is_starved = False
 
     def surplus(self) -> list[int]:
@@ -227,6 +231,7 @@ class Streams:
             log.warning("a stream is not speculated: %s", error)
         self._drop_context(stream)
         stream.is_starved = True
+        self._streams[stream.number] = self._streams.pop(stream.number)  # others try before it
 
     def _drop_context(self, stream: Stream) -> None:
         """Its branch numbers stay: they may not be used again even so."""

@@ -103,6 +103,12 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def touch(self, cached: Tokens[int]) -> None:
+        """Somebody waits for these: they are evicted after all others, tails first."""
+        for block in reversed(cached):
+            if block in self._evictable:
+                self._evictable.move_to_end(block)
+
     def num_free_without(self, cached: Tokens[int]) -> int:
         """Blocks that `allocate` could hand out once these cached ones are taken."""
         return self.num_free - sum(block in self._evictable for block in cached)

@@ -40,6 +40,10 @@ class _Told:
     stream: Stream
     start: int
 
+    def num_known(self) -> int:
+        """Of its tokens to the draft, less all: the further behind the less."""
+        return self.start - self.row.sequence.num_computed
+
     @property
     def span(self) -> Span:
         """Positions whose features go with the report."""
@@ -107,7 +111,8 @@ class Reporter:
         awaits: bool = False,
     ) -> None:
         """The round that starts: its rows' blocks were pushed, or drafted here, or are absent."""
-        told = list(self._known_rows(rows))
+        # Where the link had no room for all, those left out come first.
+        told = sorted(self._known_rows(rows), key=_Told.num_known)
         features = self._read([each.span for each in told])
         reports: dict[int, list[tuple[_Told, RowReport]]] = {}  # by epoch
         for each, read in zip(told, features, strict=True):
@@ -166,6 +171,8 @@ class Reporter:
             width = 0 if self._features is None else self._features.size
             return [np.empty((length, width), dtype=np.float32) for length in lengths]
         rows = self._features.read(spans).to(torch.float32).cpu().numpy()
+        if len(spans) == 1:
+            return [rows]
         return np.split(rows, np.cumsum(lengths)[:-1])
 
 

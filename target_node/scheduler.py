@@ -204,6 +204,7 @@ class Scheduler:
         missing = pool.num_blocks_for(len(sequence.token_ids)) - len(blocks)
         # Preempting at once what was just admitted would be work for nothing: one spare block each.
         if missing + len(self.running) > pool.num_free_without(blocks):
+            pool.touch(blocks)
             return False
         pool.take(blocks)
         sequence.block_ids = blocks + pool.allocate(missing)

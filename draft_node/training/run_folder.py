@@ -50,7 +50,7 @@ def claim(arguments: argparse.Namespace) -> Path:
         name: _plain(value) for name, value in vars(arguments).items() if name not in _MAY_CHANGE
     }
     settings["target"] = weights_digest(arguments.target)
-    settings["init"] = _digest_of_initial(getattr(arguments, "init", None))
+    settings["init"] = _digest_of_initial(arguments)
     if arguments.restart:
         (folder / checkpoint.FILE_NAME).unlink(missing_ok=True)
     if is_begun(folder):
@@ -73,9 +73,14 @@ def _refuse_changes(folder: Path, settings: Mapping[str, object]) -> None:
             raise InvalidField(flag, problem)
 
 
-def _digest_of_initial(folder: Path | None) -> str | None:
+def _digest_of_initial(arguments: argparse.Namespace) -> str | None:
+    folder: Path | None = getattr(arguments, "init", None)
+    if folder is None:
+        return None
+    if folder.resolve() == arguments.out.resolve():
+        return "out"  # its weights change with every export of the run itself
     try:
-        return None if folder is None else weights_digest(folder)
+        return weights_digest(folder)
     except OSError as error:
         raise InvalidField("--init", f"{folder}: {error}") from error
 

@@ -17,7 +17,7 @@ from specserve.link.envelope import Kind, Part, Unsound, unseal
 from specserve.link.messages import Floats, Tokens
 
 MAX_ROUND = 2**20 - 1  # what the noise has room for
-MAX_FRAME_BYTES = 4 * 1024 * 1024  # what is sent; every carrier has room for two of them
+MAX_FRAME_BYTES = 4 * 1024 * 1024  # of a report; every carrier has room for two of them
 TOKEN = np.dtype("<i4")
 FLOAT = np.dtype("<f4")
 

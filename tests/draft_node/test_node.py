@@ -260,9 +260,10 @@ def test_warming_up_leaves_nothing_behind(drafter, size):
 
 def test_waves_that_no_link_would_carry_are_refused_by_name():
     settings = WaveSettings(size=64, num_kept=4096)
-    with pytest.raises(InvalidField, match=r"speculation\.wave: 64 blocks .* 14\.0 MiB, .* 4 MiB"):
-        refuse_large_pushes(settings, gamma=7)
-    refuse_large_pushes(WaveSettings(size=64, num_kept=512), gamma=8)
+    with pytest.raises(InvalidField, match=r"speculation\.wave: 64 blocks .* 14\.0 MiB, .* 7 MiB"):
+        refuse_large_pushes(settings, gamma=7, vocab_size=150_000)
+    refuse_large_pushes(settings, gamma=7, vocab_size=2000)  # laws hold no more than that
+    refuse_large_pushes(WaveSettings(size=64, num_kept=512), gamma=8, vocab_size=150_000)
 
 
 def start_process(peer, target, folder):

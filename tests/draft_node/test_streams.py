@@ -227,15 +227,36 @@ def test_rows_that_decode_keep_their_contexts_where_there_is_too_little_room(num
     assert max(entered[1:]) == num_rows - 2  # one token a row, nothing read again
 
 
-def test_an_end_lets_one_starved_stream_try_again(target):
+def test_for_each_end_a_few_starved_streams_try_again_in_turn(target):
     small = LanguageModelDrafter(load(target.folder), gamma=2, num_context_tokens=64)
     streams = Streams(small, dtype=torch.float32, device=CPU)
-    for number in (1, 2, 3):
+    for number in range(1, 6):
         streams.take_report(row(small, TEXT, stream=number, round=1))
-    streams.extend(200)
-    assert [stream.is_starved for stream in streams] == [False, True, True]
+    streams.extend(300)
+    assert [stream.number for stream in streams if stream.is_starved] == [2, 3, 4, 5]
     streams.free([1])
-    assert [stream.is_starved for stream in streams] == [False, True]
+    assert [stream.number for stream in streams if stream.is_starved] == [4, 5]
+    for number in (2, 3):
+        streams.take_report(row(small, TEXT, stream=number, round=2))
+    streams.extend(300)
+    assert [stream.number for stream in streams if stream.is_starved] == [4, 5, 3]
+    streams.free([4])  # it had no context, and others may have become shorter: they try
+    assert [stream.number for stream in streams if stream.is_starved] == []
+
+
+def test_what_continues_a_context_that_made_room_for_another_is_left_out():
+    pages = Pages(8)
+    streams, text = Streams(pages, dtype=torch.float32, device=CPU), tokens(80).tolist()
+    streams.take_context(1, bare(0, 0))  # the first in line
+    streams.take_report(row(pages, text[:60], start=0, stream=2))
+    for _ in range(4 * IDLE_ROUNDS):
+        streams.take_report(row(pages, text[:60], start=0, stream=3))
+    streams.extend(1000)
+    streams.find(2).segments = [Segment(59, np.array(text[59:70], np.int32), np.empty((11, 0)))]
+    streams.take_context(1, bare(0, 30))
+    streams.extend(1000)
+    assert streams.failures.total == 0
+    assert [len(stream.token_ids) for stream in streams] == [30, 0, 59]
 
 
 def test_a_context_that_cannot_be_read_is_started_anew(streams, drafter, caplog):

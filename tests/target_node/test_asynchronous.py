@@ -1,15 +1,18 @@
 """The asynchronous source in the real loop: who is told what, what is looked up, what is freed."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.types import Abort
+from specserve.slot_scores import SlotScores
+from specserve.types import Abort, Speculation
 from specserve.wire.draft_control import Context
 from target_node.feature_cache import FeatureCache
+from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss
 from target_node.reporting import MAX_INLINE
 from target_node.tolerance import MAX_FAILURES
@@ -134,6 +137,43 @@ def test_rows_that_no_frame_has_room_for_together_travel_apart(models, monkeypat
         assert len(pair.ends) == 5
         status = pair.asynchronous.status()
         assert status.num_hits > status.num_lookups / 10
+
+
+def test_rows_left_out_by_a_full_link_are_reported_first_next_time(models, monkeypatch):
+    monkeypatch.setattr("target_node.reporting.MAX_FRAME_BYTES", 2500)
+    with pair_of(models) as pair:
+        reported, (peer,) = set(), pair.links._peers
+        send, turns = peer.end.send, set()
+
+        def send_one_a_turn(report):
+            if len(pair.tokens) < 5 or pair.clock.perf_counter() in turns:
+                return False
+            turns.add(pair.clock.perf_counter())
+            reported.update(row.stream for row in report.rows)
+            return send(report)
+
+        peer.end.send = send_one_a_turn
+        for index in range(5):
+            pair.submit(request(f"{index}", PROMPT, max_tokens=40, ignore_eos=True))
+        pair.turn(10)
+        assert len(reported) == 5
+
+
+def test_a_confidence_that_is_none_costs_its_report_nothing():
+    sequence = object()
+
+    class Draft:
+        def scores(self, sequence, num_slots):
+            zeros = torch.zeros(num_slots, 4)
+            return SlotScores(zeros.long(), zeros)
+
+    local = LocalDrafts({Miss.DRAFT_HERE: Draft()}, torch.device("cpu"))
+    local._kind_of[sequence] = Miss.DRAFT_HERE
+    drafted = Speculation(token_ids=(1, 2), confidences=(float("nan"), 0.5))
+    foresight = local.foresight(
+        SimpleNamespace(sequence=sequence, speculation=drafted, verify_len=2)
+    )
+    assert foresight.confidences.tolist() == [0.0, 0.5]
 
 
 def test_the_larger_features_are_the_fewer_tokens_travel_with_a_report(models, monkeypatch):

@@ -176,3 +176,20 @@ def test_a_sequence_that_waits_for_blocks_is_hashed_once(monkeypatch):
     while subject.waiting:
         finish_round(subject, subject.next_batch())
     assert waiting.num_cached == 28
+
+
+def test_who_waits_for_blocks_keeps_its_cached_prefix_for_longest():
+    subject = scheduler(num_blocks=20, tokens=64)
+    first = sequence(0, [*range(24)], max_tokens=1)
+    subject.add(first)
+    finish_round(subject, subject.next_batch())
+    subject.add(sequence(1, [90] * 9, max_tokens=40))
+    finish_round(subject, subject.next_batch())
+    waiting = sequence(2, [*range(24), *range(50, 92)])
+    subject.add(waiting)
+    subject.add(sequence(3, [91] * 13, max_tokens=1))  # comes after the one that waits
+    other = sequence(4, [92] * 13, max_tokens=1, priority=-1)
+    subject.add(other)
+    while subject.waiting:
+        finish_round(subject, subject.next_batch())
+    assert waiting.num_cached == 24
