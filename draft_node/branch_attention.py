@@ -69,6 +69,7 @@ class BranchAttention:
         order = list(dict.fromkeys([*(entering.rows if entering else ()), *blocks.rows]))
         place_of = {row: place for place, row in enumerate(order)}
         self._flat_blocks, width = pages_of(self._context, order)
+        self._gathered = self._context.cache.room(len(self._flat_blocks))
         first = [place_of[row] for row in blocks.rows]
         own_rows = np.repeat(np.array(first, dtype=np.int64), blocks.size)
         seen = np.repeat(np.array(blocks.lengths, dtype=np.int64), blocks.size)
@@ -104,7 +105,8 @@ class BranchAttention:
         first, cache = self._num_entering, self._context.cache
         if self._flat_slots is not None:
             cache.write(layer_index, self._flat_slots, k[:first], v[:first])
-        keys, values = cache.gather(layer_index, self._flat_blocks)
+        cache.gather(layer_index, self._flat_blocks, self._gathered)
+        keys, values = self._gathered
         shape = (self._kv_heads, self._num_rows, -1, cache.head_dim)
         # A row's padding holds another row's token; a masked NaN of that one would be its own.
         own = (torch.nan_to_num(x[first:], 0.0, 0.0, 0.0) for x in (k, v))

@@ -6,6 +6,7 @@ is one fused product over what has been written so far; whose columns are whose 
 Tokens in flight may enter with the first pass. Knows no model.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,8 +29,11 @@ class ChainAttention:
         self._scale = scale
         self._kv_heads = context.cache.num_kv_heads
         self._per_kv = num_heads // self._kv_heads
-        self._rooms = context.cache.keys.new_empty(context.cache.num_layers, 2, 0)
-        self._entries: dict[int, tuple[Tensor, Tensor]] = {}  # [kv_heads, R, keys, head_dim] each
+        self._rooms = context.cache.keys.new_empty(0)
+        # Of every layer keys and values, both in `_rooms`: as they are gathered, and as
+        # [kv_heads, R, keys, head_dim].
+        self._gathered: list[tuple[Tensor, ...]] = []
+        self._entries: list[tuple[Tensor, ...]] = []
 
     def plan(
         self,
@@ -64,11 +68,19 @@ class ChainAttention:
     def _make_rooms(self) -> None:
         """Kept from call to call, because fresh pages of memory cost more than what is copied."""
         cache = self._context.cache
-        self._entries.clear()  # they are views of these
-        size = len(self._flat_blocks) * cache.block_size * cache.head_dim
-        if self._rooms.shape[2] < size:
-            self._rooms = cache.keys.new_empty(cache.num_layers, 2, 0)
-            self._rooms = cache.keys.new_empty(cache.num_layers, 2, int(_SPARE * size))
+        self._gathered.clear()  # they are views of these
+        self._entries.clear()
+        shape = (cache.num_layers, 2, len(self._flat_blocks), cache.block_size * cache.head_dim)
+        size = math.prod(shape)
+        if len(self._rooms) < size:
+            self._rooms = cache.keys.new_empty(0)
+            self._rooms = cache.keys.new_empty(int(_SPARE * size))
+        rooms = self._rooms[:size].view(shape)
+        by_row = rooms.view(
+            cache.num_layers, 2, self._kv_heads, self._num_gathered, -1, cache.head_dim
+        )
+        self._gathered = [room.unbind(0) for room in rooms.unbind(0)]
+        self._entries = [entries.unbind(0) for entries in by_row.unbind(0)]
 
     def _plan_first(
         self,
@@ -151,9 +163,7 @@ class ChainAttention:
         cache, first = self._context.cache, self._num_entering
         if self._flat_slots is not None:
             cache.write(layer_index, self._flat_slots, k[:first], v[:first])
-        keys, values = cache.gather(layer_index, self._flat_blocks, self._rooms[layer_index])
-        shape = (self._kv_heads, self._num_gathered, -1, cache.head_dim)
-        self._entries[layer_index] = keys.view(shape), values.view(shape)
+        cache.gather(layer_index, self._flat_blocks, self._gathered[layer_index])
         return k[first:], v[first:]
 
     def _append(self, layer_index: int, k: Tensor, v: Tensor) -> int:

@@ -135,9 +135,9 @@ class Context:
     def read(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a row, each [kv_heads, length, head_dim]; a copy."""
         table = torch.from_numpy(self.rows.table(row)).to(self.cache.device)
-        keys, values = self.cache.gather(layer, self.cache.flat_blocks(table))
+        keys, values = self.cache.read(layer, table)
         length = self.rows.length(row)
-        return keys[:, :length].clone(), values[:, :length].clone()
+        return keys[:, :length], values[:, :length]
 
     def causal_batch(self, rows: Sequence[int], counts: Sequence[int]) -> AttentionBatch:
         """What `TorchAttention` needs for the rows' last `counts` positions."""

@@ -115,9 +115,8 @@ class Session:
     @torch.inference_mode()
     def keys_and_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What the cache holds of the sequence, each [kv_heads, length, head_dim]."""
-        blocks = self.cache.flat_blocks(torch.from_numpy(self.block_table))
-        keys, values = self.cache.gather(layer, blocks)
-        return keys[:, : self.length].clone(), values[:, : self.length].clone()
+        keys, values = self.cache.read(layer, torch.from_numpy(self.block_table))
+        return keys[:, : self.length], values[:, : self.length]
 
 
 def load_target(folder: Path) -> Transformer:

@@ -11,7 +11,9 @@ zeros. See docs/decisions/0002-deterministic-arithmetic.md.
 """
 
 import functools
+import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,29 +67,34 @@ class Attention(Protocol):
 
 @dataclass(frozen=True)
 class _Step:
-    """Consecutive queries of a group's rows, multiplied at once. M of them a row.
+    """Consecutive queries of a group's rows, multiplied at once. M a row, for R rows.
 
-    Keys before `first_masked` are open to all of them, keys from `num_keys` on to none: neither
-    needs a mask, and the latter no work. Both are multiples of KEY_TILE.
+    Keys before a multiple of KEY_TILE are open to all of them and need no mask; keys from another
+    one on are open to none and need no work. All layers work in the same memory, and these are its
+    views, made once a forward: at a few tokens making one costs what the arithmetic does.
     """
 
-    queries: slice
-    first_masked: int
-    num_keys: int
-    mask: torch.Tensor  # [R, M, num_keys - first_masked] 0 or -inf
+    queries: torch.Tensor  # [kv_heads * R, M, head_dim]
+    keys: torch.Tensor  # [kv_heads * R, head_dim, keys]
+    values: tuple[torch.Tensor, ...]  # [kv_heads * R, KEY_TILE, head_dim] each
+    scores: torch.Tensor  # [kv_heads * R, M, keys] float32
+    masked: torch.Tensor  # the scores that need it: [kv_heads, R, M, keys - first masked]
+    mask: torch.Tensor  # [R, M, keys - first masked] 0 or -inf
+    weights: torch.Tensor  # [kv_heads * R, M, keys] of the values' dtype
+    weight_tiles: tuple[torch.Tensor, ...]  # [kv_heads * R, M, KEY_TILE] each
 
 
 @dataclass(frozen=True)
 class _Group:
     """Rows of like size, computed together. R rows, T tokens a row, padded."""
 
-    query_index: torch.Tensor  # [R * T] flattened token of each padded query
-    output_index: torch.Tensor  # [valid tokens] which padded queries are real
+    query_index: torch.Tensor | None  # [R * T] token of each padded query; None: all, in order
+    output_index: torch.Tensor | None  # [valid tokens] which padded queries are real; None: all
     token_index: torch.Tensor  # [valid tokens] where in the batch they belong
     flat_blocks: torch.Tensor  # see KVCache.flat_blocks
+    gathered: tuple[torch.Tensor, torch.Tensor]  # their keys and values, see KVCache.gather
+    queries: torch.Tensor  # [kv_heads, R * T, queries a kv_head * head_dim], scaled
     steps: list[_Step]
-    num_rows: int
-    num_queries: int  # T
 
 
 class TorchAttention:
@@ -117,10 +124,24 @@ class TorchAttention:
             by_size[self._padded(int(count)), (num_key_tiles - 1).bit_length()].append(row)
         slots = torch.from_numpy(batch.slots(self.cache.block_size))
         self._flat_slots = self.cache.flat_slots(slots.to(self.cache.device))
+        self._groups = []  # its memory serves the next
+        self._make_room(batch, by_size)
         self._groups = [
             self._plan_group(batch, np.array(rows), starts, num_queries)
             for (num_queries, _), rows in by_size.items()
         ]
+
+    def _make_room(
+        self, batch: AttentionBatch, by_size: Mapping[tuple[int, int], Sequence[int]]
+    ) -> None:
+        """For the scores and weights of the largest step; groups are computed one by one."""
+        size = self.num_heads * max(
+            len(rows) * min(num_queries, self.step) * _round_up(batch.context_lens[rows].max())
+            for (num_queries, _), rows in by_size.items()
+        )
+        keys = self.cache.keys
+        self._scores = torch.empty(size, device=keys.device)
+        self._weights = torch.empty(size, device=keys.device, dtype=keys.dtype)
 
     def _padded(self, num_tokens: int) -> int:
         """Tokens a row is padded to: few different sizes, so that few groups are computed."""
@@ -135,8 +156,8 @@ class TorchAttention:
     ) -> _Group:
         device, block_size = self.cache.device, self.cache.block_size
         counts, ends = batch.num_tokens[rows], batch.context_lens[rows]
-        context_len = _round_up(int(ends.max()))
-        blocks = np.full((len(rows), -(-context_len // block_size)), NULL_BLOCK, dtype=np.int64)
+        num_blocks = -(-_round_up(int(ends.max())) // block_size)
+        blocks = np.full((len(rows), num_blocks), NULL_BLOCK, dtype=np.int64)
         for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
             used = batch.block_tables[row][: -(-int(end) // block_size)]
             blocks[i, : len(used)] = used
@@ -145,80 +166,100 @@ class TorchAttention:
         # Padding repeats the row's first token: finite, discarded, and inside the batch.
         query_index = starts[rows][:, None] + np.where(valid, offsets, 0)
         positions = (ends - counts)[:, None] + np.where(valid, offsets, 0)
+        is_whole = len(rows) == len(batch.num_tokens) and bool(valid.all())
+
+        def on_device(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array.ravel()).to(device)
+
+        flat_blocks = self.cache.flat_blocks(on_device(blocks))
+        gathered = self.cache.room(len(flat_blocks))
+        heads, dim = self.cache.num_kv_heads, self.cache.head_dim
+        queries = gathered[0].new_empty(heads, query_index.size, self.queries_per_kv * dim)
         return _Group(
-            query_index=torch.from_numpy(query_index.ravel()).to(device),
-            output_index=torch.from_numpy(np.flatnonzero(valid)).to(device),
-            token_index=torch.from_numpy(query_index[valid]).to(device),
-            flat_blocks=self.cache.flat_blocks(torch.from_numpy(blocks.ravel()).to(device)),
+            query_index=None if is_whole else on_device(query_index),
+            output_index=None if is_whole else on_device(np.flatnonzero(valid)),
+            token_index=on_device(query_index[valid]),
+            flat_blocks=flat_blocks,
+            gathered=gathered,
+            queries=queries,
             steps=[
-                self._plan_step(positions[:, i : i + self.step], i)
+                self._plan_step(positions, slice(i, i + self.step), queries, gathered)
                 for i in range(0, num_queries, self.step)
             ],
-            num_rows=len(rows),
-            num_queries=num_queries,
         )
 
-    def _plan_step(self, positions: np.ndarray, first: int) -> _Step:
-        """The queries from the `first` of a group on, at `positions` [R, tokens]."""
-        per_kv = self.queries_per_kv
+    def _plan_step(
+        self,
+        positions: np.ndarray,
+        tokens: slice,
+        queries: torch.Tensor,
+        gathered: tuple[torch.Tensor, torch.Tensor],
+    ) -> _Step:
+        """`tokens` of each row of a group, whose queries are at `positions` [R, T]."""
+        num_rows, per_kv, dim = len(positions), self.queries_per_kv, self.cache.head_dim
+        positions = positions[:, tokens]
         first_masked = (int(positions.min()) + 1) // KEY_TILE * KEY_TILE
         num_keys = _round_up(int(positions.max()) + 1)
         hidden = np.arange(first_masked, num_keys) > positions[:, :, None]
         mask = torch.zeros(hidden.shape).masked_fill_(torch.from_numpy(hidden), -torch.inf)
+        batches = self.cache.num_kv_heads * num_rows
+        shape = (batches, positions.shape[1] * per_kv, num_keys)
+        scores, weights = (x[: math.prod(shape)].view(shape) for x in (self._scores, self._weights))
+        keys, values = (x.view(batches, -1, dim)[:, :num_keys] for x in gathered)
+        first = tokens.start * per_kv
         return _Step(
-            queries=slice(first * per_kv, (first + positions.shape[1]) * per_kv),
-            first_masked=first_masked,
-            num_keys=num_keys,
+            queries=queries.view(batches, -1, dim)[:, first : first + shape[1]],
+            keys=keys.transpose(1, 2),
+            values=values.split(KEY_TILE, dim=1),
+            scores=scores,
+            masked=scores.unflatten(0, (-1, num_rows))[..., first_masked:],
             mask=mask.repeat_interleave(per_kv, dim=1).to(self.cache.device),
+            weights=weights,
+            weight_tiles=weights.split(KEY_TILE, dim=2),
         )
 
     def run(
         self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
         self.cache.write(layer_index, self._flat_slots, k, v)
-        if len(self._groups) == 1:
-            group = self._groups[0]
-            out = self._attend(layer_index, q, group)
-            # One group lists its tokens in the order of the batch.
-            return out if out.shape[0] == q.shape[0] else out.index_select(0, group.output_index)
+        if len(self._groups) == 1:  # lists its tokens in the order of the batch
+            return self._attend(layer_index, q, self._groups[0])
         result = torch.empty_like(q)
         for group in self._groups:
-            out = self._attend(layer_index, q, group).index_select(0, group.output_index)
-            result.index_copy_(0, group.token_index, out)
+            result.index_copy_(0, group.token_index, self._attend(layer_index, q, group))
         return result
 
     def _attend(self, layer: int, q: torch.Tensor, group: _Group) -> torch.Tensor:
-        """Attention of one group: [R * T, heads, head_dim], padding included."""
-        heads, dim, per_kv = self.cache.num_kv_heads, self.cache.head_dim, self.queries_per_kv
-        rows, num_queries = group.num_rows, group.num_queries
-        keys, values = self.cache.gather(layer, group.flat_blocks)
-        keys = keys.view(heads * rows, -1, dim).transpose(1, 2)
-        values = values.view(heads * rows, -1, dim)
-        # [R, T, kv_heads, per_kv, dim] -> [kv_heads * R, T * per_kv, dim]
-        queries = q.index_select(0, group.query_index).mul_(self.scale)
-        queries = queries.view(rows, num_queries, heads, per_kv, dim).permute(2, 0, 1, 3, 4)
-        queries = queries.reshape(heads * rows, num_queries * per_kv, dim)
-        parts = [
-            self._attend_step(queries[:, step.queries], keys, values, step) for step in group.steps
-        ]
+        """Attention of one group's tokens: [valid tokens, heads, head_dim]."""
+        self.cache.gather(layer, group.flat_blocks, group.gathered)
+        if group.query_index is not None:
+            q = q.index_select(0, group.query_index)
+        heads, num_padded, width = group.queries.shape
+        by_kv_head = q.reshape(num_padded, heads, width).transpose(0, 1)
+        torch.mul(by_kv_head, self.scale, out=group.queries)
+        parts = [_attend_step(step) for step in group.steps]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        out = out.view(heads, rows, num_queries, per_kv, dim).permute(1, 2, 0, 3, 4)
-        return out.reshape(rows * num_queries, heads * per_kv, dim)
+        out = out.view(heads, num_padded, width).transpose(0, 1)
+        if group.output_index is not None:
+            out = out.index_select(0, group.output_index)
+        return out.reshape(-1, *q.shape[1:])
 
-    def _attend_step(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: _Step
-    ) -> torch.Tensor:
-        """M queries of every row: [kv_heads * R, M, head_dim]."""
-        scores = torch.bmm(queries, keys[:, :, : step.num_keys])
-        if scores.dtype != torch.float32:
-            scores = scores.float()
-        by_row = scores.unflatten(0, (self.cache.num_kv_heads, -1))
-        by_row[..., step.first_masked :].add_(step.mask)
-        weights = torch.softmax(scores, dim=-1).to(values.dtype)
-        out = torch.bmm(weights[:, :, :KEY_TILE], values[:, :KEY_TILE])
-        for i in range(KEY_TILE, step.num_keys, KEY_TILE):
-            out = torch.baddbmm(out, weights[:, :, i : i + KEY_TILE], values[:, i : i + KEY_TILE])
-        return out
+
+def _attend_step(step: _Step) -> torch.Tensor:
+    """[kv_heads * R, M, head_dim]"""
+    if step.weights.dtype == torch.float32:
+        torch.bmm(step.queries, step.keys, out=step.scores)
+    else:
+        step.scores.copy_(torch.bmm(step.queries, step.keys))
+    step.masked.add_(step.mask)
+    if step.weights.dtype == torch.float32:
+        torch.softmax(step.scores, dim=-1, out=step.weights)
+    else:
+        step.weights.copy_(torch.softmax(step.scores, dim=-1))
+    out = torch.bmm(step.weight_tiles[0], step.values[0])
+    for weights, values in zip(step.weight_tiles[1:], step.values[1:], strict=True):
+        out.baddbmm_(weights, values)
+    return out
 
 
 def _round_up(num_keys: int) -> int:
@@ -248,7 +289,7 @@ def _invariant_tiling(
     def products(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
         scores = torch.bmm(queries[:, rows], keys.transpose(1, 2))
         out = torch.bmm(weights[:, rows, :KEY_TILE], keys[:, :KEY_TILE])
-        out = torch.baddbmm(out, weights[:, rows, KEY_TILE:], keys[:, KEY_TILE:])
+        out.baddbmm_(weights[:, rows, KEY_TILE:], keys[:, KEY_TILE:])
         return scores, out
 
     whole = products(slice(None))

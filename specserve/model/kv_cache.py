@@ -5,6 +5,8 @@ the blocks of a row yields exactly what a batched matrix product wants, with one
 Block 0 is the null block: never written, all zeros; padding of block tables points at it.
 """
 
+import math
+
 import numpy as np
 import torch
 
@@ -34,49 +36,60 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.device = device
-        self._gathered = self.keys.new_empty(2, 0)
+        self._gathered = self.keys.new_empty(0)
+        # A layer's keys and values by slot and by block: a view costs what a small copy does.
+        by_slot = (num_layers, num_kv_heads * num_blocks * block_size, head_dim)
+        by_block = (num_layers, num_kv_heads * num_blocks, block_size * head_dim)
+        self._slots = _by_layer(self.keys, self.values, by_slot)
+        self._blocks = _by_layer(self.keys, self.values, by_block)
         # Index of head h, block 0 in the [heads * blocks] and [heads * slots] views.
         heads = torch.arange(num_kv_heads, device=device)
         self._head_blocks = heads[:, None] * num_blocks
-        self._head_slots = heads[:, None] * (num_blocks * block_size)
+        self._head_slots = heads * (num_blocks * block_size)
 
     def flat_blocks(self, block_ids: torch.Tensor) -> torch.Tensor:
         """Rows of `gather`'s view for `block_ids` [K], head-major: [num_kv_heads * K]."""
         return (self._head_blocks + block_ids).flatten()
 
     def flat_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """Rows of `write`'s view for `slots` [N] (block_id * block_size + offset): [heads * N]."""
-        return (self._head_slots + slots).flatten()
+        """Rows of `write`'s view for `slots` [N] (block_id * block_size + offset): [N * heads]."""
+        return (slots[:, None] + self._head_slots).flatten()
 
     def write(
         self, layer: int, flat_slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Store `keys`, `values` [N, num_kv_heads, head_dim] at `flat_slots` of one layer."""
-        rows = (-1, self.head_dim)
-        self.keys[layer].view(rows).index_copy_(0, flat_slots, keys.transpose(0, 1).reshape(rows))
-        self.values[layer].view(rows).index_copy_(
-            0, flat_slots, values.transpose(0, 1).reshape(rows)
-        )
+        for rows, entries in zip(self._slots[layer], (keys, values), strict=True):
+            rows.index_copy_(0, flat_slots, entries.reshape(-1, self.head_dim))
+
+    def room(self, num_flat_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where `gather` may put keys and values of that many, valid until the next `gather`.
+
+        Always the same memory, because fresh pages cost more than the copy.
+        """
+        shape = (2, num_flat_blocks, self.block_size * self.head_dim)
+        if self._gathered.numel() < math.prod(shape):
+            self._gathered = self.keys.new_empty(math.prod(shape))
+        keys, values = self._gathered[: math.prod(shape)].view(shape)
+        return keys, values
 
     def gather(
-        self, layer: int, flat_blocks: torch.Tensor, room: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of `flat_blocks`, each [num_kv_heads, K * block_size, head_dim].
+        self, layer: int, flat_blocks: torch.Tensor, room: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        """Copy keys and values of `flat_blocks` [F] to `room`, two of [F, block_size * head_dim].
 
-        They lie in `room` [2, as many elements or more], or else are valid until the next call:
-        every layer gathers into the same memory, because fresh pages cost more than the copy.
+        In the same memory, [num_kv_heads, F / num_kv_heads * block_size, head_dim] of each.
         """
-        rows = (self.num_kv_heads * self.num_blocks, self.block_size * self.head_dim)
-        shape = (len(flat_blocks), self.block_size * self.head_dim)
-        if room is None:
-            if self._gathered.shape[1] < shape[0] * shape[1]:
-                self._gathered = self.keys.new_empty(2, shape[0] * shape[1])
-            room = self._gathered
-        keys, values = (buffer[: shape[0] * shape[1]].view(shape) for buffer in room)
-        torch.index_select(self.keys[layer].view(rows), 0, flat_blocks, out=keys)
-        torch.index_select(self.values[layer].view(rows), 0, flat_blocks, out=values)
-        whole = (self.num_kv_heads, -1, self.head_dim)
-        return keys.view(whole), values.view(whole)
+        for blocks, out in zip(self._blocks[layer], room, strict=True):
+            torch.index_select(blocks, 0, flat_blocks, out=out)
+
+    def read(self, layer: int, block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of `block_ids`, in order: [num_kv_heads, positions, head_dim] each."""
+        flat_blocks = self.flat_blocks(block_ids)
+        room = self.room(len(flat_blocks))
+        self.gather(layer, flat_blocks, room)
+        keys, values = (x.view(self.num_kv_heads, -1, self.head_dim).clone() for x in room)
+        return keys, values
 
     def zero_blocks(self, block_ids: np.ndarray) -> None:
         """Erase blocks: a masked key has weight zero, but zero times NaN is NaN."""
@@ -86,3 +99,9 @@ class KVCache:
         ids = torch.from_numpy(block_ids).to(self.device)
         self.keys.view(shape).index_fill_(2, ids, 0)
         self.values.view(shape).index_fill_(2, ids, 0)
+
+
+def _by_layer(
+    keys: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(zip(keys.view(shape).unbind(0), values.view(shape).unbind(0), strict=True))
