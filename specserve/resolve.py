@@ -204,6 +204,10 @@ def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Pat
     dtype = model.dtype or ("float32" if device == "cpu" else spec.dtype)
     if dtype not in _DTYPE_BYTES:
         raise InvalidField("model.dtype", f"{dtype!r} is not known ({', '.join(_DTYPE_BYTES)})")
+    if model.half_weights and (device != "cpu" or dtype != "float32"):
+        raise InvalidField(
+            "model.half_weights", f"is for float32 arithmetic on the CPU, not {dtype} on {device}"
+        )
     own_len = spec.max_position_embeddings
     max_model_len = model.max_model_len or own_len
     if max_model_len > own_len:
@@ -212,6 +216,7 @@ def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Pat
         target=str(folder),
         name=model.name or default_name(folder),
         dtype=dtype,
+        half_weights=model.half_weights,
         ballast=model.ballast,
         max_model_len=max_model_len,
     )

@@ -183,6 +183,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     num_params: int
     ballast_params: int
     dtype: str
+    half_weights: bool
     device: str
     tensor_parallel: int
     oversubscribed: bool

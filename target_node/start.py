@@ -13,7 +13,8 @@ import torch.distributed as dist
 from specserve.config import ResolvedConfig, read_resolved
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import Exhausted, SpecserveError
-from specserve.model.loader import load_model
+from specserve.model.linear import Kernels
+from specserve.model.loader import check_half_weights, load_with
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
 from specserve.process import ChildArguments, pin, report_failure, report_ready
@@ -89,15 +90,22 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         torch.cuda.set_device(device)
     _join_group(config, arguments, device)
     ballast = parse_count(config.model.ballast) if config.model.ballast else 0
-    model = load_model(
-        config.model.target or "",
+    folder = Path(config.model.target or "")
+    if config.model.half_weights:
+        check_half_weights(folder)
+    kernels = Kernels(
         dtype=getattr(torch, config.model.dtype or "float32"),
         device=device,
-        parallel=TensorParallel(arguments.rank, arguments.world_size),
+        deterministic=bool(config.engine.deterministic),
+        half_weights=config.model.half_weights,
+    )
+    model = load_with(
+        kernels,
+        folder,
+        TensorParallel(arguments.rank, arguments.world_size),
         ballast=ballast,
         # What a config claims beyond that would only be memory.
         num_positions=config.model.max_model_len,
-        deterministic=bool(config.engine.deterministic),
     )
     runner = Runner(
         model,
@@ -214,6 +222,7 @@ def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
         num_params=model.num_params,
         ballast_params=model.ballast_params,
         dtype=str(model.embedding.dtype).removeprefix("torch."),
+        half_weights=config.model.half_weights,
         device=str(model.embedding.device),
         tensor_parallel=model.parallel.size,
         oversubscribed=config.oversubscribed,

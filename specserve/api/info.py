@@ -25,6 +25,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_params: int
     ballast_params: int
     dtype: str
+    half_weights: bool
     device: str
     tensor_parallel: int
     deterministic: bool

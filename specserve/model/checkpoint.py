@@ -90,6 +90,11 @@ class Checkpoint:
                     f"not one of {', '.join(allowed)}"
                 )
 
+    def first_of(self, dtype: str) -> str | None:
+        """A tensor stored in `dtype`, as safetensors calls it."""
+        stored = ((name, file.get_slice(key)) for name, (file, key) in self._tensors.items())
+        return next((name for name, part in stored if part.get_dtype() == dtype), None)
+
     def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
         """A tensor, or the part of it that `part` indexes; nothing else is read from disk."""
         file, stored_name = self._tensors[name]

@@ -6,6 +6,7 @@ Block 0 is the null block: never written, all zeros; padding of block tables poi
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -73,9 +74,7 @@ class KVCache:
         keys, values = self._gathered[: math.prod(shape)].view(shape)
         return keys, values
 
-    def gather(
-        self, layer: int, flat_blocks: torch.Tensor, room: tuple[torch.Tensor, torch.Tensor]
-    ) -> None:
+    def gather(self, layer: int, flat_blocks: torch.Tensor, room: Sequence[torch.Tensor]) -> None:
         """Copy keys and values of `flat_blocks` [F] to `room`, two of [F, block_size * head_dim].
 
         In the same memory, [num_kv_heads, F / num_kv_heads * block_size, head_dim] of each.

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from specserve.errors import Unsupported
+
 PIECES = (8, 4, 2, 1)  # a tiled product's output columns come in that many pieces, if they divide
 # What few rows are padded to. Four stream a weight 20-25 % faster than one where it was measured,
 # and cost nothing where it stays in the cache; eight is for a machine whose bits differ below.
@@ -60,8 +62,9 @@ class PackedLinear:
 class HalfLinear:
     """A weight kept in float16, which is half as much to read; inputs and sums are float32.
 
-    For drafters on CPU: a draft's law may be any, and few rows cost what their weights take to
-    read. From 30 rows on it is no faster than `PackedLinear`, and no slower.
+    Few rows cost what their weights take to read. From 30 rows on it is no faster than
+    `PackedLinear`, and no slower. For drafters on CPU, whose law may be any, and for targets stored
+    in 16 bits, whose weights it rounds by 3e-8 at most.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -101,7 +104,8 @@ class TiledLinear:
 class Kernels:
     """Chooses the kernel of every linear layer of one model on one device.
 
-    `half_weights` lets float32 weights be rounded to float16 where that is faster.
+    `half_weights` lets float32 weights be rounded to float16 where this machine has products
+    with such and, if deterministic, their bits do not depend on the batch.
     """
 
     def __init__(
@@ -120,7 +124,7 @@ class Kernels:
         on_cpu = device.type == "cpu"
         self._packs = on_cpu and can_pack(dtype)
         self._halves = half_weights and on_cpu and dtype == torch.float32 and can_halve()
-        self._verdicts: dict[tuple[int, int], int | None] = {}
+        self._verdicts: dict[tuple[type[PackedLinear | HalfLinear], int, int], int] = {}
 
     def linear(self, parts: Sequence[torch.Tensor], num_ranks: int = 1) -> Linear:
         """The product with `parts`, each [rows, in], stacked.
@@ -128,24 +132,41 @@ class Kernels:
         `num_ranks` ranks hold equal shares of the whole weight's rows, this one `parts`.
         """
         weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+        shape = weight.shape[1], weight.shape[0] * num_ranks
+        if self._halves and self._can_halve(weight, shape):
+            return HalfLinear(weight)
         if not self.deterministic:
-            if self._halves and HalfLinear.holds(weight):
-                return HalfLinear(weight)
             return PackedLinear(weight) if self._packs else PlainLinear(weight)
-        min_rows = self._min_rows(weight.shape[1], weight.shape[0] * num_ranks)
+        min_rows = self._min_rows(shape)
         if min_rows is not None:
             return PackedLinear(weight, min_rows)
         pieces = [piece for part in parts for piece in fixed_pieces(part, num_ranks)]
         return TiledLinear(pieces, self._tile)
 
-    def _min_rows(self, in_size: int, out_size: int) -> int | None:
-        """The verdict on a shape; the whole weight's, so that every number of ranks agrees."""
+    def _can_halve(self, weight: torch.Tensor, shape: tuple[int, int]) -> bool:
+        holds = HalfLinear.holds(weight)
+        if not self.deterministic:
+            return holds
+        if self._verdict(HalfLinear, shape):
+            return False
+        # Another rank's share may hold what this one's does not.
+        if not holds:
+            raise Unsupported(f"half_weights: a weight is beyond float16's {_HALF_MAX:.0f}")
+        return True
+
+    def _min_rows(self, shape: tuple[int, int]) -> int | None:
+        """Rows that a packed product is padded to; None: its bits are not stable for any."""
         if not self._packs:
             return None
-        shape = (in_size, out_size)
-        if shape not in self._verdicts:
-            self._verdicts[shape] = invariant_from(PackedLinear, in_size, out_size, self.dtype)
-        return self._verdicts[shape]
+        differing = self._verdict(PackedLinear, shape)
+        return next((rows for rows in MIN_ROWS if rows > differing), None)
+
+    def _verdict(self, kernel: type[PackedLinear | HalfLinear], shape: tuple[int, int]) -> int:
+        """Of the whole weight's shape [in, out], so that every number of ranks agrees."""
+        key = (kernel, *shape)
+        if key not in self._verdicts:
+            self._verdicts[key] = most_differing_rows(kernel, *shape, self.dtype)
+        return self._verdicts[key]
 
 
 def fixed_pieces(part: torch.Tensor, num_ranks: int) -> list[torch.Tensor]:
@@ -175,10 +196,10 @@ def can_halve() -> bool:
     return True
 
 
-def invariant_from(
-    kernel: type[PackedLinear], in_size: int, out_size: int, dtype: torch.dtype
-) -> int | None:
-    """The least of MIN_ROWS from which a row's bits depend on nothing but the row; None: from none.
+def most_differing_rows(
+    kernel: type[PackedLinear | HalfLinear], in_size: int, out_size: int, dtype: torch.dtype
+) -> int:
+    """The most rows whose bits depend on their number or place; 0 where they never do.
 
     Tried against a product of many rows by one thread with the whole matrix: other row counts,
     places, this process's threads, and the column shards of 2, 4 and 8 ranks.
@@ -201,7 +222,7 @@ def invariant_from(
             linear = kernel(weight[start : start + width].contiguous())
             columns = expected[:, start : start + width]
             differing = max(differing, *_differing_rows(linear, x, columns))
-    return next((rows for rows in MIN_ROWS if rows > differing), None)
+    return differing
 
 
 def _differing_rows(linear: Linear, x: torch.Tensor, expected: torch.Tensor) -> Iterator[int]:

@@ -15,7 +15,7 @@ from specserve.model.ballast import with_ballast
 from specserve.model.checkpoint import Checkpoint
 from specserve.model.config import ModelSpec, read_spec
 from specserve.model.layers import DecoderLayer, RMSNorm, SwiGLU
-from specserve.model.linear import Kernels, Linear
+from specserve.model.linear import Kernels, Linear, can_halve
 from specserve.model.parallel import TensorParallel
 from specserve.model.projection import GatheredProjection, Projection, ReducedProjection
 from specserve.model.rope import RotaryTable
@@ -64,6 +64,19 @@ def load_model(
     """
     kernels = Kernels(dtype=dtype, device=device, deterministic=deterministic)
     return load_with(kernels, source, parallel, ballast=ballast, num_positions=num_positions)
+
+
+def check_half_weights(folder: Path) -> None:
+    """Raise `Unsupported` unless the model in `folder` may keep its weights in float16."""
+    if not can_halve():
+        raise Unsupported("half_weights: this machine has no products with float16 weights")
+    with Checkpoint(folder) as checkpoint:
+        name = checkpoint.first_of("F32")
+    if name is not None:
+        raise Unsupported(
+            f"{folder}: tensor {name} is stored in float32, which half_weights would round; "
+            "leave out --half-weights"
+        )
 
 
 def load_with(

@@ -10,6 +10,7 @@ import pytest
 
 from specserve.api.info import ServerLoad
 from specserve.client import Client
+from specserve.model.linear import can_halve
 from tests.exactness.workload import MAX_MODEL_LEN, Outcome, differing, run, seeded_requests
 
 NUM_REQUESTS = 200
@@ -96,3 +97,22 @@ def test_equal_on_several_ranks(
     assert differing(alone, run(address, REQUESTS, concurrency=32, shuffle_seed=5)) == []
     with Client(address) as client:
         assert client.server_info().topology == f"{ranks}+0"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_halve(), reason="no float16 weights in this build")
+def test_weights_of_16_bits_give_equal_tokens_on_two_ranks_with_drafts(
+    start_service: Callable[..., str], alone: list[Outcome]
+):
+    halved = (*LIMIT, "--half-weights", "--speculation")
+    address = start_service(*halved, "off")
+    with Client(address) as client:
+        assert client.model_info().half_weights
+    reference = run(address, REQUESTS, concurrency=16)
+    ranks = ("--topology", "2+0", "--oversubscribe", "--drafter", "ngram")
+    drafted = start_service(*halved, "sync", *ranks)
+    assert differing(reference, run(drafted, REQUESTS, concurrency=32, shuffle_seed=5)) == []
+    # Other bits than those of float32 weights, and nearly always the same tokens.
+    assert differing(alone, reference)
+    same = [a.token_ids == b.token_ids for a, b in zip(alone, reference, strict=True)]
+    assert sum(same) > 0.95 * NUM_REQUESTS

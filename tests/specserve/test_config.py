@@ -245,6 +245,10 @@ def test_ballast_layers_count_in_the_kv_of_a_token():
     ("config", "message"),
     [
         (Config(model=ModelConfig(dtype="int8")), "model.dtype: 'int8' is not known"),
+        (
+            Config(model=ModelConfig(dtype="bfloat16", half_weights=True)),
+            "model.half_weights: is for float32 arithmetic on the CPU, not bfloat16 on cpu",
+        ),
         (Config(model=ModelConfig(max_model_len=4096)), "model.max_model_len: 4096 exceeds"),
         (Config(model=ModelConfig(ballast="much")), "model.ballast: 'much' is not a count"),
         (Config(topology=TopologyConfig(device="tpu")), "topology.device: 'tpu' is not known"),

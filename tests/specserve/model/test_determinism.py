@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from specserve.model import linear
+from specserve.errors import Unsupported
+from specserve.model import linear, loader
 from specserve.model.layers import RMSNorm, SwiGLU
 from specserve.model.linear import (
     HalfLinear,
@@ -13,8 +15,10 @@ from specserve.model.linear import (
     can_halve,
     can_pack,
     fixed_pieces,
-    invariant_from,
+    most_differing_rows,
 )
+from specserve.model.loader import check_half_weights, load_with
+from specserve.model.parallel import TensorParallel
 from specserve.model.rope import rotate
 from tests.golden import Session
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
@@ -102,9 +106,13 @@ class _ColumnCountLeaks(PackedLinear):
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(("in_size", "out_size"), [(48, 64), (256, 1536), (4096, 96)])
 def test_probed_products_have_equal_bits_for_any_rows(in_size, out_size, num_threads):
-    min_rows = invariant_from(PackedLinear, in_size, out_size, torch.float32)
-    assert min_rows is not None
-    product = PackedLinear(torch.randn(out_size, in_size), min_rows)
+    kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
+    product = kernels.linear([torch.randn(out_size, in_size)])
+    assert isinstance(product, PackedLinear)
+    check_any_rows(product, in_size, num_threads)
+
+
+def check_any_rows(product, in_size, num_threads):
     x = torch.randn(300, in_size)
     expected = product(x)
     torch.set_num_threads(num_threads)
@@ -125,27 +133,36 @@ def leaking(differs):
 
 @needs_packing
 @pytest.mark.parametrize(
-    ("differs", "min_rows"),
+    ("differs", "most"),
     [
-        (lambda rows, columns: False, 4),
-        (lambda rows, columns: rows == 1, 4),
-        (lambda rows, columns: rows == 3, 4),
-        (lambda rows, columns: rows == 17, None),
-        (lambda rows, columns: columns == 16, None),
-        (lambda rows, columns: columns == 8 and rows < 6, 8),
+        (lambda rows, columns: False, 0),
+        (lambda rows, columns: rows == 5, 5),
+        (lambda rows, columns: rows == 17, 17),
+        (lambda rows, columns: columns == 16, 64),
+        (lambda rows, columns: columns == 8 and rows < 6, 5),
     ],
 )
-def test_the_probe_finds_the_rows_from_which_bits_are_stable(differs, min_rows):
-    assert invariant_from(leaking(differs), 48, 64, torch.float32) == min_rows
+def test_the_probe_finds_the_most_rows_whose_bits_differ(differs, most):
+    assert most_differing_rows(leaking(differs), 48, 64, torch.float32) == most
 
 
-def test_a_kernel_that_fails_the_probe_is_replaced_by_tiles(monkeypatch):
-    monkeypatch.setattr(linear, "invariant_from", lambda *_: None)
+@needs_packing
+@pytest.mark.parametrize(("most", "rows"), [(0, 4), (3, 4), (4, 8), (7, 8), (8, None)])
+def test_few_rows_are_padded_and_tiles_are_for_what_no_padding_mends(monkeypatch, most, rows):
+    monkeypatch.setattr(linear, "most_differing_rows", lambda *_: most)
     kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
-    assert isinstance(kernels.linear([torch.zeros(16, 8)]), TiledLinear)
+    product = kernels.linear([torch.zeros(16, 8)])
+    if rows is None:
+        assert isinstance(product, TiledLinear)
+    else:
+        assert isinstance(product, PackedLinear)
+        assert product._min_rows == rows
 
 
-@pytest.mark.skipif(not can_halve(), reason="no float16 weights in this build")
+needs_halves = pytest.mark.skipif(not can_halve(), reason="no float16 weights in this build")
+
+
+@needs_halves
 def test_half_weights_are_products_with_rounded_weights():
     torch.manual_seed(0)
     weight, x = torch.randn(96, 40), torch.randn(70, 40)
@@ -158,9 +175,9 @@ def test_half_weights_are_products_with_rounded_weights():
 
 @pytest.mark.parametrize(
     ("deterministic", "half_weights", "largest"),
-    [(False, False, 1.0), (True, True, 1.0), (False, True, 7e4)],
+    [(False, False, 1.0), (True, False, 1.0), (False, True, 7e4)],
 )
-def test_weights_are_not_halved_unasked_nor_where_bits_count_nor_where_they_do_not_fit(
+def test_weights_are_not_halved_unasked_nor_where_they_do_not_fit(
     deterministic, half_weights, largest
 ):
     kernels = Kernels(
@@ -171,6 +188,55 @@ def test_weights_are_not_halved_unasked_nor_where_bits_count_nor_where_they_do_n
     product = kernels.linear([weight])
     assert not isinstance(product, HalfLinear)
     assert product(torch.eye(8))[5, 3] == -largest
+
+
+def deterministic_halves():
+    return Kernels(dtype=torch.float32, device=CPU, deterministic=True, half_weights=True)
+
+
+@needs_halves
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(("in_size", "out_size"), [(48, 256), (256, 1536), (4096, 256)])
+def test_halved_products_have_equal_bits_for_any_rows(in_size, out_size, num_threads):
+    product = deterministic_halves().linear([torch.randn(out_size, in_size)])
+    assert isinstance(product, HalfLinear)
+    check_any_rows(product, in_size, num_threads)
+
+
+@needs_halves
+def test_deterministic_weights_are_halved_where_their_bits_are_stable(monkeypatch):
+    with pytest.raises(Unsupported, match="half_weights: a weight is beyond float16's 65504"):
+        deterministic_halves().linear([torch.full((16, 8), 7e4)])
+    monkeypatch.setattr(linear, "most_differing_rows", lambda kernel, *_: int(kernel is HalfLinear))
+    assert not isinstance(deterministic_halves().linear([torch.zeros(16, 8)]), HalfLinear)
+
+
+def halved(folder):
+    return load_with(deterministic_halves(), folder, TensorParallel())
+
+
+@needs_halves
+def test_a_target_of_16_bits_may_keep_them_and_one_of_32_may_not(tmp_path, monkeypatch):
+    folder = write_checkpoint(tmp_path, QWEN3, hidden_size=256, intermediate_size=512)
+    with pytest.raises(Unsupported, match="is stored in float32, which half_weights would round"):
+        check_half_weights(folder)
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    check_half_weights(folder)
+    expected, found = (
+        Session(target, len(PROMPT)).feed(PROMPT)[0] for target in (load(folder), halved(folder))
+    )
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    session = Session(halved(folder), len(PROMPT))
+    chunks = [session.feed(chunk)[0] for chunk in PROMPT.split([30, 1, 1, 5, 27])]
+    assert torch.equal(torch.cat(chunks), found)
+
+    monkeypatch.setattr(loader, "can_halve", lambda: False)
+    with pytest.raises(Unsupported, match="this machine has no products with float16 weights"):
+        check_half_weights(folder)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
@@ -197,7 +263,7 @@ def test_tiled_products_have_equal_bits_for_any_rows_and_ranks(num_ranks):
 @pytest.mark.parametrize("tiled", [False, True], ids=["probed", "tiled"])
 def test_a_prompt_gives_equal_bits_in_chunks_of_any_size(tmp_path, monkeypatch, config, tiled):
     if tiled:
-        monkeypatch.setattr(linear, "invariant_from", lambda *_: None)
+        monkeypatch.setattr(linear, "most_differing_rows", lambda *_: 64)
     target = load(write_checkpoint(tmp_path, config))
     session = Session(target, len(PROMPT))
     expected, _ = session.feed(PROMPT)
