@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--fan-outs", type=int, nargs="+", metavar="N", help="budgets of the hit-rate curves")
     add("--prompts", type=int, metavar="N", help="prompts a domain at batch 1")
     add("--tokens", type=int, metavar="N", help="new tokens per prompt")
+    add("--half-weights", action="store_true", help="of the target, as of specserve launch")
     add("--unpinned", action="store_true", help="share cores with whoever runs: no times, a trial")
     return parser
 
@@ -132,6 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             drafters=read_drafters(arguments.drafter),
             ballasts={name: num_params(name) for name in plan.ballasts},
             is_pinned=not arguments.unpinned,
+            half_weights=arguments.half_weights,
             command=shlex.join(["python", "-m", _NAME, *words]),
         )
         for choice in options.drafters.values():

@@ -44,12 +44,15 @@ class Options:
     drafters: dict[str, DrafterChoice]  # by label
     ballasts: dict[str, int]  # parameters by name; 0: none
     is_pinned: bool
+    half_weights: bool
     command: str
 
     @property
     def flags(self) -> list[str]:
         """Of every service."""
         flags = ["--target", str(self.target), "--device", "cpu", "--dtype", "float32"]
+        if self.half_weights:
+            flags.append("--half-weights")
         return (
             flags if self.is_pinned else [*flags, "--set", "topology.pin=false", "--oversubscribe"]
         )
@@ -209,6 +212,7 @@ class Run:
                 drafters={label: _place(choice) for label, choice in options.drafters.items()},
                 num_cores=len(self._cores),
                 is_pinned=options.is_pinned,
+                half_weights=options.half_weights,
             ),
             machine=self._machine,
             command=options.command,
