@@ -25,6 +25,7 @@ from specserve.model.kv_cache import NULL_BLOCK, KVCache
 KEY_TILE = 128  # keys of one partial sum
 # Tokens of a row multiplied at once. On CPU their scores should stay in the second-level cache.
 MAX_QUERIES = {"cpu": 32, "cuda": 512}
+_SPARE = 8  # times the room needed that is kept from a forward before
 FIXED_TILE = 8  # tokens of a query tile on machines whose kernels depend on the number of rows
 
 
@@ -113,6 +114,7 @@ class TorchAttention:
             )
         self._groups: list[_Group] = []
         self._flat_slots = torch.empty(0, dtype=torch.int64)
+        self._scores = self._weights = torch.empty(0)
 
     def plan(self, batch: AttentionBatch) -> None:
         """Group the rows by size, lay out their queries, blocks and masks."""
@@ -139,9 +141,10 @@ class TorchAttention:
             len(rows) * min(num_queries, self.step) * _round_up(batch.context_lens[rows].max())
             for (num_queries, _), rows in by_size.items()
         )
-        keys = self.cache.keys
-        self._scores = torch.empty(size, device=keys.device)
-        self._weights = torch.empty(size, device=keys.device, dtype=keys.dtype)
+        if not size <= len(self._scores) <= _SPARE * size:
+            keys = self.cache.keys
+            self._scores = torch.empty(size, device=keys.device)
+            self._weights = torch.empty(size, device=keys.device, dtype=keys.dtype)
 
     def _padded(self, num_tokens: int) -> int:
         """Tokens a row is padded to: few different sizes, so that few groups are computed."""
