@@ -11,6 +11,7 @@ Results are immutable records; every failure is a `specserve.errors.SpecserveErr
 is the gRPC status. Knows the public API only: it would serve as well against another machine.
 """
 
+import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
@@ -25,11 +26,13 @@ from specserve.api.events import Finished, PromptInfo, TokenDelta
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.api.info import ModelInfo, ServerInfo, ServerLoad
-from specserve.errors import InvalidField, SpecserveError, from_code
+from specserve.errors import InvalidField, SpecserveError, Unavailable, from_code
 from specserve.types import SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
 
+_LONGEST_TIMEOUT_S = 1e8  # three years: beyond, gRPC's own clock overflows
+_CLOSED = "the client is closed"
 # Prompt logprobs and long answers exceed gRPC's default of 4 MiB.
 _CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
@@ -144,7 +147,7 @@ class Client:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Iterate with `for`; errors, SpecserveError all, come from the iteration."""
         request, timeout_s = _request_of(prompt, options)
-        return Stream(self._generation.GenerateStream(request, timeout=timeout_s))
+        return Stream(_unary(self._generation.GenerateStream, request, timeout_s))
 
     def server_info(self) -> ServerInfo:
         response = _unary(self._control.GetServerInfo, pb.GetServerInfoRequest())
@@ -195,7 +198,10 @@ class AsyncClient:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Iterate with `async for`; errors, SpecserveError all, come from the iteration."""
         request, timeout_s = _request_of(prompt, options)
-        return Stream(self._generation.GenerateStream(request, timeout=timeout_s))
+        try:
+            return Stream(self._generation.GenerateStream(request, timeout=timeout_s))
+        except grpc.aio.UsageError as error:
+            raise Unavailable(_CLOSED) from error
 
     async def server_info(self) -> ServerInfo:
         response = await _aio_unary(self._control.GetServerInfo, pb.GetServerInfoRequest())
@@ -219,6 +225,8 @@ def _unary(method: Any, request: Any, timeout_s: float | None = None) -> Any:  #
         return method(request, timeout=timeout_s)
     except grpc.RpcError as error:
         raise _error_of(error) from error
+    except ValueError as error:  # grpc's word for a closed channel
+        raise Unavailable(_CLOSED) from error
 
 
 async def _aio_unary(method: Any, request: Any, timeout_s: float | None = None) -> Any:  # noqa: ANN401
@@ -226,6 +234,8 @@ async def _aio_unary(method: Any, request: Any, timeout_s: float | None = None) 
         return await method(request, timeout=timeout_s)
     except grpc.RpcError as error:
         raise _error_of(error) from error
+    except grpc.aio.UsageError as error:
+        raise Unavailable(_CLOSED) from error
 
 
 def _error_of(error: Any) -> SpecserveError:  # noqa: ANN401 - every RpcError of a call is a call
@@ -237,20 +247,37 @@ def _request_of(prompt: Prompt, options: Options) -> tuple[pb.GenerateRequest, f
     for name in fields:
         if name not in Options.__optional_keys__:
             raise InvalidField(name, "is no known option")
-    timeout_s = fields.pop("timeout_s", None)
+    timeout_s = _timeout_of(fields.pop("timeout_s", None))
     names = GenerateCall.__struct_fields__
     rest = {name: fields.pop(name) for name in list(fields) if name in names}
     if isinstance(fields.get("stop"), str):
         raise InvalidField("stop", "is a string; it must be a sequence of strings")
     try:
         call = GenerateCall(
-            prompt=prompt if isinstance(prompt, str) else list(prompt),  # type: ignore[arg-type]
+            prompt=_prompt_of(prompt),
             sampling=SamplingParams(**fields),
             **rest,
         )
         return to_proto.request_of(call), timeout_s
     except (TypeError, ValueError) as error:
         raise InvalidField("options", str(error)) from error
+
+
+def _prompt_of(prompt: Prompt) -> str | list[int] | list[ChatMessage]:
+    if isinstance(prompt, bytes | bytearray):  # a sequence of integers to Python, never of tokens
+        raise InvalidField("prompt", "is bytes; it must be a string, token ids or messages")
+    return prompt if isinstance(prompt, str) else list(prompt)  # type: ignore[return-value]
+
+
+def _timeout_of(timeout_s: object) -> float | None:
+    """For grpc, to which all that is as good as none must be None."""
+    if timeout_s is None:
+        return None
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise InvalidField("timeout_s", f"{timeout_s!r} is no number of seconds")
+    if math.isnan(timeout_s):
+        raise InvalidField("timeout_s", "is not a number")
+    return None if timeout_s > _LONGEST_TIMEOUT_S else timeout_s
 
 
 def _completion_of(response: pb.GenerateResponse) -> Completion:

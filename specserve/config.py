@@ -35,7 +35,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: str | None = None  # float32 | bfloat16 | float16; None: float32 on CPU, else the file's
     half_weights: bool = False  # on CPU: 16-bit weights stay in 16 bits, arithmetic is float32
     ballast: str | None = None  # e.g. "60M": pad the target to this cost with the identical law
-    max_model_len: Positive | None = None  # tokens, prompt and answer; None: the model's own
+    # Tokens, prompt and answer; None: the model's own.
+    max_model_len: Annotated[int, Meta(ge=2)] | None = None
 
 
 class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

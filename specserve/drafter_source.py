@@ -38,6 +38,7 @@ def locate_drafter(
     """
     if speculation.mode not in ("sync", "async", "auto"):
         return speculation
+    _refuse_idle_names(speculation, num_draft_processes)
     speculation = _named(speculation, target, num_draft_processes)
     if speculation.drafter is None:
         if speculation.mode == "auto" and num_draft_processes == 0:
@@ -56,6 +57,15 @@ def locate_drafter(
         else _drafter(colocated, "speculation.colocated_drafter"),
         local_head=None if head is None else str(_locate(head, "speculation.local_head")),
     )
+
+
+def _refuse_idle_names(speculation: SpeculationConfig, num_drafts: int) -> None:
+    """A drafter that is named and would never draft is a mistake, not a wish."""
+    drafter, colocated = speculation.drafter, speculation.colocated_drafter
+    if num_drafts or drafter is None or colocated in (None, drafter):
+        return
+    problem = f"{colocated!r} beside drafter {drafter!r}: without draft processes one place drafts"
+    raise InvalidField("speculation.colocated_drafter", problem)
 
 
 def _named(speculation: SpeculationConfig, target: Path, num_drafts: int) -> SpeculationConfig:

@@ -118,6 +118,7 @@ def _check_seams(config: Config, topology: Topology) -> None:
     """The wishes that no machine meets: later versions will, or nobody should."""
     _check_names(config.speculation)
     _check_mode(config.speculation.mode, topology)
+    _check_uses(config.speculation, topology)
     if config.telemetry.log_level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
         level = config.telemetry.log_level
@@ -127,6 +128,18 @@ def _check_seams(config: Config, topology: Topology) -> None:
             f"server.host: {config.server.host!r} is not a loopback address; this version has no "
             "authentication (127.0.0.1)"
         )
+
+
+def _check_uses(speculation: SpeculationConfig, topology: Topology) -> None:
+    """What would be read by nobody is a mistake of whoever set it."""
+    if not topology.num_draft_processes:
+        for key in ("draft_threads", "saguaro_c"):
+            if getattr(speculation, key) != getattr(SpeculationConfig(), key):
+                problem = f"is for draft processes, {topology} has none"
+                raise InvalidField(f"speculation.{key}", problem)
+    if speculation.miss_policy == "draft_here" and speculation.colocated_drafter is None:
+        problem = "draft_here needs a speculation.colocated_drafter"
+        raise InvalidField("speculation.miss_policy", problem)
 
 
 def _check_names(speculation: SpeculationConfig) -> None:

@@ -30,7 +30,7 @@ def run_dir(root: Path) -> Generator[Path]:
         try:
             if len(os.fsencode(folder)) > _MAX_PATH_BYTES:
                 raise Unsupported(
-                    f"XDG_RUNTIME_DIR: {root} is too long for socket paths "
+                    f"{root} (XDG_RUNTIME_DIR or TMPDIR) is too long for socket paths "
                     f"({_MAX_PATH_BYTES} bytes with the folder's name)"
                 )
             with (folder / _LOCK).open("wb") as lock:

@@ -156,7 +156,7 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 
 
 class Profile(msgspec.Struct, frozen=True, tag="profile"):
-    """Record `num_rounds` rounds with the torch profiler and write a trace to `path`."""
+    """Record `num_rounds` rounds (0: give up) with the torch profiler, write a trace to `path`."""
 
     num_rounds: int
     path: str

@@ -199,7 +199,7 @@ class TargetNode:
             case Drain():
                 self._draining, self._drained_sent = True, False
             case Profile(num_rounds, path):
-                self._profiler.start(num_rounds, Path(path))
+                self._profiler.ask(num_rounds, Path(path))
             case _:
                 log.warning("unexpected message %r", type(message).__name__)
 

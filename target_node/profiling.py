@@ -26,8 +26,16 @@ class RoundProfiler:
         self._ends_s = 0.0
         self._profiler: torch.profiler.profile | None = None
 
-    def start(self, num_rounds: int, path: Path) -> None:
-        """Profile the next `num_rounds` rounds; answered by one `Profiled` when they are over."""
+    def ask(self, num_rounds: int, path: Path) -> None:
+        """Profile the next `num_rounds` rounds; answered by one `Profiled` when they are over.
+
+        0: whoever asked for `path` has left.
+        """
+        if not num_rounds:
+            if self._profiler is not None and path == self._path:
+                self._profiler.stop()
+                self._profiler = None
+            return
         if self._profiler is not None:
             self._send(Profiled(str(path), "profile: another profile is being recorded"))
             return

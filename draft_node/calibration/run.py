@@ -130,6 +130,11 @@ def _measure(job: Job, console: Console) -> tuple[list[Text], Samples]:
 
 
 def _load_target(job: Job) -> Transformer:
+    try:
+        torch.empty(0, device=job.device)
+    except (RuntimeError, AssertionError) as error:
+        problem = str(error).partition("\n")[0]
+        raise InvalidField("--device", f"{job.device}: {problem}") from error
     # Float32: on most CPUs anything else is slower by far, and what is measured is probabilities.
     return load_model(
         job.target,

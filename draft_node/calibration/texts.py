@@ -53,6 +53,8 @@ def read_prompts(path: Path, tokenizer_folder: Path, count: int, max_len: int) -
         for file, lines in zip(files, texts, strict=True):
             if number < len(lines) and len(chosen) < count:
                 token_ids = tokenizer.encode(lines[number], add_special_tokens=False).ids
+                if not token_ids:
+                    raise InvalidField("--prompts", f"{file}: prompt {number + 1} has no tokens")
                 chosen.append(Prompt(file.stem, tuple(token_ids[-max_len:])))
     return chosen
 

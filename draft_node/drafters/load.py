@@ -244,7 +244,9 @@ def _refuse_foreign_tensors(checkpoint: Checkpoint) -> None:
 
 def _refuse_local_head(options: DrafterOptions) -> None:
     if options.local_head is not None:
-        raise Unsupported(f"{options.local_head}: a local head can only be added to a DFlash")
+        raise Unsupported(
+            f"speculation.local_head: {options.local_head} can only be added to a DFlash drafter"
+        )
 
 
 def _local_head(options: DrafterOptions, target: TargetWeights | None) -> SerialHead | None:

@@ -5,9 +5,11 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from specserve.errors import Unsupported
 
 FILE_NAME = "checkpoint.safetensors"
 
@@ -36,11 +38,14 @@ def save(path: Path, model: dict[str, Tensor], optimizer: dict[str, Tensor], at:
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], Progress]:
-    """Model tensors, optimizer tensors and progress."""
+    """Model tensors, optimizer tensors and progress; raises Unsupported if they cannot be read."""
     groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
-    with safe_open(path, framework="pt") as file:
-        progress = Progress(**json.loads(file.metadata()["progress"]))
-        for key in file.keys():  # noqa: SIM118 - safe_open is no mapping
-            kind, _, name = key.partition("/")
-            groups[kind][name] = file.get_tensor(key)
+    try:
+        with safe_open(path, framework="pt") as file:
+            progress = Progress(**json.loads(file.metadata()["progress"]))
+            for key in file.keys():  # noqa: SIM118 - safe_open is no mapping
+                kind, _, name = key.partition("/")
+                groups[kind][name] = file.get_tensor(key)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise Unsupported(f"{path}: cannot be read ({error}); --restart forgets it") from error
     return groups["model"], groups["optimizer"], progress

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from draft_node.training.self_text import weights_digest
 from specserve.errors import InvalidField, Unsupported
 
 SETTINGS = "settings.json"
-# What a resumed run need not have in common with its start: how long, where, and what comes after
-# training. Weights, and not paths, are what has to be the same of a target and of --init.
+# What a resumed run need not have in common with its start: minutes, which no two runs make alike,
+# where, and what comes after training. Weights, and not paths, are what has to be the same of a
+# target and of --init. A number of steps is part of the run: its rates follow from where it ends.
 _MAY_CHANGE = (
-    "kind", "target", "out", "minutes", "steps", "init", "work", "device", "threads", "compile",
-    "restart", "parent_pid", "fuse_with",
+    "kind", "target", "out", "minutes", "init", "work", "device", "threads", "compile", "restart",
+    "parent_pid", "fuse_with",
 )  # fmt: skip
 
 
@@ -37,10 +39,12 @@ def load_target(arguments: argparse.Namespace) -> FrozenTarget:
 
 
 def claim(arguments: argparse.Namespace) -> Path:
-    """The run's folder, one for every --out.
+    """The run's folder, one for every --out, which is made too.
 
-    Raises InvalidField if the folder holds the checkpoint of another run, unless --restart.
+    Raises InvalidField if nothing can be written to --out, and if the folder holds the checkpoint
+    of another run, unless --restart.
     """
+    _make(arguments.out)
     # Folders of two runs may have the same name.
     place = hashlib.sha256(str(arguments.out.resolve()).encode()).hexdigest()[:8]
     name = f"{arguments.kind}-{arguments.out.name}-{place}"
@@ -57,6 +61,16 @@ def claim(arguments: argparse.Namespace) -> Path:
         _refuse_changes(folder, settings)
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
     return folder
+
+
+def _make(out: Path) -> None:
+    """Now: hours of training are a bad time to find out."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise InvalidField("--out", f"{out}: {error.strerror}") from error
 
 
 def is_begun(folder: Path) -> bool:

@@ -33,11 +33,14 @@ from specserve.types import (
     StopSample,
     Submit,
 )
-from specserve.wire.control import ApiControl
+from specserve.wire.control import ApiControl, Received
 
 log = logging.getLogger(__name__)
 
 _HELLO_PERIOD_S = 0.5
+# Longer than the target's pauses between reports. Where everything was paused, this process may
+# wake first and find its own limit over.
+_SECOND_LOOK_S = 2.0
 
 
 class Hub:
@@ -65,6 +68,7 @@ class Hub:
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.draining = asyncio.Event()
         self.lost = asyncio.Event()
+        self._silent = asyncio.Event()
         self._lost_detail = ""
         self.load = Load()
         self._next_load: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
@@ -167,6 +171,8 @@ class Hub:
         """Record a trace on the target; raises Exhausted while another one is being recorded."""
         if self.lost.is_set():
             self._raise_lost()
+        if self.draining.is_set():
+            raise Unavailable("draining: no more rounds are to be expected")
         if self._profiles:
             raise Exhausted("profile: another one is being recorded")
         future = self._profiles[path] = asyncio.get_running_loop().create_future()
@@ -175,6 +181,8 @@ class Hub:
             return await future
         finally:
             del self._profiles[path]
+            if not future.done() or future.cancelled():  # the caller has left
+                self._send_quietly(Profile(0, path))
 
     def target_lost(self, detail: str) -> None:
         """Fail every open request; nothing is accepted any more. The first detail counts."""
@@ -201,6 +209,14 @@ class Hub:
             self.ready.set_exception(error)
             self.ready.exception()  # mark it as seen: nobody may be waiting
 
+    async def silence(self) -> NoReturn:
+        """Raise Unavailable once the target has sent nothing for too long.
+
+        Nobody else finds out: its process lives, or seems to.
+        """
+        await self._silent.wait()
+        self._raise_lost()
+
     async def run(self) -> None:
         """Deal out frames until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -224,17 +240,26 @@ class Hub:
         while True:
             # Loading takes as long as it takes; the launcher bounds it.
             limit = self._silence_s if self.ready.done() and not self.lost.is_set() else None
-            try:
-                async with asyncio.timeout(limit):
-                    received = await self._control.receive()
-            except TimeoutError:
+            received = await self._receive(limit)
+            if received is None and limit is not None:
+                received = await self._receive(_SECOND_LOOK_S)
+            if received is None:
                 self.target_lost(f"silent for {self._silence_s:g} s")
+                self._silent.set()
                 continue
             if received.lost:
                 self._fail_all(Unavailable("control: frames from the target were lost"))
             self._dispatch(received.message)
             # Receiving does not suspend while frames wait: without this, nobody would read them.
             await asyncio.sleep(0)
+
+    async def _receive(self, limit_s: float | None) -> Received[FromTarget] | None:
+        """None: nothing came in time."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._control.receive()
+        except TimeoutError:
+            return None
 
     def _dispatch(self, message: FromTarget) -> None:
         self._handlers[type(message)](message)
@@ -278,7 +303,7 @@ class Hub:
         for request_id in list(self._requests):
             self.abort(request_id, error)
 
-    def _send_quietly(self, message: Hello | Abort | StopSample | Drain) -> None:
+    def _send_quietly(self, message: Hello | Abort | StopSample | Drain | Profile) -> None:
         """For what cannot be refused: a target that stopped reading is lost, not slow."""
         try:
             self._control.send(message)

@@ -60,8 +60,18 @@ class GrpcServer:
         await self._server.start()
 
     async def failed(self) -> None:
-        """Return never, or raise what ended the hub: a defect, after which nothing is served."""
-        await asyncio.shield(self._tasks[0])  # whoever stops waiting must not stop the hub
+        """Return never, or raise why nothing is served any more.
+
+        The target has fallen silent, or a defect ended the hub. Deaths are the supervisor's matter.
+        """
+        silence = asyncio.create_task(self._service.hub.silence(), name="silence")
+        try:  # whoever stops waiting must not stop the hub
+            await asyncio.wait((self._tasks[0], silence), return_when=asyncio.FIRST_COMPLETED)
+            for task in (self._tasks[0], silence):
+                if task.done():
+                    task.result()
+        finally:
+            silence.cancel()
 
     async def stop(self) -> None:
         """End what is still running, with an error to its client, and free everything."""

@@ -62,6 +62,8 @@ def _require_fit(kind: Any, name: str, value: object) -> None:  # noqa: ANN401
         raise InvalidField("prompt" if name == "text" else name, "is not valid Unicode") from error
     except (TypeError, ValueError) as error:
         limits = _INTEGERS.get(kind.DESCRIPTOR.fields_by_name[name].type)
+        if limits is not None and isinstance(value, bool | float | str):
+            raise InvalidField(name, f"{value!r} is no integer") from error
         if limits is None:  # of another type: protobuf's own words say more
             raise InvalidField(name, str(error)) from error
         raise InvalidField(

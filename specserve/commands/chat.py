@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from specserve.api.call import ChatMessage
 from specserve.commands.connection import add_connection_options, service_address
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
-from specserve.errors import InvalidField, SpecserveError
+from specserve.errors import InvalidField, SpecserveError, Unavailable
 
 if TYPE_CHECKING:
     from specserve.client import Client, Options
@@ -63,6 +63,8 @@ def _turn(
             sys.stdout.flush()
     except KeyboardInterrupt:
         answer += ""  # what was said stays said
+    except Unavailable:
+        raise  # no later question would fare better
     except SpecserveError as error:
         sys.stderr.write(f"specserve: {error}\n")
         return messages

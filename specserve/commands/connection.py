@@ -12,10 +12,18 @@ from specserve.errors import InvalidField
 from specserve.local_service import local_service
 
 
+def host_port(word: str) -> str:
+    """The type of `--connect`."""
+    if not word:
+        raise argparse.ArgumentTypeError("is empty; it must be host:port")
+    return word
+
+
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
     """`--connect`, and the flags of the service started without it."""
     parser.add_argument(
         "--connect",
+        type=host_port,
         metavar="HOST:PORT",
         help="use a running service; without it one is started, and stopped afterwards",
     )

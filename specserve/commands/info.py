@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 
 from specserve import __version__
+from specserve.commands.connection import host_port
+from specserve.errors import InvalidField
 from specserve.hardware import probe
 from specserve.model.ballast import with_ballast
 from specserve.model.config import ModelSpec, read_spec
@@ -33,7 +35,9 @@ Section = dict[str, object]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags of `info`."""
-    parser.add_argument("--connect", metavar="HOST:PORT", help="show this running service")
+    parser.add_argument(
+        "--connect", type=host_port, metavar="HOST:PORT", help="show this running service"
+    )
     parser.add_argument("--target", metavar="FOLDER|HUB_ID", help="show this model")
     parser.add_argument("--ballast", metavar="PARAMS", help="as it would be with ballast")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -42,6 +46,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the sections; raises SpecserveError."""
     if arguments.connect is not None:
+        for name in ("target", "ballast"):
+            if getattr(arguments, name) is not None:
+                raise InvalidField(f"--{name}", "is of no use with --connect")
         sections = _running(arguments.connect)
     else:
         sections = {

@@ -191,6 +191,9 @@ def test_prompts_are_taken_from_all_files_in_turn(tmp_path):
     assert all(0 < len(prompt.token_ids) <= 3 for prompt in found)
     with pytest.raises(InvalidField, match=r"--num-prompts: .* has only 3 prompts"):
         read_prompts(prompts, target, 4, max_len=3)
+    (prompts / "b.jsonl").write_text('{"text": ""}\n')
+    with pytest.raises(InvalidField, match=r"--prompts: .*b\.jsonl: prompt 1 has no tokens"):
+        read_prompts(prompts, target, 2, max_len=3)
     (prompts / "b.jsonl").write_text("[]\n")
     with pytest.raises(InvalidField, match="--prompts: cannot read"):
         read_prompts(prompts, target, 1, max_len=3)

@@ -138,6 +138,34 @@ def test_a_hung_rank_ends_the_service_within_its_timeout(launch):
 
 
 @pytest.mark.slow
+def test_a_hung_target_ends_the_service_within_its_timeout(launch):
+    service = launch("--set", "engine.hang_timeout_s=3")
+    thread, outcome = streaming(service.address())
+    (victim,) = service.children("target_node")
+    os.kill(victim, signal.SIGSTOP)
+    assert service.exit_code(30) == 1
+    thread.join(30)
+    assert getattr(outcome.get("error"), "code", None) == "UNAVAILABLE", outcome
+    assert "silent for 3 s" in service.output
+
+
+@pytest.mark.slow
+def test_a_service_that_was_paused_as_a_whole_goes_on(launch):
+    service = launch("--set", "engine.hang_timeout_s=3")
+    address = service.address()
+    pids = [*service.children("target_node"), *service.children("specserve.api")]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4)
+    for pid in pids[::-1]:  # the API process first
+        os.kill(pid, signal.SIGCONT)
+    with Client(address) as client:
+        assert client.generate("def", max_tokens=4, ignore_eos=True).usage.num_generated_tokens == 4
+    service.process.send_signal(signal.SIGTERM)
+    assert service.exit_code() == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_signal_lets_running_requests_finish_and_exits_with_0(launch, signum: int):
     service = launch()

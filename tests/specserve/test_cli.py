@@ -5,12 +5,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from specserve import __version__
 from specserve.cli import main
+from specserve.local_service import local_service
 
 COMMANDS = ("launch", "generate", "chat", "train", "calibrate", "audit", "info")
 
@@ -98,6 +101,18 @@ def test_the_version_is_printed(specserve):
         (("generate", "--connect", "x:1", "--device", "cpu", "x"), "--connect: a running service"),
         (("chat", "--n", "2"), "--n: is 2; a conversation goes on from one answer"),
         (("info", "--ballast", "heavy"), "ballast: 'heavy' is not a count"),
+        (("info", "--connect", "x:1", "--target", "y"), "--target: is of no use with --connect"),
+        (("generate", "--connect", "", "x"), "argument --connect: is empty; it must be host:port"),
+        (("launch", "--max-model-len", "1"), "model.max_model_len: expected int >= 2"),
+        (("launch", "--draft-threads", "2"), "speculation.draft_threads: is for draft processes"),
+        (
+            ("launch", "--drafter", "dspark", "--colocated-drafter", "lm"),
+            "speculation.colocated_drafter: 'lm' beside drafter 'dspark'",
+        ),
+        (
+            ("calibrate", "--drafter", "dspark", "--plot", "x.txt"),
+            "--plot: x.txt does not end in .png, .svg, .pdf",
+        ),
         ((), "the following arguments are required: COMMAND"),
     ],
 )
@@ -240,6 +255,43 @@ def test_chat_takes_turns_and_survives_a_refused_one(service, specserve):
     alone = specserve("chat", *flags, stdin="hello\n").stdout
     assert result.stdout.startswith(alone)
     assert result.stdout.endswith(alone)  # /reset forgot the turns before it
+
+
+@pytest.mark.slow
+def test_chat_ends_with_its_service(capsys, monkeypatch):
+    with ExitStack() as running:
+        flags = ["--set", "topology.pin=false", "--speculation", "off"]
+        address = running.enter_context(local_service(flags))
+
+        class Typing:
+            lines = iter(["hello\n", "are you there?\n", "hello?\n"])
+
+            def isatty(self) -> bool:
+                return False
+
+            def readline(self) -> str:
+                line = next(self.lines, "")
+                if line.startswith("are"):
+                    running.close()
+                return line
+
+        monkeypatch.setattr(sys, "stdin", Typing())
+        assert main(["chat", "--connect", address, "--max-tokens", "2"]) == 1
+    out, error = capsys.readouterr()
+    assert len(out.splitlines()) >= 1
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_an_answer_that_cannot_be_written_is_one_line():
+    words = ["generate", "--max-tokens", "3", "--set", "topology.pin=false", "x"]
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "specserve", *words],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert result.returncode == 1
+    assert result.stderr == "specserve: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.slow

@@ -217,8 +217,43 @@ def test_the_async_client_aborts_what_is_left_early(rig):  # noqa: F811
         ("x", {"n": 10**20}, "n: 100000000000000000000 is out of range"),
         ("x", {"stop_token_ids": [-4]}, r"stop_token_ids: \[-4\] is out of range"),
         ("\udcff", {}, "prompt: is not valid Unicode"),
+        ("x", {"max_tokens": 3.5}, "max_tokens: 3.5 is no integer"),
+        (b"abc", {}, "prompt: is bytes; it must be a string"),
+        ("x", {"timeout_s": "3"}, "timeout_s: '3' is no number of seconds"),
+        ("x", {"timeout_s": float("nan")}, "timeout_s: is not a number"),
     ],
 )
 def test_values_the_wire_cannot_carry_are_refused_by_name(client, prompt, options, problem):
     with pytest.raises(InvalidField, match=problem):
         client.generate(prompt, **options)
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), 1e300, None])
+def test_no_deadline_may_be_said_in_several_ways(rig, client, timeout_s):  # noqa: F811
+    assert client.generate("fox", timeout_s=timeout_s).text == rig.text
+    assert "".join(delta.text for delta in client.stream("fox", timeout_s=timeout_s)) == rig.text
+
+    async def use():
+        async with AsyncClient(rig.address) as client:
+            return await client.generate("fox", timeout_s=timeout_s)
+
+    assert rig.call(use()).text == rig.text
+
+
+def test_a_closed_client_says_so(rig):  # noqa: F811
+    client = Client(rig.address)
+    client.close()
+    for call in (client.load, lambda: client.generate("fox"), lambda: list(client.stream("fox"))):
+        with pytest.raises(Unavailable, match="the client is closed"):
+            call()
+
+    async def use():
+        client = AsyncClient(rig.address)
+        await client.close()
+        with pytest.raises(Unavailable, match="the client is closed"):
+            await client.generate("fox")
+        with pytest.raises(Unavailable, match="the client is closed"):
+            async for _ in client.stream("fox"):
+                pass
+
+    rig.call(use())

@@ -261,6 +261,14 @@ def test_ballast_layers_count_in_the_kv_of_a_token():
         (speculating("maybe"), "speculation.mode: 'maybe' is not known (off, sync, async, auto)"),
         (speculating("async"), "speculation.mode: async needs a draft process"),
         (speculating("off", "1+1"), "topology.topology: 1+1 has draft processes"),
+        (
+            speculating("async", "1+1", miss_policy="draft_here"),
+            "speculation.miss_policy: draft_here needs a speculation.colocated_drafter",
+        ),
+        (
+            speculating("sync", saguaro_c=0.5),
+            r"speculation.saguaro_c: is for draft processes, 1\+0 has none",
+        ),
         (speculating("sync", "2+1"), "topology.topology: 2+1 has draft processes"),
         (
             speculating("auto", miss_policy="wait"),

@@ -309,6 +309,20 @@ def test_a_profile_covers_its_rounds_and_is_reported_once(model, tmp_path):
     assert any("_linear_pointwise" in event.get("name", "") for event in events)
 
 
+def test_a_profile_is_given_up_when_whoever_asked_has_left(model, tmp_path):
+    target = InProcessTarget(model)
+    path, other = tmp_path / "trace.json", tmp_path / "other.json"
+    target.submit(request("a", prompt(8), max_tokens=30, ignore_eos=True))
+    target.control.inbox += [Profile(90, str(path)), Profile(0, str(other))]
+    target.turn(2)
+    target.control.inbox += [Profile(0, str(path)), Profile(1, str(other))]
+    target.run_until_idle()
+    (report,) = [message for message in target.control.sent if isinstance(message, Profiled)]
+    assert report == Profiled(str(other), "")
+    assert other.exists()
+    assert not path.exists()
+
+
 def test_a_profile_of_an_idle_target_ends_with_an_error(model, tmp_path, monkeypatch):
     monkeypatch.setattr(profiling, "IDLE_LIMIT_S", 0.0)
     target = InProcessTarget(model)

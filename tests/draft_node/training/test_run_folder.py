@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from draft_node.training import block_drafters, language_model, local_head
-from draft_node.training.checkpoint import FILE_NAME
+from draft_node.training.checkpoint import FILE_NAME, load
 from draft_node.training.run_folder import claim
-from specserve.errors import InvalidField
+from specserve.errors import InvalidField, Unsupported
 from tests.draft_node.training.drafters import write_target
 
 MODULES = {"dspark": block_drafters, "local-head": local_head, "lm": language_model}
@@ -49,6 +49,7 @@ def test_runs_into_folders_of_the_same_name_are_kept_apart(kind, begin, tmp_path
         ("dspark", "--feature-layers", "1,2"),
         ("local-head", "--window", "8"),
         ("lm", "--distill", "1"),
+        ("lm", "--steps", "7"),
     ],
 )
 def test_a_run_with_another_flag_is_not_resumed(kind, flag, value, begin):
@@ -70,3 +71,19 @@ def test_what_a_run_goes_on_from_is_known_by_its_weights(begin, tmp_path):
         begin("lm", "--init", "copy")
     with pytest.raises(InvalidField, match="--init: nowhere"):
         begin("lm", "--init", "nowhere", out="c")
+
+
+def test_where_nothing_can_be_written_is_refused_before_training(begin, tmp_path):
+    (tmp_path / "file").touch()
+    for out in ("file", "file/below", "/proc/nothing"):
+        with pytest.raises(InvalidField, match=f"--out: {out}: "):
+            begin("lm", out=out)
+    begin("lm", out="new/folder")
+    assert (tmp_path / "new" / "folder").is_dir()
+
+
+def test_a_torn_checkpoint_is_refused_with_the_way_out(tmp_path):
+    path = tmp_path / FILE_NAME
+    path.write_bytes(b"torn")
+    with pytest.raises(Unsupported, match=r"cannot be read .*; --restart forgets it"):
+        load(path)

@@ -3,8 +3,11 @@
 import asyncio
 import time
 
+import pytest
+
 from specserve.api.hub import Hub
-from specserve.types import Profiled, RoundEvents, SampleDelta, TokenOrigin
+from specserve.errors import Unavailable
+from specserve.types import Profile, Profiled, RoundEvents, SampleDelta, TokenOrigin
 from specserve.wire.control import TargetControl
 from tests.specserve.api.scripted_target import ready
 
@@ -33,6 +36,28 @@ def test_a_reader_that_reads_all_the_time_keeps_up_after_the_loop_was_held_up(tm
         target.close()
 
     asyncio.run(read_all())
+
+
+def test_a_profile_is_given_up_with_the_call_that_asked_for_it(tmp_path):
+    async def profile():
+        hub, target = hub_in(tmp_path), TargetControl(tmp_path)
+        profiling = asyncio.create_task(hub.profile(5, "trace.json"))
+        await asyncio.sleep(0)
+        profiling.cancel()
+        await asyncio.wait([profiling])
+        received = []
+        async with asyncio.timeout(10):
+            while len(received) < 2:
+                received += target.receive()
+                await asyncio.sleep(0.01)
+        hub.begin_drain()
+        with pytest.raises(Unavailable, match="draining"):
+            await hub.profile(5, "trace.json")
+        hub.close()
+        target.close()
+        return received
+
+    assert asyncio.run(profile()) == [Profile(5, "trace.json"), Profile(0, "trace.json")]
 
 
 def test_a_target_may_be_lost_in_the_turn_in_which_it_answers(tmp_path):
