@@ -1,7 +1,8 @@
 """`auto`: run whichever of off, synchronous and asynchronous speculation is fastest right now.
 
 Each regime's speed (tokens a second of decode rounds) is measured while it runs, apart for each
-load: the number of decoding rows, in powers of two. Most rounds run the preferred one, which
+load: the number of decoding rows, in powers of two, and how most of them are judged, since what
+stands of a draft depends on it. Most rounds run the preferred one, which
 another replaces by being faster by a margin. A few, in runs of some rounds, try another, the more
 rarely the more that loses: slower rounds, and changing over, after which contexts catch up and
 tables are empty. One of which little is known is tried more, while it may well be faster. Nothing
@@ -13,11 +14,12 @@ Receives counts and times, never tokens: which regime runs does not depend on wh
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
 from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
@@ -39,21 +41,20 @@ _SMOOTHING = 0.2  # weight of the latest change
 
 
 class RegimeChooser:
-    """Which regime the next run of rounds uses, from measured speeds."""
+    """Which regime the next run of rounds uses, from measured speeds; a load is any key."""
 
     def __init__(self, regimes: list[str]) -> None:
         self._regimes = regimes
-        self._speeds: dict[tuple[int, str], _Speed] = {}
-        self._preferred: dict[int, str] = {}  # by load
-        self._total_s: defaultdict[int, float] = defaultdict(float)  # by load
-        self._lost_s: defaultdict[tuple[int, str], float] = defaultdict(float)  # by trying
+        self._speeds: dict[tuple[Hashable, str], _Speed] = {}
+        self._preferred: dict[Hashable, str] = {}  # by load
+        self._total_s: defaultdict[Hashable, float] = defaultdict(float)  # by load
+        self._lost_s: defaultdict[tuple[Hashable, str], float] = defaultdict(float)  # by trying
         self._running = ""
         self._change_s = _CHANGE_S
         self._changing_s = 0.0  # lost so far by the change that is under way
 
-    def next_run(self, num_rows: int) -> tuple[str, int]:
+    def next_run(self, load: Hashable) -> tuple[str, int]:
         """A regime and how many rounds it is to run."""
-        load = _bucket(num_rows)
         for regime in self._regimes:
             if self._of(load, regime).seconds < _LEAST_TIME_S:
                 return regime, TRIAL
@@ -69,7 +70,7 @@ class RegimeChooser:
                 return regime, RUN
         return preferred, RUN
 
-    def _prefer(self, load: int) -> str:
+    def _prefer(self, load: Hashable) -> str:
         best = max(self._regimes, key=lambda regime: self._of(load, regime).value)
         preferred = self._preferred.setdefault(load, best)
         if self._of(load, best).value > (1 + _MARGIN) * self._of(load, preferred).value:
@@ -77,10 +78,9 @@ class RegimeChooser:
         return self._preferred[load]
 
     def observe(
-        self, num_rows: int, regime: str, num_tokens: int, seconds: float, *, settles: bool = False
+        self, load: Hashable, regime: str, num_tokens: int, seconds: float, *, settles: bool = False
     ) -> None:
         """One decode round; `settles`: one of the first after a change."""
-        load = _bucket(num_rows)
         speed = self._of(load, regime)
         is_tried = regime != self._preferred.get(load)
         if regime != self._running and is_tried:
@@ -100,43 +100,56 @@ class RegimeChooser:
             best = max(self._of(load, each).value for each in self._regimes)
             self._lost_s[load, regime] += (1 - speed.value / best) * seconds if best else 0.0
 
-    def speed(self, num_rows: int, regime: str) -> float:
+    def speed(self, load: Hashable, regime: str) -> float:
         """Tokens a second, as measured; 0 where nothing was."""
-        return self._of(_bucket(num_rows), regime).value
+        return self._of(load, regime).value
 
-    def _of(self, load: int, regime: str) -> "_Speed":
+    def _of(self, load: Hashable, regime: str) -> "_Speed":
         return self._speeds.setdefault((load, regime), _Speed())
 
 
 class AutoSpeculation:
     """`SpeculationSource` that hands each run of rounds to one of several."""
 
-    def __init__(self, regimes: Mapping[str, SpeculationSource]) -> None:
-        """By name; they share the sampler, the scheduler and its budget."""
+    def __init__(
+        self,
+        regimes: Mapping[str, SpeculationSource],
+        rule_of: Callable[[Sequence], VerificationRule],
+    ) -> None:
+        """By name; they share the sampler, whose rule of a row is `rule_of`, and the budget."""
         self._regimes = dict(regimes)
+        self._rule_of = rule_of
         self._chooser = RegimeChooser(list(regimes))
         self.gamma = max(source.gamma for source in regimes.values())
         self.drafter = next((s.drafter for s in reversed(list(regimes.values())) if s.drafter), "")
         self.regime = next(iter(regimes))
         self._left = 0  # rounds of the current run
-        self._load = 0
+        self._load: Hashable = None
         self._num_settled = 0
         self._began_s = 0.0
 
     def attach(self, rows: list[Row]) -> list[Row]:
         self._began_s = time.perf_counter()
-        num_decoding = sum(row.sequence.is_decoding for row in rows)
-        if num_decoding:
-            self._choose(num_decoding)
+        decoding = [row.sequence for row in rows if row.sequence.is_decoding]
+        if decoding:
+            self._choose(self._load_of(decoding))
         for name, source in self._regimes.items():
             if name != self.regime:
                 source.follow(rows)
         return self._regimes[self.regime].attach(rows)
 
-    def _choose(self, num_decoding: int) -> None:
-        load = _bucket(num_decoding)
+    def _load_of(self, decoding: list[Sequence]) -> Hashable:
+        laws = Counter(map(self._law, decoding))
+        return len(decoding).bit_length(), max(laws, key=lambda law: (laws[law], law))
+
+    def _law(self, sequence: Sequence) -> str:
+        """The rules are one at temperature 0, where drafts are another matter than at 1."""
+        is_greedy = sequence.request.sampling.temperature == 0
+        return "greedy" if is_greedy else self._rule_of(sequence)
+
+    def _choose(self, load: Hashable) -> None:
         if self._left <= 0 or load != self._load:
-            regime, self._left = self._chooser.next_run(num_decoding)
+            regime, self._left = self._chooser.next_run(load)
             if regime != self.regime:
                 self._num_settled = 0
             self.regime, self._load = regime, load
@@ -160,7 +173,7 @@ class AutoSpeculation:
             num_tokens = sum(len(result.token_ids) for result in sampled)
             elapsed_s = time.perf_counter() - self._began_s
             settles = self._num_settled <= SETTLING
-            self._chooser.observe(len(rows), self.regime, num_tokens, elapsed_s, settles=settles)
+            self._chooser.observe(self._load, self.regime, num_tokens, elapsed_s, settles=settles)
         return records
 
     def was_hit(self, sequence: Sequence) -> bool | None:
@@ -202,7 +215,3 @@ class _Speed:
     def hope(self) -> float:
         """What it may well be, as far as is known."""
         return self.value * (1 + _DOUBT / math.sqrt(self.seconds)) if self.seconds else math.inf
-
-
-def _bucket(num_rows: int) -> int:
-    return max(num_rows, 1).bit_length()

@@ -56,7 +56,7 @@ def build_speculation(
         regimes["sync"] = builder.synchronous(_drafting_with(config.speculation, colocated))
     if arguments.link_fds:
         regimes["async"] = builder.asynchronous(arguments)
-    return AutoSpeculation(regimes)
+    return AutoSpeculation(regimes, sampler.rule)
 
 
 def _drafting_with(speculation: SpeculationConfig, drafter: str) -> SpeculationConfig:

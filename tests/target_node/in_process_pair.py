@@ -55,14 +55,14 @@ class ScriptedChooser:
         self.num_switches = 0
         self._last = ""
 
-    def next_run(self, num_rows: int) -> tuple[str, int]:
+    def next_run(self, load: object) -> tuple[str, int]:
         regime = self._source.choice(self._regimes)
         self.num_switches += regime != self._last
         self._last = regime
         return regime, self._source.randint(1, 6)
 
     def observe(
-        self, num_rows: int, regime: str, num_tokens: int, seconds: float, *, settles: bool = False
+        self, load: object, regime: str, num_tokens: int, seconds: float, *, settles: bool = False
     ) -> None:
         pass
 
@@ -184,7 +184,8 @@ class InProcessPair(InProcessTarget):
                 "off": NoSpeculation(),
                 "sync": SynchronousSpeculation(draft, self._admission(draft.gamma)),
                 "async": self.asynchronous,
-            }
+            },
+            self.sampler.rule,
         )
         self.chooser = ScriptedChooser(["off", "sync", "async", "async"], self.drafting.seed)
         source._chooser = self.chooser

@@ -1,12 +1,16 @@
 """`auto` spends its time in the fastest regime, wherever that is and whenever it changes."""
 
 import random
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
+import target_node.auto
+from specserve.decoding.verification.rule import VerificationRule
 from target_node.auto import SETTLING, AutoSpeculation, RegimeChooser
 from target_node.speculation import NoSpeculation
+from tests.scripted_time import ScriptedTime
 
 ROUND_S = 0.03
 REGIMES = ["off", "sync", "async"]
@@ -125,13 +129,19 @@ class Recording(NoSpeculation):
         self.asked.append("forget")
 
 
-def decoding_row(is_decoding: bool = True):
-    return SimpleNamespace(sequence=SimpleNamespace(is_decoding=is_decoding))
+def decoding_row(is_decoding: bool = True, temperature: float = 1.0, rule: str = "coupled"):
+    sampling = SimpleNamespace(temperature=temperature)
+    request = SimpleNamespace(sampling=sampling, rule=VerificationRule(rule))
+    return SimpleNamespace(sequence=SimpleNamespace(is_decoding=is_decoding, request=request))
+
+
+def auto(regimes) -> AutoSpeculation:
+    return AutoSpeculation(regimes, lambda sequence: sequence.request.rule)
 
 
 def test_every_regime_follows_and_one_attaches():
     regimes = {name: Recording() for name in REGIMES}
-    source = AutoSpeculation(regimes)
+    source = auto(regimes)
     row = decoding_row()
     source.attach([row])
     source.tend()
@@ -141,13 +151,52 @@ def test_every_regime_follows_and_one_attaches():
 
 
 def test_rounds_that_compute_prompts_neither_count_nor_end_a_run():
-    source = AutoSpeculation({name: Recording() for name in REGIMES})
+    source = auto({name: Recording() for name in REGIMES})
     sampled = [SimpleNamespace(token_ids=[1]), SimpleNamespace(token_ids=[])]
     for _ in range(50):
         rows = [decoding_row(), decoding_row(is_decoding=False)]
         source.observe(source.attach(rows), sampled)
-    assert source._chooser.speed(1, source.regime) == source._chooser.speed(2, source.regime) == 0
+    assert not any(speed.seconds for speed in source._chooser._speeds.values())
     regime = source.regime
     for _ in range(10):
         source.attach([decoding_row(is_decoding=False)])
     assert source.regime == regime
+
+
+@pytest.mark.parametrize(
+    ("rows", "load"),
+    [
+        ([decoding_row()], (1, "coupled")),
+        ([decoding_row(temperature=0.0, rule="rejection")], (1, "greedy")),
+        ([decoding_row(), decoding_row(is_decoding=False, rule="rejection")], (1, "coupled")),
+        (
+            [decoding_row(), decoding_row(rule="rejection"), decoding_row(rule="rejection")],
+            (2, "rejection"),
+        ),
+        ([decoding_row(temperature=0.0) for _ in range(16)], (5, "greedy")),
+    ],
+)
+def test_a_load_is_how_many_rows_and_how_most_of_them_are_judged(rows, load):
+    source = auto({name: Recording() for name in REGIMES})
+    source.attach(rows)
+    assert source._load == load
+
+
+def test_what_is_fast_for_greedy_rows_says_nothing_of_drawn_ones(monkeypatch):
+    """Requests of two kinds in turn: each is served by what is fastest for it."""
+    source = auto({name: Recording() for name in REGIMES})
+    tokens = {("greedy", "async"): 5, ("greedy", "sync"): 3, ("drawn", "sync"): 5}
+    chosen = {"greedy": Counter(), "drawn": Counter()}
+    clock = ScriptedTime()
+    monkeypatch.setattr(target_node.auto, "time", clock)
+    for turn in range(400):
+        kind = ("greedy", "drawn")[turn % 2]
+        row = decoding_row(temperature=float(kind == "drawn"))
+        for _ in range(30):
+            source.attach([row])
+            clock.now_s += ROUND_S
+            num_tokens = tokens.get((kind, source.regime), 2)
+            source.observe([row], [SimpleNamespace(token_ids=[0] * num_tokens)])
+            chosen[kind][source.regime] += turn > 100
+    for kind, best in (("greedy", "async"), ("drawn", "sync")):
+        assert chosen[kind][best] > 0.95 * chosen[kind].total()
