@@ -267,7 +267,7 @@ def test_ballast_layers_count_in_the_kv_of_a_token():
         ),
         (
             speculating("sync", saguaro_c=0.5),
-            r"speculation.saguaro_c: is for draft processes, 1\+0 has none",
+            "speculation.saguaro_c: is for draft processes, 1+0 has none",
         ),
         (speculating("sync", "2+1"), "topology.topology: 2+1 has draft processes"),
         (
