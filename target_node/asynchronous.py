@@ -96,7 +96,7 @@ class AsynchronousSpeculation:
         self.links.poll()
 
     def follow(self, rows: list[Row]) -> None:
-        """Keep the drafts' knowledge up to date, also while another regime runs."""
+        """Bring the drafts' knowledge up to date."""
         for wanted in self.links.take_wanted():
             stream = self._streams.numbered(wanted.stream)
             if stream is None or stream.epoch != wanted.epoch:

@@ -9,6 +9,10 @@ tables are empty. One of which little is known is tried more, while it may well 
 else is lost by it: contexts are derived state on both sides, and a request's verification rule is
 the sampler's business.
 
+Draft processes hear of contexts only while they are used and shortly before: computing them takes
+the memory's bandwidth from the target, and a regime that runs without drafts is to be as fast as it
+would be alone, and to be measured so.
+
 Receives counts and times, never tokens: which regime runs does not depend on what was drawn now.
 """
 
@@ -28,6 +32,9 @@ from target_node.speculation import SpeculationSource, SpeculationStatus
 
 RUN = 24  # rounds of one regime before the next choice
 TRIAL = 12  # rounds of a try
+# Rounds that draft processes can be said to have missed, how many of them a round of telling makes
+# up for, and how few do not matter: those travel with the first reports.
+MOST_BEHIND, TOLD, FEW_BEHIND = 64, 2, 32
 SETTLING = 3  # first rounds of a run, which say what changing over costs, not how fast a regime is
 _LEAST_TIME_S = 0.5  # of a regime at a load before its speed is believed
 _HALF_LIFE_S = 20.0  # of what was measured, ...
@@ -38,6 +45,7 @@ _FIRST_LOSS_S = 1.5  # ... and so much by each regime at every load while it may
 _DOUBT = 0.25  # standard deviation of a speed that was measured for one second: texts differ
 _CHANGE_S = 0.05  # what changing over is believed to lose, before that was measured
 _SMOOTHING = 0.2  # weight of the latest change
+_REMOTE = "async"  # the regime whose drafts have to be told contexts
 
 
 class RegimeChooser:
@@ -123,8 +131,10 @@ class AutoSpeculation:
         self.gamma = max(source.gamma for source in regimes.values())
         self.drafter = next((s.drafter for s in reversed(list(regimes.values())) if s.drafter), "")
         self.regime = next(iter(regimes))
-        self._left = 0  # rounds of the current run
+        self._wanted = self.regime  # by the chooser
+        self._left = 0  # rounds of the run that it wants
         self._load: Hashable = None
+        self._num_behind = 0  # rounds of which draft processes have heard nothing
         self._num_settled = 0
         self._began_s = 0.0
 
@@ -133,9 +143,8 @@ class AutoSpeculation:
         decoding = [row.sequence for row in rows if row.sequence.is_decoding]
         if decoding:
             self._choose(self._load_of(decoding))
-        for name, source in self._regimes.items():
-            if name != self.regime:
-                source.follow(rows)
+        if self._is_telling:
+            self._regimes[self._wanted].follow(rows)
         return self._regimes[self.regime].attach(rows)
 
     def _load_of(self, decoding: list[Sequence]) -> Hashable:
@@ -149,15 +158,25 @@ class AutoSpeculation:
 
     def _choose(self, load: Hashable) -> None:
         if self._left <= 0 or load != self._load:
-            regime, self._left = self._chooser.next_run(load)
-            if regime != self.regime:
-                self._num_settled = 0
-            self.regime, self._load = regime, load
+            self._wanted, self._left = self._chooser.next_run(load)
+            self._load = load
+        if self._wanted != _REMOTE:
+            self._num_behind = min(self._num_behind + 1, MOST_BEHIND)
+        elif self._num_behind > FEW_BEHIND:
+            self._num_behind -= TOLD
+            return  # the present regime goes on meanwhile
+        else:
+            self._num_behind = 0
+        if self._wanted != self.regime:
+            self.regime, self._num_settled = self._wanted, 0
         self._left -= 1
 
+    @property
+    def _is_telling(self) -> bool:
+        return self._wanted != self.regime
+
     def follow(self, rows: list[Row]) -> None:
-        for source in self._regimes.values():
-            source.follow(rows)
+        self._regimes[self._wanted].follow(rows)
 
     def tend(self) -> None:
         for source in self._regimes.values():
@@ -172,7 +191,7 @@ class AutoSpeculation:
         if all(row.sequence.is_decoding for row in rows):
             num_tokens = sum(len(result.token_ids) for result in sampled)
             elapsed_s = time.perf_counter() - self._began_s
-            settles = self._num_settled <= SETTLING
+            settles = self._num_settled <= SETTLING or self._is_telling
             self._chooser.observe(self._load, self.regime, num_tokens, elapsed_s, settles=settles)
         return records
 
@@ -181,7 +200,7 @@ class AutoSpeculation:
 
     def status(self) -> SpeculationStatus:
         """Of the draft processes whether or not they are used now."""
-        links = self._regimes.get("async", self._regimes[self.regime])
+        links = self._regimes.get(_REMOTE, self._regimes[self.regime])
         return replace(links.status(), speculation_regime=self.regime)
 
     def forget(self, sequence: Sequence) -> None:

@@ -44,7 +44,7 @@ class SpeculationSource(Protocol):
         ...
 
     def follow(self, rows: list[Row]) -> None:
-        """Another source attaches to this round: keep up with what it changes."""
+        """Another source attaches to this round, and this one will soon: prepare for that."""
         ...
 
     def tend(self) -> None:

@@ -139,7 +139,21 @@ def auto(regimes) -> AutoSpeculation:
     return AutoSpeculation(regimes, lambda sequence: sequence.request.rule)
 
 
-def test_every_regime_follows_and_one_attaches():
+class Choosing:
+    """In place of `RegimeChooser`: what a test says."""
+
+    def __init__(self) -> None:
+        self.regime = "off"
+        self.observed: list[tuple[str, bool]] = []
+
+    def next_run(self, load):
+        return self.regime, 1
+
+    def observe(self, load, regime, num_tokens, seconds, *, settles=False):
+        self.observed.append((regime, settles))
+
+
+def test_one_regime_attaches_and_the_others_are_left_alone():
     regimes = {name: Recording() for name in REGIMES}
     source = auto(regimes)
     row = decoding_row()
@@ -147,7 +161,39 @@ def test_every_regime_follows_and_one_attaches():
     source.tend()
     source.forget(row.sequence)
     asked = sorted(regime.asked for regime in regimes.values())
-    assert asked == [["attach", "tend", "forget"]] + 2 * [["follow", "tend", "forget"]]
+    assert asked == [["attach", "tend", "forget"]] + 2 * [["tend", "forget"]]
+
+
+@pytest.mark.parametrize(("num_away", "num_telling"), [(1, 0), (32, 0), (40, 4), (1000, 16)])
+def test_draft_processes_are_told_what_they_missed_before_they_are_used(num_away, num_telling):
+    regimes = {name: Recording() for name in REGIMES}
+    source = auto(regimes)
+    source._chooser = chooser = Choosing()
+    row, sampled = decoding_row(), [SimpleNamespace(token_ids=[1])]
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            source.observe(source.attach([row]), sampled)
+
+    rounds(num_away)
+    assert regimes["async"].asked == []
+    chooser.regime, chooser.observed = "async", []
+    rounds(num_telling)
+    assert regimes["async"].asked == num_telling * ["follow"]
+    assert chooser.observed == num_telling * [("off", True)]  # others' speed is not judged by these
+    rounds(5)
+    assert regimes["async"].asked[num_telling:] == 5 * ["attach"]
+    assert chooser.observed[-1] == ("async", False)
+
+
+def test_loads_that_take_turns_do_not_keep_draft_processes_out():
+    regimes = {name: Recording() for name in REGIMES}
+    source = auto(regimes)
+    source._chooser = chooser = Choosing()
+    for turn in range(200):
+        chooser.regime = ("off", "async")[turn >= 50 and turn % 2]
+        source.observe(source.attach([decoding_row()]), [SimpleNamespace(token_ids=[1])])
+    assert "attach" in regimes["async"].asked
 
 
 def test_rounds_that_compute_prompts_neither_count_nor_end_a_run():
