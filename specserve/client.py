@@ -14,7 +14,7 @@ is the gRPC status. Knows the public API only: it would serve as well against an
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, SupportsFloat, TypedDict, Unpack
 
 import grpc
 import grpc.aio
@@ -273,11 +273,15 @@ def _timeout_of(timeout_s: object) -> float | None:
     """For grpc, to which all that is as good as none must be None."""
     if timeout_s is None:
         return None
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+    if isinstance(timeout_s, bool | str) or not isinstance(timeout_s, SupportsFloat):
         raise InvalidField("timeout_s", f"{timeout_s!r} is no number of seconds")
-    if math.isnan(timeout_s):
+    try:
+        seconds = float(timeout_s)
+    except OverflowError:
+        return None
+    if math.isnan(seconds):
         raise InvalidField("timeout_s", "is not a number")
-    return None if timeout_s > _LONGEST_TIMEOUT_S else timeout_s
+    return None if seconds > _LONGEST_TIMEOUT_S else seconds
 
 
 def _completion_of(response: pb.GenerateResponse) -> Completion:

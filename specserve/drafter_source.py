@@ -62,7 +62,9 @@ def locate_drafter(
 def _refuse_idle_names(speculation: SpeculationConfig, num_drafts: int) -> None:
     """A drafter that is named and would never draft is a mistake, not a wish."""
     drafter, colocated = speculation.drafter, speculation.colocated_drafter
-    if num_drafts or drafter is None or colocated in (None, drafter):
+    if num_drafts or speculation.mode == "async" or None in (drafter, colocated):
+        return  # async without a draft process is refused for that
+    if colocated == drafter:
         return
     problem = f"{colocated!r} beside drafter {drafter!r}: without draft processes one place drafts"
     raise InvalidField("speculation.colocated_drafter", problem)

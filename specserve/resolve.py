@@ -73,7 +73,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     if num_blocks is not None:
         model = _fit_context(config, model, num_blocks)
     if device == "cpu":
-        weights = spec.num_params * _DTYPE_BYTES[dtype]
+        weights = spec.num_params * (2 if model.half_weights else _DTYPE_BYTES[dtype])
         pools = (num_blocks or 0) * pool.bytes_in_all
         _check_memory(weights, pools, hardware.available_memory)
     deterministic = config.engine.deterministic
@@ -137,7 +137,8 @@ def _check_uses(speculation: SpeculationConfig, topology: Topology) -> None:
             if getattr(speculation, key) != getattr(SpeculationConfig(), key):
                 problem = f"is for draft processes, {topology} has none"
                 raise InvalidField(f"speculation.{key}", problem)
-    if speculation.miss_policy == "draft_here" and speculation.colocated_drafter is None:
+    misses = speculation.mode in ("async", "auto") and topology.num_draft_processes
+    if misses and speculation.miss_policy == "draft_here" and speculation.colocated_drafter is None:
         problem = "draft_here needs a speculation.colocated_drafter"
         raise InvalidField("speculation.miss_policy", problem)
 

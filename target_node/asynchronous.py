@@ -95,8 +95,9 @@ class AsynchronousSpeculation:
     def tend(self) -> None:
         self.links.poll()
 
-    def follow(self, rows: list[Row]) -> None:
-        """Bring the drafts' knowledge up to date."""
+    def follow(self, rows: list[Row]) -> bool:
+        """Bring the drafts' knowledge up to date; whether reports alone would have done."""
+        was_told = not self._reporter.lacks(rows)
         for wanted in self.links.take_wanted():
             stream = self._streams.numbered(wanted.stream)
             if stream is None or stream.epoch != wanted.epoch:
@@ -106,6 +107,7 @@ class AsynchronousSpeculation:
                 stream.num_sent = min(stream.num_sent, wanted.start)
         for row in rows:
             self._reporter.send_context(row.sequence)
+        return was_told
 
     def laws(self, rows: list[Row]) -> DraftLaw | None:
         """One law a drafted token of the rows under the ratio test, in the rows' order."""

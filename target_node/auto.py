@@ -9,9 +9,9 @@ tables are empty. One of which little is known is tried more, while it may well 
 else is lost by it: contexts are derived state on both sides, and a request's verification rule is
 the sampler's business.
 
-Draft processes hear of contexts only while they are used and shortly before: computing them takes
-the memory's bandwidth from the target, and a regime that runs without drafts is to be as fast as it
-would be alone, and to be measured so.
+Draft processes hear of contexts only while they are used and right before: computing them takes the
+memory's bandwidth from the target, and a regime that runs without drafts is to be as fast as it
+would be alone, and to be measured so. Until they have heard enough, the best of the others runs.
 
 Receives counts and times, never tokens: which regime runs does not depend on what was drawn now.
 """
@@ -32,9 +32,7 @@ from target_node.speculation import SpeculationSource, SpeculationStatus
 
 RUN = 24  # rounds of one regime before the next choice
 TRIAL = 12  # rounds of a try
-# Rounds that draft processes can be said to have missed, how many of them a round of telling makes
-# up for, and how few do not matter: those travel with the first reports.
-MOST_BEHIND, TOLD, FEW_BEHIND = 64, 2, 32
+MOST_TOLD = 16  # rounds in which a regime may prepare before it is used, ready or not
 SETTLING = 3  # first rounds of a run, which say what changing over costs, not how fast a regime is
 _LEAST_TIME_S = 0.5  # of a regime at a load before its speed is believed
 _HALF_LIFE_S = 20.0  # of what was measured, ...
@@ -45,7 +43,6 @@ _FIRST_LOSS_S = 1.5  # ... and so much by each regime at every load while it may
 _DOUBT = 0.25  # standard deviation of a speed that was measured for one second: texts differ
 _CHANGE_S = 0.05  # what changing over is believed to lose, before that was measured
 _SMOOTHING = 0.2  # weight of the latest change
-_REMOTE = "async"  # the regime whose drafts have to be told contexts
 
 
 class RegimeChooser:
@@ -77,6 +74,11 @@ class RegimeChooser:
             if is_hopeful and self._lost_s[load, regime] < may_lose_s + _FIRST_LOSS_S:
                 return regime, RUN
         return preferred, RUN
+
+    def best(self, load: Hashable, *, but: str) -> str:
+        """The fastest of the others, as far as is known."""
+        others = [regime for regime in self._regimes if regime != but]
+        return max(others, key=lambda regime: self._of(load, regime).value)
 
     def _prefer(self, load: Hashable) -> str:
         best = max(self._regimes, key=lambda regime: self._of(load, regime).value)
@@ -134,7 +136,7 @@ class AutoSpeculation:
         self._wanted = self.regime  # by the chooser
         self._left = 0  # rounds of the run that it wants
         self._load: Hashable = None
-        self._num_behind = 0  # rounds of which draft processes have heard nothing
+        self._num_told = 0  # rounds in which the wanted one has prepared
         self._num_settled = 0
         self._began_s = 0.0
 
@@ -142,9 +144,7 @@ class AutoSpeculation:
         self._began_s = time.perf_counter()
         decoding = [row.sequence for row in rows if row.sequence.is_decoding]
         if decoding:
-            self._choose(self._load_of(decoding))
-        if self._is_telling:
-            self._regimes[self._wanted].follow(rows)
+            self._choose(self._load_of(decoding), rows)
         return self._regimes[self.regime].attach(rows)
 
     def _load_of(self, decoding: list[Sequence]) -> Hashable:
@@ -156,27 +156,30 @@ class AutoSpeculation:
         is_greedy = sequence.request.sampling.temperature == 0
         return "greedy" if is_greedy else self._rule_of(sequence)
 
-    def _choose(self, load: Hashable) -> None:
+    def _choose(self, load: Hashable, rows: list[Row]) -> None:
         if self._left <= 0 or load != self._load:
             self._wanted, self._left = self._chooser.next_run(load)
-            self._load = load
-        if self._wanted != _REMOTE:
-            self._num_behind = min(self._num_behind + 1, MOST_BEHIND)
-        elif self._num_behind > FEW_BEHIND:
-            self._num_behind -= TOLD
-            return  # the present regime goes on meanwhile
-        else:
-            self._num_behind = 0
-        if self._wanted != self.regime:
-            self.regime, self._num_settled = self._wanted, 0
+            self._load, self._num_told = load, 0
+        if self._wanted != self.regime and not self._is_ready(rows):
+            self._use(self._chooser.best(load, but=self._wanted))
+            return
+        self._use(self._wanted)
         self._left -= 1
+
+    def _is_ready(self, rows: list[Row]) -> bool:
+        self._num_told += 1
+        return self._regimes[self._wanted].follow(rows) or self._num_told > MOST_TOLD
+
+    def _use(self, regime: str) -> None:
+        if regime != self.regime:
+            self.regime, self._num_settled = regime, 0
 
     @property
     def _is_telling(self) -> bool:
         return self._wanted != self.regime
 
-    def follow(self, rows: list[Row]) -> None:
-        self._regimes[self._wanted].follow(rows)
+    def follow(self, rows: list[Row]) -> bool:
+        return self._regimes[self._wanted].follow(rows)
 
     def tend(self) -> None:
         for source in self._regimes.values():
@@ -200,7 +203,7 @@ class AutoSpeculation:
 
     def status(self) -> SpeculationStatus:
         """Of the draft processes whether or not they are used now."""
-        links = self._regimes.get(_REMOTE, self._regimes[self.regime])
+        links = self._regimes.get("async", self._regimes[self.regime])
         return replace(links.status(), speculation_regime=self.regime)
 
     def forget(self, sequence: Sequence) -> None:

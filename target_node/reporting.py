@@ -96,6 +96,17 @@ class Reporter:
         if self._links.tell(peer, message):
             stream.num_sent = end
 
+    def lacks(self, rows: Rows[Row]) -> bool:
+        """Whether a draft has yet to hear more of a decoding row than travels with a report."""
+        decoding = [row.sequence for row in rows if row.sequence.is_decoding]
+        return any(self._num_missing(sequence) > self._max_inline for sequence in decoding)
+
+    def _num_missing(self, sequence: Sequence) -> int:
+        peer = self.peer_of(sequence)
+        if peer is None or sequence.request.max_verify_len == 0:
+            return 0
+        return sequence.num_computed - self._streams.num_sent(sequence, peer.epoch)
+
     def _told(self, stream: Stream, peer: DraftPeer) -> int:
         """From which position on the peer has to be told; who was told before may forget."""
         if stream.epoch != peer.epoch:

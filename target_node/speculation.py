@@ -43,8 +43,11 @@ class SpeculationSource(Protocol):
         """The same rows, decoding ones with the drafted tokens to verify."""
         ...
 
-    def follow(self, rows: list[Row]) -> None:
-        """Another source attaches to this round, and this one will soon: prepare for that."""
+    def follow(self, rows: list[Row]) -> bool:
+        """Another source attaches to this round, and this one will soon: prepare for that.
+
+        Whether it was prepared already.
+        """
         ...
 
     def tend(self) -> None:
@@ -79,8 +82,8 @@ class NoSpeculation:
     def attach(self, rows: list[Row]) -> list[Row]:
         return rows
 
-    def follow(self, rows: list[Row]) -> None:
-        pass
+    def follow(self, rows: list[Row]) -> bool:
+        return True
 
     def tend(self) -> None:
         pass
@@ -121,8 +124,8 @@ class SynchronousSpeculation:
         found = self._tolerance.ask(lambda: self._draft.speculate(to_draft, worth=worth))
         return self._admission.admit(rows, found)
 
-    def follow(self, rows: list[Row]) -> None:
-        """Contexts catch up when they are wanted again."""
+    def follow(self, rows: list[Row]) -> bool:
+        return True  # contexts catch up with the first draft
 
     def tend(self) -> None:
         pass

@@ -46,6 +46,11 @@ class Streams:
             self._of[sequence] = self._by_number[stream.number] = stream
         return stream
 
+    def num_sent(self, sequence: Sequence, epoch: int) -> int:
+        """Positions that the draft of this epoch has heard of."""
+        stream = self._of.get(sequence)
+        return stream.num_sent if stream is not None and stream.epoch == epoch else 0
+
     def numbered(self, number: int) -> Stream | None:
         return self._by_number.get(number)
 

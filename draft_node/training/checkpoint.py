@@ -46,6 +46,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], Progress]:
             for key in file.keys():  # noqa: SIM118 - safe_open is no mapping
                 kind, _, name = key.partition("/")
                 groups[kind][name] = file.get_tensor(key)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+    except (
+        SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError
+    ) as error:  # fmt: skip
         raise Unsupported(f"{path}: cannot be read ({error}); --restart forgets it") from error
     return groups["model"], groups["optimizer"], progress

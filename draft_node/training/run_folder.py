@@ -81,7 +81,7 @@ def is_begun(folder: Path) -> bool:
 def _refuse_changes(folder: Path, settings: Mapping[str, object]) -> None:
     begun = json.loads((folder / SETTINGS).read_text())
     for name, value in settings.items():
-        if begun.get(name) != value:
+        if begun.get(name, value) != value:  # an older version's may lack a name
             flag = f"--{name.replace('_', '-')}"
             problem = f"{folder} holds a run with another value; --restart forgets it"
             raise InvalidField(flag, problem)

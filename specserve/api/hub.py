@@ -175,9 +175,9 @@ class Hub:
             raise Unavailable("draining: no more rounds are to be expected")
         if self._profiles:
             raise Exhausted("profile: another one is being recorded")
+        self._control.send(Profile(num_rounds, path))
         future = self._profiles[path] = asyncio.get_running_loop().create_future()
         try:
-            self._control.send(Profile(num_rounds, path))
             return await future
         finally:
             del self._profiles[path]

@@ -27,7 +27,6 @@ EXAMPLES = """examples:
   specserve calibrate --drafter dspark --temperature 0 --out ./greedy --plot greedy.png
 """
 
-_PICTURES = (".png", ".svg", ".pdf")
 _MODULE = "draft_node.calibration"
 _PROMPTS = Path(specserve.__file__).parent / "assets" / "prompts"
 
@@ -114,8 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
         "plot": None if arguments.plot is None else Path(arguments.plot).resolve(),
         "parent_pid": os.getpid(),
     }
-    if arguments.plot is not None and Path(arguments.plot).suffix not in _PICTURES:
-        raise InvalidField("--plot", f"{arguments.plot} does not end in {', '.join(_PICTURES)}")
+    if arguments.plot is not None and Path(arguments.plot).suffix.lower() != ".png":
+        raise InvalidField("--plot", f"{arguments.plot} does not end in .png")
     job = Job(**{**given, **resolved})
     command = [sys.executable, "-P", "-m", _MODULE, job.encode()]
     return subprocess.run(command, check=False).returncode

@@ -63,9 +63,9 @@ def _turn(
             sys.stdout.flush()
     except KeyboardInterrupt:
         answer += ""  # what was said stays said
-    except Unavailable:
-        raise  # no later question would fare better
     except SpecserveError as error:
+        if isinstance(error, Unavailable):
+            client.server_info()  # which fails if no later question would fare better
         sys.stderr.write(f"specserve: {error}\n")
         return messages
     sys.stdout.write("\n")

@@ -90,10 +90,13 @@ class Checkpoint:
                     f"not one of {', '.join(allowed)}"
                 )
 
-    def first_of(self, dtype: str) -> str | None:
-        """A tensor stored in `dtype`, as safetensors calls it."""
-        stored = ((name, file.get_slice(key)) for name, (file, key) in self._tensors.items())
-        return next((name for name, part in stored if part.get_dtype() == dtype), None)
+    def first_matrix_of(self, dtype: str) -> str | None:
+        """A matrix stored in `dtype`, as safetensors calls it."""
+        for name, (file, key) in self._tensors.items():
+            part = file.get_slice(key)
+            if part.get_dtype() == dtype and len(part.get_shape()) > 1:
+                return name
+        return None
 
     def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
         """A tensor, or the part of it that `part` indexes; nothing else is read from disk."""

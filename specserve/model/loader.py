@@ -71,7 +71,7 @@ def check_half_weights(folder: Path) -> None:
     if not can_halve():
         raise Unsupported("half_weights: this machine has no products with float16 weights")
     with Checkpoint(folder) as checkpoint:
-        name = checkpoint.first_of("F32")
+        name = checkpoint.first_matrix_of("F32")
     if name is not None:
         raise Unsupported(
             f"{folder}: tensor {name} is stored in float32, which half_weights would round; "

@@ -111,7 +111,7 @@ def test_the_version_is_printed(specserve):
         ),
         (
             ("calibrate", "--drafter", "dspark", "--plot", "x.txt"),
-            "--plot: x.txt does not end in .png, .svg, .pdf",
+            "--plot: x.txt does not end in .png",
         ),
         ((), "the following arguments are required: COMMAND"),
     ],

@@ -228,7 +228,9 @@ def test_values_the_wire_cannot_carry_are_refused_by_name(client, prompt, option
         client.generate(prompt, **options)
 
 
-@pytest.mark.parametrize("timeout_s", [float("inf"), 1e300, None])
+@pytest.mark.parametrize(
+    "timeout_s", [float("inf"), 1e300, 10**400, np.float32(30), np.int64(30), None]
+)
 def test_no_deadline_may_be_said_in_several_ways(rig, client, timeout_s):  # noqa: F811
     assert client.generate("fox", timeout_s=timeout_s).text == rig.text
     assert "".join(delta.text for delta in client.stream("fox", timeout_s=timeout_s)) == rig.text

@@ -408,3 +408,20 @@ def test_a_batch_has_a_token_for_every_row():
 def test_times_no_timer_can_hold_are_refused(seconds: str):
     with pytest.raises(InvalidField, match=r"server\.startup_timeout_s"):
         load_config(None, {"server.startup_timeout_s": seconds})
+
+
+def test_what_is_read_by_nobody_in_one_mode_may_stand_in_a_file_for_another():
+    for mode in ("off", "sync"):
+        assert resolved(speculating(mode, miss_policy="draft_here")).speculation.mode == mode
+
+
+def test_half_weights_are_half_as_much_memory():
+    machine = msgspec.structs.replace(MACHINE, available_memory=1_600_000_000)
+    for half_weights, fits in ((True, True), (False, False)):
+        model = ModelConfig(ballast="500M", half_weights=half_weights)
+        config = Config(model=model, engine=EngineConfig(num_blocks=8))
+        if fits:
+            assert resolved(config, machine).model.half_weights
+        else:
+            with pytest.raises(Unsupported, match="memory: weights of"):
+                resolved(config, machine)

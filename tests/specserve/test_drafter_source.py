@@ -101,3 +101,15 @@ def test_a_target_of_ones_own_takes_one_drafter_for_both_places(tmp_path):
 def test_a_wrong_colocated_drafter_is_refused_by_its_own_name():
     with pytest.raises(InvalidField, match=r"speculation\.colocated_drafter: 'no' is no folder"):
         locate(mode="auto", drafts=1, colocated_drafter="no")
+
+
+def test_two_names_where_one_place_drafts_are_refused():
+    with pytest.raises(InvalidField, match="colocated_drafter: 'lm' beside drafter 'dspark'"):
+        locate(drafter="dspark", colocated_drafter="lm")
+    assert names(locate(drafter="lm", colocated_drafter="lm")) == ("lm", None)
+    # Without a draft process async is refused for that, and not for its names.
+    assert names(locate(mode="async", drafter="dspark", colocated_drafter="lm")) == ("dspark", "lm")
+    assert names(locate(mode="auto", drafts=1, drafter="dspark", colocated_drafter="lm")) == (
+        "dspark",
+        "lm",
+    )

@@ -61,6 +61,9 @@ class ScriptedChooser:
         self._last = regime
         return regime, self._source.randint(1, 6)
 
+    def best(self, load: object, *, but: str) -> str:
+        return next(regime for regime in self._regimes if regime != but)
+
     def observe(
         self, load: object, regime: str, num_tokens: int, seconds: float, *, settles: bool = False
     ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import target_node.auto
 from specserve.decoding.verification.rule import VerificationRule
-from target_node.auto import SETTLING, AutoSpeculation, RegimeChooser
+from target_node.auto import MOST_TOLD, SETTLING, AutoSpeculation, RegimeChooser
 from target_node.speculation import NoSpeculation
 from tests.scripted_time import ScriptedTime
 
@@ -112,8 +112,9 @@ def test_loads_are_judged_apart():
 class Recording(NoSpeculation):
     """What a regime is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_unready: int = 0) -> None:
         self.asked: list[str] = []
+        self.num_unready = num_unready
 
     def attach(self, rows):
         self.asked.append("attach")
@@ -121,6 +122,7 @@ class Recording(NoSpeculation):
 
     def follow(self, rows):
         self.asked.append("follow")
+        return len(self.asked) > self.num_unready
 
     def tend(self):
         self.asked.append("tend")
@@ -149,6 +151,9 @@ class Choosing:
     def next_run(self, load):
         return self.regime, 1
 
+    def best(self, load, *, but):
+        return "off"
+
     def observe(self, load, regime, num_tokens, seconds, *, settles=False):
         self.observed.append((regime, settles))
 
@@ -164,9 +169,9 @@ def test_one_regime_attaches_and_the_others_are_left_alone():
     assert asked == [["attach", "tend", "forget"]] + 2 * [["tend", "forget"]]
 
 
-@pytest.mark.parametrize(("num_away", "num_telling"), [(1, 0), (32, 0), (40, 4), (1000, 16)])
-def test_draft_processes_are_told_what_they_missed_before_they_are_used(num_away, num_telling):
-    regimes = {name: Recording() for name in REGIMES}
+@pytest.mark.parametrize("num_unready", [0, 1, 7, MOST_TOLD, 1000])
+def test_a_regime_prepares_before_it_is_used(num_unready):
+    regimes = {"off": Recording(), "sync": Recording(), "async": Recording(num_unready)}
     source = auto(regimes)
     source._chooser = chooser = Choosing()
     row, sampled = decoding_row(), [SimpleNamespace(token_ids=[1])]
@@ -175,25 +180,47 @@ def test_draft_processes_are_told_what_they_missed_before_they_are_used(num_away
         for _ in range(count):
             source.observe(source.attach([row]), sampled)
 
-    rounds(num_away)
+    rounds(40)
     assert regimes["async"].asked == []
     chooser.regime, chooser.observed = "async", []
-    rounds(num_telling)
-    assert regimes["async"].asked == num_telling * ["follow"]
-    assert chooser.observed == num_telling * [("off", True)]  # others' speed is not judged by these
-    rounds(5)
-    assert regimes["async"].asked[num_telling:] == 5 * ["attach"]
+    num_waited = min(num_unready, MOST_TOLD)
+    rounds(num_waited + 5)
+    asked = regimes["async"].asked
+    assert asked == (num_waited + 1) * ["follow"] + 5 * ["attach"]
+    # The others' speed is not judged by what ran meanwhile.
+    assert chooser.observed[:num_waited] == num_waited * [("off", True)]
     assert chooser.observed[-1] == ("async", False)
+    if num_unready <= MOST_TOLD:
+        chooser.regime = "sync"
+        rounds(1)
+        chooser.regime = "async"
+        rounds(1)
+        assert asked[num_waited + 6 :] == ["follow", "attach"]  # it is prepared still
 
 
-def test_loads_that_take_turns_do_not_keep_draft_processes_out():
-    regimes = {name: Recording() for name in REGIMES}
-    source = auto(regimes)
-    source._chooser = chooser = Choosing()
+@pytest.mark.parametrize(("few", "many"), [(10, 40), (15, 100), (30, 30), (50, 50)])
+@pytest.mark.parametrize("best", ["sync", "async"])
+def test_loads_that_take_turns_each_have_their_best_regime(few, many, best, monkeypatch):
+    clock = ScriptedTime()
+    monkeypatch.setattr(target_node.auto, "time", clock)
+    source = auto({name: Recording() for name in REGIMES})
+    other = "sync" if best == "async" else "async"
+    tokens = {(1, best): 6, (1, other): 4, (1, "off"): 2, (16, "off"): 6, (16, "sync"): 4}
+    made = possible = 0
     for turn in range(200):
-        chooser.regime = ("off", "async")[turn >= 50 and turn % 2]
-        source.observe(source.attach([decoding_row()]), [SimpleNamespace(token_ids=[1])])
-    assert "attach" in regimes["async"].asked
+        for num_rows, num_rounds in ((1, few), (16, many)):
+            # Requests of this turn: draft processes have to be told of them.
+            source._regimes["async"].asked, source._regimes["async"].num_unready = [], 2
+            rows = [decoding_row()] * num_rows
+            for _ in range(num_rounds):
+                source.attach(rows)
+                clock.now_s += ROUND_S
+                num_tokens = tokens.get((num_rows, source.regime), 3)
+                source.observe(rows, [SimpleNamespace(token_ids=[0] * num_tokens)])
+                if turn > 100 and num_rows == 1:
+                    made, possible = made + num_tokens, possible + 6
+    # Two rounds of each turn may pass while draft processes are told.
+    assert made / possible > 0.93 - (best == "async") * 2 / few * (1 - 4 / 6)
 
 
 def test_rounds_that_compute_prompts_neither_count_nor_end_a_run():

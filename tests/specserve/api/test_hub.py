@@ -60,6 +60,23 @@ def test_a_profile_is_given_up_with_the_call_that_asked_for_it(tmp_path):
     assert asyncio.run(profile()) == [Profile(5, "trace.json"), Profile(0, "trace.json")]
 
 
+def test_a_profile_that_finds_no_room_fails_alone(tmp_path, monkeypatch):
+    async def profile():
+        hub = hub_in(tmp_path)
+
+        def refuse(message):
+            raise Unavailable("control: the target does not read")
+
+        monkeypatch.setattr(hub._control, "send", refuse)
+        with pytest.raises(Unavailable, match="does not read"):
+            await hub.profile(5, "trace.json")
+        is_lost = hub.lost.is_set()
+        hub.close()
+        return is_lost
+
+    assert not asyncio.run(profile())
+
+
 def test_a_target_may_be_lost_in_the_turn_in_which_it_answers(tmp_path):
     async def profile():
         hub = hub_in(tmp_path)

@@ -222,7 +222,8 @@ def test_a_target_of_16_bits_may_keep_them_and_one_of_32_may_not(tmp_path, monke
         check_half_weights(folder)
 
     tensors = load_file(folder / "model.safetensors")
-    tensors = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    # Vectors are never halved, and may stay as they are.
+    tensors = {name: x.bfloat16() if x.dim() > 1 else x for name, x in tensors.items()}
     save_file(tensors, folder / "model.safetensors")
     check_half_weights(folder)
     expected, found = (
