@@ -15,6 +15,7 @@ from target_node.feature_cache import FeatureCache
 from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss
 from target_node.reporting import MAX_INLINE
+from target_node.speculation import NoSpeculation
 from target_node.tolerance import MAX_FAILURES
 from tests.exactness.speculative import MAX_LEN, Models, make_models, requests
 from tests.target_node.in_process import request
@@ -122,6 +123,25 @@ def test_a_long_prompt_is_told_in_pieces_before_it_is_reported(models):
         answer(pair, prompt=prompt, max_tokens=12)
         assert max(len(row.token_ids) for row in rows) <= MAX_INLINE + 1
         assert pair.hit_rate > 0
+
+
+def test_who_follows_says_whether_reports_alone_would_have_done(models):
+    prompt = [1 + (7 * i) % 60 for i in range(MAX_INLINE + 12)]
+    with pair_of(models) as pair:
+        asynchronous, pair.node.speculation = pair.node.speculation, NoSpeculation()
+        pair.node.speculation.tend = asynchronous.tend
+        pair.submit(request("r0", prompt, max_tokens=40, ignore_eos=True))
+        pair.turn(4)
+        (sequence,) = pair.scheduler.running
+        rows = [SimpleNamespace(sequence=sequence)]
+        assert sequence.is_decoding
+        assert [asynchronous.follow(rows) for _ in range(3)] == [False, True, True]
+        pair.drafts[0].die()
+        pair.turn(2)  # its successor has heard of nothing
+        assert [asynchronous.follow(rows) for _ in range(2)] == [False, True]
+        pair.drafts[0].die(turns_dead=9)
+        pair.turn(2)
+        assert asynchronous.follow(rows)  # there is nobody to tell
 
 
 def test_rows_that_no_frame_has_room_for_together_travel_apart(models, monkeypatch):
