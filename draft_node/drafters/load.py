@@ -245,7 +245,8 @@ def _refuse_foreign_tensors(checkpoint: Checkpoint) -> None:
 def _refuse_local_head(options: DrafterOptions) -> None:
     if options.local_head is not None:
         raise Unsupported(
-            f"speculation.local_head: {options.local_head} can only be added to a DFlash drafter"
+            f"speculation.local_head: {options.local_head}: "
+            "a local head can only be added to a DFlash"
         )
 
 

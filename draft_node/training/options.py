@@ -30,7 +30,8 @@ def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> N
     )  # fmt: skip
     budget.add_argument(
         "--steps", type=positive_int, metavar="N",
-        help="updates instead of minutes: the same run on any machine",
+        help="updates instead of minutes: the same run on any machine, if it is begun with them "
+        "(one that goes on to more has other rates than one of so many at once)",
     )  # fmt: skip
     parser.add_argument(
         "--text", type=Path, metavar="PATH",

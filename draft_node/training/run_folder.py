@@ -16,12 +16,11 @@ from draft_node.training.self_text import weights_digest
 from specserve.errors import InvalidField, Unsupported
 
 SETTINGS = "settings.json"
-# What a resumed run need not have in common with its start: minutes, which no two runs make alike,
-# where, and what comes after training. Weights, and not paths, are what has to be the same of a
-# target and of --init. A number of steps is part of the run: its rates follow from where it ends.
+# What a resumed run need not have in common with its start: how long, where, and what comes after
+# training. Weights, and not paths, are what has to be the same of a target and of --init.
 _MAY_CHANGE = (
-    "kind", "target", "out", "minutes", "init", "work", "device", "threads", "compile", "restart",
-    "parent_pid", "fuse_with",
+    "kind", "target", "out", "minutes", "steps", "init", "work", "device", "threads", "compile",
+    "restart", "parent_pid", "fuse_with",
 )  # fmt: skip
 
 

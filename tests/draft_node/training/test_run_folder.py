@@ -49,7 +49,6 @@ def test_runs_into_folders_of_the_same_name_are_kept_apart(kind, begin, tmp_path
         ("dspark", "--feature-layers", "1,2"),
         ("local-head", "--window", "8"),
         ("lm", "--distill", "1"),
-        ("lm", "--steps", "7"),
     ],
 )
 def test_a_run_with_another_flag_is_not_resumed(kind, flag, value, begin):
