@@ -9,7 +9,7 @@ BIN := .venv/bin
 HAS_GPU := $(shell nvidia-smi --list-gpus >/dev/null 2>&1 && echo yes)
 CONSTRAINTS := $(if $(HAS_GPU),constraints/gpu.txt,constraints/cpu.txt)
 comma := ,
-EXTRAS := $(if $(HAS_GPU),dev$(comma)gpu,dev)
+EXTRAS := dev$(comma)$(if $(HAS_GPU),gpu,cpu)
 
 # Tests start hundreds of Python processes: without bytecode each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -14,7 +14,7 @@ import torch
 from specserve import __version__
 from specserve.hardware import probe
 
-_PACKAGES = ("torch", "transformers", "grpcio", "pyzmq", "msgspec", "numpy")
+_PACKAGES = ("torch", "transformers", "grpcio", "pyzmq", "msgspec", "numpy", "numba")
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

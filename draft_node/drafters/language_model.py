@@ -4,14 +4,16 @@ It reads token ids alone, so its context may run ahead of verification: extend i
 flight, draft behind any prefix of them, truncate what was rejected.
 """
 
-import torch
-from torch import Tensor
+import logging
 
-from draft_node.branch_attention import Entering
-from draft_node.chain_attention import ChainAttention
+import torch
+
+from draft_node.compiled import IS_AVAILABLE
 from draft_node.context import Context
-from draft_node.drafters.batching import context_lens, flat_positions, refuse_gap
+from draft_node.drafters.batching import context_lens, refuse_gap
+from draft_node.drafters.chain_passes import ChainPasses, TorchPasses, entering_tokens
 from draft_node.drafters.chain_worth import ChainWorth
+from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.in_flight import InFlightTokens
 from draft_node.drafters.pass_clock import PassClock
 from specserve.decoding.drawing import BlockLayout, DrawingRule
@@ -28,6 +30,8 @@ from specserve.model.transformer import Transformer
 # Tokens that the next draft computes along, of a row and padded of all; more have a pass of their
 # own.
 _MOST_WAITING, _MOST_AREA = 32, 128
+
+_LOG = logging.getLogger(__name__)
 
 
 class LanguageModelDrafter:
@@ -62,9 +66,7 @@ class LanguageModelDrafter:
         self._causal = TorchAttention(
             self.context.cache, num_heads=spec.num_heads, deterministic=False
         )
-        self._chain = ChainAttention(
-            self.context, num_heads=spec.num_heads, scale=spec.head_dim**-0.5
-        )
+        self._passes = passes_of(model, self.context)
         self._waiting = InFlightTokens()
         self._clock = PassClock()
         self._worth = ChainWorth()
@@ -83,16 +85,10 @@ class LanguageModelDrafter:
     def _compute_waiting(self) -> None:
         entering = self._waiting.all()
         assert entering is not None
-        token_ids, positions = self._entering(entering)
+        token_ids, positions = entering_tokens(entering, self.model.embedding.device)
         self._causal.plan(self.context.causal_batch(entering.rows, entering.counts))
         self.model.forward(token_ids, positions, self._causal)
         self._waiting.computed()
-
-    def _entering(self, entering: Entering) -> tuple[Tensor, Tensor]:
-        """Token ids and positions, [N] each."""
-        device = self.model.embedding.device
-        positions = flat_positions(entering.starts, entering.counts).to(device)
-        return torch.tensor(entering.token_ids, device=device), positions
 
     def truncate(self, row: int, length: int) -> None:
         self._waiting.truncate(row, length)
@@ -101,10 +97,6 @@ class LanguageModelDrafter:
     def free(self, row: int) -> None:
         self._waiting.truncate(row, 0)
         self.context.rows.free(row)
-
-    def _within(self, positions: Tensor) -> Tensor:
-        """Drafts past the model's last position are never used, but must not fail."""
-        return positions.clamp(max=self.model.num_positions - 1)
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
@@ -115,7 +107,7 @@ class LanguageModelDrafter:
             BlockLayout(positions + 1, self.gamma, self.model.config.vocab_size, None)
         )
         entering, num_blocks = self._waiting.all(), len(batch.rows)
-        self._chain.plan(batch.rows, lengths, self.gamma, entering=entering)
+        self._passes.plan(batch.rows, lengths, self.gamma, entering)
         kept = None
         if batch.keep_logits:
             shape = (num_blocks, self.gamma, self.model.config.vocab_size)
@@ -124,8 +116,11 @@ class LanguageModelDrafter:
         self._clock.begin(batch.due_s, num_blocks)
         self._worth.begin(batch)
         for slot in range(self.gamma):
-            hidden = self._pass(token_ids, self._within(positions + slot), entering)[-num_blocks:]
-            entering, goes_on = None, self._clock.goes_on()
+            hidden = self._passes.run(token_ids)
+            if entering is not None:
+                self._waiting.computed()
+                entering = None
+            goes_on = self._clock.goes_on()
             logits = self.model.lm_head(hidden).float()[:, None]
             if kept is not None:
                 kept[:, slot] = logits[:, 0]
@@ -145,14 +140,11 @@ class LanguageModelDrafter:
             logits=None if kept is None else kept[:, : len(drawn)],
         )
 
-    def _pass(self, token_ids: Tensor, positions: Tensor, entering: Entering | None) -> Tensor:
-        """Final hidden states of one token a block, behind those of tokens that enter."""
-        if entering is not None:
-            first_ids, first_positions = self._entering(entering)
-            token_ids = torch.cat([first_ids, token_ids])
-            positions = torch.cat([first_positions, positions])
-        hidden, _ = self.model.forward(token_ids, positions, self._chain)
-        self._chain.advance()
-        if entering is not None:
-            self._waiting.computed()
-        return hidden
+
+def passes_of(model: Transformer, context: Context) -> ChainPasses:
+    """The fastest there are for this model on this machine."""
+    if CompiledPasses.suit(model):
+        return CompiledPasses(model, context)
+    if model.embedding.device.type == "cpu" and not IS_AVAILABLE:
+        _LOG.info("drafts would be up to twice as fast with numba: pip install 'specserve[cpu]'")
+    return TorchPasses(model, context)

@@ -33,8 +33,8 @@ class RMSNorm:
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         size = weight.shape[-1]
         self._shape = (size,)
-        self._weight = weight
-        self._eps = eps
+        self.weight = weight
+        self.eps = eps
         # x / sqrt(sum + eps * n) * (weight * sqrt(n)): five operations instead of torch's eight on
         # CPU. Other devices have a fused kernel, and other dtypes need sums in float32.
         self._short = weight.dtype == torch.float32 and weight.device.type == "cpu"
@@ -46,7 +46,7 @@ class RMSNorm:
             norm = torch.linalg.vector_norm(x, 2, -1, True)
             scale = torch.addcmul(self._scaled_eps, norm, norm).sqrt_()
             return x.div(scale).mul_(self._scaled_weight)
-        return torch.nn.functional.rms_norm(x, self._shape, None, self._eps).mul_(self._weight)
+        return torch.nn.functional.rms_norm(x, self._shape, None, self.eps).mul_(self.weight)
 
 
 class SwiGLU:

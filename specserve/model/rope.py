@@ -48,12 +48,12 @@ class RotaryTable:
         cos, sin = angles.cos(), angles.sin()
         # The sign of a rotation's first half lives in the table: `rotate` then needs three ops.
         table = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)], dim=1)
-        self._table = table.to(device, dtype)  # [num_positions, 2, head_dim]
+        self.table = table.to(device, dtype)  # [num_positions, 2, head_dim]
         self.num_positions = num_positions
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin at `positions` [N]: two tensors [N, 1, head_dim]."""
-        rows = self._table.index_select(0, positions)
+        rows = self.table.index_select(0, positions)
         return rows[:, :1], rows[:, 1:]
 
 

@@ -32,10 +32,10 @@ class Transformer:
         self.ballast_params = spec.ballast_params
         self.embedding = embedding  # [V, H], whole on every rank
         self.parallel = parallel
-        self._layers = tuple(layers)
-        self._final_norm = final_norm
+        self.layers = tuple(layers)
+        self.final_norm = final_norm
         self.lm_head = lm_head  # [N, H] -> this rank's columns of [N, V]
-        self._rotary = rotary
+        self.rotary = rotary
         self.num_positions = rotary.num_positions  # positions of a row lie below
 
     @torch.inference_mode()
@@ -52,14 +52,14 @@ class Transformer:
         layer, whose raw residual output is wanted, or -1 for the embeddings; results come in the
         order of `taps`. Equal on every rank.
         """
-        rotary = self._rotary.at(positions)
+        rotary = self.rotary.at(positions)
         x = self.embedding.index_select(0, token_ids)
         tapped = {EMBEDDING_TAP: x}
-        for layer in self._layers:
+        for layer in self.layers:
             x = layer(x, rotary, attention)
             if layer.index in taps:
                 tapped[layer.index] = x
-        return self._final_norm(x), [tapped[tap] for tap in taps]
+        return self.final_norm(x), [tapped[tap] for tap in taps]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:

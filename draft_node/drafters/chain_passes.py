@@ -1,0 +1,78 @@
+"""How a language model makes the passes of its chains: by torch, or compiled between products."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from draft_node.branch_attention import Entering
+from draft_node.chain_attention import ChainAttention
+from draft_node.context import Context
+from draft_node.drafters.batching import flat_positions
+from specserve.model.transformer import Transformer
+
+
+class ChainPasses(Protocol):
+    """Call `plan` once a draft call, then `run` once a pass."""
+
+    def plan(
+        self,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        num_passes: int,
+        entering: Entering | None,
+    ) -> None:
+        """B chains behind the first `lengths` positions of their `rows`.
+
+        The first pass computes the tokens that enter, too.
+        """
+        ...
+
+    def run(self, token_ids: Tensor) -> Tensor:
+        """Final hidden states [B, H] of the chains' next tokens [B], valid until the next call."""
+        ...
+
+
+class TorchPasses:
+    """The target's own layers, with attention of chains: on any device, in any dtype."""
+
+    def __init__(self, model: Transformer, context: Context) -> None:
+        spec = model.config
+        self._model = model
+        self._attention = ChainAttention(
+            context, num_heads=spec.num_heads, scale=spec.head_dim**-0.5
+        )
+
+    def plan(
+        self,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        num_passes: int,
+        entering: Entering | None,
+    ) -> None:
+        self._attention.plan(rows, lengths, num_passes, entering=entering)
+        device = self._model.embedding.device
+        self._positions, self._num_passes = torch.tensor(lengths, device=device), 0
+        self._entering = None if entering is None else entering_tokens(entering, device)
+
+    def run(self, token_ids: Tensor) -> Tensor:
+        num_chains = len(token_ids)
+        # Drafts past the model's last position are never used, but must not fail.
+        positions = self._positions + self._num_passes
+        positions = positions.clamp(max=self._model.num_positions - 1)
+        if self._entering is not None:
+            first_ids, first_positions = self._entering
+            token_ids = torch.cat([first_ids, token_ids])
+            positions = torch.cat([first_positions, positions])
+            self._entering = None
+        hidden, _ = self._model.forward(token_ids, positions, self._attention)
+        self._attention.advance()
+        self._num_passes += 1
+        return hidden[-num_chains:]
+
+
+def entering_tokens(entering: Entering, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids and positions, [N] each."""
+    positions = flat_positions(entering.starts, entering.counts).to(device)
+    return torch.tensor(entering.token_ids, device=device), positions
