@@ -43,7 +43,7 @@ def describe_machine() -> Machine:
     """Look now."""
     hardware = probe()
     versions = {"specserve": __version__, "python": platform.python_version()}
-    versions |= {package: importlib.metadata.version(package) for package in _PACKAGES}
+    versions |= {package: _version(package) for package in _PACKAGES}
     return Machine(
         # Vector units double the speed of a core, and the name does not tell them.
         cpu=f"{hardware.cpu_name} ({torch.backends.cpu.get_cpu_capability()})",
@@ -54,6 +54,13 @@ def describe_machine() -> Machine:
         commit=_commit(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def _commit() -> str:

@@ -41,11 +41,14 @@ def _compiled(function: _Function, arithmetic: set[str]) -> _Function:
 
 @compiled
 def exp(x: np.float32) -> np.float32:
-    """e**x within 4e-6 of itself, which is what a loop can be vectorised with; 0 becomes 1e-38."""
-    scaled = max(x * _LOG2_E, _LEAST_EXPONENT)
+    """e**x to the last few bits, in a form that loops are vectorised with; 1e-38 is the least."""
+    scaled = x * _LOG2_E
+    if scaled < _LEAST_EXPONENT:  # false for NaN, which is to stay one
+        scaled = _LEAST_EXPONENT
     whole = np.floor(scaled + np.float32(0.5))
     part = scaled - whole  # -.5 to .5, and 2**part by its series
-    power = np.float32(1.3333558e-3)
+    power = np.float32(1.5403530e-4)
+    power = power * part + np.float32(1.3333558e-3)
     power = power * part + np.float32(9.6181291e-3)
     power = power * part + np.float32(5.5504109e-2)
     power = power * part + np.float32(2.4022651e-1)
