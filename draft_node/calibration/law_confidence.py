@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draft_node.calibration import law_kernel
+from draft_node import kernels
 from draft_node.calibration.metrics import Floats, by_position, sigmoid
-from draft_node.compiled import IS_AVAILABLE
 
 _RIDGE = 1e-4  # a share of the samples: keeps coefficients of unused slots finite
 _MAX_STEPS = 50
@@ -38,11 +37,10 @@ class LawModel(msgspec.Struct, frozen=True, kw_only=True):
 def law_features(logits: Tensor) -> Tensor:
     """Draft logits [B, S, V] -> log of the largest probability, and entropy: [B, S, 2] float32."""
     # By torch the two cost three times as much, which of a pass of few chains is a tenth.
-    if IS_AVAILABLE and logits.device.type == "cpu" and logits.dtype == torch.float32:
+    is_plain = logits.device.type == "cpu" and logits.dtype == torch.float32
+    if is_plain and not logits.requires_grad and kernels.are_usable():
         found = logits.new_empty(*logits.shape[:-1], 2)
-        law_kernel.law_features(
-            logits.flatten(0, 1).contiguous().numpy(), found.view(-1, 2).numpy()
-        )
+        kernels.law_features(logits.flatten(0, 1).contiguous().numpy(), found.view(-1, 2).numpy())
         return found
     logs = logits.float().log_softmax(dim=-1)
     # A token that is impossible (minus infinity) adds nothing, instead of 0 times infinity.
@@ -80,7 +78,7 @@ class FittedLawConfidence:
     def of(
         model: LawModel, temperatures: list[float], device: torch.device
     ) -> "FittedLawConfidence":
-        law_features(torch.zeros(1, 1, 1, device=device))  # compiled before anybody waits for it
+        kernels.are_usable()  # compiled before anybody waits for it
         weights = torch.tensor([model.log_max_prob, model.entropy], device=device)
         scales = 1 / torch.tensor(temperatures, device=device)
         return FittedLawConfidence(

@@ -13,16 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draft_node import chain_kernels as kernels
+from draft_node import kernels
 from draft_node.branch_attention import Entering
-from draft_node.compiled import IS_AVAILABLE
 from draft_node.context import BLOCK_SIZE, Context
 from specserve.model.kv_cache import NULL_BLOCK
 from specserve.model.layers import DecoderLayer, RMSNorm
 from specserve.model.transformer import Transformer
 
 Floats = NDArray[np.float32]
-_SPARE = 1.25  # of room, so that rows which grow by a page do not need new room each time
 
 
 class CompiledPasses:
@@ -33,8 +31,7 @@ class CompiledPasses:
         """Whether they can make this model's passes here."""
         embedding = model.embedding
         is_plain = embedding.device.type == "cpu" and embedding.dtype == torch.float32
-        has_heads = model.config.head_dim % kernels.UNROLLED == 0
-        return IS_AVAILABLE and is_plain and has_heads and model.parallel.size == 1
+        return is_plain and model.parallel.size == 1 and kernels.are_usable()
 
     def __init__(self, model: Transformer, context: Context) -> None:
         spec, cache = model.config, context.cache
@@ -51,20 +48,7 @@ class CompiledPasses:
             for norm in (*(layer.input_norm for layer in model.layers), model.final_norm)
         )
         self._mlp_norms = [_norm(layer.mlp_norm) for layer in model.layers]
-        self._column_room, self._own_room = _Room(), _Room()
-        self._compile()
-
-    def _compile(self) -> None:
-        """Before anybody waits for it: a second or ten, where it was not done before."""
-        row = -1  # nobody's
-        self._context.rows.append([row], [0], [1])
-        try:
-            with torch.inference_mode():
-                self.plan([row], [1], 2, Entering([row], [0], [1], [0]))
-                for _ in range(2):
-                    self.run(torch.zeros(1, dtype=torch.int64))
-        finally:
-            self._context.rows.free(row)
+        self._own_room = np.empty(0, np.float32)
 
     def plan(
         self,
@@ -75,30 +59,45 @@ class CompiledPasses:
     ) -> None:
         order = list(dict.fromkeys([*rows, *(entering.rows if entering else ())]))
         place_of = {row: place for place, row in enumerate(order)}
-        self._pages, self._num_pages = self._pages_of(order)
+        self._pages = self._pages_of(order)
         chains = np.zeros((4, len(rows)), dtype=np.int64)
-        chains[kernels.SEEN] = lengths
-        chains[kernels.POSITION] = np.minimum(lengths, self._num_positions - 1)
+        chains[kernels.SEEN] = chains[kernels.POSITION] = lengths
         chains[kernels.PLACE] = [place_of[row] for row in rows]
+        if chains[kernels.SEEN].max() > self._pages.shape[1] * BLOCK_SIZE:
+            raise ValueError(f"chains behind {list(lengths)} positions, which are not there")
         self._chains = self._first = chains
         self._entering_ids = np.empty(0, dtype=np.int64)
         if entering is not None:
             self._entering_ids = np.array(entering.token_ids, dtype=np.int64)
             self._first = np.concatenate([self._entering(entering, place_of), chains], axis=1)
-        _, num_kv_heads, head_dim = self._heads
-        depth, width = len(self._layers), self._pages.shape[1] * BLOCK_SIZE
-        columns = (depth, 2, len(order), num_kv_heads, head_dim, width)
-        own = (depth, 2, len(rows), num_kv_heads, num_passes, head_dim)
-        self._columns, self._own = self._column_room.of(columns), self._own_room.of(own)
+        for tokens in (self._first, chains):
+            self._clamp(tokens)
+        self._own = self._room(len(rows), num_passes)
         self._num_passes = 0
 
-    def _pages_of(self, rows: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _room(self, num_chains: int, num_passes: int) -> Floats:
+        """Of the chains' own keys and values, with anything in it.
+
+        Kept from call to call, because fresh pages of memory cost more than what is written.
+        """
+        _, num_kv_heads, head_dim = self._heads
+        shape = (len(self._layers), 2, num_chains, num_kv_heads, num_passes, head_dim)
+        size = math.prod(shape)
+        if len(self._own_room) < size:
+            self._own_room = np.empty(size, np.float32)
+        return self._own_room[:size].reshape(shape)
+
+    def _clamp(self, tokens: NDArray[np.int64]) -> None:
+        """Drafts past the model's last position are never used, but must not fail."""
+        positions = tokens[kernels.POSITION]
+        np.minimum(positions, self._num_positions - 1, out=positions)
+
+    def _pages_of(self, rows: Sequence[int]) -> NDArray[np.int64]:
         tables = [self._context.rows.table(row) for row in rows]
-        counts = np.array([len(table) for table in tables])
-        pages = np.full((len(rows), counts.max()), NULL_BLOCK, dtype=np.int64)
+        pages = np.full((len(rows), max(map(len, tables))), NULL_BLOCK, dtype=np.int64)
         for place, table in enumerate(tables):
             pages[place, : len(table)] = table
-        return pages, counts
+        return pages
 
     def _entering(self, entering: Entering, place_of: dict[int, int]) -> NDArray[np.int64]:
         tokens = np.empty((4, len(entering.token_ids)), dtype=np.int64)
@@ -131,38 +130,21 @@ class CompiledPasses:
 
     def _advance(self) -> None:
         """To the chains' next tokens."""
-        chains = self._chains
-        # Drafts past the model's last position are never used, but must not fail.
-        chains[kernels.POSITION] = np.minimum(chains[kernels.POSITION] + 1, self._num_positions - 1)
-        chains[kernels.SLOT] += 1
+        self._chains[kernels.POSITION] += 1
+        self._chains[kernels.SLOT] += 1
+        self._clamp(self._chains)
         self._num_passes += 1
 
     def _attend(self, index: int, hidden: Floats, tokens: NDArray[np.int64]) -> Floats:
         """Attention of one layer, before its projection: [N, heads * head_dim]."""
         num_heads, _, head_dim = self._heads
         qkv = _product(self._layers[index].qkv, hidden)
-        cache, own, columns = self._caches[index], self._own[index], self._columns[index]
+        cache, own, norm = self._caches[index], self._own[index], self._qk_norms[index]
         queries = np.empty((len(hidden), num_heads, head_dim), np.float32)
-        kernels.place_heads(qkv, self._qk_norms[index], self._rotary, tokens, cache, own, queries)
-        if self._num_passes == 0:
-            kernels.gather_columns(cache, self._pages, self._num_pages, columns)
+        kernels.place_heads(qkv, norm, self._rotary, tokens, cache, own, queries)
         attended = np.empty_like(queries)
-        kernels.attend(queries, tokens, columns, own, attended)
+        kernels.attend(queries, tokens, self._pages, BLOCK_SIZE, cache, own, attended)
         return attended.reshape(len(hidden), -1)
-
-
-class _Room:
-    """Memory that is kept from call to call, because fresh pages cost more than what is written."""
-
-    def __init__(self) -> None:
-        self._kept = np.empty(0, np.float32)
-
-    def of(self, shape: tuple[int, ...]) -> Floats:
-        """An array with anything in it."""
-        size = math.prod(shape)
-        if len(self._kept) < size:
-            self._kept = np.empty(int(_SPARE * size), np.float32)
-        return self._kept[:size].reshape(shape)
 
 
 def _product(linear: Callable[[Tensor], Tensor], x: Floats) -> Floats:

@@ -4,16 +4,13 @@ It reads token ids alone, so its context may run ahead of verification: extend i
 flight, draft behind any prefix of them, truncate what was rejected.
 """
 
-import logging
-
 import torch
 
-from draft_node.compiled import IS_AVAILABLE
 from draft_node.context import Context
 from draft_node.drafters.batching import context_lens, refuse_gap
-from draft_node.drafters.chain_passes import ChainPasses, TorchPasses, entering_tokens
+from draft_node.drafters.chain_passes import entering_tokens
 from draft_node.drafters.chain_worth import ChainWorth
-from draft_node.drafters.compiled_passes import CompiledPasses
+from draft_node.drafters.fastest_passes import passes_of
 from draft_node.drafters.in_flight import InFlightTokens
 from draft_node.drafters.pass_clock import PassClock
 from specserve.decoding.drawing import BlockLayout, DrawingRule
@@ -30,8 +27,6 @@ from specserve.model.transformer import Transformer
 # Tokens that the next draft computes along, of a row and padded of all; more have a pass of their
 # own.
 _MOST_WAITING, _MOST_AREA = 32, 128
-
-_LOG = logging.getLogger(__name__)
 
 
 class LanguageModelDrafter:
@@ -139,12 +134,3 @@ class LanguageModelDrafter:
             torch.cat(confidences, dim=1) if confidences else None,
             logits=None if kept is None else kept[:, : len(drawn)],
         )
-
-
-def passes_of(model: Transformer, context: Context) -> ChainPasses:
-    """The fastest there are for this model on this machine."""
-    if CompiledPasses.suit(model):
-        return CompiledPasses(model, context)
-    if model.embedding.device.type == "cpu" and not IS_AVAILABLE:
-        _LOG.info("drafts would be up to twice as fast with numba: pip install 'specserve[cpu]'")
-    return TorchPasses(model, context)

@@ -1,19 +1,23 @@
 """Compiled passes say what torch's own say, and neither read nor write what is not theirs."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from draft_node import chain_kernels
+from draft_node import kernels
 from draft_node.branch_attention import Entering
-from draft_node.compiled import exp, largest
+from draft_node.calibration.law_confidence import law_features
 from draft_node.context import Context
-from draft_node.drafters import compiled_passes
 from draft_node.drafters.chain_passes import TorchPasses
 from draft_node.drafters.compiled_passes import CompiledPasses
-from draft_node.drafters.language_model import passes_of
+from draft_node.drafters.fastest_passes import MOST_KEYS, FastestPasses, passes_of
+from draft_node.kernels import exp, gated, largest
 from specserve.model.attention import TorchAttention
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
@@ -117,34 +121,116 @@ def test_a_chain_is_the_same_in_any_company(model):
     torch.testing.assert_close(together[0, :1], alone[0], atol=1e-5, rtol=1e-5)
 
 
-def test_positions_past_the_last_one_do_not_fail(model):
+def test_positions_past_the_last_one_are_the_last_one(model):
+    found, expected = [], []
+    for end, seen in ((22, found), (128, expected)):
+        passes = CompiledPasses(model, context_of(model))
+        passes._num_positions = end  # as of a model that ends there
+        passes.plan([0], [20], NUM_PASSES, None)
+        seen += [passes._chains[kernels.POSITION].item()]
+        for seed in range(NUM_PASSES):
+            passes.run(random_tokens(model, 1, seed))
+            seen += [passes._chains[kernels.POSITION].item()]
+    assert expected == [20, 21, 22, 23, 24, 25]
+    assert found == [20, 21, 21, 21, 21, 21]
+
+
+def test_what_enters_past_the_last_position_leaves_no_array(model):
+    passes = CompiledPasses(model, context := context_of(model))
+    passes._num_positions = 18
+    context.rows.append([3], [16], [4])
+    passes.plan([3], [20], NUM_PASSES, Entering([3], [16], [4], [3, 1, 4, 1]))
+    assert passes._first[kernels.POSITION].tolist() == [16, 17, 17, 17, 17]
+
+
+def test_a_chain_behind_more_than_there_is_is_refused(model):
     passes = CompiledPasses(model, context_of(model))
-    passes._num_positions = 22  # as of a model that ends there
-    passes.plan([0], [20], NUM_PASSES, None)
-    for seed in range(NUM_PASSES):
-        assert passes.run(random_tokens(model, 1, seed)).isfinite().all()
+    with pytest.raises(ValueError, match="behind"):
+        passes.plan([0, 2], [20, 33], NUM_PASSES, None)
+
+
+COMPILED = ("law_features", "normed", "add_normed", "gated", "place_heads", "attend")
 
 
 def test_one_compilation_serves_every_shape(model):
     """Another would be made in the middle of a round."""
-    kernels = [
-        getattr(chain_kernels, name)
-        for name in ("normed", "add_normed", "gated", "place_heads", "gather_columns", "attend")
-    ]
-    CompiledPasses(model, context_of(model))
-    before = [len(kernel.signatures) for kernel in kernels]
+    assert kernels.are_usable()
+    compiled = [getattr(kernels, name) for name in COMPILED]
+    before = [len(kernel.signatures) for kernel in compiled]
     for rows, lengths in CHAINS:
         hidden_of(CompiledPasses, model, rows, lengths)
     passes = CompiledPasses(model, context_of(model))
     passes.plan([2], [1], 1, None)  # dimensions of one element look contiguous in any order
     passes.run(random_tokens(model, 1, seed=0)[:, None].expand(-1, 2)[:, 0])
-    assert [len(kernel.signatures) for kernel in kernels] == before == [1] * len(kernels)
+    for shape in ((1, 1, 1), (3, 2, 40), (1, 3, 7)):
+        law_features(torch.randn(shape))
+        law_features(torch.randn(shape).transpose(0, 1))
+        law_features(torch.randn(shape)[..., :1].expand(shape))
+    assert [len(kernel.signatures) for kernel in compiled] == before == [1] * len(compiled)
 
 
-def test_a_machine_without_the_compiler_makes_passes_by_torch(model):
-    assert isinstance(passes_of(model, context_of(model)), CompiledPasses)
-    with mock.patch.object(compiled_passes, "IS_AVAILABLE", False):
-        assert isinstance(passes_of(model, context_of(model)), TorchPasses)
+def test_whatever_is_compiled_is_in_one_file():
+    """numba keeps what it compiled as long as the file of a function is the same, and no longer."""
+    source = Path(kernels.__file__)
+    for path in source.parent.rglob("*.py"):
+        assert path == source or "numba" not in path.read_text(encoding="utf-8"), path
+    assert "from draft_node" not in source.read_text(encoding="utf-8")
+
+
+def test_many_keys_are_for_torch():
+    few, many = mock.Mock(), mock.Mock()
+    passes = FastestPasses(few, many)
+    passes.plan([0, 0], [MOST_KEYS // 2] * 2, 3, None)
+    assert passes.run(torch.ones(2)) is few.run.return_value
+    passes.plan([0, 0], [MOST_KEYS // 2 + 1] * 2, 3, None)
+    assert passes.run(torch.ones(2)) is many.run.return_value
+    few.plan.assert_called_once()
+    many.plan.assert_called_once_with([0, 0], [MOST_KEYS // 2 + 1] * 2, 3, None)
+
+
+@pytest.fixture
+def unknown():
+    """Nobody has found out yet whether the kernels can be used; nor does anybody afterwards."""
+    kernels.are_usable.cache_clear()
+    yield
+    kernels.are_usable.cache_clear()
+
+
+@pytest.mark.parametrize("trouble", ["absent", "disabled", "damaged"])
+def test_a_machine_without_compiled_kernels_makes_passes_by_torch(
+    model, unknown, monkeypatch, trouble
+):
+    assert isinstance(passes_of(model, context_of(model)), FastestPasses)
+    kernels.are_usable.cache_clear()
+    if trouble == "absent":
+        monkeypatch.setattr(kernels, "numba", None)
+    elif trouble == "disabled":
+        monkeypatch.setattr(kernels, "gated", gated.py_func)
+    else:
+        monkeypatch.setattr(kernels, "gated", mock.Mock(side_effect=EOFError))
+    assert isinstance(passes_of(model, context_of(model)), TorchPasses)
+    law_features(torch.zeros(1, 1, 3, requires_grad=True))
+
+
+def test_a_numba_that_cannot_be_imported_is_none(tmp_path):
+    (tmp_path / "numba.py").write_text("raise ImportError('needs another numpy')")
+    code = "from draft_node import kernels; print(kernels.are_usable(), kernels.WHY_NOT)"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split(maxsplit=1) == ["False", "needs another numpy\n"]
+
+
+def test_gates_of_any_size():
+    gates = torch.cat([torch.linspace(-1000, 1000, 4000), torch.linspace(-9, 9, 96)])
+    out = np.empty((1, len(gates)), np.float32)
+    gated(torch.cat([gates, torch.ones(len(gates))])[None].numpy(), out)
+    expected = torch.nn.functional.silu(gates.double()).numpy()
+    np.testing.assert_allclose(out[0], expected, rtol=2e-6, atol=1e-20)
 
 
 def test_exponentials_and_maxima():
@@ -154,8 +240,12 @@ def test_exponentials_and_maxima():
 
     x = np.linspace(-80, 80, 4001, dtype=np.float32)
     np.testing.assert_allclose(of(x), np.exp(x.astype(np.float64)), rtol=1e-5)
+    small = x[abs(x) < 1]
+    np.testing.assert_allclose(of(small), np.exp(small.astype(np.float64)), rtol=3e-7)
     assert exp(np.float32(0)) == 1
     assert 0 <= exp(np.float32(-1e30)) < 1e-37
+    assert exp(np.float32(1e30)) > 1e38
+    assert np.isnan(exp(np.float32(np.nan)))
     for size in (1, 7, 16, 33, 200):
         values = np.random.default_rng(size).normal(size=size).astype(np.float32) - 5
         assert largest(values) == values.max()

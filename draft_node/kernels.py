@@ -1,0 +1,369 @@
+"""What a small decoder computes between its matrix products, compiled, for one pass of chains.
+
+Between two small products torch dispatches a dozen operations, each of which costs more than what
+it computes; one compiled function takes their place. All of them are in this file, because numba
+compiles anew what it has kept of a file only when that very file changes.
+
+N tokens a pass: those that enter the context with the first one, then B chains. H query heads, KV
+key heads, D elements each. All arrays are contiguous, and float32 but for
+
+    tokens  int64 [4, N]  position, place of its row, positions of the context that it sees, and
+                          where it is kept: in the pages, or for chains their n-th token
+    pages   int64 [R, P]  of every row, in order
+
+Every token reads its own row alone, as it lies in the pages: nothing is padded, masked or copied
+for another's sake. No index is checked here; who calls knows what there is.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+WHY_NOT = ""
+try:
+    import numba
+except Exception as error:  # noqa: BLE001 - numba refuses versions of numpy by what it raises
+    numba = None
+    WHY_NOT = str(error)
+
+POSITION, PLACE, SEEN, SLOT = range(4)  # of `tokens`
+KEYS = 8  # computed at once: a page holds a multiple
+
+Array = np.ndarray
+Pair = tuple[Array, Array]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_LOG = logging.getLogger(__name__)
+
+# Sums may be reordered, so that they are vectors; every token still has an order of its own, the
+# same in any batch. What is not finite stays that.
+_ARITHMETIC = {"contract", "reassoc", "arcp", "nsz"}
+_LOG2_E = np.float32(1.44269504)
+_LEAST_EXPONENT, _MOST_EXPONENT, _BIAS = np.float32(-126.0), np.float32(127.0), np.int32(127)
+_MANTISSA_BITS = np.int32(23)
+_LEAST_GAP = np.float32(-1e4)  # of logits: a token that is impossible adds nothing
+
+
+def _compiled(function: _Function, arithmetic: set[str] = _ARITHMETIC) -> _Function:
+    """As a decorator; kept beside this file, or in the user's cache where that cannot be written.
+
+    Without numba the function stays what it is, which is far too slow to use.
+    """
+    if numba is None:
+        return function
+    options = {"fastmath": arithmetic, "error_model": "numpy", "boundscheck": False}
+    try:
+        return cast(_Function, numba.njit(function, cache=True, **options))
+    except RuntimeError:  # nowhere to keep it
+        return cast(_Function, numba.njit(function, **options))
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+@_compiled
+def exp(x: np.float32) -> np.float32:
+    """e**x to the last few bits, in a form that loops are vectorised with; 1e-38 to 2e38."""
+    scaled = x * _LOG2_E
+    if scaled < _LEAST_EXPONENT:  # false for NaN, which is to stay one
+        scaled = _LEAST_EXPONENT
+    if scaled > _MOST_EXPONENT:
+        scaled = _MOST_EXPONENT
+    whole = np.floor(scaled + np.float32(0.5))
+    part = scaled - whole  # -.5 to .5, and 2**part by its series
+    power = np.float32(1.5403530e-4)
+    power = power * part + np.float32(1.3333558e-3)
+    power = power * part + np.float32(9.6181291e-3)
+    power = power * part + np.float32(5.5504109e-2)
+    power = power * part + np.float32(2.4022651e-1)
+    power = power * part + np.float32(6.9314718e-1)
+    power = power * part + np.float32(1.0)
+    bits = np.int32((np.int32(whole) + _BIAS) << _MANTISSA_BITS)
+    return power * bits.view(np.float32)
+
+
+def _largest(values: Array) -> np.float32:
+    """Of [N], N above 0; any of them if one is no number."""
+    most = values[0]
+    for value in values:
+        if value > most:
+            most = value
+    return most
+
+
+# Comparisons are a vector only where nobody asks about NaN.
+largest = _compiled(_largest, _ARITHMETIC | {"nnan"})
+
+
+@_compiled
+def law_features(logits: Array, out: Array) -> None:
+    """logits [N, V] -> log of the largest probability, and entropy in nats: [N, 2]."""
+    for row in range(len(logits)):
+        most = largest(logits[row])
+        total = weighted = np.float32(0)
+        for token in range(logits.shape[1]):
+            gap = max(logits[row, token] - most, _LEAST_GAP)
+            weight = exp(gap)
+            total += weight
+            weighted += weight * gap
+        log_total = np.log(total)
+        out[row, 0] = -log_total
+        out[row, 1] = log_total - weighted / total
+
+
+# --- a layer -------------------------------------------------------------------------------------
+
+
+@_compiled
+def normed(x: Array, weight: Array, eps: np.float32, out: Array) -> None:
+    """out = x / rms(x) * weight, all [N, size] but for weight [size]."""
+    num_tokens, size = x.shape
+    for token in range(num_tokens):
+        square = np.float32(0)
+        for i in range(size):
+            square += x[token, i] * x[token, i]
+        scale = np.float32(1) / np.sqrt(square / np.float32(size) + eps)
+        for i in range(size):
+            out[token, i] = x[token, i] * scale * weight[i]
+
+
+@_compiled
+def add_normed(x: Array, added: Array, weight: Array, eps: np.float32, out: Array) -> None:
+    """x += added, then as `normed`."""
+    num_tokens, size = x.shape
+    for token in range(num_tokens):
+        square = np.float32(0)
+        for i in range(size):
+            value = x[token, i] + added[token, i]
+            x[token, i] = value
+            square += value * value
+        scale = np.float32(1) / np.sqrt(square / np.float32(size) + eps)
+        for i in range(size):
+            out[token, i] = x[token, i] * scale * weight[i]
+
+
+@_compiled
+def gated(gate_up: Array, out: Array) -> None:
+    """silu(gates) * ups: [N, 2 * width], gates first -> [N, width]."""
+    num_tokens, width = out.shape
+    for token in range(num_tokens):
+        for i in range(width):
+            gate = gate_up[token, i]
+            out[token, i] = gate / (np.float32(1) + exp(-gate)) * gate_up[token, width + i]
+
+
+@_compiled
+def _turn(x: Array, angles: Array, out: Array) -> None:
+    """One head [D] turned by the angles [2, D] of its position, as `specserve.model.rope`."""
+    half = len(out) // 2
+    for i in range(half):
+        first, second = x[i], x[half + i]
+        out[i] = first * angles[0, i] + second * angles[1, i]
+        out[half + i] = second * angles[0, half + i] + first * angles[1, half + i]
+
+
+@_compiled
+def place_heads(
+    qkv: Array,
+    norm: tuple[Array, np.float32],
+    rotary: Array,
+    tokens: Array,
+    cache: Pair,
+    own: Array,
+    queries: Array,
+) -> None:
+    """Split qkv [N, (H + 2 KV) * D]: norm and turn queries and keys, keep keys and values.
+
+    norm: weight [H + KV, D] and eps, weight [0, D] for none; rotary [positions, 2, D]; cache: keys
+    and values of a layer, [KV, slots, D] each; own [2, B, KV, G, D]: those of chains of G tokens;
+    queries [N, H, D].
+    """
+    weight, eps = norm
+    num_tokens, num_heads, size = queries.shape
+    num_kv_heads, num_entering = own.shape[2], num_tokens - own.shape[1]
+    head = np.empty(size, np.float32)
+    for token in range(num_tokens):
+        angles, slot = rotary[tokens[POSITION, token]], tokens[SLOT, token]
+        for h in range(num_heads + num_kv_heads):
+            head[:] = qkv[token, h * size : (h + 1) * size]
+            if len(weight):
+                square = np.float32(0)
+                for i in range(size):
+                    square += head[i] * head[i]
+                scale = np.float32(1) / np.sqrt(square / np.float32(size) + eps)
+                for i in range(size):
+                    head[i] *= scale * weight[h, i]
+            if h < num_heads:
+                _turn(head, angles, queries[token, h])
+            elif token < num_entering:
+                _turn(head, angles, cache[0][h - num_heads, slot])
+            else:
+                _turn(head, angles, own[0, token - num_entering, h - num_heads, slot])
+        for g in range(num_kv_heads):
+            start = (num_heads + num_kv_heads + g) * size
+            value = qkv[token, start : start + size]
+            if token < num_entering:
+                cache[1][g, slot] = value
+            else:
+                own[1, token - num_entering, g, slot] = value
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+@_compiled
+def attend(
+    queries: Array,
+    tokens: Array,
+    pages: Array,
+    page_size: int,
+    cache: Pair,
+    own: Array,
+    out: Array,
+) -> None:
+    """Attention of every token to its row's context and to its chain so far.
+
+    cache and own as of `place_heads`; queries and out [N, H, D].
+    """
+    num_tokens, num_heads, size = queries.shape
+    num_kv_heads = own.shape[2]
+    num_entering, per_kv = num_tokens - own.shape[1], num_heads // num_kv_heads
+    scale = np.float32(1) / np.sqrt(np.float32(size))
+    scores = np.empty((per_kv, pages.shape[1] * page_size + own.shape[3]), np.float32)
+    for g in range(num_kv_heads):
+        for token in range(num_tokens):
+            table, seen = pages[tokens[PLACE, token]], tokens[SEEN, token]
+            chain = token - num_entering
+            num_own = 0 if chain < 0 else tokens[SLOT, token] + 1
+            group = queries[token, g * per_kv : (g + 1) * per_kv]
+            _score(group, cache[0][g], table, page_size, seen, scores)
+            for h in range(per_kv):
+                found = out[token, g * per_kv + h]
+                if num_own:
+                    _score_own(group[h], own[0, chain, g, :num_own], scores[h, seen:])
+                total = _soften(scores[h, : seen + num_own], scale)
+                _weigh(scores[h, :seen], cache[1][g], table, page_size, found)
+                if num_own:
+                    _weigh_own(scores[h, seen:], own[1, chain, g, :num_own], found)
+                for i in range(size):
+                    found[i] /= total
+
+
+@_compiled
+def _score(
+    queries: Array, keys: Array, table: Array, page_size: int, seen: int, scores: Array
+) -> None:
+    """Products of a group's queries [n, D] with the first `seen` keys, and with a few more."""
+    num_queries, size = queries.shape
+    for start in range(0, seen, KEYS):
+        slot = table[start // page_size] * page_size + start % page_size
+        for h in range(num_queries):
+            for part in range(0, KEYS, 4):
+                key, place = slot + part, start + part
+                a = b = c = d = np.float32(0)
+                for i in range(size):
+                    q = queries[h, i]
+                    a += q * keys[key, i]
+                    b += q * keys[key + 1, i]
+                    c += q * keys[key + 2, i]
+                    d += q * keys[key + 3, i]
+                scores[h, place], scores[h, place + 1] = a, b
+                scores[h, place + 2], scores[h, place + 3] = c, d
+
+
+@_compiled
+def _score_own(query: Array, keys: Array, scores: Array) -> None:
+    """Products of one query [D] with keys [n, D]."""
+    for key in range(len(keys)):
+        total = np.float32(0)
+        for i in range(len(query)):
+            total += query[i] * keys[key, i]
+        scores[key] = total
+
+
+@_compiled
+def _soften(scores: Array, scale: np.float32) -> np.float32:
+    """exp(scale * (score - largest)) in place; their sum."""
+    most, total = largest(scores), np.float32(0)
+    for key in range(len(scores)):
+        weight = exp((scores[key] - most) * scale)
+        scores[key] = weight
+        total += weight
+    return total
+
+
+@_compiled
+def _weigh(weights: Array, values: Array, table: Array, page_size: int, out: Array) -> None:
+    """out [D] = weights [n] times their values, which lie in pages."""
+    out[:] = np.float32(0)
+    seen = len(weights)
+    end = seen // KEYS * KEYS
+    for key in range(0, end, KEYS):
+        slot = table[key // page_size] * page_size + key % page_size
+        w0, w1, w2, w3 = weights[key], weights[key + 1], weights[key + 2], weights[key + 3]
+        w4, w5, w6, w7 = weights[key + 4], weights[key + 5], weights[key + 6], weights[key + 7]
+        for i in range(len(out)):
+            out[i] += (
+                w0 * values[slot, i]
+                + w1 * values[slot + 1, i]
+                + w2 * values[slot + 2, i]
+                + w3 * values[slot + 3, i]
+                + w4 * values[slot + 4, i]
+                + w5 * values[slot + 5, i]
+                + w6 * values[slot + 6, i]
+                + w7 * values[slot + 7, i]
+            )
+    for key in range(end, seen):  # what lies behind may be anybody's, and no number
+        slot = table[key // page_size] * page_size + key % page_size
+        for i in range(len(out)):
+            out[i] += weights[key] * values[slot, i]
+
+
+@_compiled
+def _weigh_own(weights: Array, values: Array, out: Array) -> None:
+    """out [D] += weights [n] times values [n, D]."""
+    for key in range(len(values)):
+        for i in range(len(out)):
+            out[i] += weights[key] * values[key, i]
+
+
+# --- whether they can be had ---------------------------------------------------------------------
+
+
+@functools.cache
+def are_usable() -> bool:
+    """Whether numba is here and works. Compiles everything, unless that was done before."""
+    if numba is None:
+        _LOG.info("drafts are made without numba, which is slower (%s)", WHY_NOT)
+        return False
+    if not hasattr(gated, "signatures"):  # NUMBA_DISABLE_JIT
+        return False
+    try:
+        _run_all()
+    except Exception as error:  # noqa: BLE001 - a damaged cache may raise anything
+        _LOG.warning("drafts are made without compiled kernels: %s: %s", type(error), error)
+        return False
+    return True
+
+
+def _run_all() -> None:
+    """Each of them once, as it is called in earnest: another layout would be compiled again."""
+    heads, size, page_size = 2, 8, KEYS
+    x, queries = np.ones((2, 8), np.float32), np.empty((2, heads, size), np.float32)
+    eps, weight = np.float32(1), np.ones(8, np.float32)
+    normed(x, weight, eps, x.copy())
+    add_normed(x, x, weight, eps, x.copy())
+    gated(np.ones((2, 16), np.float32), x.copy())
+    law_features(x, np.empty((2, 2), np.float32))
+    qkv = np.ones((2, (heads + 2) * size), np.float32)
+    norm = (np.ones((heads + 1, size), np.float32), eps)
+    rotary = np.ones((2, 2, size), np.float32)
+    tokens = np.array([[0, 1], [0, 0], [1, 1], [0, 0]])
+    kept = np.zeros((1, 2 * page_size, size), np.float32)
+    cache = (kept, kept.copy())
+    own = np.zeros((2, 1, 1, 2, size), np.float32)
+    place_heads(qkv, norm, rotary, tokens, cache, own, queries)
+    pages = np.ones((1, 1), dtype=np.int64)
+    attend(queries, tokens, pages, page_size, cache, own, np.empty_like(queries))
