@@ -9,6 +9,7 @@ import itertools
 import msgspec
 
 from bench.processes import Usage
+from bench.window import decode_window
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +69,8 @@ class BatchTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decode_window_s(self) -> tuple[float, float]:
-        """While all rows decode: from the last first token to the first last token."""
-        return self.first_token_s, min(row[-1] for row in self.arrivals_s)
+        """While all rows decode."""
+        return decode_window(self.arrivals_s)
 
     @property
     def is_side_by_side(self) -> bool:

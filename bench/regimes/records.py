@@ -7,6 +7,7 @@ Times are seconds at the client's clock, from the moment the batch was handed ov
 import msgspec
 
 from bench.processes import Usage
+from bench.window import decode_window
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,9 +48,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def window_s(self) -> tuple[float, float]:
-        """While all rows decode: from the last first token to the first last one."""
-        start_s = max(row.deltas[0].at_s for row in self.rows)
-        return start_s, max(start_s, min(row.deltas[-1].at_s for row in self.rows))
+        """While all rows decode."""
+        return decode_window([[delta.at_s for delta in row.deltas] for row in self.rows])
 
     @property
     def decode_s(self) -> float:
