@@ -336,14 +336,16 @@ def _weigh_own(weights: Array, values: Array, out: Array) -> None:
 def are_usable() -> bool:
     """Whether numba is here and works. Compiles everything, unless that was done before."""
     if numba is None:
-        _LOG.info("drafts are made without numba, which is slower (%s)", WHY_NOT)
+        hint = "pip install 'specserve[cpu]' brings it"
+        _LOG.info("drafts are made without numba, which is slower: %s; %s", WHY_NOT, hint)
         return False
     if not hasattr(gated, "signatures"):  # NUMBA_DISABLE_JIT
         return False
     try:
         _run_all()
     except Exception as error:  # noqa: BLE001 - a damaged cache may raise anything
-        _LOG.warning("drafts are made without compiled kernels: %s: %s", type(error), error)
+        name = type(error).__name__
+        _LOG.warning("drafts are made without compiled kernels: %s: %s", name, error)
         return False
     return True
 
