@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draft_node.outcome_kind import OutcomeKind
-from draft_node.outcomes import NO_TOKEN, SlotNoise, rank_candidates
+from draft_node.outcomes import NO_TOKEN, SlotNoise, rank_all, rank_candidates
 from draft_node.plan import InFlight
 from draft_node.speculation_cache import DraftedBlock
+from specserve.decoding.drawing import BlockLayout, NoiseSource
 from specserve.link.messages import RowReport
 from specserve.slot_scores import SlotScores
 
@@ -27,28 +28,66 @@ class Flight:
 
 
 def candidates_of(
-    flights: Sequence[Flight], num_candidates: int, device: torch.device
+    flights: Sequence[Flight], num_candidates: int, source: NoiseSource, device: torch.device
 ) -> list[NDArray[np.int64]]:
-    """Of each flight [S, num_candidates], all ranked together."""
+    """Of each flight [S, num_candidates]; those that are ranked in the same way, together.
+
+    `source` has the output's noise of all tokens, where blocks were drawn with it already.
+    """
     ranked: dict[int, NDArray[np.int64]] = {}
-    scored: list[tuple[int, SlotScores]] = []
+    listed: list[int] = []  # places of flights of which the likeliest tokens are ranked
+    raced: list[int] = []  # and all tokens
     for place, flight in enumerate(flights):
-        num_slots = flight.in_flight.num_slots
-        slots = flight.block.slots(num_slots)
-        if slots is None:  # no law at all: only the block's own next token can be told
+        scores = flight.block.scores
+        if scores is None:  # no law at all: only the block's own next token can be told
+            num_slots = flight.in_flight.num_slots
             ranked[place] = np.full((num_slots, num_candidates), NO_TOKEN, np.int64)
             ranked[place][-1, 0] = flight.in_flight.next_id
+        elif flight.kind.shares_noise and scores.columns is not None:
+            raced.append(place)
         else:
-            scored.append((place, slots))
-    if scored:
-        chosen = [flights[place] for place, _ in scored]
+            listed.append(place)
+    for places in filter(None, (listed, raced)):
+        chosen = [flights[place] for place in places]
         noise, excluded_ids = _slot_keys(chosen, device)
-        slots = SlotScores.joined([slots for _, slots in scored])
-        every = rank_candidates(slots, noise, excluded_ids, num_candidates)
+        if places is raced:
+            every = _rank_all(chosen, noise, source, excluded_ids, num_candidates)
+        else:
+            slots = SlotScores.joined([_slots(flight) for flight in chosen])
+            every = rank_candidates(slots, noise, excluded_ids, num_candidates)
         ends = np.cumsum([flight.in_flight.num_slots for flight in chosen])
-        parts = np.split(every, ends[:-1])
-        ranked.update((place, part) for (place, _), part in zip(scored, parts, strict=True))
+        ranked.update(zip(places, np.split(every, ends[:-1]), strict=True))
     return [ranked[place] for place in range(len(flights))]
+
+
+def _slots(flight: Flight) -> SlotScores:
+    slots = flight.block.slots(flight.in_flight.num_slots)
+    assert slots is not None
+    return slots
+
+
+def _rank_all(
+    flights: Sequence[Flight],
+    noise: SlotNoise,
+    source: NoiseSource,
+    excluded_ids: Tensor,
+    num_candidates: int,
+) -> NDArray[np.int64]:
+    """Of flights with the logits of one drafter, whose columns are the same."""
+    first = flights[0].block.scores
+    assert first is not None
+    columns = first.columns
+    assert columns is not None
+    layout = BlockLayout(noise.positions, 1, len(columns), first.target_ids)
+    table, rows = source(noise.seeds, noise.sample_indices, noise.positions, layout)
+    scores = torch.cat([_all_scores(flight) for flight in flights])
+    return rank_all(scores, columns, table[rows], excluded_ids, num_candidates)
+
+
+def _all_scores(flight: Flight) -> Tensor:
+    block = flight.block
+    assert block.scores is not None
+    return block.scores.whole(block.place, flight.in_flight.num_slots)
 
 
 def _slot_keys(flights: Sequence[Flight], device: torch.device) -> tuple[SlotNoise, Tensor]:

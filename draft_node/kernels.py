@@ -16,18 +16,12 @@ for another's sake. No index is checked here; who calls knows what there is.
 """
 
 import functools
-import logging
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
-WHY_NOT = ""
-try:
-    import numba
-except Exception as error:  # noqa: BLE001 - numba refuses versions of numpy by what it raises
-    numba = None
-    WHY_NOT = str(error)
+from specserve import compiled
 
 POSITION, PLACE, SEEN, SLOT = range(4)  # of `tokens`
 KEYS = 8  # computed at once: a page holds a multiple
@@ -35,7 +29,6 @@ KEYS = 8  # computed at once: a page holds a multiple
 Array = np.ndarray
 Pair = tuple[Array, Array]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_LOG = logging.getLogger(__name__)
 
 # Sums may be reordered, so that they are vectors; every token still has an order of its own, the
 # same in any batch. What is not finite stays that.
@@ -47,17 +40,8 @@ _LEAST_GAP = np.float32(-1e4)  # of logits: a token that is impossible adds noth
 
 
 def _compiled(function: _Function, arithmetic: set[str] = _ARITHMETIC) -> _Function:
-    """As a decorator; kept beside this file, or in the user's cache where that cannot be written.
-
-    Without numba the function stays what it is, which is far too slow to use.
-    """
-    if numba is None:
-        return function
-    options = {"fastmath": arithmetic, "error_model": "numpy", "boundscheck": False}
-    try:
-        return cast(_Function, numba.njit(function, cache=True, **options))
-    except RuntimeError:  # nowhere to keep it
-        return cast(_Function, numba.njit(function, **options))
+    """As a decorator."""
+    return compiled.compiled(function, arithmetic)
 
 
 # --- numbers -------------------------------------------------------------------------------------
@@ -335,19 +319,7 @@ def _weigh_own(weights: Array, values: Array, out: Array) -> None:
 @functools.cache
 def are_usable() -> bool:
     """Whether numba is here and works. Compiles everything, unless that was done before."""
-    if numba is None:
-        hint = "pip install 'specserve[cpu]' brings it"
-        _LOG.info("drafts are made without numba, which is slower: %s; %s", WHY_NOT, hint)
-        return False
-    if not hasattr(gated, "signatures"):  # NUMBA_DISABLE_JIT
-        return False
-    try:
-        _run_all()
-    except Exception as error:  # noqa: BLE001 - a damaged cache may raise anything
-        name = type(error).__name__
-        _LOG.warning("drafts are made without compiled kernels: %s: %s", name, error)
-        return False
-    return True
+    return compiled.works("drafts are made", gated, _run_all)
 
 
 def _run_all() -> None:

@@ -40,15 +40,32 @@ def rank_candidates(
     """
     scores = slots.scores
     if bool(noise.is_shared.any()):
-        ids = slots.ids
         keys = (noise.seeds, noise.sample_indices, noise.positions)
-        race = exponential_noise_at(*keys, Purpose.OUTPUT, ids).log_()
+        race = exponential_noise_at(*keys, Purpose.OUTPUT, slots.ids).log_()
         scores = torch.where(noise.is_shared[:, None], scores - race, scores)
     scores = scores.masked_fill(slots.ids == excluded_ids[:, None], -torch.inf)
     best, places = scores.topk(min(num_candidates, scores.shape[1]), dim=1)
-    ids = slots.ids.gather(1, places).masked_fill(best == -torch.inf, NO_TOKEN)
-    candidates = np.full((len(ids), num_candidates), NO_TOKEN, dtype=np.int64)
-    candidates[:, : ids.shape[1]] = ids.cpu().numpy()
+    return _candidates(slots.ids.gather(1, places), best, num_candidates)
+
+
+def rank_all(
+    scores: Tensor, columns: Tensor, race: Tensor, excluded_ids: Tensor, num_candidates: int
+) -> NDArray[np.int64]:
+    """`rank_candidates` of slots with shared noise, where every token runs: none is missing.
+
+    `scores` and `race`, log noise, [N, DV], are used up; `columns` int64 [DV] are their ids.
+    """
+    ranked = race.neg_().add_(scores)
+    ranked.masked_fill_(columns == excluded_ids[:, None], -torch.inf)
+    best, places = ranked.topk(min(num_candidates, len(columns)), dim=1)
+    return _candidates(columns[places], best, num_candidates)
+
+
+def _candidates(ids: Tensor, scores: Tensor, count: int) -> NDArray[np.int64]:
+    """[N, count] of ranked ids and their scores: `NO_TOKEN` where there is none."""
+    candidates = np.full((len(ids), count), NO_TOKEN, dtype=np.int64)
+    possible = ids.masked_fill(scores == -torch.inf, NO_TOKEN)
+    candidates[:, : ids.shape[1]] = possible.cpu().numpy()
     return candidates
 
 

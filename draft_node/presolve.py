@@ -179,7 +179,7 @@ class Presolve:
                 for each, flight in zip(rounds, flights, strict=True)
             ]
         )
-        candidates = candidates_of(flights, self._settings.fan_out, self._device)
+        candidates = candidates_of(flights, self._settings.fan_out, self._waves.noise, self._device)
         for each, flight, ranked in zip(rounds, flights, candidates, strict=True):
             each.plan = self._planner.plan(each.kind, flight.in_flight, ranked)
 

@@ -24,11 +24,12 @@ from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
 from specserve.drafting import DraftBatch, Drafter, SpeculationBatch
 from specserve.link.messages import BlockKey, Push, RowReport
 from specserve.noise import OnceKeys
+from specserve.noise import prepare as prepare_noise
 from specserve.slot_scores import BatchScores
 
 _EPOCHS, _BRANCH_BITS = 256, 16  # of the 24 bits that a key has for the branch
 MAX_BRANCHES = (1 << _BRANCH_BITS) - 1  # of a stream and round
-_MIN_SCORED = 256  # tokens of a slot that a race among candidates is run with
+_MIN_SCORED = 1024  # tokens of a slot, of many, that a race among candidates is run with
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +103,13 @@ class WaveDrafter:
         settings: WaveSettings,
         device: torch.device,
     ) -> None:
+        prepare_noise(device)
         self.epoch = 0  # of the attachment; part of every key of the rejection family
+        self.noise = NoiseTable()  # of the output, as drawn with
         self._drafter = drafter
         self._cache = cache
         self._settings = settings
         self._device = device
-        self._noise = NoiseTable()
 
     def draft(self, branches: Sequence[Branch], min_gap: int, due_s: float = math.inf) -> "Wave":
         """Draft and remember. Branches are of one family; `due_s` is as in `DraftBatch`.
@@ -122,7 +124,8 @@ class WaveDrafter:
             device=self._device,
         )
         rule = (self._sampled if by_ratio else self._coupled)(branches, temperatures)
-        keep_logits = not by_ratio or self._settings.saguaro_c is not None
+        is_foreseen = any(branch.kind.shares_noise for branch in branches)
+        keep_logits = not by_ratio or is_foreseen or self._settings.saguaro_c is not None
         batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)
         batch = replace(batch, due_s=due_s)
         drawn = self._drafter.draft(batch, rule)
@@ -178,7 +181,7 @@ class WaveDrafter:
             [branch.report.sample_index for branch in branches],
         ]
         seeds, samples = torch.tensor(words, dtype=torch.int64, device=self._device)
-        return Coupled(temperatures, seeds=seeds, sample_indices=samples, source=self._noise)
+        return Coupled(temperatures, seeds=seeds, sample_indices=samples, source=self.noise)
 
     def _branch_number(self, branch: Branch) -> int:
         number = branch.stream.next_branch(branch.key.round)

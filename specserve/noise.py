@@ -30,9 +30,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# On the CPU the integer part runs in numpy over the same memory: its calls cost a third of torch's,
-# which is what counts at a few thousand lanes. Both spell the operators alike, so the cipher below
-# is written once. Lanes hold 32-bit words in 64 bits, unsigned in numpy and signed in torch.
+from specserve import noise_kernel
+
+# On the CPU the integer part is compiled (`noise_kernel`), or runs in numpy over the same memory:
+# its calls cost a third of torch's, which is what counts at a few thousand lanes. numpy and torch
+# spell the operators alike, so the cipher below is written once for both. Lanes hold 32-bit words
+# in 64 bits, unsigned in numpy and signed in torch.
 Lanes = np.ndarray | Tensor
 
 _MASK = 0xFFFFFFFF
@@ -49,6 +52,12 @@ class Purpose(enum.IntEnum):
     DRAFT = 1  # a drafted token (rejection family)
     ACCEPTANCE = 2  # accept or reject (rejection family)
     RECOVERY = 3  # the recovery or bonus token under plain rejection
+
+
+def prepare(device: torch.device) -> None:
+    """Compile now what would otherwise be compiled in the middle of a round, if it is needed."""
+    if device.type == "cpu":
+        noise_kernel.is_usable()
 
 
 def seed_bits(seed: int) -> int:
@@ -157,25 +166,29 @@ def _word_bits(
     """
     if seeds.device.type == "cpu":
         tensors = (blocks, positions, sample_words, purpose_words, seeds)
-        return torch.from_numpy(_tiled_float_bits(*(t.numpy().view(np.uint64) for t in tensors)))
+        words = [np.ascontiguousarray(tensor.numpy()).view(np.uint64) for tensor in tensors]
+        fill = noise_kernel.word_floats if noise_kernel.is_usable() else _tiled_word_floats
+        bits = np.empty((len(seeds), blocks.shape[1], 4), np.float32)
+        fill(words[0], words[1], words[2], words[3], words[4], bits)
+        return torch.from_numpy(bits)
     columns = (row.unsqueeze(1) for row in (positions, sample_words, purpose_words))
     counter = torch.stack(torch.broadcast_tensors(blocks, *columns))
     key = torch.stack((seeds & _MASK, (seeds >> 32) & _MASK))
-    words = [torch.as_tensor(word) for word in philox4x32(counter, key)]
-    return torch.stack(words, dim=2).to(torch.float32)
+    lanes = [torch.as_tensor(word) for word in philox4x32(counter, key)]
+    return torch.stack(lanes, dim=2).to(torch.float32)
 
 
-def _tiled_float_bits(
+def _tiled_word_floats(
     blocks: np.ndarray,
     positions: np.ndarray,
     sample_words: np.ndarray,
     purpose_words: np.ndarray,
     seeds: np.ndarray,
-) -> np.ndarray:
+    bits: np.ndarray,
+) -> None:
     """Tile by tile: larger temporaries leave the cache and go back to the system every time."""
-    num_rows, num_blocks = len(seeds), blocks.shape[1]
+    num_rows, num_blocks, _ = bits.shape
     key = np.stack((seeds & _MASK, seeds >> 32))
-    bits = np.empty((num_rows, num_blocks, 4), np.float32)
     tile_rows = max(1, _TILE_LANES // max(1, num_blocks))
     for top in range(0, num_rows, tile_rows):
         rows = slice(top, top + tile_rows)
@@ -189,7 +202,6 @@ def _tiled_float_bits(
             counter[3] = purpose_words[rows, None]
             for index, word in enumerate(philox4x32(counter, key[:, rows])):
                 tile[:, :, index] = word
-    return bits
 
 
 def philox4x32(counter: Lanes, key: Lanes) -> tuple[Lanes, Lanes, Lanes, Lanes]:

@@ -16,6 +16,7 @@ from specserve.drafting import SpeculationBatch
 # Blocks of larger vocabularies keep their likeliest tokens at once; for smaller ones, keeping all
 # logits of all branches costs less than sorting those of the many that will never be verified.
 _MAX_KEPT_COLUMNS = 1 << 15
+_MAX_RACED = 1 << 13  # columns of which a race among all is worth its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,20 @@ class BatchScores:
             top = SlotScores.of_logits(logits.flatten(0, 1), repeated, num_scored, target_ids)
             logits = None
         return BatchScores(width, num_scored, top, logits, scales, target_ids)
+
+    @property
+    def columns(self) -> Tensor | None:
+        """Ids [DV] of the scores of `whole`; None where there are none, or too many for a race."""
+        if self.logits is None or self.logits.shape[2] > _MAX_RACED:
+            return None
+        if self.target_ids is not None:
+            return self.target_ids
+        return torch.arange(self.logits.shape[2], device=self.logits.device)
+
+    def whole(self, place: int, num_slots: int) -> Tensor:
+        """Scores of all columns for the first slots of block `place`: [num_slots, DV]."""
+        assert self.logits is not None
+        return self.logits[place, :num_slots] * self.scales[place]
 
     def slots(self, place: int, num_slots: int) -> SlotScores:
         """Of the first slots of block `place`."""

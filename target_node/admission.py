@@ -61,12 +61,21 @@ class Admission:
         return replace(self._prices.worth, may_look=has_room)
 
     def may_speculate(self, row: Row) -> bool:
-        """The last token that fits is the target's own: it needs no draft."""
+        """Whether drafted tokens may be verified in this round."""
+        return row.sequence.is_decoding and self.may_go_on(row)
+
+    def may_go_on(self, row: Row) -> bool:
+        """Whether drafts are of use to the sequence, now or behind the token that a prompt yields.
+
+        The last token that fits is the target's own: it needs no draft.
+        """
+        sequence = row.sequence
+        num_own = 1 if sequence.is_decoding else 2
         return (
-            row.sequence.is_decoding
-            and row.sequence.may_speculate
-            and row.sequence.request.max_verify_len != 0
-            and self._sampler.room(row.sequence) > 1
+            row.samples
+            and sequence.may_speculate
+            and sequence.request.max_verify_len != 0
+            and self._sampler.room(sequence) > num_own
         )
 
     def to_draft(self, row: Row) -> RowToDraft:

@@ -81,9 +81,7 @@ class AsynchronousSpeculation:
         if missed:
             found |= self._after_miss(rows, missed, len(found))
         admitted = self._admission.admit(rows, found)
-        self._reporter.report(
-            [row for row in admitted if row.sequence.is_decoding], self._blocks, self._local
-        )
+        self._reporter.report(admitted, self._blocks, self._local)
         self._began_s = time.perf_counter()
         return admitted
 

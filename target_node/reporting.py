@@ -2,6 +2,9 @@
 
 A context that is long, or that a draft lost, goes by control in chunks; what was verified since the
 last report travels with the next. Nothing here waits: what finds no room is sent again later.
+
+Drafters that read token ids alone hear of a prompt while the target computes it. The round that
+ends it is then reported as any other: its last token is an anchor with nothing in flight behind it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,15 +42,16 @@ class _Told:
     peer: DraftPeer
     stream: Stream
     start: int
+    end: int  # position of the anchor
 
     def num_known(self) -> int:
         """Of its tokens to the draft, less all: the further behind the less."""
-        return self.start - self.row.sequence.num_computed
+        return self.start - self.end
 
     @property
     def span(self) -> Span:
         """Positions whose features go with the report."""
-        return self.row.sequence.block_ids, self.start, self.row.sequence.num_computed
+        return self.row.sequence.block_ids, self.start, self.end
 
 
 class Reporter:
@@ -81,7 +85,7 @@ class Reporter:
             return
         stream = self._streams.of(sequence)
         start = self._told(stream, peer)
-        missing = sequence.num_computed - start
+        missing = self._end(sequence) - start
         if (missing <= self._max_inline and sequence.is_decoding) or missing <= 0:
             return
         end = start + min(missing, self._chunk)
@@ -105,7 +109,11 @@ class Reporter:
         peer = self.peer_of(sequence)
         if peer is None or sequence.request.max_verify_len == 0:
             return 0
-        return sequence.num_computed - self._streams.num_sent(sequence, peer.epoch)
+        return self._end(sequence) - self._streams.num_sent(sequence, peer.epoch)
+
+    def _end(self, sequence: Sequence) -> int:
+        """Up to which position there is something to tell: the anchor, or what has features."""
+        return len(sequence.token_ids) - 1 if self._features is None else sequence.num_computed
 
     def _told(self, stream: Stream, peer: DraftPeer) -> int:
         """From which position on the peer has to be told; who was told before may forget."""
@@ -135,27 +143,32 @@ class Reporter:
                 report = replace(report, foresight=local.foresight(each.row))
             reports.setdefault(each.peer.epoch, []).append((each, report))
         self.lead.reported()
+        # How long prompts take that nobody decodes beside, no round before can tell.
+        is_usual = any(row.sequence.is_decoding for row in rows)
+        lead_s = self.lead.seconds if is_usual else 0.0
         for of_peer in reports.values():
             for frame in _frames(of_peer):
-                self._send(frame)
+                self._send(frame, lead_s)
 
     def _known_rows(self, rows: Rows[Row]) -> Iterator[_Told]:
         """Those whose draft knows all but what goes with the report; the others are being told."""
         for row in rows:
             sequence = row.sequence
             peer = self.peer_of(sequence)
-            if peer is None or not self._admission.may_speculate(row):
+            if peer is None or not self._admission.may_go_on(row):
                 continue
+            end = self._end(sequence)
+            if end < len(sequence.token_ids) - 1:
+                continue  # features of the prompt are about to be computed
             stream = self._streams.of(sequence)
-            start = min(self._told(stream, peer), sequence.num_computed)
-            if sequence.num_computed - start <= self._max_inline:
-                yield _Told(row, peer, stream, start)
+            start = min(self._told(stream, peer), end)
+            if end - start <= self._max_inline:
+                yield _Told(row, peer, stream, start, end)
 
-    def _send(self, frame: Rows[tuple[_Told, RowReport]]) -> None:
-        report = Report([report for _, report in frame], self.lead.seconds)
-        if frame[0][0].peer.end.send(report):
+    def _send(self, frame: Rows[tuple[_Told, RowReport]], lead_s: float) -> None:
+        if frame[0][0].peer.end.send(Report([report for _, report in frame], lead_s)):
             for each, _ in frame:
-                each.stream.num_sent = max(each.stream.num_sent, each.row.sequence.num_computed)
+                each.stream.num_sent = max(each.stream.num_sent, each.end)
 
     def _row_report(self, told: _Told, features: Floats, block: PushedBlock | None) -> RowReport:
         row, sequence = told.row, told.row.sequence

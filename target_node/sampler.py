@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from specserve import noise
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.logprobs import token_logprobs
@@ -80,6 +81,7 @@ class Sampler:
         default_rule: VerificationRule = VerificationRule.COUPLED,
     ) -> None:
         """`default_rule` is that of requests without a seed of their own."""
+        noise.prepare(device)
         self.eos_token_ids = eos_token_ids
         self.max_model_len = max_model_len
         self.device = device

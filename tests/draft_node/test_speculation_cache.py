@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import torch
 
 from draft_node.speculation_cache import DraftedBlock, SpeculationCache
@@ -83,6 +85,21 @@ def test_scores_are_those_of_the_blocks_own_slots(monkeypatch):
         expected = logits[1, :3].topk(6)
         assert torch.equal(slots.ids.sort().values, expected.indices.sort().values)
         torch.testing.assert_close(slots.scores, 2 * logits[1, :3].gather(1, slots.ids))
+
+
+def test_all_columns_are_there_where_they_are_few_enough_for_a_race(monkeypatch):
+    logits, scales = torch.randn(3, 4, 30), torch.tensor([1.0, 2.0, 0.5])
+    target_ids = torch.arange(30) + 7
+    drawn = SpeculationBatch(
+        torch.zeros(3, 4, dtype=torch.int64), None, None, logits=logits, target_ids=target_ids
+    )
+    scores = BatchScores.of(drawn, scales, 6)
+    torch.testing.assert_close(scores.whole(1, 3), 2 * logits[1, :3])
+    assert torch.equal(scores.columns, target_ids)
+    plain = BatchScores.of(replace(drawn, target_ids=None), scales, 6)
+    assert torch.equal(plain.columns, torch.arange(30))
+    monkeypatch.setattr("specserve.slot_scores._MAX_RACED", 29)
+    assert scores.columns is None
 
 
 def test_scores_of_a_law_are_its_logarithms():

@@ -21,15 +21,23 @@ from target_node import asynchronous as asynchronous_module
 def share_out_by_noise(patch):
     """Most is prepared where the race of shared noise is decided most clearly."""
     margins: list[float] = []
-    real_rank, real_plan = candidates_module.rank_candidates, Planner.plan
+    real_rank, real_rank_all = candidates_module.rank_candidates, candidates_module.rank_all
+    real_plan = Planner.plan
     real_weights = plan_module.outcome_weights
 
     def rank_candidates(slots, noise, excluded_ids, num_candidates):
         keys = (noise.seeds, noise.sample_indices, noise.positions)
         race = exponential_noise_at(*keys, Purpose.OUTPUT, slots.ids).log()
-        best = (slots.scores - race).topk(2, dim=1).values
-        margins.extend((best[:, 0] - best[:, 1]).tolist())
+        look_at(slots.scores - race)
         return real_rank(slots, noise, excluded_ids, num_candidates)
+
+    def rank_all(scores, columns, race, excluded_ids, num_candidates):
+        look_at(scores - race)
+        return real_rank_all(scores, columns, race, excluded_ids, num_candidates)
+
+    def look_at(ranked):
+        best = ranked.topk(2, dim=1).values
+        margins.extend((best[:, 0] - best[:, 1]).tolist())
 
     def plan(self, kind, flight, candidates):
         now, margins[: flight.num_slots] = margins[: flight.num_slots], []
@@ -38,6 +46,7 @@ def share_out_by_noise(patch):
         return real_plan(self, kind, flight, candidates)
 
     patch.setattr(candidates_module, "rank_candidates", rank_candidates)
+    patch.setattr(candidates_module, "rank_all", rank_all)
     patch.setattr(Planner, "plan", plan)
 
 

@@ -56,7 +56,8 @@ TABLES = {
     "any miss": Table(miss=None),
     "any regime": Table(drafting=IN_TIME, auto=True),
     "faults and deaths": Table(drafting=replace(IN_TIME, script=FAULTS, num_drafts=2, death=0.05)),
-    "few places": Table(drafting=IN_TIME, places=ROWS + 30),
+    # With as many outcomes prepared as elsewhere hardly a round would miss.
+    "few places": Table(drafting=replace(IN_TIME, fan_out=2), places=ROWS + 30),
     "few blocks": Table(drafting=IN_TIME, num_blocks=300),
     "saguaro": Table(drafting=replace(IN_TIME, saguaro_c=0.3)),
     "moody coins": Table(drafting=ONE_OUTCOME, dice=COINS, drafter=MoodyDieDrafter),

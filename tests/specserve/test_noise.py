@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specserve import noise
+from specserve import noise, noise_kernel
 from specserve.noise import (
     Purpose,
     exponential_noise,
@@ -33,6 +33,17 @@ KNOWN_ANSWERS = [
         "d16cfe09 94fdcceb 5001e420 24126ea1",
     ),
 ]
+
+
+@pytest.fixture(autouse=True, params=["compiled", "numpy"])
+def way(request, monkeypatch):
+    """Each test with either way to compute the words on a CPU."""
+    if request.param == "numpy":
+        monkeypatch.setattr(noise_kernel, "is_usable", lambda: False)
+    elif not noise_kernel.is_usable():
+        pytest.skip("numba is absent, or does not work")
+
+
 SEEDS = [0, 1, 2**63, 2**64 - 1, 0x0123456789ABCDEF, 12345, 2**32, 7]
 
 
@@ -170,3 +181,24 @@ def test_cuda_gives_the_same_words_and_floats_within_two_ulp():
     blocks = torch.arange(5001).unsqueeze(0)
     bits = noise._float_bits(*(row.cuda() for row in rows), Purpose.OUTPUT, blocks.cuda())
     assert torch.equal(bits.cpu(), noise._float_bits(*rows, Purpose.OUTPUT, blocks))
+
+
+def test_both_ways_give_the_same_bits(way, monkeypatch):
+    """Of one counter word for all rows and of one a row, in any memory layout."""
+    if not noise_kernel.is_usable():
+        return
+    seeds, samples, positions = keys(37)
+    ids = torch.randint(5000, (11, 37)).T
+    wide = torch.arange(3).expand(37, -1)
+    found = []
+    for is_usable in (True, False):
+        monkeypatch.setattr(noise_kernel, "is_usable", lambda is_usable=is_usable: is_usable)
+        for purpose in (Purpose.OUTPUT, Purpose.RECOVERY):
+            found += [exponential_noise(seeds, samples, positions, purpose, 1001)]
+            found += [exponential_noise_at(seeds, samples, positions, purpose, ids)]
+            found += [exponential_noise_at(seeds, samples, positions, purpose, wide)]
+            found += [exponential_noise(seeds[::2], samples[::2], positions[::2], purpose, 9)]
+    half = len(found) // 2
+    assert all(map(torch.equal, found[:half], found[half:]))
+    signatures = getattr(noise_kernel.word_floats, "signatures", [None])
+    assert len(signatures) == 1  # another would be compiled in the middle of a round

@@ -1,5 +1,6 @@
 """The asynchronous source in the real loop: who is told what, what is looked up, what is freed."""
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -302,6 +303,10 @@ def test_waiting_for_a_block_is_bounded(models):
 def test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen(models, rule):
     options = {"miss": Miss.DRAFT_HERE, "default_rule": rule}
     with pair_of(models, "the target itself", **options) as pair:
+        (draft,) = pair.drafts
+        turns, pass_turn = itertools.count(), draft.pass_turn
+        # It sleeps through one turn, whose outcome is a miss.
+        draft.pass_turn = lambda: pass_turn() if next(turns) != 3 else None
         rows = reports_of(pair)
         tokens = answer(pair, max_tokens=40)
         drafted_here = [row for row in rows if row.foresight is not None]
@@ -317,8 +322,72 @@ def test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen(mo
                 assert follower in slots[number] or rule is not VerificationRule.COUPLED
                 if number < verify_len and follower != row.block[number]:
                     break
-        # The first round is a miss; from then on what the target said of its block is enough.
+        # After a miss, what the target said of its block is enough.
         assert pair.hit_rate > (0.6 if rule is VerificationRule.COUPLED else 0.1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_follows_a_prompt_is_foreseen_while_the_target_computes_it(models, temperature):
+    """By drafters that read token ids alone; the target itself, at that."""
+    with pair_of(models, "the target itself", max_batch_tokens=16) as pair:
+        rows = reports_of(pair)
+        tokens = answer(pair, prompt=PROMPT * 5, max_tokens=8, temperature=temperature)
+        status = pair.asynchronous.status()
+    # The last of three chunks ends the prompt.
+    opening = rows[0]
+    assert (opening.position, opening.anchor_id) == (len(PROMPT * 5) - 1, PROMPT[-1])
+    assert len(opening.block) == 0
+    assert len(tokens) == 8
+    assert status.num_hits == status.num_lookups > 0
+
+
+@pytest.mark.parametrize(("max_tokens", "num_reports"), [(1, 0), (2, 0), (3, 2)])
+def test_nobody_drafts_behind_a_prompt_for_the_last_token(models, max_tokens, num_reports):
+    """It is the target's own."""
+    with pair_of(models, "the target itself") as pair:
+        rows = reports_of(pair)
+        answer(pair, max_tokens=max_tokens)
+    assert len(rows) == num_reports
+
+
+def test_how_long_a_prompt_takes_is_not_told_from_rounds_without_one(models):
+    with pair_of(models, "the target itself") as pair:
+        answer(pair)
+        leads: list[float] = []
+        end = pair.links._peers[0].end
+        send = end.send
+        end.send = lambda report: leads.append(report.lead_s) or send(report)
+        pair.submit(request("a", PROMPT, max_tokens=30, ignore_eos=True))
+        pair.turn(4)
+        at = len(leads)
+        pair.submit(request("b", PROMPT, max_tokens=30, ignore_eos=True))
+        pair.turn(2)
+    assert leads[0] == 0
+    assert min(leads[1:]) > 0  # somebody decodes
+    assert len(leads) >= at + 2
+
+
+def test_a_drafter_that_reads_features_hears_of_a_prompt_when_it_is_computed(models):
+    with pair_of(models, max_batch_tokens=16) as pair:
+        rows = reports_of(pair)
+        answer(pair, prompt=PROMPT * 5)
+    assert rows[0].position == len(PROMPT * 5)
+    assert all(len(row.features) == len(row.token_ids) - 1 for row in rows)
+
+
+def test_a_preempted_row_is_foreseen_when_it_is_computed_again(models):
+    with pair_of(models, "the target itself") as pair:
+        rows = reports_of(pair)
+        pair.submit(request("r", PROMPT, temperature=1.0, max_tokens=30, ignore_eos=True))
+        pair.turn(4)
+        (sequence,) = pair.scheduler.running
+        pair.scheduler._preempt(sequence)
+        at, known = len(rows), len(sequence.token_ids)
+        pair.run_until_idle()
+        after = rows[at:]
+    assert (after[0].position, len(after[0].block)) == (known - 1, 0)
+    assert after[1].round == after[0].round + 1
+    assert len(after[1].block)
 
 
 def test_a_drafter_here_that_breaks_costs_its_drafts_alone(models, caplog):

@@ -1,6 +1,7 @@
 """Compiled passes say what torch's own say, and neither read nor write what is not theirs."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from draft_node.drafters.chain_passes import TorchPasses
 from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.fastest_passes import MOST_KEYS, FastestPasses, passes_of
 from draft_node.kernels import exp, gated, largest
+from specserve import compiled
 from specserve.model.attention import TorchAttention
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
@@ -149,6 +151,11 @@ def test_a_chain_behind_more_than_there_is_is_refused(model):
         passes.plan([0, 2], [20, 33], NUM_PASSES, None)
 
 
+PACKAGES = ("draft_node", "specserve", "target_node")
+COMPILER = "specserve/compiled.py"
+IMPORTS_COMPILER = re.compile(
+    r"^[ \t]*(?:from|import) specserve(?:\.compiled| import compiled)\b", re.M
+)
 COMPILED = ("law_features", "normed", "add_normed", "gated", "place_heads", "attend")
 
 
@@ -169,12 +176,20 @@ def test_one_compilation_serves_every_shape(model):
     assert [len(kernel.signatures) for kernel in compiled] == before == [1] * len(compiled)
 
 
-def test_whatever_is_compiled_is_in_one_file():
+def test_what_is_compiled_needs_no_other_file():
     """numba keeps what it compiled as long as the file of a function is the same, and no longer."""
-    source = Path(kernels.__file__)
-    for path in source.parent.rglob("*.py"):
-        assert path == source or "numba" not in path.read_text(encoding="utf-8"), path
-    assert "from draft_node" not in source.read_text(encoding="utf-8")
+    root = Path(kernels.__file__).parents[1]
+    sources = [p for name in PACKAGES for p in (root / name).rglob("*.py")]
+    texts = {str(p.relative_to(root)): p.read_text(encoding="utf-8") for p in sources}
+    assert len(texts) > 100
+    assert [name for name, text in texts.items() if "import numba" in text] == [COMPILER]
+    importers = {name for name, text in texts.items() if IMPORTS_COMPILER.search(text)}
+    assert importers == {"draft_node/kernels.py", "specserve/noise_kernel.py"}
+    for name in importers:
+        ours = re.findall(
+            r"^[ \t]*(?:from|import) (?:specserve|draft_node|target_node)\b.*", texts[name], re.M
+        )
+        assert ours == ["from specserve import compiled"]
 
 
 def test_many_keys_are_for_torch():
@@ -203,7 +218,7 @@ def test_a_machine_without_compiled_kernels_makes_passes_by_torch(
     assert isinstance(passes_of(model, context_of(model)), FastestPasses)
     kernels.are_usable.cache_clear()
     if trouble == "absent":
-        monkeypatch.setattr(kernels, "numba", None)
+        monkeypatch.setattr(compiled, "numba", None)
     elif trouble == "disabled":
         monkeypatch.setattr(kernels, "gated", gated.py_func)
     else:
@@ -214,7 +229,8 @@ def test_a_machine_without_compiled_kernels_makes_passes_by_torch(
 
 def test_a_numba_that_cannot_be_imported_is_none(tmp_path):
     (tmp_path / "numba.py").write_text("raise ImportError('needs another numpy')")
-    code = "from draft_node import kernels; print(kernels.are_usable(), kernels.WHY_NOT)"
+    code = "from draft_node import kernels; from specserve import compiled;"
+    code += "print(kernels.are_usable(), compiled.WHY_NOT)"
     found = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},

@@ -1,0 +1,53 @@
+"""Functions compiled by numba, where it is installed and works: an optional extra.
+
+numba keeps what it has compiled of a function until that function's own file changes. So whatever
+a compiled function calls or reads has to be in its file.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar, cast
+
+WHY_NOT = ""
+try:
+    import numba
+except Exception as error:  # noqa: BLE001 - numba refuses versions of numpy by what it raises
+    numba = None
+    WHY_NOT = str(error)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_LOG = logging.getLogger(__name__)
+
+
+def compiled(function: _Function, arithmetic: Collection[str] = ()) -> _Function:
+    """As a decorator; kept beside the function's file, or in the user's cache.
+
+    `arithmetic`: LLVM's fast-math flags. Without numba the function stays what it is, which is far
+    too slow to use.
+    """
+    if numba is None:
+        return function
+    options = {"fastmath": set(arithmetic), "error_model": "numpy", "boundscheck": False}
+    try:
+        return cast(_Function, numba.njit(function, cache=True, **options))
+    except RuntimeError:  # nowhere to keep it
+        return cast(_Function, numba.njit(function, **options))
+
+
+def works(what: str, example: Callable[..., Any], run_all: Callable[[], None]) -> bool:
+    """Whether `run_all`, which calls each of some functions once, does; it compiles them.
+
+    `example` is one of them; `what` they are, for the log.
+    """
+    if numba is None:
+        hint = "pip install 'specserve[cpu]' brings it"
+        _LOG.info("%s without numba, which is slower: %s; %s", what, WHY_NOT, hint)
+        return False
+    if not hasattr(example, "signatures"):  # NUMBA_DISABLE_JIT
+        return False
+    try:
+        run_all()
+    except Exception as error:  # noqa: BLE001 - a damaged cache may raise anything
+        _LOG.warning("%s without compiled kernels: %s: %s", what, type(error).__name__, error)
+        return False
+    return True
