@@ -124,6 +124,7 @@ class Kernels:
         on_cpu = device.type == "cpu"
         self._packs = on_cpu and can_pack(dtype)
         self._halves = half_weights and on_cpu and dtype == torch.float32 and can_halve()
+        self._any_halved = False
         self._verdicts: dict[tuple[type[PackedLinear | HalfLinear], int, int], int] = {}
 
     def linear(self, parts: Sequence[torch.Tensor], num_ranks: int = 1) -> Linear:
@@ -134,6 +135,7 @@ class Kernels:
         weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
         shape = weight.shape[1], weight.shape[0] * num_ranks
         if self._halves and self._can_halve(weight, shape):
+            self._any_halved = True
             return HalfLinear(weight)
         if not self.deterministic:
             return PackedLinear(weight) if self._packs else PlainLinear(weight)
@@ -142,6 +144,14 @@ class Kernels:
             return PackedLinear(weight, min_rows)
         pieces = [piece for part in parts for piece in fixed_pieces(part, num_ranks)]
         return TiledLinear(pieces, self._tile)
+
+    def check_halved(self) -> None:
+        """Raise `Unsupported` if no weight so far could be kept in float16."""
+        if not self._any_halved:
+            raise Unsupported(
+                "half_weights: on this machine products with float16 weights have other bits in "
+                "another batch; add --no-deterministic or leave out --half-weights"
+            )
 
     def _can_halve(self, weight: torch.Tensor, shape: tuple[int, int]) -> bool:
         holds = HalfLinear.holds(weight)

@@ -17,6 +17,7 @@ import pytest
 
 from specserve.client import Client
 from specserve.errors import SpecserveError
+from tests.halves import has_stable_halves
 
 
 class Launched:
@@ -191,3 +192,18 @@ def test_a_port_in_use_is_one_clear_line(launch, service: str):
     (line,) = second.stderr.strip().splitlines()[-1:]
     assert port in line
     assert "Traceback" not in second.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(has_stable_halves(), reason="float16 weights give equal bits in every batch")
+def test_half_weights_that_would_have_no_effect_are_refused():
+    ended = subprocess.run(
+        [sys.executable, "-m", "specserve", "launch", "--port", "0", "--half-weights"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert "add --no-deterministic or leave out --half-weights" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr

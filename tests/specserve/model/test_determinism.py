@@ -21,6 +21,7 @@ from specserve.model.loader import check_half_weights, load_with
 from specserve.model.parallel import TensorParallel
 from specserve.model.rope import rotate
 from tests.golden import Session
+from tests.halves import deterministic_halves, has_stable_halves
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -190,14 +191,8 @@ def test_weights_are_not_halved_unasked_nor_where_they_do_not_fit(
     assert product(torch.eye(8))[5, 3] == -largest
 
 
-def deterministic_halves():
-    return Kernels(dtype=torch.float32, device=CPU, deterministic=True, half_weights=True)
-
-
-# Without AVX-512 they are not: weights then stay in float32.
 needs_stable_halves = pytest.mark.skipif(
-    not can_halve()
-    or not isinstance(deterministic_halves().linear([torch.zeros(512, 256)]), HalfLinear),
+    not has_stable_halves(),
     reason="the bits of products with float16 weights depend on the batch here",
 )
 
@@ -220,7 +215,14 @@ def test_deterministic_weights_are_halved_where_their_bits_are_stable():
 @needs_halves
 def test_deterministic_weights_stay_whole_where_their_bits_would_not_be_stable(monkeypatch):
     monkeypatch.setattr(linear, "most_differing_rows", lambda kernel, *_: int(kernel is HalfLinear))
-    assert not isinstance(deterministic_halves().linear([torch.zeros(16, 8)]), HalfLinear)
+    kernels = deterministic_halves()
+    assert not isinstance(kernels.linear([torch.zeros(16, 8)]), HalfLinear)
+    with pytest.raises(Unsupported, match="add --no-deterministic or leave out --half-weights"):
+        kernels.check_halved()
+    # One whose bits are stable is enough.
+    monkeypatch.setattr(linear, "most_differing_rows", lambda *_: 0)
+    assert isinstance(kernels.linear([torch.zeros(32, 8)]), HalfLinear)
+    kernels.check_halved()
 
 
 def halved(folder):
