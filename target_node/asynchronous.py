@@ -21,6 +21,7 @@ from specserve.types import Speculation
 from target_node.admission import Admission
 from target_node.draft_links import DraftLinks
 from target_node.feature_cache import FeatureCache
+from target_node.lead import Lead
 from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss, MissPolicy
 from target_node.reporting import Reporter
@@ -56,7 +57,7 @@ class AsynchronousSpeculation:
         self._device = device
         self._table = SpeculationTable()
         self._streams = Streams()
-        self._reporter = Reporter(links, self._streams, admission, features)
+        self._reporter = Reporter(links, self._streams, admission, features, Lead(device.type))
         self._blocks: dict[Sequence, PushedBlock] = {}  # of this round's rows
         self._awaited: set[Sequence] = set()  # rows whose blocks were waited for in this round
         self._began_s = 0.0  # of the forward

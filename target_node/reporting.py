@@ -63,6 +63,7 @@ class Reporter:
         streams: Streams,
         admission: Admission,
         features: FeatureCache | None,
+        lead: Lead,
     ) -> None:
         self._links = links
         self._streams = streams
@@ -73,7 +74,7 @@ class Reporter:
         self._max_inline = min(MAX_INLINE, MAX_INLINE_BYTES // token_bytes)
         self._max_inline = max(self._max_inline, admission.gamma + 1)
         self._chunk = max(1, min(CHUNK, MAX_CHUNK_BYTES // token_bytes))
-        self.lead = Lead()
+        self.lead = lead
 
     def peer_of(self, sequence: Sequence) -> DraftPeer | None:
         return self._links.peer_of(sequence.request.request_id)
@@ -142,10 +143,11 @@ class Reporter:
             elif block is None:
                 report = replace(report, foresight=local.foresight(each.row))
             reports.setdefault(each.peer.epoch, []).append((each, report))
-        self.lead.reported()
+        num_decoding = sum(row.sequence.is_decoding for row in rows)
+        num_tokens = sum(row.num_tokens for row in rows)
+        self.lead.reported(num_tokens, is_mixed=num_decoding < len(rows))
         # How long prompts take that nobody decodes beside, no round before can tell.
-        is_usual = any(row.sequence.is_decoding for row in rows)
-        lead_s = self.lead.seconds if is_usual else 0.0
+        lead_s = self.lead.seconds if num_decoding else 0.0
         for of_peer in reports.values():
             for frame in _frames(of_peer):
                 self._send(frame, lead_s)

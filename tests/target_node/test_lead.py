@@ -1,58 +1,82 @@
-"""What drafts are told of the time they have is what most rounds leave them, and no more."""
+"""What drafts are told of the time they have is what most rounds of that size leave them."""
+
+import random
 
 import pytest
 
 from target_node import lead
 from target_node.lead import Lead
+from tests.scripted_time import ScriptedTime
 
 
 @pytest.fixture
 def take(monkeypatch):
-    """`take(lead, SECONDS)`: one round that long."""
-
-    class Time:
-        now_s = 10.0
-
-        def perf_counter(self):
-            return self.now_s
-
-    time = Time()
+    """`take(lead, SECONDS, TOKENS)`: one round; what was expected of it."""
+    time = ScriptedTime()
     monkeypatch.setattr(lead, "time", time)
 
-    def take(found: Lead, seconds: float) -> None:
-        found.reported()
+    def take(found: Lead, seconds: float, num_tokens: int = 4, *, is_mixed: bool = False) -> float:
+        found.reported(num_tokens, is_mixed=is_mixed)
+        expected_s = found.seconds
         time.now_s += seconds
         found.looked()
+        return expected_s
 
     return take
 
 
 def test_nothing_is_known_before_the_first_look(take):
-    found = Lead()
-    assert found.seconds == 0
+    found = Lead("cpu")
     found.looked()
     assert found.seconds == 0
+    assert take(found, 0.03) == 0
+    assert take(found, 0.03) == pytest.approx(0.03)
+
+
+def test_rounds_that_were_held_up_do_not_count_on(take):
+    found = Lead("cpu")
     take(found, 0.03)
-    assert found.seconds == pytest.approx(0.03)
-
-
-def test_rounds_with_prompts_do_not_count_on(take):
-    found = Lead()
     for seconds in (0.4, 0.03, 0.03, 0.2, 0.03, 0.03, 0.9, 0.03):
-        take(found, seconds)
-        if seconds != 0.4:
-            assert found.seconds == pytest.approx(0.03)
+        assert take(found, seconds) == pytest.approx(0.03)
 
 
 def test_a_pause_is_no_round(take):
-    found = Lead()
+    found = Lead("cpu")
     for seconds in (0.03, 5.0, 5.0, 5.0):
         take(found, seconds)
-    assert found.seconds == pytest.approx(0.03)
+    assert take(found, 0.03) == pytest.approx(0.03)
 
 
-def test_another_load_is_known_after_a_few_rounds(take):
-    found = Lead()
+def test_another_speed_is_known_after_a_few_rounds(take):
+    found = Lead("cpu")
     for seconds in [0.03] * 20 + [0.08] * 7:
         take(found, seconds)
-    assert found.seconds == pytest.approx(0.08)
+    assert take(found, 0.08) == pytest.approx(0.08)
+
+
+def test_what_a_token_adds_is_expected_of_the_very_round_that_computes_it(take):
+    found, rng = Lead("cpu"), random.Random(1)
+    for _ in range(100):
+        size = rng.randint(1, 9)
+        take(found, 0.02 + 0.001 * size, size)
+    for size in (1, 5, 9):
+        assert take(found, 0.02 + 0.001 * size, size) == pytest.approx(
+            0.02 + 0.001 * size, rel=0.05
+        )
+
+
+def test_rows_that_end_shorten_the_next_round_already(take):
+    found, rng = Lead("cpu"), random.Random(2)
+    for _ in range(100):
+        size = rng.randint(40, 80)
+        take(found, 0.01 + 0.0005 * size, size)
+    assert take(found, 0.02, 20) == pytest.approx(0.02, rel=0.1)
+
+
+def test_rounds_with_prompts_are_expected_apart(take):
+    found = Lead("cpu")
+    for _ in range(20):
+        take(found, 0.03)
+    take(found, 0.3, 260, is_mixed=True)
+    assert take(found, 0.03) == pytest.approx(0.03)
+    assert take(found, 0.3, 260, is_mixed=True) == pytest.approx(0.3)

@@ -6,7 +6,8 @@ import pytest
 
 from target_node import round_prices
 from target_node.budget import PricedBudget
-from target_node.round_prices import TURNING_POINT, RoundPrices
+from target_node.round_prices import RoundPrices
+from target_node.token_times import TURNING_POINT
 from tests.scripted_time import ScriptedTime
 
 
