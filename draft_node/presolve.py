@@ -26,7 +26,7 @@ from draft_node.round import Round, one_family
 from draft_node.speculation_cache import SpeculationCache, told_block
 from draft_node.streams import Streams
 from draft_node.wave_size import WaveSize
-from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
+from draft_node.waves import USUAL_TOKENS, Branch, Wave, WaveDrafter, WaveSettings
 from specserve.drafting import Drafter
 from specserve.link.messages import Push, Report, RowReport
 
@@ -56,7 +56,12 @@ class Presolve:
         self._device = device
         self._waves = WaveDrafter(drafter, self.cache, settings, device)
         self._planner = Planner(rule, settings.fan_out, 2 * settings.size, self.curves)
-        self._sizes = WaveSize(settings.size, self.prior, by_token=drafter.stops_in_time)
+        self._sizes = WaveSize(
+            settings.size,
+            self.prior,
+            by_token=drafter.stops_in_time,
+            usual_tokens=USUAL_TOKENS,
+        )
         self._rounds: dict[int, Round] = {}
         self._send_push: Callable[[Push], bool] | None = None
         self._max_positions = 0

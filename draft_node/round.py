@@ -58,10 +58,11 @@ class Round:
     def take_branch(self) -> Branch:
         """A block after the best outcome that is left, which is taken from the plan."""
         assert self.plan is not None
+        chance = self.plan.next_value
         report, (number, next_id) = self.report, self.plan.take()
         key = BlockKey(report.stream, report.round + 1, report.position + 1 + number, next_id)
         gap = (report.anchor_id, *self.plan.flight.token_ids[:number])
-        return Branch(self.stream, report, self.kind, key, gap)
+        return Branch(self.stream, report, self.kind, key, gap, chance)
 
 
 def one_family(rounds: Sequence[Round]) -> list[Round]:

@@ -24,11 +24,17 @@ _LEAST_WORTH = 0.1  # tokens
 class WaveSize:
     """Of one drafter, by family of rules: laws have to be computed and sent, or need not be."""
 
-    def __init__(self, most: int, prior: AcceptancePrior, *, by_token: bool) -> None:
-        """`by_token`: blocks are chains that end in time, after two tokens at least."""
+    def __init__(
+        self, most: int, prior: AcceptancePrior, *, by_token: bool, usual_tokens: int
+    ) -> None:
+        """`by_token`: blocks are chains that end in time, after two tokens at least.
+
+        `usual_tokens`: of a chain, if there is time.
+        """
         self._most = most
         self._prior = prior
         self._by_token = by_token
+        self._usual_tokens = usual_tokens
         self._costs = {True: WaveCost(), False: WaveCost()}  # of a wave, or a token of each block
 
     def observe(self, *, needs_law: bool, num_blocks: int, num_tokens: int, seconds: float) -> None:
@@ -43,7 +49,7 @@ class WaveSize:
         if not self._by_token:
             return int(min(self._most, max(0.0, cost.largest_within(left_s))))
         ranked = np.sort(np.concatenate(list(values)))[::-1][: self._most]
-        worths = _worths(self._prior.confidences)
+        worths = _worths(self._prior.confidences[: self._usual_tokens])
         best, best_gain, probability = 0, 0.0, 0.0
         for size, value in enumerate(ranked.tolist(), start=1):
             probability += value

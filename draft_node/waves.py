@@ -21,7 +21,7 @@ from draft_node.speculation_cache import DraftedBlock, SpeculationCache
 from draft_node.stream import Stream
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
-from specserve.drafting import DraftBatch, Drafter, SpeculationBatch
+from specserve.drafting import DraftBatch, Drafter, SpeculationBatch, Worth
 from specserve.link.messages import BlockKey, Push, RowReport
 from specserve.noise import OnceKeys
 from specserve.noise import prepare as prepare_noise
@@ -29,6 +29,10 @@ from specserve.slot_scores import BatchScores
 
 _EPOCHS, _BRANCH_BITS = 256, 16  # of the 24 bits that a key has for the branch
 MAX_BRANCHES = (1 << _BRANCH_BITS) - 1  # of a stream and round
+# Tokens of a chain, whatever becomes of them. Each further one costs the target a fifth of a token
+# to verify, and is one more outcome to foresee: it has to be likelier than that to stand, ...
+USUAL_TOKENS = 6
+_LATER = Worth(tokens_per_s=10.0, token_price=0.25)  # ... unless time brings more in another wave
 _MIN_SCORED = 1024  # tokens of a slot, of many, that a race among candidates is run with
 
 
@@ -56,6 +60,7 @@ class Branch:
     kind: OutcomeKind
     key: BlockKey
     gap: tuple[int, ...]  # tokens in flight before the anchor: none for a root
+    chance: float = 1.0  # that the target asks for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,13 @@ class WaveDrafter:
         is_foreseen = any(branch.kind.shares_noise for branch in branches)
         keep_logits = not by_ratio or is_foreseen or self._settings.saguaro_c is not None
         batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)
-        batch = replace(batch, due_s=due_s)
+        batch = replace(
+            batch,
+            due_s=due_s,
+            worth=replace(_LATER, may_look=not by_ratio),
+            least=USUAL_TOKENS,
+            chances=[branch.chance for branch in branches],
+        )
         drawn = self._drafter.draft(batch, rule)
         if drawn.confidences is not None:
             # A NaN survives `clamp`, and the target refuses all blocks of a push for one of them.

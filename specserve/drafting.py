@@ -66,6 +66,7 @@ class DraftBatch:
     # after `least` tokens at least; None: nowhere.
     worth: Worth | None = None
     least: int = 1
+    chances: Sequence[float] | None = None  # [B] that a block is asked for; None: all are
 
     def max_gap(self) -> int:
         return max(self.min_gap, *map(len, self.gap_ids)) if self.gap_ids else 0

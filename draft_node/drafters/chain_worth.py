@@ -21,11 +21,13 @@ class ChainWorth:
         self._usual = _FIRST
         self._worth: Worth | None = None
         self._survivals: list[float] = []
+        self._chances: Sequence[float] = []  # of blocks to be asked for
         self._num_left = 0  # passes that are made whatever they are worth
 
     def begin(self, batch: DraftBatch) -> None:
         """A draft call; without a worth no pass is too dear."""
         self._worth, self._survivals = batch.worth, [1.0] * len(batch.rows)
+        self._chances = [1.0] * len(batch.rows) if batch.chances is None else batch.chances
         self._num_left = batch.least - 1
 
     @property
@@ -49,5 +51,8 @@ class ChainWorth:
             known = [self._usual] * len(self._survivals)
         self._survivals = [s * c for s, c in zip(self._survivals, known, strict=True)]
         self._num_left -= 1
-        gain = sum(max(0.0, s * self._usual - worth.token_price) for s in self._survivals)
+        gain = sum(
+            chance * max(0.0, s * self._usual - worth.token_price)
+            for chance, s in zip(self._chances, self._survivals, strict=True)
+        )
         return self._num_left >= 0 or gain > worth.tokens_per_s * pass_s
