@@ -120,19 +120,32 @@ class HitCurves:
 
 
 class AcceptancePrior:
-    """Running P(token k accepted | those before it were), for drafters without confidences."""
+    """Running P(token k accepted | those before it were), for drafters without confidences.
 
-    def __init__(self, gamma: int, *, prior: float = 0.7, weight: float = 16.0) -> None:
-        """Starts as if `weight` tokens had been seen in each slot, `prior` of them accepted."""
-        self._accepted = [prior * weight] * gamma
-        self._seen = [weight] * gamma
+    A slot of which little was seen is taken for one like that before it: blocks that never were
+    long would else never seem worth being so. Old rounds fade.
+    """
+
+    def __init__(
+        self, gamma: int, *, prior: float = 0.7, weight: float = 16.0, memory: float = 512.0
+    ) -> None:
+        """The first slot starts as if `weight` tokens had been seen, `prior` of them accepted."""
+        self._prior, self._weight = prior, weight
+        self._kept = 1 - 1 / memory
+        self._accepted = [0.0] * gamma
+        self._seen = [0.0] * gamma
 
     def observe(self, verify_len: int, num_accepted: int) -> None:
         """One verified block; slots after the first rejection tell nothing."""
         for k in range(min(verify_len, num_accepted + 1, len(self._seen))):
-            self._seen[k] += 1
-            self._accepted[k] += k < num_accepted
+            self._seen[k] = self._kept * self._seen[k] + 1
+            self._accepted[k] = self._kept * self._accepted[k] + (k < num_accepted)
 
     @property
     def confidences(self) -> Sequence[float]:
-        return [a / n for a, n in zip(self._accepted, self._seen, strict=True)]
+        found: list[float] = []
+        like = self._prior
+        for accepted, seen in zip(self._accepted, self._seen, strict=True):
+            like = (accepted + self._weight * like) / (seen + self._weight)
+            found.append(like)
+        return found

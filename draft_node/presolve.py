@@ -30,6 +30,8 @@ from draft_node.waves import USUAL_TOKENS, Branch, Wave, WaveDrafter, WaveSettin
 from specserve.drafting import Drafter
 from specserve.link.messages import Push, Report, RowReport
 
+# Blocks that are drafted together of many rows, rather than `WaveSettings.size`.
+_BLOCKS_OF_ROW, _MOST_BLOCKS = 4, 64
 _MAX_ROUND = 2**20 - 1  # what the noise has room for
 
 
@@ -57,7 +59,6 @@ class Presolve:
         self._waves = WaveDrafter(drafter, self.cache, settings, device)
         self._planner = Planner(rule, settings.fan_out, 2 * settings.size, self.curves)
         self._sizes = WaveSize(
-            settings.size,
             self.prior,
             by_token=drafter.stops_in_time,
             usual_tokens=USUAL_TOKENS,
@@ -216,8 +217,13 @@ class Presolve:
 
     def _wave_size(self, family: Sequence[Round]) -> int:
         """As many blocks as there is time for; a round's first wave is drafted in any case."""
+        needs_law = family[0].kind.needs_law
+        most = self._settings.size
+        if not needs_law:  # pushes are small, and a block of many costs less than one of few
+            most = max(most, min(_MOST_BLOCKS, _BLOCKS_OF_ROW * len(family)))
         size = self._sizes.size(
-            needs_law=family[0].kind.needs_law,
+            most,
+            needs_law=needs_law,
             left_s=min(each.due_s for each in family) - time.perf_counter(),
             values=[each.plan.values_due for each in family if each.plan is not None],
         )

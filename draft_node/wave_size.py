@@ -24,14 +24,11 @@ _LEAST_WORTH = 0.1  # tokens
 class WaveSize:
     """Of one drafter, by family of rules: laws have to be computed and sent, or need not be."""
 
-    def __init__(
-        self, most: int, prior: AcceptancePrior, *, by_token: bool, usual_tokens: int
-    ) -> None:
+    def __init__(self, prior: AcceptancePrior, *, by_token: bool, usual_tokens: int) -> None:
         """`by_token`: blocks are chains that end in time, after two tokens at least.
 
         `usual_tokens`: of a chain, if there is time.
         """
-        self._most = most
         self._prior = prior
         self._by_token = by_token
         self._usual_tokens = usual_tokens
@@ -41,14 +38,17 @@ class WaveSize:
         """A wave of blocks of `num_tokens` each."""
         self._costs[needs_law].observe(num_blocks, seconds / (num_tokens if self._by_token else 1))
 
-    def size(self, *, needs_law: bool, left_s: float, values: Sequence[Floats]) -> int:
-        """0: too little time is left for any. `values`: of outcomes to draft for, row by row."""
+    def size(self, most: int, *, needs_law: bool, left_s: float, values: Sequence[Floats]) -> int:
+        """At most `most`, 0 if too little time is left for any.
+
+        `values`: of outcomes to draft for, row by row.
+        """
         cost = self._costs[needs_law]
         if math.isinf(left_s) or not cost.is_known:
-            return self._most
+            return most
         if not self._by_token:
-            return int(min(self._most, max(0.0, cost.largest_within(left_s))))
-        ranked = np.sort(np.concatenate(list(values)))[::-1][: self._most]
+            return int(min(most, max(0.0, cost.largest_within(left_s))))
+        ranked = np.sort(np.concatenate(list(values)))[::-1][:most]
         worths = _worths(self._prior.confidences[: self._usual_tokens])
         best, best_gain, probability = 0, 0.0, 0.0
         for size, value in enumerate(ranked.tolist(), start=1):

@@ -137,6 +137,7 @@ class WaveDrafter:
             due_s=due_s,
             worth=replace(_LATER, may_look=not by_ratio),
             least=USUAL_TOKENS,
+            most_blind=USUAL_TOKENS,
             chances=[branch.chance for branch in branches],
         )
         drawn = self._drafter.draft(batch, rule)

@@ -7,7 +7,7 @@ flight, draft behind any prefix of them, truncate what was rejected.
 import torch
 
 from draft_node.context import Context
-from draft_node.drafters.batching import context_lens, refuse_gap
+from draft_node.drafters.batching import context_lens, most_tokens, refuse_gap
 from draft_node.drafters.chain_passes import entering_tokens
 from draft_node.drafters.chain_worth import ChainWorth
 from draft_node.drafters.fastest_passes import passes_of
@@ -110,7 +110,8 @@ class LanguageModelDrafter:
         token_ids, drawn, confidences = batch.anchor_ids, [], []
         self._clock.begin(batch.due_s, num_blocks)
         self._worth.begin(batch)
-        for slot in range(self.gamma):
+        has_confidences = self.law_confidence is not None
+        for slot in range(most_tokens(batch, self.gamma, has_confidences=has_confidences)):
             hidden = self._passes.run(token_ids)
             if entering is not None:
                 self._waiting.computed()

@@ -148,4 +148,24 @@ def test_the_prior_learns_slots_up_to_the_first_rejection():
     confidences = prior.confidences
     assert confidences[0] > 0.95
     assert confidences[1] < 0.05
-    assert list(confidences[2:]) == [0.5, 0.5]
+    assert max(confidences[2:]) <= confidences[1]
+
+
+def test_slots_that_were_never_looked_at_are_taken_for_those_before_them():
+    prior = AcceptancePrior(6, prior=0.5)
+    assert list(prior.confidences) == [0.5] * 6
+    for _ in range(200):
+        prior.observe(verify_len=3, num_accepted=3)
+    assert min(prior.confidences) > 0.9
+    for _ in range(20):
+        prior.observe(verify_len=4, num_accepted=3)
+    assert prior.confidences[2] > 0.9 > 0.6 > prior.confidences[3]
+
+
+def test_acceptance_of_long_ago_fades():
+    prior = AcceptancePrior(2)
+    for _ in range(5000):
+        prior.observe(verify_len=2, num_accepted=2)
+    for _ in range(1500):
+        prior.observe(verify_len=2, num_accepted=0)
+    assert prior.confidences[0] < 0.1

@@ -11,12 +11,12 @@ from draft_node.wave_size import WaveSize
 FLAT = [np.full(32, 1 / 32)]
 
 
-def learned(*, by_token, seconds_of, num_tokens=5, accepted=8, most=16):
+def learned(*, by_token, seconds_of, num_tokens=5, accepted=8, usual=8):
     """Sizes that have seen waves of different sizes; tokens a block accepted: of 8."""
     prior = AcceptancePrior(8)
     for _ in range(2000):
         prior.observe(8, accepted)
-    sizes = WaveSize(most, prior, by_token=by_token)
+    sizes = WaveSize(prior, by_token=by_token, usual_tokens=usual)
     for num_blocks in [8, 12, 4, 16, 2] * 20:
         seconds = seconds_of(num_blocks) * (num_tokens if by_token else 1)
         sizes.observe(
@@ -25,8 +25,8 @@ def learned(*, by_token, seconds_of, num_tokens=5, accepted=8, most=16):
     return sizes
 
 
-def size_of(sizes, left_s, values=FLAT, *, needs_law=False):
-    return sizes.size(needs_law=needs_law, left_s=left_s, values=values)
+def size_of(sizes, left_s, values=FLAT, *, needs_law=False, most=16):
+    return sizes.size(most, needs_law=needs_law, left_s=left_s, values=values)
 
 
 @pytest.mark.parametrize("by_token", [False, True])
@@ -67,3 +67,18 @@ def test_no_chain_is_begun_that_would_be_of_no_use():
     sizes = learned(by_token=True, seconds_of=lambda n: 0.010 + 0.001 * n)
     assert size_of(sizes, 0.015) == 0
     assert size_of(sizes, 0.025) > 0
+
+
+def test_a_wave_of_many_rows_may_be_larger():
+    sizes = learned(by_token=True, seconds_of=lambda n: 0.003 + 1e-6 * n)
+    assert size_of(sizes, 0.030, most=32) == 32
+
+
+def test_chains_are_no_longer_than_usual_for_the_sake_of_time_that_is_left():
+    """Sizes are as if longer ones were not to be had: whether they pay is seen while drafting."""
+    values = [np.array([0.5, 0.3, 0.1, 0.05])]
+    short, long = (
+        learned(by_token=True, seconds_of=lambda n: 0.001 + 0.001 * n, usual=usual)
+        for usual in (3, 8)
+    )
+    assert size_of(short, 0.015, values) > size_of(long, 0.015, values)

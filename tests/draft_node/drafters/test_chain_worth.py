@@ -1,5 +1,7 @@
 """Chains end where another pass is likely to cost more than it brings."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -82,6 +84,14 @@ def test_what_is_no_probability_spoils_one_chain_alone():
     assert not chain.goes_on([float("nan")], 0.01)
     chain.begin(batch(worth))
     assert chain.goes_on([0.99], 0.01)
+
+
+def test_a_chain_counts_as_much_as_it_is_likely_to_be_asked_for():
+    worth, confidences = Worth(30.0, 0.1), ([0.99, 0.99], [0.1, 0.1])
+    for chances, goes_on in (([1.0, 0.0], True), ([0.0, 1.0], False), ([0.2, 0.8], False)):
+        chain = ChainWorth()
+        chain.begin(replace(batch(worth, 2), chances=chances))
+        assert chain.goes_on([known[0] for known in confidences], 0.01) == goes_on
 
 
 @pytest.mark.parametrize("price", [0.0, 0.5])
