@@ -190,7 +190,9 @@ def parse_override(assignment: str) -> tuple[str, str]:
     dotted, equals, value = assignment.partition("=")
     if not equals or "." not in dotted:
         raise InvalidField("--set", f"{assignment!r} is not of the form section.key=value")
-    return dotted.strip(), value.strip()
+    value = value.strip()
+    # People write .5 on a command line; numbers of TOML and JSON have digits before the point.
+    return dotted.strip(), f"0{value}" if re.fullmatch(r"\.\d+", value) else value
 
 
 def write_resolved(config: ResolvedConfig, path: Path) -> None:

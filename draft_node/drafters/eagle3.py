@@ -169,6 +169,7 @@ class Eagle3Drafter:
             token_ids = drawn[-1][:, 0]
             if not goes_on:
                 break
+        self._clock.end()
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
             drawing.law(),

@@ -129,6 +129,7 @@ class LanguageModelDrafter:
             token_ids = drawn[-1][:, 0]
             if not goes_on:
                 break
+        self._clock.end()
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
             drawing.law(),

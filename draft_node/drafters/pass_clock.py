@@ -17,6 +17,7 @@ class PassClock:
 
     def __init__(self) -> None:
         self._usual_s = 0.0
+        self._after_s = 0.0  # from the last look to the end of a call, usually
         self._further_s: dict[int, float] = {}  # by blocks, in powers of two
         self._load = 0
         self._due_s = self._began_s = 0.0
@@ -48,7 +49,12 @@ class PassClock:
         self._usual_s = _smoothed(self._usual_s, took_s)
         if self._num_passes > 1:
             self._further_s[self._load] = _smoothed(self.further_s, took_s)
-        return self._num_passes < LEAST_PASSES or now_s + self._usual_s <= self._due_s
+        ends_s = now_s + self._usual_s + self._after_s
+        return self._num_passes < LEAST_PASSES or ends_s <= self._due_s
+
+    def end(self) -> None:
+        """The token of the last pass is drawn, too."""
+        self._after_s = _smoothed(self._after_s, time.perf_counter() - self._began_s)
 
 
 def _smoothed(usual_s: float, took_s: float) -> float:

@@ -127,6 +127,8 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_an_assignment_without_a_key_is_refused():
     assert parse_override("model.name=a=b") == ("model.name", "a=b")
+    assert parse_override("speculation.min_survival=.25")[1] == "0.25"
+    assert parse_override("model.target=./2")[1] == "./2"
     with pytest.raises(InvalidField, match="--set"):
         parse_override("name=a")
 

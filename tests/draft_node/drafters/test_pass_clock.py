@@ -40,6 +40,15 @@ def test_without_a_deadline_nothing_is_cut(time):
     assert passes(PassClock(), time, float("inf"), [1000.0] * 9) == 9
 
 
+def test_what_follows_the_last_pass_has_to_be_in_time_too(time):
+    clock = PassClock()
+    assert passes(clock, time, 4.5, [1.0] * 9) == 4
+    time.now_s += 0.6  # its token is drawn
+    clock.end()
+    assert passes(clock, time, 4.5, [1.0] * 9) == 3
+    assert passes(clock, time, 4.7, [1.0] * 9) == 4
+
+
 def test_one_slow_pass_does_not_end_a_chain_that_has_time(time):
     clock = PassClock()
     passes(clock, time, 100.0, [1.0] * 9)
