@@ -26,12 +26,10 @@ from draft_node.round import Round, one_family
 from draft_node.speculation_cache import SpeculationCache, told_block
 from draft_node.streams import Streams
 from draft_node.wave_size import WaveSize
-from draft_node.waves import USUAL_TOKENS, Branch, Wave, WaveDrafter, WaveSettings
+from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
 from specserve.drafting import Drafter
 from specserve.link.messages import Push, Report, RowReport
 
-# Blocks that are drafted together of many rows, rather than `WaveSettings.size`.
-_BLOCKS_OF_ROW, _MOST_BLOCKS = 4, 64
 _MAX_ROUND = 2**20 - 1  # what the noise has room for
 
 
@@ -61,7 +59,7 @@ class Presolve:
         self._sizes = WaveSize(
             self.prior,
             by_token=drafter.stops_in_time,
-            usual_tokens=USUAL_TOKENS,
+            usual_tokens=self._waves.usual_tokens,
         )
         self._rounds: dict[int, Round] = {}
         self._send_push: Callable[[Push], bool] | None = None
@@ -218,11 +216,9 @@ class Presolve:
     def _wave_size(self, family: Sequence[Round]) -> int:
         """As many blocks as there is time for; a round's first wave is drafted in any case."""
         needs_law = family[0].kind.needs_law
-        most = self._settings.size
-        if not needs_law:  # pushes are small, and a block of many costs less than one of few
-            most = max(most, min(_MOST_BLOCKS, _BLOCKS_OF_ROW * len(family)))
+        settings = self._settings
         size = self._sizes.size(
-            most,
+            settings.size if needs_law else settings.most_blocks(len(family)),
             needs_law=needs_law,
             left_s=min(each.due_s for each in family) - time.perf_counter(),
             values=[each.plan.values_due for each in family if each.plan is not None],

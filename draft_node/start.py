@@ -4,13 +4,20 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from draft_node.colocated import describe
 from draft_node.drafters.dialects import read_draft_spec
-from draft_node.drafters.load import DEFAULT_GAMMA, DrafterOptions, load_drafter
+from draft_node.drafters.language_model import LanguageModelDrafter
+from draft_node.drafters.load import (
+    DEFAULT_GAMMA,
+    USUAL_HIDDEN_TOKENS,
+    DrafterOptions,
+    load_drafter,
+)
 from draft_node.drafters.ngram import NgramDrafter
 from draft_node.drafters.spec import LocalHeadSpec
 from draft_node.drafters.weights import TargetWeights
@@ -98,8 +105,13 @@ def _build(
         num_kept=speculation.num_kept,
         saguaro_c=speculation.saguaro_c,
     )
+    if speculation.gamma is None and isinstance(drafter, LanguageModelDrafter):
+        # Whose blocks nobody has fixed; others are as long as gamma.
+        knows = drafter.law_confidence is not None
+        settings = replace(settings, usual_tokens=USUAL_HIDDEN_TOKENS, goes_beyond=knows)
     if speculation.verification != VerificationRule.COUPLED:  # which ships no laws
-        refuse_large_pushes(settings, drafter.gamma, target.spec.vocab_size)
+        num_tokens = settings.usual_tokens or drafter.gamma
+        refuse_large_pushes(settings, num_tokens, target.spec.vocab_size)
     streams = Streams(drafter, dtype=dtype, device=device)
     introduction = Attach(
         draft=arguments.rank,

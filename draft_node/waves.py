@@ -29,10 +29,11 @@ from specserve.slot_scores import BatchScores
 
 _EPOCHS, _BRANCH_BITS = 256, 16  # of the 24 bits that a key has for the branch
 MAX_BRANCHES = (1 << _BRANCH_BITS) - 1  # of a stream and round
-# Tokens of a chain, whatever becomes of them. Each further one costs the target a fifth of a token
-# to verify, and is one more outcome to foresee: it has to be likelier than that to stand, ...
-USUAL_TOKENS = 6
-_LATER = Worth(tokens_per_s=10.0, token_price=0.25)  # ... unless time brings more in another wave
+# A token beyond the usual ones costs the target a fifth of a token to verify, and is one more
+# outcome to foresee: it has to be likelier than that to stand, ...
+_PRICE = 0.25
+_TOKENS_PER_S = 10.0  # ... and bring so much a row for its time, as other outcomes would
+_ROWS_OF_WAVE, _MOST_WAVES = 4, 4
 _MIN_SCORED = 1024  # tokens of a slot, of many, that a race among candidates is run with
 
 
@@ -40,10 +41,17 @@ _MIN_SCORED = 1024  # tokens of a slot, of many, that a race among candidates is
 class WaveSettings:
     """What does not change while the process lives."""
 
-    size: int = 16  # W, branches of a wave at most
+    size: int = 16  # W, branches of a wave at most, but see `most_blocks`
     fan_out: int = 32  # outcomes of a row and round
     num_kept: int = 512  # entries of a law
     saguaro_c: float | None = None
+    usual_tokens: int | None = None  # of a chain; None: gamma
+    # Greedy and coupled chains may have more, where those are likely to stand. Needs confidences.
+    goes_beyond: bool = False
+
+    def most_blocks(self, num_rows: int) -> int:
+        """Of a wave without laws: of many rows more, as one of many costs less than one of few."""
+        return self.size * min(_MOST_WAVES, max(1, num_rows // _ROWS_OF_WAVE))
 
     @property
     def num_scored(self) -> int:
@@ -61,6 +69,10 @@ class Branch:
     key: BlockKey
     gap: tuple[int, ...]  # tokens in flight before the anchor: none for a root
     chance: float = 1.0  # that the target asks for it
+
+    @property
+    def is_root(self) -> bool:
+        return self.key.round == self.report.round
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +128,12 @@ class WaveDrafter:
         self._settings = settings
         self._device = device
 
+    @property
+    def usual_tokens(self) -> int:
+        """Of a block."""
+        usual, gamma = self._settings.usual_tokens, self._drafter.gamma
+        return gamma if usual is None else min(usual, gamma)
+
     def draft(self, branches: Sequence[Branch], min_gap: int, due_s: float = math.inf) -> "Wave":
         """Draft and remember. Branches are of one family; `due_s` is as in `DraftBatch`.
 
@@ -132,14 +150,16 @@ class WaveDrafter:
         is_foreseen = any(branch.kind.shares_noise for branch in branches)
         keep_logits = not by_ratio or is_foreseen or self._settings.saguaro_c is not None
         batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)
-        batch = replace(
-            batch,
-            due_s=due_s,
-            worth=replace(_LATER, may_look=not by_ratio),
-            least=USUAL_TOKENS,
-            most_blind=USUAL_TOKENS,
-            chances=[branch.chance for branch in branches],
-        )
+        batch = replace(batch, due_s=due_s, most=self.usual_tokens)
+        # Others may not look at what was drafted, and a root is waited for.
+        if self._settings.goes_beyond and not by_ratio and not any(b.is_root for b in branches):
+            batch = replace(
+                batch,
+                most=None,
+                least=self.usual_tokens,
+                worth=Worth(_TOKENS_PER_S * len(set(batch.rows)), _PRICE),
+                chances=[branch.chance for branch in branches],
+            )
         drawn = self._drafter.draft(batch, rule)
         if drawn.confidences is not None:
             # A NaN survives `clamp`, and the target refuses all blocks of a push for one of them.
@@ -182,7 +202,7 @@ class WaveDrafter:
             return rule
         is_rejection = [branch.kind is OutcomeKind.REJECTION for branch in branches]
         factors = factors_of(is_rejection, settings.saguaro_c, self._device)
-        num_prepared = prepared_per_slot(settings.fan_out, self._drafter.gamma)
+        num_prepared = prepared_per_slot(settings.fan_out, self.usual_tokens)
         return Saguaro(rule, temperatures, factors, num_prepared)
 
     def _coupled(self, branches: Sequence[Branch], temperatures: Tensor) -> DrawingRule:

@@ -67,7 +67,7 @@ class DraftBatch:
     worth: Worth | None = None
     least: int = 1
     chances: Sequence[float] | None = None  # [B] that a block is asked for; None: all are
-    most_blind: int | None = None  # tokens of a drafter without confidences; None: gamma
+    most: int | None = None  # tokens of what is drafted token by token; None: gamma
 
     def max_gap(self) -> int:
         return max(self.min_gap, *map(len, self.gap_ids)) if self.gap_ids else 0

@@ -9,11 +9,13 @@ long for other reasons.
 
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from target_node.token_times import TokenTimes
 
 _KEPT = 9  # latest rounds
 _RANK = 4  # of them, from the shortest
+_LEAST_S = 1e-4  # 0 would mean that nobody knows
 _LONGEST_S = 1.0  # a pause is no round
 
 
@@ -34,8 +36,9 @@ class Lead:
     @property
     def seconds(self) -> float:
         """From the last report to its look; 0 if nothing is known yet."""
-        known = self._rounds if self._rounds.is_known else self._usual
-        return known.expected(self._num_tokens)
+        if not self._rounds.is_known:
+            return self._usual.median()  # of fewer tokens: early, which is safe
+        return self._rounds.expected(self._num_tokens)
 
     def looked(self) -> None:
         """What comes from now on is late for this round."""
@@ -63,8 +66,14 @@ class _Rounds:
 
     def expected(self, num_tokens: int) -> float:
         """Seconds that a round of so many tokens takes."""
-        if not self._latest:
-            return 0.0
         slope = self._times.slope
-        as_long = sorted(taken_s + slope * (num_tokens - n) for n, taken_s in self._latest)
-        return max(0.0, as_long[min(_RANK, (len(as_long) - 1) // 2)])
+        return max(_LEAST_S, _median(s + slope * (num_tokens - n) for n, s in self._latest))
+
+    def median(self) -> float:
+        """Seconds of a round of any size; 0 if none is known."""
+        return _median(taken_s for _, taken_s in self._latest) if self._latest else 0.0
+
+
+def _median(seconds: Iterable[float]) -> float:
+    ranked = sorted(seconds)
+    return ranked[min(_RANK, (len(ranked) - 1) // 2)]

@@ -30,10 +30,3 @@ def refuse_gap(batch: DraftBatch) -> None:
     """For drafters that cannot bridge missing features: ValueError if a block needs it."""
     if batch.max_gap():
         raise ValueError("this drafter cannot draft behind tokens that are not in its context")
-
-
-def most_tokens(batch: DraftBatch, gamma: int, *, has_confidences: bool) -> int:
-    """How many tokens a chain may have."""
-    if batch.most_blind is None or has_confidences:
-        return gamma
-    return min(gamma, batch.most_blind)

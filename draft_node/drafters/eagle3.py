@@ -16,7 +16,7 @@ from torch import Tensor
 from draft_node.chain_attention import ChainAttention
 from draft_node.context import Context
 from draft_node.drafters.backbone import ContextEntries, FeatureProjector, load_projector
-from draft_node.drafters.batching import context_lens, flat_positions, most_tokens
+from draft_node.drafters.batching import context_lens, flat_positions
 from draft_node.drafters.chain_worth import ChainWorth
 from draft_node.drafters.pass_clock import PassClock
 from draft_node.drafters.spec import Eagle3Spec
@@ -154,8 +154,7 @@ class Eagle3Drafter:
         token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
         self._clock.begin(batch.due_s, len(batch.rows))
         self._worth.begin(batch)
-        has_confidences = self.law_confidence is not None
-        for slot in range(most_tokens(batch, self.gamma, has_confidences=has_confidences)):
+        for slot in range(self.gamma if batch.most is None else min(batch.most, self.gamma)):
             hidden = self._step(token_ids, hidden, positions + slot)
             logits, goes_on = self.decoder.logits(hidden)[:, None], self._clock.goes_on()
             if self.law_confidence is not None:

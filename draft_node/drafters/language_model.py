@@ -7,7 +7,7 @@ flight, draft behind any prefix of them, truncate what was rejected.
 import torch
 
 from draft_node.context import Context
-from draft_node.drafters.batching import context_lens, most_tokens, refuse_gap
+from draft_node.drafters.batching import context_lens, refuse_gap
 from draft_node.drafters.chain_passes import entering_tokens
 from draft_node.drafters.chain_worth import ChainWorth
 from draft_node.drafters.fastest_passes import passes_of
@@ -98,20 +98,18 @@ class LanguageModelDrafter:
         refuse_gap(batch)
         lengths = context_lens(batch, self.context.rows)
         positions = torch.tensor(lengths, device=batch.anchor_ids.device)
-        drawing = rule.begin(
-            BlockLayout(positions + 1, self.gamma, self.model.config.vocab_size, None)
-        )
+        most = self.gamma if batch.most is None else min(batch.most, self.gamma)
+        vocab_size = self.model.config.vocab_size
+        drawing = rule.begin(BlockLayout(positions + 1, most, vocab_size, None))
         entering, num_blocks = self._waiting.all(), len(batch.rows)
-        self._passes.plan(batch.rows, lengths, self.gamma, entering)
+        self._passes.plan(batch.rows, lengths, most, entering)
         kept = None
         if batch.keep_logits:
-            shape = (num_blocks, self.gamma, self.model.config.vocab_size)
-            kept = torch.empty(shape, device=positions.device)
+            kept = torch.empty((num_blocks, most, vocab_size), device=positions.device)
         token_ids, drawn, confidences = batch.anchor_ids, [], []
         self._clock.begin(batch.due_s, num_blocks)
         self._worth.begin(batch)
-        has_confidences = self.law_confidence is not None
-        for slot in range(most_tokens(batch, self.gamma, has_confidences=has_confidences)):
+        for slot in range(most):
             hidden = self._passes.run(token_ids)
             if entering is not None:
                 self._waiting.computed()

@@ -33,7 +33,7 @@ _VALUE_FLAGS = (
     ("--verification", "speculation.verification", "RULE", "rejection, foreseeable or coupled"),
     ("--gamma", "speculation.gamma", "TOKENS", "drafted tokens a round at most"),
     ("--fan-out", "speculation.fan_out", "BLOCKS", "drafted ahead for each row (default 32)"),
-    ("--wave", "speculation.wave", "BLOCKS", "drafted together at most (default 16)"),
+    ("--wave", "speculation.wave", "BLOCKS", "drafted together (default 16; up to 64 of 16 rows)"),
     ("--fan-out-rule", "speculation.fan_out_rule", "RULE", "measured, geometric or uniform"),
     ("--miss-policy", "speculation.miss_policy", "POLICY", "auto|skip|ngram|draft_here|draft_now"),
     ("--link", "speculation.link", "LINK",

@@ -149,8 +149,9 @@ class Kernels:
         """Raise `Unsupported` if no weight so far could be kept in float16."""
         if not self._any_halved:
             raise Unsupported(
-                "half_weights: on this machine products with float16 weights have other bits in "
-                "another batch; add --no-deterministic or leave out --half-weights"
+                "half_weights: on this machine products with float16 weights of this model's "
+                "shapes have other bits in another batch; add --no-deterministic or leave out "
+                "--half-weights"
             )
 
     def _can_halve(self, weight: torch.Tensor, shape: tuple[int, int]) -> bool:

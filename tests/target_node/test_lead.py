@@ -80,3 +80,23 @@ def test_rounds_with_prompts_are_expected_apart(take):
     take(found, 0.3, 260, is_mixed=True)
     assert take(found, 0.03) == pytest.approx(0.03)
     assert take(found, 0.3, 260, is_mixed=True) == pytest.approx(0.3)
+
+
+def test_the_first_round_with_prompts_is_taken_for_one_without():
+    """Too early costs a few outcomes; a line drawn so far out may be wrong by any factor."""
+    found = Lead("cpu")
+    for size in (1, 5, 9, 2, 8):
+        found.reported(size)
+        found._usual.add(size, 0.02 + 0.001 * size)
+    found.reported(512, is_mixed=True)
+    assert 0.02 < found.seconds < 0.03
+
+
+def test_a_round_is_never_of_unknown_length_once_some_were_seen(take):
+    found = Lead("cpu")
+    for size in [60, 80] * 100:
+        take(found, 0.0008 * size, size)
+    for _ in range(9):  # others have left the machine
+        take(found, 0.012, 60)
+    found.reported(2)
+    assert 0 < found.seconds < 0.001
