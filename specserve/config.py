@@ -99,7 +99,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     min_survival: Annotated[float, Meta(ge=0, le=1)] | None = None
     # What a draft process prepares: blocks for this many outcomes a row and round at most, ...
     fan_out: Annotated[int, Meta(ge=1, le=1024)] = 32
-    # ... drafted and sent together, as many as are ready in time, but no more than this, ...
+    # ... drafted and sent together, as many as are ready in time, but no more than this (of 16 rows
+    # without laws four times as many), ...
     wave: Annotated[int, Meta(ge=1, le=256)] = 16
     fan_out_rule: str = "measured"  # ... shared out by: measured | geometric | uniform.
     # A row for whose outcome nothing was prepared: auto | skip | ngram | draft_here |

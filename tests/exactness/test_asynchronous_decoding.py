@@ -140,6 +140,33 @@ def test_equal_in_every_world(models, plain, name, world):
     assert pair.chooser is None or pair.chooser.num_switches > 15
 
 
+@pytest.mark.parametrize("name", ["language model", "the target itself"])
+def test_equal_where_chains_go_on_by_what_they_drafted(models, plain, name):
+    widths: set[int] = set()
+
+    def make():
+        drafter = models.drafter(name)
+        drafter.law_confidence = lambda slot, logits: logits.softmax(-1).amax(-1) ** 0.25
+        draft = drafter.draft
+
+        def recorded(batch, rule):
+            drawn = draft(batch, rule)
+            widths.add(drawn.token_ids.shape[1])
+            return drawn
+
+        drafter.draft = recorded
+        return drafter
+
+    drafting = replace(QUICK, usual_tokens=2)
+    settings = {"max_model_len": MODEL_LEN, "miss": Miss.SKIP, "budget": SurvivalBudget}
+    with InProcessPair(models.model(), make, drafting, **settings) as pair:
+        found = run(pair, with_any_length(requests(500)[:30]), at_once=6)
+    assert_equal(found, plain)
+    assert_clean(pair)
+    assert {2, 3} <= widths  # the usual, and more
+    assert pair.asynchronous.status().num_hits > 10
+
+
 @pytest.mark.slow
 def test_most_rows_find_a_block_that_was_prepared_in_time(models, plain):
     """Where shared noise foretells nearly everything; else the other tests might test little."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from draft_node.drafters.load import USUAL_HIDDEN_TOKENS
 from specserve.client import Client
 from specserve.types import TokenOrigin
 from tests.exactness.workload import Outcome, differing, run, seeded_requests
@@ -64,6 +65,16 @@ def own() -> Iterator[Launched]:
 def assert_equal(launched: Launched, plain: list[Outcome]) -> None:
     found = run(launched.address(), REQUESTS, concurrency=8, shuffle_seed=1)
     assert differing(plain, found) == []
+
+
+@pytest.mark.slow
+def test_blocks_from_a_draft_process_are_longer_where_text_is_predictable():
+    settings = ("speculation.miss_policy=skip",)  # every block is pushed
+    with asynchronous("1+1", *settings) as launched, watching(launched) as watch:
+        with Client(launched.address()) as client:
+            client.generate("a a a a a a a a", max_tokens=300, temperature=0, ignore_eos=True)
+        accepted = watch.statistics().num_accepted_tokens_per_pos
+    assert sum(accepted[USUAL_HIDDEN_TOKENS - 1 :]) > 0
 
 
 @pytest.mark.slow

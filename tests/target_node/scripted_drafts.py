@@ -62,6 +62,7 @@ class Drafting:
     fan_out: int = 12
     num_kept: int = 16
     saguaro_c: float | None = None
+    usual_tokens: int | None = None  # chains with confidences may go beyond
     rule: FanOutRule = FanOutRule.MEASURED
     max_extension: int = 64
     pace: Sequence[int] = (0, 1, 2, 4, 8)  # turns of a draft in one of the target's: any of these
@@ -184,6 +185,8 @@ class DraftLife:
             fan_out=drafting.fan_out,
             num_kept=drafting.num_kept,
             saguaro_c=drafting.saguaro_c,
+            usual_tokens=drafting.usual_tokens,
+            goes_beyond=drafting.usual_tokens is not None,
         )
         introduction = Attach(
             draft=self.index,

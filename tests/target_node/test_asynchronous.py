@@ -367,6 +367,33 @@ def test_how_long_a_prompt_takes_is_not_told_from_rounds_without_one(models):
     assert len(leads) >= at + 2
 
 
+def test_how_long_a_round_takes_is_told_from_the_tokens_that_it_computes(models, monkeypatch):
+    reported: list[tuple[int, bool]] = []
+    computed: list[tuple[int, bool]] = []
+    with pair_of(models, "the target itself") as pair:
+        lead, forward = pair.asynchronous._reporter.lead, pair.runner.forward
+        tell = lead.reported
+
+        def recorded(num_tokens, *, is_mixed):
+            reported.append((num_tokens, is_mixed))
+            tell(num_tokens, is_mixed=is_mixed)
+
+        def run(batch):
+            has_prompt = len(PROMPT) in batch.attention.num_tokens
+            computed.append((len(batch.token_ids), has_prompt))
+            return forward(batch)
+
+        monkeypatch.setattr(lead, "reported", recorded)
+        monkeypatch.setattr(pair.runner, "forward", run)
+        pair.submit(request("a", PROMPT, max_tokens=12, ignore_eos=True))
+        pair.turn(3)
+        pair.submit(request("b", [token + 1 for token in PROMPT], max_tokens=12, ignore_eos=True))
+        pair.turn(6)
+    assert reported == computed
+    assert {is_mixed for _, is_mixed in reported} == {True, False}
+    assert len({num_tokens for num_tokens, _ in reported}) > 2
+
+
 def test_a_drafter_that_reads_features_hears_of_a_prompt_when_it_is_computed(models):
     with pair_of(models, max_batch_tokens=16) as pair:
         rows = reports_of(pair)
