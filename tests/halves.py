@@ -1,10 +1,11 @@
-"""Whether deterministic products with float16 weights exist on this machine."""
+"""Whether deterministic products with 16-bit weights exist on this machine."""
 
 import functools
 
 import torch
 
-from specserve.model.linear import HalfLinear, Kernels, can_halve
+from specserve.errors import Unsupported
+from specserve.model.linear import HalfLinear, Kernels
 
 
 def deterministic_halves() -> Kernels:
@@ -13,8 +14,22 @@ def deterministic_halves() -> Kernels:
 
 
 @functools.cache
+def has_fbgemm() -> bool:
+    """Whether this build has products with float16 weights of its own."""
+    try:
+        HalfLinear(torch.zeros(16, 16))(torch.zeros(1, 16))
+    except RuntimeError:
+        return False
+    return True
+
+
+@functools.cache
 def has_stable_halves() -> bool:
-    """True with AVX-512; without, the bits of such products depend on the batch."""
-    return can_halve() and isinstance(
-        deterministic_halves().linear([torch.zeros(512, 256)]), HalfLinear
-    )
+    """Compiled products are stable; fbgemm's with AVX-512 only."""
+    kernels = deterministic_halves()
+    kernels.linear([torch.zeros(512, 256)])
+    try:
+        kernels.check_halved()
+    except Unsupported:
+        return False
+    return True

@@ -1,10 +1,11 @@
 """Matrix products whose result for a token does not depend on the tokens beside it.
 
-On CPU a weight is repacked once by oneDNN; one copy serves every number of rows, is the fastest
-kernel at all of them, and gives a row the same bits wherever it stands, a single row of a long
-product excepted. None of this is documented, so `Kernels` tries every shape it meets, pads few rows
-where that helps, and otherwise falls back to `TiledLinear`, which is invariant by construction.
-See docs/decisions/0002-deterministic-arithmetic.md.
+On CPU that is `CompiledLinear`, by construction, wherever its machine code can be made. Elsewhere a
+weight is repacked once by oneDNN; one copy serves every number of rows, and gives a row the same
+bits wherever it stands, a single row of a long product excepted. None of this is documented, so
+`Kernels` tries every shape it meets, pads few rows where that helps, and otherwise falls back to
+`TiledLinear`, which is invariant by construction, too.
+See docs/decisions/0002-deterministic-arithmetic.md and 0014-row-kernels.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Protocol
 import torch
 
 from specserve.errors import Unsupported
+from specserve.model.row_kernels import RowKernels, Storage, row_kernels
 
 PIECES = (8, 4, 2, 1)  # a tiled product's output columns come in that many pieces, if they divide
 # What few rows are padded to. Four stream a weight 20-25 % faster than one where it was measured,
@@ -41,6 +43,24 @@ class PlainLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, self._weight)
+
+
+class CompiledLinear:
+    """Machine code of ours: the fastest at every number of rows, invariant by construction.
+
+    A weight that is kept in 16 bits is half as much to read; inputs and sums are float32.
+    """
+
+    def __init__(self, weight: torch.Tensor, kernels: RowKernels) -> None:
+        self._kernels = kernels
+        self._out_size = weight.shape[0]
+        self._weight = kernels.pack(weight)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = self._kernels.product(x.reshape(-1, x.shape[-1]), self._weight)
+        if y.shape[1] != self._out_size:
+            y = y[:, : self._out_size].contiguous()
+        return y.view(*x.shape[:-1], self._out_size)
 
 
 class PackedLinear:
@@ -104,8 +124,9 @@ class TiledLinear:
 class Kernels:
     """Chooses the kernel of every linear layer of one model on one device.
 
-    `half_weights` lets float32 weights be rounded to float16 where this machine has products
-    with such and, if deterministic, their bits do not depend on the batch.
+    `half_weights` keeps weights in 16 bits: in bfloat16 if that is exact, else rounded to float16
+    where this machine has products with such and, if deterministic, their bits do not depend on
+    the batch.
     """
 
     def __init__(
@@ -123,6 +144,7 @@ class Kernels:
         self._tile = 8 if device.type == "cpu" else 64
         on_cpu = device.type == "cpu"
         self._packs = on_cpu and can_pack(dtype)
+        self._compiles = on_cpu and dtype == torch.float32 and can_compile()
         self._halves = half_weights and on_cpu and dtype == torch.float32 and can_halve()
         self._any_halved = False
         self._verdicts: dict[tuple[type[PackedLinear | HalfLinear], int, int], int] = {}
@@ -133,6 +155,8 @@ class Kernels:
         `num_ranks` ranks hold equal shares of the whole weight's rows, this one `parts`.
         """
         weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+        if self._compiles:
+            return CompiledLinear(weight, self._kernels_for(weight))
         shape = weight.shape[1], weight.shape[0] * num_ranks
         if self._halves and self._can_halve(weight, shape):
             self._any_halved = True
@@ -146,7 +170,7 @@ class Kernels:
         return TiledLinear(pieces, self._tile)
 
     def check_halved(self) -> None:
-        """Raise `Unsupported` if no weight so far could be kept in float16."""
+        """Raise `Unsupported` if no weight so far could be kept in 16 bits."""
         if not self._any_halved:
             raise Unsupported(
                 "half_weights: on this machine products with float16 weights of this model's "
@@ -154,16 +178,31 @@ class Kernels:
                 "--half-weights"
             )
 
+    def _kernels_for(self, weight: torch.Tensor) -> RowKernels:
+        whole, exact, rounded = map(row_kernels, Storage)
+        assert whole is not None, "can_compile has asked"
+        if not self._halves:
+            return whole
+        if exact is not None and torch.equal(weight, weight.bfloat16().float()):
+            self._any_halved = True
+            return exact
+        if rounded is not None and self._is_held(weight):
+            self._any_halved = True
+            return rounded
+        return whole
+
     def _can_halve(self, weight: torch.Tensor, shape: tuple[int, int]) -> bool:
-        holds = HalfLinear.holds(weight)
-        if not self.deterministic:
-            return holds
-        if self._verdict(HalfLinear, shape):
+        if self.deterministic and self._verdict(HalfLinear, shape):
             return False
+        return self._is_held(weight)
+
+    def _is_held(self, weight: torch.Tensor) -> bool:
+        """Whether float16 has room for it; if deterministic, Unsupported if not."""
+        holds = HalfLinear.holds(weight)
         # Another rank's share may hold what this one's does not.
-        if not holds:
+        if self.deterministic and not holds:
             raise Unsupported(f"half_weights: a weight is beyond float16's {_HALF_MAX:.0f}")
-        return True
+        return holds
 
     def _min_rows(self, shape: tuple[int, int]) -> int | None:
         """Rows that a packed product is padded to; None: its bits are not stable for any."""
@@ -187,6 +226,11 @@ def fixed_pieces(part: torch.Tensor, num_ranks: int) -> list[torch.Tensor]:
     return [piece.clone() for piece in part.chunk(num_pieces // num_ranks)]
 
 
+def can_compile() -> bool:
+    """Whether this installation and processor have `CompiledLinear`."""
+    return row_kernels(Storage.FLOAT32) is not None
+
+
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this build and processor have oneDNN's packed product in `dtype`."""
     if not torch.backends.mkldnn.is_available():
@@ -199,7 +243,9 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def can_halve() -> bool:
-    """Whether this build and processor have products with float16 weights."""
+    """Whether this build and processor have products with 16-bit weights."""
+    if row_kernels(Storage.BFLOAT16) is not None:
+        return True
     try:
         HalfLinear(torch.zeros(16, 16))(torch.zeros(1, 16))
     except RuntimeError:

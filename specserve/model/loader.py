@@ -67,9 +67,9 @@ def load_model(
 
 
 def check_half_weights(folder: Path) -> None:
-    """Raise `Unsupported` unless the model in `folder` may keep its weights in float16."""
+    """Raise `Unsupported` unless the model in `folder` may keep its weights in 16 bits."""
     if not can_halve():
-        raise Unsupported("half_weights: this machine has no products with float16 weights")
+        raise Unsupported("half_weights: this machine has no products with 16-bit weights")
     with Checkpoint(folder) as checkpoint:
         name = checkpoint.first_matrix_of("F32")
     if name is not None:

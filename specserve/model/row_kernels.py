@@ -1,0 +1,190 @@
+"""Machine code for products of few or many rows with a packed weight, made by LLVM at start.
+
+A weight is packed into *panels* of a few vectors of columns, [panels, in, panel]. A product keeps a
+block of rows of one panel in registers while it reads the panel once:
+
+    for panel:  for block of rows:  for k in 0 .. in - 1:  y[row, panel] += x[row, k] * w[k, panel]
+
+So few rows cost what the panels take to read from memory, many what they take to multiply. Every
+element of y is one chain of fused multiply-adds in the order of k, whatever the block, the width of
+vectors, the number of threads or the machine: its bits depend on its row of x and its column of w
+alone. Rows that no full block is left for are computed twice, in two overlapping blocks.
+
+See docs/decisions/0014-row-kernels.md.
+"""
+
+import ctypes
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specserve.model.row_code import Machine, Storage, code
+
+llvm: Any = None
+WHY_NOT = ""
+try:
+    import llvmlite.binding as llvm
+except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
+    WHY_NOT = str(error)
+
+_LOG = logging.getLogger(__name__)
+_ARGUMENTS = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 5
+
+
+class RowKernels:
+    """The compiled products with weights of one storage."""
+
+    def __init__(self, machine: Machine, storage: Storage, parallel: "_OpenMP") -> None:
+        """Compiles them all, in about a tenth of a second."""
+        self.panel = machine.panel
+        self._storage = storage
+        self._most_rows = machine.most_rows
+        self._parallel = parallel
+        self._engine = engine = _compile(code(machine, storage))  # owns what follows
+        sizes = machine.block_sizes
+        prototype = ctypes.CFUNCTYPE(None, *_ARGUMENTS)
+        addresses = [engine.get_function_address(f"rows_{size}") for size in sizes]
+        self._functions = [prototype(address) for address in addresses]
+        self._tasks = [engine.get_function_address(f"task_{size}") for size in sizes]
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """weight [out, in] float32 -> [panels, in, panel]; columns that fill up are zeros."""
+        out_size, in_size = weight.shape
+        num_panels = -(-out_size // self.panel)
+        packed = torch.zeros(num_panels, in_size, self.panel, dtype=self._storage.value)
+        # Panel by panel: a copy of all of a large weight would be as much memory again.
+        for panel, part in zip(packed, weight.split(self.panel), strict=True):
+            panel[:, : len(part)] = part.T
+        return packed
+
+    def product(self, x: Tensor, packed: Tensor) -> Tensor:
+        """x [N, in] float32, `pack`ed weight -> [N, panels * panel]."""
+        # A profile has what torch dispatches and what says its name.
+        if torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
+            with torch.profiler.record_function("specserve::row_product"):
+                return self._product(x, packed)
+        return self._product(x, packed)
+
+    def _product(self, x: Tensor, packed: Tensor) -> Tensor:
+        x = x.contiguous()
+        num_rows, in_size = x.shape
+        num_panels = packed.shape[0]
+        y = x.new_empty(num_rows, num_panels * self.panel)
+        if not num_rows:
+            return y
+        num_blocks = -(-num_rows // self._most_rows)
+        place = -(-num_rows // num_blocks) - 1  # blocks of equal size
+        pointers = x.data_ptr(), packed.data_ptr(), y.data_ptr()
+        num_threads = torch.get_num_threads()
+        if num_threads == 1:
+            self._functions[place](*pointers, in_size, num_panels, num_rows, 0, num_panels)
+        else:
+            call = _Call(*pointers, in_size, num_panels, num_rows)
+            self._parallel.run(self._tasks[place], call, num_threads)
+        return y
+
+
+@functools.cache
+def row_kernels(storage: Storage) -> RowKernels | None:
+    """None where this machine or installation has none, or they compute something else."""
+    machine, parallel = _machine(), _OpenMP.of_torch()
+    if machine is None or parallel is None:
+        return None
+    if storage is Storage.FLOAT16 and not machine.has_halves:
+        return None
+    try:
+        kernels = RowKernels(machine, storage, parallel)
+    except RuntimeError as error:  # LLVM's
+        _LOG.warning("matrix products are not compiled: %s", error)
+        return None
+    if not _is_right(kernels, machine.most_rows):
+        _LOG.warning("compiled matrix products are wrong on this machine, not used")
+        return None
+    return kernels
+
+
+@functools.cache
+def _machine() -> Machine | None:
+    if llvm is None:
+        _LOG.info("matrix products are not compiled, which is slower: %s", WHY_NOT)
+        return None
+    features = llvm.get_host_cpu_features()
+    has_halves = bool(features.get("f16c"))
+    if features.get("avx512f"):
+        return Machine(lanes=16, most_rows=12, has_halves=has_halves)
+    if features.get("avx2") and features.get("fma"):
+        return Machine(lanes=8, most_rows=6, has_halves=has_halves)
+    return None
+
+
+def _is_right(kernels: RowKernels, most_rows: int) -> bool:
+    """Against sums in double precision; and the same bits alone as in blocks of any size."""
+    generator = torch.Generator().manual_seed(0)
+    in_size, out_size, num_rows = 67, 3 * kernels.panel + 5, 3 * most_rows + 1
+    x = torch.randn(num_rows, in_size, generator=generator)
+    weight = torch.randn(out_size, in_size, generator=generator).bfloat16().float()
+    packed = kernels.pack(weight)
+    expected = x.double() @ packed.double().transpose(1, 2).reshape(-1, in_size).T
+    alone = torch.cat([kernels.product(row[None], packed) for row in x])
+    is_close = torch.allclose(alone.double(), expected, atol=1e-4, rtol=0)
+    sizes = range(1, num_rows + 1)
+    return is_close and all(torch.equal(kernels.product(x[:n], packed), alone[:n]) for n in sizes)
+
+
+def _compile(code: str) -> Any:  # noqa: ANN401
+    """LLVM's engine, which owns the functions of `code`."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = llvm.parse_assembly(code)
+    module.verify()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
+    )
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    return engine
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+class _Call(ctypes.Structure):
+    """What a thread needs to know; the layout is `%call` of `row_code`."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("in_size", ctypes.c_int64),
+        ("num_panels", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+    ]
+
+
+class _OpenMP:
+    """The threads that torch has, of which each takes an equal share of the panels."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._start = library.GOMP_parallel
+        self._start.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        self._start.restype = None
+        for name in ("omp_get_thread_num", "omp_get_num_threads"):
+            address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+            llvm.add_symbol(name, address)
+
+    @staticmethod
+    @functools.cache
+    def of_torch() -> "_OpenMP | None":
+        """None if torch has brought none."""
+        beside = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
+        try:
+            return _OpenMP(ctypes.CDLL(str(beside if beside.exists() else "libgomp.so.1")))
+        except (OSError, AttributeError):
+            return None
+
+    def run(self, task: int, call: _Call, num_threads: int) -> None:
+        self._start(task, ctypes.byref(call), num_threads, 0)

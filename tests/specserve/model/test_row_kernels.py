@@ -1,0 +1,191 @@
+"""Products in machine code of ours: right, and the same bits however they are cut."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specserve.model import row_kernels as module
+from specserve.model.linear import CompiledLinear, Kernels
+from specserve.model.row_code import Machine, Storage
+from specserve.model.row_kernels import RowKernels, row_kernels
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(
+    row_kernels(Storage.FLOAT32) is None, reason="no compiled products here"
+)
+STORAGES = [storage for storage in Storage if row_kernels(storage) is not None]
+SIZES = [(1, 1), (3, 33), (64, 32), (256, 100), (1031, 64)]
+
+
+def compiled(weight, storage=Storage.FLOAT32):
+    kernels = row_kernels(storage)
+    assert kernels is not None
+    return CompiledLinear(weight, kernels)
+
+
+def without_avx512(storage):
+    """The kernels of a machine with half as wide vectors, which this one has, too."""
+    parallel = module._OpenMP.of_torch()
+    assert parallel is not None
+    return RowKernels(Machine(lanes=8, most_rows=6, has_halves=True), storage, parallel)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(("in_size", "out_size"), SIZES)
+def test_products_are_those_of_the_stored_weight(storage, in_size, out_size):
+    torch.manual_seed(0)
+    weight, x = torch.randn(out_size, in_size), torch.randn(41, in_size)
+    stored = weight.to(storage.value)
+    product = compiled(weight, storage)
+    for rows in (*range(1, 27), 41):
+        expected = x[:rows].double() @ stored.double().T
+        assert product(x[:rows]).shape == (rows, out_size)
+        torch.testing.assert_close(product(x[:rows]).double(), expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_weight_that_16_bits_hold_gives_the_bits_of_float32(storage):
+    weight = (torch.randn(96, 200) * 64).round() / 64
+    assert torch.equal(weight[:, :50], weight[:, :50].half().float())
+    weight = weight.to(storage.value).float()
+    x = torch.randn(20, 200)
+    assert torch.equal(compiled(weight, storage)(x), compiled(weight)(x))
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_bits_do_not_depend_on_the_width_of_vectors(storage):
+    weight, x = torch.randn(70, 300), torch.randn(31, 300)
+    narrow = CompiledLinear(weight, without_avx512(storage))
+    expected = compiled(weight, storage)(x)
+    for rows in (1, 5, 6, 7, 13, 31):
+        assert torch.equal(narrow(x[:rows]), expected[:rows])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
+def test_bits_do_not_depend_on_threads_or_shards(num_threads):
+    weight, x = torch.randn(4 * 56, 90), torch.randn(9, 90)
+    expected = compiled(weight)(x)
+    torch.set_num_threads(num_threads)
+    assert torch.equal(compiled(weight)(x), expected)
+    for num_shards in (2, 4):
+        shards = [compiled(part)(x) for part in weight.chunk(num_shards)]
+        assert torch.equal(torch.cat(shards, 1), expected)
+
+
+def test_inputs_of_any_layout():
+    weight, x = torch.randn(40, 24), torch.randn(5, 3, 24)
+    product = compiled(weight)
+    expected = torch.stack([product(part) for part in x])
+    assert torch.equal(product(x), expected)
+    turned = x.transpose(0, 1)
+    assert not turned.is_contiguous()
+    assert torch.equal(product(turned), expected.transpose(0, 1))
+    assert product(torch.empty(0, 24)).shape == (0, 40)
+
+
+def test_what_is_no_number_stays_in_its_row():
+    product, x = compiled(torch.randn(33, 8)), torch.randn(14, 8)
+    expected = product(x)
+    x[3, 2], x[7, 0] = float("nan"), float("inf")
+    found = product(x)
+    assert found[3].isnan().all()
+    assert not found[7].isfinite().any()
+    others = [row for row in range(14) if row not in (3, 7)]
+    assert torch.equal(found[others], expected[others])
+
+
+def halves_of(weight, *, deterministic=False):
+    kernels = Kernels(
+        dtype=torch.float32, device=CPU, deterministic=deterministic, half_weights=True
+    )
+    product = kernels.linear([weight])
+    assert isinstance(product, CompiledLinear)
+    return product._weight.dtype
+
+
+def test_16_bits_are_those_that_lose_nothing_if_there_are_such():
+    weight = torch.randn(40, 16)
+    assert halves_of(weight.bfloat16().float()) is torch.bfloat16
+    assert halves_of(weight.half().float()) is torch.float16
+    assert halves_of(weight) is torch.float16
+    assert halves_of(weight * 1e6) is torch.float32
+    assert halves_of((weight * 1e6).bfloat16().float(), deterministic=True) is torch.bfloat16
+
+
+# --- where they cannot be had ------------------------------------------------------------------
+
+
+@pytest.fixture
+def anew():
+    """Whoever asks for kernels during the test makes them."""
+    row_kernels.cache_clear()
+    module._machine.cache_clear()
+    yield
+    row_kernels.cache_clear()
+    module._machine.cache_clear()
+
+
+@pytest.mark.usefixtures("anew")
+def test_wrong_products_are_not_used(monkeypatch, caplog):
+    code = module.code
+    spoilt = {
+        "a lost term": ("%k = phi i64 [0, %block]", "%k = phi i64 [1, %block]"),
+        "another row": ("ptr %x, i64 %x.start.1\n", "ptr %x, i64 %x.start.0\n"),
+        "another column": (
+            "call <{n} x float> @llvm.fma.v{n}f32(<{n} x float> %x.2, <{n} x float> %w.1",
+            "call <{n} x float> @llvm.fma.v{n}f32(<{n} x float> %x.2, <{n} x float> %w.0",
+        ),
+    }
+    machine = module._machine()
+    assert machine is not None
+    for right, wrong in spoilt.values():
+        row_kernels.cache_clear()
+        words = [text.replace("{n}", str(machine.lanes)) for text in (right, wrong)]
+        monkeypatch.setattr(module, "code", lambda *of, words=words: _spoilt(code(*of), *words))
+        with caplog.at_level(logging.WARNING):
+            assert row_kernels(Storage.FLOAT32) is None
+        assert caplog.messages == ["compiled matrix products are wrong on this machine, not used"]
+        caplog.clear()
+
+
+def _spoilt(text, right, wrong):
+    assert right in text
+    return text.replace(right, wrong)
+
+
+@pytest.mark.usefixtures("anew")
+def test_a_compiler_that_refuses_is_done_without(monkeypatch, caplog):
+    monkeypatch.setattr(module, "code", lambda *_: "no code")
+    with caplog.at_level(logging.WARNING):
+        assert row_kernels(Storage.FLOAT32) is None
+    assert "matrix products are not compiled: " in caplog.text
+
+
+@pytest.mark.usefixtures("anew")
+def test_without_llvm_or_vectors_or_threads_others_serve(monkeypatch):
+    for name, value in (("llvm", None), ("_machine", lambda: None)):
+        with monkeypatch.context() as patch:
+            module._machine.cache_clear()
+            row_kernels.cache_clear()
+            patch.setattr(module, name, value)
+            assert row_kernels(Storage.FLOAT32) is None
+            product = Kernels(dtype=torch.float32, device=CPU, deterministic=True).linear(
+                [torch.eye(8)]
+            )
+            assert not isinstance(product, CompiledLinear)
+            x = torch.randn(3, 8)
+            torch.testing.assert_close(product(x), x)
+            if name == "_machine":
+                continue
+            module._machine.cache_clear()
+    row_kernels.cache_clear()
+    machine = module._machine()
+    assert machine is not None
+    monkeypatch.setattr(module, "_machine", lambda: replace(machine, has_halves=False))
+    assert row_kernels(Storage.FLOAT16) is None
+    assert row_kernels(Storage.BFLOAT16) is not None
+    row_kernels.cache_clear()
+    monkeypatch.setattr(module._OpenMP, "of_torch", lambda: None)
+    assert row_kernels(Storage.BFLOAT16) is None
