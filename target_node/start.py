@@ -13,8 +13,7 @@ import torch.distributed as dist
 from specserve.config import ResolvedConfig, read_resolved
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import Exhausted, SpecserveError
-from specserve.model.linear import Kernels
-from specserve.model.loader import check_half_weights, load_with
+from specserve.model.loader import kernels_for, load_with
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
 from specserve.process import ChildArguments, pin, report_failure, report_ready
@@ -91,9 +90,8 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
     _join_group(config, arguments, device)
     ballast = parse_count(config.model.ballast) if config.model.ballast else 0
     folder = Path(config.model.target or "")
-    if config.model.half_weights:
-        check_half_weights(folder)
-    kernels = Kernels(
+    kernels = kernels_for(
+        folder,
         dtype=getattr(torch, config.model.dtype or "float32"),
         device=device,
         deterministic=bool(config.engine.deterministic),
@@ -224,7 +222,7 @@ def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
         num_params=model.num_params,
         ballast_params=model.ballast_params,
         dtype=str(model.embedding.dtype).removeprefix("torch."),
-        half_weights=config.model.half_weights,
+        half_weights=model.half_weights,
         device=str(model.embedding.device),
         tensor_parallel=model.parallel.size,
         oversubscribed=config.oversubscribed,

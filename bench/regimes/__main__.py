@@ -66,7 +66,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--fan-outs", type=int, nargs="+", metavar="N", help="budgets of the hit-rate curves")
     add("--prompts", type=int, metavar="N", help="prompts a domain at batch 1")
     add("--tokens", type=int, metavar="N", help="new tokens per prompt")
-    add("--half-weights", action="store_true", help="of the target, as of specserve launch")
+    add(
+        "--half-weights",
+        action=argparse.BooleanOptionalAction,
+        help="of the target, as of specserve launch",
+    )
     add("--unpinned", action="store_true", help="share cores with whoever runs: no times, a trial")
     return parser
 

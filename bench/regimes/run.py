@@ -29,7 +29,7 @@ from bench.regimes.service import running
 from bench.regimes.summary import summarise
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
-from specserve.model.loader import load_model
+from specserve.model.loader import halves_exactly, load_model
 from specserve.model.parallel import TensorParallel
 
 _CHECK_ROOM = 512  # tokens of the longest prompt whose greedy text is looked at
@@ -44,15 +44,21 @@ class Options:
     drafters: dict[str, DrafterChoice]  # by label
     ballasts: dict[str, int]  # parameters by name; 0: none
     is_pinned: bool
-    half_weights: bool
+    half_weights: bool | None
     command: str
+
+    @property
+    def keeps_16_bits(self) -> bool:
+        """Whether the services do."""
+        wish = self.half_weights
+        return halves_exactly(self.target) if wish is None else wish
 
     @property
     def flags(self) -> list[str]:
         """Of every service."""
         flags = ["--target", str(self.target), "--device", "cpu", "--dtype", "float32"]
-        if self.half_weights:
-            flags.append("--half-weights")
+        if self.half_weights is not None:
+            flags.append("--half-weights" if self.half_weights else "--no-half-weights")
         return (
             flags if self.is_pinned else [*flags, "--set", "topology.pin=false", "--oversubscribe"]
         )
@@ -212,7 +218,7 @@ class Run:
                 drafters={label: _place(choice) for label, choice in options.drafters.items()},
                 num_cores=len(self._cores),
                 is_pinned=options.is_pinned,
-                half_weights=options.half_weights,
+                half_weights=options.keeps_16_bits,
             ),
             machine=self._machine,
             command=options.command,

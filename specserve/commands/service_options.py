@@ -44,7 +44,11 @@ _VALUE_FLAGS = (
 )  # fmt: skip
 _SWITCHES = (
     ("--oversubscribe", "topology.oversubscribe", "share devices or cores between processes"),
-    ("--half-weights", "model.half_weights", "on CPU keep 16-bit weights in 16 bits: less to read"),
+    (
+        "--half-weights",
+        "model.half_weights",
+        "on CPU keep 16-bit weights so (default: if exact)",
+    ),
     ("--deterministic", "engine.deterministic", "same bits in every batch and at every T"),
     ("--prefix-cache", "engine.prefix_cache", "share the KV blocks of equal prefixes"),
 )

@@ -90,12 +90,12 @@ class Checkpoint:
                     f"not one of {', '.join(allowed)}"
                 )
 
-    def first_matrix_of(self, dtype: str) -> str | None:
-        """A matrix stored in `dtype`, as safetensors calls it."""
+    def first_matrix_beyond(self, dtypes: Collection[str]) -> tuple[str, str] | None:
+        """Name and dtype of a matrix stored in none of `dtypes`, as safetensors calls them."""
         for name, (file, key) in self._tensors.items():
             part = file.get_slice(key)
-            if part.get_dtype() == dtype and len(part.get_shape()) > 1:
-                return name
+            if part.get_dtype() not in dtypes and len(part.get_shape()) > 1:
+                return name, part.get_dtype()
         return None
 
     def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:

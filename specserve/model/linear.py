@@ -146,7 +146,7 @@ class Kernels:
         self._packs = on_cpu and can_pack(dtype)
         self._compiles = on_cpu and dtype == torch.float32 and can_compile()
         self._halves = half_weights and on_cpu and dtype == torch.float32 and can_halve()
-        self._any_halved = False
+        self.any_halved = False
         self._verdicts: dict[tuple[type[PackedLinear | HalfLinear], int, int], int] = {}
 
     def linear(self, parts: Sequence[torch.Tensor], num_ranks: int = 1) -> Linear:
@@ -159,7 +159,7 @@ class Kernels:
             return CompiledLinear(weight, self._kernels_for(weight))
         shape = weight.shape[1], weight.shape[0] * num_ranks
         if self._halves and self._can_halve(weight, shape):
-            self._any_halved = True
+            self.any_halved = True
             return HalfLinear(weight)
         if not self.deterministic:
             return PackedLinear(weight) if self._packs else PlainLinear(weight)
@@ -171,7 +171,7 @@ class Kernels:
 
     def check_halved(self) -> None:
         """Raise `Unsupported` if no weight so far could be kept in 16 bits."""
-        if not self._any_halved:
+        if not self.any_halved:
             raise Unsupported(
                 "half_weights: on this machine products with float16 weights of this model's "
                 "shapes have other bits in another batch; add --no-deterministic or leave out "
@@ -184,10 +184,10 @@ class Kernels:
         if not self._halves:
             return whole
         if exact is not None and torch.equal(weight, weight.bfloat16().float()):
-            self._any_halved = True
+            self.any_halved = True
             return exact
         if rounded is not None and self._is_held(weight):
-            self._any_halved = True
+            self.any_halved = True
             return rounded
         return whole
 
@@ -240,6 +240,11 @@ def can_pack(dtype: torch.dtype) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def can_halve_exactly() -> bool:
+    """Whether weights that 16 bits hold give the bits of float32 ones, and faster."""
+    return all(row_kernels(storage) is not None for storage in Storage)
 
 
 def can_halve() -> bool:

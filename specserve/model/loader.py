@@ -15,7 +15,7 @@ from specserve.model.ballast import with_ballast
 from specserve.model.checkpoint import Checkpoint
 from specserve.model.config import ModelSpec, read_spec
 from specserve.model.layers import DecoderLayer, RMSNorm, SwiGLU
-from specserve.model.linear import Kernels, Linear, can_halve
+from specserve.model.linear import Kernels, Linear, can_halve, can_halve_exactly
 from specserve.model.parallel import TensorParallel
 from specserve.model.projection import GatheredProjection, Projection, ReducedProjection
 from specserve.model.rope import RotaryTable
@@ -62,21 +62,57 @@ def load_model(
     token's result has the same bits in every batch and for every number of ranks. Raises
     `Unsupported` for a checkpoint that is malformed or not implemented, `InvalidField` for ballast.
     """
-    kernels = Kernels(dtype=dtype, device=device, deterministic=deterministic)
-    return load_with(kernels, source, parallel, ballast=ballast, num_positions=num_positions)
+    folder = resolve_source(source)
+    kernels = kernels_for(folder, dtype=dtype, device=device, deterministic=deterministic)
+    return load_with(kernels, folder, parallel, ballast=ballast, num_positions=num_positions)
+
+
+def kernels_for(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    deterministic: bool,
+    half_weights: bool | None = None,
+) -> Kernels:
+    """For the model in `folder`; with `half_weights` None where they are faster and change no bit.
+
+    Raises `Unsupported` where `half_weights` are asked for and cannot be had.
+    """
+    if half_weights:
+        check_half_weights(folder)
+    elif half_weights is None:
+        is_plain = device.type == "cpu" and dtype == torch.float32
+        half_weights = is_plain and halves_exactly(folder)
+    return Kernels(
+        dtype=dtype, device=device, deterministic=deterministic, half_weights=half_weights
+    )
+
+
+def halves_exactly(folder: Path) -> bool:
+    """Whether the model's weights in 16 bits give the very bits of float32 ones."""
+    try:
+        return can_halve_exactly() and _beyond_16_bits(folder) is None
+    except Unsupported:
+        return False  # whoever loads it will say what is wrong
 
 
 def check_half_weights(folder: Path) -> None:
     """Raise `Unsupported` unless the model in `folder` may keep its weights in 16 bits."""
     if not can_halve():
         raise Unsupported("half_weights: this machine has no products with 16-bit weights")
-    with Checkpoint(folder) as checkpoint:
-        name = checkpoint.first_matrix_of("F32")
-    if name is not None:
+    found = _beyond_16_bits(folder)
+    if found is not None:
+        name, dtype = found
         raise Unsupported(
-            f"{folder}: tensor {name} is stored in float32, which half_weights would round; "
+            f"{folder}: tensor {name} is stored in {dtype}, which half_weights would round; "
             "leave out --half-weights"
         )
+
+
+def _beyond_16_bits(folder: Path) -> tuple[str, str] | None:
+    with Checkpoint(folder) as checkpoint:
+        return checkpoint.first_matrix_beyond(("BF16", "F16"))
 
 
 def load_with(
@@ -187,7 +223,7 @@ class _Builder:
     def build(self, num_positions: int) -> Transformer:
         spec = self._spec
         head = "embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
-        return Transformer(
+        model = Transformer(
             spec,
             embedding=self._place(self._checkpoint.read("embed_tokens.weight")),
             layers=[self._layer(index) for index in range(spec.num_layers)],
@@ -202,6 +238,8 @@ class _Builder:
             ),
             parallel=self._parallel,
         )
+        model.half_weights = self._kernels.any_halved
+        return model
 
     def _layer(self, index: int) -> DecoderLayer:
         spec, num_ranks = self._spec, self._parallel.size

@@ -150,7 +150,9 @@ def test_nothing_is_left_undecided_on_cpu():
         "drafter", "colocated_drafter", "local_head", "gamma", "min_survival", "draft_wait_ms",
         "saguaro_c",
     }  # fmt: skip
-    optional = {"model.ballast", "engine.kv_memory"} | {f"speculation.{key}" for key in wishes}
+    optional = {"model.ballast", "model.half_weights", "engine.kv_memory"} | {
+        f"speculation.{key}" for key in wishes
+    }
     undecided = {
         f"{section}.{key}"
         for section in Config.__struct_fields__

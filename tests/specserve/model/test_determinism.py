@@ -262,7 +262,7 @@ def halved(folder):
 @needs_stable_halves
 def test_a_target_of_16_bits_may_keep_them_and_one_of_32_may_not(tmp_path, monkeypatch):
     folder = write_checkpoint(tmp_path, QWEN3, hidden_size=256, intermediate_size=512)
-    with pytest.raises(Unsupported, match="is stored in float32, which half_weights would round"):
+    with pytest.raises(Unsupported, match="is stored in F32, which half_weights would round"):
         check_half_weights(folder)
 
     tensors = load_file(folder / "model.safetensors")
