@@ -1,8 +1,8 @@
-"""What a small decoder computes between its matrix products, compiled, for one pass of chains.
+"""All that a small decoder computes in one pass of chains, compiled: one call a pass.
 
-Between two small products torch dispatches a dozen operations, each of which costs more than what
-it computes; one compiled function takes their place. All of them are in this file, because numba
-compiles anew what it has kept of a file only when that very file changes.
+Around a small product torch dispatches a dozen operations, each of which costs more than what
+it computes. All functions are in this file, because numba compiles anew what it has kept of a file
+only when that very file changes. Products are those of `specserve.model.row_code`, by address.
 
 N tokens a pass: those that enter the context with the first one, then B chains. H query heads, KV
 key heads, D elements each. All arrays are contiguous, and float32 but for
@@ -15,9 +15,8 @@ Every token reads its own row alone, as it lies in the pages: nothing is padded,
 for another's sake. No index is checked here; who calls knows what there is.
 """
 
-import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -101,21 +100,8 @@ def law_features(logits: Array, out: Array) -> None:
 
 
 @_compiled
-def normed(x: Array, weight: Array, eps: np.float32, out: Array) -> None:
-    """out = x / rms(x) * weight, all [N, size] but for weight [size]."""
-    num_tokens, size = x.shape
-    for token in range(num_tokens):
-        square = np.float32(0)
-        for i in range(size):
-            square += x[token, i] * x[token, i]
-        scale = np.float32(1) / np.sqrt(square / np.float32(size) + eps)
-        for i in range(size):
-            out[token, i] = x[token, i] * scale * weight[i]
-
-
-@_compiled
 def add_normed(x: Array, added: Array, weight: Array, eps: np.float32, out: Array) -> None:
-    """x += added, then as `normed`."""
+    """x += added [N, >= size]; out = x / rms(x) * weight, all [N, size] but for weight [size]."""
     num_tokens, size = x.shape
     for token in range(num_tokens):
         square = np.float32(0)
@@ -192,6 +178,45 @@ def place_heads(
                 cache[1][g, slot] = value
             else:
                 own[1, token - num_entering, g, slot] = value
+
+
+# --- products ------------------------------------------------------------------------------------
+
+
+def _intrinsic(function: _Function) -> _Function:
+    """As a decorator, of functions that tell numba what code to make of a call."""
+    return function if compiled.numba is None else compiled.numba.extending.intrinsic(function)
+
+
+@_intrinsic
+def _call(_typing: Any, _function: int, _words: tuple[int, ...]) -> Any:  # noqa: ANN401
+    """Call a `rows_<n>` of `row_code` by its address, with eight words of 64 bits."""
+    from llvmlite import ir
+
+    types, word = compiled.numba.types, ir.IntType(64)
+    kind = ir.FunctionType(ir.VoidType(), [word] * 8)
+
+    def code(context: Any, builder: Any, _signature: Any, given: Any) -> Any:  # noqa: ANN401
+        words = compiled.numba.core.cgutils.unpack_tuple(builder, given[1])
+        builder.call(builder.inttoptr(given[0], kind.as_pointer()), words)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.UniTuple(types.int64, 8)), code
+
+
+@_compiled
+def multiply(x: Array, product: Array, blocks: Array, out: Array) -> None:
+    """x [N, in] times a packed weight -> [N, panels * panel].
+
+    product [4]: address of the weight, inputs, panels, and its row of blocks [storages, n], which
+    holds the addresses of the functions for blocks of 1 to n rows.
+    """
+    functions = blocks[product[3]]
+    num_rows, in_size, num_panels = len(x), product[1], product[2]
+    num_blocks = -(-num_rows // len(functions))
+    function = functions[-(-num_rows // num_blocks) - 1]
+    words = (x.ctypes.data, product[0], out.ctypes.data, in_size, num_panels, num_rows)
+    _call(function, (*words, 0, num_panels))  # pyright: ignore[reportCallIssue]
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -313,31 +338,62 @@ def _weigh_own(weights: Array, values: Array, out: Array) -> None:
             out[i] += weights[key] * values[key, i]
 
 
-# --- whether they can be had ---------------------------------------------------------------------
+# --- a pass --------------------------------------------------------------------------------------
 
 
-@functools.cache
-def are_usable() -> bool:
-    """Whether numba is here and works. Compiles everything, unless that was done before."""
-    return compiled.works("drafts are made", gated, _run_all)
+class Weights(NamedTuple):
+    """Of a model of L layers with hidden size E."""
+
+    embedding: Array  # [V, E]
+    norms: Array  # [2 L + 1, E], in the order in which they are applied
+    epsilons: Array  # [2 L + 1]
+    head_norms: Array  # [L, H + KV, D], or [L, 0, D] for none
+    head_epsilons: Array  # [L]
+    rotary: Array  # [positions, 2, D]
+    products: Array  # int64 [L, 4, 4], of qkv, o, gate and up, down: as of `multiply`
+    blocks: Array  # int64 [storages, n]
+    sizes: tuple[int, int, int]  # H, width of the gates, columns of a panel
 
 
-def _run_all() -> None:
-    """Each of them once, as it is called in earnest: another layout would be compiled again."""
-    heads, size, page_size = 2, 8, KEYS
-    x, queries = np.ones((2, 8), np.float32), np.empty((2, heads, size), np.float32)
-    eps, weight = np.float32(1), np.ones(8, np.float32)
-    normed(x, weight, eps, x.copy())
-    add_normed(x, x, weight, eps, x.copy())
-    gated(np.ones((2, 16), np.float32), x.copy())
-    law_features(x, np.empty((2, 2), np.float32))
-    qkv = np.ones((2, (heads + 2) * size), np.float32)
-    norm = (np.ones((heads + 1, size), np.float32), eps)
-    rotary = np.ones((2, 2, size), np.float32)
-    tokens = np.array([[0, 1], [0, 0], [1, 1], [0, 0]])
-    kept = np.zeros((1, 2 * page_size, size), np.float32)
-    cache = (kept, kept.copy())
-    own = np.zeros((2, 1, 1, 2, size), np.float32)
-    place_heads(qkv, norm, rotary, tokens, cache, own, queries)
-    pages = np.ones((1, 1), dtype=np.int64)
-    attend(queries, tokens, pages, page_size, cache, own, np.empty_like(queries))
+@_compiled
+def make_pass(
+    token_ids: Array,
+    tokens: Array,
+    weights: Weights,
+    pages: Array,
+    page_size: int,
+    cache: Pair,
+    own: Array,
+) -> Array:
+    """Final hidden states [N, E] of token_ids [N].
+
+    cache: keys and values [L, KV, slots, D]; own [L, 2, B, KV, G, D].
+    """
+    num_heads, width, panel = weights.sizes
+    num_tokens, size = len(token_ids), own.shape[5]
+    x = np.empty((num_tokens, weights.norms.shape[1]), np.float32)
+    for token in range(num_tokens):
+        x[token] = weights.embedding[token_ids[token]]
+    hidden = np.empty_like(x)
+    add_normed(x, np.zeros_like(x), weights.norms[0], weights.epsilons[0], hidden)
+    queries = np.empty((num_tokens, num_heads, size), np.float32)
+    attended = np.empty_like(queries)
+    flat = attended.reshape(num_tokens, num_heads * size)
+    between = np.empty((num_tokens, width), np.float32)
+    for layer in range(len(own)):
+        products, kept = weights.products[layer], (cache[0][layer], cache[1][layer])
+        norm = weights.head_norms[layer], weights.head_epsilons[layer]
+        qkv = np.empty((num_tokens, products[0, 2] * panel), np.float32)
+        multiply(hidden, products[0], weights.blocks, qkv)
+        place_heads(qkv, norm, weights.rotary, tokens, kept, own[layer], queries)
+        attend(queries, tokens, pages, page_size, kept, own[layer], attended)
+        out = np.empty((num_tokens, products[1, 2] * panel), np.float32)
+        multiply(flat, products[1], weights.blocks, out)
+        after = 2 * layer + 1
+        add_normed(x, out, weights.norms[after], weights.epsilons[after], hidden)
+        gate_up = np.empty((num_tokens, products[2, 2] * panel), np.float32)
+        multiply(hidden, products[2], weights.blocks, gate_up)
+        gated(gate_up, between)
+        multiply(between, products[3], weights.blocks, out)
+        add_normed(x, out, weights.norms[after + 1], weights.epsilons[after + 1], hidden)
+    return hidden

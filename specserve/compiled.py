@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
+numba: Any = None
 WHY_NOT = ""
 try:
     import numba
 except Exception as error:  # noqa: BLE001 - numba refuses versions of numpy by what it raises
-    numba = None
     WHY_NOT = str(error)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

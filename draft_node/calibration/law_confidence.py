@@ -15,6 +15,7 @@ from torch import Tensor
 
 from draft_node import kernels
 from draft_node.calibration.metrics import Floats, by_position, sigmoid
+from draft_node.kernel_trial import are_usable
 
 _RIDGE = 1e-4  # a share of the samples: keeps coefficients of unused slots finite
 _MAX_STEPS = 50
@@ -38,7 +39,7 @@ def law_features(logits: Tensor) -> Tensor:
     """Draft logits [B, S, V] -> log of the largest probability, and entropy: [B, S, 2] float32."""
     # By torch the two cost three times as much, which of a pass of few chains is a tenth.
     is_plain = logits.device.type == "cpu" and logits.dtype == torch.float32
-    if is_plain and not logits.requires_grad and kernels.are_usable():
+    if is_plain and not logits.requires_grad and are_usable():
         found = logits.new_empty(*logits.shape[:-1], 2)
         kernels.law_features(logits.flatten(0, 1).contiguous().numpy(), found.view(-1, 2).numpy())
         return found
@@ -78,7 +79,7 @@ class FittedLawConfidence:
     def of(
         model: LawModel, temperatures: list[float], device: torch.device
     ) -> "FittedLawConfidence":
-        kernels.are_usable()  # compiled before anybody waits for it
+        are_usable()  # compiled before anybody waits for it
         weights = torch.tensor([model.log_max_prob, model.entropy], device=device)
         scales = 1 / torch.tensor(temperatures, device=device)
         return FittedLawConfidence(

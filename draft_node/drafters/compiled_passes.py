@@ -1,12 +1,12 @@
-"""Passes of chains on a CPU with everything between two matrix products in one compiled function.
+"""Passes of chains on a CPU, each of them one compiled function.
 
-A pass of few tokens costs what its weights take to read, and by torch as much again for dispatching
-some forty small operations a layer: eight calls take their place. The same law as `TorchPasses`, to
-the last few bits.
+A pass of few tokens costs what its weights take to read, and by torch more than that for
+dispatching some forty small operations a layer: one call takes their place. The same law as
+`TorchPasses`, to the last few bits.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,38 +16,35 @@ from torch import Tensor
 from draft_node import kernels
 from draft_node.branch_attention import Entering
 from draft_node.context import BLOCK_SIZE, Context
+from draft_node.kernel_trial import are_usable
 from specserve.model.kv_cache import NULL_BLOCK
-from specserve.model.layers import DecoderLayer, RMSNorm
+from specserve.model.layers import DecoderLayer
+from specserve.model.linear import CompiledLinear, Linear
+from specserve.model.projection import GatheredProjection, ReducedProjection
+from specserve.model.row_kernels import RowKernels
 from specserve.model.transformer import Transformer
 
 Floats = NDArray[np.float32]
 
 
 class CompiledPasses:
-    """`ChainPasses` of a model in float32, whole on one CPU."""
+    """`ChainPasses` of a model of compiled products, whole on one CPU, by one thread."""
 
     @staticmethod
     def suit(model: Transformer) -> bool:
         """Whether they can make this model's passes here."""
-        embedding = model.embedding
-        is_plain = embedding.device.type == "cpu" and embedding.dtype == torch.float32
-        return is_plain and model.parallel.size == 1 and kernels.are_usable()
+        is_whole = model.embedding.device.type == "cpu" and model.parallel.size == 1
+        are_ours = all(isinstance(p, CompiledLinear) for layer in model.layers for p in _of(layer))
+        return is_whole and are_ours and are_usable()
 
     def __init__(self, model: Transformer, context: Context) -> None:
         spec, cache = model.config, context.cache
         self._context = context
-        self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        self._embedding: Floats = model.embedding.numpy()
-        self._rotary: Floats = model.rotary.table.numpy()
+        self._model = model  # which owns what the weights are views of
+        self._weights = _weights(model)
+        self._heads = (spec.num_layers, spec.num_kv_heads, spec.head_dim)
         self._num_positions = model.num_positions
-        self._layers = model.layers
-        self._caches = list(zip(cache.keys.numpy(), cache.values.numpy(), strict=True))
-        self._qk_norms = [_qk_norm(layer, spec.head_dim) for layer in model.layers]
-        self._input_norm, *self._norms_after = (
-            _norm(norm)
-            for norm in (*(layer.input_norm for layer in model.layers), model.final_norm)
-        )
-        self._mlp_norms = [_norm(layer.mlp_norm) for layer in model.layers]
+        self._cache = (cache.keys.numpy(), cache.values.numpy())
         self._own_room = np.empty(0, np.float32)
 
     def plan(
@@ -80,8 +77,8 @@ class CompiledPasses:
 
         Kept from call to call, because fresh pages of memory cost more than what is written.
         """
-        _, num_kv_heads, head_dim = self._heads
-        shape = (len(self._layers), 2, num_chains, num_kv_heads, num_passes, head_dim)
+        num_layers, num_kv_heads, head_dim = self._heads
+        shape = (num_layers, 2, num_chains, num_kv_heads, num_passes, head_dim)
         size = math.prod(shape)
         if len(self._own_room) < size:
             self._own_room = np.empty(size, np.float32)
@@ -113,18 +110,9 @@ class CompiledPasses:
         ids, tokens = token_ids.numpy(), self._chains
         if self._num_passes == 0:
             ids, tokens = np.concatenate([self._entering_ids, ids]), self._first
-        x = self._embedding[ids]
-        hidden = np.empty_like(x)
-        kernels.normed(x, *self._input_norm, hidden)
-        for index, layer in enumerate(self._layers):
-            attended = self._attend(index, hidden, tokens)
-            kernels.add_normed(x, _product(layer.o_proj, attended), *self._mlp_norms[index], hidden)
-            gate_up = _product(layer.gate_up, hidden)
-            gated = np.empty((len(x), gate_up.shape[1] // 2), np.float32)
-            kernels.gated(gate_up, gated)
-            kernels.add_normed(
-                x, _product(layer.down_proj, gated), *self._norms_after[index], hidden
-            )
+        hidden = kernels.make_pass(
+            ids, tokens, self._weights, self._pages, BLOCK_SIZE, self._cache, self._own
+        )
         self._advance()
         return torch.from_numpy(hidden)[-len(token_ids) :]
 
@@ -135,27 +123,48 @@ class CompiledPasses:
         self._clamp(self._chains)
         self._num_passes += 1
 
-    def _attend(self, index: int, hidden: Floats, tokens: NDArray[np.int64]) -> Floats:
-        """Attention of one layer, before its projection: [N, heads * head_dim]."""
-        num_heads, _, head_dim = self._heads
-        qkv = _product(self._layers[index].qkv, hidden)
-        cache, own, norm = self._caches[index], self._own[index], self._qk_norms[index]
-        queries = np.empty((len(hidden), num_heads, head_dim), np.float32)
-        kernels.place_heads(qkv, norm, self._rotary, tokens, cache, own, queries)
-        attended = np.empty_like(queries)
-        kernels.attend(queries, tokens, self._pages, BLOCK_SIZE, cache, own, attended)
-        return attended.reshape(len(hidden), -1)
+
+def _of(layer: DecoderLayer) -> tuple[Linear, ...]:
+    """Its products, in the order in which they are made."""
+    closing = (layer.o_proj, layer.down_proj)  # which gather nothing from a single rank
+    o_proj, down_proj = (
+        p.linear if isinstance(p, GatheredProjection | ReducedProjection) else p for p in closing
+    )
+    return layer.qkv, o_proj, layer.gate_up, down_proj
 
 
-def _product(linear: Callable[[Tensor], Tensor], x: Floats) -> Floats:
-    return linear(torch.from_numpy(x)).numpy()
+def _weights(model: Transformer) -> kernels.Weights:
+    """Views of what the model holds, where one array can be one."""
+    spec, layers = model.config, model.layers
+    products = [[_compiled(p) for p in _of(layer)] for layer in layers]
+    used = list(dict.fromkeys(p.kernels for of_layer in products for p in of_layer))
+    norms = [norm for layer in layers for norm in (layer.input_norm, layer.mlp_norm)]
+    norms.append(model.final_norm)
+    head_norms = [layer.qk_norm for layer in layers if layer.qk_norm is not None]
+    return kernels.Weights(
+        embedding=model.embedding.numpy(),
+        norms=np.stack([norm.weight.numpy() for norm in norms]),
+        epsilons=np.array([norm.eps for norm in norms], np.float32),
+        head_norms=np.stack([norm.weight.numpy() for norm in head_norms])
+        if head_norms
+        else np.empty((len(layers), 0, spec.head_dim), np.float32),
+        head_epsilons=np.array(
+            [norm.eps for norm in head_norms] or [0.0] * len(layers), np.float32
+        ),
+        rotary=model.rotary.table.numpy(),
+        products=np.array([[_words(p, used) for p in of_layer] for of_layer in products]),
+        blocks=np.array([kernel.addresses for kernel in used]),
+        sizes=(spec.num_heads, spec.intermediate_size, used[0].panel),
+    )
 
 
-def _norm(norm: RMSNorm) -> tuple[Floats, np.float32]:
-    return norm.weight.numpy(), np.float32(norm.eps)
+def _compiled(product: Linear) -> CompiledLinear:
+    if not isinstance(product, CompiledLinear):
+        raise TypeError(f"{type(product).__name__} is not compiled: `suit` tells beforehand")
+    return product
 
 
-def _qk_norm(layer: DecoderLayer, head_dim: int) -> tuple[Floats, np.float32]:
-    if layer.qk_norm is None:
-        return np.empty((0, head_dim), np.float32), np.float32(0)
-    return _norm(layer.qk_norm)
+def _words(product: CompiledLinear, used: list[RowKernels]) -> list[int]:
+    """As `kernels.multiply` wants them."""
+    num_panels, in_size, _ = product.weight.shape
+    return [product.weight.data_ptr(), in_size, num_panels, used.index(product.kernels)]

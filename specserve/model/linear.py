@@ -52,12 +52,12 @@ class CompiledLinear:
     """
 
     def __init__(self, weight: torch.Tensor, kernels: RowKernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
+        self.weight = kernels.pack(weight)  # [panels, in, panel]
         self._out_size = weight.shape[0]
-        self._weight = kernels.pack(weight)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = self._kernels.product(x.reshape(-1, x.shape[-1]), self._weight)
+        y = self.kernels.product(x.reshape(-1, x.shape[-1]), self.weight)
         if y.shape[1] != self._out_size:
             y = y[:, : self._out_size].contiguous()
         return y.view(*x.shape[:-1], self._out_size)

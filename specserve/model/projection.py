@@ -29,19 +29,19 @@ class GatheredProjection:
     SHARDED_DIM = 0  # of the weight [out, in]: outputs
 
     def __init__(self, linear: Linear, parallel: TensorParallel) -> None:
-        self._linear = linear
+        self.linear = linear
         self._parallel = parallel
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._parallel.all_gather(self._linear(self._parallel.all_gather(x)))
+        return self._parallel.all_gather(self.linear(self._parallel.all_gather(x)))
 
 
 class ReducedProjection:
     SHARDED_DIM = 1  # of the weight [out, in]: inputs
 
     def __init__(self, linear: Linear, parallel: TensorParallel) -> None:
-        self._linear = linear
+        self.linear = linear
         self._parallel = parallel
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._parallel.all_reduce(self._linear(x))
+        return self._parallel.all_reduce(self.linear(x))

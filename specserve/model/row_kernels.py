@@ -47,9 +47,14 @@ class RowKernels:
         self._engine = engine = _compile(code(machine, storage))  # owns what follows
         sizes = machine.block_sizes
         prototype = ctypes.CFUNCTYPE(None, *_ARGUMENTS)
-        addresses = [engine.get_function_address(f"rows_{size}") for size in sizes]
-        self._functions = [prototype(address) for address in addresses]
+        self._addresses = [engine.get_function_address(f"rows_{size}") for size in sizes]
+        self._functions = [prototype(address) for address in self._addresses]
         self._tasks = [engine.get_function_address(f"task_{size}") for size in sizes]
+
+    @property
+    def addresses(self) -> list[int]:
+        """Of the functions for blocks of 1, 2, ... rows, see `row_code`."""
+        return self._addresses
 
     def pack(self, weight: Tensor) -> Tensor:
         """weight [out, in] float32 -> [panels, in, panel]; columns that fill up are zeros."""

@@ -102,7 +102,7 @@ def halves_of(weight, *, deterministic=False):
     )
     product = kernels.linear([weight])
     assert isinstance(product, CompiledLinear)
-    return product._weight.dtype
+    return product.weight.dtype
 
 
 def test_16_bits_are_those_that_lose_nothing_if_there_are_such():
