@@ -373,6 +373,8 @@ def make_pass(
     num_tokens, size = len(token_ids), own.shape[5]
     x = np.empty((num_tokens, weights.norms.shape[1]), np.float32)
     for token in range(num_tokens):
+        if not 0 <= token_ids[token] < len(weights.embedding):
+            raise IndexError("a token id is beyond the vocabulary")
         x[token] = weights.embedding[token_ids[token]]
     hidden = np.empty_like(x)
     add_normed(x, np.zeros_like(x), weights.norms[0], weights.epsilons[0], hidden)

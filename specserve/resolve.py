@@ -256,7 +256,7 @@ def _check_memory(weights: int, pools: int, available: int) -> None:
         raise Unsupported(
             f"memory: weights of {format_bytes(weights)} and KV pools, with draft contexts, of "
             f"{format_bytes(pools)} exceed the {format_bytes(available)} available "
-            "(model.ballast, engine.kv_memory)"
+            "(model.ballast, model.half_weights, engine.kv_memory)"
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from draft_node.branch_attention import Entering
@@ -14,6 +15,8 @@ from specserve.model.transformer import Transformer
 # from about here on: 8 chains behind 1,000 tokens are drafted in .86 of its time, behind 2,000 in
 # 1.2 of it.
 MOST_KEYS = 10_000
+# A compiled pass is made by one thread. Where torch has several, it is faster from more chains on.
+MOST_CHAINS = 16
 
 
 def passes_of(model: Transformer, context: Context) -> ChainPasses:
@@ -39,6 +42,7 @@ class FastestPasses:
         entering: Entering | None,
     ) -> None:
         is_few = sum(lengths) <= MOST_KEYS
+        is_few &= torch.get_num_threads() == 1 or len(rows) <= MOST_CHAINS
         self._chosen = self._of_few_keys if is_few else self._of_many
         self._chosen.plan(rows, lengths, num_passes, entering)
 

@@ -46,7 +46,7 @@ class PlainLinear:
 
 
 class CompiledLinear:
-    """Machine code of ours: the fastest at every number of rows, invariant by construction.
+    """Machine code of ours: the fastest for few rows, invariant by construction.
 
     A weight that is kept in 16 bits is half as much to read; inputs and sums are float32.
     """
@@ -124,9 +124,10 @@ class TiledLinear:
 class Kernels:
     """Chooses the kernel of every linear layer of one model on one device.
 
-    `half_weights` keeps weights in 16 bits: in bfloat16 if that is exact, else rounded to float16
-    where this machine has products with such and, if deterministic, their bits do not depend on
-    the batch.
+    `half_weights` keeps weights in 16 bits where this machine has products with such: exactly, in
+    bfloat16 or float16; or, with `may_round`, in float16 if that has room for them. Without
+    `CompiledLinear` they are always rounded, and stay whole where deterministic bits would depend
+    on the batch.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Kernels:
         device: torch.device,
         deterministic: bool,
         half_weights: bool = False,
+        may_round: bool = True,
     ) -> None:
         self.dtype = dtype
         self.device = device
@@ -146,6 +148,7 @@ class Kernels:
         self._packs = on_cpu and can_pack(dtype)
         self._compiles = on_cpu and dtype == torch.float32 and can_compile()
         self._halves = half_weights and on_cpu and dtype == torch.float32 and can_halve()
+        self._may_round = may_round
         self.any_halved = False
         self._verdicts: dict[tuple[type[PackedLinear | HalfLinear], int, int], int] = {}
 
@@ -179,30 +182,32 @@ class Kernels:
             )
 
     def _kernels_for(self, weight: torch.Tensor) -> RowKernels:
-        whole, exact, rounded = map(row_kernels, Storage)
+        """Of the narrowest storage that does; a choice that loses nothing is each rank's own."""
+        halves = (Storage.BFLOAT16, Storage.FLOAT16) if self._halves else ()
+        for storage in halves:
+            kernels = row_kernels(storage)
+            if kernels is not None and self._suits(storage, weight):
+                self.any_halved = True
+                return kernels
+        whole = row_kernels(Storage.FLOAT32)
         assert whole is not None, "can_compile has asked"
-        if not self._halves:
-            return whole
-        if exact is not None and torch.equal(weight, weight.bfloat16().float()):
-            self.any_halved = True
-            return exact
-        if rounded is not None and self._is_held(weight):
-            self.any_halved = True
-            return rounded
         return whole
 
-    def _can_halve(self, weight: torch.Tensor, shape: tuple[int, int]) -> bool:
-        if self.deterministic and self._verdict(HalfLinear, shape):
-            return False
-        return self._is_held(weight)
+    def _suits(self, storage: Storage, weight: torch.Tensor) -> bool:
+        if torch.equal(weight, weight.to(storage.value).float()):
+            return True
+        return storage is Storage.FLOAT16 and self._may_round and HalfLinear.holds(weight)
 
-    def _is_held(self, weight: torch.Tensor) -> bool:
-        """Whether float16 has room for it; if deterministic, Unsupported if not."""
+    def _can_halve(self, weight: torch.Tensor, shape: tuple[int, int]) -> bool:
         holds = HalfLinear.holds(weight)
+        if not self.deterministic:
+            return holds
+        if self._verdict(HalfLinear, shape):
+            return False
         # Another rank's share may hold what this one's does not.
-        if self.deterministic and not holds:
+        if not holds:
             raise Unsupported(f"half_weights: a weight is beyond float16's {_HALF_MAX:.0f}")
-        return holds
+        return True
 
     def _min_rows(self, shape: tuple[int, int]) -> int | None:
         """Rows that a packed product is padded to; None: its bits are not stable for any."""

@@ -85,7 +85,11 @@ def kernels_for(
         is_plain = device.type == "cpu" and dtype == torch.float32
         half_weights = is_plain and halves_exactly(folder)
     return Kernels(
-        dtype=dtype, device=device, deterministic=deterministic, half_weights=half_weights
+        dtype=dtype,
+        device=device,
+        deterministic=deterministic,
+        half_weights=half_weights,
+        may_round=False,  # what is stored in 16 bits need not be, one tensor at a time
     )
 
 
@@ -199,7 +203,8 @@ class _BallastLayer:
         if name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
             return torch.zeros(sizes)
         bound = (3 / shape[1]) ** 0.5
-        return torch.empty(sizes).uniform_(-bound, bound, generator=self.generator)
+        numbers = torch.empty(sizes).uniform_(-bound, bound, generator=self.generator)
+        return numbers.bfloat16().float()  # as much to read as weights of a checkpoint
 
 
 class _Builder:

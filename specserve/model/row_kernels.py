@@ -16,7 +16,7 @@ See docs/decisions/0014-row-kernels.md.
 import ctypes
 import functools
 import logging
-from pathlib import Path
+import os
 from typing import Any
 
 import torch
@@ -59,6 +59,8 @@ class RowKernels:
     def pack(self, weight: Tensor) -> Tensor:
         """weight [out, in] float32 -> [panels, in, panel]; columns that fill up are zeros."""
         out_size, in_size = weight.shape
+        if not weight.numel():
+            raise ValueError(f"a weight of {list(weight.shape)} has no products")
         num_panels = -(-out_size // self.panel)
         packed = torch.zeros(num_panels, in_size, self.panel, dtype=self._storage.value)
         # Panel by panel: a copy of all of a large weight would be as much memory again.
@@ -67,7 +69,18 @@ class RowKernels:
         return packed
 
     def product(self, x: Tensor, packed: Tensor) -> Tensor:
-        """x [N, in] float32, `pack`ed weight -> [N, panels * panel]."""
+        """x [N, in] float32, `pack`ed weight -> [N, panels * panel].
+
+        Raises `ValueError` for another x, which would be read as if it were that, and for one whose
+        gradient is wanted: there is none.
+        """
+        if x.dtype != torch.float32 or not x.is_cpu or x.shape[1] != packed.shape[1]:
+            raise ValueError(
+                f"x is {list(x.shape)} {x.dtype} on {x.device}, and the weight takes "
+                f"[N, {packed.shape[1]}] torch.float32 on cpu"
+            )
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ValueError("compiled products have no gradients")
         # A profile has what torch dispatches and what says its name.
         if torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
             with torch.profiler.record_function("specserve::row_product"):
@@ -78,7 +91,7 @@ class RowKernels:
         x = x.contiguous()
         num_rows, in_size = x.shape
         num_panels = packed.shape[0]
-        y = x.new_empty(num_rows, num_panels * self.panel)
+        y = torch.empty(num_rows, num_panels * self.panel)
         if not num_rows:
             return y
         num_blocks = -(-num_rows // self._most_rows)
@@ -96,7 +109,8 @@ class RowKernels:
 @functools.cache
 def row_kernels(storage: Storage) -> RowKernels | None:
     """None where this machine or installation has none, or they compute something else."""
-    machine, parallel = _machine(), _OpenMP.of_torch()
+    machine = _machine()
+    parallel = None if machine is None else _OpenMP.of_torch()
     if machine is None or parallel is None:
         return None
     if storage is Storage.FLOAT16 and not machine.has_halves:
@@ -117,7 +131,11 @@ def _machine() -> Machine | None:
     if llvm is None:
         _LOG.info("matrix products are not compiled, which is slower: %s", WHY_NOT)
         return None
-    features = llvm.get_host_cpu_features()
+    try:
+        features = llvm.get_host_cpu_features()
+    except RuntimeError as error:
+        _LOG.warning("matrix products are not compiled: %s", error)
+        return None
     has_halves = bool(features.get("f16c"))
     if features.get("avx512f"):
         return Machine(lanes=16, most_rows=12, has_halves=has_halves)
@@ -184,11 +202,11 @@ class _OpenMP:
     @staticmethod
     @functools.cache
     def of_torch() -> "_OpenMP | None":
-        """None if torch has brought none."""
-        beside = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
-        try:
-            return _OpenMP(ctypes.CDLL(str(beside if beside.exists() else "libgomp.so.1")))
+        """None if it has others than GNU's."""
+        try:  # what is loaded already: another library would be a second set of threads
+            return _OpenMP(ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD))
         except (OSError, AttributeError):
+            _LOG.info("matrix products are not compiled: torch has threads of another kind")
             return None
 
     def run(self, task: int, call: _Call, num_threads: int) -> None:

@@ -4,12 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from draft_node import kernels
 from draft_node.branch_attention import Entering
@@ -22,6 +24,9 @@ from draft_node.kernel_trial import are_usable
 from draft_node.kernels import exp, gated, largest
 from specserve import compiled
 from specserve.model.attention import TorchAttention
+from specserve.model.linear import Kernels, PlainLinear
+from specserve.model.loader import load_with
+from specserve.model.parallel import TensorParallel
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
 pytest.importorskip("numba")
@@ -120,8 +125,61 @@ def test_a_chain_is_the_same_in_any_company(model):
     rows, lengths = CHAINS[-1]
     together, _ = hidden_of(CompiledPasses, model, rows, lengths)
     alone, _ = hidden_of(CompiledPasses, model, rows[:1], lengths[:1])
-    # Its products may differ by their number of rows; what is compiled may not.
-    torch.testing.assert_close(together[0, :1], alone[0], atol=1e-5, rtol=1e-5)
+    assert torch.equal(together[0, :1], alone[0])
+
+
+@pytest.mark.parametrize("width", [17, 33, 100])
+def test_gates_end_where_panels_do_not(tmp_path, width):
+    odd = load(write_checkpoint(tmp_path, QWEN3, intermediate_size=width))
+    rows, lengths = CHAINS[-1]
+    expected, _ = hidden_of(TorchPasses, odd, rows, lengths)
+    found, _ = hidden_of(CompiledPasses, odd, rows, lengths)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_weights_of_several_storages(tmp_path):
+    """Queries too large for float16 and not exact in bfloat16 stay whole; others are halved."""
+    folder = write_checkpoint(tmp_path, LLAMA)
+    tensors = load_file(folder / "model.safetensors")
+    for name, x in tensors.items():
+        if "v_proj" in name:
+            x[0, 0] = 1e5
+        elif "o_proj" in name or x.dim() == 1:
+            tensors[name] = x.bfloat16().float()
+    save_file(tensors, folder / "model.safetensors")
+    kernels_ = Kernels(
+        dtype=torch.float32, device=torch.device("cpu"), deterministic=False, half_weights=True
+    )
+    mixed = load_with(kernels_, folder, TensorParallel())
+    layer = mixed.layers[1]
+    products = layer.qkv, layer.o_proj.linear, layer.gate_up
+    dtypes = [product.weight.dtype for product in products]
+    assert dtypes == [torch.float32, torch.bfloat16, torch.float16]
+    rows, lengths = CHAINS[-1]
+    expected, _ = hidden_of(TorchPasses, mixed, rows, lengths)
+    found, _ = hidden_of(CompiledPasses, mixed, rows, lengths)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
+
+
+def test_only_whole_models_of_compiled_products_suit(model, tmp_path, monkeypatch):
+    assert CompiledPasses.suit(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "parallel", mock.Mock(size=2))
+        assert not CompiledPasses.suit(model)
+    other = load(write_checkpoint(tmp_path, QWEN3))
+    first, second = other.layers
+    other.layers = (first, replace(second, gate_up=PlainLinear(torch.zeros(128, 32))))
+    assert not CompiledPasses.suit(other)
+    with pytest.raises(TypeError, match="PlainLinear is not compiled"):
+        CompiledPasses(other, context_of(other))
+
+
+@pytest.mark.parametrize("token_id", [-1, 64])
+def test_a_token_beyond_the_vocabulary_is_refused(model, token_id):
+    passes = CompiledPasses(model, context_of(model))
+    passes.plan([0], [20], NUM_PASSES, None)
+    with pytest.raises(IndexError, match="beyond the vocabulary"):
+        passes.run(torch.tensor([token_id]))
 
 
 def test_positions_past_the_last_one_are_the_last_one(model):
@@ -192,6 +250,16 @@ def test_what_is_compiled_needs_no_other_file():
             r"^[ \t]*(?:from|import) (?:specserve|draft_node|target_node)\b.*", texts[name], re.M
         )
         assert ours == ["from specserve import compiled"]
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "num_chains", "is_few"), [(1, 64, True), (2, 16, True), (2, 17, False)]
+)
+def test_many_chains_are_for_several_threads(num_threads, num_chains, is_few):
+    few, many = mock.Mock(), mock.Mock()
+    torch.set_num_threads(num_threads)
+    FastestPasses(few, many).plan([0] * num_chains, [9] * num_chains, 3, None)
+    assert (few.plan.called, many.plan.called) == (is_few, not is_few)
 
 
 def test_many_keys_are_for_torch():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specserve.model import row_kernels as module
-from specserve.model.linear import CompiledLinear, Kernels
+from specserve.model.linear import CompiledLinear, Kernels, can_halve_exactly
 from specserve.model.row_code import Machine, Storage
 from specserve.model.row_kernels import RowKernels, row_kernels
 
@@ -80,8 +80,11 @@ def test_inputs_of_any_layout():
     expected = torch.stack([product(part) for part in x])
     assert torch.equal(product(x), expected)
     turned = x.transpose(0, 1)
-    assert not turned.is_contiguous()
     assert torch.equal(product(turned), expected.transpose(0, 1))
+    wide = torch.randn(24, 96)
+    for view in (wide[:, :24], wide[:, ::4], wide[:, :9].T):
+        assert not view.is_contiguous()
+        assert torch.equal(product(view), product(view.clone()))
     assert product(torch.empty(0, 24)).shape == (0, 40)
 
 
@@ -96,22 +99,62 @@ def test_what_is_no_number_stays_in_its_row():
     assert torch.equal(found[others], expected[others])
 
 
-def halves_of(weight, *, deterministic=False):
+@pytest.mark.parametrize(
+    ("x", "error"),
+    [
+        (torch.zeros(4, 24).bfloat16(), "torch.bfloat16"),
+        (torch.zeros(4, 24).double(), "torch.float64"),
+        (torch.zeros(4, 25), r"x is \[4, 25\] .* takes \[N, 24\]"),
+        (torch.zeros(4, 23), r"x is \[4, 23\]"),
+        (torch.zeros(4, 24, device="meta"), "on meta"),
+        (torch.zeros(4, 24, requires_grad=True), "no gradients"),
+    ],
+)
+def test_other_inputs_are_refused(x, error):
+    with pytest.raises(ValueError, match=error):
+        compiled(torch.zeros(40, 24))(x)
+
+
+def test_a_weight_without_elements_is_refused():
+    with pytest.raises(ValueError, match=r"a weight of \[0, 24\] has no products"):
+        compiled(torch.zeros(0, 24))
+
+
+def halves_of(weight, **options):
     kernels = Kernels(
-        dtype=torch.float32, device=CPU, deterministic=deterministic, half_weights=True
+        dtype=torch.float32, device=CPU, deterministic=False, half_weights=True, **options
     )
-    product = kernels.linear([weight])
+    product = kernels.linear(list(weight.split(20)))
     assert isinstance(product, CompiledLinear)
+    assert kernels.any_halved == (product.weight.dtype is not torch.float32)
+    x = torch.randn(3, weight.shape[1])
+    if options:
+        assert torch.equal(product(x), compiled(weight)(x))
     return product.weight.dtype
 
 
 def test_16_bits_are_those_that_lose_nothing_if_there_are_such():
     weight = torch.randn(40, 16)
-    assert halves_of(weight.bfloat16().float()) is torch.bfloat16
-    assert halves_of(weight.half().float()) is torch.float16
+    brain, half = weight.bfloat16().float(), weight.half().float()
+    assert halves_of(brain) is torch.bfloat16
+    assert halves_of(half) is torch.float16
     assert halves_of(weight) is torch.float16
     assert halves_of(weight * 1e6) is torch.float32
-    assert halves_of((weight * 1e6).bfloat16().float(), deterministic=True) is torch.bfloat16
+    assert halves_of((weight * 1e6).bfloat16().float()) is torch.bfloat16
+
+
+def test_what_may_not_be_rounded_is_not():
+    weight = torch.randn(40, 16)
+    brain, half = weight.bfloat16().float(), weight.half().float()
+    assert halves_of(brain, may_round=False) is torch.bfloat16
+    assert halves_of(half, may_round=False) is torch.float16
+    assert halves_of(weight, may_round=False) is torch.float32
+    # Stacked, of which each part would be held by another kind of 16 bits.
+    mixed = torch.cat([brain[:20] * 1e-6, half[20:]])
+    assert halves_of(mixed, may_round=False) is torch.float32
+    one = brain.clone()
+    one[39, 15] = 1 + 2**-12
+    assert halves_of(one, may_round=False) is torch.float32
 
 
 # --- where they cannot be had ------------------------------------------------------------------
@@ -119,16 +162,16 @@ def test_16_bits_are_those_that_lose_nothing_if_there_are_such():
 
 @pytest.fixture
 def anew():
-    """Whoever asks for kernels during the test makes them."""
-    row_kernels.cache_clear()
-    module._machine.cache_clear()
+    """Whoever asks for kernels during the test makes them, and nobody has those afterwards."""
+    asked = row_kernels, module._machine
+    for function in asked:
+        function.cache_clear()
     yield
-    row_kernels.cache_clear()
-    module._machine.cache_clear()
+    for function in asked:
+        function.cache_clear()
 
 
-@pytest.mark.usefixtures("anew")
-def test_wrong_products_are_not_used(monkeypatch, caplog):
+def test_wrong_products_are_not_used(anew, monkeypatch, caplog):
     code = module.code
     spoilt = {
         "a lost term": ("%k = phi i64 [0, %block]", "%k = phi i64 [1, %block]"),
@@ -155,37 +198,40 @@ def _spoilt(text, right, wrong):
     return text.replace(right, wrong)
 
 
-@pytest.mark.usefixtures("anew")
-def test_a_compiler_that_refuses_is_done_without(monkeypatch, caplog):
+def test_a_compiler_that_refuses_is_done_without(anew, monkeypatch, caplog):
     monkeypatch.setattr(module, "code", lambda *_: "no code")
     with caplog.at_level(logging.WARNING):
         assert row_kernels(Storage.FLOAT32) is None
     assert "matrix products are not compiled: " in caplog.text
 
 
-@pytest.mark.usefixtures("anew")
-def test_without_llvm_or_vectors_or_threads_others_serve(monkeypatch):
-    for name, value in (("llvm", None), ("_machine", lambda: None)):
-        with monkeypatch.context() as patch:
-            module._machine.cache_clear()
-            row_kernels.cache_clear()
-            patch.setattr(module, name, value)
-            assert row_kernels(Storage.FLOAT32) is None
-            product = Kernels(dtype=torch.float32, device=CPU, deterministic=True).linear(
-                [torch.eye(8)]
-            )
-            assert not isinstance(product, CompiledLinear)
-            x = torch.randn(3, 8)
-            torch.testing.assert_close(product(x), x)
-            if name == "_machine":
-                continue
-            module._machine.cache_clear()
-    row_kernels.cache_clear()
+def test_without_halves_float16_is_not_had(anew, monkeypatch):
     machine = module._machine()
     assert machine is not None
     monkeypatch.setattr(module, "_machine", lambda: replace(machine, has_halves=False))
     assert row_kernels(Storage.FLOAT16) is None
     assert row_kernels(Storage.BFLOAT16) is not None
-    row_kernels.cache_clear()
-    monkeypatch.setattr(module._OpenMP, "of_torch", lambda: None)
-    assert row_kernels(Storage.BFLOAT16) is None
+    assert not can_halve_exactly()
+
+
+class _NoFeatures:
+    @staticmethod
+    def get_host_cpu_features():
+        raise RuntimeError("failed to get host cpu features.")
+
+
+@pytest.mark.parametrize("missing", ["llvm", "vectors", "features", "threads"])
+def test_where_they_cannot_be_had_others_serve(anew, monkeypatch, missing):
+    if missing == "llvm":
+        monkeypatch.setattr(module, "llvm", None)
+    elif missing == "vectors":
+        monkeypatch.setattr(module, "_machine", lambda: None)
+    elif missing == "features":
+        monkeypatch.setattr(module, "llvm", _NoFeatures)
+    else:
+        monkeypatch.setattr(module._OpenMP, "of_torch", lambda: None)
+    assert row_kernels(Storage.FLOAT32) is None
+    product = Kernels(dtype=torch.float32, device=CPU, deterministic=True).linear([torch.eye(8)])
+    assert not isinstance(product, CompiledLinear)
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(product(x), x)

@@ -1,0 +1,105 @@
+"""Weights that a checkpoint stores in 16 bits are kept so, and no bit of a result changes by it."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from specserve.errors import Unsupported
+from specserve.model.linear import can_halve_exactly
+from specserve.model.loader import halves_exactly, kernels_for, load_with
+from specserve.model.parallel import TensorParallel
+from tests.golden import Session
+from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, random_tensors, write_config
+
+CPU = torch.device("cpu")
+PROMPT = torch.arange(21) * 11 % 64
+BRAIN, HALF = torch.bfloat16, torch.float16
+pytestmark = pytest.mark.skipif(not can_halve_exactly(), reason="no compiled products here")
+
+
+def stored(folder, config=QWEN3, dtype_of=lambda name: BRAIN, change=lambda name, x: x):
+    """A checkpoint whose matrices are stored in `dtype_of` their names."""
+    write_config(folder, config)
+    tensors = {
+        name: change(name, x).to(dtype_of(name)) if x.dim() > 1 else x
+        for name, x in random_tensors(folder).items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def model_of(folder, half_weights, ballast=0):
+    kernels = kernels_for(
+        folder, dtype=torch.float32, device=CPU, deterministic=True, half_weights=half_weights
+    )
+    return load_with(kernels, folder, TensorParallel(), ballast=ballast)
+
+
+def hidden_of(model):
+    return Session(model, len(PROMPT)).feed(PROMPT)[0]
+
+
+def with_keys_in_half(name):
+    return HALF if "k_proj" in name or "up_proj" in name else BRAIN
+
+
+def far_apart(name, x):
+    """Neither kind of 16 bits holds queries and keys, or gates and ups, together."""
+    if "q_proj" in name:
+        return x * 1e7
+    return x * 1e-5 if "gate_proj" in name else x
+
+
+@pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
+@pytest.mark.parametrize(
+    ("dtype_of", "change"),
+    [
+        (lambda name: BRAIN, lambda name, x: x),
+        (lambda name: HALF, lambda name, x: x * 1e-4),  # many of them subnormal
+        (with_keys_in_half, lambda name, x: x),
+        (with_keys_in_half, far_apart),
+    ],
+    ids=["bfloat16", "float16", "mixed", "far apart"],
+)
+def test_the_default_keeps_16_bits_and_every_bit_of_the_result(tmp_path, config, dtype_of, change):
+    folder = stored(tmp_path, config, dtype_of, change)
+    assert halves_exactly(folder)
+    whole, default = model_of(folder, half_weights=False), load(folder)
+    assert default.half_weights
+    assert not whole.half_weights
+    assert torch.equal(hidden_of(default), hidden_of(whole))
+    assert torch.equal(hidden_of(model_of(folder, half_weights=True)), hidden_of(whole))
+
+
+def test_ballast_is_kept_in_as_many_bits(tmp_path):
+    folder = stored(tmp_path)
+    model = model_of(folder, half_weights=None, ballast=100_000)
+    assert torch.equal(hidden_of(model), hidden_of(load(folder)))
+    dtypes = {layer.gate_up.weight.dtype for layer in model.layers}
+    assert dtypes == {torch.bfloat16}
+
+
+def test_a_weight_that_is_no_number_is_as_it_was(tmp_path):
+    def broken(name, x):
+        if "0.mlp.down_proj" in name:
+            x[3, 5] = torch.nan
+        return x
+
+    model = load(stored(tmp_path, change=broken))
+    assert hidden_of(model).isnan().any()
+
+
+@pytest.mark.parametrize("whole", ["embed_tokens", "1.mlp.down_proj"])
+def test_one_matrix_in_float32_keeps_the_others_so(tmp_path, whole):
+    def dtype_of(name):
+        return torch.float32 if whole in name else BRAIN
+
+    folder = stored(tmp_path, dtype_of=dtype_of)
+    assert not halves_exactly(folder)
+    assert not load(folder).half_weights
+    with pytest.raises(Unsupported, match=rf"{whole}.weight is stored in F32, which half_weights"):
+        model_of(folder, half_weights=True)
+
+
+def test_other_arithmetic_has_no_use_for_them(tmp_path):
+    assert not load(stored(tmp_path), dtype=BRAIN).half_weights
