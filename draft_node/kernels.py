@@ -1,8 +1,8 @@
 """All that a small decoder computes in one pass of chains, compiled: one call a pass.
 
-Around a small product torch dispatches a dozen operations, each of which costs more than what
-it computes. All functions are in this file, because numba compiles anew what it has kept of a file
-only when that very file changes. Products are those of `specserve.model.row_code`, by address.
+Around a small product torch dispatches a dozen operations, each of which costs more than what it
+computes. All are in this file, because numba compiles anew what it has kept of a file only when that
+very file changes. Products are those of `specserve.model.row_code`, called by address.
 
 N tokens a pass: those that enter the context with the first one, then B chains. H query heads, KV
 key heads, D elements each. All arrays are contiguous, and float32 but for
@@ -376,9 +376,8 @@ def make_pass(
         if not 0 <= token_ids[token] < len(weights.embedding):
             raise IndexError("a token id is beyond the vocabulary")
         x[token] = weights.embedding[token_ids[token]]
-    hidden = np.empty_like(x)
+    hidden, queries = np.empty_like(x), np.empty((num_tokens, num_heads, size), np.float32)
     add_normed(x, np.zeros_like(x), weights.norms[0], weights.epsilons[0], hidden)
-    queries = np.empty((num_tokens, num_heads, size), np.float32)
     attended = np.empty_like(queries)
     flat = attended.reshape(num_tokens, num_heads * size)
     between = np.empty((num_tokens, width), np.float32)
