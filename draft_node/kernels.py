@@ -1,8 +1,8 @@
 """All that a small decoder computes in one pass of chains, compiled: one call a pass.
 
 Around a small product torch dispatches a dozen operations, each of which costs more than what it
-computes. All are in this file, because numba compiles anew what it has kept of a file only when that
-very file changes. Products are those of `specserve.model.row_code`, called by address.
+computes. All are in this file, because numba compiles anew what it has kept of a file only when
+that very file changes. Products are those of `specserve.model.row_code`, called by address.
 
 N tokens a pass: those that enter the context with the first one, then B chains. H query heads, KV
 key heads, D elements each. All arrays are contiguous, and float32 but for
