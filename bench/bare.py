@@ -1,6 +1,6 @@
 """The floor: forwards of the served model without an engine around them, in a pinned process.
 
-A bare forward is `Transformer.forward` plus `Transformer.logits` of a batch that is laid out
+A bare forward is `Forward.run` plus `Transformer.logits` of a batch that is laid out
 already: embedding, all layers with attention over the paged cache, head. Scheduling, the attention
 plan, sampling and messages are the engine's, and are left out. The same process also runs whole
 rounds of a node, for the breakdown by stage.
@@ -107,9 +107,9 @@ class Bare:
         positions = torch.from_numpy(offsets + np.repeat(batch.context_lens - counts, counts))
         token_ids = positions % runner.model.config.vocab_size  # any tokens cost the same
         last = torch.from_numpy(starts + counts - 1)
-        runner.attention.plan(batch)
+        runner.passes.plan(batch)
         cpu_s, start_s = time.thread_time(), time.perf_counter()
-        hidden, _ = runner.model.forward(token_ids, positions, runner.attention)
+        hidden, _ = runner.passes.run(token_ids, positions)
         rows = hidden if len(last) == len(hidden) else hidden.index_select(0, last)
         runner.model.logits(rows)
         elapsed_s = time.perf_counter() - start_s

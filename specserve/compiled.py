@@ -17,6 +17,7 @@ except Exception as error:  # noqa: BLE001 - numba refuses versions of numpy by 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _LOG = logging.getLogger(__name__)
+_MADE: list[Any] = []  # which owns what addresses are given of
 
 
 def compiled(function: _Function, arithmetic: Collection[str] = ()) -> _Function:
@@ -32,6 +33,16 @@ def compiled(function: _Function, arithmetic: Collection[str] = ()) -> _Function
         return cast(_Function, numba.njit(function, cache=True, **options))
     except RuntimeError:  # nowhere to keep it
         return cast(_Function, numba.njit(function, **options))
+
+
+def address_of(function: Callable[..., None], signature: str) -> int:
+    """Of machine code that C may call, of a function that never raises; see `compiled`."""
+    try:
+        made = numba.cfunc(signature, cache=True, error_model="numpy")(function)
+    except RuntimeError:
+        made = numba.cfunc(signature, error_model="numpy")(function)
+    _MADE.append(made)
+    return made.address
 
 
 def works(what: str, example: Callable[..., Any], run_all: Callable[[], None]) -> bool:

@@ -1,4 +1,4 @@
-"""Batch in, logits out: the model, its KV cache and attention on one rank.
+"""Batch in, logits out: the model and its KV cache on one rank.
 
 With feature caches (rank 0, when drafters read features) a forward also keeps those.
 
@@ -8,8 +8,7 @@ Knows neither requests nor sampling. The same object runs on every rank; rank 0 
 import torch
 
 from specserve.drafting import FeatureSpec
-from specserve.model.attention import TorchAttention
-from specserve.model.kv_cache import KVCache
+from specserve.model.forward import Cache, make_forward
 from specserve.model.transformer import Transformer
 from target_node.batch import ForwardBatch
 from target_node.feature_cache import FeatureCache
@@ -26,21 +25,15 @@ class Runner:
         block_size: int,
         deterministic: bool,
     ) -> None:
-        spec, ranks = model.config, model.parallel.size
         self.model = model
         self.features: list[FeatureCache] = []  # one for each drafter that reads any
-        self.cache = KVCache(
-            num_layers=spec.num_layers,
-            num_kv_heads=spec.num_kv_heads // ranks,
-            head_dim=spec.head_dim,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=model.embedding.dtype,
-            device=model.embedding.device,
+        self.passes = make_forward(
+            model, num_blocks=num_blocks, block_size=block_size, deterministic=deterministic
         )
-        self.attention = TorchAttention(
-            self.cache, num_heads=spec.num_heads // ranks, deterministic=deterministic
-        )
+
+    @property
+    def cache(self) -> Cache:
+        return self.passes.cache
 
     def keep_features(self, spec: FeatureSpec) -> FeatureCache:
         """From now on forwards keep what `spec` asks for."""
@@ -60,14 +53,13 @@ class Runner:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """Logits [R, V] float32 of the rows that want them; None elsewhere than on rank 0."""
-        device = self.cache.device
+        device = self.model.embedding.device
         self.cache.zero_blocks(batch.fresh_blocks)
-        self.attention.plan(batch.attention)
+        self.passes.plan(batch.attention)
         taps = tuple({layer for features in self.features for layer in features.layers})
-        hidden, residuals = self.model.forward(
+        hidden, residuals = self.passes.run(
             torch.from_numpy(batch.token_ids).to(device),
             torch.from_numpy(batch.positions).to(device),
-            self.attention,
             taps,
         )
         tapped = dict(zip(taps, residuals, strict=True))

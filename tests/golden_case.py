@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from specserve.model.attention import AttentionBatch, TorchAttention
-from specserve.model.kv_cache import KVCache
+from specserve.model.attention import AttentionBatch
+from specserve.model.forward import make_forward
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
@@ -80,22 +80,13 @@ class Session:
     """One sequence through a target and our paged attention."""
 
     def __init__(self, target: Transformer, max_len: int) -> None:
-        spec, num_ranks = target.config, target.parallel.size
         self.target = target
         self.length = 0
         num_blocks = -(-max_len // BLOCK_SIZE)
         self.block_table = np.arange(1, num_blocks + 1)  # block 0 is the null block
-        self.cache = KVCache(
-            num_layers=spec.num_layers,
-            num_kv_heads=spec.num_kv_heads // num_ranks,
-            head_dim=spec.head_dim,
-            num_blocks=num_blocks + 1,
-            block_size=BLOCK_SIZE,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
+        self.passes = make_forward(
+            target, num_blocks=num_blocks + 1, block_size=BLOCK_SIZE, deterministic=True
         )
-        num_heads = spec.num_heads // num_ranks
-        self.attention = TorchAttention(self.cache, num_heads=num_heads, deterministic=True)
 
     def feed(
         self, token_ids: torch.Tensor, taps: tuple[int, ...] = ()
@@ -103,9 +94,9 @@ class Session:
         """Append tokens [N]: final hidden states [N, H] and the tapped residuals."""
         start, self.length = self.length, self.length + len(token_ids)
         counts, lengths = np.array([len(token_ids)]), np.array([self.length])
-        self.attention.plan(AttentionBatch(counts, lengths, [self.block_table]))
+        self.passes.plan(AttentionBatch(counts, lengths, [self.block_table]))
         positions = torch.arange(start, self.length)
-        return self.target.forward(token_ids, positions, self.attention, taps)
+        return self.passes.run(token_ids, positions, taps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.target.logits(hidden)
@@ -115,7 +106,7 @@ class Session:
     @torch.inference_mode()
     def keys_and_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What the cache holds of the sequence, each [kv_heads, length, head_dim]."""
-        keys, values = self.cache.read(layer, torch.from_numpy(self.block_table))
+        keys, values = self.passes.cache.read(layer, torch.from_numpy(self.block_table))
         return keys[:, : self.length], values[:, : self.length]
 
 

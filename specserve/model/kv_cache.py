@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 NULL_BLOCK = 0
+WIDEST_TILE = 16  # keys
 
 
 class KVCache:
@@ -98,6 +99,40 @@ class KVCache:
         ids = torch.from_numpy(block_ids).to(self.device)
         self.keys.view(shape).index_fill_(2, ids, 0)
         self.values.view(shape).index_fill_(2, ids, 0)
+
+
+class TiledKVCache:
+    """On a CPU, for compiled attention: keys lie so that some of them at once are a vector.
+
+    keys [layers, num_kv_heads, slots / tile, head_dim, tile], values [layers, num_kv_heads, slots,
+    head_dim], float32; slots are block_id * block_size + offset, and a tile lies in one block.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_blocks: int,
+        block_size: int,
+    ) -> None:
+        self.tile = math.gcd(block_size, WIDEST_TILE)
+        num_slots = num_blocks * block_size
+        heads = (num_layers, num_kv_heads)
+        self.keys = torch.zeros(*heads, num_slots // self.tile, head_dim, self.tile)
+        self.values = torch.zeros(*heads, num_slots, head_dim)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+
+    def read(self, layer: int, block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of `block_ids`, in order: [num_kv_heads, positions, head_dim] each."""
+        slots = (block_ids[:, None] * self.block_size + torch.arange(self.block_size)).flatten()
+        tiles = self.keys[layer, :, slots // self.tile, :, slots % self.tile]
+        return tiles.transpose(0, 1), self.values[layer, :, slots]
+
+    def zero_blocks(self, block_ids: np.ndarray) -> None:
+        """Nothing to do: no slot is read before it was written."""
 
 
 def _by_layer(

@@ -2,7 +2,7 @@
 """The products of `row_kernels` in LLVM's language, as text.
 
     rows_<n>(x, weight, y, in, panels, rows, first, end)   panels first to end - 1, n rows a block
-    task_<n>(call)                                         a thread's share of all panels
+    task_<n>(call, me, team)                               a thread's share of all panels
 
 All sums of a block are values that no loop reads from memory, so they stay in registers; that is
 what this is written by hand for.
@@ -50,9 +50,7 @@ def code(machine: Machine, storage: Storage) -> str:
     bits = 32 * machine.lanes
     parts = [
         f"""
-        %call = type {{ ptr, ptr, ptr, i64, i64, i64 }}
-        declare i32 @omp_get_thread_num()
-        declare i32 @omp_get_num_threads()
+        %call = type {{ ptr, ptr, ptr, ptr, i64, i64, i64 }}
         declare {vector} @llvm.fma.v{machine.lanes}f32({vector}, {vector}, {vector})
         attributes #0 = {{ "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" }}
         """
@@ -65,22 +63,18 @@ def code(machine: Machine, storage: Storage) -> str:
 def _task(size: int) -> str:
     fields = ["ptr %x", "ptr %weight", "ptr %y", "i64 %in", "i64 %panels", "i64 %rows"]
     loads = ""
-    for place, field in enumerate(fields):
+    for place, field in enumerate(fields, 1):
         kind, name = field.split()
         loads += f"""
         {name}.p = getelementptr %call, ptr %call, i32 0, i32 {place}
         {name} = load {kind}, ptr {name}.p"""
     return f"""
-    define void @task_{size}(ptr %call) {{{loads}
-        %own = call i32 @omp_get_thread_num()
-        %all = call i32 @omp_get_num_threads()
-        %me = zext i32 %own to i64
-        %threads = zext i32 %all to i64
+    define void @task_{size}(ptr %call, i64 %me, i64 %team) {{{loads}
         %next = add i64 %me, 1
         %first.n = mul i64 %panels, %me
         %end.n = mul i64 %panels, %next
-        %first = udiv i64 %first.n, %threads
-        %end = udiv i64 %end.n, %threads
+        %first = udiv i64 %first.n, %team
+        %end = udiv i64 %end.n, %team
         call void @rows_{size}({", ".join(fields)}, i64 %first, i64 %end)
         ret void
     }}"""

@@ -16,20 +16,12 @@ See docs/decisions/0014-row-kernels.md.
 import ctypes
 import functools
 import logging
-import os
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from specserve.model.machine_code import Functions, Team, host_machine
 from specserve.model.row_code import Machine, Storage, code
-
-llvm: Any = None
-WHY_NOT = ""
-try:
-    import llvmlite.binding as llvm
-except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
-    WHY_NOT = str(error)
 
 _LOG = logging.getLogger(__name__)
 _ARGUMENTS = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 5
@@ -38,18 +30,18 @@ _ARGUMENTS = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 5
 class RowKernels:
     """The compiled products with weights of one storage."""
 
-    def __init__(self, machine: Machine, storage: Storage, parallel: "_OpenMP") -> None:
+    def __init__(self, machine: Machine, storage: Storage, team: Team) -> None:
         """Compiles them all, in about a tenth of a second."""
         self.panel = machine.panel
         self._storage = storage
         self._most_rows = machine.most_rows
-        self._parallel = parallel
-        self._engine = engine = _compile(code(machine, storage))  # owns what follows
+        self._team = team
+        self._code = Functions(code(machine, storage))
         sizes = machine.block_sizes
         prototype = ctypes.CFUNCTYPE(None, *_ARGUMENTS)
-        self._addresses = [engine.get_function_address(f"rows_{size}") for size in sizes]
+        self._addresses = [self._code.address(f"rows_{size}") for size in sizes]
         self._functions = [prototype(address) for address in self._addresses]
-        self._tasks = [engine.get_function_address(f"task_{size}") for size in sizes]
+        self._tasks = [self._code.address(f"task_{size}") for size in sizes]
 
     @property
     def addresses(self) -> list[int]:
@@ -101,22 +93,22 @@ class RowKernels:
         if num_threads == 1:
             self._functions[place](*pointers, in_size, num_panels, num_rows, 0, num_panels)
         else:
-            call = _Call(*pointers, in_size, num_panels, num_rows)
-            self._parallel.run(self._tasks[place], call, num_threads)
+            call = _Call(self._tasks[place], *pointers, in_size, num_panels, num_rows)
+            self._team.run(ctypes.addressof(call), num_threads)
         return y
 
 
 @functools.cache
 def row_kernels(storage: Storage) -> RowKernels | None:
     """None where this machine or installation has none, or they compute something else."""
-    machine = _machine()
-    parallel = None if machine is None else _OpenMP.of_torch()
-    if machine is None or parallel is None:
+    machine = host_machine()
+    team = None if machine is None else Team.of_torch()
+    if machine is None or team is None:
         return None
     if storage is Storage.FLOAT16 and not machine.has_halves:
         return None
     try:
-        kernels = RowKernels(machine, storage, parallel)
+        kernels = RowKernels(machine, storage, team)
     except RuntimeError as error:  # LLVM's
         _LOG.warning("matrix products are not compiled: %s", error)
         return None
@@ -124,24 +116,6 @@ def row_kernels(storage: Storage) -> RowKernels | None:
         _LOG.warning("compiled matrix products are wrong on this machine, not used")
         return None
     return kernels
-
-
-@functools.cache
-def _machine() -> Machine | None:
-    if llvm is None:
-        _LOG.info("matrix products are not compiled, which is slower: %s", WHY_NOT)
-        return None
-    try:
-        features = llvm.get_host_cpu_features()
-    except RuntimeError as error:
-        _LOG.warning("matrix products are not compiled: %s", error)
-        return None
-    has_halves = bool(features.get("f16c"))
-    if features.get("avx512f"):
-        return Machine(lanes=16, most_rows=12, has_halves=has_halves)
-    if features.get("avx2") and features.get("fma"):
-        return Machine(lanes=8, most_rows=6, has_halves=has_halves)
-    return None
 
 
 def _is_right(kernels: RowKernels, most_rows: int) -> bool:
@@ -158,27 +132,11 @@ def _is_right(kernels: RowKernels, most_rows: int) -> bool:
     return is_close and all(torch.equal(kernels.product(x[:n], packed), alone[:n]) for n in sizes)
 
 
-def _compile(code: str) -> Any:  # noqa: ANN401
-    """LLVM's engine, which owns the functions of `code`."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    module = llvm.parse_assembly(code)
-    module.verify()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
-    )
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    return engine
-
-
-# --- threads -------------------------------------------------------------------------------------
-
-
 class _Call(ctypes.Structure):
     """What a thread needs to know; the layout is `%call` of `row_code`."""
 
     _fields_ = [
+        ("task", ctypes.c_void_p),
         ("x", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
@@ -186,28 +144,3 @@ class _Call(ctypes.Structure):
         ("num_panels", ctypes.c_int64),
         ("num_rows", ctypes.c_int64),
     ]
-
-
-class _OpenMP:
-    """The threads that torch has, of which each takes an equal share of the panels."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._start = library.GOMP_parallel
-        self._start.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        self._start.restype = None
-        for name in ("omp_get_thread_num", "omp_get_num_threads"):
-            address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-            llvm.add_symbol(name, address)
-
-    @staticmethod
-    @functools.cache
-    def of_torch() -> "_OpenMP | None":
-        """None if it has others than GNU's."""
-        try:  # what is loaded already: another library would be a second set of threads
-            return _OpenMP(ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD))
-        except (OSError, AttributeError):
-            _LOG.info("matrix products are not compiled: torch has threads of another kind")
-            return None
-
-    def run(self, task: int, call: _Call, num_threads: int) -> None:
-        self._start(task, ctypes.byref(call), num_threads, 0)

@@ -10,7 +10,7 @@ import torch
 
 from draft_node.streams import Streams
 from specserve.drafting import Drafter
-from specserve.model.attention import TorchAttention
+from specserve.model.forward import TorchForward
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
@@ -52,9 +52,12 @@ def drafter_on_device(
 def _move(target: InProcessTarget, *, deterministic: bool) -> None:
     """What the in-process node places on the CPU by itself."""
     target.sampler.device = DEVICE
-    attention = target.runner.attention
-    target.runner.attention = TorchAttention(
-        target.runner.cache, num_heads=attention.num_heads, deterministic=deterministic
+    cache = target.runner.cache
+    target.runner.passes = TorchForward(
+        target.runner.model,
+        num_blocks=cache.num_blocks,
+        block_size=cache.block_size,
+        deterministic=deterministic,
     )
     if isinstance(target.speculation, SynchronousSpeculation):
         target.speculation._draft._device = DEVICE

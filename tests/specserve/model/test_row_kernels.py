@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specserve.model import machine_code
 from specserve.model import row_kernels as module
 from specserve.model.linear import CompiledLinear, Kernels, can_halve_exactly
+from specserve.model.machine_code import Team, host_machine
 from specserve.model.row_code import Machine, Storage
 from specserve.model.row_kernels import RowKernels, row_kernels
 
@@ -27,9 +29,9 @@ def compiled(weight, storage=Storage.FLOAT32):
 
 def without_avx512(storage):
     """The kernels of a machine with half as wide vectors, which this one has, too."""
-    parallel = module._OpenMP.of_torch()
-    assert parallel is not None
-    return RowKernels(Machine(lanes=8, most_rows=6, has_halves=True), storage, parallel)
+    team = Team.of_torch()
+    assert team is not None
+    return RowKernels(Machine(lanes=8, most_rows=6, has_halves=True), storage, team)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -163,7 +165,7 @@ def test_what_may_not_be_rounded_is_not():
 @pytest.fixture
 def anew():
     """Whoever asks for kernels during the test makes them, and nobody has those afterwards."""
-    asked = row_kernels, module._machine
+    asked = row_kernels, host_machine
     for function in asked:
         function.cache_clear()
     yield
@@ -181,7 +183,7 @@ def test_wrong_products_are_not_used(anew, monkeypatch, caplog):
             "call <{n} x float> @llvm.fma.v{n}f32(<{n} x float> %x.2, <{n} x float> %w.0",
         ),
     }
-    machine = module._machine()
+    machine = host_machine()
     assert machine is not None
     for right, wrong in spoilt.values():
         row_kernels.cache_clear()
@@ -206,9 +208,9 @@ def test_a_compiler_that_refuses_is_done_without(anew, monkeypatch, caplog):
 
 
 def test_without_halves_float16_is_not_had(anew, monkeypatch):
-    machine = module._machine()
+    machine = host_machine()
     assert machine is not None
-    monkeypatch.setattr(module, "_machine", lambda: replace(machine, has_halves=False))
+    monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_halves=False))
     assert row_kernels(Storage.FLOAT16) is None
     assert row_kernels(Storage.BFLOAT16) is not None
     assert not can_halve_exactly()
@@ -223,13 +225,13 @@ class _NoFeatures:
 @pytest.mark.parametrize("missing", ["llvm", "vectors", "features", "threads"])
 def test_where_they_cannot_be_had_others_serve(anew, monkeypatch, missing):
     if missing == "llvm":
-        monkeypatch.setattr(module, "llvm", None)
+        monkeypatch.setattr(machine_code, "llvm", None)
     elif missing == "vectors":
-        monkeypatch.setattr(module, "_machine", lambda: None)
+        monkeypatch.setattr(module, "host_machine", lambda: None)
     elif missing == "features":
-        monkeypatch.setattr(module, "llvm", _NoFeatures)
+        monkeypatch.setattr(machine_code, "llvm", _NoFeatures)
     else:
-        monkeypatch.setattr(module._OpenMP, "of_torch", lambda: None)
+        monkeypatch.setattr(Team, "of_torch", lambda: None)
     assert row_kernels(Storage.FLOAT32) is None
     product = Kernels(dtype=torch.float32, device=CPU, deterministic=True).linear([torch.eye(8)])
     assert not isinstance(product, CompiledLinear)

@@ -1,0 +1,347 @@
+# pyright: strict
+"""Attention over a paged cache in LLVM's language, as text: what all time of it is spent in.
+
+    score_<n>(queries, keys, pages, tiles, tiles a page, scores, stride)
+    soften(scores, seen, padded, total)
+    weigh_<n>(weights, stride, values, pages, seen, page size, out)
+
+n rows, each a query head of one token of a row of the cache, whose pages are read as they lie
+there: keys in tiles [D, keys of a tile], values [keys, D]. Strides are in floats.
+
+`score` fills whole tiles. `soften` makes exp(score - largest) of the first `seen` scores and zeros
+of the others up to `padded`, whole vectors, and sums them. `weigh` reads the first `seen` positions
+only. As in `row_code`, the sums of a block are values that no loop reads from memory, each is one
+chain of fused multiply-adds in the order of dimensions or positions, and no row knows of another.
+A total is 16 interleaved sums, folded in halves. Nothing depends on the machine's vectors.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+LANES = 16  # floats of the widest vector here; LLVM splits it where the machine's are narrower
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model and its cache divide into."""
+
+    head_dim: int  # D
+    tile: int  # keys
+    columns: int  # of values that are one vector: divides D
+    most_rows: int  # of a block, and sums of one that are vectors in registers
+
+    def tiles_at_once(self, size: int) -> int:
+        """So many that their chains of sums overlap."""
+        return self.most_rows // size
+
+    def columns_at_once(self, size: int) -> int:
+        """Vectors of them, likewise."""
+        vectors = self.head_dim // self.columns
+        most = max(1, self.most_rows // size)
+        return max(n for n in range(1, most + 1) if vectors % n == 0)
+
+
+def code(shape: Shape) -> str:
+    """Of all blocks of rows."""
+    parts = [
+        f"""
+        declare <{LANES} x float> @llvm.floor.v{LANES}f32(<{LANES} x float>)
+        attributes #0 = {{
+            "min-legal-vector-width"="{32 * LANES}" "prefer-vector-width"="{32 * LANES}"
+        }}"""
+    ]
+    for lanes in sorted({shape.tile, shape.columns, LANES}):
+        vector = f"<{lanes} x float>"
+        parts.append(f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})")
+    parts += _soften()
+    for size in range(1, shape.most_rows + 1):
+        parts += [*_score(shape, size), *_weigh(shape, size)]
+    return "\n".join(parts)
+
+
+# --- products ------------------------------------------------------------------------------------
+
+
+def _score(shape: Shape, size: int) -> Iterator[str]:
+    """Groups of tiles, and in them all dimensions. Beyond the last tile it is done once more."""
+    tile, dim, tiles = shape.tile, shape.head_dim, range(shape.tiles_at_once(size))
+    sums = _Sums(tile, size, len(tiles))
+    yield f"""
+    define void @score_{size}(ptr noalias %x, ptr noalias %keys, ptr noalias %pages,
+                              i64 %tiles, i64 %tiles.page, ptr noalias %y, i64 %stride) #0 {{
+    entry:
+        %last = sub i64 %tiles, 1
+        br label %group
+    group:
+        %t = phi i64 [0, %entry], [%t.next, %group.end]"""
+    for v in tiles:
+        yield f"""
+        %t.wanted.{v} = add i64 %t, {v}
+        %is.there.{v} = icmp ult i64 %t.wanted.{v}, %last
+        %t.{v} = select i1 %is.there.{v}, i64 %t.wanted.{v}, i64 %last
+        %place.{v} = udiv i64 %t.{v}, %tiles.page
+        %part.{v} = urem i64 %t.{v}, %tiles.page
+        %page.at.{v} = getelementptr i64, ptr %pages, i64 %place.{v}
+        %page.{v} = load i64, ptr %page.at.{v}
+        %page.start.{v} = mul i64 %page.{v}, %tiles.page
+        %tile.{v} = add i64 %page.start.{v}, %part.{v}
+        %tile.start.{v} = mul i64 %tile.{v}, {tile * dim}
+        %w.start.{v} = getelementptr float, ptr %keys, i64 %tile.start.{v}"""
+    yield "br label %multiply"
+    yield "multiply:"
+    yield "%k = phi i64 [0, %group], [%k.next, %multiply]"
+    yield from sums.entered("multiply", [("group", "zeroinitializer"), ("multiply", "%more.{}")])
+    yield f"%w.offset = mul i64 %k, {tile}"
+    for v in tiles:
+        yield f"%w.at.{v} = getelementptr float, ptr %w.start.{v}, i64 %w.offset"
+        yield f"%w.{v} = load {sums.vector}, ptr %w.at.{v}, align 4"
+    for r in range(size):
+        yield f"%x.place.{r} = add i64 %k, {r * dim}"
+        yield f"%x.at.{r} = getelementptr float, ptr %x, i64 %x.place.{r}"
+    yield from sums.added()
+    yield f"""
+        %k.next = add i64 %k, 1
+        %is.more = icmp ult i64 %k.next, {dim}
+        br i1 %is.more, label %multiply, label %group.end
+    group.end:"""
+    for v in tiles:
+        yield f"%y.column.{v} = mul i64 %t.{v}, {tile}"
+    for r in range(size):
+        yield f"%y.start.{r} = mul i64 %stride, {r}"
+    for r, v in sums.places:
+        yield f"%y.place.{r}.{v} = add i64 %y.start.{r}, %y.column.{v}"
+    yield from sums.stored()
+    yield f"""
+        %t.next = add i64 %t, {len(tiles)}
+        %is.group = icmp ult i64 %t.next, %tiles
+        br i1 %is.group, label %group, label %done
+    done:
+        ret void
+    }}"""
+
+
+def _weigh(shape: Shape, size: int) -> Iterator[str]:
+    """Groups of columns, in them pages, in them all positions."""
+    dim, at_once = shape.head_dim, shape.columns_at_once(size)
+    sums = _Sums(shape.columns, size, at_once)
+    yield f"""
+    define void @weigh_{size}(ptr noalias %x, i64 %stride, ptr noalias %values,
+                              ptr noalias %pages, i64 %seen, i64 %page.size, ptr noalias %y) #0 {{
+    entry:
+        %page.floats = mul i64 %page.size, {dim}"""
+    for r in range(size):
+        yield f"%x.start.{r} = mul i64 %stride, {r}"
+        yield f"%x.row.{r} = getelementptr float, ptr %x, i64 %x.start.{r}"
+    yield """
+        br label %group
+    group:
+        %column = phi i64 [0, %entry], [%column.next, %group.end]
+        %w.columns = getelementptr float, ptr %values, i64 %column
+        br label %page
+    page:
+        %p = phi i64 [0, %group], [%p.next, %page.end]
+        %first = phi i64 [0, %group], [%first.next, %page.end]"""
+    yield from sums.entered("page", [("group", "zeroinitializer"), ("page.end", "%more.{}")])
+    yield """
+        %page.at = getelementptr i64, ptr %pages, i64 %p
+        %page.id = load i64, ptr %page.at
+        %page.offset = mul i64 %page.id, %page.floats
+        %w.page = getelementptr float, ptr %w.columns, i64 %page.offset
+        %left = sub i64 %seen, %first
+        %is.whole = icmp ult i64 %page.size, %left
+        %count = select i1 %is.whole, i64 %page.size, i64 %left
+        br label %multiply
+    multiply:
+        %k = phi i64 [0, %page], [%k.next, %multiply]"""
+    yield from sums.entered("multiply", [("page", "%page.{}"), ("multiply", "%more.{}")])
+    yield f"%w.offset = mul i64 %k, {dim}"
+    yield "%w.key = getelementptr float, ptr %w.page, i64 %w.offset"
+    for v in range(at_once):
+        yield f"%w.at.{v} = getelementptr float, ptr %w.key, i64 {v * shape.columns}"
+        yield f"%w.{v} = load {sums.vector}, ptr %w.at.{v}, align 4"
+    yield "%x.key = add i64 %first, %k"
+    for r in range(size):
+        yield f"%x.at.{r} = getelementptr float, ptr %x.row.{r}, i64 %x.key"
+    yield from sums.added()
+    yield """
+        %k.next = add i64 %k, 1
+        %is.more = icmp ult i64 %k.next, %count
+        br i1 %is.more, label %multiply, label %page.end
+    page.end:
+        %p.next = add i64 %p, 1
+        %first.next = add i64 %first, %count
+        %is.page = icmp ult i64 %first.next, %seen
+        br i1 %is.page, label %page, label %group.end
+    group.end:"""
+    for r, v in sums.places:
+        yield f"%y.place.{r}.{v} = add i64 %column, {r * dim + v * shape.columns}"
+    yield from sums.stored()
+    yield f"""
+        %column.next = add i64 %column, {at_once * shape.columns}
+        %is.group = icmp ult i64 %column.next, {dim}
+        br i1 %is.group, label %group, label %done
+    done:
+        ret void
+    }}"""
+
+
+class _Sums:
+    """x[rows] * w[vectors], in registers."""
+
+    def __init__(self, lanes: int, num_rows: int, num_vectors: int) -> None:
+        self.vector = f"<{lanes} x float>"
+        self.places = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
+        self._lanes = lanes
+        self._rows = range(num_rows)
+
+    def entered(self, block: str, sources: list[tuple[str, str]]) -> Iterator[str]:
+        """What they are at the start of a block, by where it is entered from."""
+        prefix = "page" if block == "page" else "sum"
+        for r, v in self.places:
+            values = ", ".join(f"[{value.format(f'{r}.{v}')}, %{of}]" for of, value in sources)
+            yield f"%{prefix}.{r}.{v} = phi {self.vector} {values}"
+
+    def added(self) -> Iterator[str]:
+        """more = sum + x * w."""
+        vector, lanes = self.vector, self._lanes
+        to_all = f"<{lanes} x i32> zeroinitializer"
+        for r in self._rows:
+            yield f"""
+        %x.one.{r} = load float, ptr %x.at.{r}
+        %x.1.{r} = insertelement {vector} poison, float %x.one.{r}, i32 0
+        %x.{r} = shufflevector {vector} %x.1.{r}, {vector} poison, {to_all}"""
+        for r, v in self.places:
+            operands = f"{vector} %x.{r}, {vector} %w.{v}, {vector} %sum.{r}.{v}"
+            yield f"%more.{r}.{v} = call {vector} @llvm.fma.v{lanes}f32({operands})"
+
+    def stored(self) -> Iterator[str]:
+        """y[place] = more."""
+        for r, v in self.places:
+            yield f"""
+        %y.at.{r}.{v} = getelementptr float, ptr %y, i64 %y.place.{r}.{v}
+        store {self.vector} %more.{r}.{v}, ptr %y.at.{r}.{v}, align 4"""
+
+
+# --- softmax -------------------------------------------------------------------------------------
+
+_VECTOR, _INTEGERS, _BITS = (f"<{LANES} x {kind}>" for kind in ("float", "i32", "i1"))
+_LOG2_E, _LEAST_EXPONENT, _MOST_EXPONENT = 1.44269504, -126.0, 127.0
+# 2**part for parts from -.5 to .5, highest power first.
+_SERIES = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
+
+
+def _soften() -> Iterator[str]:
+    """The largest of all, and then their powers and the sum of these."""
+    yield f"""
+    define void @soften(ptr noalias %scores, i64 %seen, i64 %padded, ptr noalias %total) #0 {{
+    entry:
+        br label %compare
+    compare:
+        %key = phi i64 [0, %entry], [%key.next, %compare]
+        %most = phi {_VECTOR} [{_splat(float("-inf"))}, %entry], [%most.next, %compare]"""
+    yield from _loaded("key", "score")
+    yield f"""
+        %is.larger = fcmp ogt {_VECTOR} %score, %most
+        %is.most = and {_BITS} %is.larger, %score.is.seen
+        %most.next = select {_BITS} %is.most, {_VECTOR} %score, {_VECTOR} %most
+        %key.next = add i64 %key, {LANES}
+        %is.more = icmp ult i64 %key.next, %padded
+        br i1 %is.more, label %compare, label %compared
+    compared:"""
+    yield from _folded("most.next", "largest", _larger)
+    yield f"""
+        br label %soften
+    soften:
+        %place = phi i64 [0, %compared], [%place.next, %soften]
+        %sum = phi {_VECTOR} [zeroinitializer, %compared], [%sum.next, %soften]"""
+    yield from _loaded("place", "value")
+    yield f"%gap = fsub {_VECTOR} %value, %largest"
+    yield from _exp("gap", "power")
+    yield f"""
+        %weight = select {_BITS} %value.is.seen, {_VECTOR} %power, {_VECTOR} zeroinitializer
+        store {_VECTOR} %weight, ptr %value.at, align 4
+        %sum.next = fadd {_VECTOR} %sum, %weight
+        %place.next = add i64 %place, {LANES}
+        %is.again = icmp ult i64 %place.next, %padded
+        br i1 %is.again, label %soften, label %softened
+    softened:"""
+    yield from _folded("sum.next", "all", _sum)
+    yield f"""
+        %one = extractelement {_VECTOR} %all, i32 0
+        store float %one, ptr %total
+        ret void
+    }}"""
+
+
+def _loaded(start: str, name: str) -> Iterator[str]:
+    """A vector of scores from `start` on, where it lies, and which of them are seen."""
+    numbers = ", ".join(f"i32 {lane}" for lane in range(LANES))
+    yield f"""
+        %{name}.at = getelementptr float, ptr %scores, i64 %{start}
+        %{name} = load {_VECTOR}, ptr %{name}.at, align 4
+        %{name}.left.wide = sub i64 %seen, %{start}
+        %{name}.left = trunc i64 %{name}.left.wide to i32
+        %{name}.one = insertelement {_INTEGERS} poison, i32 %{name}.left, i32 0
+        %{name}.all = shufflevector {_INTEGERS} %{name}.one, {_INTEGERS} poison,
+                                    {_INTEGERS} zeroinitializer
+        %{name}.is.seen = icmp slt {_INTEGERS} <{numbers}>, %{name}.all"""
+
+
+def _exp(x: str, name: str) -> Iterator[str]:
+    """e**x to the last few bits, from 1e-38 to 2e38; NaN stays NaN."""
+    vector, integers, bits = _VECTOR, _INTEGERS, _BITS
+
+    def fma(*operands: str) -> str:
+        listed = ", ".join(f"{vector} {operand}" for operand in operands)
+        return f"call {vector} @llvm.fma.v{LANES}f32({listed})"
+
+    yield f"""
+        %scaled = fmul {vector} %{x}, {_splat(_LOG2_E)}
+        %is.low = fcmp olt {vector} %scaled, {_splat(_LEAST_EXPONENT)}
+        %raised = select {bits} %is.low, {vector} {_splat(_LEAST_EXPONENT)}, {vector} %scaled
+        %is.high = fcmp ogt {vector} %raised, {_splat(_MOST_EXPONENT)}
+        %kept = select {bits} %is.high, {vector} {_splat(_MOST_EXPONENT)}, {vector} %raised
+        %shifted = fadd {vector} %kept, {_splat(0.5)}
+        %whole = call {vector} @llvm.floor.v{LANES}f32({vector} %shifted)
+        %part = fsub {vector} %kept, %whole
+        %series.0 = fadd {vector} {_splat(_SERIES[0])}, zeroinitializer"""
+    for place, factor in enumerate(_SERIES[1:], 1):
+        yield f"%series.{place} = {fma(f'%series.{place - 1}', '%part', _splat(factor))}"
+    yield f"""
+        %exponent = fptosi {vector} %whole to {integers}
+        %biased = add {integers} %exponent, splat (i32 127)
+        %placed = shl {integers} %biased, splat (i32 23)
+        %scale = bitcast {integers} %placed to {vector}
+        %{name} = fmul {vector} %series.{len(_SERIES) - 1}, %scale"""
+
+
+def _folded(name: str, result: str, combine: Callable[[str, str, str], str]) -> Iterator[str]:
+    """All lanes of `result` = those of `name` combined, in halves."""
+    width, last = LANES // 2, name
+    while width:
+        order = ", ".join(f"i32 {lane ^ width}" for lane in range(LANES))
+        other, found = f"{result}.other.{width}", result if width == 1 else f"{result}.{width}"
+        yield (
+            f"%{other} = shufflevector {_VECTOR} %{last}, {_VECTOR} poison, "
+            f"<{LANES} x i32> <{order}>"
+        )
+        yield combine(found, last, other)
+        width, last = width // 2, found
+
+
+def _sum(name: str, one: str, other: str) -> str:
+    return f"%{name} = fadd {_VECTOR} %{one}, %{other}"
+
+
+def _larger(name: str, one: str, other: str) -> str:
+    return f"""
+        %{name}.is = fcmp ogt {_VECTOR} %{one}, %{other}
+        %{name} = select {_BITS} %{name}.is, {_VECTOR} %{one}, {_VECTOR} %{other}"""
+
+
+def _splat(number: float) -> str:
+    """A vector of the float32 nearest to it; LLVM wants a double's bits."""
+    rounded = struct.unpack("f", struct.pack("f", number))[0]
+    bits = struct.unpack("Q", struct.pack("d", rounded))[0]
+    return f"splat (float 0x{bits:016X})"

@@ -1,0 +1,33 @@
+"""Attention's products as machine code for this machine: see `attention_code`."""
+
+import functools
+import math
+
+import numpy as np
+
+from specserve.model.attention_code import LANES, Shape, code
+from specserve.model.machine_code import Functions, host_machine
+
+
+class AttentionKernels:
+    """For heads of one size and tiles of some keys."""
+
+    def __init__(self, shape: Shape) -> None:
+        """Compiles them, in about a tenth of a second. Raises RuntimeError, which is LLVM's."""
+        self._code = Functions(code(shape))
+        self.most_rows = shape.most_rows
+        self.soften = self._code.address("soften")
+        self.by_size = np.array(  # int64 [2, n]: `score_<n>` and `weigh_<n>`
+            [
+                [self._code.address(f"{name}_{size}") for size in range(1, shape.most_rows + 1)]
+                for name in ("score", "weigh")
+            ]
+        )
+
+
+@functools.cache
+def attention_kernels(head_dim: int, tile: int) -> AttentionKernels:
+    machine = host_machine()
+    assert machine is not None, "who wants these has products, which need one"
+    # A vector of sums is two registers where vectors are half as wide.
+    return AttentionKernels(Shape(head_dim, tile, math.gcd(head_dim, LANES), machine.most_rows))

@@ -1,0 +1,53 @@
+"""A target's forward pass over a paged cache: laid out once, then run, by torch or compiled."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from specserve.model.attention import AttentionBatch
+from specserve.model.compiled_forward import CompiledForward
+from specserve.model.forward_trial import are_usable
+from specserve.model.torch_forward import TorchForward
+from specserve.model.transformer import Transformer
+
+
+class Cache(Protocol):
+    """What others than attention may know of keys and values."""
+
+    num_blocks: int
+    block_size: int
+
+    def read(self, layer: int, block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of `block_ids`, in order: [num_kv_heads, positions, head_dim] each."""
+        ...
+
+    def zero_blocks(self, block_ids: np.ndarray) -> None:
+        """Whatever is in them must not reach a later owner."""
+        ...
+
+
+class Forward(Protocol):
+    @property
+    def cache(self) -> Cache: ...
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Lay out one forward of `batch`."""
+        ...
+
+    def run(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, taps: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """As `Transformer.forward`, of the batch that is planned."""
+        ...
+
+
+def make_forward(
+    model: Transformer, *, num_blocks: int, block_size: int, deterministic: bool
+) -> Forward:
+    """The faster one that this model and machine have."""
+    if CompiledForward.suits(model) and are_usable():
+        return CompiledForward(model, num_blocks=num_blocks, block_size=block_size)
+    return TorchForward(
+        model, num_blocks=num_blocks, block_size=block_size, deterministic=deterministic
+    )

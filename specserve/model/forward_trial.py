@@ -1,0 +1,116 @@
+"""Whether compiled forwards can be had here: a very small model's are compared with torch's."""
+
+import functools
+
+import numpy as np
+import torch
+
+from specserve import compiled
+from specserve.model import layer_kernels
+from specserve.model.attention import AttentionBatch
+from specserve.model.compiled_forward import CompiledForward
+from specserve.model.config import ModelSpec, RopeSpec
+from specserve.model.layers import DecoderLayer, RMSNorm, SwiGLU
+from specserve.model.linear import Kernels
+from specserve.model.parallel import TensorParallel
+from specserve.model.projection import GatheredProjection
+from specserve.model.rope import RotaryTable
+from specserve.model.torch_forward import TorchForward
+from specserve.model.transformer import Transformer
+
+_TOLERANCE = 1e-4
+_NUM_BLOCKS, _BLOCK_SIZE = 12, 16
+
+
+@functools.cache
+def are_usable() -> bool:
+    """Whether numba is here and works. Compiles everything, unless that was done before."""
+    return compiled.works("forwards are made", layer_kernels.run_parts, _check)
+
+
+@torch.inference_mode()
+def _check() -> None:
+    """Raises ArithmeticError if they are wrong."""
+    model = _small_model()
+    compiled_one = CompiledForward(model, num_blocks=_NUM_BLOCKS, block_size=_BLOCK_SIZE)
+    torch_one = TorchForward(
+        model, num_blocks=_NUM_BLOCKS, block_size=_BLOCK_SIZE, deterministic=False
+    )
+    tables = [np.arange(5, 9), np.arange(1, 5)]
+    for counts, ends in (([40, 3], [40, 3]), ([1, 17], [41, 20])):
+        batch = AttentionBatch(np.array(counts), np.array(ends), tables)
+        spans = zip(counts, ends, strict=True)
+        positions = torch.cat([torch.arange(end - count, end) for count, end in spans])
+        found = []
+        for forward in (compiled_one, torch_one):
+            forward.plan(batch)
+            hidden, tapped = forward.run(positions % model.config.vocab_size, positions, (-1, 0))
+            found.append(torch.stack([hidden, *tapped]))
+        error = (found[0] - found[1]).abs().max().item()
+        if not error <= _TOLERANCE:
+            raise ArithmeticError(f"a small model's states differ by {error}")
+
+
+def _small_model() -> Transformer:
+    spec = ModelSpec(
+        architecture="Qwen3ForCausalLM",
+        model_type="qwen3",
+        vocab_size=32,
+        hidden_size=40,
+        intermediate_size=24,
+        num_real_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        rms_norm_eps=1e-6,
+        rope=RopeSpec(theta=100.0),
+        qk_norm=True,
+        tie_word_embeddings=True,
+        eos_token_ids=(),
+        dtype="float32",
+    )
+    generator = torch.Generator().manual_seed(0)
+    parallel = TensorParallel()
+    cpu = torch.device("cpu")
+    kernels = Kernels(dtype=torch.float32, device=cpu, deterministic=False)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+
+    def norm(*shape: int) -> RMSNorm:
+        return RMSNorm(1 + 0.1 * torch.randn(shape, generator=generator), spec.rms_norm_eps)
+
+    def layer(index: int) -> DecoderLayer:
+        hidden, width, dim = spec.hidden_size, spec.intermediate_size, spec.head_dim
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        return DecoderLayer(
+            index=index,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=dim,
+            input_norm=norm(hidden),
+            qkv=kernels.linear([weight((heads + 2 * kv_heads) * dim, hidden)]),
+            qk_norm=norm(heads + kv_heads, dim),
+            o_proj=GatheredProjection(kernels.linear([weight(hidden, heads * dim)]), parallel),
+            mlp_norm=norm(hidden),
+            gate_up=kernels.linear([weight(2 * width, hidden)]),
+            gate=SwiGLU(width, cpu),
+            down_proj=GatheredProjection(kernels.linear([weight(hidden, width)]), parallel),
+        )
+
+    return Transformer(
+        spec,
+        embedding=weight(spec.vocab_size, spec.hidden_size),
+        layers=[layer(index) for index in range(spec.num_layers)],
+        final_norm=norm(spec.hidden_size),
+        lm_head=kernels.linear([weight(spec.vocab_size, spec.hidden_size)]),
+        rotary=RotaryTable(
+            spec.rope,
+            head_dim=spec.head_dim,
+            num_positions=spec.max_position_embeddings,
+            dtype=torch.float32,
+            device=cpu,
+        ),
+        parallel=parallel,
+    )

@@ -1,0 +1,382 @@
+"""All that a decoder computes for tokens of many rows, compiled: one call a forward.
+
+Around a product of few tokens torch dispatches some thirty small operations a layer, and attention
+copies what it reads; both cost more than what they compute. Here products (`row_code`) and those of
+attention (`attention_code`) are called by address, and the rest lies between them. All is in this
+file, because numba compiles anew what it has kept only when that very file changes.
+
+Arithmetic is strict: no flag lets LLVM reorder or contract anything, so whatever it makes of a loop
+has the bits of the loop as it is written, and every loop is over one token's own numbers. That is
+why a token's bits do not depend on the batch, on chunks, threads or ranks, by construction. Sums
+are 16 interleaved ones, so that they may still be vectors.
+
+A model of L layers has parts 0 to 2 L. Each adds what the one before has led to and norms it; even
+ones then attend, odd ones gate, the last does nothing more. A closing product leads to the next.
+
+N tokens, B rows, and so on as in `kernel_record`. Nothing is checked here.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from specserve import compiled
+from specserve.address_call import call, pointer
+from specserve.model.kernel_record import (
+    ARRAY_WORDS,
+    FIRST_ARRAY,
+    RECORD_WORDS,
+    Batch,
+    Cache,
+    Code,
+    Job,
+    Room,
+    Sizes,
+    Thread,
+    Weights,
+)
+
+LANES = 16  # of a sum
+
+Array = np.ndarray
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+_LOG2_E = np.float32(1.44269504)
+_LEAST_EXPONENT, _MOST_EXPONENT, _BIAS = np.float32(-126.0), np.float32(127.0), np.int32(127)
+_MANTISSA_BITS = np.int32(23)
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def _compiled(function: _Function) -> _Function:
+    """As a decorator."""
+    return compiled.compiled(function)
+
+
+@_compiled
+def _exp(x: np.float32) -> np.float32:
+    """e**x to the last few bits, in a form that loops are vectorised with; 1e-38 to 2e38."""
+    scaled = x * _LOG2_E
+    if scaled < _LEAST_EXPONENT:  # false for NaN, which is to stay one
+        scaled = _LEAST_EXPONENT
+    if scaled > _MOST_EXPONENT:
+        scaled = _MOST_EXPONENT
+    whole = np.floor(scaled + np.float32(0.5))
+    part = scaled - whole  # -.5 to .5, and 2**part by its series
+    power = np.float32(1.5403530e-4)
+    power = power * part + np.float32(1.3333558e-3)
+    power = power * part + np.float32(9.6181291e-3)
+    power = power * part + np.float32(5.5504109e-2)
+    power = power * part + np.float32(2.4022651e-1)
+    power = power * part + np.float32(6.9314718e-1)
+    power = power * part + np.float32(1.0)
+    bits = np.int32((np.int32(whole) + _BIAS) << _MANTISSA_BITS)
+    return power * bits.view(np.float32)
+
+
+@_compiled
+def _rms_scale(x: Array, eps: np.float32, lanes: Array) -> np.float32:
+    """1 / rms of x."""
+    size = len(x)
+    whole = size // LANES * LANES
+    lanes[:] = np.float32(0)
+    for start in range(0, whole, LANES):
+        for lane in range(LANES):
+            lanes[lane] += x[start + lane] * x[start + lane]
+    for i in range(whole, size):
+        lanes[i - whole] += x[i] * x[i]
+    width = LANES // 2
+    while width:
+        for lane in range(width):
+            lanes[lane] += lanes[lane + width]
+        width //= 2
+    return np.float32(1) / np.sqrt(lanes[0] / np.float32(size) + eps)
+
+
+@_compiled
+def _share(number: int, thread: Thread) -> slice:
+    """What a thread does of `number` things."""
+    return slice(number * thread.number // thread.team, number * (thread.number + 1) // thread.team)
+
+
+@_compiled
+def _lay_out(batch: Batch, page_size: int, places: Array) -> None:
+    """Where every token is and is kept: [2, N]."""
+    token = 0
+    for row in range(len(batch.rows)):
+        count, end = batch.rows[row]
+        for position in range(end - count, end):
+            page = batch.pages[row, position // page_size]
+            places[0, token], places[1, token] = position, page * page_size + position % page_size
+            token += 1
+
+
+# --- a layer -------------------------------------------------------------------------------------
+
+
+@_compiled
+def add_normed(x: Array, added: Array, weight: Array, eps: np.float32, out: Array) -> None:
+    """x += added [N, >= E]; out = x / rms(x) * weight, all [N, E] but for weight [E]."""
+    num_tokens, size = x.shape
+    lanes = np.empty(LANES, np.float32)
+    for token in range(num_tokens):
+        row, more, normed = x[token], added[token], out[token]
+        for i in range(size):
+            row[i] += more[i]
+        scale = _rms_scale(row, eps, lanes)
+        for i in range(size):
+            normed[i] = row[i] * scale * weight[i]
+
+
+@_compiled
+def gated(gate_up: Array, out: Array) -> None:
+    """silu(gates) * ups: [N, >= 2 * width], gates first -> [N, width]."""
+    num_tokens, width = out.shape
+    for token in range(num_tokens):
+        gates, ups, found = gate_up[token, :width], gate_up[token, width:], out[token]
+        for i in range(width):
+            found[i] = gates[i] / (np.float32(1) + _exp(-gates[i])) * ups[i]
+
+
+@_compiled
+def _turn(x: Array, angles: Array) -> None:
+    """One head [D] by the angles [2, D] of its position, as `specserve.model.rope`."""
+    half = len(x) // 2
+    for i in range(half):
+        first, second = x[i], x[half + i]
+        x[i] = first * angles[0, i] + second * angles[1, i]
+        x[half + i] = second * angles[0, half + i] + first * angles[1, half + i]
+
+
+@_compiled
+def place_heads(qkv: Array, layer: int, job: Job, tokens: slice) -> None:
+    """Split qkv [N, >= (H + 2 KV) * D] of `tokens`: norm and turn heads, keep keys and values.
+
+    Queries are scaled by D ** -.5 already.
+    """
+    room, cache, weights = job.room, job.cache, job.weights
+    norms, eps = weights.head_norms[layer], weights.head_epsilons[layer]
+    num_kv_heads, _, per_kv, size = room.queries.shape
+    num_heads, tile = num_kv_heads * per_kv, cache.keys.shape[4]
+    scale = np.float32(1) / np.sqrt(np.float32(size))
+    lanes, head = np.empty(LANES, np.float32), np.empty(size, np.float32)
+    for token in range(tokens.start, tokens.stop):
+        position, slot = room.places[:, token]
+        angles = weights.rotary[position]
+        for h in range(num_heads + num_kv_heads):
+            head[:] = qkv[token, h * size : (h + 1) * size]
+            if len(norms):
+                rms = _rms_scale(head, eps, lanes)
+                for i in range(size):
+                    head[i] = head[i] * rms * norms[h, i]
+            _turn(head, angles)
+            if h < num_heads:
+                query = room.queries[h // per_kv, token, h % per_kv]
+                for i in range(size):
+                    query[i] = head[i] * scale
+            else:
+                kept = cache.keys[layer, h - num_heads, slot // tile]
+                for i in range(size):
+                    kept[i, slot % tile] = head[i]
+        for g in range(num_kv_heads):
+            start = (num_heads + num_kv_heads + g) * size
+            cache.values[layer, g, slot] = qkv[token, start : start + size]
+
+
+@_compiled
+def multiply(x: Array, product: Array, rows: Array, out: Array, thread: Thread) -> None:
+    """x [N, in] times a packed weight -> [N, panels * panel], a thread's share of the panels.
+
+    product [4]: address of the weight, inputs, panels, and its storage's place in `rows`.
+    """
+    functions = rows[product[3]]
+    num_rows, in_size, num_panels = len(x), product[1], product[2]
+    num_blocks = -(-num_rows // len(functions))
+    function = functions[-(-num_rows // num_blocks) - 1]
+    panels = _share(num_panels, thread)
+    if panels.start < panels.stop:
+        words = x.ctypes.data, product[0], out.ctypes.data, in_size, num_panels, num_rows
+        call(function, (*words, panels.start, panels.stop))
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+@_compiled
+def attend(layer: int, job: Job, thread: Thread) -> None:
+    """Causal attention of all queries to their rows, into room.inner [N, H * D].
+
+    Of the blocks of queries a thread computes every one that is its turn.
+    """
+    room, batch, cache, page_size = job.room, job.batch, job.cache, job.sizes.page_size
+    score, weigh, soften = job.code.attention[0], job.code.attention[1], job.code.others[0]
+    num_kv_heads, num_tokens, per_kv, size = room.queries.shape
+    most_rows, tile = len(score), cache.keys.shape[4]
+    out = room.inner[: room.queries.size].reshape(num_tokens, num_kv_heads * per_kv, size)
+    scores, stride = room.scores[thread.number], room.scores.shape[2]
+    found, totals = np.empty((most_rows, size), np.float32), np.empty(most_rows, np.float32)
+    first = turn = 0
+    for place in range(len(batch.rows)):
+        count, end = batch.rows[place]
+        pages = batch.pages[place].ctypes.data
+        num_queries = count * per_kv
+        num_blocks = -(-num_queries // most_rows)
+        height = -(-num_queries // num_blocks)
+        for g in range(num_kv_heads):
+            keys, values = cache.keys[layer, g].ctypes.data, cache.values[layer, g].ctypes.data
+            own = room.queries[g, first : first + count].reshape(num_queries, size)
+            for block in range(num_blocks):
+                turn += 1
+                if turn % thread.team != thread.number:
+                    continue
+                # What no full block is left for is computed twice.
+                start = min(block * height, num_queries - height)
+                most = end - count + 1 + (start + height - 1) // per_kv
+                where = own[start:].ctypes.data, keys, pages
+                tiles = -(-most // tile), page_size // tile
+                call(score[height - 1], (*where, *tiles, scores.ctypes.data, stride))
+                padded = -(-most // LANES) * LANES
+                for i in range(height):
+                    sizes = end - count + 1 + (start + i) // per_kv, padded
+                    call(soften, (scores[i].ctypes.data, *sizes, totals[i:].ctypes.data))
+                rest = values, pages, most, page_size, found.ctypes.data
+                call(weigh[height - 1], (scores.ctypes.data, stride, *rest))
+                for i in range(height):
+                    token, h = first + (start + i) // per_kv, g * per_kv + (start + i) % per_kv
+                    for d in range(size):
+                        out[token, h, d] = found[i, d] / totals[i]
+        first += count
+
+
+# --- a forward -----------------------------------------------------------------------------------
+
+
+@_compiled
+def _wait(job: Job, thread: Thread) -> None:
+    """Until all threads have come here."""
+    if thread.team > 1:
+        call(job.code.others[1], (0,))
+
+
+@_compiled
+def _product(x: Array, product: Array, job: Job, out: Array, thread: Thread) -> Array:
+    """`multiply` by the whole team, into flat room: [N, panels * panel]."""
+    shape = len(x), product[2] * job.sizes.panel
+    result = out[: shape[0] * shape[1]].reshape(shape)
+    multiply(x, product, job.code.rows, result, thread)
+    _wait(job, thread)
+    return result
+
+
+@_compiled
+def _enter(part: int, job: Job, tokens: slice) -> None:
+    """Add what the part before has led to, keep it if asked for, and norm it."""
+    room, weights = job.room, job.weights
+    x, added, hidden = room.x[tokens], room.added[tokens], room.hidden[tokens]
+    add_normed(x, added, weights.norms[part], weights.epsilons[part], hidden)
+    for place in range(len(room.taps)):
+        if part == 2 * room.taps[place] + 2:
+            room.tapped[place, tokens] = x
+
+
+@_compiled
+def run_parts(job: Job, thread: Thread) -> None:
+    """Parts first_part to end_part - 1 and the closing products between them, a thread's share."""
+    sizes, room, num_tokens = job.sizes, job.room, len(job.room.x)
+    tokens = _share(num_tokens, thread)
+    if thread.number == 0:
+        _lay_out(job.batch, sizes.page_size, room.places)
+    for part in range(sizes.first_part, sizes.end_part):
+        layer, is_gate = part // 2, part % 2
+        _enter(part, job, tokens)
+        _wait(job, thread)
+        if layer == len(job.weights.products):
+            return
+        products = job.weights.products[layer]
+        opening, closing = products[2 * is_gate], products[2 * is_gate + 1]
+        wide = _product(room.hidden, opening, job, room.wide, thread)
+        width = job.weights.widths[layer] if is_gate else room.queries.size // num_tokens
+        inner = room.inner[: num_tokens * width].reshape(num_tokens, width)
+        if is_gate:
+            gated(wide[tokens], inner[tokens])
+        else:
+            place_heads(wide, layer, job, tokens)
+            _wait(job, thread)
+            attend(layer, job, thread)
+        _wait(job, thread)
+        if part + 1 < sizes.end_part:
+            _product(inner, closing, job, room.added.reshape(-1), thread)
+
+
+# --- from outside --------------------------------------------------------------------------------
+
+carray: Any = None
+to_fixed_tuple: Any = None
+if compiled.numba is not None:
+    from numba.np.unsafe.ndarray import to_fixed_tuple
+
+    carray = compiled.numba.carray
+
+
+@_compiled
+def _array(record: Array, place: int, ndim: int, dtype: Any) -> Any:  # noqa: ANN401
+    """The array at `place` of all groups'."""
+    at = FIRST_ARRAY + ARRAY_WORDS * place
+    shape = to_fixed_tuple(record[at + 1 : at + ARRAY_WORDS], ndim)
+    return carray(pointer(record[at]), shape, dtype)
+
+
+@_compiled
+def _weights_of(record: Array) -> Weights:
+    floats = np.float32
+    return Weights(
+        _array(record, 0, 2, floats),
+        _array(record, 1, 1, floats),
+        _array(record, 2, 3, floats),
+        _array(record, 3, 1, floats),
+        _array(record, 4, 3, floats),
+        _array(record, 5, 3, np.int64),
+        _array(record, 6, 1, np.int64),
+    )
+
+
+@_compiled
+def _room_of(record: Array) -> Room:
+    floats = np.float32
+    return Room(
+        _array(record, 14, 2, floats),
+        _array(record, 15, 2, floats),
+        _array(record, 16, 2, floats),
+        _array(record, 17, 1, floats),
+        _array(record, 18, 1, floats),
+        _array(record, 19, 4, floats),
+        _array(record, 20, 3, floats),
+        _array(record, 21, 2, np.int64),
+        _array(record, 22, 1, np.int64),
+        _array(record, 23, 3, floats),
+    )
+
+
+def _run_record(address: Any, number: int, team: int) -> None:  # noqa: ANN401
+    record, words = carray(address, RECORD_WORDS, np.int64), np.int64
+    job = Job(
+        Sizes(record[1], record[2], record[3], record[4]),
+        _weights_of(record),
+        Code(_array(record, 7, 2, words), _array(record, 8, 2, words), _array(record, 9, 1, words)),
+        Batch(_array(record, 10, 2, words), _array(record, 11, 2, words)),
+        Cache(_array(record, 12, 5, np.float32), _array(record, 13, 4, np.float32)),
+        _room_of(record),
+    )
+    run_parts(job, Thread(number, team))
+
+
+@functools.cache
+def entry() -> int:
+    """Address of `run_parts` for a record: (address of the record, thread, threads).
+
+    Compiles, unless that was done before: ten seconds.
+    """
+    return compiled.address_of(_run_record, "void(voidptr, int64, int64)")

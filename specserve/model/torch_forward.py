@@ -1,0 +1,37 @@
+"""A target's forward pass over a paged cache by torch's own operations: see `forward`."""
+
+import torch
+
+from specserve.model.attention import AttentionBatch, TorchAttention
+from specserve.model.kv_cache import KVCache
+from specserve.model.transformer import Transformer
+
+
+class TorchForward:
+    """Any model on any device."""
+
+    def __init__(
+        self, model: Transformer, *, num_blocks: int, block_size: int, deterministic: bool
+    ) -> None:
+        spec, num_ranks = model.config, model.parallel.size
+        self._model = model
+        self.cache = KVCache(
+            num_layers=spec.num_layers,
+            num_kv_heads=spec.num_kv_heads // num_ranks,
+            head_dim=spec.head_dim,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=model.embedding.dtype,
+            device=model.embedding.device,
+        )
+        self._attention = TorchAttention(
+            self.cache, num_heads=spec.num_heads // num_ranks, deterministic=deterministic
+        )
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self._attention.plan(batch)
+
+    def run(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, taps: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return self._model.forward(token_ids, positions, self._attention, taps)
