@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from specserve import compiled
+from specserve.address_call import call
 
 POSITION, PLACE, SEEN, SLOT = range(4)  # of `tokens`
 KEYS = 8  # computed at once: a page holds a multiple
@@ -183,27 +184,6 @@ def place_heads(
 # --- products ------------------------------------------------------------------------------------
 
 
-def _intrinsic(function: _Function) -> _Function:
-    """As a decorator, of functions that tell numba what code to make of a call."""
-    return function if compiled.numba is None else compiled.numba.extending.intrinsic(function)
-
-
-@_intrinsic
-def _call(_typing: Any, _function: int, _words: tuple[int, ...]) -> Any:  # noqa: ANN401
-    """Call a `rows_<n>` of `row_code` by its address, with eight words of 64 bits."""
-    from llvmlite import ir
-
-    types, word = compiled.numba.types, ir.IntType(64)
-    kind = ir.FunctionType(ir.VoidType(), [word] * 8)
-
-    def code(context: Any, builder: Any, _signature: Any, given: Any) -> Any:  # noqa: ANN401
-        words = compiled.numba.core.cgutils.unpack_tuple(builder, given[1])
-        builder.call(builder.inttoptr(given[0], kind.as_pointer()), words)
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.UniTuple(types.int64, 8)), code
-
-
 @_compiled
 def multiply(x: Array, product: Array, blocks: Array, out: Array) -> None:
     """x [N, in] times a packed weight -> [N, panels * panel].
@@ -216,7 +196,7 @@ def multiply(x: Array, product: Array, blocks: Array, out: Array) -> None:
     num_blocks = -(-num_rows // len(functions))
     function = functions[-(-num_rows // num_blocks) - 1]
     words = (x.ctypes.data, product[0], out.ctypes.data, in_size, num_panels, num_rows)
-    _call(function, (*words, 0, num_panels))  # pyright: ignore[reportCallIssue]
+    call(function, (*words, 0, num_panels))
 
 
 # --- attention -----------------------------------------------------------------------------------

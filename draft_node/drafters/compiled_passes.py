@@ -17,11 +17,8 @@ from draft_node import kernels
 from draft_node.branch_attention import Entering
 from draft_node.context import BLOCK_SIZE, Context
 from draft_node.kernel_trial import are_usable
+from specserve.model import compiled_weights
 from specserve.model.kv_cache import NULL_BLOCK
-from specserve.model.layers import DecoderLayer
-from specserve.model.linear import CompiledLinear, Linear
-from specserve.model.projection import GatheredProjection, ReducedProjection
-from specserve.model.row_kernels import RowKernels
 from specserve.model.transformer import Transformer
 
 Floats = NDArray[np.float32]
@@ -34,8 +31,7 @@ class CompiledPasses:
     def suit(model: Transformer) -> bool:
         """Whether they can make this model's passes here."""
         is_whole = model.embedding.device.type == "cpu" and model.parallel.size == 1
-        are_ours = all(isinstance(p, CompiledLinear) for layer in model.layers for p in _of(layer))
-        return is_whole and are_ours and are_usable()
+        return is_whole and compiled_weights.are_compiled(model) and are_usable()
 
     def __init__(self, model: Transformer, context: Context) -> None:
         spec, cache = model.config, context.cache
@@ -124,47 +120,19 @@ class CompiledPasses:
         self._num_passes += 1
 
 
-def _of(layer: DecoderLayer) -> tuple[Linear, ...]:
-    """Its products, in the order in which they are made."""
-    closing = (layer.o_proj, layer.down_proj)  # which gather nothing from a single rank
-    o_proj, down_proj = (
-        p.linear if isinstance(p, GatheredProjection | ReducedProjection) else p for p in closing
-    )
-    return layer.qkv, o_proj, layer.gate_up, down_proj
-
-
 def _weights(model: Transformer) -> kernels.Weights:
     """Views of what the model holds, where one array can be one."""
-    spec, layers = model.config, model.layers
-    products = [[_compiled(p) for p in _of(layer)] for layer in layers]
-    used = list(dict.fromkeys(p.kernels for of_layer in products for p in of_layer))
-    norms = [norm for layer in layers for norm in (layer.input_norm, layer.mlp_norm)]
-    norms.append(model.final_norm)
-    head_norms = [layer.qk_norm for layer in layers if layer.qk_norm is not None]
+    spec = model.config
+    products, used = compiled_weights.products(model.layers)
+    norms = compiled_weights.norms(model)
     return kernels.Weights(
         embedding=model.embedding.numpy(),
-        norms=np.stack([norm.weight.numpy() for norm in norms]),
-        epsilons=np.array([norm.eps for norm in norms], np.float32),
-        head_norms=np.stack([norm.weight.numpy() for norm in head_norms])
-        if head_norms
-        else np.empty((len(layers), 0, spec.head_dim), np.float32),
-        head_epsilons=np.array(
-            [norm.eps for norm in head_norms] or [0.0] * len(layers), np.float32
-        ),
+        norms=norms.weights,
+        epsilons=norms.epsilons,
+        head_norms=norms.head_weights,
+        head_epsilons=norms.head_epsilons,
         rotary=model.rotary.table.numpy(),
-        products=np.array([[_words(p, used) for p in of_layer] for of_layer in products]),
+        products=products,
         blocks=np.array([kernel.addresses for kernel in used]),
         sizes=(spec.num_heads, spec.intermediate_size, used[0].panel),
     )
-
-
-def _compiled(product: Linear) -> CompiledLinear:
-    if not isinstance(product, CompiledLinear):
-        raise TypeError(f"{type(product).__name__} is not compiled: `suit` tells beforehand")
-    return product
-
-
-def _words(product: CompiledLinear, used: list[RowKernels]) -> list[int]:
-    """As `kernels.multiply` wants them."""
-    num_panels, in_size, _ = product.weight.shape
-    return [product.weight.data_ptr(), in_size, num_panels, used.index(product.kernels)]

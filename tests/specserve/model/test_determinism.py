@@ -22,6 +22,8 @@ from specserve.model.linear import (
 from specserve.model.loader import check_half_weights, load_with
 from specserve.model.parallel import TensorParallel
 from specserve.model.rope import rotate
+from specserve.model.torch_forward import TorchForward
+from tests import golden_case
 from tests.golden import Session
 from tests.halves import deterministic_halves, has_fbgemm, has_stable_halves
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
@@ -308,9 +310,11 @@ def test_tiled_products_have_equal_bits_for_any_rows_and_ranks(num_ranks):
 
 
 @pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
-@pytest.mark.parametrize("products", ["compiled", "probed", "tiled"])
+@pytest.mark.parametrize("products", ["compiled", "torch between", "probed", "tiled"])
 def test_a_prompt_gives_equal_bits_in_chunks_of_any_size(tmp_path, monkeypatch, config, products):
-    if products != "compiled":
+    if products == "torch between":
+        monkeypatch.setattr(golden_case, "make_forward", TorchForward)
+    elif products != "compiled":
         monkeypatch.setattr(linear, "row_kernels", lambda _: None)
     if products == "tiled":
         monkeypatch.setattr(linear, "most_differing_rows", lambda *_: 64)

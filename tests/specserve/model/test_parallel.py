@@ -1,3 +1,4 @@
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -7,10 +8,17 @@ import torch
 from safetensors.torch import load_file
 
 from specserve.model.parallel import TensorParallel
+from tests import golden_case
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.specserve.model.parallel_worker import run
 
 ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def put_back(monkeypatch):
+    """What `run` replaces."""
+    monkeypatch.setattr(golden_case, "make_forward", golden_case.make_forward)
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +48,18 @@ def run_ranks(folder: Path, size: int) -> list[dict[str, torch.Tensor]]:
 def test_several_ranks_give_the_bits_of_one(folder, size):
     ranks = run_ranks(folder, size)
 
-    for name in ("qwen3", "llama"):
-        alone = run(folder / name, TensorParallel(), deterministic=True)
+    for name, by_torch in itertools.product(("qwen3", "llama"), (True, False)):
+        prefix = f"{name}.{by_torch}"
+        alone = run(folder / name, TensorParallel(), deterministic=True, by_torch=by_torch)
         for key, expected in alone.items():
-            assert torch.equal(ranks[0][f"{name}.exact.{key}"], expected), (name, key)
+            assert torch.equal(ranks[0][f"{prefix}.exact.{key}"], expected), (prefix, key)
             torch.testing.assert_close(
-                ranks[0][f"{name}.reduced.{key}"], expected, atol=1e-5, rtol=0
+                ranks[0][f"{prefix}.reduced.{key}"], expected, atol=1e-5, rtol=0
             )
         for mode in ("exact", "reduced"):
-            hidden = f"{name}.{mode}.hidden"
+            hidden = f"{prefix}.{mode}.hidden"
             assert all(torch.equal(rank[hidden], ranks[0][hidden]) for rank in ranks)
-            assert all(f"{name}.{mode}.logits" not in rank for rank in ranks[1:])
+            assert all(f"{prefix}.{mode}.logits" not in rank for rank in ranks[1:])
 
 
 def test_shards_tile_a_dimension():

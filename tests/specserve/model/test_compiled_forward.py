@@ -1,0 +1,308 @@
+"""Compiled forwards: torch's numbers, and the same bits however tokens come."""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from specserve import compiled
+from specserve.model import attention_kernels as attention_module
+from specserve.model import machine_code
+from specserve.model.attention import AttentionBatch
+from specserve.model.compiled_forward import CompiledForward
+from specserve.model.forward import make_forward
+from specserve.model.forward_trial import are_usable
+from specserve.model.kernel_record import Batch, Record
+from specserve.model.kv_cache import TiledKVCache
+from specserve.model.linear import can_compile
+from specserve.model.torch_forward import TorchForward
+from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
+
+pytestmark = pytest.mark.skipif(
+    not (can_compile() and are_usable()), reason="no compiled forwards here"
+)
+TAPS = (1, -1, 0)
+# Head sizes beside the vectors', one query head a key head and several, hidden sizes beside both.
+SHAPES = {
+    "qwen3": (QWEN3, {}),
+    "llama": (LLAMA, {}),
+    "long heads": (QWEN3, {"head_dim": 48, "hidden_size": 72, "intermediate_size": 200}),
+    "many a group": (QWEN3, {"num_key_value_heads": 1, "head_dim": 16}),
+    "odd heads": (QWEN3, {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 20}),
+}
+
+
+@pytest.fixture(params=SHAPES)
+def model(request, tmp_path):
+    config, changes = SHAPES[request.param]
+    return load(write_checkpoint(tmp_path, config, **changes))
+
+
+@pytest.fixture
+def qwen3(tmp_path):
+    return load(write_checkpoint(tmp_path, QWEN3))
+
+
+@dataclass
+class Step:
+    """What rows bring: new tokens of each, none for those that are not in the batch."""
+
+    counts: dict[int, int]
+
+
+# Rows that enter at once and later, chunks, single tokens, and more queries than a block has.
+STEPS = [
+    Step({0: 33, 1: 5, 2: 1}),
+    Step({0: 1, 1: 1, 2: 1}),
+    Step({3: 40, 1: 6, 0: 7}),
+    Step({3: 2, 2: 17, 0: 1, 1: 1}),
+    Step({0: 60, 1: 60, 2: 60, 3: 60}),
+]
+LENGTH = 128
+
+
+def tokens_of(row: int) -> torch.Tensor:
+    return torch.arange(LENGTH) * (7 + 4 * row) % 61
+
+
+def tables(block_size: int) -> list[np.ndarray]:
+    """Of four rows, in no order, and never the null block."""
+    each = -(-LENGTH // block_size)
+    blocks = np.random.default_rng(0).permutation(np.arange(1, 1 + 4 * each))
+    return [blocks[row * each : (row + 1) * each] for row in range(4)]
+
+
+@torch.inference_mode()
+def results(forward, steps=STEPS):
+    """Hidden states and taps [1 + T, N, H] of every row, by its tokens in order."""
+    found: dict[int, list[torch.Tensor]] = {}
+    ends: dict[int, int] = {}
+    own = tables(forward.cache.block_size)
+    for step in steps:
+        rows, counts = list(step.counts), list(step.counts.values())
+        starts = [ends.get(row, 0) for row in rows]
+        spans = [torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)]
+        ids = torch.cat([tokens_of(row)[span] for row, span in zip(rows, spans, strict=True)])
+        ends |= {row: s + n for row, s, n in zip(rows, starts, counts, strict=True)}
+        lens = np.array([ends[row] for row in rows])
+        forward.plan(AttentionBatch(np.array(counts), lens, [own[row] for row in rows]))
+        hidden, tapped = forward.run(ids, torch.cat(spans), TAPS)
+        whole = torch.stack([hidden, *tapped])
+        for row, part in zip(rows, whole.split(counts, dim=1), strict=True):
+            found.setdefault(row, []).append(part)
+    return {row: torch.cat(parts, dim=1) for row, parts in found.items()}
+
+
+def make(model, block_size=16):
+    return CompiledForward(model, num_blocks=4 * LENGTH // block_size + 5, block_size=block_size)
+
+
+def by_torch(model, block_size=16):
+    num_blocks = 4 * LENGTH // block_size + 5
+    return TorchForward(model, num_blocks=num_blocks, block_size=block_size, deterministic=True)
+
+
+def assert_same_bits(found, expected):
+    assert found.keys() == expected.keys()
+    for row, states in found.items():
+        assert torch.equal(states, expected[row][:, : states.shape[1]]), row
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 24, 32])
+def test_states_and_taps_are_torchs(model, block_size):
+    found, expected = results(make(model, block_size)), results(by_torch(model, block_size))
+    for row in expected:
+        torch.testing.assert_close(found[row], expected[row], atol=5e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_keys_and_values_are_torchs(model):
+    ours, others = make(model), by_torch(model)
+    results(ours)
+    results(others)
+    blocks = torch.from_numpy(tables(16)[0][:6])
+    for layer in range(model.config.num_layers):
+        both = ours.cache.read(layer, blocks), others.cache.read(layer, blocks)
+        for found, expected in zip(*both, strict=True):
+            torch.testing.assert_close(found, expected, atol=5e-5, rtol=0)
+
+
+def test_bits_do_not_depend_on_the_batch_nor_on_chunks(model):
+    expected = results(make(model))
+    for row in range(4):
+        counts = [step.counts[row] for step in STEPS if row in step.counts]
+        assert_same_bits(
+            results(make(model), [Step({row: n}) for n in counts]), {row: expected[row]}
+        )
+        total = sum(counts)
+        for size in (1, 5, 23, total):
+            chunks = [min(size, total - start) for start in range(0, total, size)]
+            found = results(make(model), [Step({row: n}) for n in chunks])
+            assert_same_bits(found, {row: expected[row]})
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 8, 24, 64])
+def test_bits_do_not_depend_on_the_size_of_blocks(model, block_size):
+    assert_same_bits(results(make(model, block_size)), results(make(model)))
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 7])
+def test_bits_do_not_depend_on_threads(model, num_threads):
+    expected = results(make(model))
+    torch.set_num_threads(num_threads)  # `one_thread` sets it back
+    assert_same_bits(results(make(model)), expected)
+
+
+@pytest.mark.parametrize("most_rows", [1, 2, 5, 6])
+def test_bits_do_not_depend_on_how_many_queries_are_a_block(model, most_rows, monkeypatch):
+    expected = results(make(model))
+    shape = attention_module.Shape
+    monkeypatch.setattr(
+        attention_module,
+        "Shape",
+        lambda dim, tile, columns, _: shape(dim, tile, columns, most_rows),
+    )
+    attention_module.attention_kernels.cache_clear()
+    try:
+        assert_same_bits(results(make(model)), expected)
+    finally:
+        attention_module.attention_kernels.cache_clear()
+
+
+def test_bits_are_those_of_a_machine_with_narrower_vectors(model, monkeypatch):
+    expected = results(make(model))
+
+    class Narrow:
+        """LLVM of a processor with AVX2."""
+
+        def __getattr__(self, name):
+            return getattr(machine_code_llvm, name)
+
+        def get_host_cpu_name(self):
+            return "haswell"
+
+        def get_host_cpu_features(self):
+            return type(machine_code_llvm.get_host_cpu_features())({"avx2": True, "fma": True})
+
+    machine_code_llvm = machine_code.llvm
+    monkeypatch.setattr(machine_code, "llvm", Narrow())
+    attention_module.attention_kernels.cache_clear()
+    try:
+        assert_same_bits(results(make(model)), expected)
+    finally:
+        attention_module.attention_kernels.cache_clear()
+
+
+def test_what_no_row_wrote_is_never_read(qwen3):
+    forward, fresh = make(qwen3), make(qwen3)
+    forward.cache.keys.fill_(torch.nan)
+    forward.cache.values.fill_(torch.nan)
+    assert_same_bits(results(forward), results(fresh))
+
+
+def test_room_of_a_larger_batch_serves_a_smaller_one(qwen3):
+    forward = make(qwen3)
+    results(forward)
+    for kept in forward._memory._kept.values():
+        kept.fill(np.nan)
+    assert_same_bits(results(forward), results(make(qwen3)))
+
+
+def test_results_outlive_the_next_forward(qwen3):
+    forward = make(qwen3)
+    first = results(forward, STEPS[:1])
+    kept = {row: states.clone() for row, states in first.items()}
+    results(forward)
+    assert_same_bits(first, kept)
+
+
+def test_a_row_that_is_no_number_stays_alone(qwen3):
+    expected = results(make(qwen3))
+    forward = make(qwen3)
+    results(forward, STEPS[:1])
+    forward.cache.values[:, :, tables(16)[1][0] * 16] = torch.nan
+    found = results(forward, [Step({0: 60, 2: 30, 3: 20})])
+    assert all(states.isfinite().all() for states in found.values())
+    assert torch.equal(found[0], expected[0][:, :60])
+
+
+def test_a_profile_names_it(qwen3):
+    with torch.profiler.profile() as profile:
+        results(make(qwen3), STEPS[:1])
+    assert "specserve::layers" in {event.key for event in profile.key_averages()}
+
+
+# --- where they cannot be had ------------------------------------------------------------------
+
+
+@pytest.fixture
+def anew():
+    """Whoever asks whether they are usable during the test finds it out."""
+    are_usable.cache_clear()
+    attention_module.attention_kernels.cache_clear()
+    yield
+    are_usable.cache_clear()
+    attention_module.attention_kernels.cache_clear()
+
+
+def kind_made(model):
+    forward = make_forward(model, num_blocks=9, block_size=16, deterministic=True)
+    return type(forward)
+
+
+def test_they_serve_where_they_can(anew, qwen3):
+    assert kind_made(qwen3) is CompiledForward
+
+
+def test_without_numba_torch_serves(anew, qwen3, monkeypatch, caplog):
+    monkeypatch.setattr(compiled, "numba", None)
+    with caplog.at_level(logging.INFO):
+        assert kind_made(qwen3) is TorchForward
+    assert "forwards are made without numba, which is slower" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes_are_torchs(tmp_path, dtype):
+    model = load(write_checkpoint(tmp_path, QWEN3), dtype=dtype)
+    assert kind_made(model) is TorchForward
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("%place = phi i64 [0, %compared]", "%place = phi i64 [16, %compared]"),
+        ("icmp ult i64 %t.wanted.0, %last", "icmp ugt i64 %t.wanted.0, %last"),
+        ("%left = sub i64 %seen, %first", "%left = sub i64 %seen, 1"),
+        ("fma.v16f32(<16 x float> %series.4", "fma.v16f32(<16 x float> %series.3"),
+    ],
+)
+def test_wrong_ones_are_not_used(anew, qwen3, monkeypatch, caplog, right, wrong):
+    code = attention_module.code
+
+    def spoilt(shape):
+        text = code(shape)
+        assert right in text
+        return text.replace(right, wrong)
+
+    monkeypatch.setattr(attention_module, "code", spoilt)
+    with caplog.at_level(logging.WARNING):
+        assert kind_made(qwen3) is TorchForward
+    assert "forwards are made without compiled kernels: ArithmeticError" in caplog.text
+
+
+def test_a_record_refuses_what_kernels_would_misread():
+    record = Record(0)
+    right = np.zeros((1, 2), np.int64)
+    record.set_arrays(Batch(right, right))
+    with pytest.raises(TypeError, match="kernels cannot read int32"):
+        record.set_arrays(Batch(right.astype(np.int32), right))
+    with pytest.raises(TypeError, match="kernels cannot read int64"):
+        record.set_arrays(Batch(np.zeros((4, 4), np.int64)[:, :2], right))
+
+
+def test_tiles_are_in_one_block():
+    for block_size, tile in ((1, 1), (16, 16), (24, 8), (6, 2), (64, 16)):
+        sizes = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 4, "num_blocks": 3}
+        assert TiledKVCache(**sizes, block_size=block_size).tile == tile
