@@ -1,4 +1,7 @@
-"""Calls of machine code by its address, from functions that numba compiles."""
+"""Calls of machine code by its address, from functions that numba compiles.
+
+numba does not notice when this file changes: whoever changes it touches the files that import it.
+"""
 
 from collections.abc import Callable
 from typing import Any

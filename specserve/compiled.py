@@ -1,7 +1,7 @@
 """Functions compiled by numba, where it is installed and works: an optional extra.
 
 numba keeps what it has compiled of a function until that function's own file changes. So whatever
-a compiled function calls or reads has to be in its file.
+a compiled function calls or reads has to be in its file, `address_call` and plain tuples aside.
 """
 
 import logging

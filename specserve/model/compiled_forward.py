@@ -16,7 +16,8 @@ from torch import Tensor
 from specserve.model import compiled_weights, layer_kernels
 from specserve.model.attention import AttentionBatch
 from specserve.model.attention_kernels import attention_kernels
-from specserve.model.kernel_record import Batch, Cache, Code, Record, Room, Sizes, Weights
+from specserve.model.forward_job import Batch, Cache, Code, Room, Sizes, Weights
+from specserve.model.forward_record import Record
 from specserve.model.kv_cache import NULL_BLOCK, TiledKVCache
 from specserve.model.machine_code import Team
 from specserve.model.transformer import EMBEDDING_TAP, Transformer

@@ -13,7 +13,7 @@ are 16 interleaved ones, so that they may still be vectors.
 A model of L layers has parts 0 to 2 L. Each adds what the one before has led to and norms it; even
 ones then attend, odd ones gate, the last does nothing more. A closing product leads to the next.
 
-N tokens, B rows, and so on as in `kernel_record`. Nothing is checked here.
+N tokens, B rows, and so on as in `forward_job`. Nothing is checked here.
 """
 
 import functools
@@ -24,19 +24,7 @@ import numpy as np
 
 from specserve import compiled
 from specserve.address_call import call, pointer
-from specserve.model.kernel_record import (
-    ARRAY_WORDS,
-    FIRST_ARRAY,
-    RECORD_WORDS,
-    Batch,
-    Cache,
-    Code,
-    Job,
-    Room,
-    Sizes,
-    Thread,
-    Weights,
-)
+from specserve.model.forward_job import Batch, Cache, Code, Job, Room, Sizes, Thread, Weights
 
 LANES = 16  # of a sum
 
@@ -312,6 +300,13 @@ def run_parts(job: Job, thread: Thread) -> None:
 
 
 # --- from outside --------------------------------------------------------------------------------
+
+# A call's words are the address of what a team calls, the sizes, and of every array its address
+# and its shape.
+GROUPS = (Weights, Code, Batch, Cache, Room)
+ARRAY_WORDS = 6
+FIRST_ARRAY = 1 + len(Sizes._fields)
+RECORD_WORDS = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in GROUPS)
 
 carray: Any = None
 to_fixed_tuple: Any = None

@@ -211,7 +211,7 @@ def test_a_chain_behind_more_than_there_is_is_refused(model):
 
 
 PACKAGES = ("draft_node", "specserve", "target_node")
-COMPILER = "specserve/compiled.py"
+COMPILER, CALLS = "specserve/compiled.py", "specserve/address_call.py"
 IMPORTS_COMPILER = re.compile(
     r"^[ \t]*(?:from|import) specserve(?:\.compiled| import compiled)\b", re.M
 )
@@ -243,13 +243,25 @@ def test_what_is_compiled_needs_no_other_file():
     assert len(texts) > 100
     assert [name for name, text in texts.items() if "import numba" in text] == [COMPILER]
     importers = {name for name, text in texts.items() if IMPORTS_COMPILER.search(text)}
-    importers.remove("draft_node/kernel_trial.py")  # it calls what is compiled elsewhere
-    assert importers == {"draft_node/kernels.py", "specserve/noise_kernel.py"}
+    # They call what is compiled elsewhere, or make what is put into it.
+    importers -= {"draft_node/kernel_trial.py", "specserve/model/forward_trial.py", CALLS}
+    layers = "specserve/model/layer_kernels.py"
+    assert importers == {"draft_node/kernels.py", "specserve/noise_kernel.py", layers}
+    allowed = {
+        "draft_node/kernels.py": ["from specserve.address_call import call"],
+        layers: [
+            "from specserve.address_call import call, pointer",
+            "from specserve.model.forward_job import "
+            "Batch, Cache, Code, Job, Room, Sizes, Thread, Weights",
+        ],
+    }
     for name in importers:
         ours = re.findall(
             r"^[ \t]*(?:from|import) (?:specserve|draft_node|target_node)\b.*", texts[name], re.M
         )
-        assert ours == ["from specserve import compiled"]
+        assert ours == ["from specserve import compiled", *allowed.get(name, [])]
+    job = texts["specserve/model/forward_job.py"]
+    assert re.findall(r"^(?:def|[ \t]+def|@).*", job, re.M) == []  # plain tuples
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from specserve.model import machine_code
 from specserve.model.attention import AttentionBatch
 from specserve.model.compiled_forward import CompiledForward
 from specserve.model.forward import make_forward
+from specserve.model.forward_job import Batch
+from specserve.model.forward_record import Record
 from specserve.model.forward_trial import are_usable
-from specserve.model.kernel_record import Batch, Record
 from specserve.model.kv_cache import TiledKVCache
 from specserve.model.linear import can_compile
 from specserve.model.torch_forward import TorchForward

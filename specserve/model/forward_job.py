@@ -1,4 +1,4 @@
-"""What a compiled forward is told: arrays by address, in one record of words.
+"""What compiled forwards are told: see `layer_kernels`.
 
 N tokens of B rows; L layers of H query heads and KV key heads of D elements, G = H / KV, this
 rank's; E the hidden size. Arrays are contiguous, and float32 unless said otherwise.
@@ -69,12 +69,6 @@ class Sizes(NamedTuple):
     panel: int  # columns of a product's weight
 
 
-ARRAY_WORDS = 6
-_GROUPS = (Weights, Code, Batch, Cache, Room)
-FIRST_ARRAY = 1 + len(Sizes._fields)
-RECORD_WORDS = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in _GROUPS)
-
-
 class Job(NamedTuple):
     """All of it, as kernels pass it on."""
 
@@ -91,28 +85,3 @@ class Thread(NamedTuple):
 
     number: int
     team: int
-
-
-class Record:
-    """Words: the address of what reads them, the sizes, every array's address and shape."""
-
-    def __init__(self, entry: int) -> None:
-        self._words = np.zeros(RECORD_WORDS, np.int64)
-        self._words[0] = entry
-        self._kept: dict[type, tuple[Array, ...]] = {}  # what addresses are of
-        self.address = self._words.ctypes.data
-
-    def set_sizes(self, sizes: Sizes) -> None:
-        self._words[1:FIRST_ARRAY] = sizes
-
-    def set_arrays(self, arrays: Weights | Code | Batch | Cache | Room) -> None:
-        """Of one kind. Raises TypeError for what is not laid out as kernels read it."""
-        before = _GROUPS[: _GROUPS.index(type(arrays))]
-        at = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in before)
-        for array in arrays:
-            if not array.flags.c_contiguous or array.dtype not in (np.float32, np.int64):
-                raise TypeError(f"kernels cannot read {array.dtype} {array.shape}")
-            shape = array.shape
-            self._words[at : at + 1 + len(shape)] = (array.ctypes.data, *shape)
-            at += ARRAY_WORDS
-        self._kept[type(arrays)] = arrays
