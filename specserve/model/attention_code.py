@@ -46,6 +46,7 @@ def code(shape: Shape) -> str:
     """Of all blocks of rows."""
     parts = [
         f"""
+        declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
         declare <{LANES} x float> @llvm.floor.v{LANES}f32(<{LANES} x float>)
         attributes #0 = {{
             "min-legal-vector-width"="{32 * LANES}" "prefer-vector-width"="{32 * LANES}"
@@ -76,18 +77,8 @@ def _score(shape: Shape, size: int) -> Iterator[str]:
     group:
         %t = phi i64 [0, %entry], [%t.next, %group.end]"""
     for v in tiles:
-        yield f"""
-        %t.wanted.{v} = add i64 %t, {v}
-        %is.there.{v} = icmp ult i64 %t.wanted.{v}, %last
-        %t.{v} = select i1 %is.there.{v}, i64 %t.wanted.{v}, i64 %last
-        %place.{v} = udiv i64 %t.{v}, %tiles.page
-        %part.{v} = urem i64 %t.{v}, %tiles.page
-        %page.at.{v} = getelementptr i64, ptr %pages, i64 %place.{v}
-        %page.{v} = load i64, ptr %page.at.{v}
-        %page.start.{v} = mul i64 %page.{v}, %tiles.page
-        %tile.{v} = add i64 %page.start.{v}, %part.{v}
-        %tile.start.{v} = mul i64 %tile.{v}, {tile * dim}
-        %w.start.{v} = getelementptr float, ptr %keys, i64 %tile.start.{v}"""
+        yield from _tile(v, v, tile * dim)
+        yield from _tile(f"ahead.{v}", v + len(tiles), tile * dim)
     yield "br label %multiply"
     yield "multiply:"
     yield "%k = phi i64 [0, %group], [%k.next, %multiply]"
@@ -96,6 +87,7 @@ def _score(shape: Shape, size: int) -> Iterator[str]:
     for v in tiles:
         yield f"%w.at.{v} = getelementptr float, ptr %w.start.{v}, i64 %w.offset"
         yield f"%w.{v} = load {sums.vector}, ptr %w.at.{v}, align 4"
+        yield from _fetched(f"%w.start.ahead.{v}", "%w.offset", f"ahead.{v}")
     for r in range(size):
         yield f"%x.place.{r} = add i64 %k, {r * dim}"
         yield f"%x.at.{r} = getelementptr float, ptr %x, i64 %x.place.{r}"
@@ -121,6 +113,28 @@ def _score(shape: Shape, size: int) -> Iterator[str]:
     }}"""
 
 
+def _tile(name: object, number: int, floats: int) -> Iterator[str]:
+    """Which one is so many from the first of a group, and where it starts."""
+    yield f"""
+        %t.wanted.{name} = add i64 %t, {number}
+        %is.there.{name} = icmp ult i64 %t.wanted.{name}, %last
+        %t.{name} = select i1 %is.there.{name}, i64 %t.wanted.{name}, i64 %last
+        %place.{name} = udiv i64 %t.{name}, %tiles.page
+        %part.{name} = urem i64 %t.{name}, %tiles.page
+        %page.at.{name} = getelementptr i64, ptr %pages, i64 %place.{name}
+        %page.{name} = load i64, ptr %page.at.{name}
+        %page.start.{name} = mul i64 %page.{name}, %tiles.page
+        %tile.{name} = add i64 %page.start.{name}, %part.{name}
+        %tile.start.{name} = mul i64 %tile.{name}, {floats}
+        %w.start.{name} = getelementptr float, ptr %keys, i64 %tile.start.{name}"""
+
+
+def _fetched(start: str, offset: str, name: str) -> Iterator[str]:
+    """Ask for what is read soon: pages are wherever they are, which no processor guesses."""
+    yield f"%fetched.{name} = getelementptr float, ptr {start}, i64 {offset}"
+    yield f"call void @llvm.prefetch.p0(ptr %fetched.{name}, i32 0, i32 3, i32 1)"
+
+
 def _weigh(shape: Shape, size: int) -> Iterator[str]:
     """Groups of columns, in them pages, in them all positions."""
     dim, at_once = shape.head_dim, shape.columns_at_once(size)
@@ -129,7 +143,9 @@ def _weigh(shape: Shape, size: int) -> Iterator[str]:
     define void @weigh_{size}(ptr noalias %x, i64 %stride, ptr noalias %values,
                               ptr noalias %pages, i64 %seen, i64 %page.size, ptr noalias %y) #0 {{
     entry:
-        %page.floats = mul i64 %page.size, {dim}"""
+        %page.floats = mul i64 %page.size, {dim}
+        %seen.before = sub i64 %seen, 1
+        %last.page = udiv i64 %seen.before, %page.size"""
     for r in range(size):
         yield f"%x.start.{r} = mul i64 %stride, {r}"
         yield f"%x.row.{r} = getelementptr float, ptr %x, i64 %x.start.{r}"
@@ -148,6 +164,13 @@ def _weigh(shape: Shape, size: int) -> Iterator[str]:
         %page.id = load i64, ptr %page.at
         %page.offset = mul i64 %page.id, %page.floats
         %w.page = getelementptr float, ptr %w.columns, i64 %page.offset
+        %is.last = icmp eq i64 %p, %last.page
+        %p.ahead.next = add i64 %p, 1
+        %p.ahead = select i1 %is.last, i64 %p, i64 %p.ahead.next
+        %ahead.at = getelementptr i64, ptr %pages, i64 %p.ahead
+        %ahead.id = load i64, ptr %ahead.at
+        %ahead.offset = mul i64 %ahead.id, %page.floats
+        %w.ahead = getelementptr float, ptr %w.columns, i64 %ahead.offset
         %left = sub i64 %seen, %first
         %is.whole = icmp ult i64 %page.size, %left
         %count = select i1 %is.whole, i64 %page.size, i64 %left
@@ -160,6 +183,8 @@ def _weigh(shape: Shape, size: int) -> Iterator[str]:
     for v in range(at_once):
         yield f"%w.at.{v} = getelementptr float, ptr %w.key, i64 {v * shape.columns}"
         yield f"%w.{v} = load {sums.vector}, ptr %w.at.{v}, align 4"
+        yield f"%offset.{v} = add i64 %w.offset, {v * shape.columns}"
+        yield from _fetched("%w.ahead", f"%offset.{v}", f"{v}")
     yield "%x.key = add i64 %first, %k"
     for r in range(size):
         yield f"%x.at.{r} = getelementptr float, ptr %x.row.{r}, i64 %x.key"
