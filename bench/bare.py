@@ -102,14 +102,12 @@ class Bare:
     def _forward_s(self, batch: AttentionBatch) -> float:
         """Seconds of one bare forward with logits for the last token of each row."""
         runner, counts = self._runner, batch.num_tokens
-        starts = np.cumsum(counts) - counts
-        offsets = np.arange(counts.sum()) - np.repeat(starts, counts)
-        positions = torch.from_numpy(offsets + np.repeat(batch.context_lens - counts, counts))
+        positions = torch.from_numpy(batch.positions())
         token_ids = positions % runner.model.config.vocab_size  # any tokens cost the same
-        last = torch.from_numpy(starts + counts - 1)
+        last = torch.from_numpy(np.cumsum(counts) - 1)
         runner.passes.plan(batch)
         cpu_s, start_s = time.thread_time(), time.perf_counter()
-        hidden, _ = runner.passes.run(token_ids, positions)
+        hidden, _ = runner.passes.run(token_ids)
         rows = hidden if len(last) == len(hidden) else hidden.index_select(0, last)
         runner.model.logits(rows)
         elapsed_s = time.perf_counter() - start_s

@@ -16,12 +16,11 @@ from target_node.scheduler import Row
 class ForwardBatch:
     """N tokens of B rows, flattened without padding; R of them want logits.
 
-    token_ids, positions [N]; num_tokens, context_lens [B]; block_tables B arrays; logits_index [R];
+    token_ids [N]; num_tokens, context_lens [B]; block_tables B arrays; logits_index [R];
     fresh_blocks are erased before the forward.
     """
 
     token_ids: np.ndarray
-    positions: np.ndarray
     logits_index: np.ndarray
     fresh_blocks: np.ndarray
     attention: AttentionBatch
@@ -42,28 +41,12 @@ class ForwardBatch:
             tables.append(np.array(sequence.block_ids, dtype=np.int64))
         counts = np.array(num_tokens, dtype=np.int64)
         ends = np.array(context_lens, dtype=np.int64)
-        return cls.build(
+        return cls(
             token_ids=np.array(token_ids, dtype=np.int64),
             logits_index=np.array(logits_index, dtype=np.int64),
             fresh_blocks=np.array(fresh_blocks, dtype=np.int64),
             attention=AttentionBatch(counts, ends, tables),
         )
-
-    @classmethod
-    def build(
-        cls,
-        *,
-        token_ids: np.ndarray,
-        logits_index: np.ndarray,
-        attention: AttentionBatch,
-        fresh_blocks: np.ndarray | None = None,
-    ) -> "ForwardBatch":
-        """Positions follow from the rows: each ends at its context length."""
-        counts, ends = attention.num_tokens, attention.context_lens
-        starts = np.cumsum(counts) - counts
-        positions = np.arange(len(token_ids)) - np.repeat(starts - (ends - counts), counts)
-        fresh = fresh_blocks if fresh_blocks is not None else np.zeros(0, dtype=np.int64)
-        return cls(token_ids, positions, logits_index, fresh, attention)
 
     def encode(self) -> np.ndarray:
         """One int64 array: four sizes, then the fields in order, tables after their lengths."""
@@ -85,7 +68,7 @@ class ForwardBatch:
             data[4:], np.cumsum(sizes)
         )
         tables = np.split(flat, np.cumsum(lens)[:-1])
-        return cls.build(
+        return cls(
             token_ids=token_ids,
             logits_index=logits_index,
             fresh_blocks=fresh,

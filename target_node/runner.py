@@ -57,11 +57,8 @@ class Runner:
         self.cache.zero_blocks(batch.fresh_blocks)
         self.passes.plan(batch.attention)
         taps = tuple({layer for features in self.features for layer in features.layers})
-        hidden, residuals = self.passes.run(
-            torch.from_numpy(batch.token_ids).to(device),
-            torch.from_numpy(batch.positions).to(device),
-            taps,
-        )
+        token_ids = torch.from_numpy(batch.token_ids).to(device)
+        hidden, residuals = self.passes.run(token_ids, taps)
         tapped = dict(zip(taps, residuals, strict=True))
         for features in self.features:
             features.write(batch.attention, [tapped[layer] for layer in features.layers])

@@ -15,7 +15,7 @@ from specserve import noise
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.logprobs import token_logprobs
-from specserve.decoding.sampling import sample
+from specserve.decoding.sampling import NO_TOKEN, sample
 from specserve.decoding.state import SamplingState
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
 from specserve.decoding.verification.commit import Commit, commit_of
@@ -153,7 +153,8 @@ class Sampler:
         if not any(row.verify_len for row in rows):
             # Every rule draws from the target's law here, and this is the cheapest way to do it.
             sampled = sample(logits, SamplingBatch.build(states, self.device))
-            return _Outcomes([0] * len(rows), sampled.token_ids.tolist(), sampled.bad_rows.tolist())
+            tokens = sampled.token_ids.tolist()
+            return _Outcomes([0] * len(rows), tokens, [token == NO_TOKEN for token in tokens])
         batch = VerificationBatch.build(
             [
                 RowToVerify(

@@ -92,11 +92,10 @@ class Session:
         self, token_ids: torch.Tensor, taps: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Append tokens [N]: final hidden states [N, H] and the tapped residuals."""
-        start, self.length = self.length, self.length + len(token_ids)
+        self.length += len(token_ids)
         counts, lengths = np.array([len(token_ids)]), np.array([self.length])
         self.passes.plan(AttentionBatch(counts, lengths, [self.block_table]))
-        positions = torch.arange(start, self.length)
-        return self.passes.run(token_ids, positions, taps)
+        return self.passes.run(token_ids, taps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.target.logits(hidden)

@@ -4,6 +4,7 @@ Rows that need a stage are listed on the host, so a stage no row needs costs not
 batch (temperature only) is two small copies to the device. Knows no logits.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,19 +69,12 @@ class SamplingBatch:
         greedy = [row for row, state in enumerate(states) if state.is_greedy]
         rows = [row for row, state in enumerate(states) if not state.is_greedy]
         random = [states[row] for row in rows] if greedy else states
-        keys = _ints(
-            [
-                [state.seed_bits for state in random],
-                [state.sample_index for state in random],
-                [state.position for state in random],
-            ],
-            device,
-        )
+        keys, temperatures = _keys(random, device) if random else _no_keys(str(device))
         return SamplingBatch(
             num_rows=len(states),
             greedy_rows=_ints(greedy, device) if greedy else None,
             random_rows=_ints(rows, device) if rows else None,
-            temperatures=_floats([state.temperature for state in random], device),
+            temperatures=temperatures,
             seeds=keys[0],
             sample_indices=keys[1],
             positions=keys[2],
@@ -89,6 +83,27 @@ class SamplingBatch:
             if any(state.is_truncated for state in random)
             else None,
         )
+
+
+def _keys(
+    random: Sequence[SamplingState], device: torch.device | str
+) -> tuple[Sequence[Tensor], Tensor]:
+    """Seeds, sample indices and positions of the random rows, and their temperatures."""
+    keys = _ints(
+        [
+            [state.seed_bits for state in random],
+            [state.sample_index for state in random],
+            [state.position for state in random],
+        ],
+        device,
+    )
+    return keys.unbind(0), _floats([state.temperature for state in random], device)
+
+
+@functools.cache
+def _no_keys(device: str) -> tuple[Sequence[Tensor], Tensor]:
+    """Greedy batches are common, and four copies to the device a round are not nothing."""
+    return _keys([], device)
 
 
 def _ints(values: Sequence[object], device: torch.device | str) -> Tensor:

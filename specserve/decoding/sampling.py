@@ -36,6 +36,10 @@ class Sampled:
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     """Draw the token of every row of `logits`, float32 [R, V], which is left as it is."""
+    if batch.random_rows is None and batch.edits is None:  # one reduction does for both
+        largest, token_ids = logits.max(dim=1)  # NaN if any is; the first of equals
+        bad_rows = ~largest.isfinite()
+        return Sampled(token_ids.masked_fill_(bad_rows, NO_TOKEN), bad_rows)
     edited, bad_rows = _edited(logits, batch)
     if batch.random_rows is None:
         token_ids = edited.argmax(dim=1)

@@ -41,6 +41,12 @@ class AttentionBatch:
     context_lens: np.ndarray  # [B] int64
     block_tables: list[np.ndarray]  # B arrays of int64
 
+    def positions(self) -> np.ndarray:
+        """Of every new token: [N] int64."""
+        counts, ends = self.num_tokens, self.context_lens
+        firsts = np.cumsum(counts) - counts
+        return np.arange(int(counts.sum())) + np.repeat(ends - counts - firsts, counts)
+
     def slots(self, block_size: int) -> np.ndarray:
         """Where each new token's entries are kept, block_id * block_size + offset: [N] int64."""
         counts, ends = self.num_tokens, self.context_lens

@@ -5,27 +5,25 @@ shares of a product as they always do.
 """
 
 import ctypes
-import math
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specserve.model import compiled_weights, layer_kernels
 from specserve.model.attention import AttentionBatch
 from specserve.model.attention_kernels import attention_kernels
-from specserve.model.forward_job import Batch, Cache, Code, Room, Sizes, Weights
+from specserve.model.forward_job import Batch, Cache, Code, Room, Sizes, Tokens, Weights
 from specserve.model.forward_record import Record
 from specserve.model.kv_cache import NULL_BLOCK, TiledKVCache
+from specserve.model.layer_kernels import LANES
 from specserve.model.machine_code import Team
 from specserve.model.transformer import EMBEDDING_TAP, Transformer
 
-Floats = NDArray[np.float32]
-
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _SPARE = 8  # times the room needed that is kept from a forward before
+_MARGIN = 4  # a part of it more is taken, so that growing contexts do not take some every time
 
 
 class CompiledForward:
@@ -41,7 +39,6 @@ class CompiledForward:
     def __init__(self, model: Transformer, *, num_blocks: int, block_size: int) -> None:
         spec, num_ranks = model.config, model.parallel.size
         self._model = model  # which owns what the weights are views of
-        self._num_heads = spec.num_heads // num_ranks
         self.cache = TiledKVCache(
             num_layers=spec.num_layers,
             num_kv_heads=spec.num_kv_heads // num_ranks,
@@ -50,112 +47,124 @@ class CompiledForward:
             block_size=block_size,
         )
         team = Team.of_torch()
-        assert team is not None, "`suits` has asked"
+        assert team is not None, "compiled products have asked"
         self._team = team
-        self._memory = _Memory()
         attention = attention_kernels(spec.head_dim, self.cache.tile)
-        self._most_rows = attention.most_rows
-        self._run = _ENTRY(layer_kernels.entry())
         products, rows = compiled_weights.products(model.layers)
-        self._products = products
-        self._panel = rows[0].panel
-        self._record = Record(layer_kernels.entry())
-        norms = compiled_weights.norms(model)
         widths = [spec.layer_width(index) // num_ranks for index in range(spec.num_layers)]
         self._widths = np.array(widths)
-        rotary = model.rotary.table.numpy()
-        self._record.set_arrays(Weights(*norms, rotary, products, self._widths))
-        others = np.array([attention.soften, team.barrier])
+        panel, num_heads = rows[0].panel, spec.num_heads // num_ranks
+        outputs = products[..., 2].max(axis=0) * panel  # of each of a layer's products
+        self._shape = _Shape(
+            panel=panel,
+            num_heads=num_heads,
+            outputs=max(spec.hidden_size, int(outputs[1::2].max())),
+            inner=max(*widths, num_heads * spec.head_dim),
+            wide=int(outputs[::2].max()),
+            queries=num_heads * spec.head_dim,
+            block_rows=attention.most_rows,
+        )
+        self._room: Room | None = None
+        self._num_keys = 0
+        self._run = _ENTRY(layer_kernels.entry())
+        self._record = record = Record(layer_kernels.entry())
+        norms, rotary = compiled_weights.norms(model), model.rotary.table.numpy()
+        record.set_arrays(Weights(*norms, rotary, products, self._widths))
         functions = np.array([kernels.addresses for kernels in rows])
-        self._record.set_arrays(Code(functions, attention.by_size, others))
-        kept = Cache(self.cache.keys.numpy(), self.cache.values.numpy())
-        self._record.set_arrays(kept)
+        others = np.array([attention.soften, team.barrier])
+        record.set_arrays(Code(functions, attention.by_size, others))
+        record.set_arrays(Cache(self.cache.keys.numpy(), self.cache.values.numpy()))
 
     def plan(self, batch: AttentionBatch) -> None:
         """Lay out one forward of `batch`."""
-        lens = [len(table) for table in batch.block_tables]
+        tables = batch.block_tables
+        lens = [len(table) for table in tables]
         pages = np.full((len(lens), max(lens)), NULL_BLOCK, dtype=np.int64)
-        for row, table in zip(pages, batch.block_tables, strict=True):
-            row[: len(table)] = table
-        rows = np.stack([batch.num_tokens, batch.context_lens], axis=1)
-        self._most_keys = int(batch.context_lens.max())
+        for place, (table, length) in enumerate(zip(tables, lens, strict=True)):
+            pages[place, :length] = table
+        rows = np.array([batch.num_tokens, batch.context_lens]).T.copy()
+        self._num_keys = -(-int(batch.context_lens.max()) // LANES) * LANES
         self._record.set_arrays(Batch(rows, pages))
 
-    def run(
-        self, token_ids: Tensor, positions: Tensor, taps: tuple[int, ...] = ()
-    ) -> tuple[Tensor, list[Tensor]]:
-        x = self._model.embedding.index_select(0, token_ids)
+    def run(self, token_ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor]]:
+        embedded = self._model.embedding.index_select(0, token_ids)
         layers = [tap for tap in taps if tap != EMBEDDING_TAP]
-        found = {EMBEDDING_TAP: x.clone()} if EMBEDDING_TAP in taps else {}
-        room = self._make_room(x.numpy(), layers)
+        found = {EMBEDDING_TAP: embedded.clone()} if EMBEDDING_TAP in taps else {}
+        x = embedded.numpy()
+        tapped = np.empty((len(layers), *x.shape), np.float32)
+        tokens = Tokens(x, np.empty_like(x), np.array(layers, dtype=np.int64), tapped)
+        self._record.set_arrays(tokens)
+        self._make_room(len(x))
         if torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
             with torch.profiler.record_function("specserve::layers"):
-                self._run_parts(room)
+                self._run_parts(len(x))
         else:
-            self._run_parts(room)
-        found |= zip(layers, torch.from_numpy(room.tapped), strict=True)
-        return torch.from_numpy(room.hidden), [found[tap] for tap in taps]
+            self._run_parts(len(x))
+        found |= zip(layers, torch.from_numpy(tapped), strict=True)
+        return torch.from_numpy(tokens.hidden), [found[tap] for tap in taps]
 
-    def _make_room(self, x: Floats, layers: Sequence[int]) -> Room:
-        num_tokens, hidden_size = x.shape
-        num_kv_heads, head_dim = self.cache.keys.shape[1], self.cache.keys.shape[3]
-        openings, closings = self._products[:, ::2], self._products[:, 1::2]
-        lanes = layer_kernels.LANES
-        num_keys = -(-self._most_keys // lanes) * lanes
-        take = self._memory.take
-        room = Room(
-            x=x,
-            hidden=np.empty_like(x),
-            added=take(
-                "added", num_tokens, max(hidden_size, int(closings[..., 2].max()) * self._panel)
-            ),
-            inner=take("inner", num_tokens * max(self._widths.max(), self._num_heads * head_dim)),
-            wide=take("wide", num_tokens * int(openings[..., 2].max()) * self._panel),
-            queries=take(
-                "queries", num_kv_heads, num_tokens, self._num_heads // num_kv_heads, head_dim
-            ),
-            scores=take("scores", torch.get_num_threads(), self._most_rows, num_keys),
-            places=np.empty((2, num_tokens), np.int64),
-            taps=np.array(layers, dtype=np.int64),
-            tapped=np.empty((len(layers), *x.shape), np.float32),
+    def _make_room(self, num_tokens: int) -> None:
+        """Kept from forward to forward: fresh pages of memory cost more than what is written."""
+        shape = self._shape
+        wanted = (
+            num_tokens * shape.outputs,
+            num_tokens * shape.inner,
+            num_tokens * shape.wide,
+            num_tokens * shape.queries,
+            torch.get_num_threads() * shape.block_rows * self._num_keys,
+            num_tokens * 2,
         )
-        room.added[:] = 0  # nothing leads to the first part
-        self._record.set_arrays(room)
-        return room
+        kept = self._room
+        if kept and all(n <= len(a) <= _SPARE * n for n, a in zip(wanted, kept, strict=True)):
+            return
+        *floats, places = (size + size // _MARGIN for size in wanted)
+        rooms = [np.empty(size, np.float32) for size in floats]
+        self._room = Room._make([*rooms, np.empty(places, np.int64)])
+        self._record.set_arrays(self._room)
 
-    def _run_parts(self, room: Room) -> None:
-        num_parts = 2 * len(self._products) + 1
+    def _run_parts(self, num_tokens: int) -> None:
+        layers = self._model.layers
+        num_parts = 2 * len(layers) + 1
         if self._model.parallel.size == 1:
             return self._call(0, num_parts)
-        num_tokens, hidden_size = room.x.shape
+        assert self._room is not None
+        added = self._room.added[: num_tokens * self._shape.outputs].reshape(num_tokens, -1)
         for part in range(num_parts):
             self._call(part, part + 1)
             if part + 1 < num_parts:
-                layer = self._model.layers[part // 2]
-                close = layer.down_proj if part % 2 else layer.o_proj
-                width = self._widths[part // 2] if part % 2 else room.queries.size // num_tokens
-                inner = torch.from_numpy(room.inner[: num_tokens * width].reshape(num_tokens, -1))
-                room.added[:, :hidden_size] = close(inner).numpy()
+                layer, is_gate = layers[part // 2], part % 2
+                width = self._widths[part // 2] if is_gate else self._shape.queries
+                inner = self._room.inner[: num_tokens * width].reshape(num_tokens, width)
+                closed = (layer.down_proj if is_gate else layer.o_proj)(torch.from_numpy(inner))
+                added[:, : closed.shape[1]] = closed.numpy()
 
     def _call(self, first_part: int, end_part: int) -> None:
+        shape, record = self._shape, self._record
         block_size, num_threads = self.cache.block_size, torch.get_num_threads()
-        record = self._record
-        record.set_sizes(Sizes(first_part, end_part, block_size, self._panel))
+        record.set_sizes(
+            Sizes(
+                first_part,
+                end_part,
+                block_size,
+                shape.panel,
+                shape.num_heads,
+                self._num_keys,
+                shape.outputs,
+            )
+        )
         if num_threads == 1:
             self._run(record.address, 0, 1)
         else:
             self._team.run(record.address, num_threads)
 
 
-class _Memory:
-    """Kept from forward to forward, because fresh pages cost more than what is written there."""
+class _Shape(NamedTuple):
+    """Of one token in a model."""
 
-    def __init__(self) -> None:
-        self._kept: dict[str, Floats] = {}
-
-    def take(self, name: str, *shape: int) -> Floats:
-        """With anything in it, until `name` is taken again."""
-        size, kept = math.prod(shape), self._kept.get(name)
-        if kept is None or not size <= len(kept) <= _SPARE * size:
-            kept = self._kept[name] = np.empty(size, np.float32)
-        return kept[:size].reshape(shape)
+    panel: int
+    num_heads: int
+    outputs: int
+    inner: int
+    wide: int
+    queries: int  # elements of all heads
+    block_rows: int

@@ -36,9 +36,9 @@ class Forward(Protocol):
         ...
 
     def run(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, taps: tuple[int, ...] = ()
+        self, token_ids: torch.Tensor, taps: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """As `Transformer.forward`, of the batch that is planned."""
+        """As `Transformer.forward`, of the batch that is planned: token_ids [N]."""
         ...
 
 

@@ -45,19 +45,24 @@ class Cache(NamedTuple):
     values: Array  # [L, KV, slots, D]
 
 
-class Room(NamedTuple):
-    """What a forward is computed in. Flat ones are as large as the largest use."""
+class Tokens(NamedTuple):
+    """What goes in and comes out."""
 
-    x: Array  # [N, E] residuals
+    x: Array  # [N, E] residuals: embeddings at first, overwritten
     hidden: Array  # [N, E]: x after the norm of the last part
-    added: Array  # [N, >= E]: what is to be added to x
-    inner: Array  # flat: what the last part ended with, [N, H * D] or [N, gates]
-    wide: Array  # flat: [N, outputs of a layer's first or third product]
+    taps: Array  # int64 [T]: layers
+    tapped: Array  # [T, N, E]: residuals behind them
+
+
+class Room(NamedTuple):
+    """What a forward is computed in: flat, and at least as large as said here."""
+
+    added: Array  # [N, outputs]: what is to be added to x
+    inner: Array  # what the last part ended with, [N, H * D] or [N, gates]
+    wide: Array  # [N, outputs of a layer's first or third product]
     queries: Array  # [KV, N, G, D]
     scores: Array  # [threads, n, keys]
     places: Array  # int64 [2, N]: positions and slots
-    taps: Array  # int64 [T]: layers
-    tapped: Array  # [T, N, E]: residuals behind them
 
 
 class Sizes(NamedTuple):
@@ -67,6 +72,9 @@ class Sizes(NamedTuple):
     end_part: int
     page_size: int
     panel: int  # columns of a product's weight
+    num_heads: int
+    num_keys: int  # whole LANES
+    outputs: int  # columns of `added`
 
 
 class Job(NamedTuple):
@@ -77,6 +85,7 @@ class Job(NamedTuple):
     code: Code
     batch: Batch
     cache: Cache
+    tokens: Tokens
     room: Room
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specserve.model.forward_job import Array, Batch, Cache, Code, Room, Sizes, Weights
+from specserve.model.forward_job import Array, Batch, Cache, Code, Room, Sizes, Tokens, Weights
 from specserve.model.layer_kernels import ARRAY_WORDS, FIRST_ARRAY, GROUPS, RECORD_WORDS
 
 
@@ -18,7 +18,7 @@ class Record:
     def set_sizes(self, sizes: Sizes) -> None:
         self._words[1:FIRST_ARRAY] = sizes
 
-    def set_arrays(self, arrays: Weights | Code | Batch | Cache | Room) -> None:
+    def set_arrays(self, arrays: Weights | Code | Batch | Cache | Tokens | Room) -> None:
         """Of one kind. Raises TypeError for what is not laid out as kernels read it."""
         before = GROUPS[: GROUPS.index(type(arrays))]
         at = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in before)

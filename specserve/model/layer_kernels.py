@@ -2,8 +2,8 @@
 
 Around a product of few tokens torch dispatches some thirty small operations a layer, and attention
 copies what it reads; both cost more than what they compute. Here products (`row_code`) and those of
-attention (`attention_code`) are called by address, and the rest lies between them. All is in this
-file, because numba compiles anew what it has kept only when that very file changes.
+attention (`attention_code`) are called by address, and the rest lies between them: all in this file
+(`compiled` says why). `forward_job` has the arrays' shapes. Nothing is checked here.
 
 Arithmetic is strict: no flag lets LLVM reorder or contract anything, so whatever it makes of a loop
 has the bits of the loop as it is written, and every loop is over one token's own numbers. That is
@@ -12,8 +12,6 @@ are 16 interleaved ones, so that they may still be vectors.
 
 A model of L layers has parts 0 to 2 L. Each adds what the one before has led to and norms it; even
 ones then attend, odd ones gate, the last does nothing more. A closing product leads to the next.
-
-N tokens, B rows, and so on as in `forward_job`. Nothing is checked here.
 """
 
 import functools
@@ -24,11 +22,22 @@ import numpy as np
 
 from specserve import compiled
 from specserve.address_call import call, pointer
-from specserve.model.forward_job import Batch, Cache, Code, Job, Room, Sizes, Thread, Weights
+from specserve.model.forward_job import (
+    Batch,
+    Cache,
+    Code,
+    Job,
+    Room,
+    Sizes,
+    Thread,
+    Tokens,
+    Weights,
+)
 
 LANES = 16  # of a sum
 
 Array = np.ndarray
+Shape = tuple[int, ...]
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 _LOG2_E = np.float32(1.44269504)
@@ -262,18 +271,20 @@ def _product(x: Array, product: Array, job: Job, out: Array, thread: Thread) -> 
 @_compiled
 def _enter(part: int, job: Job, tokens: slice) -> None:
     """Add what the part before has led to, keep it if asked for, and norm it."""
-    room, weights = job.room, job.weights
-    x, added, hidden = room.x[tokens], room.added[tokens], room.hidden[tokens]
+    weights, taps = job.weights, job.tokens.taps
+    x, added, hidden = job.tokens.x[tokens], job.room.added[tokens], job.tokens.hidden[tokens]
+    if part == 0:
+        added[:] = np.float32(0)
     add_normed(x, added, weights.norms[part], weights.epsilons[part], hidden)
-    for place in range(len(room.taps)):
-        if part == 2 * room.taps[place] + 2:
-            room.tapped[place, tokens] = x
+    for place in range(len(taps)):
+        if part == 2 * taps[place] + 2:
+            job.tokens.tapped[place, tokens] = x
 
 
 @_compiled
 def run_parts(job: Job, thread: Thread) -> None:
     """Parts first_part to end_part - 1 and the closing products between them, a thread's share."""
-    sizes, room, num_tokens = job.sizes, job.room, len(job.room.x)
+    sizes, room, num_tokens = job.sizes, job.room, len(job.tokens.x)
     tokens = _share(num_tokens, thread)
     if thread.number == 0:
         _lay_out(job.batch, sizes.page_size, room.places)
@@ -285,7 +296,7 @@ def run_parts(job: Job, thread: Thread) -> None:
             return
         products = job.weights.products[layer]
         opening, closing = products[2 * is_gate], products[2 * is_gate + 1]
-        wide = _product(room.hidden, opening, job, room.wide, thread)
+        wide = _product(job.tokens.hidden, opening, job, room.wide, thread)
         width = job.weights.widths[layer] if is_gate else room.queries.size // num_tokens
         inner = room.inner[: num_tokens * width].reshape(num_tokens, width)
         if is_gate:
@@ -303,7 +314,7 @@ def run_parts(job: Job, thread: Thread) -> None:
 
 # A call's words are the address of what a team calls, the sizes, and of every array its address
 # and its shape.
-GROUPS = (Weights, Code, Batch, Cache, Room)
+GROUPS = (Weights, Code, Batch, Cache, Tokens, Room)
 ARRAY_WORDS = 6
 FIRST_ARRAY = 1 + len(Sizes._fields)
 RECORD_WORDS = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in GROUPS)
@@ -339,31 +350,41 @@ def _weights_of(record: Array) -> Weights:
 
 
 @_compiled
-def _room_of(record: Array) -> Room:
-    floats = np.float32
+def _shaped(record: Array, place: int, dtype: Any, shape: Any) -> Any:  # noqa: ANN401
+    """The first elements of a flat array."""
+    return carray(pointer(record[FIRST_ARRAY + ARRAY_WORDS * place]), shape, dtype)
+
+
+@_compiled
+def _room_of(record: Array, sizes: Sizes, kept: Shape, blocks: Shape) -> Room:
+    """kept: N, KV, D; blocks: threads, rows of a block."""
+    num_tokens, num_kv_heads, size = kept
+    per_kv, floats = sizes.num_heads // num_kv_heads, np.float32
     return Room(
-        _array(record, 14, 2, floats),
-        _array(record, 15, 2, floats),
-        _array(record, 16, 2, floats),
-        _array(record, 17, 1, floats),
-        _array(record, 18, 1, floats),
-        _array(record, 19, 4, floats),
-        _array(record, 20, 3, floats),
-        _array(record, 21, 2, np.int64),
-        _array(record, 22, 1, np.int64),
-        _array(record, 23, 3, floats),
+        _shaped(record, 18, floats, (num_tokens, sizes.outputs)),
+        _array(record, 19, 1, floats),
+        _array(record, 20, 1, floats),
+        _shaped(record, 21, floats, (num_kv_heads, num_tokens, per_kv, size)),
+        _shaped(record, 22, floats, (blocks[0], blocks[1], sizes.num_keys)),
+        _shaped(record, 23, np.int64, (2, num_tokens)),
     )
 
 
 def _run_record(address: Any, number: int, team: int) -> None:  # noqa: ANN401
-    record, words = carray(address, RECORD_WORDS, np.int64), np.int64
+    record, words, floats = carray(address, RECORD_WORDS, np.int64), np.int64, np.float32
+    sizes = Sizes(record[1], record[2], record[3], record[4], record[5], record[6], record[7])
+    rows, attention = _array(record, 7, 2, words), _array(record, 8, 2, words)
+    cache = Cache(_array(record, 12, 5, floats), _array(record, 13, 4, floats))
+    x, hidden = _array(record, 14, 2, floats), _array(record, 15, 2, floats)
+    kept = len(x), cache.values.shape[1], cache.values.shape[3]
     job = Job(
-        Sizes(record[1], record[2], record[3], record[4]),
+        sizes,
         _weights_of(record),
-        Code(_array(record, 7, 2, words), _array(record, 8, 2, words), _array(record, 9, 1, words)),
+        Code(rows, attention, _array(record, 9, 1, words)),
         Batch(_array(record, 10, 2, words), _array(record, 11, 2, words)),
-        Cache(_array(record, 12, 5, np.float32), _array(record, 13, 4, np.float32)),
-        _room_of(record),
+        cache,
+        Tokens(x, hidden, _array(record, 16, 1, words), _array(record, 17, 3, floats)),
+        _room_of(record, sizes, kept, (team, attention.shape[1])),
     )
     run_parts(job, Thread(number, team))
 

@@ -30,8 +30,9 @@ class TorchForward:
 
     def plan(self, batch: AttentionBatch) -> None:
         self._attention.plan(batch)
+        self._positions = torch.from_numpy(batch.positions()).to(self.cache.device)
 
     def run(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, taps: tuple[int, ...] = ()
+        self, token_ids: torch.Tensor, taps: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        return self._model.forward(token_ids, positions, self._attention, taps)
+        return self._model.forward(token_ids, self._positions, self._attention, taps)

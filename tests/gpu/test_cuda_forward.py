@@ -27,7 +27,7 @@ def batch(vocab_size: int) -> ForwardBatch:
     plan = AttentionBatch(counts, np.array([end for _, end in ROWS]), tables)
     token_ids = rng.integers(0, vocab_size, counts.sum())
     last = np.cumsum(counts) - 1
-    return ForwardBatch.build(token_ids=token_ids, logits_index=last, attention=plan)
+    return ForwardBatch(token_ids, last, np.zeros(0, np.int64), plan)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
