@@ -15,11 +15,12 @@ from specserve import noise
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.logprobs import token_logprobs
-from specserve.decoding.sampling import NO_TOKEN, sample
+from specserve.decoding.sampling import sample
 from specserve.decoding.state import SamplingState
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
 from specserve.decoding.verification.commit import Commit, commit_of
-from specserve.decoding.verification.rule import VerificationRule, rule_for_life
+from specserve.decoding.verification.equality import Walk, walk
+from specserve.decoding.verification.rule import VerificationRule, judged_by, rule_for_life
 from specserve.decoding.verification.verify import verify
 from specserve.types import FinishReason, Logprobs
 from target_node.scheduler import Row
@@ -150,11 +151,8 @@ class Sampler:
 
     def _outcomes(self, rows: list[Row], logits: torch.Tensor, laws: DraftLaw | None) -> _Outcomes:
         states = [self.state(row.sequence) for row in rows]
-        if not any(row.verify_len for row in rows):
-            # Every rule draws from the target's law here, and this is the cheapest way to do it.
-            sampled = sample(logits, SamplingBatch.build(states, self.device))
-            tokens = sampled.token_ids.tolist()
-            return _Outcomes([0] * len(rows), tokens, [token == NO_TOKEN for token in tokens])
+        if all(map(self._is_judged_by_equality, rows, states)):
+            return self._outcomes_by_equality(rows, states, logits)
         batch = VerificationBatch.build(
             [
                 RowToVerify(
@@ -174,6 +172,29 @@ class Sampler:
         table = torch.stack((found.num_accepted, found.next_tokens, found.spoiled_rows.long()))
         num_accepted, next_tokens, spoiled = table.tolist()
         return _Outcomes(num_accepted, next_tokens, [bool(each) for each in spoiled])
+
+    def _is_judged_by_equality(self, row: Row, state: SamplingState) -> bool:
+        """As a row without drafted tokens is by any rule."""
+        return (
+            not row.verify_len
+            or judged_by(self.rule(row.sequence), is_greedy=state.is_greedy)
+            is VerificationRule.COUPLED
+        )
+
+    def _outcomes_by_equality(
+        self, rows: list[Row], states: list[SamplingState], logits: torch.Tensor
+    ) -> _Outcomes:
+        """The cheapest way: nothing but the target's own tokens leaves the device."""
+        paths = [state.along(row.drafted) for row, state in zip(rows, states, strict=True)]
+        batch = SamplingBatch.build([each for path in paths for each in path], self.device)
+        drawn = sample(logits, batch).token_ids.tolist()
+        walks: list[Walk] = []
+        for row in rows:
+            end = row.verify_len + 1
+            walks.append(walk(row.drafted, drawn[:end]))
+            del drawn[:end]
+        num_accepted, next_tokens, spoiled = (list(column) for column in zip(*walks, strict=True))
+        return _Outcomes(num_accepted, next_tokens, spoiled)
 
     def _result(
         self, row: Row, outcomes: _Outcomes, place: int, logits: torch.Tensor, first: int

@@ -69,11 +69,11 @@ class SamplingBatch:
         greedy = [row for row, state in enumerate(states) if state.is_greedy]
         rows = [row for row, state in enumerate(states) if not state.is_greedy]
         random = [states[row] for row in rows] if greedy else states
-        keys, temperatures = _keys(random, device) if random else _no_keys(str(device))
+        keys, temperatures = _keys(random, device) if random else _no_keys(device)
         return SamplingBatch(
             num_rows=len(states),
-            greedy_rows=_ints(greedy, device) if greedy else None,
-            random_rows=_ints(rows, device) if rows else None,
+            greedy_rows=_places(greedy, len(states), device),
+            random_rows=_places(rows, len(states), device),
             temperatures=temperatures,
             seeds=keys[0],
             sample_indices=keys[1],
@@ -101,9 +101,20 @@ def _keys(
 
 
 @functools.cache
-def _no_keys(device: str) -> tuple[Sequence[Tensor], Tensor]:
-    """Greedy batches are common, and four copies to the device a round are not nothing."""
+def _no_keys(device: torch.device | str) -> tuple[Sequence[Tensor], Tensor]:
+    """Greedy batches are common, and two copies to the device a round are not nothing."""
     return _keys([], device)
+
+
+def _places(rows: Sequence[int], num_rows: int, device: torch.device | str) -> Tensor | None:
+    if not rows:
+        return None
+    return _ints(rows, device) if len(rows) < num_rows else _all_places(num_rows, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _all_places(num_rows: int, device: torch.device | str) -> Tensor:
+    return torch.arange(num_rows, device=device)
 
 
 def _ints(values: Sequence[object], device: torch.device | str) -> Tensor:

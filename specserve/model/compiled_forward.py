@@ -5,10 +5,12 @@ shares of a product as they always do.
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specserve.model import compiled_weights, layer_kernels
@@ -20,6 +22,8 @@ from specserve.model.kv_cache import NULL_BLOCK, TiledKVCache
 from specserve.model.layer_kernels import LANES
 from specserve.model.machine_code import Team
 from specserve.model.transformer import EMBEDDING_TAP, Transformer
+
+Integers = NDArray[np.int64]
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _SPARE = 8  # times the room needed that is kept from a forward before
@@ -77,11 +81,7 @@ class CompiledForward:
 
     def plan(self, batch: AttentionBatch) -> None:
         """Lay out one forward of `batch`."""
-        tables = batch.block_tables
-        lens = [len(table) for table in tables]
-        pages = np.full((len(lens), max(lens)), NULL_BLOCK, dtype=np.int64)
-        for place, (table, length) in enumerate(zip(tables, lens, strict=True)):
-            pages[place, :length] = table
+        pages = _table(batch.block_tables)
         rows = np.array([batch.num_tokens, batch.context_lens]).T.copy()
         self._num_keys = -(-int(batch.context_lens.max()) // LANES) * LANES
         self._record.set_arrays(Batch(rows, pages))
@@ -156,6 +156,15 @@ class CompiledForward:
             self._run(record.address, 0, 1)
         else:
             self._team.run(record.address, num_threads)
+
+
+def _table(rows: Sequence[Integers]) -> Integers:
+    """Block tables of different lengths as one."""
+    lens = [len(blocks) for blocks in rows]
+    table = np.full((len(rows), max(lens)), NULL_BLOCK, dtype=np.int64)
+    for place, (blocks, length) in enumerate(zip(rows, lens, strict=True)):
+        table[place, :length] = blocks
+    return table
 
 
 class _Shape(NamedTuple):

@@ -5,6 +5,8 @@ import numpy as np
 from specserve.model.forward_job import Array, Batch, Cache, Code, Room, Sizes, Tokens, Weights
 from specserve.model.layer_kernels import ARRAY_WORDS, FIRST_ARRAY, GROUPS, RECORD_WORDS
 
+_KINDS = np.dtype(np.float32).char + np.dtype(np.int64).char
+
 
 class Record:
     """Words: the address of what reads them, the sizes, every array's address and shape."""
@@ -23,9 +25,9 @@ class Record:
         before = GROUPS[: GROUPS.index(type(arrays))]
         at = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in before)
         for array in arrays:
-            if not array.flags.c_contiguous or array.dtype not in (np.float32, np.int64):
+            if not array.flags.c_contiguous or array.dtype.char not in _KINDS:
                 raise TypeError(f"kernels cannot read {array.dtype} {array.shape}")
-            shape = array.shape
-            self._words[at : at + 1 + len(shape)] = (array.ctypes.data, *shape)
+            address, _ = array.__array_interface__["data"]  # `ctypes.data` takes twice as long
+            self._words[at : at + 1 + array.ndim] = (address, *array.shape)
             at += ARRAY_WORDS
         self._kept[type(arrays)] = arrays
