@@ -1,6 +1,8 @@
 """Philox4x32-10 of many counters, compiled: the words of `specserve.noise`, bit for bit.
 
-Integers, and one rounding to float32, so no bit depends on who computes them.
+Integers, and one rounding to float32, so no bit depends on who computes them. And the exponential
+race that they decide, of a row after the other: strict arithmetic, so that a row has the same
+winner in any batch; `specserve.decoding.sampling` has the definition.
 """
 
 import functools
@@ -46,6 +48,103 @@ def word_floats(
             out[row, place, 2], out[row, place, 3] = np.float32(c), np.float32(d)
 
 
+# --- the race ------------------------------------------------------------------------------------
+
+_ONE, _HALF_FLOAT, _WORD = np.float32(1.0), np.float32(0.5), np.float32(2.0**-32)
+_MOST_UNIFORM = np.float32(1.0 - 2.0**-24)  # the largest float32 below 1
+_LOG2_E = np.float32(1.44269504)
+_LEAST_EXPONENT, _BIAS, _MANTISSA_BITS = np.float32(-126.0), np.int32(127), np.int32(23)
+_MANTISSA, _ONE_BITS = np.int32(0x007FFFFF), np.int32(0x3F800000)
+_SQRT_2, _LN_2_HIGH = np.float32(1.41421356), np.float32(0.693359375)
+_LN_2_LOW = np.float32(-2.12194440e-4)  # and both are ln 2
+
+
+@compiled.compiled
+def _power(x: np.float32) -> np.float32:
+    """e**x for x of 0 or less, to the last few bits; never below 1e-38, which wins no race."""
+    scaled = x * _LOG2_E
+    if scaled < _LEAST_EXPONENT:
+        scaled = _LEAST_EXPONENT
+    whole = np.floor(scaled + _HALF_FLOAT)
+    part = scaled - whole  # -.5 to .5, and 2**part by its series
+    power = np.float32(1.5403530e-4)
+    power = power * part + np.float32(1.3333558e-3)
+    power = power * part + np.float32(9.6181291e-3)
+    power = power * part + np.float32(5.5504109e-2)
+    power = power * part + np.float32(2.4022651e-1)
+    power = power * part + np.float32(6.9314718e-1)
+    power = power * part + _ONE
+    bits = np.int32((np.int32(whole) + _BIAS) << _MANTISSA_BITS)
+    return power * bits.view(np.float32)
+
+
+@compiled.compiled
+def _logarithm(x: np.float32) -> np.float32:
+    """Of a normal number, to the last few bits."""
+    bits = np.float32(x).view(np.int32)
+    exponent = np.float32((bits >> _MANTISSA_BITS) - _BIAS)
+    mantissa = np.int32((bits & _MANTISSA) | _ONE_BITS).view(np.float32)
+    if mantissa > _SQRT_2:
+        mantissa = mantissa * _HALF_FLOAT
+        exponent = exponent + _ONE
+    f = mantissa - _ONE  # -.3 to .42, and log(1 + f) by its series
+    square = f * f
+    series = np.float32(7.0376836e-2)
+    series = series * f - np.float32(1.1514610e-1)
+    series = series * f + np.float32(1.1676999e-1)
+    series = series * f - np.float32(1.2420141e-1)
+    series = series * f + np.float32(1.4249323e-1)
+    series = series * f - np.float32(1.6668058e-1)
+    series = series * f + np.float32(2.0000715e-1)
+    series = series * f - np.float32(2.4999994e-1)
+    series = series * f + np.float32(3.3333331e-1)
+    rest = series * f * square + exponent * _LN_2_LOW - _HALF_FLOAT * square
+    return f + rest + exponent * _LN_2_HIGH
+
+
+@compiled.compiled
+def _exponential(bits: np.float32) -> np.float32:
+    """-log1p(-v) for v = (bits + .5) * 2**-32, as `specserve.noise` has it."""
+    v = (bits + _HALF_FLOAT) * _WORD
+    if v > _MOST_UNIFORM:
+        v = _MOST_UNIFORM
+    left = _ONE - v
+    off = left - _ONE  # -v but for what rounding took, which the quotient gives back
+    return v if off == np.float32(0) else _logarithm(left) * (v / off)
+
+
+@compiled.compiled
+def race(
+    logits: np.ndarray, temperatures: np.ndarray, keys: Words, purpose: int, winners: np.ndarray
+) -> None:
+    """winners int64 [R] = arg min of noise / exp((logit - largest) / temperature).
+
+    logits float32 [R, V]; temperatures float32 [R]; keys [3, R]: positions, sample words, seeds.
+    The winner of a row that has a NaN means nothing.
+    """
+    num_rows, num_tokens = logits.shape
+    blocks = np.arange((num_tokens + 3) // 4).astype(np.uint64).reshape(1, -1)
+    purposes = np.full(1, purpose, np.uint64)
+    bits = np.empty((1, blocks.shape[1], 4), np.float32)
+    times = np.empty(num_tokens, np.float32)
+    for row in range(num_rows):
+        key = keys[:, row : row + 1].copy()
+        word_floats(blocks, key[0], key[1], purposes, key[2], bits)
+        noise, own = bits.reshape(-1), logits[row]
+        most = own[0]
+        for token in range(num_tokens):
+            most = max(most, own[token])
+        temperature = temperatures[row]
+        for token in range(num_tokens):
+            weight = _power((own[token] - most) / temperature)
+            times[token] = _exponential(noise[token]) / weight
+        winner = 0
+        for token in range(num_tokens):
+            if times[token] < times[winner]:
+                winner = token
+        winners[row] = winner
+
+
 @functools.cache
 def is_usable() -> bool:
     """Whether numba is here and works. Compiles, unless that was done before."""
@@ -56,3 +155,5 @@ def _run() -> None:
     words = np.ones(2, np.uint64)
     out = np.empty((2, 3, 4), np.float32)
     word_floats(np.ones((1, 3), np.uint64), words, words, words, words, out)
+    keys, winners = np.ones((3, 2), np.uint64), np.empty(2, np.int64)
+    race(np.ones((2, 5), np.float32), np.ones(2, np.float32), keys, 0, winners)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specserve import noise_kernel
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.logit_edits import apply_edits
 from specserve.decoding.truncation import fixed_point_mass, mass_bits, truncate
@@ -54,7 +55,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
 
 def _likeliest(logits: Tensor) -> Sampled:
     """The greedy tokens of unedited rows, which one exact reduction finds."""
-    if logits.device.type == "cpu":  # what numpy dispatches is little beside torch
+    if logits.device.type == "cpu":
         array = logits.numpy()
         token_ids = array.argmax(axis=1)  # of the first NaN if any is, the first of equals
         bad_rows = ~np.isfinite(array[np.arange(len(array)), token_ids])
@@ -111,18 +112,24 @@ def target_probs(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 def _edited(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
     """Logits after penalties, bias and suppression, and which rows cannot be sampled from."""
-    bad_rows = ~logits.amax(dim=1).isfinite()  # the maximum is NaN if any entry is
+    bad_rows = _are_bad(logits)
     if batch.edits is None:
         return logits, bad_rows
     edited = apply_edits(logits, batch.edits)
-    return edited, bad_rows | ~edited.amax(dim=1).isfinite()
+    return edited, bad_rows | _are_bad(edited)
+
+
+def _are_bad(logits: Tensor) -> Tensor:
+    """Bool [R]: a row's maximum is NaN if any entry is."""
+    if logits.device.type == "cpu":  # what numpy dispatches is little beside torch
+        return torch.from_numpy(~np.isfinite(logits.numpy().max(axis=1)))
+    return ~logits.amax(dim=1).isfinite()
 
 
 def _weights(edited: Tensor, batch: SamplingBatch) -> Tensor:
     """Unnormalised laws of the random rows, [R_random, V], the likeliest token at 1."""
     rows = edited if batch.greedy_rows is None else edited[batch.random_rows]
-    scaled = rows - rows.amax(dim=1, keepdim=True)
-    scaled /= batch.temperatures.to(scaled.dtype).unsqueeze(1)
+    scaled = _scaled(rows, batch.temperatures)
     if batch.truncation is None:
         return scaled.exp_()
     weights = scaled.exp()
@@ -133,11 +140,54 @@ def _weights(edited: Tensor, batch: SamplingBatch) -> Tensor:
     return weights
 
 
+def _scaled(rows: Tensor, temperatures: Tensor) -> Tensor:
+    """(logit - row maximum) / temperature."""
+    scaled = rows - rows.amax(dim=1, keepdim=True)
+    scaled /= temperatures.to(scaled.dtype).unsqueeze(1)
+    return scaled
+
+
 def _race(edited: Tensor, batch: SamplingBatch) -> Tensor:
-    """The winners of the random rows, int64 [R_random]; a zero weight never wins."""
-    weights = _weights(edited, batch)
+    """The winners of the random rows, int64 [R_random]; a zero weight never wins.
+
+    How a row is computed depends on that row alone, as all of its bits do.
+    """
+    rows = edited if batch.greedy_rows is None else edited[batch.random_rows]
+    on_host = rows.device.type == "cpu" and rows.dtype == torch.float32
+    if not (on_host and noise_kernel.is_usable()):
+        return _race_of(_weights(edited, batch), batch, slice(None))
+    truncation = batch.truncation
+    if truncation is None:
+        return _compiled_race(rows, batch)
+    places = truncation.places
+    scaled = _scaled(rows[places], batch.temperatures[places])
+    truncated = _race_of(truncate(scaled, scaled.exp(), truncation), batch, places)
+    if len(places) == len(rows):
+        return truncated
+    winners = _compiled_race(rows, batch)
+    winners[places] = truncated
+    return winners
+
+
+def _race_of(weights: Tensor, batch: SamplingBatch, places: Tensor | slice) -> Tensor:
+    """Of the random rows at these places, with weights [K, V]."""
     noise = exponential_noise(
-        batch.seeds, batch.sample_indices, batch.positions, Purpose.OUTPUT, weights.shape[1]
+        batch.seeds[places],
+        batch.sample_indices[places],
+        batch.positions[places],
+        Purpose.OUTPUT,
+        weights.shape[1],
     )
     # Noise is finite and above zero, so noise / 0 is infinity and loses to the likeliest token.
     return noise.div_(weights).argmin(dim=1)
+
+
+def _compiled_race(rows: Tensor, batch: SamplingBatch) -> Tensor:
+    """Of all random rows, nothing truncated."""
+    words = (batch.positions, batch.sample_indices, batch.seeds)
+    keys = np.stack([word.numpy() for word in words])
+    temperatures = batch.temperatures.numpy().astype(np.float32)
+    winners = np.empty(len(rows), np.int64)
+    logits = rows.contiguous().numpy()
+    noise_kernel.race(logits, temperatures, keys.view(np.uint64), int(Purpose.OUTPUT), winners)
+    return torch.from_numpy(winners)
