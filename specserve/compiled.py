@@ -1,7 +1,8 @@
 """Functions compiled by numba, where it is installed and works: an optional extra.
 
 numba keeps what it has compiled of a function until that function's own file changes. So whatever
-a compiled function calls or reads has to be in its file, `address_call` and plain tuples aside.
+a compiled function calls or reads has to be in its file, or named by what it encloses, which is
+part of the key; `address_call` aside.
 """
 
 import logging
@@ -20,15 +21,20 @@ _LOG = logging.getLogger(__name__)
 _MADE: list[Any] = []  # which owns what addresses are given of
 
 
-def compiled(function: _Function, arithmetic: Collection[str] = ()) -> _Function:
+def compiled(
+    function: _Function, arithmetic: Collection[str] = (), *, is_kept: bool = True
+) -> _Function:
     """As a decorator; kept beside the function's file, or in the user's cache.
 
-    `arithmetic`: LLVM's fast-math flags. Without numba the function stays what it is, which is far
-    too slow to use.
+    `arithmetic`: LLVM's fast-math flags. `is_kept` is for functions that are called as they are;
+    those that are part of others are kept with them. Without numba a function stays what it is,
+    which is far too slow to use.
     """
     if numba is None:
         return function
     options = {"fastmath": set(arithmetic), "error_model": "numpy", "boundscheck": False}
+    if not is_kept:
+        return cast(_Function, numba.njit(function, **options))
     try:
         return cast(_Function, numba.njit(function, cache=True, **options))
     except RuntimeError:  # nowhere to keep it
@@ -36,10 +42,10 @@ def compiled(function: _Function, arithmetic: Collection[str] = ()) -> _Function
 
 
 def address_of(function: Callable[..., None], signature: str) -> int:
-    """Of machine code that C may call, of a function that never raises; see `compiled`."""
+    """Of machine code that C may call; see `compiled`. What the function raises is lost."""
     try:
         made = numba.cfunc(signature, cache=True, error_model="numpy")(function)
-    except RuntimeError:
+    except Exception:  # noqa: BLE001 - nowhere to keep it, or what was kept is damaged
         made = numba.cfunc(signature, error_model="numpy")(function)
     _MADE.append(made)
     return made.address

@@ -335,7 +335,8 @@ def _exp(x: str, name: str) -> Iterator[str]:
         yield f"%series.{place} = {fma(f'%series.{place - 1}', '%part', _splat(factor))}"
     yield f"""
         %exponent = fptosi {vector} %whole to {integers}
-        %biased = add {integers} %exponent, splat (i32 127)
+        %known = freeze {integers} %exponent
+        %biased = add {integers} %known, splat (i32 127)
         %placed = shl {integers} %biased, splat (i32 23)
         %scale = bitcast {integers} %placed to {vector}
         %{name} = fmul {vector} %series.{len(_SERIES) - 1}, %scale"""

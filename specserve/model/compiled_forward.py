@@ -17,7 +17,7 @@ from specserve.model import compiled_weights, layer_kernels
 from specserve.model.attention import AttentionBatch
 from specserve.model.attention_kernels import attention_kernels
 from specserve.model.forward_job import Batch, Cache, Code, Room, Sizes, Tokens, Weights
-from specserve.model.forward_record import Record
+from specserve.model.forward_record import Record, entry
 from specserve.model.kv_cache import NULL_BLOCK, TiledKVCache
 from specserve.model.layer_kernels import LANES
 from specserve.model.machine_code import Team
@@ -26,7 +26,8 @@ from specserve.model.transformer import EMBEDDING_TAP, Transformer
 Integers = NDArray[np.int64]
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-_SPARE = 8  # times the room needed that is kept from a forward before
+_SPARE = 8  # times the room needed that is kept from a forward before, ...
+_LITTLE = 16 * 1024 * 1024  # ... and as many elements are kept in any case
 _MARGIN = 4  # a part of it more is taken, so that growing contexts do not take some every time
 
 
@@ -70,8 +71,8 @@ class CompiledForward:
         )
         self._room: Room | None = None
         self._num_keys = 0
-        self._run = _ENTRY(layer_kernels.entry())
-        self._record = record = Record(layer_kernels.entry())
+        self._run = _ENTRY(entry())
+        self._record = record = Record(entry())
         norms, rotary = compiled_weights.norms(model), model.rotary.table.numpy()
         record.set_arrays(Weights(*norms, rotary, products, self._widths))
         functions = np.array([kernels.addresses for kernels in rows])
@@ -89,8 +90,12 @@ class CompiledForward:
     def run(self, token_ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor]]:
         embedded = self._model.embedding.index_select(0, token_ids)
         layers = [tap for tap in taps if tap != EMBEDDING_TAP]
+        if any(not 0 <= layer < len(self._model.layers) for layer in layers):
+            raise KeyError(f"taps {taps} of {len(self._model.layers)} layers")
         found = {EMBEDDING_TAP: embedded.clone()} if EMBEDDING_TAP in taps else {}
         x = embedded.numpy()
+        if not len(x):
+            raise ValueError("a forward of no tokens")
         tapped = np.empty((len(layers), *x.shape), np.float32)
         tokens = Tokens(x, np.empty_like(x), np.array(layers, dtype=np.int64), tapped)
         self._record.set_arrays(tokens)
@@ -113,13 +118,14 @@ class CompiledForward:
             num_tokens * shape.queries,
             torch.get_num_threads() * shape.block_rows * self._num_keys,
             num_tokens * 2,
+            1,
         )
         kept = self._room
-        if kept and all(n <= len(a) <= _SPARE * n for n, a in zip(wanted, kept, strict=True)):
+        if kept and all(_serves(len(a), n) for a, n in zip(kept, wanted, strict=True)):
             return
-        *floats, places = (size + size // _MARGIN for size in wanted)
+        *floats, places, status = (size + size // _MARGIN for size in wanted)
         rooms = [np.empty(size, np.float32) for size in floats]
-        self._room = Room._make([*rooms, np.empty(places, np.int64)])
+        self._room = Room._make([*rooms, np.empty(places, np.int64), np.empty(status, np.int64)])
         self._record.set_arrays(self._room)
 
     def _run_parts(self, num_tokens: int) -> None:
@@ -152,10 +158,21 @@ class CompiledForward:
                 shape.outputs,
             )
         )
+        assert self._room is not None
+        status = self._room.status
+        status[0] = layer_kernels.PENDING
         if num_threads == 1:
             self._run(record.address, 0, 1)
         else:
             self._team.run(record.address, num_threads)
+        if status[0] == layer_kernels.REFUSED:
+            raise IndexError("the batch names tokens, positions or blocks that are not there")
+        if status[0] != layer_kernels.DONE:
+            raise RuntimeError("the compiled forward broke off")
+
+
+def _serves(num_kept: int, num_wanted: int) -> bool:
+    return num_wanted <= num_kept <= max(_SPARE * num_wanted, _LITTLE)
 
 
 def _table(rows: Sequence[Integers]) -> Integers:

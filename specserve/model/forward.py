@@ -45,8 +45,8 @@ class Forward(Protocol):
 def make_forward(
     model: Transformer, *, num_blocks: int, block_size: int, deterministic: bool
 ) -> Forward:
-    """The faster one that this model and machine have."""
-    if CompiledForward.suits(model) and are_usable():
+    """The faster one that this model and machine have, the same on every rank."""
+    if model.parallel.agree(CompiledForward.suits(model) and are_usable()):
         return CompiledForward(model, num_blocks=num_blocks, block_size=block_size)
     return TorchForward(
         model, num_blocks=num_blocks, block_size=block_size, deterministic=deterministic

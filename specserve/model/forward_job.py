@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 Array = np.ndarray
+Shape = tuple[int, ...]
 
 
 class Weights(NamedTuple):
@@ -63,6 +64,7 @@ class Room(NamedTuple):
     queries: Array  # [KV, N, G, D]
     scores: Array  # [threads, n, keys]
     places: Array  # int64 [2, N]: positions and slots
+    status: Array  # int64 [1]: what became of the call
 
 
 class Sizes(NamedTuple):

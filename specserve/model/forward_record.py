@@ -1,10 +1,39 @@
-"""A job's arrays by address, in one array of words, as `layer_kernels.entry` reads them."""
+"""A job's arrays by address in one array of words, and what reads them: the way into a forward."""
+
+import functools
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
-from specserve.model.forward_job import Array, Batch, Cache, Code, Room, Sizes, Tokens, Weights
-from specserve.model.layer_kernels import ARRAY_WORDS, FIRST_ARRAY, GROUPS, RECORD_WORDS
+from specserve import address_call, compiled
+from specserve.address_call import pointer
+from specserve.model import forward_job, layer_kernels
+from specserve.model.forward_job import (
+    Array,
+    Batch,
+    Cache,
+    Code,
+    Job,
+    Room,
+    Shape,
+    Sizes,
+    Thread,
+    Tokens,
+    Weights,
+)
+from specserve.model.layer_kernels import run_parts
 
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+# A call's words are the address of what a team calls, the sizes, and of every array its address
+# and its shape.
+GROUPS = (Weights, Code, Batch, Cache, Tokens, Room)
+ARRAY_WORDS = 6
+FIRST_ARRAY = 1 + len(Sizes._fields)
+RECORD_WORDS = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in GROUPS)
 _KINDS = np.dtype(np.float32).char + np.dtype(np.int64).char
 
 
@@ -31,3 +60,101 @@ class Record:
             self._words[at : at + 1 + array.ndim] = (address, *array.shape)
             at += ARRAY_WORDS
         self._kept[type(arrays)] = arrays
+
+
+# --- read ----------------------------------------------------------------------------------------
+
+
+def _compiled(function: _Function) -> _Function:
+    """As a decorator."""
+    return compiled.compiled(function, is_kept=False)
+
+
+carray: Any = None
+to_fixed_tuple: Any = None
+if compiled.numba is not None:
+    from numba.np.unsafe.ndarray import to_fixed_tuple
+
+    carray = compiled.numba.carray
+
+
+@_compiled
+def _array(record: Array, place: int, ndim: int, dtype: Any) -> Any:  # noqa: ANN401
+    """The array at `place` of all groups'."""
+    at = FIRST_ARRAY + ARRAY_WORDS * place
+    shape = to_fixed_tuple(record[at + 1 : at + ARRAY_WORDS], ndim)
+    return carray(pointer(record[at]), shape, dtype)
+
+
+@_compiled
+def _weights_of(record: Array) -> Weights:
+    floats = np.float32
+    return Weights(
+        _array(record, 0, 2, floats),
+        _array(record, 1, 1, floats),
+        _array(record, 2, 3, floats),
+        _array(record, 3, 1, floats),
+        _array(record, 4, 3, floats),
+        _array(record, 5, 3, np.int64),
+        _array(record, 6, 1, np.int64),
+    )
+
+
+@_compiled
+def _shaped(record: Array, place: int, dtype: Any, shape: Any) -> Any:  # noqa: ANN401
+    """The first elements of a flat array."""
+    return carray(pointer(record[FIRST_ARRAY + ARRAY_WORDS * place]), shape, dtype)
+
+
+@_compiled
+def _room_of(record: Array, sizes: Sizes, kept: Shape, blocks: Shape) -> Room:
+    """kept: N, KV, D; blocks: threads, rows of a block."""
+    num_tokens, num_kv_heads, size = kept
+    per_kv, floats = sizes.num_heads // num_kv_heads, np.float32
+    return Room(
+        _shaped(record, 18, floats, (num_tokens, sizes.outputs)),
+        _array(record, 19, 1, floats),
+        _array(record, 20, 1, floats),
+        _shaped(record, 21, floats, (num_kv_heads, num_tokens, per_kv, size)),
+        _shaped(record, 22, floats, (blocks[0], blocks[1], sizes.num_keys)),
+        _shaped(record, 23, np.int64, (2, num_tokens)),
+        _array(record, 24, 1, np.int64),
+    )
+
+
+def _reader(sources: int) -> Callable[..., None]:
+    """What reads records. numba keeps it for what it encloses, too: these sources and no others."""
+
+    def run_record(address: Any, number: int, team: int) -> None:  # noqa: ANN401
+        if not sources:
+            return
+        record, words, floats = carray(address, RECORD_WORDS, np.int64), np.int64, np.float32
+        sizes = Sizes(record[1], record[2], record[3], record[4], record[5], record[6], record[7])
+        rows, attention = _array(record, 7, 2, words), _array(record, 8, 2, words)
+        cache = Cache(_array(record, 12, 5, floats), _array(record, 13, 4, floats))
+        x, hidden = _array(record, 14, 2, floats), _array(record, 15, 2, floats)
+        kept = len(x), cache.values.shape[1], cache.values.shape[3]
+        job = Job(
+            sizes,
+            _weights_of(record),
+            Code(rows, attention, _array(record, 9, 1, words)),
+            Batch(_array(record, 10, 2, words), _array(record, 11, 2, words)),
+            cache,
+            Tokens(x, hidden, _array(record, 16, 1, words), _array(record, 17, 3, floats)),
+            _room_of(record, sizes, kept, (team, attention.shape[1])),
+        )
+        run_parts(job, Thread(number, team))
+
+    return run_record
+
+
+@functools.cache
+def entry() -> int:
+    """Address of `run_parts` for a record: (address of the record, thread, threads).
+
+    Compiles, unless that was done before, which takes a dozen seconds.
+    """
+    modules = (forward_job, layer_kernels, address_call)
+    files = [Path(file) for file in (__file__, *(str(m.__file__) for m in modules))]
+    sources = zlib.crc32(b"".join(file.read_bytes() for file in files)) | 1
+    return compiled.address_of(_reader(sources), "void(voidptr, int64, int64)")

@@ -2,8 +2,8 @@
 
 Around a product of few tokens torch dispatches some thirty small operations a layer, and attention
 copies what it reads; both cost more than what they compute. Here products (`row_code`) and those of
-attention (`attention_code`) are called by address, and the rest lies between them: all in this file
-(`compiled` says why). `forward_job` has the arrays' shapes. Nothing is checked here.
+attention (`attention_code`) are called by address, and the rest lies between them. `forward_job`
+has the arrays' shapes. Only the batch is checked here.
 
 Arithmetic is strict: no flag lets LLVM reorder or contract anything, so whatever it makes of a loop
 has the bits of the loop as it is written, and every loop is over one token's own numbers. That is
@@ -14,30 +14,22 @@ A model of L layers has parts 0 to 2 L. Each adds what the one before has led to
 ones then attend, odd ones gate, the last does nothing more. A closing product leads to the next.
 """
 
-import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from specserve import compiled
-from specserve.address_call import call, pointer
+from specserve.address_call import call
 from specserve.model.forward_job import (
-    Batch,
-    Cache,
-    Code,
     Job,
-    Room,
-    Sizes,
     Thread,
-    Tokens,
-    Weights,
 )
 
 LANES = 16  # of a sum
+PENDING, RUNNING, REFUSED, DONE = range(4)  # a call
 
 Array = np.ndarray
-Shape = tuple[int, ...]
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 _LOG2_E = np.float32(1.44269504)
@@ -49,8 +41,8 @@ _MANTISSA_BITS = np.int32(23)
 
 
 def _compiled(function: _Function) -> _Function:
-    """As a decorator."""
-    return compiled.compiled(function)
+    """As a decorator; `forward_record` keeps what all of them make together."""
+    return compiled.compiled(function, is_kept=False)
 
 
 @_compiled
@@ -100,15 +92,27 @@ def _share(number: int, thread: Thread) -> slice:
 
 
 @_compiled
-def _lay_out(batch: Batch, page_size: int, places: Array) -> None:
-    """Where every token is and is kept: [2, N]."""
-    token = 0
+def _lay_out(job: Job) -> bool:
+    """Where every token is and is kept, room.places; whether all of it exists."""
+    batch, page_size, places = job.batch, job.sizes.page_size, job.room.places
+    num_tokens, num_pages = places.shape[1], job.cache.values.shape[2] // page_size
+    num_done = 0
     for row in range(len(batch.rows)):
         count, end = batch.rows[row]
+        used = -(-end // page_size)
+        if not 0 < count <= min(end, num_tokens - num_done) or end > len(job.weights.rotary):
+            return False
+        if used > batch.pages.shape[1]:
+            return False
+        for page in batch.pages[row, :used]:
+            if not 0 < page < num_pages:  # the first is nobody's
+                return False
         for position in range(end - count, end):
             page = batch.pages[row, position // page_size]
-            places[0, token], places[1, token] = position, page * page_size + position % page_size
-            token += 1
+            places[0, num_done] = position
+            places[1, num_done] = page * page_size + position % page_size
+            num_done += 1
+    return num_done == num_tokens
 
 
 # --- a layer -------------------------------------------------------------------------------------
@@ -287,13 +291,16 @@ def run_parts(job: Job, thread: Thread) -> None:
     sizes, room, num_tokens = job.sizes, job.room, len(job.tokens.x)
     tokens = _share(num_tokens, thread)
     if thread.number == 0:
-        _lay_out(job.batch, sizes.page_size, room.places)
+        room.status[0] = RUNNING if _lay_out(job) else REFUSED
+    _wait(job, thread)
+    if room.status[0] == REFUSED:
+        return
     for part in range(sizes.first_part, sizes.end_part):
         layer, is_gate = part // 2, part % 2
         _enter(part, job, tokens)
         _wait(job, thread)
         if layer == len(job.weights.products):
-            return
+            break
         products = job.weights.products[layer]
         opening, closing = products[2 * is_gate], products[2 * is_gate + 1]
         wide = _product(job.tokens.hidden, opening, job, room.wide, thread)
@@ -308,91 +315,5 @@ def run_parts(job: Job, thread: Thread) -> None:
         _wait(job, thread)
         if part + 1 < sizes.end_part:
             _product(inner, closing, job, room.added.reshape(-1), thread)
-
-
-# --- from outside --------------------------------------------------------------------------------
-
-# A call's words are the address of what a team calls, the sizes, and of every array its address
-# and its shape.
-GROUPS = (Weights, Code, Batch, Cache, Tokens, Room)
-ARRAY_WORDS = 6
-FIRST_ARRAY = 1 + len(Sizes._fields)
-RECORD_WORDS = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in GROUPS)
-
-carray: Any = None
-to_fixed_tuple: Any = None
-if compiled.numba is not None:
-    from numba.np.unsafe.ndarray import to_fixed_tuple
-
-    carray = compiled.numba.carray
-
-
-@_compiled
-def _array(record: Array, place: int, ndim: int, dtype: Any) -> Any:  # noqa: ANN401
-    """The array at `place` of all groups'."""
-    at = FIRST_ARRAY + ARRAY_WORDS * place
-    shape = to_fixed_tuple(record[at + 1 : at + ARRAY_WORDS], ndim)
-    return carray(pointer(record[at]), shape, dtype)
-
-
-@_compiled
-def _weights_of(record: Array) -> Weights:
-    floats = np.float32
-    return Weights(
-        _array(record, 0, 2, floats),
-        _array(record, 1, 1, floats),
-        _array(record, 2, 3, floats),
-        _array(record, 3, 1, floats),
-        _array(record, 4, 3, floats),
-        _array(record, 5, 3, np.int64),
-        _array(record, 6, 1, np.int64),
-    )
-
-
-@_compiled
-def _shaped(record: Array, place: int, dtype: Any, shape: Any) -> Any:  # noqa: ANN401
-    """The first elements of a flat array."""
-    return carray(pointer(record[FIRST_ARRAY + ARRAY_WORDS * place]), shape, dtype)
-
-
-@_compiled
-def _room_of(record: Array, sizes: Sizes, kept: Shape, blocks: Shape) -> Room:
-    """kept: N, KV, D; blocks: threads, rows of a block."""
-    num_tokens, num_kv_heads, size = kept
-    per_kv, floats = sizes.num_heads // num_kv_heads, np.float32
-    return Room(
-        _shaped(record, 18, floats, (num_tokens, sizes.outputs)),
-        _array(record, 19, 1, floats),
-        _array(record, 20, 1, floats),
-        _shaped(record, 21, floats, (num_kv_heads, num_tokens, per_kv, size)),
-        _shaped(record, 22, floats, (blocks[0], blocks[1], sizes.num_keys)),
-        _shaped(record, 23, np.int64, (2, num_tokens)),
-    )
-
-
-def _run_record(address: Any, number: int, team: int) -> None:  # noqa: ANN401
-    record, words, floats = carray(address, RECORD_WORDS, np.int64), np.int64, np.float32
-    sizes = Sizes(record[1], record[2], record[3], record[4], record[5], record[6], record[7])
-    rows, attention = _array(record, 7, 2, words), _array(record, 8, 2, words)
-    cache = Cache(_array(record, 12, 5, floats), _array(record, 13, 4, floats))
-    x, hidden = _array(record, 14, 2, floats), _array(record, 15, 2, floats)
-    kept = len(x), cache.values.shape[1], cache.values.shape[3]
-    job = Job(
-        sizes,
-        _weights_of(record),
-        Code(rows, attention, _array(record, 9, 1, words)),
-        Batch(_array(record, 10, 2, words), _array(record, 11, 2, words)),
-        cache,
-        Tokens(x, hidden, _array(record, 16, 1, words), _array(record, 17, 3, floats)),
-        _room_of(record, sizes, kept, (team, attention.shape[1])),
-    )
-    run_parts(job, Thread(number, team))
-
-
-@functools.cache
-def entry() -> int:
-    """Address of `run_parts` for a record: (address of the record, thread, threads).
-
-    Compiles, unless that was done before: ten seconds.
-    """
-    return compiled.address_of(_run_record, "void(voidptr, int64, int64)")
+    if thread.number == 0:
+        room.status[0] = DONE

@@ -39,6 +39,14 @@ class TensorParallel:
             dist.all_reduce(x, group=self.group)
         return x
 
+    def agree(self, verdict: bool) -> bool:
+        """Whether it is every rank's."""
+        if self.size == 1:
+            return verdict
+        count = torch.tensor([int(verdict)])
+        dist.all_reduce(count, op=dist.ReduceOp.MIN, group=self.group)
+        return bool(count.item())
+
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
         """As `all_gather` on rank 0, None on the others."""
         if self.size == 1:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from specserve import compiled
 from specserve.model import attention_kernels as attention_module
@@ -21,8 +22,9 @@ from specserve.model.linear import can_compile
 from specserve.model.torch_forward import TorchForward
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
+# Not where the trial says that they are wrong: that is what this is to tell.
 pytestmark = pytest.mark.skipif(
-    not (can_compile() and are_usable()), reason="no compiled forwards here"
+    compiled.numba is None or not can_compile(), reason="no numba, or no vectors that we know"
 )
 TAPS = (1, -1, 0)
 # Head sizes beside the vectors', one query head a key head and several, hidden sizes beside both.
@@ -196,6 +198,23 @@ def test_bits_are_those_of_a_machine_with_narrower_vectors(model, monkeypatch):
         attention_module.attention_kernels.cache_clear()
 
 
+@pytest.mark.parametrize("name", ["qk_norm", "gates"])
+def test_large_numbers_are_torchs(tmp_path, name):
+    """Scores that lie hundreds apart, and gates of hundreds: exp has a range."""
+    folder = write_checkpoint(tmp_path, QWEN3)
+    tensors = load_file(folder / "model.safetensors")
+    for key in tensors:
+        if name == "qk_norm" and "q_norm" in key:
+            tensors[key] *= 300
+        if name == "gates" and "gate_proj" in key:
+            tensors[key] *= 200
+    save_file(tensors, folder / "model.safetensors")
+    model = load(folder)
+    found, expected = results(make(model)), results(by_torch(model))
+    for row in expected:
+        torch.testing.assert_close(found[row], expected[row], atol=1e-3, rtol=1e-3)
+
+
 def test_what_no_row_wrote_is_never_read(qwen3):
     forward, fresh = make(qwen3), make(qwen3)
     forward.cache.keys.fill_(torch.nan)
@@ -233,6 +252,84 @@ def test_a_profile_names_it(qwen3):
     with torch.profiler.profile() as profile:
         results(make(qwen3), STEPS[:1])
     assert "specserve::layers" in {event.key for event in profile.key_averages()}
+
+
+# --- what they refuse --------------------------------------------------------------------------
+
+
+def batch_of(counts=(3,), ends=(3,), own=(tuple(range(1, 9)),)):
+    return AttentionBatch(np.array(counts), np.array(ends), [np.array(table) for table in own])
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        batch_of(ends=(129,), own=(range(1, 20),)),
+        batch_of(ends=(33,), own=((1, 2),)),
+        batch_of((3, 3), (33, 40), ((1, 2), (3, 4, 5))),
+        batch_of(ends=(20,), own=((1, 37),)),
+        batch_of(ends=(20,), own=((1, -1),)),
+        batch_of(ends=(20,), own=((0, 1),)),
+        batch_of(ends=(2,)),
+        batch_of(counts=(0,), ends=(3,)),
+        batch_of(counts=(-3,)),
+        batch_of((3, 0), (3, 5), ((1,), (2,))),
+        batch_of(counts=(2,)),
+        batch_of(counts=(4,), ends=(4,)),
+    ],
+    ids=[
+        "positions beyond the model's",
+        "too few blocks",
+        "too few blocks beside enough",
+        "no such block",
+        "a negative block",
+        "the null block",
+        "more tokens than context",
+        "no tokens of the only row",
+        "a negative number of tokens",
+        "no tokens of one row",
+        "fewer tokens than ids",
+        "more tokens than ids",
+    ],
+)
+@pytest.mark.parametrize("num_threads", [1, 2])
+@torch.inference_mode()
+def test_a_batch_of_what_is_not_there_is_refused_and_nothing_written(qwen3, batch, num_threads):
+    torch.set_num_threads(num_threads)
+    forward = make(qwen3)
+    assert forward.cache.num_blocks == 37
+    ids = torch.zeros(3 * len(batch.num_tokens), dtype=torch.int64)
+    ids = ids[:3] if 0 in batch.num_tokens else ids
+    forward.plan(batch)
+    with pytest.raises(IndexError, match="tokens, positions or blocks that are not there"):
+        forward.run(ids)
+    assert not forward.cache.keys.any()
+    assert not forward.cache.values.any()
+
+
+@torch.inference_mode()
+def test_tokens_and_taps_that_are_not_there_are_refused(qwen3):
+    forward = make(qwen3)
+    forward.plan(batch_of())
+    ids = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(IndexError):
+        forward.run(ids + 64)
+    for tap in (2, -2):
+        with pytest.raises(KeyError, match="of 2 layers"):
+            forward.run(ids, (0, tap))
+    with pytest.raises(ValueError, match="no tokens"):
+        forward.run(ids[:0])
+    assert forward.run(ids)[0].isfinite().all()
+
+
+@torch.inference_mode()
+def test_a_call_that_breaks_off_is_no_result(qwen3):
+    """numba loses what a function raises that C has called."""
+    forward = make(qwen3)
+    forward.plan(batch_of())
+    forward._run = lambda *_: None
+    with pytest.raises(RuntimeError, match="broke off"):
+        forward.run(torch.zeros(3, dtype=torch.int64))
 
 
 # --- where they cannot be had ------------------------------------------------------------------
