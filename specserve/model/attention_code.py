@@ -158,37 +158,7 @@ def _weigh(shape: Shape, size: int) -> Iterator[str]:
     page:
         %p = phi i64 [0, %group], [%p.next, %page.end]
         %first = phi i64 [0, %group], [%first.next, %page.end]"""
-    yield from sums.entered("page", [("group", "zeroinitializer"), ("page.end", "%more.{}")])
-    yield """
-        %page.at = getelementptr i64, ptr %pages, i64 %p
-        %page.id = load i64, ptr %page.at
-        %page.offset = mul i64 %page.id, %page.floats
-        %w.page = getelementptr float, ptr %w.columns, i64 %page.offset
-        %is.last = icmp eq i64 %p, %last.page
-        %p.ahead.next = add i64 %p, 1
-        %p.ahead = select i1 %is.last, i64 %p, i64 %p.ahead.next
-        %ahead.at = getelementptr i64, ptr %pages, i64 %p.ahead
-        %ahead.id = load i64, ptr %ahead.at
-        %ahead.offset = mul i64 %ahead.id, %page.floats
-        %w.ahead = getelementptr float, ptr %w.columns, i64 %ahead.offset
-        %left = sub i64 %seen, %first
-        %is.whole = icmp ult i64 %page.size, %left
-        %count = select i1 %is.whole, i64 %page.size, i64 %left
-        br label %multiply
-    multiply:
-        %k = phi i64 [0, %page], [%k.next, %multiply]"""
-    yield from sums.entered("multiply", [("page", "%page.{}"), ("multiply", "%more.{}")])
-    yield f"%w.offset = mul i64 %k, {dim}"
-    yield "%w.key = getelementptr float, ptr %w.page, i64 %w.offset"
-    for v in range(at_once):
-        yield f"%w.at.{v} = getelementptr float, ptr %w.key, i64 {v * shape.columns}"
-        yield f"%w.{v} = load {sums.vector}, ptr %w.at.{v}, align 4"
-        yield f"%offset.{v} = add i64 %w.offset, {v * shape.columns}"
-        yield from _fetched("%w.ahead", f"%offset.{v}", f"{v}")
-    yield "%x.key = add i64 %first, %k"
-    for r in range(size):
-        yield f"%x.at.{r} = getelementptr float, ptr %x.row.{r}, i64 %x.key"
-    yield from sums.added()
+    yield from _page(shape, sums)
     yield """
         %k.next = add i64 %k, 1
         %is.more = icmp ult i64 %k.next, %count
@@ -211,14 +181,50 @@ def _weigh(shape: Shape, size: int) -> Iterator[str]:
     }}"""
 
 
+def _page(shape: Shape, sums: "_Sums") -> Iterator[str]:
+    """The positions of one page that are seen, and the next page asked for."""
+    dim = shape.head_dim
+    yield from sums.entered("page", [("group", "zeroinitializer"), ("page.end", "%more.{}")])
+    yield """
+        %page.at = getelementptr i64, ptr %pages, i64 %p
+        %page.id = load i64, ptr %page.at
+        %page.offset = mul i64 %page.id, %page.floats
+        %w.page = getelementptr float, ptr %w.columns, i64 %page.offset
+        %is.last = icmp eq i64 %p, %last.page
+        %p.ahead.next = add i64 %p, 1
+        %p.ahead = select i1 %is.last, i64 %p, i64 %p.ahead.next
+        %ahead.at = getelementptr i64, ptr %pages, i64 %p.ahead
+        %ahead.id = load i64, ptr %ahead.at
+        %ahead.offset = mul i64 %ahead.id, %page.floats
+        %w.ahead = getelementptr float, ptr %w.columns, i64 %ahead.offset
+        %left = sub i64 %seen, %first
+        %is.whole = icmp ult i64 %page.size, %left
+        %count = select i1 %is.whole, i64 %page.size, i64 %left
+        br label %multiply
+    multiply:
+        %k = phi i64 [0, %page], [%k.next, %multiply]"""
+    yield from sums.entered("multiply", [("page", "%page.{}"), ("multiply", "%more.{}")])
+    yield f"%w.offset = mul i64 %k, {dim}"
+    yield "%w.key = getelementptr float, ptr %w.page, i64 %w.offset"
+    for v in range(sums.num_vectors):
+        yield f"%w.at.{v} = getelementptr float, ptr %w.key, i64 {v * shape.columns}"
+        yield f"%w.{v} = load {sums.vector}, ptr %w.at.{v}, align 4"
+        yield f"%offset.{v} = add i64 %w.offset, {v * shape.columns}"
+        yield from _fetched("%w.ahead", f"%offset.{v}", f"{v}")
+    yield "%x.key = add i64 %first, %k"
+    for r in range(sums.num_rows):
+        yield f"%x.at.{r} = getelementptr float, ptr %x.row.{r}, i64 %x.key"
+    yield from sums.added()
+
+
 class _Sums:
     """x[rows] * w[vectors], in registers."""
 
     def __init__(self, lanes: int, num_rows: int, num_vectors: int) -> None:
         self.vector = f"<{lanes} x float>"
         self.places = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
+        self.num_rows, self.num_vectors = num_rows, num_vectors
         self._lanes = lanes
-        self._rows = range(num_rows)
 
     def entered(self, block: str, sources: list[tuple[str, str]]) -> Iterator[str]:
         """What they are at the start of a block, by where it is entered from."""
@@ -231,7 +237,7 @@ class _Sums:
         """more = sum + x * w."""
         vector, lanes = self.vector, self._lanes
         to_all = f"<{lanes} x i32> zeroinitializer"
-        for r in self._rows:
+        for r in range(self.num_rows):
             yield f"""
         %x.one.{r} = load float, ptr %x.at.{r}
         %x.1.{r} = insertelement {vector} poison, float %x.one.{r}, i32 0

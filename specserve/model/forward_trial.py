@@ -21,6 +21,25 @@ from specserve.model.transformer import Transformer
 _TOLERANCE = 1e-4
 _NUM_BLOCKS, _BLOCK_SIZE = 12, 16
 
+_SMALL = ModelSpec(
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    vocab_size=32,
+    hidden_size=40,
+    intermediate_size=24,
+    num_real_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-6,
+    rope=RopeSpec(theta=100.0),
+    qk_norm=True,
+    tie_word_embeddings=True,
+    eos_token_ids=(),
+    dtype="float32",
+)
+
 
 @functools.cache
 def are_usable() -> bool:
@@ -52,24 +71,7 @@ def _check() -> None:
 
 
 def _small_model() -> Transformer:
-    spec = ModelSpec(
-        architecture="Qwen3ForCausalLM",
-        model_type="qwen3",
-        vocab_size=32,
-        hidden_size=40,
-        intermediate_size=24,
-        num_real_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        max_position_embeddings=64,
-        rms_norm_eps=1e-6,
-        rope=RopeSpec(theta=100.0),
-        qk_norm=True,
-        tie_word_embeddings=True,
-        eos_token_ids=(),
-        dtype="float32",
-    )
+    spec = _SMALL
     generator = torch.Generator().manual_seed(0)
     parallel = TensorParallel()
     cpu = torch.device("cpu")
