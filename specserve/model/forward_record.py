@@ -1,6 +1,8 @@
 """A job's arrays by address in one array of words, and what reads them: the way into a forward."""
 
 import functools
+import logging
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,8 @@ from specserve.model.forward_job import (
 )
 from specserve.model.layer_kernels import run_parts
 
+_LONG_S = 3.0  # to find what was kept takes less
+_LOG = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 # A call's words are the address of what a team calls, the sizes, and of every array its address
@@ -157,4 +161,8 @@ def entry() -> int:
     modules = (forward_job, layer_kernels, address_call)
     files = [Path(file) for file in (__file__, *(str(m.__file__) for m in modules))]
     sources = zlib.crc32(b"".join(file.read_bytes() for file in files)) | 1
-    return compiled.address_of(_reader(sources), "void(voidptr, int64, int64)")
+    began_s = time.monotonic()
+    address = compiled.address_of(_reader(sources), "void(voidptr, int64, int64)")
+    if time.monotonic() - began_s > _LONG_S:
+        _LOG.info("the forward was compiled, which is kept for later starts on this machine")
+    return address
