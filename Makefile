@@ -16,7 +16,15 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test test-fast lint types proto clean
 
-setup: .venv/.installed
+setup: .venv/.compiled
+
+# What a first start would compile, and many at once would slow each other down by.
+KERNELS := $(addprefix specserve/,address_call.py compiled.py \
+  $(addprefix model/,forward_job.py forward_record.py layer_kernels.py))
+
+.venv/.compiled: .venv/.installed $(KERNELS)
+	$(BIN)/python -m specserve.model.forward_trial
+	touch $@
 
 .venv/.installed: pyproject.toml constraints/cpu.txt constraints/gpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -5,8 +5,11 @@ a compiled function calls or reads has to be in its file, or named by what it en
 part of the key; `address_call` aside.
 """
 
+import fcntl
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 numba: Any = None
@@ -42,13 +45,27 @@ def compiled(
 
 
 def address_of(function: Callable[..., None], signature: str) -> int:
-    """Of machine code that C may call; see `compiled`. What the function raises is lost."""
-    try:
-        made = numba.cfunc(signature, cache=True, error_model="numpy")(function)
-    except Exception:  # noqa: BLE001 - nowhere to keep it, or what was kept is damaged
-        made = numba.cfunc(signature, error_model="numpy")(function)
+    """Of machine code that C may call; see `compiled`. What the function raises is lost.
+
+    Of processes that want it at once, ranks for one, the first compiles and the others find it.
+    """
+    with _turn(function.__code__.co_filename):
+        try:
+            made = numba.cfunc(signature, cache=True, error_model="numpy")(function)
+        except Exception:  # noqa: BLE001 - nowhere to keep it, or what was kept is damaged
+            made = numba.cfunc(signature, error_model="numpy")(function)
     _MADE.append(made)
     return made.address
+
+
+@contextmanager
+def _turn(path: str) -> Generator[None]:
+    """One process of this machine at a time, where the file can be locked."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            file = stack.enter_context(Path(path).open("rb"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def works(what: str, example: Callable[..., Any], run_all: Callable[[], None]) -> bool:

@@ -1,6 +1,10 @@
-"""Whether compiled forwards can be had here: a very small model's are compared with torch's."""
+"""Whether compiled forwards can be had here: a very small model's are compared with torch's.
+
+`python -m specserve.model.forward_trial` compiles what a first start would, and says.
+"""
 
 import functools
+import sys
 
 import numpy as np
 import torch
@@ -11,7 +15,7 @@ from specserve.model.attention import AttentionBatch
 from specserve.model.compiled_forward import CompiledForward
 from specserve.model.config import ModelSpec, RopeSpec
 from specserve.model.layers import DecoderLayer, RMSNorm, SwiGLU
-from specserve.model.linear import Kernels
+from specserve.model.linear import Kernels, can_compile
 from specserve.model.parallel import TensorParallel
 from specserve.model.projection import GatheredProjection
 from specserve.model.rope import RotaryTable
@@ -116,3 +120,8 @@ def _small_model() -> Transformer:
         ),
         parallel=parallel,
     )
+
+
+if __name__ == "__main__":
+    made_by = "compiled kernels" if can_compile() and are_usable() else "torch"
+    sys.stdout.write(f"forwards on this CPU are made by {made_by}\n")

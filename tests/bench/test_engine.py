@@ -10,7 +10,7 @@ from specserve.errors import InvalidField
 
 @pytest.mark.slow
 def test_a_minimal_run_writes_valid_results_and_a_report(tmp_path):
-    flags = "--quick --ballast none --batch-sizes 2 --prompts 2 --tokens 24 --repetitions 1"
+    flags = "--quick --ballast none --batch-sizes 2 --prompts 2 --tokens 96 --repetitions 1"
     assert main([*flags.split(), "--prefill", "32", "--out", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     [row] = results["rows"]

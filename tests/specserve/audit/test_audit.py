@@ -80,9 +80,8 @@ def walk_ends(num_accepted, group):
 verify.walk_ends = walk_ends
 """
 ACCEPT_ALL = """
-from specserve.decoding.verification import verify
-real = verify.leading_accepts
-verify.leading_accepts = lambda accepted, group: real(accepted | True, group)
+from specserve.decoding.verification import equality
+equality.walk = lambda drafted, drawn: equality.Walk(len(drafted), drawn[-1], False)
 """
 
 
