@@ -1,9 +1,12 @@
 # pyright: strict
 """The time in which all rows of a batch decode, as a client sees it."""
 
+import itertools
+import math
+import statistics
 from collections.abc import Sequence
 
-# Tokens of one round reach the client row by row, a fraction of this apart; rounds take longer.
+# Tokens of one round reach the client row by row, at most so far apart, and less than half a round.
 _SAME_ROUND_S = 0.002
 
 
@@ -16,11 +19,18 @@ def decode_window(arrivals_s: Sequence[Sequence[float]]) -> tuple[float, float]:
     start_s = max(row[0] for row in arrivals_s)
     end_s = max(start_s, min(row[-1] for row in arrivals_s))
     in_order = sorted(at for row in arrivals_s for at in row)
-    return _end_of_round(start_s, in_order), _end_of_round(end_s, in_order)
+    apart_s = min(_SAME_ROUND_S, _round_s(arrivals_s) / 2)
+    return _end_of_round(start_s, in_order, apart_s), _end_of_round(end_s, in_order, apart_s)
 
 
-def _end_of_round(at_s: float, in_order: Sequence[float]) -> float:
+def _round_s(arrivals_s: Sequence[Sequence[float]]) -> float:
+    """Between two rounds of one row; infinite where none has two."""
+    gaps_s = [b - a for row in arrivals_s for a, b in itertools.pairwise(sorted(set(row)))]
+    return statistics.median(gaps_s) if gaps_s else math.inf
+
+
+def _end_of_round(at_s: float, in_order: Sequence[float], apart_s: float) -> float:
     for arrival_s in in_order:
-        if at_s <= arrival_s <= at_s + _SAME_ROUND_S:
+        if at_s <= arrival_s <= at_s + apart_s:
             at_s = arrival_s
     return at_s

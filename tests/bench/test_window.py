@@ -45,3 +45,11 @@ def test_rates_of_a_batch_do_not_depend_on_the_order_of_its_rows():
 def test_one_row_has_the_window_of_its_tokens():
     assert decode_window([[1.0, 1.5, 2.0]]) == (1.0, 2.0)
     assert decode_window([[1.0], [3.0]]) == (3.0, 3.0)  # never side by side
+
+
+def test_rounds_of_less_than_a_millisecond_are_told_apart():
+    first = [0.017 + 0.0009 * i for i in range(90)]
+    second = [0.0112 + 0.0009 * i + 0.0001 for i in range(96)]
+    start_s, end_s = decode_window([first, second])
+    assert start_s == pytest.approx(first[0], abs=0.0005)
+    assert end_s == pytest.approx(min(first[-1], second[-1]), abs=0.0005)
