@@ -7,7 +7,7 @@ multiply, and in between every token adds to it. Receives counts and times, neve
 
 # Tokens at which reading weights and multiplying take equally long, before anything was measured:
 # a forward of n tokens takes 1 + n / that.
-TURNING_POINT = {"cpu": 10.0, "cuda": 256.0}
+TURNING_POINT = {"cpu": 26.0, "cuda": 256.0}
 SMOOTHING = 0.01  # weight of the newest round, once there were many
 MOST = 1.5  # times what was expected is the most that a round counts: others may have had the core
 # Tokens squared, over all rounds that count: until rounds have differed in size by as much, what
