@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draft_node.context import Context
+from draft_node.context import TorchContext
 from draft_node.row_layout import RowLayout, pages_of, places_within
 
 
@@ -35,7 +35,7 @@ class Entering:
         """Positions that each token sees, its own included: [N]."""
         return self.each(self.starts) + places_within(np.array(self.counts)) + 1
 
-    def flat_slots(self, context: Context) -> Tensor:
+    def flat_slots(self, context: TorchContext) -> Tensor:
         """Where their entries are kept, for `KVCache.write`."""
         spans = zip(self.rows, self.starts, self.counts, strict=True)
         slots = [context.rows.slots(row, start, start + count) for row, start, count in spans]
@@ -56,7 +56,7 @@ class Blocks:
 class BranchAttention:
     """Call `plan` once a pass, then `run` in every layer."""
 
-    def __init__(self, context: Context, *, num_heads: int, scale: float) -> None:
+    def __init__(self, context: TorchContext, *, num_heads: int, scale: float) -> None:
         self._context = context
         self._scale = scale
         self._kv_heads = context.cache.num_kv_heads

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draft_node.branch_attention import Entering
-from draft_node.context import Context
+from draft_node.context import TorchContext
 from draft_node.row_layout import RowLayout, pages_of
 
 _SPARE = 1.25  # of room, so that rows which grow by a page do not need new room each time
@@ -24,7 +24,7 @@ _SPARE = 1.25  # of room, so that rows which grow by a page do not need new room
 class ChainAttention:
     """Call `plan` once a draft call, `run` in every layer of a pass, `advance` between passes."""
 
-    def __init__(self, context: Context, *, num_heads: int, scale: float) -> None:
+    def __init__(self, context: TorchContext, *, num_heads: int, scale: float) -> None:
         self._context = context
         self._scale = scale
         self._kv_heads = context.cache.num_kv_heads

@@ -5,6 +5,7 @@ model and no attention: keys and values come in ready to use.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -89,33 +90,41 @@ class ContextRows:
         self._lengths.pop(row, None)
 
 
-class Context:
+class ContextCache(Protocol):
+    """Pages of all layers."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+    def write_layers(self, slots: np.ndarray, keys: Tensor, values: Tensor) -> None:
+        """Store entries [N, layers, num_kv_heads, head_dim] each."""
+        ...
+
+    def read(self, layer: int, block_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of `block_ids`, in order: [num_kv_heads, positions, head_dim] each."""
+        ...
+
+    def zero_blocks(self, block_ids: np.ndarray) -> None:
+        """Whatever is in them must not reach a later owner."""
+        ...
+
+
+Cache = TypeVar("Cache", bound=ContextCache)
+
+
+class Context(Generic[Cache]):
     """`ContextRows` and the keys and values in their pages."""
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        num_tokens: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """Room for `num_tokens` positions, over all rows, pages rounded up."""
-        num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
-        self.cache = KVCache(
-            num_layers=num_layers,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            num_blocks=num_blocks,
-            block_size=BLOCK_SIZE,
-            dtype=dtype,
-            device=device,
-        )
+    def __init__(self, cache: Cache, num_blocks: int) -> None:
+        """Rows have the first `num_blocks` of the cache, whose pages are of `BLOCK_SIZE` tokens."""
+        self.cache = cache
         # A page outlives its row, and a masked NaN is still one to whoever gets the page next.
         # 10 us for one of 16 tokens, less than to look at what every layer writes.
-        self.rows = ContextRows(num_blocks, self.cache.zero_blocks)
+        self.rows = ContextRows(num_blocks, cache.zero_blocks)
 
     def write(self, slots: np.ndarray, keys: Tensor, values: Tensor) -> None:
         """Store entries of all layers: keys, values [N, layers * kv_heads, head_dim].
@@ -123,26 +132,51 @@ class Context:
         What is not finite is kept as zeros: a row need not do without drafts for one broken token.
         """
         keys, values = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (keys, values))
-        layers, heads = self.cache.num_layers, self.cache.num_kv_heads
-        flat_slots = self.cache.flat_slots(torch.from_numpy(slots).to(self.cache.device))
-        shape = (-1, layers, heads, self.cache.head_dim)
-        for layer, (k, v) in enumerate(
-            zip(keys.view(shape).unbind(1), values.view(shape).unbind(1), strict=True)
-        ):
-            self.cache.write(layer, flat_slots, k, v)
+        cache = self.cache
+        shape = (-1, cache.num_layers, cache.num_kv_heads, cache.head_dim)
+        cache.write_layers(slots, keys.view(shape), values.view(shape))
 
     @torch.inference_mode()
     def read(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a row, each [kv_heads, length, head_dim]; a copy."""
-        table = torch.from_numpy(self.rows.table(row)).to(self.cache.device)
-        keys, values = self.cache.read(layer, table)
+        keys, values = self.cache.read(layer, torch.from_numpy(self.rows.table(row)))
         length = self.rows.length(row)
         return keys[:, :length], values[:, :length]
 
     def causal_batch(self, rows: Sequence[int], counts: Sequence[int]) -> AttentionBatch:
-        """What `TorchAttention` needs for the rows' last `counts` positions."""
+        """What a forward needs for the rows' last `counts` positions."""
         return AttentionBatch(
             np.array(counts),
             np.array([self.rows.length(row) for row in rows]),
             [self.rows.table(row) for row in rows],
         )
+
+
+TorchContext = Context[KVCache]
+
+
+def num_pages(num_tokens: int) -> int:
+    """With room for `num_tokens` positions over all rows, the null block included."""
+    return -(-num_tokens // BLOCK_SIZE) + 1
+
+
+def torch_context(
+    *,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    num_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> TorchContext:
+    """An empty one for torch's attention: `num_tokens` positions, over all rows, rounded up."""
+    cache = KVCache(
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        num_blocks=num_pages(num_tokens),
+        block_size=BLOCK_SIZE,
+        dtype=dtype,
+        device=device,
+    )
+    return Context(cache, cache.num_blocks)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draft_node.context import Context
+from draft_node.context import torch_context
 from draft_node.drafters.batching import flat_positions
 from specserve.model.attention import TorchAttention
 from specserve.model.transformer import Transformer
@@ -38,7 +38,7 @@ class OfflineTarget:
         spec = model.config
         self.model = model
         self.layers = layers
-        self._context = Context(
+        self._context = torch_context(
             num_layers=spec.num_layers,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draft_node.context import BLOCK_SIZE, Context
+from draft_node.context import BLOCK_SIZE, TorchContext
 from specserve.model.kv_cache import NULL_BLOCK
 
 
@@ -68,7 +68,7 @@ def places_within(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def pages_of(context: Context, rows: Sequence[int], num_more: int = 0) -> tuple[Tensor, int]:
+def pages_of(context: TorchContext, rows: Sequence[int], num_more: int = 0) -> tuple[Tensor, int]:
     """Which pages to gather, as many for every row, and how many positions a row that is.
 
     Whole rows, whatever is used of them: the work does not tell how long the prefixes are. Room for

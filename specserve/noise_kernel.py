@@ -60,7 +60,7 @@ _LN_2_LOW = np.float32(-2.12194440e-4)  # and both are ln 2
 
 
 @compiled.compiled
-def _power(x: np.float32) -> np.float32:
+def power(x: np.float32) -> np.float32:
     """e**x for x of 0 or less, to the last few bits; never below 1e-38, which wins no race."""
     scaled = x * _LOG2_E
     if scaled < _LEAST_EXPONENT:
@@ -79,7 +79,7 @@ def _power(x: np.float32) -> np.float32:
 
 
 @compiled.compiled
-def _logarithm(x: np.float32) -> np.float32:
+def logarithm(x: np.float32) -> np.float32:
     """Of a normal number, to the last few bits."""
     bits = np.float32(x).view(np.int32)
     exponent = np.float32((bits >> _MANTISSA_BITS) - _BIAS)
@@ -103,14 +103,14 @@ def _logarithm(x: np.float32) -> np.float32:
 
 
 @compiled.compiled
-def _exponential(bits: np.float32) -> np.float32:
+def exponential(bits: np.float32) -> np.float32:
     """-log1p(-v) for v = (bits + .5) * 2**-32, as `specserve.noise` has it."""
     v = (bits + _HALF_FLOAT) * _WORD
     if v > _MOST_UNIFORM:
         v = _MOST_UNIFORM
     left = _ONE - v
     off = left - _ONE  # -v but for what rounding took, which the quotient gives back
-    return v if off == np.float32(0) else _logarithm(left) * (v / off)
+    return v if off == np.float32(0) else logarithm(left) * (v / off)
 
 
 @compiled.compiled
@@ -136,8 +136,8 @@ def race(
             most = max(most, own[token])
         temperature = temperatures[row]
         for token in range(num_tokens):
-            weight = _power((own[token] - most) / temperature)
-            times[token] = _exponential(noise[token]) / weight
+            weight = power((own[token] - most) / temperature)
+            times[token] = exponential(noise[token]) / weight
         winner = 0
         for token in range(num_tokens):
             if times[token] < times[winner]:

@@ -60,7 +60,12 @@ class AsynchronousSpeculation:
         self._reporter = Reporter(links, self._streams, admission, features, Lead(device.type))
         self._blocks: dict[Sequence, PushedBlock] = {}  # of this round's rows
         self._awaited: set[Sequence] = set()  # rows whose blocks were waited for in this round
-        self._began_s = 0.0  # of the forward
+        self._began_s = 0.0  # the round; when the one before ended, if its rows go on
+        self._ended_s = 0.0
+        self._spent_s = 0.0  # of the round, on its misses
+        self._latest: Miss | None = None  # what was done about misses, but for nothing
+        # In this round of each row, by its number, what was done about its miss, if it was one.
+        self._done: dict[Sequence, tuple[int, Miss | None]] = {}
         self._hits: dict[Sequence, bool] = {}  # of this round's rows
         self._num_lookups = 0
         self._num_hits = 0
@@ -69,6 +74,7 @@ class AsynchronousSpeculation:
     # --- a round -------------------------------------------------------------------------------
 
     def attach(self, rows: list[Row]) -> list[Row]:
+        self._begin(rows)
         self._reporter.lead.looked()
         self.follow(rows)
         self._blocks.clear()
@@ -83,10 +89,24 @@ class AsynchronousSpeculation:
             found |= self._after_miss(rows, missed, len(found))
         admitted = self._admission.admit(rows, found)
         self._reporter.report(admitted, self._blocks, self._local)
-        self._began_s = time.perf_counter()
         return admitted
 
+    def _begin(self, rows: list[Row]) -> None:
+        is_next = any(self._follows(row.sequence) for row in rows)
+        self._began_s = self._ended_s if is_next else time.perf_counter()
+        self._spent_s = 0.0
+
+    def _follows(self, sequence: Sequence) -> bool:
+        """Whether this is the row's next round; other regimes may have run in between."""
+        before = self._done.get(sequence)
+        return before is not None and sequence.num_rounds == before[0] + 1
+
     def _count(self, rows: Rows[Row], found: Mapping[Sequence, Speculation]) -> None:
+        for row in rows:
+            if self._follows(row.sequence):
+                _, before = self._done[row.sequence]
+                self._policy.followed(before, is_hit=row.sequence in found)
+        self._done = {sequence: (sequence.num_rounds, None) for sequence in found}
         self._hits = {row.sequence: row.sequence in found for row in rows}
         self._num_lookups += len(rows)
         self._num_hits += len(found)
@@ -123,11 +143,21 @@ class AsynchronousSpeculation:
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         for row, result in zip(rows, sampled, strict=True):
-            if row.verify_len and not result.is_void:
-                self._policy.observe(self._kind_of(row.sequence), result.num_accepted)
-        num_decoding = sum(row.sequence.is_decoding for row in rows)
-        self._policy.verified(num_decoding, time.perf_counter() - self._began_s)
+            if self._had_block(row.sequence) and not result.is_void:
+                kind = self._kind_of(row.sequence)
+                self._policy.observe(kind, row.verify_len, result.num_accepted)
+        now_s = self._ended_s = time.perf_counter()
+        self._policy.verified(
+            sum(row.sequence.is_decoding for row in rows),
+            sum(row.num_tokens for row in rows),
+            now_s - self._began_s - self._spent_s,
+            num_besides=_num_besides(rows),
+        )
         return self._admission.observe(rows, sampled)
+
+    def _had_block(self, sequence: Sequence) -> bool:
+        """In this round; whether any of it was verified is another matter."""
+        return sequence in self._blocks or self._local.kind_of(sequence) is not None
 
     def _kind_of(self, sequence: Sequence) -> Miss | None:
         """How a row came by its block in this round; None: it had been pushed in time."""
@@ -186,10 +216,17 @@ class AsynchronousSpeculation:
         self, rows: list[Row], missed: list[Row], num_hits: int
     ) -> dict[Sequence, Speculation]:
         can_wait = all(self._reporter.peer_of(row.sequence) is not None for row in missed)
-        miss = self._policy.choose(num_missed=len(missed), num_hits=num_hits, can_wait=can_wait)
+        miss = self._policy.choose(
+            num_missed=len(missed),
+            num_hits=num_hits,
+            can_wait=can_wait,
+            num_besides=_num_besides(rows),
+        )
+        self._done |= {row.sequence: (row.sequence.num_rounds, miss) for row in missed}
         if miss is Miss.DRAFT_NOW:
             return self._draft_now(missed)
         if miss not in self._local.kinds:
+            self._latest = None
             return {}
         # Blocks of all that draft, hits too, may compete for places.
         return self._draft_here(miss, missed, self._admission.worth(rows, num_hits + len(missed)))
@@ -200,9 +237,11 @@ class AsynchronousSpeculation:
         began_s = time.perf_counter()
         to_draft = [self._admission.to_draft(row) for row in missed]
         found = self._local.draft(miss, to_draft, worth)
-        self._policy.spent(miss, len(missed), time.perf_counter() - began_s)
+        self._spent_s = time.perf_counter() - began_s
+        self._policy.spent(miss, len(missed), self._spent_s, is_first=miss is not self._latest)
+        self._latest = miss
         for _ in range(len(missed) - len(found)):
-            self._policy.observe(miss, 0)  # it had nothing to say
+            self._policy.observe(miss, 0, 0)  # it had nothing to say
         return found
 
     def _draft_now(self, missed: list[Row]) -> dict[Sequence, Speculation]:
@@ -214,9 +253,10 @@ class AsynchronousSpeculation:
         while len(found) < len(missed) and time.perf_counter() < deadline_s:
             time.sleep(_POLL_S)
             found |= self._find([row for row in missed if row.sequence not in found])
-        waited_s = time.perf_counter() - began_s
+        waited_s = self._spent_s = time.perf_counter() - began_s
         self._wait_s += waited_s
         self._policy.spent(Miss.DRAFT_NOW, len(missed), waited_s)
+        self._latest = Miss.DRAFT_NOW
         self._policy.answered(len(found) / len(missed))
         self._awaited.update(found)
         return found
@@ -228,6 +268,11 @@ class AsynchronousSpeculation:
 
     def _needs_law(self, row: Row) -> bool:
         return self._admission.needs_law(row)
+
+
+def _num_besides(rows: Rows[Row]) -> int:
+    """Tokens of prompts."""
+    return sum(row.num_tokens for row in rows if not row.sequence.is_decoding)
 
 
 def _law_of(block: PushedBlock, length: int, device: torch.device) -> DraftLaw:

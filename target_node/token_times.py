@@ -40,6 +40,10 @@ class TokenTimes:
         self._variance = kept * (self._variance + weight * more * more)
         self._covariance = kept * (self._covariance + weight * more * longer)
 
+    def expected(self, num_tokens: float) -> float:
+        """Seconds that a round of so many tokens takes. After one round."""
+        return max(0.0, self._seconds + self.slope * (num_tokens - self._num_tokens))
+
     @property
     def newest_weight(self) -> float:
         """Of the latest round in every mean."""

@@ -1,10 +1,13 @@
 """Reference cases of block drafters: DSpark and DFlash, in every dialect."""
 
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import torch
 
+from draft_node.context import torch_context
 from draft_node.drafters.block_drafter import BlockDrafter
+from draft_node.drafters.block_passes import TorchBlockPasses
 from draft_node.drafters.confidence_head import ConfidenceHead
 from draft_node.drafters.load import DrafterOptions, load_drafter
 from draft_node.drafters.markov_head import GatedHead
@@ -80,7 +83,8 @@ def compare_block_drafter(case: Case) -> None:
     """All rounds against the target: features, context, drafts, forced paths, verification."""
     folder = find_target(case.folder)
     target = load_target(folder)
-    drafter = _load(case, TargetWeights.of(folder, target))
+    drafters = _load(case, TargetWeights.of(folder, target))
+    drafter = drafters[0]
     taps = drafter.features.layers
     case.check("target_layer_ids", torch.tensor(taps))
     case.check("rope_inv_freq", _frequencies(drafter))
@@ -97,9 +101,10 @@ def compare_block_drafter(case: Case) -> None:
     anchor_id = last_logits.argmax()
     for number in range(1, num_rounds(case) + 1):
         name = f"r{number}.{{}}".format
-        draft_round = BlockRound(case, number, drafter)
-        draft_round.extend(token_ids, features)
-        drafted = draft_round.draft(anchor_id)
+        for each in drafters:
+            draft_round = BlockRound(case, number, each)
+            draft_round.extend(token_ids, features)
+            drafted = draft_round.draft(anchor_id)
         if name("accepted_forced") not in case.expected:
             break
         accepted = int(case.input(name("accepted_forced")))
@@ -121,15 +126,16 @@ def compare_block_drafter(case: Case) -> None:
 
 def compare_gemma4_drafter(case: Case) -> None:
     """Two rounds over given features; there is no target."""
-    drafter = _load(case, None)
-    case.compare("rope_inv_freq", _frequencies(drafter))
+    drafters = _load(case, None)
+    case.compare("rope_inv_freq", _frequencies(drafters[0]))
     features, start = case.input("ctx_features"), 0
     for number in range(1, num_rounds(case) + 1):
         anchor_id = case.input(f"r{number}.anchor_id")[0]
         end = int(case.expected[f"r{number}.anchor_pos"])
-        draft_round = BlockRound(case, number, drafter)
-        draft_round.extend(torch.zeros(end - start, dtype=torch.int64), features[start:end])
-        draft_round.draft(anchor_id)
+        for drafter in drafters:
+            draft_round = BlockRound(case, number, drafter)
+            draft_round.extend(torch.zeros(end - start, dtype=torch.int64), features[start:end])
+            draft_round.draft(anchor_id)
         start = end
 
 
@@ -141,14 +147,41 @@ def num_rounds(case: Case) -> int:
     )
 
 
-def _load(case: Case, target: TargetWeights | None) -> BlockDrafter:
-    drafter = load_drafter(case.folder, target, options())
-    assert isinstance(drafter, BlockDrafter)
-    layers = tuple(RecordingLayer(layer) for layer in drafter.backbone.layers)
-    drafter.backbone = replace(drafter.backbone, layers=layers)
-    if drafter.confidence_head is not None:
-        drafter.confidence_head = _Probe(**vars(drafter.confidence_head))
-    return drafter
+def _load(case: Case, target: TargetWeights | None) -> list[BlockDrafter]:
+    """As it is served, and by torch, which says what its layers said."""
+    drafters: list[BlockDrafter] = []
+    for is_by_torch in (False, True):
+        drafter = load_drafter(case.folder, target, options())
+        assert isinstance(drafter, BlockDrafter)
+        if is_by_torch:
+            layers = tuple(RecordingLayer(layer) for layer in drafter.backbone.layers)
+            drafter.backbone = replace(drafter.backbone, layers=layers)
+            drafter = by_torch(drafter)
+        if drafter.confidence_head is not None:
+            drafter.confidence_head = _Probe(**vars(drafter.confidence_head))
+        drafters.append(drafter)
+    return drafters
+
+
+def by_torch(drafter: BlockDrafter) -> BlockDrafter:
+    """The same drafter, with empty contexts, whose passes torch makes."""
+    backbone = drafter.backbone
+    spec = backbone.spec.decoder
+    context = torch_context(
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        num_tokens=256,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    return BlockDrafter(
+        backbone,
+        TorchBlockPasses(backbone, context),
+        head=drafter.head,
+        confidence_head=drafter.confidence_head,
+        target_ids=drafter.target_ids,
+    )
 
 
 def _frequencies(drafter: BlockDrafter) -> torch.Tensor:
@@ -192,7 +225,8 @@ class BlockRound:
 
         drafted = self._follow(anchor_id, "greedy", Recorder())
         for index, layer in enumerate(drafter.backbone.layers):
-            assert isinstance(layer, RecordingLayer)
+            if not isinstance(layer, RecordingLayer):
+                continue
             assert layer.output is not None
             self.check(f"layer_out.{index}", layer.output)
         forced = f"r{self.number}.forced_ids"
@@ -201,12 +235,15 @@ class BlockRound:
         return drafted
 
     def _follow(self, anchor_id: torch.Tensor, path: str, recorder: Recorder) -> torch.Tensor:
-        drafter = self.drafter
-        batch = DraftBatch([ROW], anchor_id[None])
-        speculation = drafter.draft(batch, recorder)
+        drafter, block_hidden = self.drafter, self.drafter.block_hidden
+        batch, seen = DraftBatch([ROW], anchor_id[None]), []
+        with mock.patch.object(
+            drafter, "block_hidden", lambda *a: seen.append(block_hidden(*a)) or seen[-1]
+        ):
+            speculation = drafter.draft(batch, recorder)
         token_ids = speculation.token_ids[0]
         logits = recorder.logits
-        hidden = drafter.backbone.final_norm(drafter.backbone.layers[-1].output)  # type: ignore
+        hidden = seen[0][0]
         if path == "greedy":
             self.check("h", hidden)
             first = len(hidden) - drafter.gamma

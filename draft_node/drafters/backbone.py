@@ -16,7 +16,7 @@ from draft_node.drafters.gemma4 import gemma4_layer
 from draft_node.drafters.gemma4 import layer_tensors as gemma4_tensors
 from draft_node.drafters.spec import BlockSpec
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
-from specserve.model.layers import AttentionRun, RMSNorm
+from specserve.model.layers import AttentionRun, DecoderLayer, RMSNorm
 from specserve.model.linear import Linear
 from specserve.model.loader import layer_tensors
 from specserve.model.rope import RotaryTable, rotate
@@ -73,6 +73,11 @@ class Backbone:
     final_norm: RMSNorm
     lm_head: Linear
     rotary: RotaryTable
+
+    def decoder_layers(self) -> list[DecoderLayer] | None:
+        """The layers, if all are those of a Qwen3 or Llama decoder."""
+        found = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+        return found if len(found) == len(self.layers) else None
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[N] -> [N, H]"""

@@ -9,10 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from draft_node.branch_attention import Blocks, BranchAttention, Entering
-from draft_node.context import Context
 from draft_node.drafters.backbone import Backbone
 from draft_node.drafters.batching import context_lens, flat_positions
+from draft_node.drafters.block_passes import BlockPasses
 from draft_node.drafters.confidence_head import ConfidenceHead
 from draft_node.drafters.in_flight import InFlightTokens
 from draft_node.drafters.serial_head import SerialHead
@@ -25,7 +24,6 @@ from specserve.drafting import (
     LawConfidence,
     SpeculationBatch,
 )
-from specserve.model.attention import TorchAttention
 
 
 class BlockDrafter:
@@ -37,7 +35,7 @@ class BlockDrafter:
     def __init__(
         self,
         backbone: Backbone,
-        context: Context,
+        passes: BlockPasses,
         *,
         head: SerialHead | None = None,
         confidence_head: ConfidenceHead | None = None,
@@ -50,7 +48,7 @@ class BlockDrafter:
         """
         spec = backbone.spec
         self.backbone = backbone
-        self.context = context
+        self.context = passes.context
         self.name = spec.name
         self.gamma = spec.gamma
         self.feature_size = spec.decoder.hidden_size
@@ -60,17 +58,12 @@ class BlockDrafter:
         self.law_confidence = law_confidence
         self.target_ids = target_ids
         self._first_slot = 1 if spec.layout is Layout.FILL_IN else 0
-        scale = 1.0 if spec.gemma4 is not None else spec.decoder.head_dim**-0.5
-        num_heads = spec.decoder.num_heads
-        self._attention = BranchAttention(context, num_heads=num_heads, scale=scale)
+        self._passes = passes
         # Tokens in flight become entries as they do in a block: by the layers' own keys. The next
         # draft computes them; should they be needed before, this does.
         self._in_flight = InFlightTokens()
-        self._causal = TorchAttention(context.cache, num_heads=num_heads, deterministic=False)
-        self._causal.scale = scale
         device = backbone.embedding.device
         self._block_ids = torch.full((1, spec.block_size), spec.mask_token_id, device=device)
-        self._block_offsets = torch.arange(spec.block_size, device=device)
 
     def context_len(self, row: int) -> int:
         return self.context.rows.length(row)
@@ -90,16 +83,8 @@ class BlockDrafter:
     def _compute_in_flight(self) -> None:
         entering = self._in_flight.all()
         if entering is not None:
-            token_ids, positions = self._entering(entering)
-            self._causal.plan(self.context.causal_batch(entering.rows, entering.counts))
-            self.backbone.hidden(token_ids, positions, self._causal)
+            self._passes.enter(entering)
             self._in_flight.computed()
-
-    def _entering(self, entering: Entering) -> tuple[Tensor, Tensor]:
-        """Token ids and positions, [N] each."""
-        device = self._block_ids.device
-        positions = flat_positions(entering.starts, entering.counts).to(device)
-        return torch.tensor(entering.token_ids, device=device), positions
 
     def truncate(self, row: int, length: int) -> None:
         self._in_flight.truncate(row, length)
@@ -113,7 +98,7 @@ class BlockDrafter:
     def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
         lengths = context_lens(batch, self.context.rows)
         anchor_positions = self._anchor_positions(batch, lengths)
-        hidden = self.block_hidden(batch, lengths, anchor_positions)[:, self._first_slot :]
+        hidden = self.block_hidden(batch, lengths)[:, self._first_slot :]
         logits = self.backbone.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         layout = BlockLayout(
             positions=anchor_positions + 1,
@@ -134,53 +119,21 @@ class BlockDrafter:
             return replace(drawn, logits=None)
         return replace(drawn, target_ids=self.target_ids)
 
-    def block_hidden(
-        self, batch: DraftBatch, lengths: Sequence[int], anchor_positions: Tensor
-    ) -> Tensor:
+    def block_hidden(self, batch: DraftBatch, lengths: Sequence[int]) -> Tensor:
         """Final hidden states [B, block_size, H] of all slots."""
-        gap = batch.max_gap()
         token_ids = self._block_ids.repeat(len(batch.rows), 1)
         token_ids[:, 0] = batch.anchor_ids
-        positions = anchor_positions[:, None] + self._block_offsets
-        mask = None
-        if gap:
-            token_ids, positions, mask = self._with_gaps(batch, token_ids, positions, gap)
-        shape, entering = token_ids.shape, self._in_flight.all()
-        token_ids, positions = token_ids.flatten(), positions.flatten()
-        if entering is not None:
-            first_ids, first_positions = self._entering(entering)
-            token_ids = torch.cat([first_ids, token_ids])
-            positions = torch.cat([first_positions, positions])
-        self._attention.plan(Blocks(batch.rows, lengths, shape[1], mask), entering)
-        hidden = self.backbone.hidden(token_ids, positions, self._attention)
+        entering = self._in_flight.all()
+        hidden = self._passes.blocks(
+            batch.rows, lengths, token_ids, entering, batch.gap_ids, batch.min_gap
+        )
         self._in_flight.computed()
-        return hidden[len(token_ids) - shape.numel() :].view(*shape, -1)[:, gap:]
+        return hidden
 
     def _anchor_positions(self, batch: DraftBatch, lengths: Sequence[int]) -> Tensor:
         if batch.gap_ids is not None:
             lengths = [n + len(ids) for n, ids in zip(lengths, batch.gap_ids, strict=True)]
         return torch.tensor(lengths, device=self._block_ids.device)
-
-    def _with_gaps(
-        self, batch: DraftBatch, token_ids: Tensor, positions: Tensor, gap: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Provisional tokens before each block, and who sees whom: [B, T], [B, T], [B, T, T].
-
-        They see each other causally and are seen by the whole block, which they do not see.
-        Shorter gaps are padded on the left with tokens that only they themselves see.
-        """
-        assert batch.gap_ids is not None
-        device, size = token_ids.device, gap + token_ids.shape[1]
-        padded = [[0] * (gap - len(ids)) + list(ids) for ids in batch.gap_ids]
-        before = positions[:, :1] - torch.arange(gap, 0, -1, device=device)
-        pads = torch.tensor([gap - len(ids) for ids in batch.gap_ids], device=device)
-        places = torch.arange(size, device=device)
-        visible = (places[None, :] <= places[:, None]) | (places >= gap)[:, None]
-        visible = visible & (places >= pads[:, None])[:, None, :]
-        visible = visible | torch.eye(size, dtype=torch.bool, device=device)
-        mask = torch.zeros(visible.shape, device=device).masked_fill_(~visible, -torch.inf)
-        token_ids = torch.cat([torch.tensor(padded, device=device), token_ids], dim=1)
-        return token_ids, torch.cat([before.clamp(min=0), positions], dim=1), mask
 
     def _draw_all(self, logits: Tensor, drawing: Drawing) -> SpeculationBatch:
         confidences = None if self.law_confidence is None else self.law_confidence(0, logits)

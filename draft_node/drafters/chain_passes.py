@@ -1,20 +1,28 @@
 """How a language model makes the passes of its chains: by torch, or compiled between products."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from draft_node.branch_attention import Entering
 from draft_node.chain_attention import ChainAttention
-from draft_node.context import Context
+from draft_node.context import Context, TorchContext
 from draft_node.drafters.batching import flat_positions
+from specserve.model.attention import TorchAttention
 from specserve.model.transformer import Transformer
 
 
 class ChainPasses(Protocol):
     """Call `plan` once a draft call, then `run` once a pass."""
+
+    @property
+    def context(self) -> Context[Any]: ...
+
+    def enter(self, entering: Entering) -> None:
+        """Compute tokens in flight alone."""
+        ...
 
     def plan(
         self,
@@ -37,12 +45,19 @@ class ChainPasses(Protocol):
 class TorchPasses:
     """The target's own layers, with attention of chains: on any device, in any dtype."""
 
-    def __init__(self, model: Transformer, context: Context) -> None:
+    def __init__(self, model: Transformer, context: TorchContext) -> None:
         spec = model.config
+        self.context = context
         self._model = model
+        self._causal = TorchAttention(context.cache, num_heads=spec.num_heads, deterministic=False)
         self._attention = ChainAttention(
             context, num_heads=spec.num_heads, scale=spec.head_dim**-0.5
         )
+
+    def enter(self, entering: Entering) -> None:
+        token_ids, positions = entering_tokens(entering, self._model.embedding.device)
+        self._causal.plan(self.context.causal_batch(entering.rows, entering.counts))
+        self._model.forward(token_ids, positions, self._causal)
 
     def plan(
         self,

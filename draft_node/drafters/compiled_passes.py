@@ -1,11 +1,9 @@
-"""Passes of chains on a CPU, each of them one compiled function.
+"""Passes of a drafter on a CPU, each of them one compiled forward, the one that targets have.
 
-A pass of few tokens costs what its weights take to read, and by torch more than that for
-dispatching some forty small operations a layer: one call takes their place. The same law as
-`TorchPasses`, to the last few bits.
+What is drafted stands in pages of its own behind the pages of its row, which all branches of a
+request share and which are read as they lie: nothing is padded, masked or copied for a branch.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,35 +11,52 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draft_node import kernels
 from draft_node.branch_attention import Entering
-from draft_node.context import BLOCK_SIZE, Context
-from draft_node.kernel_trial import are_usable
-from specserve.model import compiled_weights
-from specserve.model.kv_cache import NULL_BLOCK
+from draft_node.context import BLOCK_SIZE, Context, num_pages
+from specserve.model.compiled_forward import CompiledForward, block_table
+from specserve.model.forward_job import Batch
+from specserve.model.forward_trial import are_usable
+from specserve.model.kv_cache import NULL_BLOCK, TiledKVCache
 from specserve.model.transformer import Transformer
 
-Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+COUNT, END, SHARED, SEES_ALL = range(4)  # of `Batch.rows`
+# Drafted at once: one for every page that rows may have and so many more, but no more than these.
+_SPARE_BLOCKS, _MOST_BLOCKS = 256, 1024
 
 
 class CompiledPasses:
-    """`ChainPasses` of a model of compiled products, whole on one CPU, by one thread."""
+    """`ChainPasses` and `BlockPasses` of a model of compiled products that is whole."""
 
     @staticmethod
     def suit(model: Transformer) -> bool:
         """Whether they can make this model's passes here."""
-        is_whole = model.embedding.device.type == "cpu" and model.parallel.size == 1
-        return is_whole and compiled_weights.are_compiled(model) and are_usable()
+        return model.parallel.size == 1 and CompiledForward.suits(model) and are_usable()
 
-    def __init__(self, model: Transformer, context: Context) -> None:
-        spec, cache = model.config, context.cache
-        self._context = context
-        self._model = model  # which owns what the weights are views of
-        self._weights = _weights(model)
-        self._heads = (spec.num_layers, spec.num_kv_heads, spec.head_dim)
-        self._num_positions = model.num_positions
-        self._cache = (cache.keys.numpy(), cache.values.numpy())
-        self._own_room = np.empty(0, np.float32)
+    def __init__(self, model: Transformer, *, num_tokens: int, longest: int) -> None:
+        """Rows have room for `num_tokens`; what is drafted has at most about `longest` each."""
+        num_blocks, self._pages_each = num_pages(num_tokens), -(-longest // BLOCK_SIZE)
+        self._most_blocks = min(num_blocks + _SPARE_BLOCKS, _MOST_BLOCKS)
+        num_spare = (self._most_blocks + 1) * self._pages_each
+        self._forward = CompiledForward(
+            model,
+            num_blocks=num_blocks + num_spare,
+            block_size=BLOCK_SIZE,
+            # Drafts past the model's last position are never used, but must not fail.
+            num_spare_positions=self._pages_each * BLOCK_SIZE,
+            on_demand=True,
+        )
+        self.context: Context[TiledKVCache] = Context(self._forward.cache, num_blocks)
+        spare = num_blocks + np.arange(num_spare)
+        self._spare = spare.reshape(-1, self._pages_each)  # the last is for what nobody sees
+        self._entering: Entering | None = None
+
+    def enter(self, entering: Entering) -> None:
+        self._forward.plan(self.context.causal_batch(entering.rows, entering.counts))
+        self._forward.run(torch.tensor(entering.token_ids))
+
+    # --- chains ----------------------------------------------------------------------------------
 
     def plan(
         self,
@@ -50,89 +65,140 @@ class CompiledPasses:
         num_passes: int,
         entering: Entering | None,
     ) -> None:
-        order = list(dict.fromkeys([*rows, *(entering.rows if entering else ())]))
-        place_of = {row: place for place, row in enumerate(order)}
-        self._pages = self._pages_of(order)
-        chains = np.zeros((4, len(rows)), dtype=np.int64)
-        chains[kernels.SEEN] = chains[kernels.POSITION] = lengths
-        chains[kernels.PLACE] = [place_of[row] for row in rows]
-        if chains[kernels.SEEN].max() > self._pages.shape[1] * BLOCK_SIZE:
-            raise ValueError(f"chains behind {list(lengths)} positions, which are not there")
-        self._chains = self._first = chains
-        self._entering_ids = np.empty(0, dtype=np.int64)
-        if entering is not None:
-            self._entering_ids = np.array(entering.token_ids, dtype=np.int64)
-            self._first = np.concatenate([self._entering(entering, place_of), chains], axis=1)
-        for tokens in (self._first, chains):
-            self._clamp(tokens)
-        self._own = self._room(len(rows), num_passes)
-        self._num_passes = 0
-
-    def _room(self, num_chains: int, num_passes: int) -> Floats:
-        """Of the chains' own keys and values, with anything in it.
-
-        Kept from call to call, because fresh pages of memory cost more than what is written.
-        """
-        num_layers, num_kv_heads, head_dim = self._heads
-        shape = (num_layers, 2, num_chains, num_kv_heads, num_passes, head_dim)
-        size = math.prod(shape)
-        if len(self._own_room) < size:
-            self._own_room = np.empty(size, np.float32)
-        return self._own_room[:size].reshape(shape)
-
-    def _clamp(self, tokens: NDArray[np.int64]) -> None:
-        """Drafts past the model's last position are never used, but must not fail."""
-        positions = tokens[kernels.POSITION]
-        np.minimum(positions, self._num_positions - 1, out=positions)
-
-    def _pages_of(self, rows: Sequence[int]) -> NDArray[np.int64]:
-        tables = [self._context.rows.table(row) for row in rows]
-        pages = np.full((len(rows), max(map(len, tables))), NULL_BLOCK, dtype=np.int64)
-        for place, table in enumerate(tables):
-            pages[place, : len(table)] = table
-        return pages
-
-    def _entering(self, entering: Entering, place_of: dict[int, int]) -> NDArray[np.int64]:
-        tokens = np.empty((4, len(entering.token_ids)), dtype=np.int64)
-        spans = zip(entering.rows, entering.starts, entering.counts, strict=True)
-        slots = [self._context.rows.slots(row, start, start + count) for row, start, count in spans]
-        tokens[kernels.SEEN] = entering.ends()  # itself included
-        tokens[kernels.POSITION] = tokens[kernels.SEEN] - 1
-        tokens[kernels.PLACE] = entering.each([place_of[row] for row in entering.rows])
-        tokens[kernels.SLOT] = np.concatenate(slots)
-        return tokens
+        if len(rows) > self._most_blocks:
+            raise ValueError(f"{len(rows)} chains, there is room for {self._most_blocks}")
+        self._check(num_passes)
+        drafted = np.zeros((len(rows), 4), dtype=np.int64)
+        drafted[:, COUNT], drafted[:, SHARED] = 1, lengths
+        drafted[:, END] = drafted[:, SHARED] + 1
+        self._chains = self._batch_of(drafted, rows, self._spare[: len(rows)], entering)
+        self._num_passes, self._entering = num_passes, entering
+        self._forward.lay_out(self._chains, num_more=num_passes)
 
     def run(self, token_ids: Tensor) -> Tensor:
-        ids, tokens = token_ids.numpy(), self._chains
-        if self._num_passes == 0:
-            ids, tokens = np.concatenate([self._entering_ids, ids]), self._first
-        hidden = kernels.make_pass(
-            ids, tokens, self._weights, self._pages, BLOCK_SIZE, self._cache, self._own
+        num_chains, entering = len(token_ids), self._entering
+        if entering is not None:
+            token_ids = torch.cat([torch.tensor(entering.token_ids), token_ids])
+        hidden, _ = self._forward.run(token_ids)
+        if entering is not None:
+            self._chains = Batch(*(array[-num_chains:] for array in self._chains))
+            self._forward.lay_out(self._chains, num_more=self._num_passes)
+            self._entering = None
+        self._chains.rows[:, END] += 1
+        return hidden[-num_chains:]
+
+    # --- blocks ----------------------------------------------------------------------------------
+
+    def blocks(
+        self,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        token_ids: Tensor,
+        entering: Entering | None,
+        gap_ids: Sequence[Sequence[int]] | None = None,
+        min_gap: int = 0,
+    ) -> Tensor:
+        num_blocks, size = token_ids.shape
+        gap_ids = gap_ids or [()] * num_blocks
+        if num_blocks > self._most_blocks:
+            parts = (slice(None, self._most_blocks), slice(self._most_blocks, None))
+            min_gap = max(min_gap, *map(len, gap_ids))
+            return torch.cat(
+                [
+                    self.blocks(
+                        rows[part],
+                        lengths[part],
+                        token_ids[part],
+                        entering if part.start is None else None,
+                        gap_ids[part],
+                        min_gap,
+                    )
+                    for part in parts
+                ]
+            )
+        gaps = np.array([len(ids) for ids in gap_ids], dtype=np.int64)
+        widest = int(max(min_gap, gaps.max()))
+        self._check(widest + size)
+        ends = np.array(lengths, dtype=np.int64) + gaps
+        drafted = np.zeros((num_blocks, 4), dtype=np.int64)
+        drafted[:, COUNT], drafted[:, END] = size, ends + size
+        drafted[:, SHARED], drafted[:, SEES_ALL] = lengths, 1
+        pages, flat = self._spare[:num_blocks], token_ids.flatten()
+        if widest:
+            drafted, rows, pages, first = self._with_gaps(drafted, rows, pages, gap_ids, widest)
+            flat = torch.cat([torch.tensor(first), flat])
+        batch = self._batch_of(drafted, rows, pages, entering)
+        if entering is not None:
+            flat = torch.cat([torch.tensor(entering.token_ids), flat])
+        self._forward.lay_out(batch)
+        hidden, _ = self._forward.run(flat)
+        return hidden[-token_ids.numel() :].view(num_blocks, size, -1)
+
+    def _with_gaps(
+        self,
+        drafted: Integers,
+        rows: Sequence[int],
+        pages: Integers,
+        gap_ids: Sequence[Sequence[int]],
+        widest: int,
+    ) -> tuple[Integers, Sequence[int], Integers, list[int]]:
+        """Rows of `drafted`, their own and their pages, and the gaps' tokens, which come first.
+
+        Shorter gaps are followed by tokens that nobody sees, so that all take as long.
+        """
+        first, of_rows, of_pages = [], [], []
+        token_ids: list[int] = []
+        for place, ids in enumerate(gap_ids):
+            shared, gap = drafted[place, SHARED], len(ids)
+            unused = widest - gap
+            if gap:
+                first.append((gap, shared + gap, shared, 0))
+                of_pages.append(pages[place])
+            if unused:
+                first.append((unused, unused, 0, 0))
+                of_pages.append(self._spare[-1])
+            of_rows += [rows[place]] * (bool(gap) + bool(unused))
+            token_ids += [*ids, *[0] * unused]
+        drafted = np.concatenate([np.array(first, dtype=np.int64), drafted])
+        return drafted, [*of_rows, *rows], np.concatenate([np.array(of_pages), pages]), token_ids
+
+    # --- both ------------------------------------------------------------------------------------
+
+    def _check(self, size: int) -> None:
+        if size > self._pages_each * BLOCK_SIZE:
+            most = self._pages_each * BLOCK_SIZE
+            raise ValueError(f"{size} tokens behind a row, there is room for {most}")
+
+    def _batch_of(
+        self,
+        drafted: Integers,
+        rows: Sequence[int],
+        pages: Integers,
+        entering: Entering | None,
+    ) -> Batch:
+        """Tokens in flight, and then what is drafted behind the `rows`, in `pages` of its own."""
+        tables = {row: self.context.rows.table(row) for row in dict.fromkeys(rows)}
+        shared = block_table([tables[row] for row in rows])
+        if drafted[:, SHARED].max() > shared.shape[1] * BLOCK_SIZE:
+            raise ValueError(f"drafts behind {drafted[:, SHARED].max()} positions: not there")
+        if entering is None:
+            return Batch(drafted, pages, shared)
+        counts = np.array(entering.counts, dtype=np.int64)
+        first = np.zeros((len(counts), 4), dtype=np.int64)
+        first[:, COUNT], first[:, END] = counts, np.array(entering.starts) + counts
+        own = block_table([self.context.rows.table(row) for row in entering.rows])
+        return Batch(
+            np.concatenate([first, drafted]),
+            _stacked(own, pages),
+            np.concatenate([np.zeros((len(first), shared.shape[1]), dtype=np.int64), shared]),
         )
-        self._advance()
-        return torch.from_numpy(hidden)[-len(token_ids) :]
-
-    def _advance(self) -> None:
-        """To the chains' next tokens."""
-        self._chains[kernels.POSITION] += 1
-        self._chains[kernels.SLOT] += 1
-        self._clamp(self._chains)
-        self._num_passes += 1
 
 
-def _weights(model: Transformer) -> kernels.Weights:
-    """Views of what the model holds, where one array can be one."""
-    spec = model.config
-    products, used = compiled_weights.products(model.layers)
-    norms = compiled_weights.norms(model)
-    return kernels.Weights(
-        embedding=model.embedding.numpy(),
-        norms=norms.weights,
-        epsilons=norms.epsilons,
-        head_norms=norms.head_weights,
-        head_epsilons=norms.head_epsilons,
-        rotary=model.rotary.table.numpy(),
-        products=products,
-        blocks=np.array([kernel.addresses for kernel in used]),
-        sizes=(spec.num_heads, spec.intermediate_size, used[0].panel),
+def _stacked(first: Integers, second: Integers) -> Integers:
+    """One table of both."""
+    table = np.full(
+        (len(first) + len(second), max(first.shape[1], second.shape[1])), NULL_BLOCK, np.int64
     )
+    table[: len(first), : first.shape[1]] = first
+    table[len(first) :, : second.shape[1]] = second
+    return table

@@ -6,7 +6,8 @@ local head is added.
 
 from draft_node.drafters.backbone import load_backbone
 from draft_node.drafters.block_drafter import BlockDrafter
-from draft_node.drafters.dspark import block_context, draft_vocabulary
+from draft_node.drafters.dspark import draft_vocabulary
+from draft_node.drafters.passes import block_passes
 from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import BlockSpec
 from draft_node.drafters.weights import DraftWeights
@@ -24,9 +25,10 @@ def load_dflash(
     """The drafter of a checked checkpoint, with a local head if one is given."""
     if head is not None and spec.reduces_vocab:
         raise Unsupported("local head: the drafter's vocabulary is only a part of the target's")
+    backbone = load_backbone(weights, spec, max_positions + spec.block_size)
     return BlockDrafter(
-        load_backbone(weights, spec, max_positions + spec.block_size),
-        block_context(weights, spec, num_context_tokens),
+        backbone,
+        block_passes(backbone, num_tokens=num_context_tokens),
         head=head,
         target_ids=draft_vocabulary(weights, spec),
     )

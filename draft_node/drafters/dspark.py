@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from draft_node.context import Context
 from draft_node.drafters import confidence_head
 from draft_node.drafters.backbone import backbone_tensors, load_backbone
 from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.confidence_head import load_confidence_head
 from draft_node.drafters.markov_head import load_markov_head, markov_tensors
+from draft_node.drafters.passes import block_passes
 from draft_node.drafters.spec import BlockSpec
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights
 from specserve.errors import Unsupported
@@ -50,24 +50,13 @@ def load_dspark(
     weights: DraftWeights, spec: BlockSpec, *, num_context_tokens: int, max_positions: int
 ) -> BlockDrafter:
     """The drafter of a checked checkpoint with one of the two heads, or both."""
+    backbone = load_backbone(weights, spec, max_positions + spec.block_size)
     return BlockDrafter(
-        load_backbone(weights, spec, max_positions + spec.block_size),
-        block_context(weights, spec, num_context_tokens),
+        backbone,
+        block_passes(backbone, num_tokens=num_context_tokens),
         head=load_markov_head(weights, spec.markov) if spec.markov else None,
         confidence_head=load_confidence_head(weights, spec.confidence) if spec.confidence else None,
         target_ids=draft_vocabulary(weights, spec),
-    )
-
-
-def block_context(weights: DraftWeights, spec: BlockSpec, num_tokens: int) -> Context:
-    """An empty context of the backbone's shape."""
-    return Context(
-        num_layers=spec.decoder.num_layers,
-        num_kv_heads=spec.decoder.num_kv_heads,
-        head_dim=spec.decoder.head_dim,
-        num_tokens=num_tokens,
-        dtype=weights.dtype,
-        device=weights.device,
     )
 
 

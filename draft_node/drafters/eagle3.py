@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draft_node.chain_attention import ChainAttention
-from draft_node.context import Context
+from draft_node.context import TorchContext, torch_context
 from draft_node.drafters.backbone import ContextEntries, FeatureProjector, load_projector
 from draft_node.drafters.batching import context_lens, flat_positions
 from draft_node.drafters.chain_worth import ChainWorth
@@ -76,7 +76,7 @@ class Eagle3Drafter:
     def __init__(
         self,
         decoder: Eagle3Decoder,
-        context: Context,
+        context: TorchContext,
         *,
         law_confidence: LawConfidence | None = None,
     ) -> None:
@@ -265,7 +265,7 @@ def load_eagle3(
                 device=weights.device,
             ),
         ),
-        Context(
+        torch_context(
             num_layers=1,
             num_kv_heads=decoder.num_kv_heads,
             head_dim=decoder.head_dim,

@@ -6,13 +6,11 @@ flight, draft behind any prefix of them, truncate what was rejected.
 
 import torch
 
-from draft_node.context import Context
 from draft_node.drafters.batching import context_lens, refuse_gap
-from draft_node.drafters.chain_passes import entering_tokens
 from draft_node.drafters.chain_worth import ChainWorth
-from draft_node.drafters.fastest_passes import passes_of
 from draft_node.drafters.in_flight import InFlightTokens
 from draft_node.drafters.pass_clock import PassClock
+from draft_node.drafters.passes import chain_passes
 from specserve.decoding.drawing import BlockLayout, DrawingRule
 from specserve.drafting import (
     ContextUpdate,
@@ -21,7 +19,6 @@ from specserve.drafting import (
     LawConfidence,
     SpeculationBatch,
 )
-from specserve.model.attention import TorchAttention
 from specserve.model.transformer import Transformer
 
 # Tokens that the next draft computes along, of a row and padded of all; more have a pass of their
@@ -43,25 +40,14 @@ class LanguageModelDrafter:
         num_context_tokens: int,
         law_confidence: LawConfidence | None = None,
     ) -> None:
-        spec, device = model.config, model.embedding.device
         self.name = "language model"
         self.gamma = gamma
         self.feature_size = 0
         self.features: FeatureSpec | None = None
         self.model = model
         self.law_confidence = law_confidence
-        self.context = Context(
-            num_layers=spec.num_layers,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            num_tokens=num_context_tokens,
-            dtype=model.embedding.dtype,
-            device=device,
-        )
-        self._causal = TorchAttention(
-            self.context.cache, num_heads=spec.num_heads, deterministic=False
-        )
-        self._passes = passes_of(model, self.context)
+        self._passes = chain_passes(model, num_tokens=num_context_tokens, longest=gamma)
+        self.context = self._passes.context
         self._waiting = InFlightTokens()
         self._clock = PassClock()
         self._worth = ChainWorth()
@@ -80,9 +66,7 @@ class LanguageModelDrafter:
     def _compute_waiting(self) -> None:
         entering = self._waiting.all()
         assert entering is not None
-        token_ids, positions = entering_tokens(entering, self.model.embedding.device)
-        self._causal.plan(self.context.causal_batch(entering.rows, entering.counts))
-        self.model.forward(token_ids, positions, self._causal)
+        self._passes.enter(entering)
         self._waiting.computed()
 
     def truncate(self, row: int, length: int) -> None:

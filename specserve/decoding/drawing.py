@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specserve.decoding import law_kernels
 from specserve.decoding.draft_law import DraftLaw
 from specserve.noise import OnceKeys, Purpose, exponential_noise, exponential_noise_at
 
@@ -204,6 +205,27 @@ class Sampled:
         laws: list[DraftLaw]  # each [B * S], in order of slots
 
         def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+            drawn = self._draw_compiled(first_slot, logits)
+            return self._draw_by_torch(first_slot, logits) if drawn is None else drawn
+
+        def _draw_compiled(self, first_slot: int, logits: Tensor) -> Tensor | None:
+            """None where that cannot be, or would not be defined."""
+            plain = logits.device.type == "cpu" and logits.dtype == torch.float32
+            if self.target_ids is not None or not (plain and law_kernels.are_usable()):
+                return None
+            num_blocks, num_slots, _ = logits.shape
+            noise = self.noise[:, first_slot : first_slot + num_slots].flatten(0, 1).numpy()
+            ids, probs = np.empty(noise.shape, np.int64), np.empty_like(noise)
+            winners = np.empty(len(noise), np.int64)
+            scales = self.scales.flatten().numpy().repeat(num_slots)
+            rows = logits.flatten(0, 1).contiguous().numpy()
+            noise = np.ascontiguousarray(noise)
+            if not law_kernels.race_of_likeliest(rows, scales, noise, ids, probs, winners):
+                return None
+            self.laws.append(DraftLaw(torch.from_numpy(ids), torch.from_numpy(probs)))
+            return torch.from_numpy(winners).view(num_blocks, num_slots)
+
+        def _draw_by_torch(self, first_slot: int, logits: Tensor) -> Tensor:
             num_blocks, num_slots, _ = logits.shape
             kept, ids = likeliest(logits, self.noise.shape[2])
             gaps = kept - kept.amax(dim=-1, keepdim=True)

@@ -6,7 +6,7 @@ shares of a product as they always do.
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from specserve.model.machine_code import Team
 from specserve.model.transformer import EMBEDDING_TAP, Transformer
 
 Integers = NDArray[np.int64]
+_Count = TypeVar("_Count", int, Integers)
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _SPARE = 8  # times the room needed that is kept from a forward before, ...
@@ -41,7 +42,19 @@ class CompiledForward:
         is_single = model.embedding.dtype == torch.float32
         return is_on_cpu and is_single and compiled_weights.are_compiled(model)
 
-    def __init__(self, model: Transformer, *, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_spare_positions: int = 0,
+        on_demand: bool = False,
+    ) -> None:
+        """So many positions behind the model's last are taken for that.
+
+        `on_demand`: memory is taken from the system where something is kept, not beforehand.
+        """
         spec, num_ranks = model.config, model.parallel.size
         self._model = model  # which owns what the weights are views of
         self.cache = TiledKVCache(
@@ -50,6 +63,7 @@ class CompiledForward:
             head_dim=spec.head_dim,
             num_blocks=num_blocks,
             block_size=block_size,
+            on_demand=on_demand,
         )
         team = Team.of_torch()
         assert team is not None, "compiled products have asked"
@@ -74,6 +88,8 @@ class CompiledForward:
         self._run = _ENTRY(entry())
         self._record = record = Record(entry())
         norms, rotary = compiled_weights.norms(model), model.rotary.table.numpy()
+        if num_spare_positions:
+            rotary = np.concatenate([rotary, rotary[-1:].repeat(num_spare_positions, axis=0)])
         record.set_arrays(Weights(*norms, rotary, products, self._widths))
         functions = np.array([kernels.addresses for kernels in rows])
         others = np.array([attention.soften, team.barrier])
@@ -82,10 +98,17 @@ class CompiledForward:
 
     def plan(self, batch: AttentionBatch) -> None:
         """Lay out one forward of `batch`."""
-        pages = _table(batch.block_tables)
-        rows = np.array([batch.num_tokens, batch.context_lens]).T.copy()
-        self._num_keys = -(-int(batch.context_lens.max()) // LANES) * LANES
-        self._record.set_arrays(Batch(rows, pages))
+        rows = np.zeros((len(batch.num_tokens), 4), dtype=np.int64)
+        rows[:, 0], rows[:, 1] = batch.num_tokens, batch.context_lens
+        nothing = np.empty((len(rows), 0), dtype=np.int64)
+        self.lay_out(Batch(rows, block_table(batch.block_tables), nothing))
+
+    def lay_out(self, batch: Batch, num_more: int = 0) -> None:
+        """Like `plan`; `batch.rows` may grow by so many positions from forward to forward."""
+        _, ends, shared, _ = batch.rows.T
+        most = int((shared + _whole_lanes(ends - shared + num_more)).max())
+        self._num_keys = _whole_lanes(most)
+        self._record.set_arrays(batch)
 
     def run(self, token_ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor]]:
         embedded = self._model.embedding.index_select(0, token_ids)
@@ -175,7 +198,11 @@ def _serves(num_kept: int, num_wanted: int) -> bool:
     return num_wanted <= num_kept <= max(_SPARE * num_wanted, _LITTLE)
 
 
-def _table(rows: Sequence[Integers]) -> Integers:
+def _whole_lanes(count: _Count) -> _Count:
+    return -(-count // LANES) * LANES
+
+
+def block_table(rows: Sequence[Integers]) -> Integers:
     """Block tables of different lengths as one."""
     lens = [len(blocks) for blocks in rows]
     table = np.full((len(rows), max(lens)), NULL_BLOCK, dtype=np.int64)

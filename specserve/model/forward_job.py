@@ -35,8 +35,11 @@ class Code(NamedTuple):
 class Batch(NamedTuple):
     """What a forward computes, all int64."""
 
-    rows: Array  # [B, 2]: new tokens, and the end of their context
-    pages: Array  # [B, P]: where it is kept
+    # [B, 4]: new tokens; the end of their context; how much of its beginning lies in pages that are
+    # shared; and whether each of them sees all of it, those behind it too, or what is before it.
+    rows: Array
+    pages: Array  # [B, P]: where what is not shared is kept
+    shared: Array  # [B, S]: where the rest is
 
 
 class Cache(NamedTuple):

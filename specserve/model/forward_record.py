@@ -116,13 +116,13 @@ def _room_of(record: Array, sizes: Sizes, kept: Shape, blocks: Shape) -> Room:
     num_tokens, num_kv_heads, size = kept
     per_kv, floats = sizes.num_heads // num_kv_heads, np.float32
     return Room(
-        _shaped(record, 18, floats, (num_tokens, sizes.outputs)),
-        _array(record, 19, 1, floats),
+        _shaped(record, 19, floats, (num_tokens, sizes.outputs)),
         _array(record, 20, 1, floats),
-        _shaped(record, 21, floats, (num_kv_heads, num_tokens, per_kv, size)),
-        _shaped(record, 22, floats, (blocks[0], blocks[1], sizes.num_keys)),
-        _shaped(record, 23, np.int64, (2, num_tokens)),
-        _array(record, 24, 1, np.int64),
+        _array(record, 21, 1, floats),
+        _shaped(record, 22, floats, (num_kv_heads, num_tokens, per_kv, size)),
+        _shaped(record, 23, floats, (blocks[0], blocks[1], sizes.num_keys)),
+        _shaped(record, 24, np.int64, (2, num_tokens)),
+        _array(record, 25, 1, np.int64),
     )
 
 
@@ -135,16 +135,17 @@ def _reader(sources: int) -> Callable[..., None]:
         record, words, floats = carray(address, RECORD_WORDS, np.int64), np.int64, np.float32
         sizes = Sizes(record[1], record[2], record[3], record[4], record[5], record[6], record[7])
         rows, attention = _array(record, 7, 2, words), _array(record, 8, 2, words)
-        cache = Cache(_array(record, 12, 5, floats), _array(record, 13, 4, floats))
-        x, hidden = _array(record, 14, 2, floats), _array(record, 15, 2, floats)
+        pages, shared = _array(record, 11, 2, words), _array(record, 12, 2, words)
+        cache = Cache(_array(record, 13, 5, floats), _array(record, 14, 4, floats))
+        x, hidden = _array(record, 15, 2, floats), _array(record, 16, 2, floats)
         kept = len(x), cache.values.shape[1], cache.values.shape[3]
         job = Job(
             sizes,
             _weights_of(record),
             Code(rows, attention, _array(record, 9, 1, words)),
-            Batch(_array(record, 10, 2, words), _array(record, 11, 2, words)),
+            Batch(_array(record, 10, 2, words), pages, shared),
             cache,
-            Tokens(x, hidden, _array(record, 16, 1, words), _array(record, 17, 3, floats)),
+            Tokens(x, hidden, _array(record, 17, 1, words), _array(record, 18, 3, floats)),
             _room_of(record, sizes, kept, (team, attention.shape[1])),
         )
         run_parts(job, Thread(number, team))

@@ -64,6 +64,12 @@ class KVCache:
         for rows, entries in zip(self._slots[layer], (keys, values), strict=True):
             rows.index_copy_(0, flat_slots, entries.reshape(-1, self.head_dim))
 
+    def write_layers(self, slots: np.ndarray, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store entries of all layers: [N, layers, num_kv_heads, head_dim] each."""
+        flat_slots = self.flat_slots(torch.from_numpy(slots).to(self.device))
+        for layer, (k, v) in enumerate(zip(keys.unbind(1), values.unbind(1), strict=True)):
+            self.write(layer, flat_slots, k, v)
+
     def room(self, num_flat_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where `gather` may put keys and values of that many, valid until the next `gather`.
 
@@ -85,7 +91,7 @@ class KVCache:
 
     def read(self, layer: int, block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `block_ids`, in order: [num_kv_heads, positions, head_dim] each."""
-        flat_blocks = self.flat_blocks(block_ids)
+        flat_blocks = self.flat_blocks(block_ids.to(self.device))
         room = self.room(len(flat_blocks))
         self.gather(layer, flat_blocks, room)
         keys, values = (x.view(self.num_kv_heads, -1, self.head_dim).clone() for x in room)
@@ -116,12 +122,18 @@ class TiledKVCache:
         head_dim: int,
         num_blocks: int,
         block_size: int,
+        on_demand: bool = False,
     ) -> None:
+        """`on_demand`: memory is taken from the system where something is kept."""
+        self.num_layers = num_layers
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
         self.tile = math.gcd(block_size, WIDEST_TILE)
         num_slots = num_blocks * block_size
         heads = (num_layers, num_kv_heads)
-        self.keys = torch.zeros(*heads, num_slots // self.tile, head_dim, self.tile)
-        self.values = torch.zeros(*heads, num_slots, head_dim)
+        zeros = _untouched_zeros if on_demand else torch.zeros
+        self.keys = zeros((*heads, num_slots // self.tile, head_dim, self.tile))
+        self.values = zeros((*heads, num_slots, head_dim))
         self.num_blocks = num_blocks
         self.block_size = block_size
 
@@ -131,8 +143,19 @@ class TiledKVCache:
         tiles = self.keys[layer, :, slots // self.tile, :, slots % self.tile]
         return tiles.transpose(0, 1), self.values[layer, :, slots]
 
+    def write_layers(self, slots: np.ndarray, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store entries of all layers: [N, layers, num_kv_heads, head_dim] each."""
+        tiles, columns = np.divmod(slots, self.tile)
+        self.keys.numpy()[:, :, tiles, :, columns] = keys.numpy()
+        self.values.numpy()[:, :, slots] = values.permute(1, 2, 0, 3).numpy()
+
     def zero_blocks(self, block_ids: np.ndarray) -> None:
         """Nothing to do: no slot is read before it was written."""
+
+
+def _untouched_zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    """torch writes its zeros; these are the system's, who has not given the memory yet."""
+    return torch.from_numpy(np.zeros(shape, np.float32))
 
 
 def _by_layer(

@@ -21,15 +21,11 @@ import numpy as np
 
 from specserve import compiled
 from specserve.address_call import call
-from specserve.model.forward_job import (
-    Job,
-    Thread,
-)
+from specserve.model.forward_job import Array, Job, Shape, Thread
 
 LANES = 16  # of a sum
 PENDING, RUNNING, REFUSED, DONE = range(4)  # a call
 
-Array = np.ndarray
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 _LOG2_E = np.float32(1.44269504)
@@ -95,24 +91,38 @@ def _share(number: int, thread: Thread) -> slice:
 def _lay_out(job: Job) -> bool:
     """Where every token is and is kept, room.places; whether all of it exists."""
     batch, page_size, places = job.batch, job.sizes.page_size, job.room.places
-    num_tokens, num_pages = places.shape[1], job.cache.values.shape[2] // page_size
-    num_done = 0
+    num_tokens, num_done = places.shape[1], 0
     for row in range(len(batch.rows)):
-        count, end = batch.rows[row]
-        used = -(-end // page_size)
-        if not 0 < count <= min(end, num_tokens - num_done) or end > len(job.weights.rotary):
+        count, end, num_shared, _ = batch.rows[row]
+        if not 0 < count <= min(end - num_shared, num_tokens - num_done):
             return False
-        if used > batch.pages.shape[1]:
+        if num_shared < 0 or end > len(job.weights.rotary):
             return False
-        for page in batch.pages[row, :used]:
-            if not 0 < page < num_pages:  # the first is nobody's
-                return False
+        if num_shared + -(-(end - num_shared) // LANES) * LANES > job.sizes.num_keys:
+            return False
+        if not _are_there(batch.shared[row], num_shared, job):
+            return False
+        if not _are_there(batch.pages[row], end - num_shared, job):
+            return False
         for position in range(end - count, end):
-            page = batch.pages[row, position // page_size]
+            own = position - num_shared
             places[0, num_done] = position
-            places[1, num_done] = page * page_size + position % page_size
+            places[1, num_done] = batch.pages[row, own // page_size] * page_size + own % page_size
             num_done += 1
     return num_done == num_tokens
+
+
+@_compiled
+def _are_there(pages: Array, num_positions: int, job: Job) -> bool:
+    """Whether so many positions lie in pages that there are; the first is nobody's."""
+    page_size = job.sizes.page_size
+    used, num_pages = -(-num_positions // page_size), job.cache.values.shape[2] // page_size
+    if used > len(pages):
+        return False
+    for page in pages[:used]:  # noqa: SIM110 - this is compiled
+        if not 0 < page < num_pages:
+            return False
+    return True
 
 
 # --- a layer -------------------------------------------------------------------------------------
@@ -208,48 +218,75 @@ def multiply(x: Array, product: Array, rows: Array, out: Array, thread: Thread) 
 
 @_compiled
 def attend(layer: int, job: Job, thread: Thread) -> None:
-    """Causal attention of all queries to their rows, into room.inner [N, H * D].
+    """Attention of all queries to their rows, into room.inner [N, H * D].
 
     Of the blocks of queries a thread computes every one that is its turn.
     """
-    room, batch, cache, page_size = job.room, job.batch, job.cache, job.sizes.page_size
-    score, weigh, soften = job.code.attention[0], job.code.attention[1], job.code.others[0]
-    num_kv_heads, num_tokens, per_kv, size = room.queries.shape
-    most_rows, tile = len(score), cache.keys.shape[4]
-    out = room.inner[: room.queries.size].reshape(num_tokens, num_kv_heads * per_kv, size)
-    scores, stride = room.scores[thread.number], room.scores.shape[2]
-    found, totals = np.empty((most_rows, size), np.float32), np.empty(most_rows, np.float32)
+    room, batch = job.room, job.batch
+    most_rows, size = job.code.attention.shape[1], room.queries.shape[3]
+    per_kv = room.queries.shape[2]
+    found, totals = np.empty((2, most_rows, size), np.float32), np.empty(most_rows, np.float32)
     first = turn = 0
     for place in range(len(batch.rows)):
-        count, end = batch.rows[place]
-        pages = batch.pages[place].ctypes.data
-        num_queries = count * per_kv
+        num_queries = batch.rows[place, 0] * per_kv
         num_blocks = -(-num_queries // most_rows)
         height = -(-num_queries // num_blocks)
-        for g in range(num_kv_heads):
-            keys, values = cache.keys[layer, g].ctypes.data, cache.values[layer, g].ctypes.data
-            own = room.queries[g, first : first + count].reshape(num_queries, size)
+        for g in range(len(room.queries)):
             for block in range(num_blocks):
                 turn += 1
-                if turn % thread.team != thread.number:
-                    continue
-                # What no full block is left for is computed twice.
-                start = min(block * height, num_queries - height)
-                most = end - count + 1 + (start + height - 1) // per_kv
-                where = own[start:].ctypes.data, keys, pages
-                tiles = -(-most // tile), page_size // tile
-                call(score[height - 1], (*where, *tiles, scores.ctypes.data, stride))
-                padded = -(-most // LANES) * LANES
-                for i in range(height):
-                    sizes = end - count + 1 + (start + i) // per_kv, padded
-                    call(soften, (scores[i].ctypes.data, *sizes, totals[i:].ctypes.data))
-                rest = values, pages, most, page_size, found.ctypes.data
-                call(weigh[height - 1], (scores.ctypes.data, stride, *rest))
-                for i in range(height):
-                    token, h = first + (start + i) // per_kv, g * per_kv + (start + i) % per_kv
-                    for d in range(size):
-                        out[token, h, d] = found[i, d] / totals[i]
-        first += count
+                if turn % thread.team == thread.number:
+                    # What no full block is left for is computed twice.
+                    start = min(block * height, num_queries - height)
+                    where = place, g, first, start, height
+                    _attend_block(where, layer, job, thread, found, totals)
+        first += batch.rows[place, 0]
+
+
+@_compiled
+def _attend_block(
+    where: Shape, layer: int, job: Job, thread: Thread, found: Array, totals: Array
+) -> None:
+    """Some queries of one row and key head; found [2, n, D] and totals [n] are room for that.
+
+    where: row, key head, the row's first token, first query, how many. Positions that are shared
+    with other rows lie in pages apart; all scores of a query stand in one line.
+    """
+    room, batch, cache, page_size = job.room, job.batch, job.cache, job.sizes.page_size
+    place, g, first, start, height = where
+    num_kv_heads, num_tokens, per_kv, size = room.queries.shape
+    count, end, num_shared, sees_all = batch.rows[place]
+    tile = cache.keys.shape[4]
+    score, weigh = job.code.attention[0, height - 1], job.code.attention[1, height - 1]
+    pages, shared = batch.pages[place].ctypes.data, batch.shared[place].ctypes.data
+    queries = room.queries[g, first : first + count].reshape(count * per_kv, size)[start:]
+    before_last = 0 if sees_all else count - 1 - (start + height - 1) // per_kv
+    most = end - before_last
+    keys, values = cache.keys[layer, g].ctypes.data, cache.values[layer, g].ctypes.data
+    scores, stride = room.scores[thread.number], room.scores.shape[2]
+    line = scores.ctypes.data
+    own_line = line + num_shared * scores.itemsize
+    what = queries.ctypes.data, keys
+    if num_shared:
+        call(score, (*what, shared, -(-num_shared // tile), page_size // tile, line, stride))
+    own_tiles = -(-(most - num_shared) // tile)
+    call(score, (*what, pages, own_tiles, page_size // tile, own_line, stride))
+    for i in range(height):
+        seen = end if sees_all else end - count + 1 + (start + i) // per_kv
+        sizes = seen, -(-most // LANES) * LANES
+        call(job.code.others[0], (scores[i].ctypes.data, *sizes, totals[i:].ctypes.data))
+    rest = most - num_shared, page_size, found[1].ctypes.data
+    call(weigh, (own_line, stride, values, pages, *rest))
+    if num_shared:
+        rest = num_shared, page_size, found[0].ctypes.data
+        call(weigh, (line, stride, values, shared, *rest))
+        for i in range(height):
+            for d in range(size):
+                found[1, i, d] += found[0, i, d]
+    out = room.inner[: room.queries.size].reshape(num_tokens, num_kv_heads * per_kv, size)
+    for i in range(height):
+        token, h = first + (start + i) // per_kv, g * per_kv + (start + i) % per_kv
+        for d in range(size):
+            out[token, h, d] = found[1, i, d] / totals[i]
 
 
 # --- a forward -----------------------------------------------------------------------------------

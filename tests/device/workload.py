@@ -35,8 +35,8 @@ def every_request(*, seeded: bool = False, max_tokens: int = 8) -> list[Request]
     return [msgspec.structs.replace(r, seeded_by_user=seeded) for r in made]
 
 
-def both_kinds() -> list[Request]:
+def both_kinds(*, max_tokens: int = 8) -> list[Request]:
     """Seeded ones and others: two rules in one batch."""
-    seeded = every_request(seeded=True)[::2]
+    seeded = every_request(seeded=True, max_tokens=max_tokens)[::2]
     renamed = [msgspec.structs.replace(r, request_id=f"seeded {r.request_id}") for r in seeded]
-    return every_request() + renamed
+    return every_request(max_tokens=max_tokens) + renamed

@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from draft_node.context import BLOCK_SIZE, Context, ContextRows
+from draft_node.context import BLOCK_SIZE, ContextRows, torch_context
 from specserve.errors import Exhausted
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 
 
 def make_context(num_tokens=256, num_layers=2):
-    return Context(
+    return torch_context(
         num_layers=num_layers,
         num_kv_heads=KV_HEADS,
         head_dim=DIM,

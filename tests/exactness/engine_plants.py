@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from specserve.decoding import drawing
+from specserve.decoding import drawing, law_kernels
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.state import SamplingState
 from specserve.decoding.verification import verify as verify_module
@@ -42,6 +42,7 @@ def swap_the_laws(patch):
 
 
 def take_the_bonus_from_the_row_before(patch):
+    patch.setattr(verify_module, "by_compiled_ratio", lambda *_: None)
     real = verify_module.walk_ends
 
     def walk_ends(num_accepted, group):
@@ -148,8 +149,19 @@ def ship_a_flatter_law(patch):
     patch.setattr(ColocatedDraft, "laws", laws)
 
 
+def accept_too_much(patch):
+    """The compiled test compares with half of each variate."""
+    real = law_kernels.judge_by_ratio
+
+    def judge(logits, rows, found):
+        real(logits, rows._replace(uniforms=rows.uniforms / 2), found)
+
+    patch.setattr(law_kernels, "judge_by_ratio", judge)
+
+
 def forget_the_residual(patch):
     """After a rejection the next token is drawn from the target's whole law."""
+    patch.setattr(verify_module, "by_compiled_ratio", lambda *_: None)
     patch.setattr(verify_module, "residual_probs", lambda probs, law: probs)
 
 

@@ -142,6 +142,7 @@ PLANTS = [
     plants.draft_greedily,
     plants.ship_a_flatter_law,
     plants.forget_the_residual,
+    plants.accept_too_much,
     plants.share_nonces,
     plants.share_sample_indices,
 ]

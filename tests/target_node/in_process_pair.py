@@ -61,6 +61,9 @@ class ScriptedChooser:
         self._last = regime
         return regime, self._source.randint(1, 6)
 
+    def preferred(self, load: object) -> str:
+        return self.next_run(load)[0]
+
     def best(self, load: object, *, but: str) -> str:
         return next(regime for regime in self._regimes if regime != but)
 
@@ -77,7 +80,9 @@ class AnyMiss(MissPolicy):
         super().__init__(kinds=list(Miss))
         self._source = random.Random(seed)
 
-    def choose(self, *, num_missed: int, num_hits: int, can_wait: bool) -> Miss:
+    def choose(
+        self, *, num_missed: int, num_hits: int, can_wait: bool, num_besides: int = 0
+    ) -> Miss:
         miss = self._source.choice(list(Miss))
         return miss if can_wait or miss is not Miss.DRAFT_NOW else Miss.SKIP
 
@@ -146,6 +151,9 @@ class InProcessPair(InProcessTarget):
     def __enter__(self) -> "InProcessPair":
         for module in _TIMED:
             self._stack.enter_context(mock.patch.object(module, "time", self.clock))
+        # Beside prompts as well, regimes are to change often.
+        for limit in ("RUN", "MOST_MIXED"):
+            self._stack.enter_context(mock.patch.object(target_node.auto, limit, 3))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -280,7 +280,7 @@ def test_waiting_for_a_block_is_bounded(models):
     slept: list[float] = []
     kinds: list[Miss | None] = []
     with pair_of(models, drafting=Drafting(pace=(1,)), miss=Miss.DRAFT_NOW) as pair:
-        pair.policy.observe = lambda kind, num_accepted: kinds.append(kind)
+        pair.policy.observe = lambda kind, verify_len, num_accepted: kinds.append(kind)
         pair.turn(4)
         step = pair.clock.on_sleep
 

@@ -30,6 +30,13 @@ def test_the_slope_of_rounds_that_differ():
     )
 
 
+def test_a_round_takes_what_the_line_says():
+    times = learned(lambda n: 0.02 + 0.002 * n, some_sizes(300))
+    assert times.expected(2) == pytest.approx(0.024, rel=0.05)
+    assert times.expected(20) == pytest.approx(0.06, rel=0.05)
+    assert learned(lambda n: 0.01 * n, some_sizes(300)).expected(0) >= 0
+
+
 def test_no_token_is_for_free_or_saves_time():
     assert learned(lambda n: 0.05 - 0.002 * n, some_sizes(300)).slope == 0.0
     steep = learned(lambda n: 1e-6 + max(0.0, 0.01 * (n - 6)), some_sizes(300))

@@ -76,13 +76,25 @@ class VerificationBatch:
         needs_law = [row.judged_by is not VerificationRule.COUPLED for row in rows]
         num_laws = [n - 1 if needs else 0 for n, needs in zip(num_logits, needs_law, strict=True)]
         layout = _Layout(rows, _starts(num_logits), _starts(num_laws), device)
-        groups = (layout.group(rule) for rule in VerificationRule)
+        groups = (layout.group(kind) for kind in _KINDS)
         return VerificationBatch(
             num_rows=len(rows),
             num_logits=sum(num_logits),
             num_laws=sum(num_laws),
             groups=tuple(group for group in groups if group is not None),
         )
+
+
+# Rows of a group are judged together; under the ratio test those whose laws nothing edits or cuts
+# have a group of their own, since theirs is the faster way.
+_Kind = tuple[VerificationRule, bool]
+_KINDS: tuple[_Kind, ...] = tuple(itertools.product(VerificationRule, (False, True)))
+
+
+def _kind(row: RowToVerify) -> _Kind:
+    rule, state = row.judged_by, row.state
+    is_changed = state.edits_logits or state.is_truncated
+    return rule, is_changed and rule is not VerificationRule.COUPLED
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:
@@ -98,10 +110,11 @@ class _Layout:
     law_starts: list[int]
     device: torch.device | str
 
-    def group(self, rule: VerificationRule) -> RowGroup | None:
-        places = [i for i, row in enumerate(self.rows) if row.judged_by is rule]
+    def group(self, kind: "_Kind") -> RowGroup | None:
+        places = [i for i, row in enumerate(self.rows) if _kind(row) == kind]
         if not places:
             return None
+        rule, _ = kind
         rows = [self.rows[i] for i in places]
         states = [state for row in rows for state in row.state.along(row.drafted)]
         verify_lens = [len(row.drafted) for row in rows]

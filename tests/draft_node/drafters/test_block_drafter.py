@@ -9,16 +9,18 @@ from specserve.decoding.drawing import Coupled, Greedy, Sampled
 from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys
 from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, ZLAB, make_drafter
-from tests.golden_blocks import Recorder
+from tests.golden_blocks import Recorder, by_torch
 
 VOCAB, HIDDEN = 64, 32
 
 
-@pytest.fixture(params=["vanilla", "gated", "rnn", "dflash", "zlab"])
+@pytest.fixture(params=["vanilla", "vanilla-torch", "gated", "rnn", "dflash", "zlab", "zlab-torch"])
 def drafter(request, target, tmp_path):
-    config = {"dflash": DFLASH, "zlab": ZLAB}.get(request.param, DSPARK)
-    changes = {"markov_head_type": request.param} if config is DSPARK else {}
-    return make_drafter(tmp_path / "draft", config, target, **changes)
+    name, _, way = request.param.partition("-")
+    config = {"dflash": DFLASH, "zlab": ZLAB}.get(name, DSPARK)
+    changes = {"markov_head_type": name} if config is DSPARK else {}
+    made = make_drafter(tmp_path / "draft", config, target, **changes)
+    return by_torch(made) if way else made
 
 
 def verified(count, seed=0):
@@ -196,7 +198,6 @@ def test_a_gap_is_bridged_by_provisional_tokens(drafter):
 
 def test_provisional_tokens_do_not_see_the_block(drafter):
     """Hidden states of gap tokens are causal: they depend neither on the anchor nor on the mask."""
-    extend(drafter, 0, *verified(21))
     layer = drafter.backbone.layers[0]
     seen = []
 
@@ -208,6 +209,8 @@ def test_provisional_tokens_do_not_see_the_block(drafter):
 
     rest = drafter.backbone.layers[1:]
     drafter.backbone = replace(drafter.backbone, layers=(watched, *rest))
+    drafter = by_torch(drafter)
+    extend(drafter, 0, *verified(21))
     for anchor, gap in ((1, [5, 6, 7]), (2, [5, 6, 7]), (2, [5, 6, 8])):
         drafter.draft(DraftBatch([0], torch.tensor([anchor]), [gap]), Greedy())
     close(seen[0][:3], seen[1][:3])
@@ -269,3 +272,17 @@ def test_tokens_in_flight_in_the_context_are_what_they_are_as_gaps(drafter):
         close(held, logits_of(drafter, 1, 9, gap_ids=[in_flight[:num_taken]]))
     drafter.truncate(0, 20)
     close(logits_of(drafter, 0, 9), logits_of(drafter, 1, 9))
+
+
+@pytest.mark.parametrize("size", [1, 2, 33, 64])
+def test_blocks_of_any_size_may_stand_behind_a_whole_one(target, tmp_path, size):
+    """What was verified of a block in flight, and the token that followed: the longest gap."""
+    made = make_drafter(tmp_path / "draft", DFLASH, target, block_size=size)
+    drafters = [made, by_torch(made)]
+    gap = [token % VOCAB for token in range(size + 1)]
+    found = []
+    for drafter in drafters:
+        extend(drafter, 0, *verified(21))
+        batch = DraftBatch([0, 0], torch.tensor([3, 4]), [gap, gap[:1]], keep_logits=True)
+        found.append(drafter.draft(batch, Greedy()).logits)
+    close(found[0], found[1])

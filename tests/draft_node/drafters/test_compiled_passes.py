@@ -16,14 +16,13 @@ from safetensors.torch import load_file, save_file
 from draft_node import kernels
 from draft_node.branch_attention import Entering
 from draft_node.calibration.law_confidence import law_features
-from draft_node.context import Context
+from draft_node.context import torch_context
+from draft_node.drafters import compiled_passes
 from draft_node.drafters.chain_passes import TorchPasses
 from draft_node.drafters.compiled_passes import CompiledPasses
-from draft_node.drafters.fastest_passes import MOST_KEYS, FastestPasses, passes_of
+from draft_node.drafters.passes import chain_passes
 from draft_node.kernel_trial import are_usable
-from draft_node.kernels import exp, gated, largest
 from specserve import compiled
-from specserve.model.attention import TorchAttention
 from specserve.model.linear import Kernels, PlainLinear
 from specserve.model.loader import load_with
 from specserve.model.parallel import TensorParallel
@@ -47,24 +46,26 @@ def model(request, tmp_path_factory):
     return load(write_checkpoint(folder, request.param))
 
 
-def context_of(model):
-    """Rows of `LENGTHS` with entries of random tokens, the same each time."""
-    spec = model.config
-    context = Context(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        num_tokens=512,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
+def passes_of(kind, model):
+    """Over rows of `LENGTHS` with entries of random tokens, the same each time."""
+    if kind is CompiledPasses:
+        passes = CompiledPasses(model, num_tokens=512, longest=NUM_PASSES)
+    else:
+        spec = model.config
+        context = torch_context(
+            num_layers=spec.num_layers,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            num_tokens=512,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        passes = TorchPasses(model, context)
     rows, counts = list(LENGTHS), list(LENGTHS.values())
-    context.rows.append(rows, [0] * len(rows), counts)
-    attention = TorchAttention(context.cache, num_heads=spec.num_heads, deterministic=False)
-    attention.plan(context.causal_batch(rows, counts))
-    tokens = random_tokens(model, sum(counts), seed=1)
-    model.forward(tokens, torch.cat([torch.arange(count) for count in counts]), attention)
-    return context
+    passes.context.rows.append(rows, [0] * len(rows), counts)
+    tokens = random_tokens(model, sum(counts), seed=1).tolist()
+    passes.enter(Entering(rows, [0] * len(rows), counts, tokens))
+    return passes
 
 
 def random_tokens(model, count, seed):
@@ -73,17 +74,16 @@ def random_tokens(model, count, seed):
 
 
 @torch.inference_mode()
-def hidden_of(kind, model, rows, lengths, entering=None, context=None):
+def hidden_of(kind, model, rows, lengths, entering=None, passes=None):
     """Of every pass, and the context that was drafted behind."""
-    context = context or context_of(model)
+    passes = passes or passes_of(kind, model)
     if entering is not None:
-        context.rows.append(entering.rows, entering.starts, entering.counts)
-    passes = kind(model, context)
+        passes.context.rows.append(entering.rows, entering.starts, entering.counts)
     passes.plan(rows, lengths, NUM_PASSES, entering)
     found = [
         passes.run(random_tokens(model, len(rows), seed)).clone() for seed in range(NUM_PASSES)
     ]
-    return torch.stack(found), context
+    return torch.stack(found), passes.context
 
 
 @pytest.mark.parametrize(("rows", "lengths"), CHAINS)
@@ -111,13 +111,15 @@ def test_tokens_that_enter_are_seen_and_stay(model, rows, lengths):
 def test_nothing_is_read_behind_a_prefix_nor_of_another_row(model):
     rows, lengths = [0, 0, 2], [7, 12, 1]
     expected, _ = hidden_of(CompiledPasses, model, rows, lengths)
-    context = context_of(model)
+    passes = passes_of(CompiledPasses, model)
+    cache = passes.context.cache
     for row, end in ((0, 12), (1, 0), (2, 1), (3, 0)):
-        table = context.rows.table(row)
+        table = passes.context.rows.table(row)
         slots = (table[:, None] * 16 + np.arange(16)).ravel()[end:]
-        context.cache.keys[:, :, slots] = torch.nan
-        context.cache.values[:, :, slots] = torch.nan
-    found, _ = hidden_of(CompiledPasses, model, rows, lengths, context=context)
+        nothing = torch.full((len(slots), 1, 1, 1), torch.nan)
+        shape = (len(slots), cache.num_layers, cache.num_kv_heads, cache.head_dim)
+        cache.write_layers(slots, nothing.expand(shape), nothing.expand(shape))
+    found, _ = hidden_of(CompiledPasses, model, rows, lengths, passes=passes)
     assert torch.equal(found, expected)
 
 
@@ -171,68 +173,118 @@ def test_only_whole_models_of_compiled_products_suit(model, tmp_path, monkeypatc
     other.layers = (first, replace(second, gate_up=PlainLinear(torch.zeros(128, 32))))
     assert not CompiledPasses.suit(other)
     with pytest.raises(TypeError, match="PlainLinear is not compiled"):
-        CompiledPasses(other, context_of(other))
+        CompiledPasses(other, num_tokens=16, longest=1)
 
 
 @pytest.mark.parametrize("token_id", [-1, 64])
 def test_a_token_beyond_the_vocabulary_is_refused(model, token_id):
-    passes = CompiledPasses(model, context_of(model))
+    passes = passes_of(CompiledPasses, model)
     passes.plan([0], [20], NUM_PASSES, None)
-    with pytest.raises(IndexError, match="beyond the vocabulary"):
+    with pytest.raises(IndexError, match="out of range"):
         passes.run(torch.tensor([token_id]))
 
 
-def test_positions_past_the_last_one_are_the_last_one(model):
-    found, expected = [], []
-    for end, seen in ((22, found), (128, expected)):
-        passes = CompiledPasses(model, context_of(model))
-        passes._num_positions = end  # as of a model that ends there
-        passes.plan([0], [20], NUM_PASSES, None)
-        seen += [passes._chains[kernels.POSITION].item()]
+def test_chains_may_grow_past_the_last_position(tmp_path):
+    """Such drafts are never used; what stands before them is as ever."""
+    short = load(write_checkpoint(tmp_path, QWEN3), num_positions=35)
+    expected, _ = hidden_of(TorchPasses, short, [1, 3], [33, 16])
+    found, _ = hidden_of(CompiledPasses, short, [1, 3], [33, 16])
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths", "num_passes", "why"),
+    [
+        ([0, 2], [20, 33], NUM_PASSES, "behind 33 positions"),
+        ([0], [20], 17, "17 tokens behind a row, there is room for 16"),
+        ([0] * 290, [20] * 290, 2, "290 chains, there is room for 289"),
+    ],
+)
+def test_what_there_is_no_room_for_is_refused(model, rows, lengths, num_passes, why):
+    passes = passes_of(CompiledPasses, model)
+    with pytest.raises(ValueError, match=why):
+        passes.plan(rows, lengths, num_passes, None)
+
+
+def test_chains_of_more_than_a_page(model):
+    passes = [passes_of(TorchPasses, model), CompiledPasses(model, num_tokens=512, longest=40)]
+    rows, counts = list(LENGTHS), list(LENGTHS.values())
+    passes[1].context.rows.append(rows, [0] * len(rows), counts)
+    tokens = random_tokens(model, sum(counts), seed=1).tolist()
+    passes[1].enter(Entering(rows, [0] * len(rows), counts, tokens))
+    found = []
+    for each in passes:
+        each.plan([0, 1, 0], [20, 33, 3], 40, None)
+        found.append(
+            torch.stack([each.run(random_tokens(model, 3, seed)).clone() for seed in range(40)])
+        )
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-3)
+
+
+def test_many_chains_at_once(model):
+    rows = [place % 4 for place in range(280)]
+    lengths = [LENGTHS[row] - place % 3 * (row != 2) for place, row in enumerate(rows)]
+    entering = Entering([0, 3], [20, 16], [4, 2], [3, 1, 4, 1, 5, 9])
+    lengths = [length + (row == 0) * 4 for row, length in zip(rows, lengths, strict=True)]
+    expected, _ = hidden_of(TorchPasses, model, rows, lengths, entering)
+    found, _ = hidden_of(CompiledPasses, model, rows, lengths, entering)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_more_blocks_than_one_forward_makes(model, monkeypatch):
+    monkeypatch.setattr(compiled_passes, "_MOST_BLOCKS", 7)
+    small = passes_of(CompiledPasses, model)
+    monkeypatch.undo()
+    large = passes_of(CompiledPasses, model)
+    rows = [place % 4 for place in range(30)]
+    lengths = [LENGTHS[row] for row in rows]
+    gaps = [[5] * (place % 3) for place in range(30)]
+    ids = random_tokens(model, 90, seed=2).view(30, 3)
+    found, expected = (each.blocks(rows, lengths, ids, None, gaps) for each in (small, large))
+    torch.testing.assert_close(found, expected)
+
+
+def test_memory_for_drafts_is_taken_when_there_are_some(model):
+    before = resident_bytes()
+    passes = CompiledPasses(model, num_tokens=2_000_000, longest=64)
+    held = 2 * passes.context.cache.values.nbytes
+    assert held > 500e6
+    assert resident_bytes() - before < held / 10
+
+
+def resident_bytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_drafting_writes_to_no_row(model):
+    passes = passes_of(CompiledPasses, model)
+    before = [x.clone() for row in LENGTHS for x in passes.context.read(row, 1)]
+    for num_chains in (1, 60):
+        passes.plan([0] * num_chains, [20] * num_chains, NUM_PASSES, None)
         for seed in range(NUM_PASSES):
-            passes.run(random_tokens(model, 1, seed))
-            seen += [passes._chains[kernels.POSITION].item()]
-    assert expected == [20, 21, 22, 23, 24, 25]
-    assert found == [20, 21, 21, 21, 21, 21]
-
-
-def test_what_enters_past_the_last_position_leaves_no_array(model):
-    passes = CompiledPasses(model, context := context_of(model))
-    passes._num_positions = 18
-    context.rows.append([3], [16], [4])
-    passes.plan([3], [20], NUM_PASSES, Entering([3], [16], [4], [3, 1, 4, 1]))
-    assert passes._first[kernels.POSITION].tolist() == [16, 17, 17, 17, 17]
-
-
-def test_a_chain_behind_more_than_there_is_is_refused(model):
-    passes = CompiledPasses(model, context_of(model))
-    with pytest.raises(ValueError, match="behind"):
-        passes.plan([0, 2], [20, 33], NUM_PASSES, None)
+            passes.run(random_tokens(model, num_chains, seed))
+    after = [x for row in LENGTHS for x in passes.context.read(row, 1)]
+    assert all(map(torch.equal, before, after))
 
 
 PACKAGES = ("draft_node", "specserve", "target_node")
+LAWS = "specserve/decoding/law_kernels.py"
 COMPILER, CALLS = "specserve/compiled.py", "specserve/address_call.py"
 IMPORTS_COMPILER = re.compile(
     r"^[ \t]*(?:from|import) specserve(?:\.compiled| import compiled)\b", re.M
 )
-COMPILED = ("law_features", "make_pass")
 
 
-def test_one_compilation_serves_every_shape(model):
+def test_one_compilation_serves_every_shape():
     """Another would be made in the middle of a round."""
     assert are_usable()
-    compiled = [getattr(kernels, name) for name in COMPILED]
-    before = [len(kernel.signatures) for kernel in compiled]
-    for rows, lengths in CHAINS:
-        hidden_of(CompiledPasses, model, rows, lengths)
-    passes = CompiledPasses(model, context_of(model))
-    passes.plan([2], [1], 1, None)  # dimensions of one element look contiguous in any order
-    passes.run(random_tokens(model, 1, seed=0)[:, None].expand(-1, 2)[:, 0])
+    before = len(kernels.law_features.signatures)
     for shape in ((1, 1, 1), (3, 2, 40), (1, 3, 7)):
         law_features(torch.randn(shape))
         law_features(torch.randn(shape).transpose(0, 1))
         law_features(torch.randn(shape)[..., :1].expand(shape))
-    assert [len(kernel.signatures) for kernel in compiled] == before == [1] * len(compiled)
+    assert len(kernels.law_features.signatures) == before == 1
 
 
 def test_what_is_compiled_needs_no_other_file():
@@ -246,13 +298,18 @@ def test_what_is_compiled_needs_no_other_file():
     # They call what is compiled elsewhere, or are compiled with what names all of their sources.
     importers -= {"draft_node/kernel_trial.py", "specserve/model/forward_trial.py", CALLS}
     importers -= {"specserve/model/layer_kernels.py", "specserve/model/forward_record.py"}
+    importers.remove(LAWS)
+    ours = re.findall(r"^(?:from|import) specserve.*", texts[LAWS], re.M)
+    assert ours == [
+        "from specserve import compiled, noise_kernel",
+        "from specserve.noise_kernel import exponential, power, word_floats",
+    ]  # the sources that it names
     assert importers == {"draft_node/kernels.py", "specserve/noise_kernel.py"}
-    allowed = {"draft_node/kernels.py": ["from specserve.address_call import call"]}
     for name in importers:
         ours = re.findall(
             r"^[ \t]*(?:from|import) (?:specserve|draft_node|target_node)\b.*", texts[name], re.M
         )
-        assert ours == ["from specserve import compiled", *allowed.get(name, [])]
+        assert ours == ["from specserve import compiled"]
     read = re.findall(
         r"^(?:from|import) specserve.*", texts["specserve/model/layer_kernels.py"], re.M
     )
@@ -261,27 +318,6 @@ def test_what_is_compiled_needs_no_other_file():
         "from specserve.address_call",
         "from specserve.model.forward_job",
     ]  # the sources that `forward_record.entry` names
-
-
-@pytest.mark.parametrize(
-    ("num_threads", "num_chains", "is_few"), [(1, 64, True), (2, 16, True), (2, 17, False)]
-)
-def test_many_chains_are_for_several_threads(num_threads, num_chains, is_few):
-    few, many = mock.Mock(), mock.Mock()
-    torch.set_num_threads(num_threads)
-    FastestPasses(few, many).plan([0] * num_chains, [9] * num_chains, 3, None)
-    assert (few.plan.called, many.plan.called) == (is_few, not is_few)
-
-
-def test_many_keys_are_for_torch():
-    few, many = mock.Mock(), mock.Mock()
-    passes = FastestPasses(few, many)
-    passes.plan([0, 0], [MOST_KEYS // 2] * 2, 3, None)
-    assert passes.run(torch.ones(2)) is few.run.return_value
-    passes.plan([0, 0], [MOST_KEYS // 2 + 1] * 2, 3, None)
-    assert passes.run(torch.ones(2)) is many.run.return_value
-    few.plan.assert_called_once()
-    many.plan.assert_called_once_with([0, 0], [MOST_KEYS // 2 + 1] * 2, 3, None)
 
 
 @pytest.fixture
@@ -293,19 +329,24 @@ def unknown():
 
 
 @pytest.mark.parametrize("trouble", ["absent", "disabled", "damaged"])
-def test_a_machine_without_compiled_kernels_makes_passes_by_torch(
-    model, unknown, monkeypatch, trouble
-):
-    assert isinstance(passes_of(model, context_of(model)), FastestPasses)
+def test_a_machine_without_compiled_kernels_reads_laws_by_torch(unknown, monkeypatch, trouble):
+    expected = law_features(torch.arange(3.0).view(1, 1, 3))
+    assert are_usable()
     are_usable.cache_clear()
     if trouble == "absent":
         monkeypatch.setattr(compiled, "numba", None)
     elif trouble == "disabled":
-        monkeypatch.setattr(kernels, "make_pass", kernels.make_pass.py_func)
+        monkeypatch.setattr(kernels, "law_features", kernels.law_features.py_func)
     else:
-        monkeypatch.setattr(kernels, "make_pass", mock.Mock(side_effect=EOFError))
-    assert isinstance(passes_of(model, context_of(model)), TorchPasses)
-    law_features(torch.zeros(1, 1, 3, requires_grad=True))
+        monkeypatch.setattr(kernels, "law_features", mock.Mock(side_effect=EOFError))
+    assert not are_usable()
+    torch.testing.assert_close(law_features(torch.arange(3.0).view(1, 1, 3)), expected)
+
+
+def test_passes_are_made_by_torch_where_forwards_are(model, monkeypatch):
+    assert isinstance(chain_passes(model, num_tokens=64, longest=4), CompiledPasses)
+    monkeypatch.setattr(compiled_passes, "are_usable", lambda: False)
+    assert isinstance(chain_passes(model, num_tokens=64, longest=4), TorchPasses)
 
 
 def test_a_numba_that_cannot_be_imported_is_none(tmp_path):
@@ -320,29 +361,3 @@ def test_a_numba_that_cannot_be_imported_is_none(tmp_path):
         check=True,
     )
     assert found.stdout.split(maxsplit=1) == ["False", "needs another numpy\n"]
-
-
-def test_gates_of_any_size():
-    gates = torch.cat([torch.linspace(-1000, 1000, 4000), torch.linspace(-9, 9, 96)])
-    out = np.empty((1, len(gates)), np.float32)
-    gated(torch.cat([gates, torch.ones(len(gates))])[None].numpy(), out)
-    expected = torch.nn.functional.silu(gates.double()).numpy()
-    np.testing.assert_allclose(out[0], expected, rtol=2e-6, atol=1e-20)
-
-
-def test_exponentials_and_maxima():
-    @np.vectorize
-    def of(x):
-        return exp(np.float32(x))
-
-    x = np.linspace(-80, 80, 4001, dtype=np.float32)
-    np.testing.assert_allclose(of(x), np.exp(x.astype(np.float64)), rtol=1e-5)
-    small = x[abs(x) < 1]
-    np.testing.assert_allclose(of(small), np.exp(small.astype(np.float64)), rtol=3e-7)
-    assert exp(np.float32(0)) == 1
-    assert 0 <= exp(np.float32(-1e30)) < 1e-37
-    assert exp(np.float32(1e30)) > 1e38
-    assert np.isnan(exp(np.float32(np.nan)))
-    for size in (1, 7, 16, 33, 200):
-        values = np.random.default_rng(size).normal(size=size).astype(np.float32) - 5
-        assert largest(values) == values.max()

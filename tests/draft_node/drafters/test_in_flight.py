@@ -108,7 +108,7 @@ def test_a_pass_that_failed_leaves_them_for_the_next(target, tmp_path, monkeypat
     drafters = [dspark(tmp_path / "a", target) for _ in range(2)]
     sound, shaken = [(drafter, in_flight(drafter)) for drafter in drafters]
     with monkeypatch.context() as broken:
-        broken.setattr(shaken[0]._attention, "plan", lambda *_: 1 / 0)
+        broken.setattr(shaken[0]._passes, "blocks", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             shaken[0].draft(shaken[1], Greedy())
     expected, found = (d.draft(batch, Greedy()).logits for d, batch in (sound, shaken))

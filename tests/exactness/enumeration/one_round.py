@@ -14,6 +14,7 @@ import torch
 
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.sampling import NO_TOKEN, Sampled, target_probs
+from specserve.decoding.verification import batch as batch_module
 from specserve.decoding.verification import verify as verify_module
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
 from specserve.decoding.verification.rule import VerificationRule
@@ -33,12 +34,16 @@ class Case:
 def outcomes(toy, rule, contexts):
     """(context, verify_len) to a list of (probability, drafted, num_accepted, next_token).
 
-    All contexts and all lengths 0..gamma go through one call, in one mixed batch.
+    All contexts and all lengths 0..gamma go through one call, in one mixed batch; its groups are
+    judged one after the other, so cases stand in their order.
     """
-    cases = list(_cases(toy, rule, contexts))
-    batch = VerificationBatch.build(
-        [RowToVerify(rule, toy.state(case.context), case.drafted) for case in cases]
-    )
+    rows = [
+        (RowToVerify(rule, toy.state(case.context), case.drafted), case)
+        for case in _cases(toy, rule, contexts)
+    ]
+    rows.sort(key=lambda row: batch_module._kind(row[0]))
+    cases = [case for _, case in rows]
+    batch = VerificationBatch.build([row for row, _ in rows])
     laws = _Laws(toy)
     logits = [toy.logits(path) for case in cases for path in _paths(case)]
     logits = torch.tensor(logits, dtype=torch.float64)
@@ -116,20 +121,23 @@ def _patch_ratio(patch, cases):
     """Replaces the acceptance draws and the race; gives a function for the cases' probabilities."""
     decided = torch.tensor([choice for case in cases for choice in (*case.choices, False)])
     winners = torch.tensor([case.winner for case in cases])
-    seen = {}
+    seen = {"accept": [], "winner": []}
 
     def accepts(uniforms, probs):
-        assert len(uniforms) == len(decided)
-        seen["accept"] = torch.where(decided, probs, 1 - probs).tolist()
-        return decided
+        own = decided[len(seen["accept"]) :][: len(uniforms)]
+        seen["accept"] += torch.where(own, probs, 1 - probs).tolist()
+        return own
 
     def race(noise, weights):
         assert noise.shape == weights.shape
+        own = winners[len(seen["winner"]) :][: len(weights)]
         law = weights / weights.sum(dim=1, keepdim=True)
-        seen["winner"] = law.gather(1, winners.unsqueeze(1)).squeeze(1).tolist()
-        return winners
+        seen["winner"] += law.gather(1, own.unsqueeze(1)).squeeze(1).tolist()
+        return own
 
     def chances():
+        assert len(seen["accept"]) == len(decided)
+        assert len(seen["winner"]) == len(winners)
         places = iter(seen["accept"])
         for case, prob in zip(cases, seen["winner"], strict=True):
             for _ in case.drafted:

@@ -58,7 +58,7 @@ def test_what_is_impossible_never_wins():
 def test_small_noise_keeps_its_bits():
     """It decides the race: as many different values as words."""
     words = np.concatenate([np.arange(4000), 2 ** np.arange(32) - 1]).astype(np.float32)
-    found = np.array([noise_kernel._exponential(word) for word in words], np.float64)
+    found = np.array([noise_kernel.exponential(word) for word in words], np.float64)
     expected = -np.log1p(-np.minimum((words.astype(np.float64) + 0.5) * 2.0**-32, 1 - 2.0**-24))
     assert np.abs(found / expected - 1).max() < 3e-6
     assert len(set(found[:4000])) == 4000

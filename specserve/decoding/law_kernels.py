@@ -1,0 +1,308 @@
+"""Draft laws and the ratio test, compiled: what torch makes dozens of operations of, row by row.
+
+Arithmetic is strict, so a row has the same outcome in any batch. Arrays are contiguous; no index is
+checked here, who calls knows what there is. `specserve.decoding.drawing` has the definition of the
+draws, `specserve.decoding.verification.verify` of the test; tests hold them against each other.
+"""
+
+import functools
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from specserve import compiled, noise_kernel
+from specserve.noise_kernel import exponential, power, word_floats
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def _compiled(function: _Function) -> _Function:
+    """As a decorator; what is kept is below."""
+    return compiled.compiled(function, is_kept=False)
+
+
+# --- the race of the likeliest -------------------------------------------------------------------
+
+_SIGN, _ALL_BITS = np.int32(31), np.int32(0x7FFFFFFF)
+_DIGITS = ((21, 11), (10, 11), (0, 10))  # of an order: their first bits, and how many
+_PAD_ID = 2**31 - 1  # that of `specserve.decoding.draft_law`
+_LEAST_POWER = np.float32(-87.0)  # of e, that is a weight
+
+
+@_compiled
+def _orders(x: np.ndarray, orders: np.ndarray) -> bool:
+    """orders int64 [N] ascend as x does, from 0; False where one is no number."""
+    bits, all_numbers = x.view(np.int32), True
+    for i in range(len(x)):
+        all_numbers &= x[i] == x[i]
+        word = bits[i]
+        orders[i] = np.int64(word ^ ((word >> _SIGN) & _ALL_BITS)) + np.int64(2147483648)
+    return all_numbers
+
+
+@_compiled
+def _boundary(orders: np.ndarray, num_kept: int) -> tuple[int, int]:
+    """The least of the `num_kept` largest, and how many equal to it are among them."""
+    least, left = 0, num_kept
+    counts = np.empty(2048, np.int64)
+    for first, width in _DIGITS:
+        counts[:] = 0
+        behind, mask = first + width, (1 << width) - 1
+        above = least >> behind
+        for order in orders:
+            if order >> behind == above:
+                counts[(order >> first) & mask] += 1
+        digit = mask
+        while counts[digit] < left:
+            left -= counts[digit]
+            digit -= 1
+        least += digit << first
+    return least, left
+
+
+@_compiled
+def _race_of_likeliest(
+    logits: np.ndarray,
+    scales: np.ndarray,
+    noise: np.ndarray,
+    ids: np.ndarray,
+    probs: np.ndarray,
+    winners: np.ndarray,
+) -> bool:
+    """Truncate R laws to their M likeliest tokens, renormalise them, and draw from each.
+
+    logits float32 [R, V]; scales float32 [R], infinite at temperature 0; noise float32 [R, M], by
+    place in the law. ids int64 [R, M] and probs float32 [R, M] become a `DraftLaw`, ids that are
+    out of it being left as they are; winners int64 [R] are tokens. False if a row has no law.
+    """
+    num_kept = ids.shape[1]
+    orders = np.empty(logits.shape[1], np.int64)
+    for row in range(len(logits)):
+        own, scale = logits[row], scales[row]
+        if not _orders(own, orders):
+            return False
+        least, num_equal = _boundary(orders, num_kept)
+        most, count = np.float32(-np.inf), 0
+        for token in range(len(own)):
+            order = orders[token]
+            if order > least or (order == least and num_equal > 0):
+                num_equal -= order == least
+                most = max(most, own[token])
+                ids[row, count] = token
+                count += 1
+        if not np.isfinite(most):
+            return False
+        total, place = 0.0, 0
+        for k in range(num_kept):
+            gap = own[ids[row, k]] - most
+            scaled = gap * scale if gap < np.float32(0) else np.float32(0)
+            weight = power(scaled) if scaled > _LEAST_POWER else np.float32(0)
+            probs[row, k] = weight
+            total += weight
+        winner, fastest = 0, np.float32(np.inf)
+        for k in range(num_kept):
+            prob = np.float32(probs[row, k] / total)
+            probs[row, k] = np.float32(0)
+            if prob > np.float32(0):
+                ids[row, place], probs[row, place] = ids[row, k], prob
+                time = noise[row, place] / prob
+                if time < fastest:
+                    winner, fastest = place, time
+                place += 1
+        ids[row, place:] = _PAD_ID
+        winners[row] = ids[row, winner]
+    return True
+
+
+# --- the ratio test ------------------------------------------------------------------------------
+
+_LEAST_RESIDUAL = np.float32(2.0**-64)  # as in `specserve.decoding.verification.ratio`
+_MOST_EXCESS = 1e-4  # as in `specserve.decoding.draft_law`
+
+
+class RatioRows(NamedTuple):
+    """B rows with N logits rows, D laws of at most M tokens: see `verify`."""
+
+    starts: np.ndarray  # int64 [B]
+    verify_lens: np.ndarray  # int64 [B]
+    drafted: np.ndarray  # int64 [N]
+    laws: np.ndarray  # int64 [N], which of the laws a logits row has that judges a drafted token
+    law_ids: np.ndarray  # int64 [D, M]
+    law_probs: np.ndarray  # float32 [D, M]
+    temperatures: np.ndarray  # float32 [N]
+    uniforms: np.ndarray  # float32 [N]
+    keys: np.ndarray  # uint64 [4, N], of the next token: positions, sample and purpose words, seeds
+
+
+class RatioOutcomes(NamedTuple):
+    """What `VerificationOutcomes` has."""
+
+    num_accepted: np.ndarray  # int64 [B]
+    next_tokens: np.ndarray  # int64 [B]
+    flags: np.ndarray  # bool [B, 3]: bad, broken, spoiled
+
+
+@_compiled
+def _chance(ids: np.ndarray, probs: np.ndarray, token: int, num_tokens: int) -> np.float32:
+    """What a law says of a token; 0 where it is none, or calls the token impossible."""
+    total, found, before = 0.0, np.float32(0), -1
+    for k in range(len(ids)):
+        if ids[k] == _PAD_ID:
+            if probs[k] != np.float32(0):
+                return np.float32(0)
+        elif not (before < ids[k] < num_tokens and probs[k] > np.float32(0)):
+            return np.float32(0)
+        elif ids[k] == token:
+            found = probs[k]
+        before = ids[k]
+        total += probs[k]
+    return found if abs(total - 1.0) <= _MOST_EXCESS else np.float32(0)
+
+
+@_compiled
+def _is_bad(logits: np.ndarray) -> bool:
+    """Whether nobody can sample from them."""
+    most, all_numbers = logits[0], True
+    for logit in logits:
+        all_numbers &= logit == logit
+        most = max(most, logit)
+    return not (all_numbers and np.isfinite(most))
+
+
+@_compiled
+def _weigh(logits: np.ndarray, temperature: np.float32, weights: np.ndarray) -> float:
+    """weights = exp((logit - largest) / temperature); their sum in fixed point, 0 of a bad row."""
+    if _is_bad(logits):
+        return 0.0
+    most = logits[0]
+    for logit in logits:
+        most = max(most, logit)
+    for token in range(len(logits)):
+        scaled = (logits[token] - most) / temperature
+        weights[token] = power(scaled) if scaled > _LEAST_POWER else np.float32(0)
+    bits = 62
+    while len(logits) >> (62 - bits):
+        bits -= 1
+    unit, mass = np.float32(2.0**bits), 0
+    for weight in weights:
+        mass += np.int64(weight * unit)
+    return mass * 2.0**-bits
+
+
+@_compiled
+def _leave_residual(weights: np.ndarray, ids: np.ndarray, probs: np.ndarray) -> None:
+    """(p - q)+ in place of p, unless nothing is left of it."""
+    left, most = weights.copy(), np.float32(0)
+    for k in range(len(ids)):
+        if ids[k] != _PAD_ID:
+            left[ids[k]] = max(left[ids[k]] - probs[k], np.float32(0))
+    for token in range(len(left)):
+        most = max(most, left[token])
+    if most >= _LEAST_RESIDUAL:
+        weights[:] = left
+
+
+@_compiled
+def _winner(weights: np.ndarray, key: np.ndarray, bits: np.ndarray) -> int:
+    """arg min of noise / weight, the first of equals; a weight of zero never wins."""
+    blocks = np.arange(bits.shape[1]).astype(np.uint64).reshape(1, -1)
+    word_floats(blocks, key[0], key[1], key[2], key[3], bits)
+    noise, winner, fastest = bits.reshape(-1), 0, np.float32(np.inf)
+    for token in range(len(weights)):
+        if weights[token] > np.float32(0):
+            time = exponential(noise[token]) / weights[token]
+            if time < fastest:
+                winner, fastest = token, time
+    return winner
+
+
+@_compiled
+def _judge_by_ratio(logits: np.ndarray, rows: RatioRows, found: RatioOutcomes) -> None:
+    """The ratio test of every row of logits float32 [N, V], and the tokens that follow."""
+    num_tokens = logits.shape[1]
+    weights = np.empty(num_tokens, np.float32)
+    bits = np.empty((1, (num_tokens + 3) // 4, 4), np.float32)
+    chances = np.empty(len(logits), np.float32)  # of each drafted token, under its own law
+    for row in range(len(rows.starts)):
+        start, end = rows.starts[row], rows.starts[row] + rows.verify_lens[row]
+        is_broken = is_spoiled = False
+        for place in range(start, end):
+            law, token = rows.laws[place], rows.drafted[place]
+            chances[place] = _chance(rows.law_ids[law], rows.law_probs[law], token, num_tokens)
+            is_broken |= chances[place] == np.float32(0)
+        place, stands, total = start, True, 0.0
+        while stands:
+            total = _weigh(logits[place], rows.temperatures[place], weights)  # pyright: ignore[reportArgumentType]
+            stands = place < end and total > 0.0 and chances[place] > np.float32(0)
+            if stands:
+                prob = np.float32(weights[rows.drafted[place]] / total)
+                ratio = min(np.float64(prob) / np.float64(chances[place]), 1.0)
+                stands = np.float64(rows.uniforms[place]) < ratio
+            place += stands
+        is_bad = total == 0.0
+        for rest in range(place, end + 1):
+            is_spoiled |= _is_bad(logits[rest])
+        found.num_accepted[row], found.next_tokens[row] = place - start, -1
+        found.flags[row, 0], found.flags[row, 1], found.flags[row, 2] = (
+            is_bad,
+            is_broken,
+            is_spoiled,
+        )
+        if is_bad:
+            continue
+        for token in range(num_tokens):
+            weights[token] = np.float32(weights[token] / total)
+        if place < end and chances[place] > np.float32(0):
+            law = rows.laws[place]
+            _leave_residual(weights, rows.law_ids[law], rows.law_probs[law])
+        found.next_tokens[row] = _winner(weights, rows.keys[:, place : place + 1].copy(), bits)
+
+
+# --- what is called ------------------------------------------------------------------------------
+
+
+def _entries(sources: int) -> tuple[Callable[..., bool], Callable[..., None]]:
+    """numba keeps them for what they enclose, too: these sources and no others."""
+
+    def likeliest(
+        logits: np.ndarray,
+        scales: np.ndarray,
+        noise: np.ndarray,
+        ids: np.ndarray,
+        probs: np.ndarray,
+        winners: np.ndarray,
+    ) -> bool:
+        return sources != 0 and _race_of_likeliest(logits, scales, noise, ids, probs, winners)
+
+    def by_ratio(logits: np.ndarray, rows: RatioRows, found: RatioOutcomes) -> None:
+        if sources:
+            _judge_by_ratio(logits, rows, found)
+
+    return compiled.compiled(likeliest), compiled.compiled(by_ratio)
+
+
+_FILES = (Path(__file__), Path(str(noise_kernel.__file__)))
+race_of_likeliest, judge_by_ratio = _entries(
+    zlib.crc32(b"".join(file.read_bytes() for file in _FILES)) | 1
+)
+
+
+@functools.cache
+def are_usable() -> bool:
+    """Whether numba is here and works. Compiles, unless that was done before."""
+    return compiled.works("laws are made", judge_by_ratio, _run)
+
+
+def _run() -> None:
+    winners = np.empty(2, np.int64)
+    few, ids = np.ones((2, 3), np.float32), np.empty((2, 3), np.int64)
+    logits, scales = np.ones((2, 5), np.float32), np.ones(2, np.float32)
+    race_of_likeliest(logits, scales, few, ids, few.copy(), winners)
+    ints, floats, keys = np.zeros(1, np.int64), np.ones(1, np.float32), np.ones((4, 1), np.uint64)
+    laws = np.zeros((1, 3), np.int64), np.ones((1, 3), np.float32)
+    rows = RatioRows(ints, ints, ints, ints, *laws, floats, floats, keys)
+    flags = np.empty((1, 3), np.bool_)
+    judge_by_ratio(logits[:1], rows, RatioOutcomes(ints.copy(), ints.copy(), flags))

@@ -1,0 +1,157 @@
+# pyright: strict
+"""How fast each regime is at each load: what was measured there, and what is like it elsewhere.
+
+A load is how many rows decode, in powers of two, and how they are judged. Logarithms of speeds are
+believed to be normal: those of one regime at two loads go together, the less the further apart the
+loads are, but for what all regimes have in common at a load, of which nothing is known beforehand.
+What was measured is off by so much, by how many tokens it was. All else follows (Gaussian process
+regression): a load that was never seen has its neighbours' ratios, and a few hundred tokens of its
+own outweigh them.
+
+Doubt counts tokens, since texts differ by so much a token whatever it took: a fast machine knows as
+much in less time. Only what changes with time, how much the past still says, counts seconds.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+_HALF_LIFE_S = 20.0  # of what was measured, ...
+_LEAST_KEPT = 60.0  # ... but for so many tokens
+_DOUBT = 2.0  # standard deviation of a speed measured over n tokens, relative, times sqrt(n)
+_SPREAD = 0.5  # standard deviation of log speeds of regimes at one load, before any is known
+_LEVEL = 10.0  # the same of what regimes have in common at a load: anything
+_ALIKE_NEXT = 0.7  # correlation of a regime's speed at a load and at one of twice the rows ...
+_ALIKE_LAW = 0.5  # ... or of rows that are judged otherwise
+_MOST_LOADS = 8  # of which something is believed, those most alike
+
+_Floats = npt.NDArray[np.float64]
+
+
+class Load(NamedTuple):
+    """What speeds depend on, besides the regime."""
+
+    num_rows_bits: int  # of the number of rows
+    law: str
+
+    @property
+    def num_rows(self) -> int:
+        """At least."""
+        return 1 << max(0, self.num_rows_bits - 1)
+
+
+@dataclass
+class Measured:
+    """Of one regime at one load; rounds long ago weigh less."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    rounds: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second; 0 where nothing was measured."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_a_round(self) -> float:
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        self.tokens += num_tokens
+        self.seconds += seconds
+        self.rounds += 1
+
+    def fade(self, seconds: float) -> None:
+        """Time has passed, whoever ran: what is measured now counts for more."""
+        if self.tokens > _LEAST_KEPT:
+            kept = max(math.exp2(-seconds / _HALF_LIFE_S), _LEAST_KEPT / self.tokens)
+            self.tokens *= kept
+            self.seconds *= kept
+            self.rounds *= kept
+
+
+@dataclass(frozen=True)
+class Belief:
+    """Of the regimes at one load."""
+
+    log_speeds: _Floats  # but for what all have in common
+    covariance: _Floats
+
+    def behind(self, regime: int, other: int) -> float:
+        """By how much `regime` is slower than `other`, as a logarithm."""
+        return float(self.log_speeds[other] - self.log_speeds[regime])
+
+    def doubt(self, regime: int, other: int) -> float:
+        """Standard deviation of that."""
+        of = self.covariance
+        return math.sqrt(max(0.0, of[regime, regime] + of[other, other] - 2 * of[regime, other]))
+
+
+class RegimeSpeeds:
+    """What was measured of every regime at every load."""
+
+    def __init__(self, num_regimes: int) -> None:
+        self._num_regimes = num_regimes
+        self._measured: dict[Load, list[Measured]] = {}
+
+    def at(self, load: Load) -> Sequence[Measured]:
+        """Of each regime."""
+        return self._measured.setdefault(load, [Measured() for _ in range(self._num_regimes)])
+
+    def is_known(self, law: str, regime: int) -> bool:
+        """Whether it was measured at any load of rows that are judged so."""
+        return any(at.law == law and of[regime].seconds for at, of in self._measured.items())
+
+    def belief(self, load: Load) -> Belief:
+        """What there is to know of `load`."""
+        here = _Places([load] * self._num_regimes, range(self._num_regimes))
+        prior = here.covariance(here)
+        known = self._known(load)
+        if not known:
+            return Belief(np.zeros(self._num_regimes), prior)
+        seen = _Places([at for at, _, _ in known], [regime for _, regime, _ in known])
+        tokens = np.array([max(1.0, measured.tokens) for _, _, measured in known])
+        logs = np.log(tokens / np.array([measured.seconds for _, _, measured in known]))
+        # Levels are anything, but numbers near zero are solved for more exactly.
+        logs -= logs.mean()
+        among = seen.covariance(seen) + np.diag(_DOUBT**2 / tokens)
+        towards = seen.covariance(here)
+        weights = np.linalg.solve(among, towards)
+        return Belief(weights.T @ logs, prior - weights.T @ towards)
+
+    def _known(self, load: Load) -> list[tuple[Load, int, Measured]]:
+        """What was measured at the loads most like this one."""
+        loads = sorted(self._measured, key=lambda other: -_likeness(load, other))
+        return [
+            (other, regime, measured)
+            for other in loads[:_MOST_LOADS]
+            for regime, measured in enumerate(self._measured[other])
+            if measured.seconds
+        ]
+
+
+def _likeness(load: Load, other: Load) -> float:
+    apart = abs(load.num_rows_bits - other.num_rows_bits)
+    return _ALIKE_NEXT**apart * (1.0 if load.law == other.law else _ALIKE_LAW)
+
+
+class _Places:
+    """Regimes at loads, whose speeds are believed to go together somewhat."""
+
+    def __init__(self, loads: Sequence[Load], regimes: Sequence[int]) -> None:
+        self._bits = np.array([load.num_rows_bits for load in loads])
+        self._laws = np.array([load.law for load in loads])
+        self._regimes = np.array(regimes)
+
+    def covariance(self, other: "_Places") -> _Floats:
+        """Of log speeds, one row a place of these, before anything was measured."""
+        apart = np.abs(self._bits[:, None] - other._bits)
+        same_law = self._laws[:, None] == other._laws
+        likeness = _ALIKE_NEXT**apart * np.where(same_law, 1.0, _ALIKE_LAW)
+        same_regime = self._regimes[:, None] == other._regimes
+        return _SPREAD**2 * likeness * same_regime + _LEVEL**2 * (same_law & (apart == 0))

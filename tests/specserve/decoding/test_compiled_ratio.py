@@ -1,0 +1,246 @@
+"""The compiled ratio test finds what `verify` does by torch, which is what is enumerated."""
+
+import random
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from specserve.decoding import law_kernels
+from specserve.decoding.draft_law import PAD_ID, DraftLaw
+from specserve.decoding.sampling import NO_TOKEN
+from specserve.decoding.verification import verify as verify_module
+from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
+from specserve.decoding.verification.rule import VerificationRule
+from tests.specserve.decoding.test_sampling import state
+
+pytestmark = pytest.mark.skipif(not law_kernels.are_usable(), reason="no numba here")
+
+RATIO_RULES = (VerificationRule.REJECTION, VerificationRule.FORESEEABLE)
+FIELDS = ("num_accepted", "next_tokens", "bad_rows", "broken_laws", "spoiled_rows")
+
+
+def rows_of(source, num_rows, num_tokens, rules=RATIO_RULES):
+    rows = []
+    for place in range(num_rows):
+        own = state(
+            seed=source.getrandbits(60),
+            temperature=source.choice([0.3, 0.8, 1.0, 1.4]),
+            sample_index=source.randrange(3),
+        )
+        drafted = [source.randrange(num_tokens) for _ in range(source.randrange(6))]
+        rows.append(RowToVerify(source.choice(rules), own, drafted, round_id=place, branch=place))
+    return rows
+
+
+def laws_of(rows, num_tokens, num_kept, generator):
+    """Of every drafted token, which is likely under it; as drafts do, truncated."""
+    drafted = torch.tensor([token for row in rows for token in row.drafted], dtype=torch.int64)
+    scores = torch.randn(len(drafted), num_tokens, generator=generator) * 2
+    scores[torch.arange(len(drafted)), drafted] += 3
+    return DraftLaw.top(scores.softmax(1), num_kept), scores
+
+
+def both(logits, rows, law):
+    batch = VerificationBatch.build(rows)
+    found = verify_module.verify(logits, batch, law)
+    with mock.patch.object(verify_module, "by_compiled_ratio", return_value=None):
+        expected = verify_module.verify(logits, batch, law)
+    return found, expected
+
+
+def assert_same(found, expected, least_share=1.0):
+    for field in FIELDS:
+        same = getattr(found, field) == getattr(expected, field)
+        assert same.float().mean() >= least_share, field
+
+
+@pytest.mark.parametrize("num_tokens", [2, 7, 300, 4099])
+@pytest.mark.parametrize("num_kept", [1, 6, 512])
+def test_outcomes_are_torchs(num_tokens, num_kept):
+    source, generator = random.Random(num_tokens), torch.Generator().manual_seed(num_kept)
+    num_equal = num_all = 0
+    for _ in range(20):
+        rows = rows_of(source, 12, num_tokens)
+        law, scores = laws_of(rows, num_tokens, num_kept, generator)
+        logits = 2 * torch.randn(sum(len(r.drafted) + 1 for r in rows), num_tokens)
+        places = [n for n, last in enumerate(is_last(rows)) if not last]
+        logits[places] += scores  # so that some stand
+        found, expected = both(logits, rows, law)
+        assert_same(found, expected, least_share=0.9)  # whoever ties to rounding may win
+        num_equal += int((found.next_tokens == expected.next_tokens).sum())
+        num_all += len(rows)
+    assert num_equal >= 0.99 * num_all
+
+
+def is_last(rows):
+    return [k == len(row.drafted) for row in rows for k in range(len(row.drafted) + 1)]
+
+
+def test_it_is_what_runs():
+    rows = rows_of(random.Random(0), 4, 20)
+    law, _ = laws_of(rows, 20, 5, torch.Generator().manual_seed(0))
+    logits = torch.randn(sum(len(row.drafted) + 1 for row in rows), 20)
+    with mock.patch.object(verify_module, "_by_ratio", side_effect=AssertionError):
+        verify_module.verify(logits, VerificationBatch.build(rows), law)
+
+
+@pytest.mark.parametrize("fields", [{"top_p": 0.5}, {"top_k": 3}, {"presence_penalty": 1.0}])
+def test_laws_that_are_edited_or_cut_are_torchs_business(fields):
+    row = RowToVerify(VerificationRule.REJECTION, state(**fields), [3])
+    law = DraftLaw.certain(torch.tensor([3]))
+    batch = VerificationBatch.build([row])
+    with mock.patch.object(law_kernels, "judge_by_ratio", side_effect=AssertionError):
+        verify_module.verify(torch.randn(2, 8), batch, law)
+
+
+BROKEN = {
+    "descending": lambda ids, probs: ids.copy_(ids.flip(0)),
+    "twice": lambda ids, probs: ids[1:2].copy_(ids[:1]),
+    "beyond": lambda ids, probs: ids[-1:].fill_(50),
+    "negative": lambda ids, probs: ids[:1].fill_(-1),
+    "no number": lambda ids, probs: probs[:1].fill_(torch.nan),
+    "below zero": lambda ids, probs: probs[:1].neg_(),
+    "too much": lambda ids, probs: probs.mul_(1.01),
+    "too little": lambda ids, probs: probs.mul_(0.99),
+    "padding that weighs": lambda ids, probs: ids[-1:].fill_(PAD_ID),
+    "a gap": lambda ids, probs: (ids[1:2].fill_(PAD_ID), probs[1:2].fill_(0)),
+    "nothing": lambda ids, probs: (ids.fill_(PAD_ID), probs.fill_(0)),
+    "another token's": lambda ids, probs: ids.add_(1),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_laws_count_as_no_draft(name):
+    rows = [RowToVerify(rule, state(seed=n), [4, 6, 8]) for n in range(40) for rule in RATIO_RULES]
+    ids = torch.tensor([[1, 4, 9], [2, 6, 9], [5, 8, 11]]).repeat(len(rows), 1)
+    probs = torch.tensor([[0.3, 0.5, 0.2]]).repeat(len(ids), 1)
+    for place in range(1, len(ids), 3):
+        BROKEN[name](ids[place], probs[place])
+    logits = torch.randn(4 * len(rows), 50)
+    logits[::4, 4] += 5  # the first token stands mostly
+    found, expected = both(logits, rows, DraftLaw(ids, probs))
+    assert expected.broken_laws.all()
+    assert (expected.num_accepted == 1).sum() > 20
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("where", [0, 1, 2, 3])
+def test_logits_nobody_can_sample_from(value, where):
+    rows = [RowToVerify(rule, state(seed=n), [4, 6, 8]) for n in range(30) for rule in RATIO_RULES]
+    law = DraftLaw.certain(torch.tensor([4, 6, 8]).repeat(len(rows)))
+    logits = torch.randn(4 * len(rows), 20)
+    logits[torch.arange(len(logits)), torch.tensor([4, 6, 8, 1]).repeat(len(rows))] += 4
+    if value == -torch.inf:
+        logits[where::4] = value
+    else:
+        logits[where::4, 7] = value
+    found, expected = both(logits, rows, law)
+    assert expected.spoiled_rows.all()
+    assert expected.bad_rows.any()
+    assert_same(found, expected)
+    assert (found.next_tokens[found.bad_rows] == NO_TOKEN).all()
+
+
+def test_nothing_left_of_a_law_is_the_law():
+    rows = [RowToVerify(VerificationRule.REJECTION, state(seed=n), [1]) for n in range(60)]
+    logits = torch.zeros(120, 2)
+    law = DraftLaw(torch.tensor([[0, 1]]).repeat(60, 1), torch.full((60, 2), 0.5))
+    with mock.patch.object(law_kernels, "judge_by_ratio", wraps=refusing_all):
+        found = verify_module.verify(logits, VerificationBatch.build(rows), law)
+    assert set(found.next_tokens.tolist()) == {0, 1}
+
+
+KERNEL = law_kernels.judge_by_ratio
+
+
+def refusing_all(logits, rows, found):
+    KERNEL(logits, rows._replace(uniforms=np.ones_like(rows.uniforms)), found)
+
+
+def test_the_same_in_any_company():
+    source, generator = random.Random(5), torch.Generator().manual_seed(5)
+    rows = rows_of(source, 16, 300)
+    law, _ = laws_of(rows, 300, 64, generator)
+    counts = [len(row.drafted) for row in rows]
+    logits = torch.randn(sum(counts) + 16, 300)
+    together = verify_module.verify(logits, VerificationBatch.build(rows), law)
+    first = first_law = 0
+    for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        alone = verify_module.verify(
+            logits[first : first + count + 1],
+            VerificationBatch.build([row]),
+            law.rows(torch.arange(first_law, first_law + count)),
+        )
+        for field in FIELDS:
+            assert getattr(alone, field)[0] == getattr(together, field)[place]
+        first, first_law = first + count + 1, first_law + count
+
+
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_tokens_have_the_targets_law(rule):
+    """First tokens of many rows, drafted from a law that is far from the target's."""
+    count = 40_000
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(2, 12, generator=generator) * 1.5
+    target = (logits[0] / 0.8).softmax(0)
+    law = DraftLaw.top((torch.randn(1, 12, generator=generator) * 2).softmax(1), 5)
+    drawn = torch.multinomial(law.probs[0], count, replacement=True, generator=generator)
+    drafted = law.ids[0][drawn].tolist()
+    states = [state(seed=n, temperature=0.8) for n in range(count)]
+    rows = [RowToVerify(rule, own, [token]) for own, token in zip(states, drafted, strict=True)]
+    laws = DraftLaw(law.ids.expand(count, -1), law.probs.expand(count, -1))
+    with mock.patch.object(verify_module, "_by_ratio", side_effect=AssertionError):
+        found = verify_module.verify(logits.repeat(count, 1), VerificationBatch.build(rows), laws)
+    stood = found.num_accepted == 1
+    first = torch.where(stood, torch.tensor(drafted), found.next_tokens)
+    shares = torch.bincount(first, minlength=12) / count
+    # Six standard deviations of each; the least that a wrong residual changes here is three times
+    # as much.
+    assert ((shares - target).abs() <= 6 * (target * (1 - target) / count).sqrt() + 1e-4).all()
+    followed = torch.bincount(found.next_tokens[stood], minlength=12) / stood.sum()
+    bonus = (logits[1] / 0.8).softmax(0)
+    spread = (bonus * (1 - bonus) / stood.sum()).sqrt()
+    assert ((followed - bonus).abs() <= 6 * spread + 1e-4).all()
+
+
+def test_one_compilation_serves_every_shape():
+    """Another would be made in the middle of a round."""
+    for num_rows, num_tokens in ((1, 2), (3, 40), (7, 5)):
+        rows = rows_of(random.Random(num_rows), num_rows, num_tokens)
+        law, _ = laws_of(rows, num_tokens, 1, torch.Generator())
+        logits = torch.randn(sum(len(row.drafted) + 1 for row in rows), num_tokens)
+        verify_module.verify(logits, VerificationBatch.build(rows), law)
+        plain = [RowToVerify(row.rule, row.state) for row in rows]
+        verify_module.verify(logits[:num_rows], VerificationBatch.build(plain))
+    assert len(law_kernels.judge_by_ratio.signatures) == 1
+
+
+@pytest.mark.parametrize("missing", ["logits", "too many logits", "laws", "probabilities"])
+def test_what_does_not_fit_together_is_refused(missing):
+    rows = rows_of(random.Random(2), 6, 20, rules=(VerificationRule.REJECTION,))
+    law, _ = laws_of(rows, 20, 5, torch.Generator())
+    logits = torch.randn(sum(len(row.drafted) + 1 for row in rows), 20)
+    if missing == "logits":
+        logits = logits[:-2]
+    if missing == "too many logits":
+        logits = torch.cat([logits, logits])
+    if missing == "laws":
+        law = law.rows(torch.arange(len(law.ids) - 1))
+    if missing == "probabilities":
+        law = DraftLaw(law.ids, law.probs[:, :-1])
+    with pytest.raises((IndexError, ValueError)):
+        verify_module.verify(logits, VerificationBatch.build(rows), law)
+
+
+def test_laws_of_other_types_are_read_as_what_they_say():
+    rows = rows_of(random.Random(3), 6, 20)
+    law, _ = laws_of(rows, 20, 5, torch.Generator().manual_seed(1))
+    logits = torch.randn(sum(len(row.drafted) + 1 for row in rows), 20)
+    batch = VerificationBatch.build(rows)
+    expected = verify_module.verify(logits, batch, law)
+    wide = DraftLaw(law.ids.int(), law.probs.double())
+    assert_same(verify_module.verify(logits, batch, wide), expected)
+    assert len(law_kernels.judge_by_ratio.signatures) == 1

@@ -1,0 +1,83 @@
+"""What is believed of a load: what was measured there, and what is like it elsewhere."""
+
+import pytest
+
+from target_node.regime_speeds import Load, RegimeSpeeds
+
+OFF, DRAFTS = 0, 1
+
+
+def measured(*figures: tuple[Load, float, float]) -> RegimeSpeeds:
+    """Of each load, how much faster drafts are, over so many tokens."""
+    speeds = RegimeSpeeds(2)
+    for load, faster, num_tokens in figures:
+        # How fast anything is at a load says nothing of another.
+        off_s = num_tokens / (100 * load.num_rows)
+        speeds.at(load)[OFF].add(num_tokens, off_s)
+        speeds.at(load)[DRAFTS].add(num_tokens, off_s / faster)
+    return speeds
+
+
+def ahead(speeds: RegimeSpeeds, load: Load) -> float:
+    return speeds.belief(load).behind(OFF, DRAFTS)
+
+
+def doubt(speeds: RegimeSpeeds, load: Load) -> float:
+    return speeds.belief(load).doubt(OFF, DRAFTS)
+
+
+def of_rows(num_bits: int, law: str = "coupled") -> Load:
+    return Load(num_bits, law)
+
+
+def test_nothing_is_believed_of_what_was_never_seen():
+    assert ahead(RegimeSpeeds(2), of_rows(3)) == 0
+    assert doubt(RegimeSpeeds(2), of_rows(3)) > 0.5
+
+
+def test_a_load_borrows_what_its_neighbour_knows_the_less_the_further_away():
+    speeds = measured((of_rows(3), 1.5, 5000))
+    beliefs = [ahead(speeds, of_rows(bits)) for bits in (3, 4, 5, 6)]
+    assert beliefs == sorted(beliefs, reverse=True)
+    assert 0 < beliefs[-1] < beliefs[1] < beliefs[0] == pytest.approx(0.405, rel=0.02)
+    doubts = [doubt(speeds, of_rows(bits)) for bits in (3, 4, 5, 6)]
+    assert doubts == sorted(doubts)
+    assert ahead(speeds, of_rows(2)) == pytest.approx(beliefs[1])
+
+
+def test_between_two_loads_both_count():
+    speeds = measured((of_rows(1), 1.5, 5000), (of_rows(5), 0.7, 5000))
+    assert ahead(speeds, of_rows(2)) > 0 > ahead(speeds, of_rows(4))
+
+
+def test_other_laws_count_little():
+    speeds = measured((of_rows(3, "greedy"), 1.5, 5000))
+    assert 0 < ahead(speeds, of_rows(3)) < ahead(speeds, of_rows(4, "greedy"))
+    assert not speeds.is_known("coupled", DRAFTS)
+
+
+def test_a_few_hundred_tokens_of_its_own_outweigh_a_neighbour():
+    elsewhere = (of_rows(3), 1.5, 50_000)
+    assert ahead(measured(elsewhere, (of_rows(4), 0.7, 20)), of_rows(4)) > -0.1
+    assert ahead(measured(elsewhere, (of_rows(4), 0.7, 500)), of_rows(4)) < -0.25
+
+
+def test_doubt_counts_tokens_and_not_seconds():
+    slow, fast = RegimeSpeeds(2), RegimeSpeeds(2)
+    for speeds, seconds in ((slow, 10.0), (fast, 0.1)):
+        for regime in (OFF, DRAFTS):
+            speeds.at(of_rows(1))[regime].add(400, seconds)
+    assert doubt(slow, of_rows(1)) == pytest.approx(doubt(fast, of_rows(1)))
+
+
+def test_what_one_regime_says_of_a_load_is_no_matter_of_the_other():
+    """A load that is fast because many rows decode is not one where drafts are slow."""
+    speeds = measured((of_rows(1), 1.0, 5000))
+    speeds.at(of_rows(5))[OFF].add(5000, 1.0)
+    assert ahead(speeds, of_rows(5)) == pytest.approx(0, abs=0.01)
+
+
+def test_of_many_loads_those_most_alike_count():
+    elsewhere = [(Load(bits, law), 3.0, 5000.0) for bits in range(8, 12) for law in "abcd"]
+    speeds = measured(*elsewhere, (of_rows(2), 0.7, 5000), (of_rows(4), 0.7, 5000))
+    assert ahead(speeds, of_rows(3)) < -0.2
