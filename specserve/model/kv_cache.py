@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from specserve.model.large_pages import large_zeros
+
 NULL_BLOCK = 0
 WIDEST_TILE = 16  # keys
 
@@ -131,9 +133,11 @@ class TiledKVCache:
         self.tile = math.gcd(block_size, WIDEST_TILE)
         num_slots = num_blocks * block_size
         heads = (num_layers, num_kv_heads)
-        zeros = _untouched_zeros if on_demand else torch.zeros
-        self.keys = zeros((*heads, num_slots // self.tile, head_dim, self.tile))
-        self.values = zeros((*heads, num_slots, head_dim))
+        self.keys = large_zeros((*heads, num_slots // self.tile, head_dim, self.tile))
+        self.values = large_zeros((*heads, num_slots, head_dim))
+        if not on_demand:
+            self.keys.zero_()
+            self.values.zero_()
         self.num_blocks = num_blocks
         self.block_size = block_size
 
@@ -151,11 +155,6 @@ class TiledKVCache:
 
     def zero_blocks(self, block_ids: np.ndarray) -> None:
         """Nothing to do: no slot is read before it was written."""
-
-
-def _untouched_zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    """torch writes its zeros; these are the system's, who has not given the memory yet."""
-    return torch.from_numpy(np.zeros(shape, np.float32))
 
 
 def _by_layer(

@@ -128,6 +128,9 @@ class Kernels:
     bfloat16 or float16; or, with `may_round`, in float16 if that has room for them. Without
     `CompiledLinear` they are always rounded, and stay whole where deterministic bits would depend
     on the batch.
+
+    `may_pair` lets a matrix unit multiply what bfloat16 holds, which has other bits: only where all
+    ranks' shares of a weight are such, or bits may depend on the number of ranks.
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class Kernels:
         deterministic: bool,
         half_weights: bool = False,
         may_round: bool = True,
+        may_pair: bool = True,
     ) -> None:
         self.dtype = dtype
         self.device = device
@@ -149,6 +153,7 @@ class Kernels:
         self._compiles = on_cpu and dtype == torch.float32 and can_compile()
         self._halves = half_weights and on_cpu and dtype == torch.float32 and can_halve()
         self._may_round = may_round
+        self._may_pair = may_pair
         self.any_halved = False
         self._verdicts: dict[tuple[type[PackedLinear | HalfLinear], int, int], int] = {}
 
@@ -184,9 +189,12 @@ class Kernels:
     def _kernels_for(self, weight: torch.Tensor) -> RowKernels:
         """Of the narrowest storage that does; a choice that loses nothing is each rank's own."""
         halves = (Storage.BFLOAT16, Storage.FLOAT16) if self._halves else ()
-        for storage in halves:
+        paired = (Storage.PAIRED,) if self._halves and self._may_pair else ()
+        for storage in (*paired, *halves):
             kernels = row_kernels(storage)
-            if kernels is not None and self._suits(storage, weight):
+            if kernels is None or not kernels.takes(weight):
+                continue
+            if self._suits(storage, weight):
                 self.any_halved = True
                 return kernels
         whole = row_kernels(Storage.FLOAT32)
@@ -194,7 +202,7 @@ class Kernels:
         return whole
 
     def _suits(self, storage: Storage, weight: torch.Tensor) -> bool:
-        if torch.equal(weight, weight.to(storage.value).float()):
+        if torch.equal(weight, weight.to(storage.dtype).float()):
             return True
         return storage is Storage.FLOAT16 and self._may_round and HalfLinear.holds(weight)
 
@@ -248,8 +256,9 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def can_halve_exactly() -> bool:
-    """Whether weights that 16 bits hold give the bits of float32 ones, and faster."""
-    return all(row_kernels(storage) is not None for storage in Storage)
+    """Whether weights that 16 bits hold are multiplied as such, without rounding, and faster."""
+    needed = (Storage.FLOAT32, Storage.BFLOAT16, Storage.FLOAT16)
+    return all(row_kernels(storage) is not None for storage in needed)
 
 
 def can_halve() -> bool:

@@ -4,6 +4,7 @@ No code that comes with a checkpoint is ever executed.
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +24,7 @@ from specserve.model.transformer import Transformer
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _HUB_PATTERNS = ("*.safetensors", "*.json", "tokenizer*", "*.jinja")
+_HALVES = ("BF16", "F16")  # as safetensors calls them
 
 
 def resolve_source(source: str | Path) -> Path:
@@ -75,7 +77,7 @@ def kernels_for(
     deterministic: bool,
     half_weights: bool | None = None,
 ) -> Kernels:
-    """For the model in `folder`; with `half_weights` None where they are faster and change no bit.
+    """For the model in `folder`; with `half_weights` None where they are faster and lose nothing.
 
     Raises `Unsupported` where `half_weights` are asked for and cannot be had.
     """
@@ -90,13 +92,14 @@ def kernels_for(
         deterministic=deterministic,
         half_weights=half_weights,
         may_round=False,  # what is stored in 16 bits need not be, one tensor at a time
+        may_pair=bool(half_weights) and _beyond(folder, ("BF16",)) is None,
     )
 
 
 def halves_exactly(folder: Path) -> bool:
-    """Whether the model's weights in 16 bits give the very bits of float32 ones."""
+    """Whether the model's weights can be kept in 16 bits without rounding, and faster."""
     try:
-        return can_halve_exactly() and _beyond_16_bits(folder) is None
+        return can_halve_exactly() and _beyond(folder, _HALVES) is None
     except Unsupported:
         return False  # whoever loads it will say what is wrong
 
@@ -105,7 +108,7 @@ def check_half_weights(folder: Path) -> None:
     """Raise `Unsupported` unless the model in `folder` may keep its weights in 16 bits."""
     if not can_halve():
         raise Unsupported("half_weights: this machine has no products with 16-bit weights")
-    found = _beyond_16_bits(folder)
+    found = _beyond(folder, _HALVES)
     if found is not None:
         name, dtype = found
         raise Unsupported(
@@ -114,9 +117,10 @@ def check_half_weights(folder: Path) -> None:
         )
 
 
-def _beyond_16_bits(folder: Path) -> tuple[str, str] | None:
+def _beyond(folder: Path, dtypes: Collection[str]) -> tuple[str, str] | None:
+    """A matrix that is stored in none of `dtypes`, and in which."""
     with Checkpoint(folder) as checkpoint:
-        return checkpoint.first_matrix_beyond(("BF16", "F16"))
+        return checkpoint.first_matrix_beyond(dtypes)
 
 
 def load_with(

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import logging
 import os
+import sys
 from typing import Any
 
 from specserve.model.row_code import Machine
@@ -16,6 +17,8 @@ except Exception as error:  # noqa: BLE001 - a broken installation may raise any
     WHY_NOT = str(error)
 
 _LOG = logging.getLogger(__name__)
+# Linux gives a process the matrix unit's registers when it asks for them.
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 @functools.cache
@@ -31,10 +34,18 @@ def host_machine() -> Machine | None:
         return None
     has_halves = bool(features.get("f16c"))
     if features.get("avx512f"):
-        return Machine(lanes=16, most_rows=12, has_halves=has_halves)
+        has_tiles = bool(features.get("amx-bf16")) and _may_use_tiles()
+        return Machine(lanes=16, most_rows=12, has_halves=has_halves, has_tiles=has_tiles)
     if features.get("avx2") and features.get("fma"):
         return Machine(lanes=8, most_rows=6, has_halves=has_halves)
     return None
+
+
+def _may_use_tiles() -> bool:
+    """Whether the system gives this process, and what it forks, the matrix unit."""
+    if sys.platform != "linux":
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 class Functions:

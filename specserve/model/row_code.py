@@ -17,25 +17,39 @@ import torch
 _VECTORS = 2  # of a panel
 # How far ahead of its use a weight is fetched. Processors' own guesses stop at the end of a page,
 # and few rows then wait for memory half of the time.
-_AHEAD_BYTES = 8192
-_LINE_BYTES = 64
+AHEAD_BYTES = 8192
+LINE_BYTES = 64
 
 
 class Storage(Enum):
     """How a weight is kept; what it is multiplied as is float32 in any case."""
 
-    FLOAT32 = torch.float32
-    BFLOAT16 = torch.bfloat16
-    FLOAT16 = torch.float16
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    PAIRED = "bfloat16, paired"  # for `tile_code`
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return _DTYPES[self]
+
+
+_DTYPES = {
+    Storage.FLOAT32: torch.float32,
+    Storage.BFLOAT16: torch.bfloat16,
+    Storage.FLOAT16: torch.float16,
+    Storage.PAIRED: torch.bfloat16,
+}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What vectors there are."""
+    """What vectors there are, and whether there is a matrix unit besides."""
 
     lanes: int  # floats of a vector
     most_rows: int  # of a block: each has one register a vector of the panel
     has_halves: bool
+    has_tiles: bool = False
 
     @property
     def panel(self) -> int:
@@ -48,7 +62,7 @@ class Machine:
 
 
 def code(machine: Machine, storage: Storage) -> str:
-    """Of all products with weights of one storage."""
+    """Of all products with weights of one storage that is not paired."""
     vector = f"<{machine.lanes} x float>"
     # LLVM halves vectors of 512 bits where they once lowered the clock, and registers run out.
     bits = 32 * machine.lanes
@@ -61,26 +75,27 @@ def code(machine: Machine, storage: Storage) -> str:
         """
     ]
     for size in machine.block_sizes:
-        parts += [_task(size), *_Kernel(machine, storage, size).lines()]
+        parts += [task(str(size)), *_Kernel(machine, storage, size).lines()]
     return "\n".join(parts)
 
 
-def _task(size: int) -> str:
+def task(name: str) -> str:
+    """The share of a thread in a product by `rows_<name>`."""
     fields = ["ptr %x", "ptr %weight", "ptr %y", "i64 %in", "i64 %panels", "i64 %rows"]
     loads = ""
     for place, field in enumerate(fields, 1):
-        kind, name = field.split()
+        kind, value = field.split()
         loads += f"""
-        {name}.p = getelementptr %call, ptr %call, i32 0, i32 {place}
-        {name} = load {kind}, ptr {name}.p"""
+        {value}.p = getelementptr %call, ptr %call, i32 0, i32 {place}
+        {value} = load {kind}, ptr {value}.p"""
     return f"""
-    define void @task_{size}(ptr %call, i64 %me, i64 %team) {{{loads}
+    define void @task_{name}(ptr %call, i64 %me, i64 %team) {{{loads}
         %next = add i64 %me, 1
         %first.n = mul i64 %panels, %me
         %end.n = mul i64 %panels, %next
         %first = udiv i64 %first.n, %team
         %end = udiv i64 %end.n, %team
-        call void @rows_{size}({", ".join(fields)}, i64 %first, i64 %end)
+        call void @rows_{name}({", ".join(fields)}, i64 %first, i64 %end)
         ret void
     }}"""
 
@@ -169,9 +184,9 @@ class _Kernel:
 
     def _fetch(self) -> Iterator[str]:
         """Ask for what a later k reads; what lies behind the last panel is only asked for."""
-        size = self._storage.value.itemsize
-        for at in range(0, self._panel * size, _LINE_BYTES):
-            yield f"%ahead.{at} = getelementptr i8, ptr %w.k, i64 {_AHEAD_BYTES + at}"
+        size = self._storage.dtype.itemsize
+        for at in range(0, self._panel * size, LINE_BYTES):
+            yield f"%ahead.{at} = getelementptr i8, ptr %w.k, i64 {AHEAD_BYTES + at}"
             yield f"call void @llvm.prefetch.p0(ptr %ahead.{at}, i32 0, i32 3, i32 1)"
 
     def _store(self) -> Iterator[str]:

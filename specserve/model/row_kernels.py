@@ -10,7 +10,10 @@ element of y is one chain of fused multiply-adds in the order of k, whatever the
 vectors, the number of threads or the machine: its bits depend on its row of x and its column of w
 alone. Rows that no full block is left for are computed twice, in two overlapping blocks.
 
-See docs/decisions/0014-row-kernels.md.
+Where the processor has a matrix unit, weights in bfloat16 are multiplied by that: then the above is
+true of the bits as well, except that they are not those of machines without one.
+
+See docs/decisions/0014-row-kernels.md and 0017-matrix-units.md.
 """
 
 import ctypes
@@ -20,10 +23,13 @@ import logging
 import torch
 from torch import Tensor
 
+from specserve.model import tile_code
+from specserve.model.large_pages import Arena
 from specserve.model.machine_code import Functions, Team, host_machine
 from specserve.model.row_code import Machine, Storage, code
 
 _LOG = logging.getLogger(__name__)
+_WEIGHTS = Arena()
 _ARGUMENTS = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 5
 
 
@@ -33,15 +39,21 @@ class RowKernels:
     def __init__(self, machine: Machine, storage: Storage, team: Team) -> None:
         """Compiles them all, in about a tenth of a second."""
         self.panel = machine.panel
-        self._storage = storage
+        self.storage = storage
         self._most_rows = machine.most_rows
         self._team = team
-        self._code = Functions(code(machine, storage))
-        sizes = machine.block_sizes
+        is_paired = storage is Storage.PAIRED
+        self._code = Functions(tile_code.code() if is_paired else code(machine, storage))
+        names = ["any" if is_paired else str(size) for size in machine.block_sizes]
         prototype = ctypes.CFUNCTYPE(None, *_ARGUMENTS)
-        self._addresses = [self._code.address(f"rows_{size}") for size in sizes]
+        self._addresses = [self._code.address(f"rows_{name}") for name in names]
         self._functions = [prototype(address) for address in self._addresses]
-        self._tasks = [self._code.address(f"task_{size}") for size in sizes]
+        self._tasks = [self._code.address(f"task_{name}") for name in names]
+
+    @property
+    def trial_size(self) -> int:
+        """Inputs that leave a remainder wherever there may be one."""
+        return tile_code.PART + tile_code.STEP if self.storage is Storage.PAIRED else 67
 
     @property
     def addresses(self) -> list[int]:
@@ -49,16 +61,26 @@ class RowKernels:
         return self._addresses
 
     def pack(self, weight: Tensor) -> Tensor:
-        """weight [out, in] float32 -> [panels, in, panel]; columns that fill up are zeros."""
+        """weight [out, in] float32 -> [panels, in, panel]; columns that fill up are zeros.
+
+        Raises `ValueError` for one that `takes` does not take.
+        """
         out_size, in_size = weight.shape
-        if not weight.numel():
+        if not self.takes(weight):
             raise ValueError(f"a weight of {list(weight.shape)} has no products")
         num_panels = -(-out_size // self.panel)
-        packed = torch.zeros(num_panels, in_size, self.panel, dtype=self._storage.value)
+        packed = _WEIGHTS.zeros((num_panels, in_size, self.panel), self.storage.dtype)
         # Panel by panel: a copy of all of a large weight would be as much memory again.
         for panel, part in zip(packed, weight.split(self.panel), strict=True):
             panel[:, : len(part)] = part.T
+            if self.storage is Storage.PAIRED:
+                panel.copy_(_paired(panel))
         return packed
+
+    def takes(self, weight: Tensor) -> bool:
+        """Whether a weight of this shape has products."""
+        is_cut = self.storage is Storage.PAIRED and weight.shape[1] % tile_code.STEP
+        return weight.numel() > 0 and not is_cut
 
     def product(self, x: Tensor, packed: Tensor) -> Tensor:
         """x [N, in] float32, `pack`ed weight -> [N, panels * panel].
@@ -107,28 +129,37 @@ def row_kernels(storage: Storage) -> RowKernels | None:
         return None
     if storage is Storage.FLOAT16 and not machine.has_halves:
         return None
+    if storage is Storage.PAIRED and not machine.has_tiles:
+        return None
     try:
         kernels = RowKernels(machine, storage, team)
     except RuntimeError as error:  # LLVM's
         _LOG.warning("matrix products are not compiled: %s", error)
         return None
-    if not _is_right(kernels, machine.most_rows):
+    if not _is_right(kernels):
         _LOG.warning("compiled matrix products are wrong on this machine, not used")
         return None
     return kernels
 
 
-def _is_right(kernels: RowKernels, most_rows: int) -> bool:
-    """Against sums in double precision; and the same bits alone as in blocks of any size."""
+def _paired(panel: Tensor) -> Tensor:
+    """[in, 32] -> the same with the two inputs of a pair side by side, see `tile_code`."""
+    halves, columns = tile_code.PANEL // tile_code.COLUMNS, tile_code.COLUMNS
+    pairs = panel.view(-1, tile_code.STEP // 2, 2, halves, columns)
+    return pairs.permute(0, 3, 1, 4, 2).reshape(panel.shape)
+
+
+def _is_right(kernels: RowKernels) -> bool:
+    """Against sums in double precision; and the same bits alone as among rows of any number."""
     generator = torch.Generator().manual_seed(0)
-    in_size, out_size, num_rows = 67, 3 * kernels.panel + 5, 3 * most_rows + 1
-    x = torch.randn(num_rows, in_size, generator=generator)
-    weight = torch.randn(out_size, in_size, generator=generator).bfloat16().float()
+    sizes = [*range(1, 41), 64, 129, 150]
+    out_size = 3 * kernels.panel + 5
+    weight = torch.randn(out_size, kernels.trial_size, generator=generator).bfloat16().float() / 8
+    x = torch.randn(max(sizes), kernels.trial_size, generator=generator)
     packed = kernels.pack(weight)
-    expected = x.double() @ packed.double().transpose(1, 2).reshape(-1, in_size).T
     alone = torch.cat([kernels.product(row[None], packed) for row in x])
-    is_close = torch.allclose(alone.double(), expected, atol=1e-4, rtol=0)
-    sizes = range(1, num_rows + 1)
+    expected = x.double() @ weight.double().T
+    is_close = torch.allclose(alone[:, :out_size].double(), expected, atol=1e-4, rtol=0)
     return is_close and all(torch.equal(kernels.product(x[:n], packed), alone[:n]) for n in sizes)
 
 

@@ -5,9 +5,12 @@ import torch
 from safetensors.torch import save_file
 
 from specserve.errors import Unsupported
+from specserve.model import linear
 from specserve.model.linear import can_halve_exactly
 from specserve.model.loader import halves_exactly, kernels_for, load_with
 from specserve.model.parallel import TensorParallel
+from specserve.model.row_code import Storage
+from specserve.model.row_kernels import row_kernels
 from tests.golden import Session
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, random_tensors, write_config
 
@@ -61,7 +64,10 @@ def far_apart(name, x):
     ],
     ids=["bfloat16", "float16", "mixed", "far apart"],
 )
-def test_the_default_keeps_16_bits_and_every_bit_of_the_result(tmp_path, config, dtype_of, change):
+def test_the_default_keeps_16_bits_and_every_bit_of_the_result(
+    tmp_path, monkeypatch, config, dtype_of, change
+):
+    monkeypatch.setattr(linear, "row_kernels", without_matrix_unit)
     folder = stored(tmp_path, config, dtype_of, change)
     assert halves_exactly(folder)
     whole, default = model_of(folder, half_weights=False), load(folder)
@@ -69,6 +75,32 @@ def test_the_default_keeps_16_bits_and_every_bit_of_the_result(tmp_path, config,
     assert not whole.half_weights
     assert torch.equal(hidden_of(default), hidden_of(whole))
     assert torch.equal(hidden_of(model_of(folder, half_weights=True)), hidden_of(whole))
+
+
+def without_matrix_unit(storage):
+    return None if storage is Storage.PAIRED else row_kernels(storage)
+
+
+def storages_of(model):
+    return {layer.gate_up.kernels.storage for layer in model.layers}
+
+
+@pytest.mark.skipif(row_kernels(Storage.PAIRED) is None, reason="no matrix unit here")
+def test_a_matrix_unit_multiplies_what_is_stored_in_bfloat16_alone(tmp_path):
+    config = QWEN3 | {"hidden_size": 64}
+    folders = {dtype: tmp_path / str(dtype) for dtype in (BRAIN, HALF)}
+    for dtype, folder in folders.items():
+        folder.mkdir()
+        stored(folder, config, lambda name, dtype=dtype: dtype)
+    assert storages_of(load(folders[BRAIN])) == {Storage.PAIRED}
+    assert storages_of(load(folders[HALF])) == {Storage.FLOAT16}
+    whole = model_of(folders[BRAIN], half_weights=False)
+    torch.testing.assert_close(hidden_of(load(folders[BRAIN])), hidden_of(whole))
+    # One of the other kind, of which some rank's share might be held by bfloat16.
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    stored(mixed, config, lambda name: HALF if "1.mlp.up_proj" in name else BRAIN)
+    assert Storage.PAIRED not in storages_of(load(mixed))
 
 
 def test_ballast_is_kept_in_as_many_bits(tmp_path):

@@ -1,0 +1,330 @@
+# pyright: strict
+"""Products by a matrix unit, AMX, in LLVM's language, as text: what `row_code` is for vectors.
+
+    rows_any(x, weight, y, in, panels, rows, first, end)   panels first to end - 1, any rows
+    task_any(call, me, team)                               a thread's share of all panels
+
+The unit multiplies 16 rows by 16 columns in bfloat16 and adds up in float32. The weights are stored
+in bfloat16; the inputs, which are float32, are cut into three pieces of 8 bits each that make them
+up exactly, and each piece is multiplied. So no product is rounded, only sums are, as elsewhere, and
+they are one chain each: by 32 inputs a step, in a step by piece. That is as precise as chains of
+fused multiply-adds, though not bit by bit the same.
+
+A weight is *paired*: a panel has, for each 32 inputs, a tile for each half of its 32 columns, [16
+pairs of inputs, 16 columns, 2]. An input's row is cut once for all panels. Many rows are taken in
+chunks of tiles, and their inputs in parts, so that what is cut stays in the inner caches; sums wait
+in y for the next part.
+"""
+
+from collections.abc import Iterator
+
+from specserve.model.row_code import AHEAD_BYTES, LINE_BYTES, task
+
+STEP = 32  # inputs of a tile
+COLUMNS = 16  # of a tile
+PANEL = 2 * COLUMNS
+_ROWS = 16  # of a tile at most
+_TILE_BYTES = 1024
+_TILE_LINE = 64
+_NUM_PIECES = 3
+_CHUNK = 8  # tiles of rows that are cut at a time, ...
+PART = 1024  # ... and inputs
+_STEP_BYTES = _NUM_PIECES * _TILE_BYTES  # of the pieces of a tile of rows, a step
+# Eight registers: sums of two panels, one tile of weights, the pieces of one tile of rows.
+_WEIGHTS, _PIECES = 4, 5
+
+
+def code() -> str:
+    return "\n".join(
+        [
+            """
+        %call = type { ptr, ptr, ptr, ptr, i64, i64, i64 }
+        declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+        declare void @llvm.x86.ldtilecfg(ptr)
+        declare void @llvm.x86.tilerelease()
+        declare void @llvm.x86.tilezero(i8)
+        declare void @llvm.x86.tileloadd64(i8, ptr, i64)
+        declare void @llvm.x86.tilestored64(i8, ptr, i64)
+        declare void @llvm.x86.tdpbf16ps(i8, i8, i8)
+        declare ptr @aligned_alloc(i64, i64)
+        declare void @free(ptr)
+        attributes #0 = { "min-legal-vector-width"="512" "prefer-vector-width"="512" }""",
+            *_cut(),
+            *_panels(1),
+            *_panels(2),
+            _configure(),
+            _cut_all(),
+            _rows(),
+            task("any"),
+        ]
+    )
+
+
+def _cut() -> Iterator[str]:
+    """Rows [in] of x, `part` inputs -> for each step and piece a tile [rows, 32] of bfloat16.
+
+    What a float32 has before its 17th bit is a bfloat16, and what it is more than that is exact; so
+    is what that is more than its own first bits, which has no more than eight.
+    """
+    yield f"""
+    define internal void @cut(ptr %x, i64 %in, i64 %part, i64 %height, ptr %pieces) #0 {{
+    entry:
+        br label %row
+    row:
+        %r = phi i64 [0, %entry], [%r.next, %row.end]
+        %x.start = mul i64 %r, %in
+        %x.row = getelementptr float, ptr %x, i64 %x.start
+        %line = mul i64 %r, {_TILE_LINE}
+        %to.row = getelementptr i8, ptr %pieces, i64 %line
+        br label %step
+    step:
+        %k = phi i64 [0, %row], [%k.next, %step]
+        %x.k = getelementptr float, ptr %x.row, i64 %k
+        %to.offset = mul i64 %k, {_STEP_BYTES // STEP}
+        %to.k = getelementptr i8, ptr %to.row, i64 %to.offset"""
+    for half in range(2):
+        yield f"""
+        %x.{half} = getelementptr float, ptr %x.k, i64 {COLUMNS * half}
+        %rest.{half}.0 = load <16 x float>, ptr %x.{half}, align 4"""
+        for piece in range(_NUM_PIECES):
+            at = f"{half}.{piece}"
+            yield f"""
+        %bits.{at} = bitcast <16 x float> %rest.{at} to <16 x i32>
+        %upper.{at} = lshr <16 x i32> %bits.{at}, splat (i32 16)
+        %piece.{at} = trunc <16 x i32> %upper.{at} to <16 x i16>
+        %to.{at} = getelementptr i8, ptr %to.k, i64 {piece * _TILE_BYTES + half * COLUMNS * 2}
+        store <16 x i16> %piece.{at}, ptr %to.{at}, align 32
+        %whole.{at} = and <16 x i32> %bits.{at}, splat (i32 -65536)
+        %float.{at} = bitcast <16 x i32> %whole.{at} to <16 x float>
+        %rest.{half}.{piece + 1} = fsub <16 x float> %rest.{at}, %float.{at}"""
+    yield f"""
+        %k.next = add i64 %k, {STEP}
+        %is.step = icmp ult i64 %k.next, %part
+        br i1 %is.step, label %step, label %row.end
+    row.end:
+        %r.next = add i64 %r, 1
+        %is.row = icmp ult i64 %r.next, %height
+        br i1 %is.row, label %row, label %done
+    done:
+        ret void
+    }}"""
+
+
+def _panels(count: int) -> Iterator[str]:
+    """y[tile of rows, `count` panels] += sums over a part of the inputs, = over the first."""
+    tiles = range(2 * count)  # of sums, and of weights in a step
+    yield f"""
+    define internal void @panels_{count}(ptr %pieces, ptr %weight, ptr %y, i64 %part,
+                                         i64 %panel.bytes, i64 %line, i1 %is.first) #0 {{"""
+    for tile in tiles:
+        yield f"%y.{tile} = getelementptr float, ptr %y, i64 {COLUMNS * tile}"
+    yield "br i1 %is.first, label %none, label %some"
+    yield "none:"
+    for tile in tiles:
+        yield f"call void @llvm.x86.tilezero(i8 {tile})"
+    yield "br label %start"
+    yield "some:"
+    for tile in tiles:
+        yield f"call void @llvm.x86.tileloadd64(i8 {tile}, ptr %y.{tile}, i64 %line)"
+    yield f"""
+        br label %start
+    start:
+        br label %step
+    step:
+        %k = phi i64 [0, %start], [%k.next, %step]
+        %p.offset = mul i64 %k, {_STEP_BYTES // STEP}
+        %p.k = getelementptr i8, ptr %pieces, i64 %p.offset
+        %w.offset.0 = mul i64 %k, {2 * PANEL}
+        %w.offset.1 = add i64 %w.offset.0, %panel.bytes"""
+    for piece in range(_NUM_PIECES):
+        yield f"""
+        %p.{piece} = getelementptr i8, ptr %p.k, i64 {piece * _TILE_BYTES}
+        call void @llvm.x86.tileloadd64(i8 {_PIECES + piece}, ptr %p.{piece}, i64 {_TILE_LINE})"""
+    for panel in range(count):
+        yield f"%w.{panel} = getelementptr i8, ptr %weight, i64 %w.offset.{panel}"
+    for tile in tiles:
+        panel, half = divmod(tile, 2)
+        yield f"""
+        %b.{tile} = getelementptr i8, ptr %w.{panel}, i64 {half * _TILE_BYTES}
+        call void @llvm.x86.tileloadd64(i8 {_WEIGHTS}, ptr %b.{tile}, i64 {_TILE_LINE})"""
+        for at in range(0, _TILE_BYTES, LINE_BYTES):
+            yield f"""
+        %ahead.{tile}.{at} = getelementptr i8, ptr %b.{tile}, i64 {AHEAD_BYTES + at}
+        call void @llvm.prefetch.p0(ptr %ahead.{tile}.{at}, i32 0, i32 2, i32 1)"""
+        for piece in range(_NUM_PIECES):
+            operands = f"i8 {tile}, i8 {_PIECES + piece}, i8 {_WEIGHTS}"
+            yield f"call void @llvm.x86.tdpbf16ps({operands})"
+    yield f"""
+        %k.next = add i64 %k, {STEP}
+        %is.step = icmp ult i64 %k.next, %part
+        br i1 %is.step, label %step, label %done
+    done:"""
+    for tile in tiles:
+        yield f"call void @llvm.x86.tilestored64(i8 {tile}, ptr %y.{tile}, i64 %line)"
+    yield "ret void }"
+
+
+def _configure() -> str:
+    """Tiles of so many rows, but for those of weights; all lines are whole."""
+    fields = "\n".join(
+        f"""
+        %columns.{tile} = getelementptr i8, ptr %config, i64 {16 + 2 * tile}
+        store i16 {_TILE_LINE}, ptr %columns.{tile}
+        %rows.{tile} = getelementptr i8, ptr %config, i64 {48 + tile}
+        store i8 {_ROWS if tile == _WEIGHTS else "%rows"}, ptr %rows.{tile}"""
+        for tile in range(_PIECES + _NUM_PIECES)
+    )
+    return f"""
+    define internal void @configure(i64 %height) #0 {{
+        %rows = trunc i64 %height to i8
+        %config = alloca [64 x i8], align 64
+        store [64 x i8] zeroinitializer, ptr %config
+        store i8 1, ptr %config
+        {fields}
+        call void @llvm.x86.ldtilecfg(ptr %config)
+        ret void
+    }}"""
+
+
+def _place(tile: str) -> str:
+    """%row, where a tile begins, and %height, how many rows it has."""
+    return f"""
+        %row = mul i64 {tile}, {_ROWS}
+        %below = sub i64 %rows, %row
+        %is.full = icmp ugt i64 %below, {_ROWS}
+        %height = select i1 %is.full, i64 {_ROWS}, i64 %below"""
+
+
+def _cut_all() -> str:
+    """`part` inputs of tiles first to end - 1."""
+    return f"""
+    define internal void @cut_all(ptr %x, i64 %in, i64 %part, i64 %rows, i64 %first, i64 %end,
+                                  ptr %room) #0 {{
+    entry:
+        %tile.bytes = mul i64 %part, {_STEP_BYTES // STEP}
+        br label %tile
+    tile:
+        %t = phi i64 [%first, %entry], [%t.next, %tile]
+        {_place("%t")}
+        %x.offset = mul i64 %row, %in
+        %x.tile = getelementptr float, ptr %x, i64 %x.offset
+        %n = sub i64 %t, %first
+        %offset = mul i64 %n, %tile.bytes
+        %pieces = getelementptr i8, ptr %room, i64 %offset
+        call void @cut(ptr %x.tile, i64 %in, i64 %part, i64 %height, ptr %pieces)
+        %t.next = add i64 %t, 1
+        %is.tile = icmp ult i64 %t.next, %end
+        br i1 %is.tile, label %tile, label %done
+    done:
+        ret void
+    }}"""
+
+
+def _rows() -> str:
+    """Chunks of tiles of rows, in them parts of the inputs, in them panels, in them the tiles.
+
+    One tile of rows takes panels whole and one by one, as they come from memory. Several take two
+    at a time, so that the unit always has a sum that does not wait for the one before.
+    """
+    return f"""
+    define void @rows_any(ptr noalias %x, ptr noalias %weight, ptr noalias %y,
+                          i64 %in, i64 %panels, i64 %rows, i64 %first, i64 %end) #0 {{
+    entry:
+        %configured = alloca i64
+        %any = icmp ult i64 %first, %end
+        br i1 %any, label %start, label %done
+    start:
+        %rows.up = add i64 %rows, {_ROWS - 1}
+        %tiles = udiv i64 %rows.up, {_ROWS}
+        store i64 0, ptr %configured
+        %is.few = icmp ult i64 %tiles, {_CHUNK}
+        %most = select i1 %is.few, i64 %tiles, i64 {_CHUNK}
+        %is.one = icmp eq i64 %tiles, 1
+        %at.once = select i1 %is.one, i64 1, i64 2
+        %is.short = icmp ult i64 %in, {PART}
+        %is.uncut = or i1 %is.one, %is.short
+        %most.inputs = select i1 %is.uncut, i64 %in, i64 {PART}
+        %most.bytes = mul i64 %most.inputs, {_STEP_BYTES // STEP}
+        %room.bytes = mul i64 %most, %most.bytes
+        %room = call ptr @aligned_alloc(i64 {_TILE_LINE}, i64 %room.bytes)
+        %width = mul i64 %panels, {PANEL}
+        %line = mul i64 %width, 4
+        %panel.bytes = mul i64 %in, {2 * PANEL}
+        br label %chunk
+    chunk:
+        %t.first = phi i64 [0, %start], [%t.end, %chunk.end]
+        %t.wanted = add i64 %t.first, {_CHUNK}
+        %is.whole = icmp ult i64 %t.wanted, %tiles
+        %t.end = select i1 %is.whole, i64 %t.wanted, i64 %tiles
+        br label %part
+    part:
+        %k = phi i64 [0, %chunk], [%k.next, %part.end]
+        %is.first = icmp eq i64 %k, 0
+        %k.left = sub i64 %in, %k
+        %is.last = icmp ult i64 %k.left, %most.inputs
+        %inputs = select i1 %is.last, i64 %k.left, i64 %most.inputs
+        %tile.bytes = mul i64 %inputs, {_STEP_BYTES // STEP}
+        %x.k = getelementptr float, ptr %x, i64 %k
+        call void @cut_all(ptr %x.k, i64 %in, i64 %inputs, i64 %rows,
+                           i64 %t.first, i64 %t.end, ptr %room)
+        %w.k.offset = mul i64 %k, {2 * PANEL}
+        %w.k = getelementptr i8, ptr %weight, i64 %w.k.offset
+        br label %panel
+    panel:
+        %p = phi i64 [%first, %part], [%p.next, %panel.end]
+        %left = sub i64 %end, %p
+        %are.enough = icmp uge i64 %left, %at.once
+        %taken = select i1 %are.enough, i64 %at.once, i64 1
+        %is.pair = icmp eq i64 %taken, 2
+        %w.offset = mul i64 %p, %panel.bytes
+        %w.panel = getelementptr i8, ptr %w.k, i64 %w.offset
+        %column = mul i64 %p, {PANEL}
+        br label %tile
+    tile:
+        %t = phi i64 [%t.first, %panel], [%t.next, %tile.end]
+        {_place("%t")}
+        %n = sub i64 %t, %t.first
+        %offset = mul i64 %n, %tile.bytes
+        %pieces = getelementptr i8, ptr %room, i64 %offset
+        %y.start = mul i64 %row, %width
+        %y.offset = add i64 %y.start, %column
+        %y.tile = getelementptr float, ptr %y, i64 %y.offset
+        %height.before = load i64, ptr %configured
+        %is.configured = icmp eq i64 %height, %height.before
+        br i1 %is.configured, label %multiply, label %configure
+    configure:
+        call void @configure(i64 %height)
+        store i64 %height, ptr %configured
+        br label %multiply
+    multiply:
+        br i1 %is.pair, label %pair, label %single
+    pair:
+        call void @panels_2(ptr %pieces, ptr %w.panel, ptr %y.tile, i64 %inputs,
+                            i64 %panel.bytes, i64 %line, i1 %is.first)
+        br label %tile.end
+    single:
+        call void @panels_1(ptr %pieces, ptr %w.panel, ptr %y.tile, i64 %inputs,
+                            i64 %panel.bytes, i64 %line, i1 %is.first)
+        br label %tile.end
+    tile.end:
+        %t.next = add i64 %t, 1
+        %is.tile = icmp ult i64 %t.next, %t.end
+        br i1 %is.tile, label %tile, label %panel.end
+    panel.end:
+        %p.next = add i64 %p, %taken
+        %is.panel = icmp ult i64 %p.next, %end
+        br i1 %is.panel, label %panel, label %part.end
+    part.end:
+        %k.next = add i64 %k, %inputs
+        %is.part = icmp ult i64 %k.next, %in
+        br i1 %is.part, label %part, label %chunk.end
+    chunk.end:
+        %is.chunk = icmp ult i64 %t.end, %tiles
+        br i1 %is.chunk, label %chunk, label %finish
+    finish:
+        call void @llvm.x86.tilerelease()
+        call void @free(ptr %room)
+        br label %done
+    done:
+        ret void
+    }}"""
