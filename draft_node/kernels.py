@@ -66,16 +66,21 @@ largest = _compiled(_largest, _ARITHMETIC | {"nnan"})
 
 
 @_compiled
+def features(logits: Array) -> tuple[np.float32, np.float32]:
+    """Of a law [V]: log of its largest probability, and its entropy in nats."""
+    most = largest(logits)
+    total = weighted = np.float32(0)
+    for logit in logits:
+        gap = max(logit - most, _LEAST_GAP)
+        weight = exp(gap)
+        total += weight
+        weighted += weight * gap
+    log_total = np.log(total)
+    return -log_total, log_total - weighted / total
+
+
+@_compiled
 def law_features(logits: Array, out: Array) -> None:
-    """logits [N, V] -> log of the largest probability, and entropy in nats: [N, 2]."""
+    """`features` of laws [N, V]: [N, 2]."""
     for row in range(len(logits)):
-        most = largest(logits[row])
-        total = weighted = np.float32(0)
-        for token in range(logits.shape[1]):
-            gap = max(logits[row, token] - most, _LEAST_GAP)
-            weight = exp(gap)
-            total += weight
-            weighted += weight * gap
-        log_total = np.log(total)
-        out[row, 0] = -log_total
-        out[row, 1] = log_total - weighted / total
+        out[row, 0], out[row, 1] = features(logits[row])

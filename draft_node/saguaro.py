@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import BlockLayout, Drawing, DrawingRule
+from specserve.decoding.race import Race
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class Saguaro:
 
         def law(self) -> DraftLaw | None:
             return self.inner.law()
+
+        def race(self) -> Race | None:
+            return None
+
+        def take(self, law: DraftLaw) -> None:
+            self.inner.take(law)
 
 
 def prepared_per_slot(fan_out: int, gamma: int) -> int:

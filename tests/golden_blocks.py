@@ -53,6 +53,11 @@ class Recorder:
     def law(self) -> DraftLaw | None:
         return None
 
+    def race(self) -> None:
+        return None
+
+    def take(self, law: DraftLaw) -> None: ...
+
     @property
     def logits(self) -> torch.Tensor:
         """[G, DV] of the first block."""

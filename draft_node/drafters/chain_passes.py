@@ -10,6 +10,7 @@ from draft_node.branch_attention import Entering
 from draft_node.chain_attention import ChainAttention
 from draft_node.context import Context, TorchContext
 from draft_node.drafters.batching import flat_positions
+from draft_node.step_kernels import Forward
 from specserve.model.attention import TorchAttention
 from specserve.model.transformer import Transformer
 
@@ -41,6 +42,15 @@ class ChainPasses(Protocol):
         """Final hidden states [B, H] of the chains' next tokens [B], valid until the next call."""
         ...
 
+    @property
+    def are_compiled(self) -> bool:
+        """Whether there is `repeated`."""
+        ...
+
+    def repeated(self) -> Forward:
+        """All further passes of the draft call, to be made by address, after the first `run`."""
+        ...
+
 
 class TorchPasses:
     """The target's own layers, with attention of chains: on any device, in any dtype."""
@@ -70,6 +80,13 @@ class TorchPasses:
         device = self._model.embedding.device
         self._positions, self._num_passes = torch.tensor(lengths, device=device), 0
         self._entering = None if entering is None else entering_tokens(entering, device)
+
+    @property
+    def are_compiled(self) -> bool:
+        return False
+
+    def repeated(self) -> Forward:
+        raise NotImplementedError("torch's passes have no address")
 
     def run(self, token_ids: Tensor) -> Tensor:
         num_chains = len(token_ids)

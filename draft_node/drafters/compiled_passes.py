@@ -13,6 +13,7 @@ from torch import Tensor
 
 from draft_node.branch_attention import Entering
 from draft_node.context import BLOCK_SIZE, Context, num_pages
+from draft_node.step_kernels import Forward
 from specserve.model.compiled_forward import CompiledForward, block_table
 from specserve.model.forward_job import Batch
 from specserve.model.forward_trial import are_usable
@@ -86,6 +87,13 @@ class CompiledPasses:
             self._entering = None
         self._chains.rows[:, END] += 1
         return hidden[-num_chains:]
+
+    @property
+    def are_compiled(self) -> bool:
+        return True
+
+    def repeated(self) -> Forward:
+        return Forward(*self._forward.repeated(len(self._chains.rows)), self._chains.rows)
 
     # --- blocks ----------------------------------------------------------------------------------
 

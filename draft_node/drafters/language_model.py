@@ -7,10 +7,12 @@ flight, draft behind any prefix of them, truncate what was rejected.
 import torch
 
 from draft_node.drafters.batching import context_lens, refuse_gap
+from draft_node.drafters.chain_steps import Chains, ChainSteps
 from draft_node.drafters.chain_worth import ChainWorth
 from draft_node.drafters.in_flight import InFlightTokens
 from draft_node.drafters.pass_clock import PassClock
 from draft_node.drafters.passes import chain_passes
+from draft_node.drafters.steps import chain_steps
 from specserve.decoding.drawing import BlockLayout, DrawingRule
 from specserve.drafting import (
     ContextUpdate,
@@ -83,38 +85,29 @@ class LanguageModelDrafter:
         lengths = context_lens(batch, self.context.rows)
         positions = torch.tensor(lengths, device=batch.anchor_ids.device)
         most = self.gamma if batch.most is None else min(batch.most, self.gamma)
-        vocab_size = self.model.config.vocab_size
-        drawing = rule.begin(BlockLayout(positions + 1, most, vocab_size, None))
-        entering, num_blocks = self._waiting.all(), len(batch.rows)
+        drawing = rule.begin(
+            BlockLayout(positions + 1, most, self.model.config.vocab_size, target_ids=None)
+        )
+        entering = self._waiting.all()
         self._passes.plan(batch.rows, lengths, most, entering)
-        kept = None
-        if batch.keep_logits:
-            kept = torch.empty((num_blocks, most, vocab_size), device=positions.device)
-        token_ids, drawn, confidences = batch.anchor_ids, [], []
-        self._clock.begin(batch.due_s, num_blocks)
+        steps = chain_steps(
+            Chains(self.model, self._passes, self.law_confidence, drawing, batch, most)
+        )
+        self._clock.begin(batch.due_s, len(batch.rows))
         self._worth.begin(batch)
-        for slot in range(most):
-            hidden = self._passes.run(token_ids)
-            if entering is not None:
-                self._waiting.computed()
-                entering = None
-            goes_on = self._clock.goes_on()
-            logits = self.model.lm_head(hidden).float()[:, None]
-            if kept is not None:
-                kept[:, slot] = logits[:, 0]
-            if self.law_confidence is not None:
-                confidences.append(self.law_confidence(slot, logits))
-                if goes_on:
-                    known = confidences[-1][:, 0].tolist() if self._worth.is_looking else []
-                    goes_on = self._worth.goes_on(known, self._clock.further_s)
-            drawn.append(drawing.draw(slot, logits))
-            token_ids = drawn[-1][:, 0]
-            if not goes_on:
+        for _ in range(most):
+            steps.step()
+            self._waiting.computed()
+            if not self._goes_on(steps):
                 break
         self._clock.end()
-        return SpeculationBatch(
-            torch.cat(drawn, dim=1),
-            drawing.law(),
-            torch.cat(confidences, dim=1) if confidences else None,
-            logits=None if kept is None else kept[:, : len(drawn)],
-        )
+        return steps.drawn()
+
+    def _goes_on(self, steps: ChainSteps) -> bool:
+        """Whether another step is in time and pays; knows confidences and clocks, never tokens."""
+        if not self._clock.goes_on():
+            return False
+        if self.law_confidence is None:
+            return True
+        known = steps.last_confidences() if self._worth.is_looking else []
+        return self._worth.goes_on(known, self._clock.further_s)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specserve.decoding import law_kernels
 from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.race import COUPLED, NO_FLOATS, SAMPLED, Race
 from specserve.noise import OnceKeys, Purpose, exponential_noise, exponential_noise_at
 
 
@@ -87,6 +88,14 @@ class Drawing(Protocol):
         """After the last slot: [B * G] laws, block by block; None if the rule needs none."""
         ...
 
+    def race(self) -> Race | None:
+        """For who draws by himself, slot by slot, instead; None where only `draw` can."""
+        ...
+
+    def take(self, law: DraftLaw) -> None:
+        """The laws [B] of a slot that was drawn so, if the rule needs any."""
+        ...
+
 
 class DrawingRule(Protocol):
     def begin(self, layout: BlockLayout) -> Drawing: ...
@@ -107,6 +116,11 @@ class Greedy:
 
         def law(self) -> DraftLaw | None:
             return None
+
+        def race(self) -> Race | None:
+            return Race.greedy() if self.target_ids is None else None
+
+        def take(self, law: DraftLaw) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -161,6 +175,19 @@ class Coupled:
 
         def law(self) -> DraftLaw | None:
             return None
+
+        def race(self) -> Race | None:
+            if self.target_ids is not None or self.noise.device.type != "cpu":
+                return None
+            return Race(
+                COUPLED,
+                self.scales.flatten().numpy(),
+                self.signs.flatten().numpy(),
+                self.noise.numpy(),
+                self.places.numpy(),
+            )
+
+        def take(self, law: DraftLaw) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -243,6 +270,21 @@ class Sampled:
             ids = torch.cat([law.ids.view(shape) for law in self.laws], dim=1)
             probs = torch.cat([law.probs.view(shape) for law in self.laws], dim=1)
             return DraftLaw(ids.flatten(0, 1), probs.flatten(0, 1))
+
+        def race(self) -> Race | None:
+            if self.target_ids is not None or self.noise.device.type != "cpu":
+                return None
+            num_blocks, num_slots, num_kept = self.noise.shape
+            return Race(
+                SAMPLED,
+                self.scales.flatten().numpy(),
+                NO_FLOATS,
+                self.noise.reshape(-1, num_kept).numpy(),
+                np.arange(num_blocks * num_slots).reshape(num_blocks, num_slots),
+            )
+
+        def take(self, law: DraftLaw) -> None:
+            self.laws.append(law)
 
 
 def _arg_max(scores: Tensor) -> Tensor:

@@ -64,6 +64,56 @@ def _boundary(orders: np.ndarray, num_kept: int) -> tuple[int, int]:
 
 
 @_compiled
+def draw_of_likeliest(
+    logits: np.ndarray,
+    scale: np.float32,
+    noise: np.ndarray,
+    ids: np.ndarray,
+    probs: np.ndarray,
+    orders: np.ndarray,
+) -> int:
+    """Truncate a law to its M likeliest tokens, renormalise it, and draw from it: the token.
+
+    logits float32 [V]; scale float32, infinite at temperature 0; noise float32 [M], by place in the
+    law. ids int64 [M] and probs float32 [M] become a `DraftLaw`. orders int64 [V] is room. -1 if
+    there is no law.
+    """
+    num_kept = len(ids)
+    if not _orders(logits, orders):
+        return -1
+    least, num_equal = _boundary(orders, num_kept)
+    most, count = np.float32(-np.inf), 0
+    for token in range(len(logits)):
+        order = orders[token]
+        if order > least or (order == least and num_equal > 0):
+            num_equal -= order == least
+            most = max(most, logits[token])
+            ids[count] = token
+            count += 1
+    if not np.isfinite(most):
+        return -1
+    total, place = 0.0, 0
+    for k in range(num_kept):
+        gap = logits[ids[k]] - most
+        scaled = gap * scale if gap < np.float32(0) else np.float32(0)
+        weight = power(scaled) if scaled > _LEAST_POWER else np.float32(0)  # pyright: ignore[reportArgumentType]
+        probs[k] = weight
+        total += weight
+    winner, fastest = 0, np.float32(np.inf)
+    for k in range(num_kept):
+        prob = np.float32(probs[k] / total)
+        probs[k] = np.float32(0)
+        if prob > np.float32(0):
+            ids[place], probs[place] = ids[k], prob
+            time = noise[place] / prob
+            if time < fastest:
+                winner, fastest = place, time
+            place += 1
+    ids[place:] = _PAD_ID
+    return ids[winner]
+
+
+@_compiled
 def _race_of_likeliest(
     logits: np.ndarray,
     scales: np.ndarray,
@@ -72,48 +122,14 @@ def _race_of_likeliest(
     probs: np.ndarray,
     winners: np.ndarray,
 ) -> bool:
-    """Truncate R laws to their M likeliest tokens, renormalise them, and draw from each.
-
-    logits float32 [R, V]; scales float32 [R], infinite at temperature 0; noise float32 [R, M], by
-    place in the law. ids int64 [R, M] and probs float32 [R, M] become a `DraftLaw`, ids that are
-    out of it being left as they are; winners int64 [R] are tokens. False if a row has no law.
-    """
-    num_kept = ids.shape[1]
+    """`draw_of_likeliest` of R rows; winners int64 [R] are tokens. False if a row has no law."""
     orders = np.empty(logits.shape[1], np.int64)
     for row in range(len(logits)):
-        own, scale = logits[row], scales[row]
-        if not _orders(own, orders):
+        winners[row] = draw_of_likeliest(
+            logits[row], scales[row], noise[row], ids[row], probs[row], orders
+        )
+        if winners[row] < 0:
             return False
-        least, num_equal = _boundary(orders, num_kept)
-        most, count = np.float32(-np.inf), 0
-        for token in range(len(own)):
-            order = orders[token]
-            if order > least or (order == least and num_equal > 0):
-                num_equal -= order == least
-                most = max(most, own[token])
-                ids[row, count] = token
-                count += 1
-        if not np.isfinite(most):
-            return False
-        total, place = 0.0, 0
-        for k in range(num_kept):
-            gap = own[ids[row, k]] - most
-            scaled = gap * scale if gap < np.float32(0) else np.float32(0)
-            weight = power(scaled) if scaled > _LEAST_POWER else np.float32(0)
-            probs[row, k] = weight
-            total += weight
-        winner, fastest = 0, np.float32(np.inf)
-        for k in range(num_kept):
-            prob = np.float32(probs[row, k] / total)
-            probs[row, k] = np.float32(0)
-            if prob > np.float32(0):
-                ids[row, place], probs[row, place] = ids[row, k], prob
-                time = noise[row, place] / prob
-                if time < fastest:
-                    winner, fastest = place, time
-                place += 1
-        ids[row, place:] = _PAD_ID
-        winners[row] = ids[row, winner]
     return True
 
 

@@ -17,6 +17,7 @@ from specserve.decoding.batch import LogitEdits, SamplingBatch
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import BlockLayout, Drawing, DrawingRule, likeliest
 from specserve.decoding.logit_edits import apply_edits
+from specserve.decoding.race import Race
 from specserve.decoding.state import SamplingState
 
 _NUM_CANDIDATES = 512  # tokens among which a nucleus is looked for; a larger one is not cut
@@ -64,6 +65,12 @@ class Shaped:
 
         def law(self) -> DraftLaw | None:
             return self.inner.law()
+
+        def race(self) -> Race | None:
+            return None
+
+        def take(self, law: DraftLaw) -> None:
+            self.inner.take(law)
 
         def _advance(self, token_ids: Tensor) -> None:
             """Penalties and `min_tokens` know the drafted tokens before."""

@@ -23,10 +23,12 @@ from specserve.model.layer_kernels import LANES
 from specserve.model.machine_code import Team
 from specserve.model.transformer import EMBEDDING_TAP, Transformer
 
+Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 _Count = TypeVar("_Count", int, Integers)
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_NO_TAPS = np.empty(0, np.int64)
 _SPARE = 8  # times the room needed that is kept from a forward before, ...
 _LITTLE = 16 * 1024 * 1024  # ... and as many elements are kept in any case
 _MARGIN = 4  # a part of it more is taken, so that growing contexts do not take some every time
@@ -131,6 +133,22 @@ class CompiledForward:
         found |= zip(layers, torch.from_numpy(tapped), strict=True)
         return torch.from_numpy(tokens.hidden), [found[tap] for tap in taps]
 
+    def repeated(self, num_tokens: int) -> "Repeated":
+        """For who makes forwards of so many tokens by address: the next ones, until `run`.
+
+        By one thread, of a model that is whole, and of the batch that was laid out last.
+        """
+        if torch.get_num_threads() != 1 or self._model.parallel.size != 1:
+            raise ValueError("forwards by address are one thread's, of a whole model")
+        x = np.empty((num_tokens, self._model.config.hidden_size), np.float32)
+        tokens = Tokens(x, np.empty_like(x), _NO_TAPS, x[:0].reshape(0, *x.shape))
+        self._record.set_arrays(tokens)
+        self._make_room(num_tokens)
+        self._set_parts(0, 2 * len(self._model.layers) + 1)
+        assert self._room is not None
+        words = np.array([entry(), self._record.address])
+        return Repeated(words, self._room.status, self._model.embedding.numpy(), x, tokens.hidden)
+
     def _make_room(self, num_tokens: int) -> None:
         """Kept from forward to forward: fresh pages of memory cost more than what is written."""
         shape = self._shape
@@ -167,20 +185,14 @@ class CompiledForward:
                 closed = (layer.down_proj if is_gate else layer.o_proj)(torch.from_numpy(inner))
                 added[:, : closed.shape[1]] = closed.numpy()
 
+    def _set_parts(self, first: int, end: int) -> None:
+        shape, block_size = self._shape, self.cache.block_size
+        of_token = shape.panel, shape.num_heads, self._num_keys, shape.outputs
+        self._record.set_sizes(Sizes(first, end, block_size, *of_token))
+
     def _call(self, first_part: int, end_part: int) -> None:
-        shape, record = self._shape, self._record
-        block_size, num_threads = self.cache.block_size, torch.get_num_threads()
-        record.set_sizes(
-            Sizes(
-                first_part,
-                end_part,
-                block_size,
-                shape.panel,
-                shape.num_heads,
-                self._num_keys,
-                shape.outputs,
-            )
-        )
+        record, num_threads = self._record, torch.get_num_threads()
+        self._set_parts(first_part, end_part)
         assert self._room is not None
         status = self._room.status
         status[0] = layer_kernels.PENDING
@@ -192,6 +204,16 @@ class CompiledForward:
             raise IndexError("the batch names tokens, positions or blocks that are not there")
         if status[0] != layer_kernels.DONE:
             raise RuntimeError("the compiled forward broke off")
+
+
+class Repeated(NamedTuple):
+    """A forward to be called by address as (record, 0, 1); `status` says what became of it."""
+
+    words: Integers  # [2]: address of what runs it, and of its record
+    status: Integers  # [1]: see `layer_kernels`
+    embedding: Floats  # [V, E]
+    x: Floats  # [N, E]: embeddings at first, overwritten
+    hidden: Floats  # [N, E]: what comes out
 
 
 def _serves(num_kept: int, num_wanted: int) -> bool:

@@ -46,6 +46,12 @@ def products(layers: Sequence[DecoderLayer]) -> tuple[Integers, list[RowKernels]
     return np.array([[_words(p, used) for p in of_layer] for of_layer in found]), used
 
 
+def alone(product: Linear) -> tuple[Integers, Integers]:
+    """One product, as `multiply` takes it: its words [4], and the functions [1, n]."""
+    found = _compiled(product)
+    return np.array(_words(found, [found.kernels])), np.array([found.kernels.addresses])
+
+
 def norms(model: Transformer) -> Norms:
     layers = model.layers
     all_norms = [norm for layer in layers for norm in (layer.input_norm, layer.mlp_norm)]

@@ -54,7 +54,7 @@ def are_usable() -> bool:
 @torch.inference_mode()
 def _check() -> None:
     """Raises ArithmeticError if they are wrong."""
-    model = _small_model()
+    model = small_model()
     compiled_one = CompiledForward(model, num_blocks=_NUM_BLOCKS, block_size=_BLOCK_SIZE)
     torch_one = TorchForward(
         model, num_blocks=_NUM_BLOCKS, block_size=_BLOCK_SIZE, deterministic=False
@@ -74,7 +74,7 @@ def _check() -> None:
             raise ArithmeticError(f"a small model's states differ by {error}")
 
 
-def _small_model() -> Transformer:
+def small_model() -> Transformer:
     spec = _SMALL
     generator = torch.Generator().manual_seed(0)
     parallel = TensorParallel()

@@ -1,0 +1,76 @@
+"""The steps of a language model's chains: a pass, logits, confidences and draws, and so on."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from draft_node.drafters.chain_passes import ChainPasses
+from specserve.decoding.drawing import Drawing
+from specserve.drafting import DraftBatch, LawConfidence, SpeculationBatch
+from specserve.model.transformer import Transformer
+
+
+class ChainSteps(Protocol):
+    """Of one draft call."""
+
+    def step(self) -> None:
+        """The next slot of all chains."""
+        ...
+
+    def last_confidences(self) -> list[float]:
+        """Of the tokens drawn last, as they were before: one a chain."""
+        ...
+
+    def drawn(self) -> SpeculationBatch:
+        """All steps so far."""
+        ...
+
+
+@dataclass(frozen=True)
+class Chains:
+    """What a draft call is about."""
+
+    model: Transformer
+    passes: ChainPasses  # planned
+    law_confidence: LawConfidence | None
+    drawing: Drawing
+    batch: DraftBatch
+    most: int  # steps
+
+
+class TorchSteps:
+    """Each part by who knows it."""
+
+    def __init__(self, chains: Chains) -> None:
+        self._chains = chains
+        self._token_ids: list[Tensor] = []
+        self._confidences: list[Tensor] = []
+        self._kept: Tensor | None = None
+        if chains.batch.keep_logits:
+            shape = len(chains.batch.rows), chains.most, chains.model.config.vocab_size
+            self._kept = torch.empty(shape, device=chains.batch.anchor_ids.device)
+
+    def step(self) -> None:
+        chains, slot = self._chains, len(self._token_ids)
+        previous = self._token_ids[-1][:, 0] if slot else chains.batch.anchor_ids
+        hidden = chains.passes.run(previous)
+        logits = chains.model.lm_head(hidden).float()[:, None]
+        if self._kept is not None:
+            self._kept[:, slot] = logits[:, 0]
+        if chains.law_confidence is not None:
+            self._confidences.append(chains.law_confidence(slot, logits))
+        self._token_ids.append(chains.drawing.draw(slot, logits))
+
+    def last_confidences(self) -> list[float]:
+        return self._confidences[-1][:, 0].tolist()
+
+    def drawn(self) -> SpeculationBatch:
+        confidences, kept = self._confidences, self._kept
+        return SpeculationBatch(
+            torch.cat(self._token_ids, dim=1),
+            self._chains.drawing.law(),
+            torch.cat(confidences, dim=1) if confidences else None,
+            logits=None if kept is None else kept[:, : len(self._token_ids)],
+        )
