@@ -19,11 +19,14 @@ unexport PYTHONDONTWRITEBYTECODE
 setup: .venv/.compiled
 
 # What a first start would compile, and many at once would slow each other down by.
-KERNELS := $(addprefix specserve/,address_call.py compiled.py \
-  $(addprefix model/,forward_job.py forward_record.py layer_kernels.py))
+KERNELS := $(addprefix specserve/,address_call.py compiled.py noise_kernel.py \
+  $(addprefix decoding/,law_kernels.py race.py) \
+  $(addprefix model/,forward_job.py forward_record.py layer_kernels.py)) \
+  $(addprefix draft_node/,kernels.py step_kernels.py)
 
 .venv/.compiled: .venv/.installed $(KERNELS)
 	$(BIN)/python -m specserve.model.forward_trial
+	$(BIN)/python -m draft_node.drafters.steps
 	touch $@
 
 .venv/.installed: pyproject.toml constraints/cpu.txt constraints/gpu.txt

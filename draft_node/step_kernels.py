@@ -163,6 +163,6 @@ def _entries(sources: int) -> tuple[Callable[..., int], Callable[..., int]]:
     return compiled.compiled(first_step), compiled.compiled(further_step)
 
 
-_MODULES = kernels, law_kernels, race, noise_kernel, layer_kernels, forward_job, address_call
-_FILES = [Path(file) for file in (__file__, *(str(m.__file__) for m in _MODULES))]
+MODULES = kernels, law_kernels, race, noise_kernel, layer_kernels, forward_job, address_call
+_FILES = [Path(file) for file in (__file__, *(str(m.__file__) for m in MODULES))]
 first_step, further_step = _entries(zlib.crc32(b"".join(file.read_bytes() for file in _FILES)) | 1)

@@ -21,7 +21,7 @@ import numpy as np
 
 from specserve import compiled
 from specserve.address_call import call
-from specserve.model.forward_job import Array, Job, Shape, Thread
+from specserve.model.forward_job import Array, Batch, Job, Shape, Thread
 
 LANES = 16  # of a sum
 PENDING, RUNNING, REFUSED, DONE = range(4)  # a call
@@ -217,18 +217,35 @@ def multiply(x: Array, product: Array, rows: Array, out: Array, thread: Thread) 
 
 
 @_compiled
+def _num_alike(place: int, batch: Batch) -> int:
+    """Rows from `place` on with as many tokens, all behind the same pages that they share."""
+    rows, count = batch.rows, 1
+    num_tokens, num_shared = rows[place, 0], rows[place, 2]
+    while num_shared and place + count < len(rows):
+        other = place + count
+        if rows[other, 0] != num_tokens or rows[other, 2] != num_shared:
+            break
+        if (batch.shared[other] != batch.shared[place]).any():
+            break
+        count += 1
+    return count
+
+
+@_compiled
 def attend(layer: int, job: Job, thread: Thread) -> None:
     """Attention of all queries to their rows, into room.inner [N, H * D].
 
-    Of the blocks of queries a thread computes every one that is its turn.
+    Of the blocks of queries a thread computes every one that is its turn. Queries of rows that are
+    alike are in one block, so that what they share is read once for all.
     """
     room, batch = job.room, job.batch
     most_rows, size = job.code.attention.shape[1], room.queries.shape[3]
     per_kv = room.queries.shape[2]
     found, totals = np.empty((2, most_rows, size), np.float32), np.empty(most_rows, np.float32)
-    first = turn = 0
-    for place in range(len(batch.rows)):
-        num_queries = batch.rows[place, 0] * per_kv
+    first = turn = place = 0
+    while place < len(batch.rows):
+        num_alike = _num_alike(place, batch)
+        num_queries = num_alike * batch.rows[place, 0] * per_kv
         num_blocks = -(-num_queries // most_rows)
         height = -(-num_queries // num_blocks)
         for g in range(len(room.queries)):
@@ -239,43 +256,38 @@ def attend(layer: int, job: Job, thread: Thread) -> None:
                     start = min(block * height, num_queries - height)
                     where = place, g, first, start, height
                     _attend_block(where, layer, job, thread, found, totals)
-        first += batch.rows[place, 0]
+        first += num_alike * batch.rows[place, 0]
+        place += num_alike
 
 
 @_compiled
 def _attend_block(
     where: Shape, layer: int, job: Job, thread: Thread, found: Array, totals: Array
 ) -> None:
-    """Some queries of one row and key head; found [2, n, D] and totals [n] are room for that.
+    """Some queries of rows that are alike, of one key head.
 
-    where: row, key head, the row's first token, first query, how many. Positions that are shared
-    with other rows lie in pages apart; all scores of a query stand in one line.
+    where: first row, key head, the row's first token, first query, how many. found [2, n, D] and
+    totals [n] are room. All scores of a query stand in one line, first those of shared positions.
     """
     room, batch, cache, page_size = job.room, job.batch, job.cache, job.sizes.page_size
     place, g, first, start, height = where
     num_kv_heads, num_tokens, per_kv, size = room.queries.shape
-    count, end, num_shared, sees_all = batch.rows[place]
-    tile = cache.keys.shape[4]
-    score, weigh = job.code.attention[0, height - 1], job.code.attention[1, height - 1]
-    pages, shared = batch.pages[place].ctypes.data, batch.shared[place].ctypes.data
-    queries = room.queries[g, first : first + count].reshape(count * per_kv, size)[start:]
-    before_last = 0 if sees_all else count - 1 - (start + height - 1) // per_kv
-    most = end - before_last
+    num_shared, tile = batch.rows[place, 2], cache.keys.shape[4]
     keys, values = cache.keys[layer, g].ctypes.data, cache.values[layer, g].ctypes.data
     scores, stride = room.scores[thread.number], room.scores.shape[2]
-    line = scores.ctypes.data
-    own_line = line + num_shared * scores.itemsize
-    what = queries.ctypes.data, keys
+    line, shared = scores.ctypes.data, batch.shared[place].ctypes.data
+    queries = room.queries[g, first:].reshape(-1, size)[start:]
+    score, weigh = job.code.attention[0, height - 1], job.code.attention[1, height - 1]
     if num_shared:
-        call(score, (*what, shared, -(-num_shared // tile), page_size // tile, line, stride))
-    own_tiles = -(-(most - num_shared) // tile)
-    call(score, (*what, pages, own_tiles, page_size // tile, own_line, stride))
-    for i in range(height):
-        seen = end if sees_all else end - count + 1 + (start + i) // per_kv
-        sizes = seen, -(-most // LANES) * LANES
-        call(job.code.others[0], (scores[i].ctypes.data, *sizes, totals[i:].ctypes.data))
-    rest = most - num_shared, page_size, found[1].ctypes.data
-    call(weigh, (own_line, stride, values, pages, *rest))
+        what = queries.ctypes.data, keys, shared, -(-num_shared // tile), page_size // tile
+        call(score, (*what, line, stride))
+    at, per_row = 0, batch.rows[place, 0] * per_kv
+    while at < height:
+        row, query = (start + at) // per_row, (start + at) % per_row
+        count = min(per_row - query, height - at)
+        part = place + row, g, query, at, count
+        _attend_to_own(part, layer, job, thread, queries, found[1], totals)
+        at += count
     if num_shared:
         rest = num_shared, page_size, found[0].ctypes.data
         call(weigh, (line, stride, values, shared, *rest))
@@ -287,6 +299,34 @@ def _attend_block(
         token, h = first + (start + i) // per_kv, g * per_kv + (start + i) % per_kv
         for d in range(size):
             out[token, h, d] = found[1, i, d] / totals[i]
+
+
+@_compiled
+def _attend_to_own(
+    part: Shape, layer: int, job: Job, thread: Thread, queries: Array, found: Array, totals: Array
+) -> None:
+    """Scores of queries of one row in its own pages, all their weights, and what is found there.
+
+    part: row, key head, the first one's number in the row and in the block, how many.
+    """
+    batch, cache, page_size = job.batch, job.cache, job.sizes.page_size
+    place, g, query, at, height = part
+    count, end, num_shared, sees_all = batch.rows[place]
+    per_kv, tile = job.room.queries.shape[2], cache.keys.shape[4]
+    score, weigh = job.code.attention[0, height - 1], job.code.attention[1, height - 1]
+    pages, scores = batch.pages[place].ctypes.data, job.room.scores[thread.number]
+    before_last = 0 if sees_all else count - 1 - (query + height - 1) // per_kv
+    most, stride = end - before_last, scores.shape[1]
+    own_line = scores[at].ctypes.data + num_shared * scores.itemsize
+    keys, values = cache.keys[layer, g].ctypes.data, cache.values[layer, g].ctypes.data
+    what = queries[at:].ctypes.data, keys, pages, -(-(most - num_shared) // tile)
+    call(score, (*what, page_size // tile, own_line, stride))
+    for i in range(height):
+        seen = end if sees_all else end - count + 1 + (query + i) // per_kv
+        sizes = seen, -(-most // LANES) * LANES
+        call(job.code.others[0], (scores[at + i].ctypes.data, *sizes, totals[at + i :].ctypes.data))
+    rest = most - num_shared, page_size, found[at:].ctypes.data
+    call(weigh, (own_line, stride, values, pages, *rest))
 
 
 # --- a forward -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draft_node import kernels
+from draft_node import kernels, step_kernels
 from draft_node.branch_attention import Entering
 from draft_node.calibration.law_confidence import law_features
 from draft_node.context import torch_context
@@ -298,6 +298,7 @@ def test_what_is_compiled_needs_no_other_file():
     # They call what is compiled elsewhere, or are compiled with what names all of their sources.
     importers -= {"draft_node/kernel_trial.py", "specserve/model/forward_trial.py", CALLS}
     importers -= {"specserve/model/layer_kernels.py", "specserve/model/forward_record.py"}
+    importers -= {"draft_node/drafters/steps.py", "draft_node/step_kernels.py"}
     importers.remove(LAWS)
     ours = re.findall(r"^(?:from|import) specserve.*", texts[LAWS], re.M)
     assert ours == [
@@ -310,6 +311,15 @@ def test_what_is_compiled_needs_no_other_file():
             r"^[ \t]*(?:from|import) (?:specserve|draft_node|target_node)\b.*", texts[name], re.M
         )
         assert ours == ["from specserve import compiled"]
+    steps = Path(step_kernels.__file__).read_text(encoding="utf-8")
+    read = re.findall(r"^from ((?:specserve|draft_node)\b[\w.]*) import (.*)", steps, re.M)
+    named = {module.__name__ for module in step_kernels.MODULES}
+    whole = {f"{package}.{name}" for package, names in read for name in names.split(", ")}
+    assert {package for package, _ in read} - {"specserve", "specserve.model"} <= named | {
+        "draft_node",
+        "specserve.decoding",
+    }
+    assert named <= whole
     read = re.findall(
         r"^(?:from|import) specserve.*", texts["specserve/model/layer_kernels.py"], re.M
     )

@@ -1,0 +1,207 @@
+"""Steps in one call draw what torch's own steps draw, and say as much about it."""
+
+import numpy as np
+import pytest
+import torch
+
+from draft_node import step_kernels
+from draft_node.branch_attention import Entering
+from draft_node.calibration.law_confidence import FittedLawConfidence, LawModel, LawRecorder
+from draft_node.drafters import steps as module
+from draft_node.drafters.chain_steps import Chains, TorchSteps
+from draft_node.drafters.compiled_passes import CompiledPasses
+from draft_node.drafters.compiled_steps import CompiledSteps
+from draft_node.drafters.language_model import LanguageModelDrafter
+from draft_node.drafters.steps import chain_steps
+from draft_node.saguaro import Saguaro
+from draft_node.shared_noise import NoiseTable
+from specserve.decoding.drawing import BlockLayout, Coupled, Greedy, Sampled
+from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.noise import OnceKeys
+from tests.draft_node.drafters.test_compiled_passes import LENGTHS, passes_of
+from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
+
+pytest.importorskip("numba")
+NUM_STEPS = 5
+CHAINS = [([0], [20]), ([1, 0, 1, 3, 1, 2], [33, 20, 12, 16, 33, 1]), ([1] * 15, [33] * 15)]
+RULES = ["greedy", "coupled", "sampled"]
+CONFIDENCE = LawModel(log_max_prob=1.5, entropy=-0.2, biases=[0.5, 0.2])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=[(QWEN3, 64), (LLAMA, 71)], ids=["qwen3", "odd vocabulary"])
+def model(request, tmp_path_factory):
+    config, vocab_size = request.param
+    folder = tmp_path_factory.mktemp("model")
+    return load(write_checkpoint(folder, {**config, "vocab_size": vocab_size}))
+
+
+def rule_of(kind, count):
+    temperatures = torch.tensor([1.0, 0.4, 0.0, 2.0] * 4)[:count]
+    numbers = torch.arange(count)
+    if kind == "greedy":
+        return Greedy()
+    if kind == "coupled":
+        return Coupled(temperatures, numbers, numbers // 2, NoiseTable())
+    zeros = [0] * count
+    keys = OnceKeys.build(zeros, zeros, zeros, numbers.tolist(), zeros, torch.device("cpu"))
+    return Sampled(temperatures, keys, num_kept=20)
+
+
+def chains_of(model, rule, rows, lengths, *, confidence=None, keep_logits=True, entering=None):
+    passes = passes_of(CompiledPasses, model)
+    if entering is not None:
+        passes.context.rows.append(entering.rows, entering.starts, entering.counts)
+    passes.plan(rows, lengths, NUM_STEPS, entering)
+    batch = DraftBatch(rows, torch.arange(len(rows)) + 3, keep_logits=keep_logits)
+    vocab_size = model.config.vocab_size
+    drawing = rule.begin(BlockLayout(torch.tensor(lengths) + 1, NUM_STEPS, vocab_size, None))
+    return Chains(model, passes, confidence, drawing, batch, NUM_STEPS)
+
+
+@torch.inference_mode()
+def drawn_by(kind, *args, count=NUM_STEPS, **options):
+    chains = chains_of(*args, **options)
+    steps = TorchSteps(chains) if kind is TorchSteps else CompiledSteps.of(chains)
+    assert steps is not None
+    known = []
+    for _ in range(count):
+        steps.step()
+        if options.get("confidence") is not None:
+            known.append(steps.last_confidences())
+    return steps.drawn(), known
+
+
+def fitted():
+    return FittedLawConfidence.of(CONFIDENCE, [1.1, 0.9], torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("rows", "lengths"), CHAINS)
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("count", [1, 3, NUM_STEPS])
+def test_steps_are_those_of_torch(model, kind, rows, lengths, count):
+    rule, entering = rule_of(kind, len(rows)), Entering([3, 0], [16, 20], [2, 1], [7, 8, 9])
+    options = {"count": count, "confidence": fitted(), "entering": entering}
+    found, said = drawn_by(CompiledSteps, model, rule, rows, lengths, **options)
+    expected, meant = drawn_by(TorchSteps, model, rule, rows, lengths, **options)
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert found.token_ids.shape == (len(rows), count)
+    torch.testing.assert_close(found.confidences, expected.confidences)
+    np.testing.assert_allclose(said, meant, rtol=1e-5)
+    torch.testing.assert_close(found.logits, expected.logits)
+    if kind == "sampled":
+        assert torch.equal(found.law.ids, expected.law.ids)
+        torch.testing.assert_close(found.law.probs, expected.law.probs)
+    else:
+        assert found.law is expected.law is None
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_nothing_is_kept_or_said_that_nobody_wants(model, kind):
+    rows, lengths = CHAINS[1]
+    plain, _ = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths, keep_logits=False)
+    whole, _ = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths, confidence=fitted())
+    assert torch.equal(plain.token_ids, whole.token_ids)
+    assert plain.logits is None
+    assert plain.confidences is None
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_a_chain_is_drafted_alike_alone_and_in_a_wave(model, kind):
+    rows, lengths = [1] * 15, [33] * 15
+    together, _ = drawn_by(CompiledSteps, model, rule_of(kind, 15), rows, lengths)
+    few, _ = drawn_by(CompiledSteps, model, rule_of(kind, 4), rows[:4], lengths[:4])
+    assert torch.equal(together.logits[:4], few.logits)
+    assert torch.equal(together.token_ids[:4], few.token_ids)
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_what_is_no_number_stays_in_its_chain(model, kind, monkeypatch):
+    rows, lengths = CHAINS[1]
+    whole, _ = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths)
+    chains = chains_of(model, rule_of(kind, 6), rows, lengths)
+    steps = CompiledSteps.of(chains)
+    run = chains.passes.run
+
+    def broken(token_ids):
+        hidden = run(token_ids)
+        hidden[2] = torch.nan
+        return hidden
+
+    monkeypatch.setattr(chains.passes, "run", broken)
+    with torch.inference_mode():
+        for _ in range(NUM_STEPS):
+            steps.step()
+        drawn = steps.drawn()
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(drawn.token_ids[others], whole.token_ids[others])
+    assert drawn.token_ids.shape == whole.token_ids.shape
+    assert ((drawn.token_ids >= 0) & (drawn.token_ids < model.config.vocab_size)).all()
+
+
+def test_what_has_no_compiled_step_is_left_to_torch(model, monkeypatch):
+    rows, lengths = CHAINS[1]
+
+    def steps_for(rule, **options):
+        return type(chain_steps(chains_of(model, rule, rows, lengths, **options)))
+
+    greedy, ones = Greedy(), torch.ones(6)
+    assert steps_for(greedy) is CompiledSteps
+    assert steps_for(Saguaro(rule_of("sampled", 6), ones, ones, 3)) is TorchSteps
+    assert steps_for(greedy, confidence=LawRecorder()) is TorchSteps
+    torch.set_num_threads(2)
+    assert steps_for(greedy) is TorchSteps
+    torch.set_num_threads(1)
+    monkeypatch.setattr(module, "are_usable", lambda: False)
+    assert steps_for(greedy) is TorchSteps
+
+
+def test_a_forward_that_breaks_off_is_an_error(model):
+    rows, lengths = CHAINS[1]
+    chains = chains_of(model, Greedy(), rows, lengths)
+    steps = CompiledSteps.of(chains)
+    steps.step()
+    chains.passes._chains.pages[:] = 1 << 40
+    with pytest.raises(RuntimeError, match="broke off"):
+        steps.step()
+
+
+def test_wrong_steps_are_not_used(monkeypatch, caplog):
+    first = step_kernels.first_step
+
+    def wrong(hidden, head, sure, draws, drawn, num_tokens):
+        made = first(hidden, head, sure, draws, drawn, num_tokens)
+        drawn.token_ids[0, 1] ^= 1
+        return made
+
+    wrong.signatures = first.signatures
+    module.are_usable.cache_clear()
+    monkeypatch.setattr(step_kernels, "first_step", wrong)
+    assert not module.are_usable()
+    assert "Greedy" in caplog.text
+    module.are_usable.cache_clear()
+
+
+def test_one_compilation_serves_every_call(model):
+    """Another would be made in the middle of a round."""
+    assert module.are_usable()
+    functions = step_kernels.first_step, step_kernels.further_step
+    before = [len(function.signatures) for function in functions]
+    drafter = LanguageModelDrafter(model, gamma=NUM_STEPS, num_context_tokens=256)
+    for row, count in LENGTHS.items():
+        drafter.extend(ContextUpdate([row], [0], [count], torch.arange(count), None))
+    for confidence in (None, fitted()):
+        drafter.law_confidence = confidence
+        for kind in RULES:
+            for keep_logits in (False, True):
+                for rows in ([0], [1, 1, 2]):
+                    batch = DraftBatch(rows, torch.tensor(rows), keep_logits=keep_logits)
+                    drafter.draft(batch, rule_of(kind, len(rows)))
+    assert [len(function.signatures) for function in functions] == before == [1, 1]
