@@ -33,7 +33,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     target: str | None = None  # folder or hub id; None: the embedded model
     name: str | None = None  # the name clients see; None: the last part of `target`
     dtype: str | None = None  # float32 | bfloat16 | float16; None: float32 on CPU, else the file's
-    # On CPU: 16-bit weights stay in 16 bits, arithmetic is float32; None: where no bit changes.
+    # On CPU: 16-bit weights stay in 16 bits, arithmetic is float32; None: where nothing is rounded.
     half_weights: bool | None = None
     ballast: str | None = None  # e.g. "60M": pad the target to this cost with the identical law
     # Tokens, prompt and answer; None: the model's own.
