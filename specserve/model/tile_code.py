@@ -220,43 +220,9 @@ def _cut_all() -> str:
     }}"""
 
 
-def _rows() -> str:
-    """Chunks of tiles of rows, in them parts of the inputs, in them panels, in them the tiles.
-
-    One tile of rows takes panels whole and one by one, as they come from memory. Several take two
-    at a time, so that the unit always has a sum that does not wait for the one before.
-    """
+def _part() -> str:
+    """Where a part of a chunk's inputs is, how many they are, and its pieces."""
     return f"""
-    define void @rows_any(ptr noalias %x, ptr noalias %weight, ptr noalias %y,
-                          i64 %in, i64 %panels, i64 %rows, i64 %first, i64 %end) #0 {{
-    entry:
-        %configured = alloca i64
-        %any = icmp ult i64 %first, %end
-        br i1 %any, label %start, label %done
-    start:
-        %rows.up = add i64 %rows, {_ROWS - 1}
-        %tiles = udiv i64 %rows.up, {_ROWS}
-        store i64 0, ptr %configured
-        %is.few = icmp ult i64 %tiles, {_CHUNK}
-        %most = select i1 %is.few, i64 %tiles, i64 {_CHUNK}
-        %is.one = icmp eq i64 %tiles, 1
-        %at.once = select i1 %is.one, i64 1, i64 2
-        %is.short = icmp ult i64 %in, {PART}
-        %is.uncut = or i1 %is.one, %is.short
-        %most.inputs = select i1 %is.uncut, i64 %in, i64 {PART}
-        %most.bytes = mul i64 %most.inputs, {_STEP_BYTES // STEP}
-        %room.bytes = mul i64 %most, %most.bytes
-        %room = call ptr @aligned_alloc(i64 {_TILE_LINE}, i64 %room.bytes)
-        %width = mul i64 %panels, {PANEL}
-        %line = mul i64 %width, 4
-        %panel.bytes = mul i64 %in, {2 * PANEL}
-        br label %chunk
-    chunk:
-        %t.first = phi i64 [0, %start], [%t.end, %chunk.end]
-        %t.wanted = add i64 %t.first, {_CHUNK}
-        %is.whole = icmp ult i64 %t.wanted, %tiles
-        %t.end = select i1 %is.whole, i64 %t.wanted, i64 %tiles
-        br label %part
     part:
         %k = phi i64 [0, %chunk], [%k.next, %part.end]
         %is.first = icmp eq i64 %k, 0
@@ -269,17 +235,12 @@ def _rows() -> str:
                            i64 %t.first, i64 %t.end, ptr %room)
         %w.k.offset = mul i64 %k, {2 * PANEL}
         %w.k = getelementptr i8, ptr %weight, i64 %w.k.offset
-        br label %panel
-    panel:
-        %p = phi i64 [%first, %part], [%p.next, %panel.end]
-        %left = sub i64 %end, %p
-        %are.enough = icmp uge i64 %left, %at.once
-        %taken = select i1 %are.enough, i64 %at.once, i64 1
-        %is.pair = icmp eq i64 %taken, 2
-        %w.offset = mul i64 %p, %panel.bytes
-        %w.panel = getelementptr i8, ptr %w.k, i64 %w.offset
-        %column = mul i64 %p, {PANEL}
-        br label %tile
+        br label %panel"""
+
+
+def _tiles() -> str:
+    """A part of the inputs of a chunk's tiles, one tile of rows after another, by %taken panels."""
+    return f"""
     tile:
         %t = phi i64 [%t.first, %panel], [%t.next, %tile.end]
         {_place("%t")}
@@ -309,7 +270,64 @@ def _rows() -> str:
     tile.end:
         %t.next = add i64 %t, 1
         %is.tile = icmp ult i64 %t.next, %t.end
-        br i1 %is.tile, label %tile, label %panel.end
+        br i1 %is.tile, label %tile, label %panel.end"""
+
+
+def _sizes() -> str:
+    """How many tiles there are, how many panels and inputs at a time, and room for the pieces."""
+    return f"""
+        %rows.up = add i64 %rows, {_ROWS - 1}
+        %tiles = udiv i64 %rows.up, {_ROWS}
+        store i64 0, ptr %configured
+        %is.few = icmp ult i64 %tiles, {_CHUNK}
+        %most = select i1 %is.few, i64 %tiles, i64 {_CHUNK}
+        %is.one = icmp eq i64 %tiles, 1
+        %at.once = select i1 %is.one, i64 1, i64 2
+        %is.short = icmp ult i64 %in, {PART}
+        %is.uncut = or i1 %is.one, %is.short
+        %most.inputs = select i1 %is.uncut, i64 %in, i64 {PART}
+        %most.bytes = mul i64 %most.inputs, {_STEP_BYTES // STEP}
+        %room.bytes = mul i64 %most, %most.bytes
+        %room = call ptr @aligned_alloc(i64 {_TILE_LINE}, i64 %room.bytes)
+        %width = mul i64 %panels, {PANEL}
+        %line = mul i64 %width, 4
+        %panel.bytes = mul i64 %in, {2 * PANEL}"""
+
+
+def _rows() -> str:
+    """Chunks of tiles of rows, in them parts of the inputs, in them panels, in them the tiles.
+
+    One tile of rows takes panels whole and one by one, as they come from memory. Several take two
+    at a time, so that the unit always has a sum that does not wait for the one before.
+    """
+    return f"""
+    define void @rows_any(ptr noalias %x, ptr noalias %weight, ptr noalias %y,
+                          i64 %in, i64 %panels, i64 %rows, i64 %first, i64 %end) #0 {{
+    entry:
+        %configured = alloca i64
+        %any = icmp ult i64 %first, %end
+        br i1 %any, label %start, label %done
+    start:
+        {_sizes()}
+        br label %chunk
+    chunk:
+        %t.first = phi i64 [0, %start], [%t.end, %chunk.end]
+        %t.wanted = add i64 %t.first, {_CHUNK}
+        %is.whole = icmp ult i64 %t.wanted, %tiles
+        %t.end = select i1 %is.whole, i64 %t.wanted, i64 %tiles
+        br label %part
+    {_part()}
+    panel:
+        %p = phi i64 [%first, %part], [%p.next, %panel.end]
+        %left = sub i64 %end, %p
+        %are.enough = icmp uge i64 %left, %at.once
+        %taken = select i1 %are.enough, i64 %at.once, i64 1
+        %is.pair = icmp eq i64 %taken, 2
+        %w.offset = mul i64 %p, %panel.bytes
+        %w.panel = getelementptr i8, ptr %w.k, i64 %w.offset
+        %column = mul i64 %p, {PANEL}
+        br label %tile
+{_tiles()}
     panel.end:
         %p.next = add i64 %p, %taken
         %is.panel = icmp ult i64 %p.next, %end
