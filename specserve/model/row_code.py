@@ -165,9 +165,7 @@ class _Kernel:
         yield f"%k.offset = mul i64 %k, {self._panel}"
         yield f"%w.k = getelementptr {self._element}, ptr %w.panel, i64 %k.offset"
         yield from self._fetch()
-        for v in range(_VECTORS):
-            yield f"%w.at.{v} = getelementptr {self._element}, ptr %w.k, i64 {v * lanes}"
-            yield _loaded(self._storage, lanes, v)
+        yield from _LOADED[self._storage](lanes)
         to_all = f"<{lanes} x i32> zeroinitializer"
         for r in self._rows:
             yield f"""
@@ -203,18 +201,37 @@ class _Kernel:
 
 _ELEMENTS = {Storage.FLOAT32: "float", Storage.BFLOAT16: "i16", Storage.FLOAT16: "half"}
 
+# The vectors of a panel's row k, as float32.
 
-def _loaded(storage: Storage, lanes: int, v: int) -> str:
-    """The v-th vector of a panel's row k, as float32."""
-    if storage is Storage.FLOAT32:
-        return f"%w.{v} = load <{lanes} x float>, ptr %w.at.{v}, align 4"
-    if storage is Storage.FLOAT16:
-        return f"""
+
+def _float32(lanes: int) -> Iterator[str]:
+    for v in range(_VECTORS):
+        yield f"""
+        %w.at.{v} = getelementptr float, ptr %w.k, i64 {v * lanes}
+        %w.{v} = load <{lanes} x float>, ptr %w.at.{v}, align 4"""
+
+
+def _float16(lanes: int) -> Iterator[str]:
+    for v in range(_VECTORS):
+        yield f"""
+        %w.at.{v} = getelementptr half, ptr %w.k, i64 {v * lanes}
         %w.stored.{v} = load <{lanes} x half>, ptr %w.at.{v}, align 2
         %w.{v} = fpext <{lanes} x half> %w.stored.{v} to <{lanes} x float>"""
-    # bfloat16 is the upper half of a float32.
-    return f"""
-        %w.stored.{v} = load <{lanes} x i16>, ptr %w.at.{v}, align 2
-        %w.wide.{v} = zext <{lanes} x i16> %w.stored.{v} to <{lanes} x i32>
-        %w.bits.{v} = shl <{lanes} x i32> %w.wide.{v}, splat (i32 16)
-        %w.{v} = bitcast <{lanes} x i32> %w.bits.{v} to <{lanes} x float>"""
+
+
+def _bfloat16(lanes: int) -> Iterator[str]:
+    """Laced, see `RowKernels.pack`: bfloat16 is the upper half of a float32, so one shift and one
+    mask make both vectors, where widening would take the units that multiply."""
+    yield f"""
+        %w.laced = load <{lanes} x i32>, ptr %w.k, align 4
+        %w.bits.0 = shl <{lanes} x i32> %w.laced, splat (i32 16)
+        %w.bits.1 = and <{lanes} x i32> %w.laced, splat (i32 -65536)
+        %w.0 = bitcast <{lanes} x i32> %w.bits.0 to <{lanes} x float>
+        %w.1 = bitcast <{lanes} x i32> %w.bits.1 to <{lanes} x float>"""
+
+
+_LOADED = {
+    Storage.FLOAT32: _float32,
+    Storage.FLOAT16: _float16,
+    Storage.BFLOAT16: _bfloat16,
+}

@@ -75,6 +75,8 @@ class RowKernels:
             panel[:, : len(part)] = part.T
             if self.storage is Storage.PAIRED:
                 panel.copy_(_paired(panel))
+            elif self.storage is Storage.BFLOAT16:
+                panel.copy_(_laced(panel))
         return packed
 
     def takes(self, weight: Tensor) -> bool:
@@ -140,6 +142,11 @@ def row_kernels(storage: Storage) -> RowKernels | None:
         _LOG.warning("compiled matrix products are wrong on this machine, not used")
         return None
     return kernels
+
+
+def _laced(panel: Tensor) -> Tensor:
+    """[in, 2 * lanes] -> the same, columns c and lanes + c side by side, see `row_code`."""
+    return panel.view(len(panel), 2, -1).transpose(1, 2).reshape(panel.shape)
 
 
 def _paired(panel: Tensor) -> Tensor:
