@@ -20,6 +20,7 @@ _ARITHMETIC = {"contract", "reassoc", "arcp", "nsz"}
 _LOG2_E = np.float32(1.44269504)
 _LEAST_EXPONENT, _MOST_EXPONENT, _BIAS = np.float32(-126.0), np.float32(127.0), np.int32(127)
 _MANTISSA_BITS = np.int32(23)
+_STRIPE = 64  # values looked at together
 _LEAST_GAP = np.float32(-1e4)  # of logits: a token that is impossible adds nothing
 
 
@@ -54,10 +55,16 @@ def exp(x: np.float32) -> np.float32:
 
 def _largest(values: Array) -> np.float32:
     """Of [N], N above 0; any of them if one is no number."""
-    most = values[0]
-    for value in values:
-        if value > most:
-            most = value
+    most, whole = values[0], len(values) // _STRIPE * _STRIPE
+    lanes = np.full(_STRIPE, most)  # LLVM makes no vectors of one running maximum
+    for start in range(0, whole, _STRIPE):
+        for lane in range(_STRIPE):
+            value = values[start + lane]
+            lanes[lane] = value if value > lanes[lane] else lanes[lane]
+    for lane in range(_STRIPE):
+        most = max(most, lanes[lane])
+    for i in range(whole, len(values)):
+        most = max(most, values[i])
     return most
 
 
@@ -66,12 +73,29 @@ largest = _compiled(_largest, _ARITHMETIC | {"nnan"})
 
 
 @_compiled
+def first_of(values: Array, wanted: np.float32) -> int:
+    """Where `wanted` stands first in [N]; 0 if it does not."""
+    start, whole = 0, len(values) // _STRIPE * _STRIPE
+    while start < whole:
+        count = 0
+        for i in range(start, start + _STRIPE):
+            count += values[i] == wanted
+        if count:
+            break
+        start += _STRIPE
+    for i in range(start, len(values)):
+        if values[i] == wanted:
+            return i
+    return 0
+
+
+@_compiled
 def features(logits: Array) -> tuple[np.float32, np.float32]:
     """Of a law [V]: log of its largest probability, and its entropy in nats."""
     most = largest(logits)
     total = weighted = np.float32(0)
-    for logit in logits:
-        gap = max(logit - most, _LEAST_GAP)
+    for i in range(len(logits)):  # by index: numba's iterators gather what lies side by side
+        gap = max(logits[i] - most, _LEAST_GAP)
         weight = exp(gap)
         total += weight
         weighted += weight * gap

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from draft_node import kernels
-from draft_node.kernels import exp, features, largest
+from draft_node.kernels import exp, features, first_of, largest
 from specserve import address_call, compiled, noise_kernel
 from specserve.address_call import call
 from specserve.decoding import law_kernels, race
@@ -72,14 +72,6 @@ def _compiled(function: _Function) -> _Function:
 
 
 @_compiled
-def _first_of(values: Array, wanted: np.float32) -> int:
-    for place in range(len(values)):
-        if values[place] == wanted:
-            return place
-    return 0  # where all are no numbers
-
-
-@_compiled
 def _confidence(logits: Array, slot: int, by: Confidence) -> np.float32:
     log_most, entropy = features(logits)
     raw = by.weights[0] * log_most + by.weights[1] * entropy
@@ -90,13 +82,13 @@ def _confidence(logits: Array, slot: int, by: Confidence) -> np.float32:
 def _draw(logits: Array, slot: int, chain: int, by: Race, drawn: Drawn, room: Array) -> int:
     """A token; -1 where a law to draw from is not to be had."""
     if by.kind == GREEDY:
-        return _first_of(logits, largest(logits))
+        return first_of(logits, largest(logits))
     noise, scale = by.noise[by.places[chain, slot]], by.scales[chain]
     if by.kind == COUPLED:
         times, sign = room.view(np.float32)[: len(logits)], by.signs[chain]
         for token in range(len(logits)):
             times[token] = noise[token] * sign + logits[token] * scale
-        return _first_of(times, largest(times))
+        return first_of(times, largest(times))
     law = drawn.law_ids[slot, chain], drawn.law_probs[slot, chain]
     return draw_of_likeliest(logits, scale, noise, law[0], law[1], room)
 

@@ -34,8 +34,13 @@ def host_machine() -> Machine | None:
         return None
     has_halves = bool(features.get("f16c"))
     if features.get("avx512f"):
-        has_tiles = bool(features.get("amx-bf16")) and _may_use_tiles()
-        return Machine(lanes=16, most_rows=12, has_halves=has_halves, has_tiles=has_tiles)
+        return Machine(
+            lanes=16,
+            most_rows=12,
+            has_halves=has_halves,
+            has_tiles=bool(features.get("amx-bf16")) and _may_use_tiles(),
+            has_dots=bool(features.get("avx512bf16")),
+        )
     if features.get("avx2") and features.get("fma"):
         return Machine(lanes=8, most_rows=6, has_halves=has_halves)
     return None

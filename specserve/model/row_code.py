@@ -6,6 +6,9 @@
 
 All sums of a block are values that no loop reads from memory, so they stay in registers; that is
 what this is written by hand for.
+
+Processors that add up pairs of products of bfloat16 do twice as many of them. That takes inputs in
+bfloat16, too, which rounds them: fit for a drafter, whose law may be any (`Storage.DOTTED`).
 """
 
 from collections.abc import Iterator
@@ -28,6 +31,7 @@ class Storage(Enum):
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
     PAIRED = "bfloat16, paired"  # for `tile_code`
+    DOTTED = "bfloat16, inputs rounded to it"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -39,17 +43,19 @@ _DTYPES = {
     Storage.BFLOAT16: torch.bfloat16,
     Storage.FLOAT16: torch.float16,
     Storage.PAIRED: torch.bfloat16,
+    Storage.DOTTED: torch.bfloat16,
 }
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What vectors there are, and whether there is a matrix unit besides."""
+    """What vectors there are, and what else multiplies: a matrix unit, dot products of pairs."""
 
     lanes: int  # floats of a vector
     most_rows: int  # of a block: each has one register a vector of the panel
     has_halves: bool
     has_tiles: bool = False
+    has_dots: bool = False
 
     @property
     def panel(self) -> int:
@@ -74,8 +80,11 @@ def code(machine: Machine, storage: Storage) -> str:
         attributes #0 = {{ "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" }}
         """
     ]
+    if storage is Storage.DOTTED:
+        parts.append(_ROUND)
+    kernel = _DottedKernel if storage is Storage.DOTTED else _Kernel
     for size in machine.block_sizes:
-        parts += [task(str(size)), *_Kernel(machine, storage, size).lines()]
+        parts += [task(str(size)), *kernel(machine, storage, size).lines()]
     return "\n".join(parts)
 
 
@@ -103,10 +112,14 @@ def task(name: str) -> str:
 class _Kernel:
     """One `rows_<size>`."""
 
+    _inputs_of_step = 1
+    _begin, _end = "%inputs = getelementptr i8, ptr %x, i64 0", ""
+
     def __init__(self, machine: Machine, storage: Storage, size: int) -> None:
         self._lanes, self._panel = machine.lanes, machine.panel
         self._storage = storage
         self._element = _ELEMENTS[storage]
+        self._input = "float"
         self._vector = f"<{machine.lanes} x float>"
         self._rows = range(size)
         self._sums = [(row, v) for row in self._rows for v in range(_VECTORS)]
@@ -121,9 +134,12 @@ class _Kernel:
         %width = mul i64 %panels, {panel}
         %last = sub i64 %rows, {size}
         %any = icmp ult i64 %first, %end
-        br i1 %any, label %panel, label %done
+        br i1 %any, label %begin, label %done
+    begin:
+        {self._begin}
+        br label %panel
     panel:
-        %p = phi i64 [%first, %entry], [%p.next, %panel.end]
+        %p = phi i64 [%first, %begin], [%p.next, %panel.end]
         %p.start = mul i64 %p, %in
         %p.offset = mul i64 %p.start, {panel}
         %w.panel = getelementptr {self._element}, ptr %weight, i64 %p.offset
@@ -137,7 +153,7 @@ class _Kernel:
             yield f"""
         %row.{r} = add i64 %row, {r}
         %x.start.{r} = mul i64 %row.{r}, %in
-        %x.row.{r} = getelementptr float, ptr %x, i64 %x.start.{r}"""
+        %x.row.{r} = getelementptr {self._input}, ptr %inputs, i64 %x.start.{r}"""
         yield "br label %multiply"
         yield from self._multiply()
         yield "block.end:"
@@ -149,7 +165,10 @@ class _Kernel:
     panel.end:
         %p.next = add i64 %p, 1
         %is.panel = icmp ult i64 %p.next, %end
-        br i1 %is.panel, label %panel, label %done
+        br i1 %is.panel, label %panel, label %finish
+    finish:
+        {self._end}
+        br label %done
     done:
         ret void
     }}"""
@@ -166,23 +185,25 @@ class _Kernel:
         yield f"%w.k = getelementptr {self._element}, ptr %w.panel, i64 %k.offset"
         yield from self._fetch()
         yield from _LOADED[self._storage](lanes)
-        to_all = f"<{lanes} x i32> zeroinitializer"
         for r in self._rows:
-            yield f"""
-        %x.at.{r} = getelementptr float, ptr %x.row.{r}, i64 %k
-        %x.one.{r} = load float, ptr %x.at.{r}
-        %x.1.{r} = insertelement {vector} poison, float %x.one.{r}, i32 0
-        %x.{r} = shufflevector {vector} %x.1.{r}, {vector} poison, {to_all}"""
-        for r, v in self._sums:
-            operands = f"{vector} %x.{r}, {vector} %w.{v}, {vector} %sum.{r}.{v}"
-            yield f"%more.{r}.{v} = call {vector} @llvm.fma.v{lanes}f32({operands})"
-        yield "%k.next = add i64 %k, 1"
+            yield from self._spread(r)
+            yield from (self._add(r, v) for v in range(_VECTORS))
+        yield f"%k.next = add i64 %k, {self._inputs_of_step}"
         yield "%is.more = icmp ult i64 %k.next, %in"
         yield "br i1 %is.more, label %multiply, label %block.end"
 
+    def _spread(self, r: int) -> Iterator[str]:
+        """%x.r: the input of a row in all lanes."""
+        yield f"%x.at.{r} = getelementptr float, ptr %x.row.{r}, i64 %k"
+        yield _spread(f"x.{r}", "float", self._lanes, f"%x.at.{r}")
+
+    def _add(self, r: int, v: int) -> str:
+        operands = ", ".join(f"{self._vector} %{n}" for n in (f"x.{r}", f"w.{v}", f"sum.{r}.{v}"))
+        return f"%more.{r}.{v} = call {self._vector} @llvm.fma.v{self._lanes}f32({operands})"
+
     def _fetch(self) -> Iterator[str]:
         """Ask for what a later k reads; what lies behind the last panel is only asked for."""
-        size = self._storage.dtype.itemsize
+        size = self._storage.dtype.itemsize * self._inputs_of_step
         for at in range(0, self._panel * size, LINE_BYTES):
             yield f"%ahead.{at} = getelementptr i8, ptr %w.k, i64 {AHEAD_BYTES + at}"
             yield f"call void @llvm.prefetch.p0(ptr %ahead.{at}, i32 0, i32 3, i32 1)"
@@ -199,7 +220,70 @@ class _Kernel:
         store {self._vector} %more.{r}.{v}, ptr %y.at.{r}.{v}, align 4"""
 
 
-_ELEMENTS = {Storage.FLOAT32: "float", Storage.BFLOAT16: "i16", Storage.FLOAT16: "half"}
+class _DottedKernel(_Kernel):
+    """Two inputs a step. All inputs are rounded once, for all panels."""
+
+    _inputs_of_step = 2
+    _begin = """
+        %num.inputs = mul i64 %rows, %in
+        %inputs.bytes = mul i64 %num.inputs, 2
+        %inputs = call ptr @malloc(i64 %inputs.bytes)
+        call void @round(ptr %x, i64 %num.inputs, ptr %inputs)"""
+    _end = "call void @free(ptr %inputs)"
+
+    def __init__(self, machine: Machine, storage: Storage, size: int) -> None:
+        super().__init__(machine, storage, size)
+        self._input = "bfloat"
+
+    def _spread(self, r: int) -> Iterator[str]:
+        yield f"%x.at.{r} = getelementptr bfloat, ptr %x.row.{r}, i64 %k"
+        yield _spread(f"x.pair.{r}", "i32", self._lanes, f"%x.at.{r}")
+        yield f"%x.{r} = bitcast <{self._lanes} x i32> %x.pair.{r} to {_PAIRS}"
+
+    def _add(self, r: int, v: int) -> str:
+        operands = f"{self._vector} %sum.{r}.{v}, {_PAIRS} %x.{r}, {_PAIRS} %w.{v}"
+        return f"%more.{r}.{v} = call {self._vector} {_DOT}({operands})"
+
+
+DOTTED_STEP = 16  # inputs are rounded by so many
+_PAIRS, _DOT = "<32 x bfloat>", "@llvm.x86.avx512bf16.dpbf16ps.512"
+_ROUND = f"""
+    declare <16 x float> {_DOT}(<16 x float>, {_PAIRS}, {_PAIRS})
+    declare ptr @malloc(i64)
+    declare void @free(ptr)
+    define internal void @round(ptr %x, i64 %count, ptr %to) #0 {{
+    entry:
+        br label %next
+    next:
+        %i = phi i64 [0, %entry], [%i.next, %next]
+        %x.i = getelementptr float, ptr %x, i64 %i
+        %to.i = getelementptr bfloat, ptr %to, i64 %i
+        %whole = load <{DOTTED_STEP} x float>, ptr %x.i, align 4
+        %rounded = fptrunc <{DOTTED_STEP} x float> %whole to <{DOTTED_STEP} x bfloat>
+        store <{DOTTED_STEP} x bfloat> %rounded, ptr %to.i, align 2
+        %i.next = add i64 %i, {DOTTED_STEP}
+        %is.more = icmp ult i64 %i.next, %count
+        br i1 %is.more, label %next, label %done
+    done:
+        ret void
+    }}"""
+
+
+def _spread(name: str, element: str, lanes: int, place: str) -> str:
+    """A vector of what lies at a place."""
+    vector, to_all = f"<{lanes} x {element}>", f"<{lanes} x i32> zeroinitializer"
+    return f"""
+        %{name}.one = load {element}, ptr {place}, align 4
+        %{name}.first = insertelement {vector} poison, {element} %{name}.one, i32 0
+        %{name} = shufflevector {vector} %{name}.first, {vector} poison, {to_all}"""
+
+
+_ELEMENTS = {
+    Storage.FLOAT32: "float",
+    Storage.BFLOAT16: "i16",
+    Storage.FLOAT16: "half",
+    Storage.DOTTED: "bfloat",
+}
 
 # The vectors of a panel's row k, as float32.
 
@@ -230,8 +314,17 @@ def _bfloat16(lanes: int) -> Iterator[str]:
         %w.1 = bitcast <{lanes} x i32> %w.bits.1 to <{lanes} x float>"""
 
 
+def _pairs(lanes: int) -> Iterator[str]:
+    """Of row k and the next, side by side, see `RowKernels.pack`."""
+    for v in range(_VECTORS):
+        yield f"""
+        %w.at.{v} = getelementptr bfloat, ptr %w.k, i64 {2 * v * lanes}
+        %w.{v} = load {_PAIRS}, ptr %w.at.{v}, align 2"""
+
+
 _LOADED = {
     Storage.FLOAT32: _float32,
     Storage.FLOAT16: _float16,
     Storage.BFLOAT16: _bfloat16,
+    Storage.DOTTED: _pairs,
 }

@@ -26,7 +26,7 @@ from torch import Tensor
 from specserve.model import tile_code
 from specserve.model.large_pages import Arena
 from specserve.model.machine_code import Functions, Team, host_machine
-from specserve.model.row_code import Machine, Storage, code
+from specserve.model.row_code import DOTTED_STEP, Machine, Storage, code
 
 _LOG = logging.getLogger(__name__)
 _WEIGHTS = Arena()
@@ -53,7 +53,9 @@ class RowKernels:
     @property
     def trial_size(self) -> int:
         """Inputs that leave a remainder wherever there may be one."""
-        return tile_code.PART + tile_code.STEP if self.storage is Storage.PAIRED else 67
+        if self.storage is Storage.PAIRED:
+            return tile_code.PART + tile_code.STEP
+        return 5 * DOTTED_STEP if self.storage is Storage.DOTTED else 67
 
     @property
     def addresses(self) -> list[int]:
@@ -73,16 +75,14 @@ class RowKernels:
         # Panel by panel: a copy of all of a large weight would be as much memory again.
         for panel, part in zip(packed, weight.split(self.panel), strict=True):
             panel[:, : len(part)] = part.T
-            if self.storage is Storage.PAIRED:
-                panel.copy_(_paired(panel))
-            elif self.storage is Storage.BFLOAT16:
-                panel.copy_(_laced(panel))
+            if self.storage in _ORDERS:
+                panel.copy_(_ORDERS[self.storage](panel))
         return packed
 
     def takes(self, weight: Tensor) -> bool:
         """Whether a weight of this shape has products."""
-        is_cut = self.storage is Storage.PAIRED and weight.shape[1] % tile_code.STEP
-        return weight.numel() > 0 and not is_cut
+        step = _STEPS.get(self.storage, 1)
+        return weight.numel() > 0 and not weight.shape[1] % step
 
     def product(self, x: Tensor, packed: Tensor) -> Tensor:
         """x [N, in] float32, `pack`ed weight -> [N, panels * panel].
@@ -133,6 +133,8 @@ def row_kernels(storage: Storage) -> RowKernels | None:
         return None
     if storage is Storage.PAIRED and not machine.has_tiles:
         return None
+    if storage is Storage.DOTTED and not machine.has_dots:
+        return None
     try:
         kernels = RowKernels(machine, storage, team)
     except RuntimeError as error:  # LLVM's
@@ -156,6 +158,15 @@ def _paired(panel: Tensor) -> Tensor:
     return pairs.permute(0, 3, 1, 4, 2).reshape(panel.shape)
 
 
+def _dotted(panel: Tensor) -> Tensor:
+    """[in, columns] -> the same, of a column two inputs side by side, see `row_code`."""
+    return panel.view(len(panel) // 2, 2, -1).transpose(1, 2).reshape(panel.shape)
+
+
+_ORDERS = {Storage.BFLOAT16: _laced, Storage.PAIRED: _paired, Storage.DOTTED: _dotted}
+_STEPS = {Storage.PAIRED: tile_code.STEP, Storage.DOTTED: DOTTED_STEP}  # of inputs
+
+
 def _is_right(kernels: RowKernels) -> bool:
     """Against sums in double precision; and the same bits alone as among rows of any number."""
     generator = torch.Generator().manual_seed(0)
@@ -165,6 +176,8 @@ def _is_right(kernels: RowKernels) -> bool:
     x = torch.randn(max(sizes), kernels.trial_size, generator=generator)
     packed = kernels.pack(weight)
     alone = torch.cat([kernels.product(row[None], packed) for row in x])
+    if kernels.storage is Storage.DOTTED:
+        x = x.bfloat16().float()
     expected = x.double() @ weight.double().T
     is_close = torch.allclose(alone[:, :out_size].double(), expected, atol=1e-4, rtol=0)
     return is_close and all(torch.equal(kernels.product(x[:n], packed), alone[:n]) for n in sizes)
