@@ -1,15 +1,17 @@
 """What calibrated confidences read of a law, compiled: torch makes twelve passes over the logits.
 
-numba compiles anew what it has kept of a file only when that very file changes: all is in it.
 Arrays are contiguous. No index is checked here; who calls knows what there is.
 """
 
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from specserve import compiled
+from specserve import compiled, noise_kernel
+from specserve.noise_kernel import largest
 
 Array = np.ndarray
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -20,13 +22,12 @@ _ARITHMETIC = {"contract", "reassoc", "arcp", "nsz"}
 _LOG2_E = np.float32(1.44269504)
 _LEAST_EXPONENT, _MOST_EXPONENT, _BIAS = np.float32(-126.0), np.float32(127.0), np.int32(127)
 _MANTISSA_BITS = np.int32(23)
-_STRIPE = 64  # values looked at together
 _LEAST_GAP = np.float32(-1e4)  # of logits: a token that is impossible adds nothing
 
 
-def _compiled(function: _Function, arithmetic: set[str] = _ARITHMETIC) -> _Function:
-    """As a decorator."""
-    return compiled.compiled(function, arithmetic)
+def _compiled(function: _Function) -> _Function:
+    """As a decorator; what is kept is below."""
+    return compiled.compiled(function, _ARITHMETIC, is_kept=False)
 
 
 # --- numbers -------------------------------------------------------------------------------------
@@ -53,42 +54,6 @@ def exp(x: np.float32) -> np.float32:
     return power * bits.view(np.float32)
 
 
-def _largest(values: Array) -> np.float32:
-    """Of [N], N above 0; any of them if one is no number."""
-    most, whole = values[0], len(values) // _STRIPE * _STRIPE
-    lanes = np.full(_STRIPE, most)  # LLVM makes no vectors of one running maximum
-    for start in range(0, whole, _STRIPE):
-        for lane in range(_STRIPE):
-            value = values[start + lane]
-            lanes[lane] = value if value > lanes[lane] else lanes[lane]
-    for lane in range(_STRIPE):
-        most = max(most, lanes[lane])
-    for i in range(whole, len(values)):
-        most = max(most, values[i])
-    return most
-
-
-# Comparisons are a vector only where nobody asks about NaN.
-largest = _compiled(_largest, _ARITHMETIC | {"nnan"})
-
-
-@_compiled
-def first_of(values: Array, wanted: np.float32) -> int:
-    """Where `wanted` stands first in [N]; 0 if it does not."""
-    start, whole = 0, len(values) // _STRIPE * _STRIPE
-    while start < whole:
-        count = 0
-        for i in range(start, start + _STRIPE):
-            count += values[i] == wanted
-        if count:
-            break
-        start += _STRIPE
-    for i in range(start, len(values)):
-        if values[i] == wanted:
-            return i
-    return 0
-
-
 @_compiled
 def features(logits: Array) -> tuple[np.float32, np.float32]:
     """Of a law [V]: log of its largest probability, and its entropy in nats."""
@@ -103,8 +68,17 @@ def features(logits: Array) -> tuple[np.float32, np.float32]:
     return -log_total, log_total - weighted / total
 
 
-@_compiled
-def law_features(logits: Array, out: Array) -> None:
-    """`features` of laws [N, V]: [N, 2]."""
-    for row in range(len(logits)):
-        out[row, 0], out[row, 1] = features(logits[row])
+def _entry(sources: int) -> Callable[[Array, Array], None]:
+    """numba keeps it for what it encloses, too: these sources and no others."""
+
+    def law_features(logits: Array, out: Array) -> None:
+        """`features` of laws [N, V]: [N, 2]."""
+        if sources:
+            for row in range(len(logits)):
+                out[row, 0], out[row, 1] = features(logits[row])
+
+    return compiled.compiled(law_features, _ARITHMETIC)
+
+
+_FILES = Path(__file__), Path(str(noise_kernel.__file__))
+law_features = _entry(zlib.crc32(b"".join(file.read_bytes() for file in _FILES)) | 1)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
-from specserve.decoding.drawing import BlockLayout, distinct_log_noise, log_noise
+from specserve.decoding.drawing import BlockLayout, fresh_log_noise, log_noise
 
 _TABLE_BYTES = 64 << 20
 
@@ -30,7 +30,7 @@ class NoiseTable:
             num_rows = max(1, self._num_bytes // (4 * columns))
             self._table = torch.empty(num_rows, columns, device=seeds.device)
         if len(set(keys)) > len(self._table):
-            return distinct_log_noise(seeds, sample_indices, positions, layout)
+            return fresh_log_noise(seeds, sample_indices, positions, layout)
         missing = self._reserve(keys, len(self._table))
         if missing:
             at = torch.tensor(missing, device=seeds.device)

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from draft_node import kernels
-from draft_node.kernels import exp, features, first_of, largest
+from draft_node.kernels import exp, features
 from specserve import address_call, compiled, noise_kernel
 from specserve.address_call import call
 from specserve.decoding import law_kernels, race
@@ -22,6 +22,7 @@ from specserve.decoding.race import COUPLED, GREEDY, Race
 from specserve.model import forward_job, layer_kernels
 from specserve.model.forward_job import Thread
 from specserve.model.layer_kernels import DONE, PENDING, multiply
+from specserve.noise_kernel import first_of, largest
 
 Array = np.ndarray
 _Function = TypeVar("_Function", bound=Callable[..., object])

@@ -78,6 +78,20 @@ def exponential_noise(
     return _exponential(bits.flatten(1))[:, :num_tokens]
 
 
+def log_exponential_noise(
+    seeds: Tensor, sample_indices: Tensor, positions: Tensor, purpose: Purpose, num_tokens: int
+) -> Tensor:
+    """The logarithm of `exponential_noise`, to the last few bits."""
+    if seeds.device.type != "cpu" or not noise_kernel.is_usable():
+        return exponential_noise(seeds, sample_indices, positions, purpose, num_tokens).log_()
+    purposes = torch.full_like(seeds, int(purpose))
+    logs = np.empty((len(seeds), num_tokens), np.float32)
+    noise_kernel.log_exponentials(
+        _words(positions), _words(sample_indices), _words(purposes), _words(seeds), logs
+    )
+    return torch.from_numpy(logs)
+
+
 def exponential_noise_at(
     seeds: Tensor, sample_indices: Tensor, positions: Tensor, purpose: Purpose, token_ids: Tensor
 ) -> Tensor:
@@ -165,8 +179,7 @@ def _word_bits(
     `blocks`, int64 [R or 1, N], are the first counter words; the words of the rows int64 [R].
     """
     if seeds.device.type == "cpu":
-        tensors = (blocks, positions, sample_words, purpose_words, seeds)
-        words = [np.ascontiguousarray(tensor.numpy()).view(np.uint64) for tensor in tensors]
+        words = [_words(each) for each in (blocks, positions, sample_words, purpose_words, seeds)]
         fill = noise_kernel.word_floats if noise_kernel.is_usable() else _tiled_word_floats
         bits = np.empty((len(seeds), blocks.shape[1], 4), np.float32)
         fill(words[0], words[1], words[2], words[3], words[4], bits)
@@ -176,6 +189,11 @@ def _word_bits(
     key = torch.stack((seeds & _MASK, (seeds >> 32) & _MASK))
     lanes = [torch.as_tensor(word) for word in philox4x32(counter, key)]
     return torch.stack(lanes, dim=2).to(torch.float32)
+
+
+def _words(lanes: Tensor) -> np.ndarray:
+    """int64 of a host, as the compiled cipher reads them."""
+    return np.ascontiguousarray(lanes.numpy()).view(np.uint64)
 
 
 def _tiled_word_floats(

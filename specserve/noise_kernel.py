@@ -29,6 +29,7 @@ def word_floats(
     blocks [R or 1, N]: first counter words; the others of every row, and its key: [R].
     """
     num_rows, num_blocks, _ = out.shape
+    words = np.empty((4, num_blocks), np.uint32)  # LLVM makes no vectors of what is interleaved
     for row in range(num_rows):
         block_row = row if len(blocks) > 1 else 0
         position, sample_word = np.uint32(positions[row]), np.uint32(sample_words[row])
@@ -44,8 +45,10 @@ def word_floats(
                 b, d = np.uint32(second & _MASK), np.uint32(first & _MASK)
                 first_key = np.uint32(first_key + _FIRST_STEP)
                 second_key = np.uint32(second_key + _SECOND_STEP)
-            out[row, place, 0], out[row, place, 1] = np.float32(a), np.float32(b)
-            out[row, place, 2], out[row, place, 3] = np.float32(c), np.float32(d)
+            words[0, place], words[1, place], words[2, place], words[3, place] = a, b, c, d
+        for place in range(num_blocks):
+            for word in range(4):
+                out[row, place, word] = np.float32(words[word, place])
 
 
 # --- the race ------------------------------------------------------------------------------------
@@ -55,8 +58,42 @@ _MOST_UNIFORM = np.float32(1.0 - 2.0**-24)  # the largest float32 below 1
 _LOG2_E = np.float32(1.44269504)
 _LEAST_EXPONENT, _BIAS, _MANTISSA_BITS = np.float32(-126.0), np.int32(127), np.int32(23)
 _MANTISSA, _ONE_BITS = np.int32(0x007FFFFF), np.int32(0x3F800000)
+_STRIPE = 64  # values looked at together, which may be vectors
 _SQRT_2, _LN_2_HIGH = np.float32(1.41421356), np.float32(0.693359375)
 _LN_2_LOW = np.float32(-2.12194440e-4)  # and both are ln 2
+
+
+@compiled.compiled
+def largest(values: np.ndarray) -> np.float32:
+    """Of float32 [N], N above 0; any of them if one is no number."""
+    most, whole = values[0], len(values) // _STRIPE * _STRIPE
+    lanes = np.full(_STRIPE, most)
+    for start in range(0, whole, _STRIPE):
+        for lane in range(_STRIPE):
+            value = values[start + lane]
+            lanes[lane] = value if value > lanes[lane] else lanes[lane]
+    for lane in range(_STRIPE):
+        most = max(most, lanes[lane])
+    for i in range(whole, len(values)):
+        most = max(most, values[i])
+    return most
+
+
+@compiled.compiled
+def first_of(values: np.ndarray, wanted: np.float32) -> int:
+    """Where `wanted` stands first in float32 [N]; 0 if it does not."""
+    start, whole = 0, len(values) // _STRIPE * _STRIPE
+    while start < whole:
+        count = 0
+        for i in range(start, start + _STRIPE):
+            count += values[i] == wanted
+        if count:
+            break
+        start += _STRIPE
+    for i in range(start, len(values)):
+        if values[i] == wanted:
+            return i
+    return 0
 
 
 @compiled.compiled
@@ -114,6 +151,23 @@ def exponential(bits: np.float32) -> np.float32:
 
 
 @compiled.compiled
+def log_exponentials(
+    positions: Words, sample_words: Words, purpose_words: Words, seeds: Words, out: np.ndarray
+) -> None:
+    """out float32 [R, V] = log E, E as `exponential` makes it of a row's words: all [R]."""
+    num_rows, num_tokens = out.shape
+    blocks = np.arange((num_tokens + 3) // 4).astype(np.uint64).reshape(1, -1)
+    bits = np.empty((1, blocks.shape[1], 4), np.float32)
+    for row in range(num_rows):
+        one = slice(row, row + 1)
+        keys = positions[one], sample_words[one], purpose_words[one], seeds[one]
+        word_floats(blocks, keys[0], keys[1], keys[2], keys[3], bits)
+        noise, logs = bits.reshape(-1), out[row]
+        for token in range(num_tokens):
+            logs[token] = logarithm(exponential(noise[token]))
+
+
+@compiled.compiled
 def race(
     logits: np.ndarray, temperatures: np.ndarray, keys: Words, purpose: int, winners: np.ndarray
 ) -> None:
@@ -126,23 +180,16 @@ def race(
     blocks = np.arange((num_tokens + 3) // 4).astype(np.uint64).reshape(1, -1)
     purposes = np.full(1, purpose, np.uint64)
     bits = np.empty((1, blocks.shape[1], 4), np.float32)
-    times = np.empty(num_tokens, np.float32)
+    speeds = np.empty(num_tokens, np.float32)
     for row in range(num_rows):
         key = keys[:, row : row + 1].copy()
         word_floats(blocks, key[0], key[1], purposes, key[2], bits)
         noise, own = bits.reshape(-1), logits[row]
-        most = own[0]
-        for token in range(num_tokens):
-            most = max(most, own[token])
-        temperature = temperatures[row]
+        most, temperature = largest(own), temperatures[row]
         for token in range(num_tokens):
             weight = power((own[token] - most) / temperature)
-            times[token] = exponential(noise[token]) / weight
-        winner = 0
-        for token in range(num_tokens):
-            if times[token] < times[winner]:
-                winner = token
-        winners[row] = winner
+            speeds[token] = -(exponential(noise[token]) / weight)
+        winners[row] = first_of(speeds, largest(speeds))
 
 
 @functools.cache
@@ -155,5 +202,6 @@ def _run() -> None:
     words = np.ones(2, np.uint64)
     out = np.empty((2, 3, 4), np.float32)
     word_floats(np.ones((1, 3), np.uint64), words, words, words, words, out)
+    log_exponentials(words, words, words, words, np.empty((2, 5), np.float32))
     keys, winners = np.ones((3, 2), np.uint64), np.empty(2, np.int64)
     race(np.ones((2, 5), np.float32), np.ones(2, np.float32), keys, 0, winners)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import Coupled, DrawingRule, Sampled
+from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
 from specserve.decoding.shaping import shaped
 from specserve.decoding.state import SamplingState
 from specserve.decoding.verification.rule import VerificationRule, judged_by
@@ -242,6 +242,8 @@ class ColocatedDraft:
                 device=self._device,
             )
             return shaped(Sampled(temperatures, keys, self._num_kept), states)
+        if all(state.is_greedy for state in states):
+            return shaped(Greedy(), states)
         seeds = [state.seed_bits for state in states]
         words = torch.tensor([seeds, sample_indices], dtype=torch.int64, device=self._device)
         rule = Coupled(temperatures, seeds=words[0], sample_indices=words[1])

@@ -57,7 +57,11 @@ class DraftWeights:
         self.target = target
         # Nothing that is verified depends on the bits of a draft: the fastest kernels will do.
         self._kernels = Kernels(
-            dtype=dtype, device=device, deterministic=False, half_weights=half_weights
+            dtype=dtype,
+            device=device,
+            deterministic=False,
+            half_weights=half_weights,
+            may_round_inputs=half_weights,
         )
 
     def tensor(self, name: str) -> Tensor:

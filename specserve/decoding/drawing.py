@@ -18,7 +18,7 @@ from torch import Tensor
 from specserve.decoding import law_kernels
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.race import COUPLED, NO_FLOATS, SAMPLED, Race
-from specserve.noise import OnceKeys, Purpose, exponential_noise, exponential_noise_at
+from specserve.noise import OnceKeys, Purpose, exponential_noise_at, log_exponential_noise
 
 
 @dataclass(frozen=True)
@@ -47,23 +47,16 @@ def log_noise(
     """log E of the target's race at N positions, for every column: int64 [N] to float32 [N, DV]."""
     keys = (seeds, sample_indices, positions, Purpose.OUTPUT)
     if layout.target_ids is None:
-        return exponential_noise(*keys, layout.vocab_size).log_()
+        return log_exponential_noise(*keys, layout.vocab_size)
     return exponential_noise_at(*keys, layout.target_ids.expand(len(seeds), -1)).log_()
 
 
-def distinct_log_noise(
+def fresh_log_noise(
     seeds: Tensor, sample_indices: Tensor, positions: Tensor, layout: BlockLayout
 ) -> tuple[Tensor, Tensor]:
-    """The plain `NoiseSource`: every noise is made once a batch, however many blocks share it."""
-    if seeds.device.type != "cpu":
-        rows = torch.arange(len(seeds), device=seeds.device)
-        return log_noise(seeds, sample_indices, positions, layout), rows
-    keys = torch.stack((seeds, sample_indices, positions)).numpy()
-    distinct, inverse = np.unique(keys, axis=1, return_inverse=True)
-    seeds, sample_indices, positions = torch.from_numpy(np.ascontiguousarray(distinct))
-    return log_noise(seeds, sample_indices, positions, layout), torch.from_numpy(
-        inverse.reshape(-1)
-    )
+    """The plain `NoiseSource`: made anew for every position of every block."""
+    rows = torch.arange(len(seeds), device=seeds.device)
+    return log_noise(seeds, sample_indices, positions, layout), rows
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -134,7 +127,7 @@ class Coupled:
     temperatures: Tensor
     seeds: Tensor
     sample_indices: Tensor
-    source: NoiseSource = distinct_log_noise
+    source: NoiseSource = fresh_log_noise
 
     def begin(self, layout: BlockLayout) -> "Coupled._Draws":
         random = self.temperatures > 0

@@ -125,12 +125,15 @@ class Kernels:
     """Chooses the kernel of every linear layer of one model on one device.
 
     `half_weights` keeps weights in 16 bits where this machine has products with such: exactly, in
-    bfloat16 or float16; or, with `may_round`, in float16 if that has room for them, and inputs in
-    bfloat16 where that is faster. Without `CompiledLinear` weights are always rounded, and stay
-    whole where deterministic bits would depend on the batch.
+    bfloat16 or float16; or, with `may_round`, in float16 if that has room for them. Without
+    `CompiledLinear` they are always rounded, and stay whole where deterministic bits would depend
+    on the batch.
 
     `may_pair` lets a matrix unit multiply what bfloat16 holds, which has other bits: only where all
     ranks' shares of a weight are such, or bits may depend on the number of ranks.
+
+    `may_round_inputs` is for drafters, whose law may be any: inputs of weights that bfloat16 holds
+    are rounded to that where this makes products faster.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class Kernels:
         half_weights: bool = False,
         may_round: bool = True,
         may_pair: bool = True,
+        may_round_inputs: bool = False,
     ) -> None:
         self.dtype = dtype
         self.device = device
@@ -154,6 +158,7 @@ class Kernels:
         self._halves = half_weights and on_cpu and dtype == torch.float32 and can_halve()
         self._may_round = may_round
         self._may_pair = may_pair
+        self._may_round_inputs = may_round_inputs
         self.any_halved = False
         self._verdicts: dict[tuple[type[PackedLinear | HalfLinear], int, int], int] = {}
 
@@ -190,8 +195,8 @@ class Kernels:
         """Of the narrowest storage that does; a choice that loses nothing is each rank's own."""
         halves = (Storage.BFLOAT16, Storage.FLOAT16) if self._halves else ()
         paired = (Storage.PAIRED,) if self._halves and self._may_pair else ()
-        # Twice as fast where few rows wait for arithmetic; a matrix unit need not round for that.
-        dotted = (Storage.DOTTED,) if self._halves and self._may_round else ()
+        # A matrix unit need not round inputs to be as fast.
+        dotted = (Storage.DOTTED,) if self._halves and self._may_round_inputs else ()
         for storage in (*paired, *dotted, *halves):
             kernels = row_kernels(storage)
             if kernels is None or not kernels.takes(weight):

@@ -11,6 +11,7 @@ from specserve.noise import (
     Purpose,
     exponential_noise,
     exponential_noise_at,
+    log_exponential_noise,
     philox4x32,
     seed_bits,
 )
@@ -202,3 +203,35 @@ def test_both_ways_give_the_same_bits(way, monkeypatch):
     assert all(map(torch.equal, found[:half], found[half:]))
     signatures = getattr(noise_kernel.word_floats, "signatures", [None])
     assert len(signatures) == 1  # another would be compiled in the middle of a round
+
+
+@pytest.mark.parametrize("num_tokens", [1, 63, 64, 130, 4096])
+def test_the_logarithm_is_that_of_the_noise_in_any_batch(num_tokens):
+    rows = keys(40)
+    logs = log_exponential_noise(*rows, Purpose.OUTPUT, num_tokens)
+    expected = exponential_noise(*rows, Purpose.OUTPUT, num_tokens).double().log()
+    torch.testing.assert_close(logs.double(), expected, rtol=3e-6, atol=3e-6)
+    alone = torch.cat(
+        [
+            log_exponential_noise(
+                *(part[row : row + 1] for part in rows), Purpose.OUTPUT, num_tokens
+            )
+            for row in range(40)
+        ]
+    )
+    assert torch.equal(alone, logs)
+
+
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 127, 128, 200, 4096])
+def test_the_first_of_the_largest_is_found(size):
+    rng = np.random.default_rng(size)
+    for _ in range(50):
+        values = rng.integers(-4, 5, size).astype(np.float32)  # many are equal
+        most = noise_kernel.largest(values)
+        assert most == values.max()
+        assert noise_kernel.first_of(values, most) == values.argmax()
+    falling = -np.arange(size, dtype=np.float32)
+    assert noise_kernel.largest(falling) == 0
+    assert noise_kernel.largest(falling[::-1].copy()) == 0
+    assert noise_kernel.first_of(falling, falling[-1]) == size - 1
+    assert noise_kernel.first_of(falling, np.float32(1)) == 0

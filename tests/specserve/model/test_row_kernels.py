@@ -10,7 +10,7 @@ from specserve.model import machine_code
 from specserve.model import row_kernels as module
 from specserve.model.linear import CompiledLinear, Kernels, can_halve_exactly
 from specserve.model.machine_code import Team, host_machine
-from specserve.model.row_code import Machine, Storage
+from specserve.model.row_code import DOTTED_STEP, Machine, Storage
 from specserve.model.row_kernels import RowKernels, row_kernels
 from specserve.model.tile_code import STEP
 
@@ -19,9 +19,12 @@ pytestmark = pytest.mark.skipif(
     row_kernels(Storage.FLOAT32) is None, reason="no compiled products here"
 )
 STORAGES = [storage for storage in Storage if row_kernels(storage) is not None]
-BY_VECTORS = [storage for storage in STORAGES if storage is not Storage.PAIRED]
+WHOLE_INPUTS = [storage for storage in STORAGES if storage is not Storage.DOTTED]
+BY_VECTORS = [storage for storage in WHOLE_INPUTS if storage is not Storage.PAIRED]
+STEPS = {Storage.PAIRED: STEP, Storage.DOTTED: DOTTED_STEP}
 SIZES = [(1, 1), (3, 33), (64, 32), (256, 100), (1031, 64), (1056, 33), (2080, 70)]
 needs_tiles = pytest.mark.skipif(Storage.PAIRED not in STORAGES, reason="no matrix unit here")
+needs_dots = pytest.mark.skipif(Storage.DOTTED not in STORAGES, reason="no dot products here")
 
 
 def compiled(weight, storage=Storage.FLOAT32):
@@ -43,7 +46,7 @@ def without_avx512(storage):
         (storage, *size)
         for storage in STORAGES
         for size in SIZES
-        if storage is not Storage.PAIRED or size[0] % STEP == 0
+        if size[0] % STEPS.get(storage, 1) == 0
     ],
 )
 def test_products_are_those_of_the_stored_weight(storage, in_size, out_size):
@@ -51,8 +54,9 @@ def test_products_are_those_of_the_stored_weight(storage, in_size, out_size):
     weight, x = torch.randn(out_size, in_size), torch.randn(41, in_size)
     stored = weight.to(storage.dtype)
     product = compiled(weight, storage)
+    multiplied = x.bfloat16() if storage is Storage.DOTTED else x
     for rows in (*range(1, 35), 41):
-        expected = x[:rows].double() @ stored.double().T
+        expected = multiplied[:rows].double() @ stored.double().T
         assert product(x[:rows]).shape == (rows, out_size)
         torch.testing.assert_close(product(x[:rows]).double(), expected, atol=4e-4, rtol=0)
 
@@ -118,6 +122,23 @@ def test_only_what_all_ranks_agree_on_is_paired():
     assert storage_of(brain[:, :48]) is Storage.BFLOAT16
     assert storage_of(half) is Storage.FLOAT16
     assert storage_of(brain, half_weights=False) is Storage.FLOAT32
+
+
+@needs_dots
+def test_inputs_are_rounded_for_who_asks_and_for_nobody_else(anew, monkeypatch):
+    """A target's never; and where there is a matrix unit, that needs none of it."""
+    machine = host_machine()
+    assert machine is not None
+    monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_tiles=False))
+    brain, half = torch.randn(40, 64).bfloat16().float(), torch.randn(40, 64).half().float()
+    assert storage_of(brain) is Storage.BFLOAT16
+    assert storage_of(brain, may_round_inputs=True) is Storage.DOTTED
+    assert storage_of(half, may_round_inputs=True) is Storage.FLOAT16
+    assert storage_of(brain[:, :40], may_round_inputs=True) is Storage.BFLOAT16
+    assert storage_of(brain, half_weights=False, may_round_inputs=True) is Storage.FLOAT32
+    row_kernels.cache_clear()
+    monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_dots=False))
+    assert storage_of(brain, may_round_inputs=True) in (Storage.PAIRED, Storage.BFLOAT16)
 
 
 def storage_of(weight, *, half_weights=True, **options):
@@ -246,7 +267,7 @@ def test_wrong_products_are_not_used(anew, monkeypatch, caplog):
     code = module.code
     spoilt = {
         "a lost term": ("%k = phi i64 [0, %block]", "%k = phi i64 [1, %block]"),
-        "another row": ("ptr %x, i64 %x.start.1\n", "ptr %x, i64 %x.start.0\n"),
+        "another row": ("ptr %inputs, i64 %x.start.1\n", "ptr %inputs, i64 %x.start.0\n"),
         "another column": (
             "call <{n} x float> @llvm.fma.v{n}f32(<{n} x float> %x.2, <{n} x float> %w.1",
             "call <{n} x float> @llvm.fma.v{n}f32(<{n} x float> %x.2, <{n} x float> %w.0",
