@@ -14,6 +14,7 @@ from draft_node.drafters.load import (
 from draft_node.drafters.ngram import NgramDrafter
 from draft_node.drafters.spec import BlockSpec, Eagle3Spec
 from draft_node.drafters.weights import TargetWeights
+from draft_node.warm_up import warm_up
 from specserve.config import SpeculationConfig
 from specserve.drafter_source import NGRAM
 from specserve.drafting import Drafter, FeatureSpec
@@ -45,7 +46,9 @@ def load(
         half_weights=True,
     )
     folder = Path(speculation.drafter or "")
-    return load_drafter(folder, TargetWeights.of(target, model), options)
+    drafter = load_drafter(folder, TargetWeights.of(target, model), options)
+    warm_up(drafter, options, size=1, num_kept=speculation.num_kept)
+    return drafter
 
 
 def load_feature_spec(folder: str, *, target: Path, model: Transformer) -> FeatureSpec | None:

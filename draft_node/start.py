@@ -26,19 +26,18 @@ from draft_node.fan_out import FanOutRule
 from draft_node.node import DraftNode
 from draft_node.presolve import Presolve
 from draft_node.streams import Streams
+from draft_node.warm_up import warm_up
 from draft_node.waves import WaveSettings
 from specserve.config import ResolvedConfig, read_resolved
-from specserve.decoding.drawing import Coupled, Sampled
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafter_source import NGRAM
-from specserve.drafting import ContextUpdate, DraftBatch, Drafter
+from specserve.drafting import Drafter
 from specserve.errors import InvalidField, SpecserveError, Unavailable
 from specserve.group_link.ends import GroupDraftEnd, Meeting
 from specserve.link.ends import DraftLinkEnd
 from specserve.link.frames import LinkLimits
 from specserve.link.ring import DEFAULT_RING_BYTES, RingDraftEnd, SharedRegion
 from specserve.model.config import ModelSpec
-from specserve.noise import OnceKeys
 from specserve.process import ChildArguments, pin, report_failure, report_ready
 from specserve.telemetry import setup_logging
 from specserve.wire.draft_control import Attach, DraftControlDraft
@@ -120,7 +119,6 @@ def _build(
         gamma=drafter.gamma,
         feature_size=drafter.feature_size,
     )
-    warm_up(drafter, settings, dtype, device)
     rule = FanOutRule(speculation.fan_out_rule)
     return DraftNode(
         introduction,
@@ -185,7 +183,9 @@ def _load(
         gamma=describe(speculation)[1],
         half_weights=True,
     )
-    return load_drafter(folder, target, options)
+    drafter = load_drafter(folder, target, options)
+    warm_up(drafter, options, size=speculation.wave, num_kept=speculation.num_kept)
+    return drafter
 
 
 def _num_context_tokens(
@@ -208,33 +208,3 @@ def _bytes_per_token(spec: ModelSpec, dtype: str | None) -> int:
     # A hidden state besides: some drafters keep the features themselves.
     width = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim + spec.hidden_size
     return width * itemsize
-
-
-def warm_up(
-    drafter: Drafter, settings: WaveSettings, dtype: torch.dtype, device: torch.device
-) -> None:
-    """One wave of either family on a row of its own.
-
-    The first round must not pay for what is allocated, compiled or chosen at the first call.
-    """
-    row, num_tokens, size = -1, 16, settings.size
-    features = None
-    if drafter.feature_size:
-        features = torch.zeros(num_tokens, drafter.feature_size, dtype=dtype, device=device)
-    token_ids = torch.arange(num_tokens, device=device)
-    drafter.extend(ContextUpdate([row], [0], [num_tokens], token_ids, features))
-    batch = DraftBatch(
-        rows=[row] * size,
-        anchor_ids=torch.zeros(size, dtype=torch.int64, device=device),
-        gap_ids=None if drafter.holds_tokens_in_flight else [[1]] * size,
-        keep_logits=True,
-    )
-    zeros = [0] * size
-    temperatures = torch.ones(size, device=device)
-    seeds = torch.zeros(2, size, dtype=torch.int64, device=device)
-    keys = OnceKeys.build(zeros, zeros, zeros, zeros, zeros, device)
-    drafter.draft(batch, Coupled(temperatures, seeds[0], seeds[1]))
-    drafter.draft(batch, Sampled(temperatures, keys, settings.num_kept))
-    if drafter.holds_tokens_in_flight:
-        drafter.extend(ContextUpdate([row], [num_tokens], [4], token_ids[:4], None))
-    drafter.free(row)

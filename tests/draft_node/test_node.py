@@ -10,10 +10,12 @@ import time
 import pytest
 import torch
 
+from draft_node.drafters.load import DrafterOptions
 from draft_node.node import SILENCE, DraftNode
 from draft_node.presolve import Presolve
-from draft_node.start import refuse_large_pushes, warm_up
+from draft_node.start import refuse_large_pushes
 from draft_node.streams import Streams
+from draft_node.warm_up import warm_up
 from draft_node.waves import WaveSettings
 from specserve.config import (
     EngineConfig,
@@ -252,9 +254,10 @@ def test_looks_grow_rare_while_nobody_reports(peer, node, drafter, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 5])
-def test_warming_up_leaves_nothing_behind(drafter, size):
-    settings = WaveSettings(size=size, num_kept=16)
-    warm_up(drafter, settings, torch.float32, CPU)
+@pytest.mark.parametrize("max_positions", [1, 8, 128])
+def test_warming_up_leaves_nothing_behind(drafter, size, max_positions):
+    options = DrafterOptions(torch.float32, CPU, num_context_tokens=64, max_positions=max_positions)
+    warm_up(drafter, options, size=size, num_kept=16)
     assert drafter.context_len(-1) == 0
 
 
