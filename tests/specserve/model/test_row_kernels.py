@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specserve.model import machine_code
+from specserve.model import machine_code, tile_code
 from specserve.model import row_kernels as module
 from specserve.model.linear import CompiledLinear, Kernels, can_halve_exactly
-from specserve.model.machine_code import Team, host_machine
-from specserve.model.row_code import DOTTED_STEP, Machine, Storage
+from specserve.model.machine_code import Team, host_machine, llvm
+from specserve.model.row_code import DOTTED_STEP, Machine, Storage, code
 from specserve.model.row_kernels import RowKernels, row_kernels
 from specserve.model.tile_code import STEP
 
@@ -101,6 +101,26 @@ def test_bits_do_not_depend_on_the_rows_beside(storage):
     for rows in (2, 12, 13, 16, 17, 31, 32, 33, 127, 128, 129, 257, 300):
         assert torch.equal(product(x[:rows]), alone[:rows])
         assert torch.equal(product(x[-rows:]), alone[-rows:])
+
+
+@pytest.mark.parametrize(
+    ("text", "cpu", "instruction"),
+    [
+        (tile_code.code(), "sapphirerapids", "tdpbf16ps"),
+        (code(Machine(16, 12, True, has_dots=True), Storage.DOTTED), "znver4", "vdpbf16ps"),
+        (code(Machine(16, 12, True), Storage.BFLOAT16), "skylake-avx512", "vfmadd"),
+        (code(Machine(8, 6, True), Storage.FLOAT16), "haswell", "vcvtph2ps"),
+    ],
+    ids=["tiles", "dots", "avx512", "avx2"],
+)
+def test_code_for_other_machines_is_what_llvm_takes(text, cpu, instruction):
+    """This one may have none of their units, but makes what they would run."""
+    module = llvm.parse_assembly(text)
+    module.verify()
+    machine = llvm.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(
+        cpu=cpu, opt=3
+    )
+    assert instruction in machine.emit_assembly(module)
 
 
 @needs_tiles
