@@ -56,7 +56,7 @@ _PRIORS = {
 _PRIOR_VERIFY_S = 0.03
 _PRIOR_HITS = 0.5  # share of rows
 _LEAST_S = 1e-6  # of a round, whatever a line says
-_LEAST_SHARE = 1e-3  # of rows, likewise of what was measured
+_LEAST_MISSES = 0.02  # share of rows that miss after a hit, likewise
 
 
 class MissPolicy:
@@ -148,10 +148,10 @@ class MissPolicy:
         """Tokens a second."""
         pushed, fared = self._pushed, self._fared[miss]
         answered = self._answered.value if miss is Miss.DRAFT_NOW else 1.0
-        leaves = 1 - self._hit_after_hit.value
-        share = leaves / max(leaves + self._hit_after[miss].value, _LEAST_SHARE)
+        # Hits without end say nothing of the misses that there are now.
+        leaves = max(1 - self._hit_after_hit.value, _LEAST_MISSES)
         rows = round_.num_hits + round_.num_missed
-        missed = min(share, 1.0) * rows
+        missed = rows * leaves / (leaves + self._hit_after[miss].value)
         hits = rows - missed
         made = hits * (1 + pushed.accepted.value) + missed * (1 + answered * fared.accepted.value)
         num_tokens = (

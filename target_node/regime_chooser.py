@@ -23,6 +23,7 @@ _FIRST_LOSS = 150.0  # ... and so many by each regime at every load while it may
 _HOPE = 0.3  # standard deviations by which `may well` is meant, at first; the more ...
 _SHORT = 200.0  # ... tokens a load has made beyond these, the more it pays to be sure
 _CHANGE_ROUNDS = 1.0  # what changing over is believed to lose, before that was measured
+_MOST_CHANGE_ROUNDS = 8.0  # that a round of one counts: others may have had the core
 _SMOOTHING = 0.2  # weight of the latest change
 
 
@@ -113,7 +114,8 @@ class RegimeChooser:
             each.fade(seconds)
         if settles:
             if measured.speed:
-                self._changing_s += seconds - num_tokens / measured.speed
+                most = _MOST_CHANGE_ROUNDS * measured.seconds / measured.rounds
+                self._changing_s += min(seconds - num_tokens / measured.speed, most)
             return
         measured.add(num_tokens, seconds)
         if self._changing_s and measured.seconds:

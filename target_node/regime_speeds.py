@@ -22,6 +22,8 @@ import numpy.typing as npt
 
 _HALF_LIFE_S = 20.0  # of what was measured, ...
 _LEAST_KEPT = 60.0  # ... but for so many tokens
+_MOST = 2.0  # times the usual is the most that a round counts
+_FEW_ROUNDS = 2.0
 _DOUBT = 2.0  # standard deviation of a speed measured over n tokens, relative, times sqrt(n)
 _SPREAD = 0.5  # standard deviation of log speeds of regimes at one load, before any is known
 _LEVEL = 10.0  # the same of what regimes have in common at a load: anything
@@ -62,6 +64,11 @@ class Measured:
         return self.tokens / self.rounds if self.rounds else 0.0
 
     def add(self, num_tokens: int, seconds: float) -> None:
+        """One round. A stall, which others' doing may be, counts as a slow round and no more."""
+        if self.rounds:
+            if self.rounds <= _FEW_ROUNDS:  # one of which may have been it
+                self.seconds = min(self.seconds, _MOST * seconds * self.rounds)
+            seconds = min(seconds, _MOST * self.seconds / self.rounds)
         self.tokens += num_tokens
         self.seconds += seconds
         self.rounds += 1

@@ -1,4 +1,4 @@
-"""How a language model makes the passes of its chains: by torch, or compiled between products."""
+"""How a language model makes the passes of its chains: by torch, or each in one compiled call."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

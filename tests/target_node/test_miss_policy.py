@@ -236,3 +236,19 @@ def test_a_wait_is_worth_more_in_a_round_that_prompts_make_long():
     )
     assert chosen.most_common(1)[0][0] is Miss.DRAFT_NOW
     assert usual(policy, num_missed=4, num_hits=0) is Miss.SKIP  # what prompts take is kept apart
+
+
+@pytest.mark.parametrize("num_hits", [20, 140, 5000])
+def test_hits_without_end_do_not_hide_what_is_best_after_them(num_hits):
+    """The draft dies between two requests: no hit was ever followed by a miss."""
+    policy = measured(
+        verify_s=0.005, wait_s=1.0, accepted=3.0, accepted_lookup=0.0, here=(2.0, 0.002)
+    )
+    for _ in range(num_hits):
+        policy.followed(None, is_hit=True)
+    chosen: Counter[Miss] = Counter()
+    for _ in range(512):
+        miss = policy.choose(num_missed=1, num_hits=0, can_wait=False)
+        chosen[miss] += 1
+        policy.followed(miss, is_hit=False)
+    assert chosen[Miss.DRAFT_HERE] > 400

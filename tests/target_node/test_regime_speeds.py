@@ -2,7 +2,7 @@
 
 import pytest
 
-from target_node.regime_speeds import Load, RegimeSpeeds
+from target_node.regime_speeds import Load, Measured, RegimeSpeeds
 
 OFF, DRAFTS = 0, 1
 
@@ -81,3 +81,16 @@ def test_of_many_loads_those_most_alike_count():
     elsewhere = [(Load(bits, law), 3.0, 5000.0) for bits in range(8, 12) for law in "abcd"]
     speeds = measured(*elsewhere, (of_rows(2), 0.7, 5000), (of_rows(4), 0.7, 5000))
     assert ahead(speeds, of_rows(3)) < -0.2
+
+
+@pytest.mark.parametrize("stalled", [1, 2, 3, 8])
+def test_one_stall_is_a_slow_round_and_no_more(stalled):
+    """Whatever it was: a regime that looks many times too slow would not be tried for minutes."""
+    figures = Measured()
+    for turn in range(1, 9):
+        figures.add(3, 5.0 if turn == stalled else 0.01)
+    assert figures.speed == pytest.approx(300, rel=0.15)
+    for _ in range(100):
+        figures.add(3, 0.02)  # what is so for good is believed
+        figures.fade(0.02)
+    assert figures.speed == pytest.approx(150, rel=0.15)

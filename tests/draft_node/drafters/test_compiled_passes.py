@@ -30,11 +30,12 @@ from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoi
 
 pytest.importorskip("numba")
 
-LENGTHS = {0: 20, 1: 33, 2: 1, 3: 16}
+LENGTHS = {0: 20, 1: 33, 2: 1, 3: 16}  # chains of two rows may be equally long all the same
 CHAINS = [
     ([0], [20]),
     ([0, 0, 0], [20, 7, 20]),
     ([2, 1, 0], [1, 33, 5]),
+    ([0, 1, 1, 0, 3], [16, 16, 16, 16, 16]),
     ([1, 0, 1, 3, 1, 2], [33, 20, 12, 16, 33, 1]),
 ]
 NUM_PASSES = 5

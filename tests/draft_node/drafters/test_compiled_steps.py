@@ -146,6 +146,28 @@ def test_what_is_no_number_stays_in_its_chain(model, kind, monkeypatch):
     assert ((drawn.token_ids >= 0) & (drawn.token_ids < model.config.vocab_size)).all()
 
 
+@pytest.mark.parametrize("keep_logits", [True, False])
+@pytest.mark.parametrize("kind", RULES)
+def test_a_slot_without_a_law_is_drawn_by_torch_from_its_own_logits(
+    model, kind, keep_logits, monkeypatch
+):
+    rows, lengths = CHAINS[1]
+    options = {"keep_logits": keep_logits}
+    expected, _ = drawn_by(TorchSteps, model, rule_of(kind, 6), rows, lengths, **options)
+    further_step = step_kernels.further_step
+
+    def refusing(slot, forward, head, sure, draws, drawn, num_tokens):
+        further_step(slot, forward, head, sure, draws, drawn, num_tokens)
+        drawn.token_ids[slot] = -1
+        return step_kernels.NO_LAW
+
+    monkeypatch.setattr(step_kernels, "further_step", refusing)
+    found, _ = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths, **options)
+    assert torch.equal(found.token_ids, expected.token_ids)
+    if kind == "sampled":
+        assert torch.equal(found.law.ids, expected.law.ids)
+
+
 def test_what_has_no_compiled_step_is_left_to_torch(model, monkeypatch):
     rows, lengths = CHAINS[1]
 
