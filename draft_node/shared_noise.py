@@ -8,7 +8,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
-from specserve.decoding.drawing import BlockLayout, fresh_log_noise, log_noise
+from specserve.decoding.drawing import BlockLayout, log_noise
 
 _TABLE_BYTES = 64 << 20
 
@@ -30,7 +30,7 @@ class NoiseTable:
             num_rows = max(1, self._num_bytes // (4 * columns))
             self._table = torch.empty(num_rows, columns, device=seeds.device)
         if len(set(keys)) > len(self._table):
-            return fresh_log_noise(seeds, sample_indices, positions, layout)
+            return _distinct(seeds, sample_indices, positions, layout)
         missing = self._reserve(keys, len(self._table))
         if missing:
             at = torch.tensor(missing, device=seeds.device)
@@ -56,3 +56,12 @@ class NoiseTable:
     def _rows(self, keys: list[tuple[int, int, int]]) -> Tensor:
         assert self._table is not None
         return torch.tensor([self._places[key] for key in keys], device=self._table.device)
+
+
+def _distinct(
+    seeds: Tensor, sample_indices: Tensor, positions: Tensor, layout: BlockLayout
+) -> tuple[Tensor, Tensor]:
+    """Of each key once, however many branches share it: more than the table holds."""
+    keys = torch.stack((seeds, sample_indices, positions))
+    distinct, rows = keys.unique(dim=1, return_inverse=True)
+    return log_noise(*distinct.contiguous(), layout), rows

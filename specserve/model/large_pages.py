@@ -27,7 +27,7 @@ def large_zeros(shape: tuple[int, ...]) -> Tensor:
 class Arena:
     """Lays small tensors side by side, so that they share large pages.
 
-    Memory goes back to the system when all tensors that share it are gone.
+    Memory goes back to the system when all tensors that share it are gone, but for the latest.
     """
 
     def __init__(self) -> None:

@@ -192,7 +192,7 @@ class Kernels:
             )
 
     def _kernels_for(self, weight: torch.Tensor) -> RowKernels:
-        """Of the narrowest storage that does; a choice that loses nothing is each rank's own."""
+        """Of the fastest storage that does; where weights lose nothing, each rank chooses."""
         halves = (Storage.BFLOAT16, Storage.FLOAT16) if self._halves else ()
         paired = (Storage.PAIRED,) if self._halves and self._may_pair else ()
         # A matrix unit need not round inputs to be as fast.

@@ -25,7 +25,8 @@ LINE_BYTES = 64
 
 
 class Storage(Enum):
-    """How a weight is kept; what it is multiplied as is float32 in any case."""
+    """How a weight is kept. It is multiplied as float32, and so are inputs, but for the last two:
+    those take inputs in pieces that make them up, and rounded."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -109,6 +110,30 @@ def task(name: str) -> str:
     }}"""
 
 
+def checked(room: str, panel: int) -> str:
+    """Where there is no memory, results that are no numbers, which nobody samples from."""
+    return f"""
+        %is.room = icmp ne ptr {room}, null
+        br i1 %is.room, label %is.there, label %is.none
+    is.none:
+        %lost.panels = sub i64 %end, %first
+        %lost.floats = mul i64 %lost.panels, {panel}
+        %lost.first = mul i64 %first, {panel}
+        %lost.width = mul i64 %panels, {panel}
+        %lost.bytes = mul i64 %lost.floats, 4
+        br label %lose
+    lose:
+        %lost.row = phi i64 [0, %is.none], [%lost.next, %lose]
+        %lost.start = mul i64 %lost.row, %lost.width
+        %lost.offset = add i64 %lost.start, %lost.first
+        %lost = getelementptr float, ptr %y, i64 %lost.offset
+        call void @llvm.memset.p0.i64(ptr %lost, i8 -1, i64 %lost.bytes, i1 false)
+        %lost.next = add i64 %lost.row, 1
+        %is.lost = icmp ult i64 %lost.next, %rows
+        br i1 %is.lost, label %lose, label %done
+    is.there:"""
+
+
 class _Kernel:
     """One `rows_<size>`."""
 
@@ -137,9 +162,11 @@ class _Kernel:
         br i1 %any, label %begin, label %done
     begin:
         {self._begin}
+        br label %start
+    start:
         br label %panel
     panel:
-        %p = phi i64 [%first, %begin], [%p.next, %panel.end]
+        %p = phi i64 [%first, %start], [%p.next, %panel.end]
         %p.start = mul i64 %p, %in
         %p.offset = mul i64 %p.start, {panel}
         %w.panel = getelementptr {self._element}, ptr %weight, i64 %p.offset
@@ -221,19 +248,20 @@ class _Kernel:
 
 
 class _DottedKernel(_Kernel):
-    """Two inputs a step. All inputs are rounded once, for all panels."""
+    """Two inputs a step. A call, which is a thread's, rounds all inputs once for all its panels."""
 
     _inputs_of_step = 2
-    _begin = """
-        %num.inputs = mul i64 %rows, %in
-        %inputs.bytes = mul i64 %num.inputs, 2
-        %inputs = call ptr @malloc(i64 %inputs.bytes)
-        call void @round(ptr %x, i64 %num.inputs, ptr %inputs)"""
     _end = "call void @free(ptr %inputs)"
 
     def __init__(self, machine: Machine, storage: Storage, size: int) -> None:
         super().__init__(machine, storage, size)
         self._input = "bfloat"
+        self._begin = f"""
+        %num.inputs = mul i64 %rows, %in
+        %inputs.bytes = mul i64 %num.inputs, 2
+        %inputs = call ptr @malloc(i64 %inputs.bytes)
+        {checked("%inputs", machine.panel)}
+        call void @round(ptr %x, i64 %num.inputs, ptr %inputs)"""
 
     def _spread(self, r: int) -> Iterator[str]:
         yield f"%x.at.{r} = getelementptr bfloat, ptr %x.row.{r}, i64 %k"
@@ -251,6 +279,7 @@ _ROUND = f"""
     declare <16 x float> {_DOT}(<16 x float>, {_PAIRS}, {_PAIRS})
     declare ptr @malloc(i64)
     declare void @free(ptr)
+    declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
     define internal void @round(ptr %x, i64 %count, ptr %to) #0 {{
     entry:
         br label %next

@@ -11,9 +11,11 @@ vectors, the number of threads or the machine: its bits depend on its row of x a
 alone. Rows that no full block is left for are computed twice, in two overlapping blocks.
 
 Where the processor has a matrix unit, weights in bfloat16 are multiplied by that: then the above is
-true of the bits as well, except that they are not those of machines without one.
+true of the bits as well, except that they are not those of machines without one. Nor are those of
+products that round their inputs, which drafters may have (`Storage.DOTTED`).
 
-See docs/decisions/0014-row-kernels.md and 0017-matrix-units.md.
+See docs/decisions/0014-row-kernels.md, 0017-matrix-units.md and
+0018-drafts-round-inputs.md.
 """
 
 import ctypes

@@ -18,7 +18,7 @@ in y for the next part.
 
 from collections.abc import Iterator
 
-from specserve.model.row_code import AHEAD_BYTES, LINE_BYTES, task
+from specserve.model.row_code import AHEAD_BYTES, LINE_BYTES, checked, task
 
 STEP = 32  # inputs of a tile
 COLUMNS = 16  # of a tile
@@ -48,6 +48,7 @@ def code() -> str:
         declare void @llvm.x86.tdpbf16ps(i8, i8, i8)
         declare ptr @aligned_alloc(i64, i64)
         declare void @free(ptr)
+        declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
         attributes #0 = { "min-legal-vector-width"="512" "prefer-vector-width"="512" }""",
             *_cut(),
             *_panels(1),
@@ -289,6 +290,7 @@ def _sizes() -> str:
         %most.bytes = mul i64 %most.inputs, {_STEP_BYTES // STEP}
         %room.bytes = mul i64 %most, %most.bytes
         %room = call ptr @aligned_alloc(i64 {_TILE_LINE}, i64 %room.bytes)
+        {checked("%room", PANEL)}
         %width = mul i64 %panels, {PANEL}
         %line = mul i64 %width, 4
         %panel.bytes = mul i64 %in, {2 * PANEL}"""
@@ -311,7 +313,7 @@ def _rows() -> str:
         {_sizes()}
         br label %chunk
     chunk:
-        %t.first = phi i64 [0, %start], [%t.end, %chunk.end]
+        %t.first = phi i64 [0, %is.there], [%t.end, %chunk.end]
         %t.wanted = add i64 %t.first, {_CHUNK}
         %is.whole = icmp ult i64 %t.wanted, %tiles
         %t.end = select i1 %is.whole, i64 %t.wanted, i64 %tiles

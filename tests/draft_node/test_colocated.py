@@ -1,10 +1,18 @@
 import pytest
 import torch
 
+from draft_node import colocated, start
 from draft_node.colocated import describe, load_feature_spec
 from draft_node.drafters.load import DEFAULT_MOST_GAMMA, USUAL_HIDDEN_TOKENS
-from specserve.config import SpeculationConfig
+from draft_node.drafters.weights import TargetWeights
+from specserve.config import EngineConfig, ModelConfig, ResolvedConfig, SpeculationConfig
+from specserve.drafter_source import locate_drafter
 from specserve.errors import Unsupported
+from specserve.model.loader import load_model
+from specserve.model.parallel import TensorParallel
+from specserve.model.row_code import Storage
+from specserve.model.row_kernels import row_kernels
+from specserve.target_source import EMBEDDED_TARGET
 from tests.draft_node.drafters.checkpoints import DSPARK, EAGLE3, make_drafter, write_drafter
 from tests.specserve.model.checkpoints import load
 
@@ -38,3 +46,51 @@ def test_a_language_model_in_a_draft_process_may_have_chains_longer_than_usual(
     speculation = SpeculationConfig(drafter=str(target.folder), gamma=gamma)
     assert describe(speculation) == ("language model", num_tokens)
     assert 1 + DEFAULT_MOST_GAMMA > USUAL_HIDDEN_TOKENS
+
+
+def embedded(name):
+    """The embedded target, and a drafter beside it."""
+    model = load_model(
+        EMBEDDED_TARGET,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        parallel=TensorParallel(),
+        deterministic=True,
+    )
+    speculation = locate_drafter(SpeculationConfig(mode="sync", drafter=name), EMBEDDED_TARGET)
+    rooms = {"num_context_tokens": 64, "max_positions": 64}
+    return model, colocated.load(speculation, target=EMBEDDED_TARGET, model=model, **rooms)
+
+
+@pytest.mark.skipif(row_kernels(Storage.DOTTED) is None, reason="no dot products here")
+@pytest.mark.skipif(row_kernels(Storage.PAIRED) is not None, reason="a matrix unit needs none")
+@pytest.mark.parametrize("name", ["lm", "dspark"])
+def test_a_drafters_products_round_inputs_and_its_targets_never_do(name):
+    model, drafter = embedded(name)
+    layers = drafter.model.layers if name == "lm" else drafter.backbone.layers
+    assert {layer.qkv.kernels.storage for layer in layers} == {Storage.DOTTED}
+    kept = {layer.qkv.kernels.storage for layer in model.layers}
+    assert {model.lm_head.kernels.storage, *kept} == {Storage.BFLOAT16}
+    if name == "dspark":  # which has the target's head
+        assert drafter.backbone.lm_head is model.lm_head
+
+
+@pytest.mark.parametrize("place", [colocated, start])
+def test_a_drafter_is_warmed_up_wherever_it_runs(place, target, monkeypatch):
+    warmed = []
+    monkeypatch.setattr(place, "warm_up", lambda drafter, *_, **__: warmed.append(drafter))
+    speculation = SpeculationConfig(mode="async", drafter=str(target.folder))
+    if place is colocated:
+        rooms = {"num_context_tokens": 64, "max_positions": 64}
+        drafter = colocated.load(
+            speculation, target=target.folder, model=load(target.folder), **rooms
+        )
+    else:
+        config = ResolvedConfig(
+            model=ModelConfig(target=str(target.folder), dtype="float32", max_model_len=64),
+            engine=EngineConfig(num_blocks=8),
+            speculation=speculation,
+        )
+        weights = TargetWeights.of(target.folder)
+        drafter = start._load(config, weights, torch.float32, torch.device("cpu"))
+    assert warmed == [drafter]

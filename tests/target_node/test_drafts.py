@@ -5,7 +5,8 @@ import torch
 
 from draft_node.drafters.ngram import NgramDrafter
 from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import DrawingRule
+from specserve.decoding.drawing import Coupled, DrawingRule, Greedy
+from specserve.decoding.shaping import Shaped
 from specserve.drafting import DraftBatch, SpeculationBatch
 from specserve.types import Terminal
 from target_node.budget import SurvivalBudget, survival_of
@@ -29,6 +30,18 @@ class StubbornDrafter(NgramDrafter):
         return SpeculationBatch(token_ids, DraftLaw.certain(token_ids.flatten()), None)
 
 
+class ListeningDrafter(NgramDrafter):
+    """Hears by which rules it is to draw, and drafts nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(gamma=4)
+        self.rules: list[DrawingRule] = []
+
+    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+        self.rules.append(rule)
+        return super().draft(batch, Greedy())
+
+
 def poisoned_model():
     """Whoever feeds token POISON gets keys, values and logits that are not finite."""
     model = fixture_model()
@@ -50,6 +63,26 @@ def test_a_draft_that_spoils_its_own_kv_changes_nothing():
     target = InProcessTarget(poisoned_model(), draft=StubbornDrafter(POISON))
     assert answer(target, temperature=1.0, seed=3) == plain
     assert target.scheduler.num_preemptions == 1  # the one round that was drafted for
+
+
+def test_drafts_are_drawn_as_their_rows_are_judged():
+    """Greedy ones need no noise; a request's own fields shape them all the same."""
+    drafter = ListeningDrafter()
+    target = InProcessTarget(fixture_model(), draft=drafter)
+    answers = {
+        "greedy": ({"temperature": 0.0}, Greedy),
+        "banned": ({"temperature": 0.0, "logit_bias": {POISON: -100.0}}, Shaped),
+        "drawn": ({"temperature": 1.0, "seed": 3}, Coupled),
+        "penalised": ({"temperature": 1.0, "seed": 3, "repetition_penalty": 1.3}, Shaped),
+    }
+    for name, (fields, expected) in answers.items():
+        drafter.rules.clear()
+        target.submit(request(name, PROMPT, max_tokens=6, ignore_eos=True, **fields))
+        target.run_until_idle()
+        assert {type(rule) for rule in drafter.rules} == {expected}
+        inner = [rule.inner for rule in drafter.rules if isinstance(rule, Shaped)]
+        kind = Coupled if fields["temperature"] else Greedy
+        assert all(isinstance(rule, kind) for rule in inner)
 
 
 def test_drafts_take_no_block_that_a_running_row_will_need():

@@ -23,6 +23,7 @@ from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.passes import chain_passes
 from draft_node.kernel_trial import are_usable
 from specserve import compiled
+from specserve.decoding import law_kernels
 from specserve.model.linear import Kernels, PlainLinear
 from specserve.model.loader import load_with
 from specserve.model.parallel import TensorParallel
@@ -307,6 +308,8 @@ def test_what_is_compiled_needs_no_other_file():
         "from specserve import compiled, noise_kernel",
         "from specserve.noise_kernel import largest",
     ]  # the sources that it names
+    for kept in (kernels, law_kernels):
+        assert {file.name for file in kept._FILES} == {Path(kept.__file__).name, "noise_kernel.py"}
     ours = re.findall(r"^(?:from|import) specserve.*", texts[LAWS], re.M)
     assert ours == [
         "from specserve import compiled, noise_kernel",

@@ -1,7 +1,11 @@
 """Products in machine code of ours: right, and the same bits however they are cut."""
 
 import logging
+import resource
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +19,7 @@ from specserve.model.row_kernels import RowKernels, row_kernels
 from specserve.model.tile_code import STEP
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(
-    row_kernels(Storage.FLOAT32) is None, reason="no compiled products here"
-)
+pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled products here")
 STORAGES = [storage for storage in Storage if row_kernels(storage) is not None]
 WHOLE_INPUTS = [storage for storage in STORAGES if storage is not Storage.DOTTED]
 BY_VECTORS = [storage for storage in WHOLE_INPUTS if storage is not Storage.PAIRED]
@@ -25,6 +27,20 @@ STEPS = {Storage.PAIRED: STEP, Storage.DOTTED: DOTTED_STEP}
 SIZES = [(1, 1), (3, 33), (64, 32), (256, 100), (1031, 64), (1056, 33), (2080, 70)]
 needs_tiles = pytest.mark.skipif(Storage.PAIRED not in STORAGES, reason="no matrix unit here")
 needs_dots = pytest.mark.skipif(Storage.DOTTED not in STORAGES, reason="no dot products here")
+
+
+def test_what_the_processor_has_is_used():
+    """Broken code is not: its own tests would be left out with it."""
+    machine = host_machine()
+    assert machine is not None
+    flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    assert machine.has_dots == {"avx512f", "avx512_bf16"}.issubset(flags)
+    assert (machine.lanes == 16) == ("avx512f" in flags)
+    expected = {Storage.FLOAT32, Storage.BFLOAT16}
+    expected |= {Storage.FLOAT16} if machine.has_halves else set()
+    expected |= {Storage.PAIRED} if machine.has_tiles else set()
+    expected |= {Storage.DOTTED} if machine.has_dots else set()
+    assert set(STORAGES) == expected
 
 
 def compiled(weight, storage=Storage.FLOAT32):
@@ -183,6 +199,50 @@ def test_memory_of_weights_is_theirs_alone():
     products = [compiled(weight) for weight in weights]
     for place, weight in enumerate(weights):
         torch.testing.assert_close(products[place](torch.eye(33)), weight.T.contiguous())
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_products_keep_no_memory(storage):
+    """Some copy their inputs."""
+    product, x = compiled(torch.randn(33, 1024), storage), torch.randn(256, 1024)
+    for _ in range(20):
+        product(x)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(300):
+        product(x)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000  # KiB, of 150,000
+
+
+@pytest.mark.parametrize("storage", [Storage.DOTTED, Storage.PAIRED])
+def test_without_memory_for_inputs_results_are_no_numbers(storage):
+    if storage not in STORAGES:
+        pytest.skip("no such products here")
+    found = run_child(_WITHOUT_MEMORY, storage.name)
+    assert found.stdout.split() == ["nan", "nan"], found.stderr
+
+
+_WITHOUT_MEMORY = """
+import resource, sys
+import torch
+from specserve.model.linear import CompiledLinear
+from specserve.model.row_code import Storage
+from specserve.model.row_kernels import row_kernels
+torch.set_num_threads(1)
+product = CompiledLinear(torch.ones(32, 4096), row_kernels(Storage[sys.argv[1]]))
+x = torch.ones(20000, 4096)
+product(x[:1])
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (40 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+found = product(x)
+print(found[0, 0].item(), found[-1, -1].item())
+"""
+
+
+def run_child(code, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
+    )
 
 
 def test_inputs_of_any_layout():
