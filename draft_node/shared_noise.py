@@ -64,4 +64,5 @@ def _distinct(
     """Of each key once, however many branches share it: more than the table holds."""
     keys = torch.stack((seeds, sample_indices, positions))
     distinct, rows = keys.unique(dim=1, return_inverse=True)
-    return log_noise(*distinct.contiguous(), layout), rows
+    seeds, sample_indices, positions = distinct.contiguous()
+    return log_noise(seeds, sample_indices, positions, layout), rows
