@@ -10,6 +10,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+pytestmark = pytest.mark.slow  # a service of its own
+
 SERVICES = {
     "specserve.v1.Generation",
     "specserve.v1.Control",

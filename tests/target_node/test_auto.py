@@ -107,6 +107,7 @@ def test_a_regime_prepares_before_it_is_used(num_unready):
         assert asked[num_waited + 6 :] == ["follow", "attach"]  # it is prepared still
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("few", "many"), [(10, 40), (15, 100), (30, 30), (50, 50)])
 @pytest.mark.parametrize("best", ["sync", "async"])
 def test_loads_that_take_turns_each_have_their_best_regime(few, many, best, monkeypatch):

@@ -31,6 +31,7 @@ def always(*speeds: float):
     return lambda num_rows, temperature: dict(zip(REGIMES, speeds, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("speeds", "num_rows", "most"),
     [
@@ -61,6 +62,7 @@ def test_a_much_slower_regime_delays_by_less_than_fifty_tokens(num_rows, service
     assert mean(lost) < 50
 
 
+@pytest.mark.slow
 def test_what_seems_a_little_slower_costs_its_first_loss_and_then_a_small_share(services):
     first, lasting = [], []
     for service in services(always(1, 0.95, 0.95)):
@@ -90,6 +92,7 @@ def crossing(num_rows: int, temperature: float) -> dict[str, float]:
     return {"off": 1.0, "sync": 1.5 * 0.886**doublings, "async": 2 * 0.755**doublings}
 
 
+@pytest.mark.slow
 def test_batches_that_end_row_by_row_use_what_is_best_at_every_number_of_rows(services):
     first, later, alone = [], [], []
     for service in services(crossing):
@@ -145,6 +148,7 @@ def test_what_is_fast_for_greedy_rows_does_not_hold_up_drawn_ones(services):
     assert mean(shares) < 0.04
 
 
+@pytest.mark.slow
 def test_a_regime_that_becomes_the_fastest_is_noticed(services):
     shares = []
     now = {}
@@ -178,6 +182,7 @@ def test_nothing_is_tried_while_prompts_are_read(services):
     assert mean(shares) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speeds", [(1, 0.75, 0.65), (1, 1.05, 1.6), (1, 1.6, 1.05)])
 def test_a_service_that_nearly_always_reads_prompts_has_the_best_regime(speeds, services):
     best = REGIMES[speeds.index(max(speeds))]

@@ -179,6 +179,7 @@ def test_the_same_in_any_company():
         first, first_law = first + count + 1, first_law + count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RATIO_RULES)
 def test_tokens_have_the_targets_law(rule):
     """First tokens of many rows, drafted from a law that is far from the target's."""

@@ -158,6 +158,7 @@ def test_bits_do_not_depend_on_threads(model, num_threads):
     assert_same_bits(results(make(model)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most_rows", [1, 2, 5, 6])
 def test_bits_do_not_depend_on_how_many_queries_are_a_block(model, most_rows, monkeypatch):
     expected = results(make(model))
@@ -174,6 +175,7 @@ def test_bits_do_not_depend_on_how_many_queries_are_a_block(model, most_rows, mo
         attention_module.attention_kernels.cache_clear()
 
 
+@pytest.mark.slow
 def test_bits_are_those_of_a_machine_with_narrower_vectors(model, monkeypatch):
     expected = results(make(model))
 

@@ -213,6 +213,7 @@ def test_products_keep_no_memory(storage):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000  # KiB, of 150,000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", [Storage.DOTTED, Storage.PAIRED])
 def test_without_memory_for_inputs_results_are_no_numbers(storage):
     if storage not in STORAGES:
