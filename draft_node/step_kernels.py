@@ -67,20 +67,20 @@ class Drawn(NamedTuple):
     law_probs: Array  # [G, B, M]
 
 
-def _compiled(function: _Function) -> _Function:
-    """As a decorator; what is kept is below."""
+def part(function: _Function) -> _Function:
+    """As a decorator, of what is part of something kept."""
     return compiled.compiled(function, is_kept=False)
 
 
-@_compiled
+@part
 def _confidence(logits: Array, slot: int, by: Confidence) -> np.float32:
     log_most, entropy = features(logits)
     raw = by.weights[0] * log_most + by.weights[1] * entropy
     return np.float32(1) / (np.float32(1) + exp(-(by.biases[slot] + raw * by.scales[slot])))
 
 
-@_compiled
-def _draw(logits: Array, slot: int, chain: int, by: Race, drawn: Drawn, room: Array) -> int:
+@part
+def draw(logits: Array, slot: int, chain: int, by: Race, drawn: Drawn, room: Array) -> int:
     """A token; -1 where a law to draw from is not to be had."""
     if by.kind == GREEDY:
         return first_of(logits, largest(logits))
@@ -94,7 +94,7 @@ def _draw(logits: Array, slot: int, chain: int, by: Race, drawn: Drawn, room: Ar
     return draw_of_likeliest(logits, scale, noise, law[0], law[1], room)
 
 
-@_compiled
+@part
 def _finish(
     slot: int,
     hidden: Array,
@@ -114,14 +114,14 @@ def _finish(
             drawn.confidences[slot, chain] = _confidence(logits, slot, sure)
     for chain in range(len(by_chain)):
         logits = by_chain[chain][:num_tokens]
-        token = _draw(logits, slot, chain, draws, drawn, room)
+        token = draw(logits, slot, chain, draws, drawn, room)
         if token < 0:
             return NO_LAW
         drawn.token_ids[slot, chain] = token
     return MADE
 
 
-@_compiled
+@part
 def _again(slot: int, forward: Forward, drawn: Drawn) -> bool:
     """The forward of the tokens that were drawn last; False if it broke off."""
     for chain in range(len(forward.x)):

@@ -12,6 +12,7 @@ from torch import Tensor
 from draft_node.drafters.backbone import Backbone
 from draft_node.drafters.batching import context_lens, flat_positions
 from draft_node.drafters.block_passes import BlockPasses
+from draft_node.drafters.compiled_blocks import CompiledDraws
 from draft_node.drafters.confidence_head import ConfidenceHead
 from draft_node.drafters.in_flight import InFlightTokens
 from draft_node.drafters.serial_head import SerialHead
@@ -54,6 +55,7 @@ class BlockDrafter:
         self.feature_size = spec.decoder.hidden_size
         self.features = FeatureSpec(spec.feature_layers, backbone.projector)
         self.head = head
+        self._draws = CompiledDraws.of(head)
         self.confidence_head = confidence_head
         self.law_confidence = law_confidence
         self.target_ids = target_ids
@@ -148,15 +150,20 @@ class BlockDrafter:
         batch: DraftBatch,
         drawing: Drawing,
     ) -> SpeculationBatch:
-        run = head.begin(hidden, base_logits)
-        previous_ids = batch.anchor_ids
-        drawn: list[Tensor] = []
+        reads_laws = self.law_confidence is not None and self.confidence_head is None
+        at_once = None
+        if self._draws is not None and not reads_laws:
+            at_once = self._draws.draw(base_logits, batch.anchor_ids, drawing)
+        drawn = [] if at_once is None else [at_once]
         confidences: list[Tensor] = []
-        for slot in range(self.gamma):
-            logits = run.logits(slot, previous_ids)[:, None]
-            if self.law_confidence is not None and self.confidence_head is None:
-                confidences.append(self.law_confidence(slot, logits))
-            drawn.append(drawing.draw(slot, logits))
+        run, first = head.begin(hidden, base_logits), sum(part.shape[1] for part in drawn)
+        previous_ids = drawn[0][:, -1] if first else batch.anchor_ids
+        for slot in range(first, self.gamma):
+            has_bias = at_once is not None and slot == first
+            logits = base_logits[:, slot] if has_bias else run.logits(slot, previous_ids)
+            if self.law_confidence is not None and reads_laws:
+                confidences.append(self.law_confidence(slot, logits[:, None]))
+            drawn.append(drawing.draw(slot, logits[:, None]))
             previous_ids = drawn[-1][:, 0]
         return SpeculationBatch(
             torch.cat(drawn, dim=1),

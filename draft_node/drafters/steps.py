@@ -1,6 +1,6 @@
 """How this machine makes the steps of chains: compiled where that can be had, or by torch.
 
-`python -m draft_node.drafters.steps` compiles what a first start would, and says.
+`python -m draft_node.drafters.steps` compiles what a first start would, blocks' too, and says.
 """
 
 import functools
@@ -11,6 +11,7 @@ import torch
 from draft_node import step_kernels
 from draft_node.branch_attention import Entering
 from draft_node.calibration.law_confidence import FittedLawConfidence, LawModel
+from draft_node.drafters import compiled_blocks
 from draft_node.drafters.chain_steps import Chains, ChainSteps, TorchSteps
 from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.compiled_steps import CompiledSteps
@@ -83,5 +84,9 @@ def _drawn(model: Transformer, rule: DrawingRule, *, is_compiled: bool) -> list[
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    made_by = "compiled kernels" if are_usable() else "torch"
-    sys.stdout.write(f"steps of chains on this CPU are made by {made_by}\n")
+    for what, can in (
+        ("steps of chains", are_usable),
+        ("draws of blocks", compiled_blocks.are_usable),
+    ):
+        made_by = "compiled kernels" if can() else "torch"
+        sys.stdout.write(f"{what} on this CPU are made by {made_by}\n")

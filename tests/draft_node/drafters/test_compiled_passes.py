@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draft_node import kernels, step_kernels
+from draft_node import block_kernels, kernels, step_kernels
 from draft_node.branch_attention import Entering
 from draft_node.calibration.law_confidence import law_features
 from draft_node.context import torch_context
@@ -301,6 +301,7 @@ def test_what_is_compiled_needs_no_other_file():
     importers -= {"draft_node/kernel_trial.py", "specserve/model/forward_trial.py", CALLS}
     importers -= {"specserve/model/layer_kernels.py", "specserve/model/forward_record.py"}
     importers -= {"draft_node/drafters/steps.py", "draft_node/step_kernels.py"}
+    importers -= {"draft_node/drafters/compiled_blocks.py", "draft_node/block_kernels.py"}
     importers.remove(LAWS)
     importers.remove("draft_node/kernels.py")
     ours = re.findall(r"^(?:from|import) specserve.*", texts["draft_node/kernels.py"], re.M)
@@ -322,6 +323,10 @@ def test_what_is_compiled_needs_no_other_file():
         re.M,
     )
     assert ours == ["from specserve import compiled"]
+    blocks = Path(block_kernels.__file__).read_text(encoding="utf-8")
+    read = re.findall(r"^from ((?:specserve|draft_node)\b[\w.]*) import", blocks, re.M)
+    named = {module.__name__ for module in block_kernels.MODULES}
+    assert set(read) - {"specserve", "draft_node"} <= named
     steps = Path(step_kernels.__file__).read_text(encoding="utf-8")
     read = re.findall(r"^from ((?:specserve|draft_node)\b[\w.]*) import (.*)", steps, re.M)
     named = {module.__name__ for module in step_kernels.MODULES}
