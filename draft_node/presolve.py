@@ -210,6 +210,7 @@ class Presolve:
                 num_blocks=len(branches),
                 num_tokens=wave.drawn.token_ids.shape[1],
                 seconds=time.perf_counter() - began_s,
+                token_s=wave.drawn.token_s,
             )
         return True
 

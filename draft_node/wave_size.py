@@ -32,11 +32,29 @@ class WaveSize:
         self._prior = prior
         self._by_token = by_token
         self._usual_tokens = usual_tokens
-        self._costs = {True: WaveCost(), False: WaveCost()}  # of a wave, or a token of each block
+        # Of a wave, or of one of chains of a single token; and what a token more of each takes.
+        self._costs = {True: WaveCost(), False: WaveCost()}
+        self._token_costs = {True: WaveCost(), False: WaveCost()}
 
-    def observe(self, *, needs_law: bool, num_blocks: int, num_tokens: int, seconds: float) -> None:
-        """A wave of blocks of `num_tokens` each."""
-        self._costs[needs_law].observe(num_blocks, seconds / (num_tokens if self._by_token else 1))
+    def observe(
+        self,
+        *,
+        needs_law: bool,
+        num_blocks: int,
+        num_tokens: int,
+        seconds: float,
+        token_s: float = 0.0,
+    ) -> None:
+        """A wave of blocks of `num_tokens` each, one more of which would have taken `token_s`.
+
+        0: nobody knows. A wave takes long before its first token: planning, noise, tokens that
+        enter. Spread over two tokens it would make long chains look too dear for ever.
+        """
+        if self._by_token:
+            token_s = token_s or seconds / num_tokens
+            self._token_costs[needs_law].observe(num_blocks, token_s)
+            seconds = max(token_s, seconds - (num_tokens - 1) * token_s)
+        self._costs[needs_law].observe(num_blocks, seconds)
 
     def size(self, most: int, *, needs_law: bool, left_s: float, values: Sequence[Floats]) -> int:
         """At most `most`, 0 if too little time is left for any.
@@ -53,7 +71,8 @@ class WaveSize:
         best, best_gain, probability = 0, 0.0, 0.0
         for size, value in enumerate(ranked.tolist(), start=1):
             probability += value
-            num_tokens = int(min(left_s / cost.seconds(size), len(worths)))
+            more = (left_s - cost.seconds(size)) / self._token_costs[needs_law].seconds(size)
+            num_tokens = int(min(1 + more, len(worths)))
             if num_tokens < LEAST_PASSES:
                 break
             gain = probability * worths[num_tokens - 1]

@@ -86,6 +86,7 @@ class SpeculationBatch:
     # [B, G, DV] float32: the logits each token was drawn from, if asked for and if there are any.
     logits: Tensor | None = None
     target_ids: Tensor | None = None  # [DV] target id of each column of `logits`; None: the same
+    token_s: float = 0.0  # that one token more of all blocks takes; 0: nobody knows
 
 
 class LawConfidence(Protocol):

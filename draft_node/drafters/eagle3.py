@@ -174,6 +174,7 @@ class Eagle3Drafter:
             drawing.law(),
             torch.cat(confidences, dim=1) if confidences else None,
             logits=torch.cat(kept, dim=1) if kept else None,
+            token_s=self._clock.further_s,
         )
 
     def _step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ It reads token ids alone, so its context may run ahead of verification: extend i
 flight, draft behind any prefix of them, truncate what was rejected.
 """
 
+from dataclasses import replace
+
 import torch
 
 from draft_node.drafters.batching import context_lens, refuse_gap
@@ -101,7 +103,7 @@ class LanguageModelDrafter:
             if not self._goes_on(steps):
                 break
         self._clock.end()
-        return steps.drawn()
+        return replace(steps.drawn(), token_s=self._clock.further_s)
 
     def _goes_on(self, steps: ChainSteps) -> bool:
         """Whether another step is in time and pays; knows confidences and clocks, never tokens."""

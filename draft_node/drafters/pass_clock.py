@@ -49,7 +49,8 @@ class PassClock:
         self._usual_s = _smoothed(self._usual_s, took_s)
         if self._num_passes > 1:
             self._further_s[self._load] = _smoothed(self.further_s, took_s)
-        ends_s = now_s + self._usual_s + self._after_s
+        # The first pass takes longer: tokens in flight enter with it.
+        ends_s = now_s + (self.further_s or self._usual_s) + self._after_s
         return self._num_passes < LEAST_PASSES or ends_s <= self._due_s
 
     def end(self) -> None:

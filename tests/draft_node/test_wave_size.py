@@ -82,3 +82,22 @@ def test_chains_are_no_longer_than_usual_for_the_sake_of_time_that_is_left():
         for usual in (3, 8)
     )
     assert size_of(short, 0.015, values) > size_of(long, 0.015, values)
+
+
+@pytest.mark.parametrize("seen", [2, 6])
+def test_what_a_wave_takes_before_its_first_token_is_no_tokens_time(seen):
+    """However short the chains were that it was learned from."""
+    prior = AcceptancePrior(8)
+    for _ in range(2000):
+        prior.observe(8, 8)
+    sizes = WaveSize(prior, by_token=True, usual_tokens=8)
+    for num_blocks in [8, 12, 4, 16, 2] * 20:
+        token_s = 0.0001 + 0.00003 * num_blocks
+        seconds = 0.0015 + 0.00005 * num_blocks + (seen - 1) * token_s
+        figures = {"num_blocks": num_blocks, "num_tokens": seen, "token_s": token_s}
+        sizes.observe(needs_law=False, seconds=seconds, **figures)
+    # 4 chains of 8 tokens take 3.2 ms, 16 of them 6.4.
+    certain = [np.array([0.3, 0.3, 0.2, 0.1, *[1e-4] * 12])]
+    assert size_of(sizes, 0.0033, certain) == 4
+    assert size_of(sizes, 0.0065, FLAT) == 16
+    assert 1 <= size_of(sizes, 0.0020, certain) < 16

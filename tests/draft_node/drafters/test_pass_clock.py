@@ -52,7 +52,16 @@ def test_what_follows_the_last_pass_has_to_be_in_time_too(time):
 def test_one_slow_pass_does_not_end_a_chain_that_has_time(time):
     clock = PassClock()
     passes(clock, time, 100.0, [1.0] * 9)
-    assert passes(clock, time, 12.0, [6.0, *[1.0] * 9]) == 6
+    assert passes(clock, time, 12.0, [6.0, *[1.0] * 9]) == 7
+    assert passes(clock, time, 12.0, [1.0, 6.0, *[1.0] * 9]) == 6
+
+
+def test_a_long_first_pass_does_not_make_further_ones_look_long(time):
+    """Tokens in flight enter with it; chains of two passes would never be longer again."""
+    clock = PassClock()
+    for _ in range(20):
+        passes(clock, time, 0.0, [5.0, 1.0])
+    assert passes(clock, time, 10.5, [5.0, *[1.0] * 9]) == 6
 
 
 def test_a_further_pass_is_timed_apart_from_first_ones_and_by_how_many_blocks_it_has(time):
