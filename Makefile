@@ -22,7 +22,8 @@ setup: .venv/.compiled
 KERNELS := $(addprefix specserve/,address_call.py compiled.py noise_kernel.py \
   $(addprefix decoding/,law_kernels.py race.py) \
   $(addprefix model/,forward_job.py forward_record.py layer_kernels.py)) \
-  $(addprefix draft_node/,kernels.py step_kernels.py block_kernels.py)
+  $(addprefix draft_node/,kernels.py rank_kernels.py step_kernels.py \
+  block_kernels.py)
 
 .venv/.compiled: .venv/.installed $(KERNELS)
 	$(BIN)/python -m specserve.model.forward_trial

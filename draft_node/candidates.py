@@ -43,7 +43,7 @@ def candidates_of(
             num_slots = flight.in_flight.num_slots
             ranked[place] = np.full((num_slots, num_candidates), NO_TOKEN, np.int64)
             ranked[place][-1, 0] = flight.in_flight.next_id
-        elif flight.kind.shares_noise and scores.columns is not None:
+        elif scores.are_whole:
             raced.append(place)
         else:
             listed.append(place)
@@ -76,12 +76,12 @@ def _rank_all(
     """Of flights with the logits of one drafter, whose columns are the same."""
     first = flights[0].block.scores
     assert first is not None
-    columns = first.columns
-    assert columns is not None
-    layout = BlockLayout(noise.positions, 1, len(columns), first.target_ids)
-    table, rows = source(noise.seeds, noise.sample_indices, noise.positions, layout)
     scores = torch.cat([_all_scores(flight) for flight in flights])
-    return rank_all(scores, columns, table[rows], excluded_ids, num_candidates)
+    race = scores[:1], torch.zeros_like(excluded_ids)  # of greedy rows alone: none
+    if any(flight.kind.shares_noise for flight in flights):
+        layout = BlockLayout(noise.positions, 1, scores.shape[1], first.target_ids)
+        race = source(noise.seeds, noise.sample_indices, noise.positions, layout)
+    return rank_all(scores, first.target_ids, race, noise, excluded_ids, num_candidates)
 
 
 def _all_scores(flight: Flight) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draft_node import rank_kernels
 from specserve.noise import Purpose, exponential_noise_at
 from specserve.slot_scores import SlotScores
 
@@ -49,16 +50,44 @@ def rank_candidates(
 
 
 def rank_all(
-    scores: Tensor, columns: Tensor, race: Tensor, excluded_ids: Tensor, num_candidates: int
+    scores: Tensor,
+    target_ids: Tensor | None,
+    race: tuple[Tensor, Tensor],
+    slots: SlotNoise,
+    excluded_ids: Tensor,
+    num_candidates: int,
 ) -> NDArray[np.int64]:
-    """`rank_candidates` of slots with shared noise, where every token runs: none is missing.
+    """`rank_candidates` where every token runs: none is missing.
 
-    `scores` and `race`, log noise, [N, DV], are used up; `columns` int64 [DV] are their ids.
+    `scores` [N, DV]; `target_ids` int64 [DV] of their columns, None: the same. `race`: log noise
+    [D, DV] and which of it a slot has, [N], if its noise is shared at all.
     """
-    ranked = race.neg_().add_(scores)
-    ranked.masked_fill_(columns == excluded_ids[:, None], -torch.inf)
-    best, places = ranked.topk(min(num_candidates, len(columns)), dim=1)
-    return _candidates(columns[places], best, num_candidates)
+    noise, rows = race
+    excluded = excluded_ids
+    if target_ids is not None:
+        matches = target_ids == excluded_ids[:, None]
+        excluded = torch.where(matches.any(1), matches.int().argmax(1), NO_TOKEN)
+    count = min(num_candidates, scores.shape[1])
+    if scores.device.type == "cpu" and rank_kernels.are_usable():
+        rows = torch.where(slots.is_shared, rows, rank_kernels.NO_ROW)
+        best, places = _ranked(scores, noise, rows, excluded, count)
+    else:
+        ranked = torch.where(slots.is_shared[:, None], scores - noise[rows], scores)
+        columns = torch.arange(scores.shape[1], device=scores.device)
+        ranked.masked_fill_(columns == excluded[:, None], -torch.inf)
+        best, places = ranked.topk(count, dim=1)
+    return _candidates(places if target_ids is None else target_ids[places], best, num_candidates)
+
+
+def _ranked(
+    scores: Tensor, noise: Tensor, rows: Tensor, excluded: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """The best and their columns, [N, count] each, compiled."""
+    found = np.empty((len(scores), count), np.int64)
+    best = np.empty(found.shape, np.float32)
+    arrays = (scores, noise, rows, excluded)
+    rank_kernels.rank_slots(*(array.contiguous().numpy() for array in arrays), found, best)
+    return torch.from_numpy(best), torch.from_numpy(found)
 
 
 def _candidates(ids: Tensor, scores: Tensor, count: int) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from draft_node import rank_kernels
 from draft_node.colocated import describe
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.language_model import LanguageModelDrafter
@@ -184,6 +185,7 @@ def _load(
         half_weights=True,
     )
     drafter = load_drafter(folder, target, options)
+    rank_kernels.are_usable()  # compiled before anybody waits for it
     warm_up(drafter, options, size=speculation.wave, num_kept=speculation.num_kept)
     return drafter
 

@@ -82,13 +82,9 @@ class BatchScores:
         return BatchScores(width, num_scored, top, logits, scales, target_ids)
 
     @property
-    def columns(self) -> Tensor | None:
-        """Ids [DV] of the scores of `whole`; None where there are none, or too many for a race."""
-        if self.logits is None or self.logits.shape[2] > _MAX_RACED:
-            return None
-        if self.target_ids is not None:
-            return self.target_ids
-        return torch.arange(self.logits.shape[2], device=self.logits.device)
+    def are_whole(self) -> bool:
+        """Whether there are scores of all columns, and not too many for a race."""
+        return self.logits is not None and self.logits.shape[2] <= _MAX_RACED
 
     def whole(self, place: int, num_slots: int) -> Tensor:
         """Scores of all columns for the first slots of block `place`: [num_slots, DV]."""

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from draft_node import step_kernels
+from draft_node import rank_kernels, step_kernels
 from draft_node.branch_attention import Entering
 from draft_node.calibration.law_confidence import FittedLawConfidence, LawModel
 from draft_node.drafters import compiled_blocks
@@ -87,6 +87,7 @@ if __name__ == "__main__":
     for what, can in (
         ("steps of chains", are_usable),
         ("draws of blocks", compiled_blocks.are_usable),
+        ("ranks of candidates", rank_kernels.are_usable),
     ):
         made_by = "compiled kernels" if can() else "torch"
         sys.stdout.write(f"{what} on this CPU are made by {made_by}\n")

@@ -95,11 +95,10 @@ def test_all_columns_are_there_where_they_are_few_enough_for_a_race(monkeypatch)
     )
     scores = BatchScores.of(drawn, scales, 6)
     torch.testing.assert_close(scores.whole(1, 3), 2 * logits[1, :3])
-    assert torch.equal(scores.columns, target_ids)
-    plain = BatchScores.of(replace(drawn, target_ids=None), scales, 6)
-    assert torch.equal(plain.columns, torch.arange(30))
+    assert scores.are_whole
+    assert not BatchScores.of(replace(drawn, logits=None), scales, 6)
     monkeypatch.setattr("specserve.slot_scores._MAX_RACED", 29)
-    assert scores.columns is None
+    assert not scores.are_whole
 
 
 def test_scores_of_a_law_are_its_logarithms():

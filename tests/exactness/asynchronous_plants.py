@@ -31,9 +31,10 @@ def share_out_by_noise(patch):
         look_at(slots.scores - race)
         return real_rank(slots, noise, excluded_ids, num_candidates)
 
-    def rank_all(scores, columns, race, excluded_ids, num_candidates):
-        look_at(scores - race)
-        return real_rank_all(scores, columns, race, excluded_ids, num_candidates)
+    def rank_all(scores, target_ids, race, *others):
+        noise, rows = race
+        look_at(scores - noise[rows])
+        return real_rank_all(scores, target_ids, race, *others)
 
     def look_at(ranked):
         best = ranked.topk(2, dim=1).values

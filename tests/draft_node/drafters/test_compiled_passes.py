@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draft_node import block_kernels, kernels, step_kernels
+from draft_node import block_kernels, kernels, rank_kernels, step_kernels
 from draft_node.branch_attention import Entering
 from draft_node.calibration.law_confidence import law_features
 from draft_node.context import torch_context
@@ -303,13 +303,18 @@ def test_what_is_compiled_needs_no_other_file():
     importers -= {"draft_node/drafters/steps.py", "draft_node/step_kernels.py"}
     importers -= {"draft_node/drafters/compiled_blocks.py", "draft_node/block_kernels.py"}
     importers.remove(LAWS)
-    importers.remove("draft_node/kernels.py")
+    importers -= {"draft_node/kernels.py", "draft_node/rank_kernels.py"}
+    ours = re.findall(r"^(?:from|import) specserve.*", texts["draft_node/rank_kernels.py"], re.M)
+    assert ours == [
+        "from specserve import compiled, noise_kernel",
+        "from specserve.noise_kernel import first_of, largest",
+    ]
     ours = re.findall(r"^(?:from|import) specserve.*", texts["draft_node/kernels.py"], re.M)
     assert ours == [
         "from specserve import compiled, noise_kernel",
         "from specserve.noise_kernel import largest",
     ]  # the sources that it names
-    for kept in (kernels, law_kernels):
+    for kept in (kernels, law_kernels, rank_kernels):
         assert {file.name for file in kept._FILES} == {Path(kept.__file__).name, "noise_kernel.py"}
     ours = re.findall(r"^(?:from|import) specserve.*", texts[LAWS], re.M)
     assert ours == [
