@@ -58,7 +58,7 @@ class CompiledDraws:
             np.empty(laws.shape, np.float32),
         )
         count = block_kernels.draw_slots(
-            base_logits.numpy(), anchor_ids.numpy(), self._markov, race, drawn
+            base_logits.numpy(), np.ascontiguousarray(anchor_ids.numpy()), self._markov, race, drawn
         )
         if num_kept:
             for ids, probs in zip(drawn.law_ids[:count], drawn.law_probs[:count], strict=True):
