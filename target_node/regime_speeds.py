@@ -53,6 +53,7 @@ class Measured:
     tokens: float = 0.0
     seconds: float = 0.0
     rounds: float = 0.0
+    held_s: float = 0.0  # of a round that took much longer than others
 
     @property
     def speed(self) -> float:
@@ -64,17 +65,34 @@ class Measured:
         return self.tokens / self.rounds if self.rounds else 0.0
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        """One round. A stall, which others' doing may be, counts as a slow round and no more."""
+        """One round. One that stands alone, a stall, counts as a slow round and no more.
+
+        What is cut is kept, and counts once another comes: then they are the regime's own.
+        """
         if self.rounds:
             if self.rounds <= _FEW_ROUNDS:  # one of which may have been it
-                self.seconds = min(self.seconds, _MOST * seconds * self.rounds)
-            seconds = min(seconds, _MOST * self.seconds / self.rounds)
+                self._hold(self.seconds - _MOST * seconds * self.rounds)
+            longer = seconds - _MOST * self.seconds / self.rounds
+            if longer > 0 and self.held_s > 0:
+                self.seconds += self.held_s
+                self.held_s = 0.0
+            elif longer > 0:
+                self.seconds += longer
+                self._hold(longer)
+                seconds -= longer
         self.tokens += num_tokens
         self.seconds += seconds
         self.rounds += 1
 
+    def _hold(self, seconds: float) -> None:
+        """Believe it did not pass, for now."""
+        if seconds > 0:
+            self.seconds -= seconds
+            self.held_s += seconds
+
     def fade(self, seconds: float) -> None:
         """Time has passed, whoever ran: what is measured now counts for more."""
+        self.held_s *= math.exp2(-seconds / _HALF_LIFE_S)
         if self.tokens > _LEAST_KEPT:
             kept = max(math.exp2(-seconds / _HALF_LIFE_S), _LEAST_KEPT / self.tokens)
             self.tokens *= kept

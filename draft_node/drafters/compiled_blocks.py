@@ -31,7 +31,8 @@ class CompiledDraws:
         """None for a head, or on a machine, that has none."""
         if not isinstance(head, VanillaHead) or not isinstance(head.output, CompiledLinear):
             return None
-        return CompiledDraws(head, head.output) if are_usable() else None
+        is_alone = torch.get_num_threads() == 1  # draws are one thread's, and so is their trial
+        return CompiledDraws(head, head.output) if is_alone and are_usable() else None
 
     def __init__(self, head: VanillaHead, output: CompiledLinear) -> None:
         width = output.weight.shape[0] * output.kernels.panel

@@ -272,7 +272,7 @@ class Sampled:
                 SAMPLED,
                 self.scales.flatten().numpy(),
                 NO_FLOATS,
-                self.noise.reshape(-1, num_kept).numpy(),
+                np.ascontiguousarray(self.noise.reshape(-1, num_kept).numpy()),
                 np.arange(num_blocks * num_slots).reshape(num_blocks, num_slots),
             )
 

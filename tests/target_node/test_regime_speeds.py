@@ -94,3 +94,22 @@ def test_one_stall_is_a_slow_round_and_no_more(stalled):
         figures.add(3, 0.02)  # what is so for good is believed
         figures.fade(0.02)
     assert figures.speed == pytest.approx(150, rel=0.15)
+
+
+@pytest.mark.parametrize(("usual_s", "slow_s", "every"), [(0.005, 0.08, 10), (0.007, 0.12, 20)])
+def test_slow_rounds_that_recur_are_the_regimes_own(usual_s, slow_s, every):
+    figures = Measured()
+    for turn in range(20 * every):
+        seconds = slow_s if turn % every == every - 1 else usual_s
+        figures.add(3, seconds)
+        figures.fade(seconds)
+    true = 3 * every / (usual_s * (every - 1) + slow_s)
+    assert figures.speed == pytest.approx(true, rel=0.25)
+
+
+@pytest.mark.parametrize("short", [1, 2, 3])
+def test_a_short_round_does_not_make_others_short(short):
+    figures = Measured()
+    for turn in range(1, 9):
+        figures.add(*((1, 0.001) if turn == short else (3, 0.01)))
+    assert figures.speed == pytest.approx(22 / 0.071, rel=0.05)
