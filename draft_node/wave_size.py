@@ -47,7 +47,7 @@ class WaveSize:
     ) -> None:
         """A wave of blocks of `num_tokens` each, one more of which would have taken `token_s`.
 
-        0: nobody knows. A wave takes long before its first token: planning, noise, tokens that
+        0: nobody knows. A wave takes long before its first token: noise, page tables, tokens that
         enter. Spread over two tokens it would make long chains look too dear for ever.
         """
         if self._by_token:

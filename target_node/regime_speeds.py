@@ -71,24 +71,19 @@ class Measured:
         """
         if self.rounds:
             if self.rounds <= _FEW_ROUNDS:  # one of which may have been it
-                self._hold(self.seconds - _MOST * seconds * self.rounds)
+                earlier = max(0.0, self.seconds - _MOST * seconds * self.rounds)
+                self.seconds -= earlier
+                self.held_s += earlier
             longer = seconds - _MOST * self.seconds / self.rounds
             if longer > 0 and self.held_s > 0:
                 self.seconds += self.held_s
                 self.held_s = 0.0
             elif longer > 0:
-                self.seconds += longer
-                self._hold(longer)
+                self.held_s += longer
                 seconds -= longer
         self.tokens += num_tokens
         self.seconds += seconds
         self.rounds += 1
-
-    def _hold(self, seconds: float) -> None:
-        """Believe it did not pass, for now."""
-        if seconds > 0:
-            self.seconds -= seconds
-            self.held_s += seconds
 
     def fade(self, seconds: float) -> None:
         """Time has passed, whoever ran: what is measured now counts for more."""

@@ -17,15 +17,10 @@ pytest.importorskip("numba")
 RULES = ["greedy", "coupled", "sampled"]
 NUM_SLOTS, RANK = 5, 8
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(not compiled_blocks.can_compile(), reason="no compiled products")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.skipif(not compiled_blocks.can_compile(), reason="no compiled products"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 
 def test_they_are_usable_wherever_products_are_compiled():
@@ -135,6 +130,17 @@ def test_from_a_slot_without_a_law_torch_goes_on(broken):
     others = [0, 1, 3]
     assert torch.equal(drawn.token_ids[others], whole[others])
     assert drawn.law.ids.shape[0] == 4 * NUM_SLOTS
+
+
+def test_who_has_several_threads_is_told_nothing_is_wrong(caplog):
+    """And whoever has one later has them."""
+    head = head_of(64)
+    compiled_blocks.are_usable.cache_clear()
+    torch.set_num_threads(2)
+    assert CompiledDraws.of(head) is None
+    assert not caplog.records
+    torch.set_num_threads(1)
+    assert CompiledDraws.of(head) is not None
 
 
 @torch.inference_mode()

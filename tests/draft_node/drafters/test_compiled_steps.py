@@ -22,18 +22,11 @@ from tests.draft_node.drafters.test_compiled_passes import LENGTHS, passes_of
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
 pytest.importorskip("numba")
+pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_STEPS = 5
 CHAINS = [([0], [20]), ([1, 0, 1, 3, 1, 2], [33, 20, 12, 16, 33, 1]), ([1] * 15, [33] * 15)]
 RULES = ["greedy", "coupled", "sampled"]
 CONFIDENCE = LawModel(log_max_prob=1.5, entropy=-0.2, biases=[0.5, 0.2])
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=[(QWEN3, 64), (LLAMA, 71)], ids=["qwen3", "odd vocabulary"])
