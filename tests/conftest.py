@@ -1,5 +1,6 @@
 """What every test gets: one torch thread, no litter, and real services to talk to."""
 
+import gc
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -33,6 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if num_devices < needed:
             reason = f"needs {needed} CUDA device(s), {num_devices} found"
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: looking for garbage in it takes a third of a second each time."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

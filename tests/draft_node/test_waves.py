@@ -55,7 +55,9 @@ def batches_of(drafter):
     return found
 
 
-@pytest.mark.parametrize("rule", ["coupled", "foreseeable", "rejection"])
+@pytest.mark.parametrize(
+    "rule", ["coupled", "rejection", pytest.param("foreseeable", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("confidence", "num_tokens"), [(0.99, 9), (0.7, USUAL)], ids=["sure", "unsure"]
 )

@@ -162,13 +162,16 @@ def test_float32_probs_follow_the_float64_ones_and_sum_to_one():
     "fields",
     [
         {},
-        {"temperature": 0.5},
-        {"temperature": 1.7, "top_k": 5},
-        {"top_p": 0.8},
-        {"min_p": 0.1},
         {"top_k": 6, "top_p": 0.9, "min_p": 0.02, "frequency_penalty": 0.5},
-        pytest.param(
-            {"repetition_penalty": 1.5, "logit_bias": {0: 1.0, 7: -2.0}}, marks=pytest.mark.slow
+        *(
+            pytest.param(fields, marks=pytest.mark.slow)
+            for fields in (
+                {"temperature": 0.5},
+                {"temperature": 1.7, "top_k": 5},
+                {"top_p": 0.8},
+                {"min_p": 0.1},
+                {"repetition_penalty": 1.5, "logit_bias": {0: 1.0, 7: -2.0}},
+            )
         ),
     ],
 )

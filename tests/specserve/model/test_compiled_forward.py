@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(
     compiled.numba is None or not can_compile(), reason="no numba, or no vectors that we know"
 )
 TAPS = (1, -1, 0)
+SLOW = pytest.mark.slow
 # Head sizes beside the vectors', one query head a key head and several, hidden sizes beside both.
 SHAPES = {
     "qwen3": (QWEN3, {}),
@@ -113,7 +114,9 @@ def assert_same_bits(found, expected):
         assert torch.equal(states, expected[row][:, : states.shape[1]]), row
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16, 24, 32])
+@pytest.mark.parametrize(
+    "block_size", [1, 16, *(pytest.param(size, marks=SLOW) for size in (4, 24, 32))]
+)
 def test_states_and_taps_are_torchs(model, block_size):
     found, expected = results(make(model, block_size)), results(by_torch(model, block_size))
     for row in expected:
@@ -146,12 +149,14 @@ def test_bits_do_not_depend_on_the_batch_nor_on_chunks(model):
             assert_same_bits(found, {row: expected[row]})
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 8, 24, 64])
+@pytest.mark.parametrize(
+    "block_size", [1, 24, *(pytest.param(size, marks=SLOW) for size in (2, 8, 64))]
+)
 def test_bits_do_not_depend_on_the_size_of_blocks(model, block_size):
     assert_same_bits(results(make(model, block_size)), results(make(model)))
 
 
-@pytest.mark.parametrize("num_threads", [2, 3, 7])
+@pytest.mark.parametrize("num_threads", [3, *(pytest.param(n, marks=SLOW) for n in (2, 7))])
 def test_bits_do_not_depend_on_threads(model, num_threads):
     expected = results(make(model))
     torch.set_num_threads(num_threads)  # `one_thread` sets it back
@@ -159,7 +164,7 @@ def test_bits_do_not_depend_on_threads(model, num_threads):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most_rows", [1, 2, 5, 6])
+@pytest.mark.parametrize("most_rows", [1, 5, *(pytest.param(n, marks=SLOW) for n in (2, 6))])
 def test_bits_do_not_depend_on_how_many_queries_are_a_block(model, most_rows, monkeypatch):
     expected = results(make(model))
     shape = attention_module.Shape

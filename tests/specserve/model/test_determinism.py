@@ -116,7 +116,10 @@ class _ColumnCountLeaks(PackedLinear):
 
 @needs_packing
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize(("in_size", "out_size"), [(48, 64), (256, 1536), (4096, 96)])
+@pytest.mark.parametrize(
+    ("in_size", "out_size"),
+    [(48, 64), pytest.param(256, 1536, marks=pytest.mark.slow), (4096, 96)],
+)
 @pytest.mark.usefixtures("uncompiled")
 def test_probed_products_have_equal_bits_for_any_rows(in_size, out_size, num_threads):
     kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
@@ -309,7 +312,9 @@ def test_tiled_products_have_equal_bits_for_any_rows_and_ranks(num_ranks):
         assert torch.equal(gathered, expected[rows])
 
 
-@pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
+@pytest.mark.parametrize(
+    "config", [QWEN3, pytest.param(LLAMA, marks=pytest.mark.slow)], ids=["qwen3", "llama"]
+)
 @pytest.mark.parametrize("products", ["compiled", "torch between", "probed", "tiled"])
 def test_a_prompt_gives_equal_bits_in_chunks_of_any_size(tmp_path, monkeypatch, config, products):
     if products == "torch between":
