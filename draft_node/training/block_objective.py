@@ -57,15 +57,20 @@ class BlockObjective(nn.Module):
     """`Trainable` of one drafter; its parameters live in `drafter`, the target's nowhere."""
 
     def __init__(
-        self, drafter: BlockModel | Eagle3Model, target: FrozenTarget, config: ObjectiveConfig
+        self,
+        drafter: BlockModel | Eagle3Model,
+        target: FrozenTarget,
+        config: ObjectiveConfig,
+        sample: Tensor | None = None,
     ) -> None:
+        """`sample` int64 [R, T]: text that a drafter without weights starts by."""
         super().__init__()
         self.drafter, self.config = drafter, config
-        self._target = target
+        self._target, self._sample = target, sample
 
     def initialise(self, seed: int) -> None:
         """Small random weights, and what the target's layers offer."""
-        warm_start.initialise(self.drafter, self._target, seed)
+        warm_start.initialise(self.drafter, self._target, seed, self._sample)
 
     def loss(self, token_ids: Tensor, labels: Tensor) -> Tensor:
         """The weighted mean of all terms over random blocks of the rows [R, T]."""

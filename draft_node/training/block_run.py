@@ -59,7 +59,8 @@ def train(arguments: argparse.Namespace) -> int:
             ),
         )  # fmt: skip
         drafter = Eagle3Model(spec) if isinstance(spec, Eagle3Spec) else BlockModel(spec)
-        objective = BlockObjective(drafter, target, config)
+        sample = text_source.sample_of(source.training, target.spec.max_position_embeddings)
+        objective = BlockObjective(drafter, target, config, sample)
         trainer = _trainer(arguments, objective, source, folder, initial)
         schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
         if not run_until_stopped(trainer, schedule, console):

@@ -4,7 +4,6 @@ import argparse
 import logging
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -30,7 +29,6 @@ log = logging.getLogger(__name__)
 
 EXIT_STOPPED = 130
 LONG_LENGTHS = (512, 1024)
-_SAMPLE_LENGTH, _SAMPLE_ROWS = 256, 16  # of each domain, to cut a model by
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -96,13 +94,7 @@ def initial_weights(
         return load_initial(arguments.init, model)
     if arguments.cut is None:
         return None
-    length = min(_SAMPLE_LENGTH, model.config.max_position_embeddings)
-    rows = [
-        stream[start : start + length]
-        for stream in training.values()
-        for start in range(0, len(stream) - length, max(length, len(stream) // _SAMPLE_ROWS))
-    ]
-    sample = torch.from_numpy(np.stack(rows).astype(np.int64))
+    sample = text_source.sample_of(training, model.config.max_position_embeddings)
     return cut(model.target, arguments.cut, model.config, sample)
 
 

@@ -10,7 +10,9 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from draft_node.training import dataset
 from draft_node.training.batches import encode_stream
@@ -26,6 +28,7 @@ Streams = dict[str, np.ndarray]  # one per domain
 TOKENIZER_FILE = "tokenizer.json"
 _HELD_OUT_SHARE = 0.05
 _SHORTEST = 1024  # tokens of a training stream
+_SAMPLE_LENGTH, _SAMPLE_ROWS = 256, 16  # of each domain
 _TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".html", ".c", ".h", ".cpp",
                   ".rs", ".go", ".js", ".ts", ".java", ".sh", ".toml", ".yaml", ".yml"}  # fmt: skip
 
@@ -68,6 +71,17 @@ def gather(target: FrozenTarget, config: TextConfig) -> TextSource:
     kept = {f"self-{n}": small.stream(f"held-out-{n}", s, limit) for n, s in held_out.items()}
     turns = take_turns(tuple(training), tuple(written), config.self_share)
     return TextSource(training | written, held_out | kept, turns)
+
+
+def sample_of(training: Streams, longest: int) -> Tensor:
+    """Rows of all streams for weights to be fitted on, int64 [R, T], T at most `longest`."""
+    length = min(_SAMPLE_LENGTH, longest)
+    rows = [
+        stream[start : start + length]
+        for stream in training.values()
+        for start in range(0, len(stream) - length, max(length, len(stream) // _SAMPLE_ROWS))
+    ]
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
 def take_turns(plain: tuple[str, ...], written: tuple[str, ...], share: float) -> tuple[str, ...]:

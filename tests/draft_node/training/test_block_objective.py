@@ -12,6 +12,7 @@ from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.optimizer import OptimizerConfig
 from draft_node.training.schedule import Schedule
 from draft_node.training.trainer import Trainer, TrainerConfig
+from draft_node.training.warm_start import spread
 from tests.draft_node.training.drafters import (
     make_objective,
     patterned_stream,
@@ -132,19 +133,57 @@ def test_figures_agree_with_each_other(target):
     )
 
 
-def test_a_drafter_starts_as_the_targets_last_layers(target):
+def test_a_drafter_starts_as_the_targets_first_and_last_layers(target):
     objective = make_objective(target, "dspark")
     objective.initialise(0)
-    drafter, last = objective.drafter, target.layer_tensors(2)
-    assert torch.equal(drafter.layers[1].mlp.up_proj.weight, last["mlp.up_proj.weight"])
+    drafter, own = objective.drafter, [target.layer_tensors(index) for index in range(3)]
+    for layer, index in zip(drafter.layers, (0, 2), strict=True):
+        assert torch.equal(layer.mlp.up_proj.weight, own[index]["mlp.up_proj.weight"])
+        assert torch.equal(layer.self_attn.k_proj.weight, own[index]["self_attn.k_proj.weight"])
     assert torch.equal(drafter.norm.weight, target.final_norm())
     tokens = random_tokens(1, 12)
     features, _ = target.read(tokens, drafter.spec.feature_layers)
     context = drafter.hidden_norm(drafter.fc(features))
-    residual, _ = target.read(tokens, (0,))
+    residual, _ = target.read(tokens, (1,))
     expected = torch.nn.functional.rms_norm(residual, (32,), None, 1e-6)
-    expected = expected * target.layer_tensors(1)["input_layernorm.weight"]
+    expected = expected * own[2]["input_layernorm.weight"]
     assert torch.cosine_similarity(context, expected, dim=-1).min() > 0.95
+
+
+def context_error(target, sample):
+    """Of the first layer's values behind tokens that no fit has seen, relative."""
+    objective = make_objective(target, "dspark", sample=sample)
+    objective.initialise(0)
+    drafter, tokens = objective.drafter, random_tokens(4, 64, seed=9)
+    features, _ = target.read(tokens, drafter.spec.feature_layers)
+    residual, _ = target.read(tokens, (-1,))
+    layer = drafter.layers[0]
+    found = layer.self_attn.v_proj(drafter.hidden_norm(drafter.fc(features)))
+    weight = target.layer_tensors(0)["self_attn.v_proj.weight"]
+    expected = torch.nn.functional.linear(layer.input_layernorm(residual), weight)
+    return float((found - expected).norm() / expected.norm())
+
+
+@torch.no_grad()
+def test_context_entries_are_fitted_to_the_targets_own(embedded_target):
+    trained = FrozenTarget(embedded_target)  # whose residuals still tell of their tokens
+    sample = random_tokens(32, 64)
+    copied, fitted = (context_error(trained, given) for given in (None, sample))
+    assert fitted < 0.7 < 1 < copied  # 1 is what nothing at all would give
+    objective = make_objective(trained, "dspark", sample=sample)
+    objective.initialise(0)
+    last = objective.drafter.layers[1].self_attn
+    for name in ("k_proj", "v_proj"):  # c_p is what that layer reads
+        own = trained.layer_tensors(4)[f"self_attn.{name}.weight"]
+        assert torch.equal(getattr(last, name).weight, own)
+
+
+def test_layers_to_start_from_are_spread_over_the_target():
+    assert [spread(count, 5) for count in range(1, 5)] == [[4], [0, 4], [0, 2, 4], [0, 1, 3, 4]]
+    assert spread(5, 36) == [0, 9, 18, 26, 35]
+    for num_layers in range(2, 50):
+        for number in range(1, num_layers):
+            assert len(set(spread(number, num_layers))) == number
 
 
 @pytest.mark.slow
