@@ -90,14 +90,16 @@ def _fit_context(
     context = drafter.hidden_norm(drafter.fc(features.float())).flatten(0, 1)
     for layer, index in zip(drafter.layers[:-1], copied, strict=False):
         residual, _ = target.read(sample, (index - 1,))
-        normed = layer.input_layernorm(residual.float()).flatten(0, 1)
+        norm = layer.get_submodule("input_layernorm")
+        normed = norm(residual.float()).flatten(0, 1)
         given = torch.cat([context, normed[::_EVERY]])
         wanted = torch.cat([normed, normed[::_EVERY]])
         moments = given.T @ given
         moments += _RIDGE * moments.diag().mean() * torch.eye(len(moments), device=given.device)
-        for projection in (layer.self_attn.k_proj, layer.self_attn.v_proj):
-            entries = F.linear(wanted, projection.weight)
-            projection.weight.copy_(torch.linalg.solve(moments, given.T @ entries).T)
+        for name in ("self_attn.k_proj.weight", "self_attn.v_proj.weight"):
+            weight = layer.get_parameter(name)
+            entries = F.linear(wanted, weight)
+            weight.copy_(torch.linalg.solve(moments, given.T @ entries).T)
 
 
 def _copy_last_layer(drafter: Eagle3Model, target: FrozenTarget) -> None:
