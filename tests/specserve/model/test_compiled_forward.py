@@ -164,7 +164,7 @@ def test_bits_do_not_depend_on_threads(model, num_threads):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most_rows", [1, 5, *(pytest.param(n, marks=SLOW) for n in (2, 6))])
+@pytest.mark.parametrize("most_rows", [1, 2, 5, 6])
 def test_bits_do_not_depend_on_how_many_queries_are_a_block(model, most_rows, monkeypatch):
     expected = results(make(model))
     shape = attention_module.Shape
