@@ -30,7 +30,10 @@ def main(role: str) -> int:
     script = json.loads(arguments.config.read_text())
     name = role if role == "api" else f"{role}{arguments.rank}"
     folder = Path(script["folder"])
-    (folder / f"{name}.pid").write_text(str(os.getpid()))
+    # At once: one that is killed meanwhile must leave no empty file, which is nobody's pid.
+    unnamed = folder / f"{os.getpid()}.unnamed"
+    unnamed.write_text(str(os.getpid()))
+    unnamed.rename(folder / f"{name}.pid")
     behaviour = script["behaviours"].get(name, "serve")
     with (folder / f"{name}.lives").open("a") as lives:
         lives.write(f"{time.monotonic()}\n")

@@ -54,7 +54,8 @@ class Supervised:
 def is_alive(pid_file: Path) -> bool:
     """A process that ended but was not yet reaped by init counts as dead."""
     try:
-        stat = Path("/proc", pid_file.read_text(), "stat").read_text()
+        pid = int(pid_file.read_text())  # no number is no process: it may not be looked up
+        stat = Path("/proc", str(pid), "stat").read_text()
     except FileNotFoundError:
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
