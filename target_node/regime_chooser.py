@@ -17,6 +17,9 @@ from target_node.regime_speeds import Belief, Load, RegimeSpeeds
 RUN = 24  # rounds of the preferred regime before the next choice
 SETTLING = 2  # first rounds of a run, which say what changing over costs, not how fast a regime is
 _TRIAL_TOKENS = 24  # of a try, if every row made but one a round
+# Of a try of what is nearly as fast, which is as long as a loss of so many is to be expected of it:
+# changing over costs the same however short it is, and few tokens tell hundredths from nothing.
+_MOST_TRIAL_TOKENS, _TRIAL_LOSS = 120, 10.0
 _MARGIN = 0.02  # by which another regime has to be faster
 _LOST_SHARE = 0.01  # of the tokens may be lost by trying what seems slower, ...
 _FIRST_LOSS = 150.0  # ... and so many by each regime at every load while it may well be faster
@@ -45,13 +48,14 @@ class RegimeChooser:
         belief = self._speeds.belief(load)
         preferred = self._prefer(load, belief)
         if self._speeds.at(load)[preferred].tokens < _TRIAL_TOKENS:
-            return self._trial(load, preferred)
+            return self._trial(load, preferred, _TRIAL_TOKENS)
         others = [each for each in range(len(self._regimes)) if each != preferred]
         # A try under way goes on rather than that another begins.
         others.sort(key=lambda each: (each != self._running, belief.behind(each, preferred)))
         for regime in others:
-            if self._may_try(load, regime, preferred, belief):
-                return self._trial(load, regime)
+            num_tokens = self._trial_tokens(load, regime, belief.behind(regime, preferred))
+            if self._may_try(load, regime, preferred, belief, num_tokens):
+                return self._trial(load, regime, num_tokens)
         return self._regimes[preferred], RUN
 
     def preferred(self, load: Load) -> str:
@@ -64,9 +68,19 @@ class RegimeChooser:
         others = [i for i, regime in enumerate(self._regimes) if regime != but]
         return self._regimes[max(others, key=lambda regime: speeds[regime])]
 
-    def _trial(self, load: Load, regime: int) -> tuple[str, int]:
+    def _trial(self, load: Load, regime: int, num_tokens: float) -> tuple[str, int]:
         settling = 0 if regime == self._running else SETTLING
-        return self._regimes[regime], settling + math.ceil(_TRIAL_TOKENS / load.num_rows)
+        a_round = float(load.num_rows)
+        if num_tokens > _TRIAL_TOKENS:  # which is of what is known
+            a_round = max(a_round, self._speeds.at(load)[regime].tokens_a_round)
+        return self._regimes[regime], settling + math.ceil(num_tokens / a_round)
+
+    def _trial_tokens(self, load: Load, regime: int, behind: float) -> float:
+        """How many a try is to make."""
+        if self._speeds.at(load)[regime].tokens < 2 * _TRIAL_TOKENS:
+            return _TRIAL_TOKENS
+        most = _TRIAL_LOSS / behind if behind > 0 else math.inf
+        return max(_TRIAL_TOKENS, min(_MOST_TRIAL_TOKENS, most))
 
     def _prefer(self, load: Load, belief: Belief) -> int:
         best = max(range(len(self._regimes)), key=lambda regime: belief.log_speeds[regime])
@@ -75,14 +89,16 @@ class RegimeChooser:
             self._preferred[load] = best
         return self._preferred[load]
 
-    def _may_try(self, load: Load, regime: int, preferred: int, belief: Belief) -> bool:
+    def _may_try(
+        self, load: Load, regime: int, preferred: int, belief: Belief, num_tokens: float
+    ) -> bool:
         if not self._speeds.is_known(load.law, regime):
             return True
         lost = self._lost[load, regime]
         may_lose = _LOST_SHARE / len(self._regimes) * self._total[load]
         behind = belief.behind(regime, preferred)
         at = self._speeds.at(load)
-        cost = 2 * self._change(load, preferred) - _TRIAL_TOKENS * math.expm1(-max(0.0, behind))
+        cost = 2 * self._change(load, preferred) - num_tokens * math.expm1(-max(0.0, behind))
         if lost + cost < may_lose:
             return True
         # What is doubted more of the two is to be measured, in turns that are not short.
