@@ -5,6 +5,9 @@ load (`target_node.regime_speeds`), and `target_node.regime_chooser` decides by 
 rounds over. Nothing but speed depends on it: contexts are derived state on both sides, and a
 request's verification rule is the sampler's business.
 
+A round takes from the end of the one before, if it follows at once: what is sent and heard between
+two is the regime's as well, and a draft that keeps another core busy makes it longer.
+
 Rounds that read prompts besides are not measured, so nothing is tried in them: what is preferred
 for all their rows runs, since those will decode soon. A run of that load goes on through some of
 them, though: where few rounds are without prompts, nothing would be learned otherwise.
@@ -73,9 +76,12 @@ class AutoSpeculation:
         self._run = _Run(None, self.regime, left=0, mixed_left=0)
         self._num_settled = 0
         self._began_s = 0.0
+        self._ended_s = 0.0
+        self._num_turns = 1  # of the target's loop since the latest round; before the first, any
 
     def attach(self, rows: list[Row]) -> list[Row]:
-        self._began_s = time.perf_counter()
+        follows = self._num_turns == 1
+        self._began_s = self._ended_s if follows else time.perf_counter()
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         if num_decoding:
             self._choose(rows, is_mixed=num_decoding < len(rows))
@@ -125,6 +131,7 @@ class AutoSpeculation:
         return self._regimes[self._run.regime].follow(rows)
 
     def tend(self) -> None:
+        self._num_turns += 1
         for source in self._regimes.values():
             source.tend()
 
@@ -133,11 +140,12 @@ class AutoSpeculation:
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         records = self._regimes[self.regime].observe(rows, sampled)
+        self._ended_s, self._num_turns = time.perf_counter(), 0
         self._num_settled += 1
         load = self._run.load
         if load is not None and all(row.sequence.is_decoding for row in rows):
             num_tokens = sum(len(result.token_ids) for result in sampled)
-            elapsed_s = time.perf_counter() - self._began_s
+            elapsed_s = self._ended_s - self._began_s
             settles = self._num_settled <= SETTLING or self._is_telling
             self._chooser.observe(load, self.regime, num_tokens, elapsed_s, settles=settles)
         return records

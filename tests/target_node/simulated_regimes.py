@@ -102,6 +102,7 @@ class SimulatedService:
 
     def round(self, rows: list[Text]) -> None:
         """`rows` that do not decode read their prompts."""
+        self.auto.tend()
         self.auto.attach(rows)
         regime, decoding = self.auto.regime, [row for row in rows if row.sequence.is_decoding]
         self.rounds[len(rows), regime] += 1

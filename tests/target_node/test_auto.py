@@ -53,6 +53,7 @@ class Choosing:
     def __init__(self) -> None:
         self.regime = "off"
         self.observed: list[tuple[str, bool]] = []
+        self.seconds: list[float] = []
 
     def next_run(self, load):
         return self.regime, 1
@@ -65,6 +66,7 @@ class Choosing:
 
     def observe(self, load, regime, num_tokens, seconds, *, settles=False):
         self.observed.append((regime, settles))
+        self.seconds.append(seconds)
 
 
 def test_one_regime_attaches_and_the_others_are_left_alone():
@@ -105,6 +107,30 @@ def test_a_regime_prepares_before_it_is_used(num_unready):
         chooser.regime = "async"
         rounds(1)
         assert asked[num_waited + 6 :] == ["follow", "attach"]  # it is prepared still
+
+
+def test_what_passes_between_two_rounds_counts_and_idle_time_does_not(monkeypatch):
+    clock = ScriptedTime()
+    monkeypatch.setattr(target_node.auto, "time", clock)
+    source = auto({name: Recording() for name in REGIMES})
+    source._chooser = chooser = Choosing()
+    row = decoding_row()
+
+    def turn(pause_s: float, *, has_rows: bool = True) -> None:
+        clock.now_s += pause_s
+        source.tend()
+        if has_rows:
+            rows = source.attach([row])
+            clock.now_s += ROUND_S
+            source.observe(rows, [SimpleNamespace(token_ids=[1])])
+
+    turn(0.5)
+    turn(0.002)
+    turn(0.25, has_rows=False)
+    turn(0.25)
+    turn(0.001)
+    expected = [ROUND_S, ROUND_S + 0.002, ROUND_S, ROUND_S + 0.001]
+    assert chooser.seconds == pytest.approx(expected)
 
 
 @pytest.mark.slow
