@@ -14,16 +14,17 @@ import numpy as np
 import torch
 
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
-from specserve.drafting import Worth
 from specserve.link.messages import BlockKey, Tokens
 from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
 from target_node.admission import Admission
 from target_node.draft_links import DraftLinks
 from target_node.feature_cache import FeatureCache
+from target_node.judging import prevailing
 from target_node.lead import Lead
 from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss, MissPolicy
+from target_node.regime_speeds import Load
 from target_node.reporting import Reporter
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
@@ -59,13 +60,10 @@ class AsynchronousSpeculation:
         self._streams = Streams()
         self._reporter = Reporter(links, self._streams, admission, features, Lead(device.type))
         self._blocks: dict[Sequence, PushedBlock] = {}  # of this round's rows
-        self._awaited: set[Sequence] = set()  # rows whose blocks were waited for in this round
         self._began_s = 0.0  # the round; when the one before ended, if its rows go on
         self._ended_s = 0.0
-        self._spent_s = 0.0  # of the round, on its misses
-        self._latest: Miss | None = None  # what was done about misses, but for nothing
-        # In this round of each row, by its number, what was done about its miss, if it was one.
-        self._done: dict[Sequence, tuple[int, Miss | None]] = {}
+        self._miss = Miss.SKIP  # what is done about misses of this round
+        self._latest: dict[Sequence, int] = {}  # the number of each row's round
         self._hits: dict[Sequence, bool] = {}  # of this round's rows
         self._num_lookups = 0
         self._num_hits = 0
@@ -78,7 +76,6 @@ class AsynchronousSpeculation:
         self._reporter.lead.looked()
         self.follow(rows)
         self._blocks.clear()
-        self._awaited.clear()
         self._local.clear()
         decoding = [row for row in rows if self._admission.may_speculate(row)]
         self._admission.begin(rows)
@@ -92,21 +89,20 @@ class AsynchronousSpeculation:
         return admitted
 
     def _begin(self, rows: list[Row]) -> None:
-        is_next = any(self._follows(row.sequence) for row in rows)
-        self._began_s = self._ended_s if is_next else time.perf_counter()
-        self._spent_s = 0.0
-
-    def _follows(self, sequence: Sequence) -> bool:
-        """Whether this is the row's next round; other regimes may have run in between."""
-        before = self._done.get(sequence)
-        return before is not None and sequence.num_rounds == before[0] + 1
+        # Other regimes may have run in between, or nothing.
+        follows = any(self._latest.get(row.sequence) == row.sequence.num_rounds - 1 for row in rows)
+        self._began_s = self._ended_s if follows else time.perf_counter()
+        self._latest = {row.sequence: row.sequence.num_rounds for row in rows}
+        decoding = [row.sequence for row in rows if row.sequence.is_decoding]
+        if decoding:
+            self._miss = self._policy.choose(
+                Load.of(len(rows), prevailing(map(self._admission.judging_of, decoding))),
+                can_wait=all(self._reporter.peer_of(each) is not None for each in decoding),
+                is_mixed=len(decoding) < len(rows),
+                follows=follows,
+            )
 
     def _count(self, rows: Rows[Row], found: Mapping[Sequence, Speculation]) -> None:
-        for row in rows:
-            if self._follows(row.sequence):
-                _, before = self._done[row.sequence]
-                self._policy.followed(before, is_hit=row.sequence in found)
-        self._done = {sequence: (sequence.num_rounds, None) for sequence in found}
         self._hits = {row.sequence: row.sequence in found for row in rows}
         self._num_lookups += len(rows)
         self._num_hits += len(found)
@@ -142,26 +138,11 @@ class AsynchronousSpeculation:
         return DraftLaw.joined(parts) if parts else None
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
-        for row, result in zip(rows, sampled, strict=True):
-            if self._had_block(row.sequence) and not result.is_void:
-                kind = self._kind_of(row.sequence)
-                self._policy.observe(kind, row.verify_len, result.num_accepted)
-        now_s = self._ended_s = time.perf_counter()
-        self._policy.verified(
-            sum(row.sequence.is_decoding for row in rows),
-            sum(row.num_tokens for row in rows),
-            now_s - self._began_s - self._spent_s,
-            num_besides=_num_besides(rows),
-        )
+        self._ended_s = time.perf_counter()
+        if all(row.sequence.is_decoding for row in rows):
+            num_tokens = sum(len(result.token_ids) for result in sampled)
+            self._policy.observe(num_tokens, self._ended_s - self._began_s)
         return self._admission.observe(rows, sampled)
-
-    def _had_block(self, sequence: Sequence) -> bool:
-        """In this round; whether any of it was verified is another matter."""
-        return sequence in self._blocks or self._local.kind_of(sequence) is not None
-
-    def _kind_of(self, sequence: Sequence) -> Miss | None:
-        """How a row came by its block in this round; None: it had been pushed in time."""
-        return Miss.DRAFT_NOW if sequence in self._awaited else self._local.kind_of(sequence)
 
     def was_hit(self, sequence: Sequence) -> bool | None:
         return self._hits.get(sequence)
@@ -194,6 +175,7 @@ class AsynchronousSpeculation:
     def _find(self, rows: Rows[Row]) -> dict[Sequence, Speculation]:
         for push in self.links.receive():
             self._table.add(push, self._streams.round_of)
+            self._policy.heard()
         found: dict[Sequence, Speculation] = {}
         for row in rows:
             block = self._table.find(self._key(row.sequence))
@@ -215,34 +197,13 @@ class AsynchronousSpeculation:
     def _after_miss(
         self, rows: list[Row], missed: list[Row], num_hits: int
     ) -> dict[Sequence, Speculation]:
-        can_wait = all(self._reporter.peer_of(row.sequence) is not None for row in missed)
-        miss = self._policy.choose(
-            num_missed=len(missed),
-            num_hits=num_hits,
-            can_wait=can_wait,
-            num_besides=_num_besides(rows),
-        )
-        self._done |= {row.sequence: (row.sequence.num_rounds, miss) for row in missed}
-        if miss is Miss.DRAFT_NOW:
+        if self._miss is Miss.DRAFT_NOW:
             return self._draft_now(missed)
-        if miss not in self._local.kinds:
-            self._latest = None
+        if self._miss not in self._local.kinds:
             return {}
         # Blocks of all that draft, hits too, may compete for places.
-        return self._draft_here(miss, missed, self._admission.worth(rows, num_hits + len(missed)))
-
-    def _draft_here(
-        self, miss: Miss, missed: list[Row], worth: Worth | None
-    ) -> dict[Sequence, Speculation]:
-        began_s = time.perf_counter()
-        to_draft = [self._admission.to_draft(row) for row in missed]
-        found = self._local.draft(miss, to_draft, worth)
-        self._spent_s = time.perf_counter() - began_s
-        self._policy.spent(miss, len(missed), self._spent_s, is_first=miss is not self._latest)
-        self._latest = miss
-        for _ in range(len(missed) - len(found)):
-            self._policy.observe(miss, 0, 0)  # it had nothing to say
-        return found
+        worth = self._admission.worth(rows, num_hits + len(missed))
+        return self._local.draft(self._miss, list(map(self._admission.to_draft, missed)), worth)
 
     def _draft_now(self, missed: list[Row]) -> dict[Sequence, Speculation]:
         """Ask for blocks after these anchors and wait for them, within the policy's bound."""
@@ -253,12 +214,8 @@ class AsynchronousSpeculation:
         while len(found) < len(missed) and time.perf_counter() < deadline_s:
             time.sleep(_POLL_S)
             found |= self._find([row for row in missed if row.sequence not in found])
-        waited_s = self._spent_s = time.perf_counter() - began_s
-        self._wait_s += waited_s
-        self._policy.spent(Miss.DRAFT_NOW, len(missed), waited_s)
-        self._latest = Miss.DRAFT_NOW
-        self._policy.answered(len(found) / len(missed))
-        self._awaited.update(found)
+        self._wait_s += time.perf_counter() - began_s
+        self._policy.waited(in_vain=not found)
         return found
 
     def _key(self, sequence: Sequence) -> BlockKey:
@@ -268,11 +225,6 @@ class AsynchronousSpeculation:
 
     def _needs_law(self, row: Row) -> bool:
         return self._admission.needs_law(row)
-
-
-def _num_besides(rows: Rows[Row]) -> int:
-    """Tokens of prompts."""
-    return sum(row.num_tokens for row in rows if not row.sequence.is_decoding)
 
 
 def _law_of(block: PushedBlock, length: int, device: torch.device) -> DraftLaw:

@@ -20,13 +20,13 @@ Receives counts and times, never tokens: which regime runs does not depend on wh
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow
+from target_node.judging import judging_of, prevailing
 from target_node.regime_chooser import RUN, SETTLING, RegimeChooser
 from target_node.regime_speeds import Load
 from target_node.sampler import SampledRow
@@ -105,14 +105,8 @@ class AutoSpeculation:
         return _Run(load, *self._chooser.next_run(load), mixed_left=MOST_MIXED)
 
     def _load_of(self, sequences: list[Sequence]) -> Load:
-        laws = Counter(map(self._law, sequences))
-        law = max(laws, key=lambda law: (laws[law], law))
-        return Load(len(sequences).bit_length(), law)
-
-    def _law(self, sequence: Sequence) -> str:
-        """The rules are one at temperature 0, where drafts are another matter than at 1."""
-        is_greedy = sequence.request.sampling.temperature == 0
-        return "greedy" if is_greedy else self._rule_of(sequence)
+        judgings = (judging_of(sequence, self._rule_of(sequence)) for sequence in sequences)
+        return Load.of(len(sequences), prevailing(judgings))
 
     def _is_ready(self, rows: list[Row]) -> bool:
         self._run.num_told += 1

@@ -59,10 +59,6 @@ class LocalDrafts:
             }
         return found
 
-    def kind_of(self, sequence: Sequence) -> Miss | None:
-        """How this round's block of a row came about; None if it has none from here."""
-        return self._kind_of.get(sequence)
-
     def law(self, row: Row) -> DraftLaw:
         """Of the row's drafted tokens, which are from here."""
         assert row.speculation is not None

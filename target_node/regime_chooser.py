@@ -11,6 +11,7 @@ contexts catch up and tables are empty after it. Receives counts and times, neve
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 
 from target_node.regime_speeds import Belief, Load, RegimeSpeeds
 
@@ -33,8 +34,8 @@ _SMOOTHING = 0.2  # weight of the latest change
 class RegimeChooser:
     """Chooses by measured speeds, for each load."""
 
-    def __init__(self, regimes: list[str]) -> None:
-        self._regimes = regimes
+    def __init__(self, regimes: Sequence[str]) -> None:
+        self._regimes = list(regimes)
         self._speeds = RegimeSpeeds(len(regimes))
         self._preferred: dict[Load, int] = {}
         self._total: defaultdict[Load, float] = defaultdict(float)  # tokens

@@ -40,6 +40,10 @@ class Load(NamedTuple):
     num_rows_bits: int  # of the number of rows
     law: str
 
+    @staticmethod
+    def of(num_rows: int, law: str) -> "Load":
+        return Load(num_rows.bit_length(), law)
+
     @property
     def num_rows(self) -> int:
         """At least."""

@@ -100,7 +100,6 @@ class _Builder:
                 fixed=fixed,
                 kinds=local.kinds,
                 max_wait_s=_MAX_WAIT_S if wait_ms is None else wait_ms / 1e3,
-                device_type=self._device.type,
             ),
             local=local,
             device=self._device,

@@ -29,6 +29,7 @@ from target_node.draft_links import DraftLinks, DraftPeer
 from target_node.drafting import ColocatedDraft
 from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss, MissPolicy
+from target_node.regime_speeds import Load
 from target_node.speculation import NoSpeculation, SynchronousSpeculation
 from tests.target_node.in_process import InProcessTarget
 from tests.target_node.scripted_drafts import CPU, Clock, ControlWire, Drafting, DraftLife
@@ -81,7 +82,7 @@ class AnyMiss(MissPolicy):
         self._source = random.Random(seed)
 
     def choose(
-        self, *, num_missed: int, num_hits: int, can_wait: bool, num_besides: int = 0
+        self, load: Load, *, can_wait: bool, is_mixed: bool = False, follows: bool = True
     ) -> Miss:
         miss = self._source.choice(list(Miss))
         return miss if can_wait or miss is not Miss.DRAFT_NOW else Miss.SKIP
