@@ -23,7 +23,7 @@ KERNELS := $(addprefix specserve/,address_call.py compiled.py noise_kernel.py \
   $(addprefix decoding/,law_kernels.py race.py) \
   $(addprefix model/,forward_job.py forward_record.py layer_kernels.py)) \
   $(addprefix draft_node/,kernels.py rank_kernels.py step_kernels.py \
-  block_kernels.py)
+  block_kernels.py outcome_kernels.py drafters/chain_worth.py drafters/pass_clock.py)
 
 .venv/.compiled: .venv/.installed $(KERNELS)
 	$(BIN)/python -m specserve.model.forward_trial

@@ -38,7 +38,15 @@ class ContextRows:
     def append(
         self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int]
     ) -> np.ndarray:
-        """Reserve positions at the rows' ends: their slots, row by row, [sum(counts)] int64.
+        """`reserve`, and the slots of what was reserved, row by row: [sum(counts)] int64."""
+        self.reserve(rows, starts, counts)
+        spans = zip(rows, starts, counts, strict=True)
+        return np.concatenate(
+            [self.slots(row, start, start + count) for row, start, count in spans]
+        )
+
+    def reserve(self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
+        """Places at the rows' ends.
 
         All or nothing: ValueError where a row does not end at its start, `Exhausted` without pages.
         """
@@ -53,19 +61,11 @@ class ContextRows:
             raise Exhausted(f"draft context: {needed} pages needed, {len(self._free)} free")
         if needed and self._erase is not None:
             self._erase(np.array(self._free[-needed:]))
-        slots = [
-            self._append(row, start, count)
-            for row, start, count in zip(rows, starts, counts, strict=True)
-        ]
-        return np.concatenate(slots)
-
-    def _append(self, row: int, start: int, count: int) -> np.ndarray:
-        end = start + count
-        table = self._tables.setdefault(row, [])
-        while len(table) * BLOCK_SIZE < end:
-            table.append(self._free.pop())
-        self._lengths[row] = end
-        return self.slots(row, start, end)
+        for row, start, count in zip(rows, starts, counts, strict=True):
+            table = self._tables.setdefault(row, [])
+            while len(table) * BLOCK_SIZE < start + count:
+                table.append(self._free.pop())
+            self._lengths[row] = start + count
 
     def slots(self, row: int, start: int, end: int) -> np.ndarray:
         """Where positions start..end-1 are kept: [end - start] int64."""

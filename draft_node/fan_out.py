@@ -78,9 +78,11 @@ class HitCurve:
         self._kept = 1 - 1 / memory
         self._counts = np.zeros(num_ranks)
         self._seen = 0.0
+        self._rates: Floats | None = None  # until more is seen
 
     def observe(self, rank: int) -> None:
         """`NO_RANK`, or one too large, counts as a miss at every rank."""
+        self._rates = None
         self._counts *= self._kept
         self._seen = self._seen * self._kept + 1
         if 0 <= rank < len(self._counts):
@@ -88,8 +90,10 @@ class HitCurve:
 
     def rates(self) -> Floats:
         """P(rank r) of every rank, [R], above zero and not rising."""
-        rates = (self._prior + self._counts) / (self._weight + self._seen)
-        return np.minimum.accumulate(np.maximum(rates, 1e-9))
+        if self._rates is None:
+            rates = (self._prior + self._counts) / (self._weight + self._seen)
+            self._rates = np.minimum.accumulate(np.maximum(rates, 1e-9))
+        return self._rates
 
 
 class HitCurves:
@@ -107,13 +111,16 @@ class HitCurves:
         """The next token of a round had this rank; a bonus follows a block accepted whole."""
         self._curves[kind, is_bonus].observe(rank)
 
+    def recovery_and_bonus(self, kind: OutcomeKind) -> tuple[Floats, Floats]:
+        """[R] each: of what follows a rejection, and a block accepted whole."""
+        return self._curves[kind, False].rates(), self._curves[kind, True].rates()
+
     def rates(self, kind: OutcomeKind, verify_len: int, num_candidates: Counts) -> Floats:
         """[S, R] for `allocate`: row k for k accepted tokens of `verify_len`.
 
         `num_candidates` [S]: ranks that there are.
         """
-        recovery = self._curves[kind, False].rates()
-        bonus = self._curves[kind, True].rates()
+        recovery, bonus = self.recovery_and_bonus(kind)
         is_bonus = np.arange(len(num_candidates)) >= verify_len
         rates = np.where(is_bonus[:, None], bonus, recovery)
         return np.where(np.arange(self.num_ranks) < num_candidates[:, None], rates, 0.0)

@@ -46,7 +46,8 @@ def rank_candidates(
         scores = torch.where(noise.is_shared[:, None], scores - race, scores)
     scores = scores.masked_fill(slots.ids == excluded_ids[:, None], -torch.inf)
     best, places = scores.topk(min(num_candidates, scores.shape[1]), dim=1)
-    return _candidates(slots.ids.gather(1, places), best, num_candidates)
+    ids = slots.ids.gather(1, places)
+    return _candidates(ids.cpu().numpy(), best.cpu().numpy(), num_candidates)
 
 
 def rank_all(
@@ -69,32 +70,34 @@ def rank_all(
         excluded = torch.where(matches.any(1), matches.int().argmax(1), NO_TOKEN)
     count = min(num_candidates, scores.shape[1])
     if scores.device.type == "cpu" and rank_kernels.are_usable():
-        rows = torch.where(slots.is_shared, rows, rank_kernels.NO_ROW)
-        best, places = _ranked(scores, noise, rows, excluded, count)
+        best, places = _ranked(scores, noise, rows, slots, excluded, count)
     else:
         ranked = torch.where(slots.is_shared[:, None], scores - noise[rows], scores)
         columns = torch.arange(scores.shape[1], device=scores.device)
         ranked.masked_fill_(columns == excluded[:, None], -torch.inf)
-        best, places = ranked.topk(count, dim=1)
-    return _candidates(places if target_ids is None else target_ids[places], best, num_candidates)
+        best, places = (found.cpu().numpy() for found in ranked.topk(count, dim=1))
+    ids = places if target_ids is None else target_ids.cpu().numpy()[places]
+    return _candidates(ids, best, num_candidates)
 
 
 def _ranked(
-    scores: Tensor, noise: Tensor, rows: Tensor, excluded: Tensor, count: int
-) -> tuple[Tensor, Tensor]:
+    scores: Tensor, noise: Tensor, rows: Tensor, slots: SlotNoise, excluded: Tensor, count: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """The best and their columns, [N, count] each, compiled."""
     found = np.empty((len(scores), count), np.int64)
     best = np.empty(found.shape, np.float32)
-    arrays = (scores, noise, rows, excluded)
-    rank_kernels.rank_slots(*(array.contiguous().numpy() for array in arrays), found, best)
-    return torch.from_numpy(best), torch.from_numpy(found)
+    rows_of = np.where(slots.is_shared.numpy(), rows.numpy(), rank_kernels.NO_ROW)
+    arrays = (scores.contiguous().numpy(), noise.contiguous().numpy(), rows_of)
+    rank_kernels.rank_slots(*arrays, excluded.contiguous().numpy(), found, best)
+    return best, found
 
 
-def _candidates(ids: Tensor, scores: Tensor, count: int) -> NDArray[np.int64]:
+def _candidates(
+    ids: NDArray[np.int64], scores: NDArray[np.float32], count: int
+) -> NDArray[np.int64]:
     """[N, count] of ranked ids and their scores: `NO_TOKEN` where there is none."""
     candidates = np.full((len(ids), count), NO_TOKEN, dtype=np.int64)
-    possible = ids.masked_fill(scores == -torch.inf, NO_TOKEN)
-    candidates[:, : ids.shape[1]] = possible.cpu().numpy()
+    candidates[:, : ids.shape[1]] = np.where(scores == -np.inf, NO_TOKEN, ids)
     return candidates
 
 
@@ -105,8 +108,9 @@ def outcome_weights(
 
     Products of confidences, c_1 .. c_k (1 - c_{k+1}), and c_1 .. c_{verify_len} for all.
     """
-    accepted = np.clip(np.array(confidences[:verify_len], dtype=np.float64), 0.0, 1.0)
-    survival = np.concatenate([[1.0], np.cumprod(accepted)])
-    weights = survival.copy()
-    weights[:-1] -= survival[1:]
-    return np.maximum(weights[:num_slots], 0.0)
+    weights, survival = [], 1.0
+    for confidence in confidences[:verify_len]:
+        longer = survival * min(max(confidence, 0.0), 1.0)
+        weights.append(survival - longer)
+        survival = longer
+    return np.array([*weights, survival][:num_slots])

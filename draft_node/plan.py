@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_node.fan_out import NO_RANK, FanOutRule, HitCurves, allocate
+from draft_node import outcome_kernels
+from draft_node.fan_out import NO_RANK, Counts, FanOutRule, Floats, HitCurves, allocate
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.outcomes import NO_TOKEN, outcome_weights
 from draft_node.speculation_cache import DraftedBlock
 from specserve.link.messages import RowReport
 
+_Order = tuple[Counts, Counts, Floats, int]  # numbers accepted, ranks, values; how many are due
 # P(a token stands) for a block in flight that is not ours: it has no confidence.
 _FOREIGN_CONFIDENCE = 0.5
 
@@ -116,6 +118,29 @@ class Planner:
         """`candidates` [S, R]: `NO_TOKEN` where there is none."""
         weights = outcome_weights(flight.confidences, flight.verify_len, flight.num_slots)
         num_candidates = (candidates != NO_TOKEN).sum(axis=1)
+        if self.rule is FanOutRule.MEASURED and outcome_kernels.are_usable():
+            order = self._by_gain(kind, flight, weights, num_candidates)
+        else:
+            order = self._by_shares(kind, flight, weights, num_candidates)
+        return Plan(flight, candidates, *order)
+
+    def _by_gain(
+        self, kind: OutcomeKind, flight: InFlight, weights: Floats, num_candidates: Counts
+    ) -> _Order:
+        """Of the measured rule, by which what is within the budget is what comes first."""
+        size = self.fan_out + self.num_spare
+        places, values = np.empty((2, size), np.int64), np.empty(size)
+        rates = self.curves.recovery_and_bonus(kind)
+        count = outcome_kernels.order_outcomes(
+            weights, *rates, flight.verify_len, num_candidates, places, values
+        )
+        num_due = int(np.count_nonzero(values[: min(count, self.fan_out)]))
+        count = min(count, num_due + self.num_spare)
+        return *places[:, :count], values[:count], num_due
+
+    def _by_shares(
+        self, kind: OutcomeKind, flight: InFlight, weights: Floats, num_candidates: Counts
+    ) -> _Order:
         rates = self.curves.rates(kind, flight.verify_len, num_candidates)
         fan_outs = allocate(self.rule, weights, rates, self.fan_out)
         values = weights[:, None] * rates
@@ -123,7 +148,6 @@ class Planner:
         # Those within the budget first, each part from the most probable one on.
         order = np.lexsort((-values.ravel(), ~due.ravel()))
         num_due = int(fan_outs.sum())
-        order = order[: num_due + self.num_spare]
-        order = order[rates.ravel()[order] > 0]
+        order = order[rates.ravel()[order] > 0][: num_due + self.num_spare]
         num_accepted, ranks = np.divmod(order, rates.shape[1])
-        return Plan(flight, candidates, num_accepted, ranks, values.ravel()[order], num_due)
+        return num_accepted, ranks, values.ravel()[order], num_due

@@ -30,6 +30,7 @@ from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
 from specserve.drafting import Drafter
 from specserve.link.messages import Push, Report, RowReport
 
+_LATEST_S = 1.0  # that a report may be behind: a clock that says more is another machine's
 _MAX_ROUND = 2**20 - 1  # what the noise has room for
 
 
@@ -73,19 +74,24 @@ class Presolve:
 
     def take_report(self, report: Report) -> None:
         """What the rows of one round report."""
+        now_s = time.perf_counter()
+        # The wave before may have ended after the report came.
+        is_sound = 0 < now_s - report.sent_s < _LATEST_S
         for row in report.rows:
-            self.take(row, report.lead_s)
+            self.take(row, report.lead_s, report.sent_s if is_sound else now_s)
         self.punctuality.settle()
 
-    def take(self, row: RowReport, lead_s: float = 0.0) -> None:
+    def take(self, row: RowReport, lead_s: float = 0.0, sent_s: float | None = None) -> None:
         """A round has begun; what was planned for the one before is dropped.
 
-        `lead_s`: the target looks for blocks about so long after it reported; 0: nobody knows.
+        `lead_s`: the target looks for blocks about so long after it reported, which was at
+        `sent_s`; 0: nobody knows.
         """
         stream = self._streams.take_report(row)
         if stream is None:
             return
-        before, now_s = self._rounds.get(row.stream), time.perf_counter()
+        sent_s = time.perf_counter() if sent_s is None else sent_s
+        before = self._rounds.get(row.stream)
         if before is not None:
             self._learn(before, row)
         kind = OutcomeKind.of(row.rule, row.temperature)
@@ -100,8 +106,8 @@ class Presolve:
         elif row.awaits and block is not None and len(block.token_ids) < LEAST_PASSES:
             block = None  # the target has it and cannot use it
         lead_s = lead_s or math.inf
-        due_s = now_s + lead_s * self.punctuality.share
-        now = Round(stream, row, kind, block, due_s, now_s + lead_s)
+        due_s = sent_s + lead_s * self.punctuality.share
+        now = Round(stream, row, kind, block, due_s, sent_s + lead_s)
         # No block follows an empty context, or fits behind a full one, or has keys in that round.
         is_last = row.position + 2 >= self._max_positions
         now.is_closed = row.position < 1 or is_last or row.round >= _MAX_ROUND
@@ -196,11 +202,13 @@ class Presolve:
             return False
         due.sort(key=attrgetter("best_value"), reverse=True)
         family = one_family(due)
-        size = self._wave_size(family)
+        due_s = min(each.due_s for each in family)
+        size = self._wave_size(family, due_s)
         if not size:
+            for each in family:  # time only gets less
+                each.is_closed |= each.due_s == due_s
             return False
         began_s = time.perf_counter()
-        due_s = min(each.due_s for each in family)
         branches = self._take_wave(family, size)
         wave = self._draft(family, branches, due_s=due_s)
         if wave is not None:
@@ -214,14 +222,14 @@ class Presolve:
             )
         return True
 
-    def _wave_size(self, family: Sequence[Round]) -> int:
+    def _wave_size(self, family: Sequence[Round], due_s: float) -> int:
         """As many blocks as there is time for; a round's first wave is drafted in any case."""
         needs_law = family[0].kind.needs_law
         settings = self._settings
         size = self._sizes.size(
             settings.size if needs_law else settings.most_blocks(len(family)),
             needs_law=needs_law,
-            left_s=min(each.due_s for each in family) - time.perf_counter(),
+            left_s=due_s - time.perf_counter(),
             values=[each.plan.values_due for each in family if each.plan is not None],
         )
         first = [each for each in family if each.plan is not None and not each.plan.num_taken]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from draft_node import rank_kernels
+from draft_node import outcome_kernels, rank_kernels
 from draft_node.colocated import describe
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.language_model import LanguageModelDrafter
@@ -39,7 +39,13 @@ from specserve.link.ends import DraftLinkEnd
 from specserve.link.frames import LinkLimits
 from specserve.link.ring import DEFAULT_RING_BYTES, RingDraftEnd, SharedRegion
 from specserve.model.config import ModelSpec
-from specserve.process import ChildArguments, pin, report_failure, report_ready
+from specserve.process import (
+    ChildArguments,
+    pin,
+    report_failure,
+    report_ready,
+    sleep_exactly,
+)
 from specserve.telemetry import setup_logging
 from specserve.wire.draft_control import Attach, DraftControlDraft
 
@@ -92,6 +98,7 @@ def _build(
 ) -> DraftNode:
     placement, speculation = config.placement("draft", arguments.rank), config.speculation
     pin(placement)
+    sleep_exactly()
     torch.set_num_threads(speculation.draft_threads or config.topology.threads)
     device = torch.device(placement.device)
     if device.type == "cuda":
@@ -185,7 +192,8 @@ def _load(
         half_weights=True,
     )
     drafter = load_drafter(folder, target, options)
-    rank_kernels.are_usable()  # compiled before anybody waits for it
+    for kernels in rank_kernels, outcome_kernels:  # compiled before anybody waits for them
+        kernels.are_usable()
     warm_up(drafter, options, size=speculation.wave, num_kept=speculation.num_kept)
     return drafter
 

@@ -1,4 +1,4 @@
-"""A step of chains, compiled: a forward, the head, confidences, draws, all chains in one call.
+"""All steps of chains, compiled: forwards, the head, confidences, draws, and when to end.
 
 By torch a step of few chains is thirty small operations around what it computes, which is as long.
 Arrays are contiguous; no index is checked here, who calls knows what there is. numba keeps the
@@ -13,6 +13,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from draft_node import kernels
+from draft_node.drafters import chain_worth, pass_clock
+from draft_node.drafters.chain_worth import is_worth_it
+from draft_node.drafters.pass_clock import FURTHER, look
 from draft_node.kernels import exp, features
 from specserve import address_call, compiled, noise_kernel
 from specserve.address_call import call
@@ -27,19 +30,23 @@ from specserve.noise_kernel import first_of, largest
 Array = np.ndarray
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
-MADE, BROKE_OFF, NO_LAW = range(3)  # what became of a step
+MADE, BROKE_OFF, NO_LAW = range(3)  # what became of a step; without a law nothing was drawn
 _END = 1  # of `Batch.rows`
+_MONOTONIC = 1  # the clock of `time.perf_counter`
 
 
-class Forward(NamedTuple):
-    """As `compiled_forward.Repeated`, of one token a chain."""
+class Passes(NamedTuple):
+    """Forwards of B chains by address: the first one computes N tokens that enter, too."""
 
-    words: Array  # int64 [2]
+    words: Array  # int64 [3]: what runs a forward; the records of the first and of later ones
     status: Array  # int64 [1]
     embedding: Array  # [V, E]
+    entering_ids: Array  # int64 [N]
+    first_x: Array  # [N + B, E]
+    first_hidden: Array  # [N + B, E]
     x: Array  # [B, E]
     hidden: Array  # [B, E]
-    rows: Array  # int64 [B, 4]: of the batch
+    rows: Array  # int64 [B, 4]: of later ones' batch
 
 
 class Head(NamedTuple):
@@ -65,6 +72,27 @@ class Drawn(NamedTuple):
     logits: Array  # [G, B, W], columns beyond the vocabulary being nothing; or one slot for all
     law_ids: Array  # int64 [G, B, M], of sampled ones
     law_probs: Array  # [G, B, M]
+
+
+class Ending(NamedTuple):
+    """What chains end by: see `pass_clock` and `chain_worth`. All float64."""
+
+    clock: Array  # [6]
+    worth: Array  # [5]
+    survivals: Array  # [B]
+    chances: Array  # [B]
+
+
+class ChainJob(NamedTuple):
+    """A draft call of B chains."""
+
+    anchor_ids: Array  # int64 [B]
+    passes: Passes
+    head: Head
+    sure: Confidence
+    draws: Race
+    drawn: Drawn
+    ending: Ending
 
 
 def part(function: _Function) -> _Function:
@@ -122,40 +150,85 @@ def _finish(
 
 
 @part
-def _again(slot: int, forward: Forward, drawn: Drawn) -> bool:
-    """The forward of the tokens that were drawn last; False if it broke off."""
-    for chain in range(len(forward.x)):
-        forward.x[chain] = forward.embedding[drawn.token_ids[slot - 1, chain]]
-    forward.status[0] = PENDING
-    call(forward.words[0], (forward.words[1], 0, 1))
-    forward.rows[:, _END] += 1
-    return forward.status[0] == DONE
+def _pass(slot: int, anchor_ids: Array, passes: Passes, drawn: Drawn) -> bool:
+    """The forward of the anchors, or of the tokens that were drawn last; False if it broke off."""
+    embedding, num_entering = passes.embedding, len(passes.entering_ids)
+    if slot == 0:
+        for place in range(num_entering):
+            passes.first_x[place] = embedding[passes.entering_ids[place]]
+        for chain in range(len(anchor_ids)):
+            passes.first_x[num_entering + chain] = embedding[anchor_ids[chain]]
+    else:
+        for chain in range(len(anchor_ids)):
+            passes.x[chain] = embedding[drawn.token_ids[slot - 1, chain]]
+    passes.status[0] = PENDING
+    call(passes.words[0], (passes.words[min(slot, 1) + 1], 0, 1))
+    if slot:
+        passes.rows[:, _END] += 1
+    return passes.status[0] == DONE
 
 
-def _entries(sources: int) -> tuple[Callable[..., int], Callable[..., int]]:
-    """numba keeps them for what they enclose, too: these sources and no others."""
-
-    def first_step(
-        hidden: Array, head: Head, sure: Confidence, draws: Race, drawn: Drawn, num_tokens: int
-    ) -> int:
-        return _finish(0, hidden, head, sure, draws, drawn, num_tokens) if sources else NO_LAW
-
-    def further_step(
-        slot: int,
-        forward: Forward,
-        head: Head,
-        sure: Confidence,
-        draws: Race,
-        drawn: Drawn,
-        num_tokens: int,
-    ) -> int:
-        if not sources or not _again(slot, forward, drawn):
-            return BROKE_OFF
-        return _finish(slot, forward.hidden, head, sure, draws, drawn, num_tokens)
-
-    return compiled.compiled(first_step), compiled.compiled(further_step)
+@part
+def _now_s(clock_gettime: int) -> float:
+    """As `time.perf_counter`."""
+    time = np.empty(2, np.int64)
+    call(clock_gettime, (_MONOTONIC, time.ctypes.data))
+    return time[0] + 1e-9 * time[1]
 
 
-MODULES = kernels, law_kernels, race, noise_kernel, layer_kernels, forward_job, address_call
+@part
+def _goes_on(slot: int, sure: Confidence, drawn: Drawn, ending: Ending, now_s: float) -> bool:
+    """Whether another pass is in time and pays; knows confidences and clocks, never tokens."""
+    if not look(ending.clock, now_s):
+        return False
+    if not len(sure.biases):
+        return True
+    known, pass_s = drawn.confidences[slot], ending.clock[FURTHER]
+    return is_worth_it(ending.worth, ending.survivals, ending.chances, known, pass_s)
+
+
+def _entry(sources: int) -> Callable[..., tuple[int, int]]:
+    """numba keeps it for what it encloses, too: these sources and no others."""
+
+    def draft_chains(
+        first_slot: int, is_drawn: bool, job: ChainJob, sizes: tuple[int, int], clock_gettime: int
+    ) -> tuple[int, int]:
+        """Steps from `first_slot` on, whose tokens others have drawn if `is_drawn`.
+
+        sizes: tokens of the vocabulary, steps at most. Returns what became of the last step, and
+        how many there are, it included.
+        """
+        if not sources:
+            return BROKE_OFF, first_slot
+        num_tokens, most = sizes
+        passes, sure, drawn = job.passes, job.sure, job.drawn
+        for slot in range(first_slot, most):
+            if slot > first_slot or not is_drawn:
+                if not _pass(slot, job.anchor_ids, passes, drawn):
+                    return BROKE_OFF, slot + 1
+                hidden = passes.hidden
+                if slot == 0:
+                    hidden = passes.first_hidden[len(passes.entering_ids) :]
+                made = _finish(slot, hidden, job.head, sure, job.draws, drawn, num_tokens)
+                if made != MADE:
+                    return made, slot + 1
+            if not _goes_on(slot, sure, drawn, job.ending, _now_s(clock_gettime)):
+                return MADE, slot + 1
+        return MADE, most
+
+    return compiled.compiled(draft_chains)
+
+
+MODULES = (
+    kernels,
+    chain_worth,
+    pass_clock,
+    law_kernels,
+    race,
+    noise_kernel,
+    layer_kernels,
+    forward_job,
+    address_call,
+)
 _FILES = [Path(file) for file in (__file__, *(str(m.__file__) for m in MODULES))]
-first_step, further_step = _entries(zlib.crc32(b"".join(file.read_bytes() for file in _FILES)) | 1)
+draft_chains = _entry(zlib.crc32(b"".join(file.read_bytes() for file in _FILES)) | 1)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.saguaro import Saguaro, factors_of, prepared_per_slot
-from draft_node.shared_noise import NoiseTable
 from draft_node.speculation_cache import DraftedBlock, SpeculationCache
 from draft_node.stream import Stream
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
+from specserve.decoding.noise_table import NoiseTable
 from specserve.drafting import DraftBatch, Drafter, SpeculationBatch, Worth
 from specserve.link.messages import BlockKey, Push, RowReport
 from specserve.noise import OnceKeys
@@ -141,11 +141,8 @@ class WaveDrafter:
         not depend on which of the tokens in flight its outcomes accept.
         """
         by_ratio = branches[0].kind.needs_law
-        temperatures = torch.tensor(
-            [max(0.0, branch.report.temperature) for branch in branches],
-            dtype=torch.float32,
-            device=self._device,
-        )
+        degrees = [max(0.0, branch.report.temperature) for branch in branches]
+        temperatures = torch.tensor(degrees, dtype=torch.float32, device=self._device)
         rule = (self._sampled if by_ratio else self._coupled)(branches, temperatures)
         is_foreseen = any(branch.kind.shares_noise for branch in branches)
         keep_logits = not by_ratio or is_foreseen or self._settings.saguaro_c is not None

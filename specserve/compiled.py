@@ -44,6 +44,13 @@ def compiled(
         return cast(_Function, numba.njit(function, **options))
 
 
+def shared(function: _Function) -> _Function:
+    """As a decorator: a function of Python that compiled ones may call, too."""
+    return (
+        function if numba is None else cast(_Function, numba.extending.register_jitable(function))
+    )
+
+
 def address_of(function: Callable[..., None], signature: str) -> int:
     """Of machine code that C may call; see `compiled`. What the function raises is lost.
 

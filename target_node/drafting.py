@@ -15,7 +15,15 @@ from dataclasses import dataclass
 import torch
 
 from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
+from specserve.decoding.drawing import (
+    Coupled,
+    DrawingRule,
+    Greedy,
+    NoiseSource,
+    Sampled,
+    fresh_log_noise,
+)
+from specserve.decoding.noise_table import NoiseTable
 from specserve.decoding.shaping import shaped
 from specserve.decoding.state import SamplingState
 from specserve.decoding.verification.rule import VerificationRule, judged_by
@@ -75,6 +83,9 @@ class ColocatedDraft:
         self._num_kept = num_kept
         self._max_extension = max_extension
         self._device = device
+        # What was rejected is drafted again behind other tokens, by the same noise.
+        is_on_host = device.type == "cpu"  # elsewhere to look what is known would be a wait
+        self._noise: NoiseSource = NoiseTable() if is_on_host else fresh_log_noise
         self._row_of: dict[Sequence, int] = {}
         self._num_ended = 0
         self._starved: set[Sequence] = set()  # no memory for their contexts
@@ -246,7 +257,7 @@ class ColocatedDraft:
             return shaped(Greedy(), states)
         seeds = [state.seed_bits for state in states]
         words = torch.tensor([seeds, sample_indices], dtype=torch.int64, device=self._device)
-        rule = Coupled(temperatures, seeds=words[0], sample_indices=words[1])
+        rule = Coupled(temperatures, words[0], words[1], self._noise)
         return shaped(rule, states)
 
     def _speculations(

@@ -34,6 +34,11 @@ class Lead:
         self._num_tokens, self._sent_s = num_tokens, time.perf_counter()
 
     @property
+    def sent_s(self) -> float:
+        """When the last report went out; 0 if it was looked at."""
+        return self._sent_s
+
+    @property
     def seconds(self) -> float:
         """From the last report to its look; 0 if nothing is known yet."""
         if not self._rounds.is_known:

@@ -168,7 +168,8 @@ class Reporter:
                 yield _Told(row, peer, stream, start, end)
 
     def _send(self, frame: Rows[tuple[_Told, RowReport]], lead_s: float) -> None:
-        if frame[0][0].peer.end.send(Report([report for _, report in frame], lead_s)):
+        reports = [report for _, report in frame]
+        if frame[0][0].peer.end.send(Report(reports, lead_s, self.lead.sent_s)):
             for each, _ in frame:
                 each.stream.num_sent = max(each.stream.num_sent, each.end)
 

@@ -16,7 +16,7 @@ from specserve.errors import Exhausted, SpecserveError
 from specserve.model.loader import kernels_for, load_with
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
-from specserve.process import ChildArguments, pin, report_failure, report_ready
+from specserve.process import ChildArguments, pin, report_failure, report_ready, sleep_exactly
 from specserve.sizes import parse_count
 from specserve.telemetry import setup_logging
 from specserve.types import Ready
@@ -83,6 +83,7 @@ def await_leader(folder: Path) -> bool:
 def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Runner]:
     placement = config.placement("target", arguments.rank)
     pin(placement)
+    sleep_exactly()
     torch.set_num_threads(config.topology.threads)
     device = torch.device(placement.device)
     if device.type == "cuda":

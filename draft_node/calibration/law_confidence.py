@@ -17,6 +17,8 @@ from draft_node import kernels
 from draft_node.calibration.metrics import Floats, by_position, sigmoid
 from draft_node.kernel_trial import are_usable
 
+Singles = NDArray[np.float32]
+
 _RIDGE = 1e-4  # a share of the samples: keeps coefficients of unused slots finite
 _MAX_STEPS = 50
 _MAX_CHANGE = 4.0  # of a coefficient in one step
@@ -90,6 +92,11 @@ class FittedLawConfidence:
         raw, num_slots = law_features(logits) @ self.weights, logits.shape[1]
         scales, biases = (self._of(x, first_slot, num_slots) for x in (self.scales, self.biases))
         return torch.addcmul(biases, raw, scales).sigmoid_()
+
+    def coefficients(self, num_slots: int) -> tuple[Singles, Singles, Singles]:
+        """Weights [2], and biases and scales of the first slots, [num_slots] each, on a CPU."""
+        slots = np.minimum(np.arange(num_slots), len(self.biases) - 1)
+        return self.weights.numpy(), self.biases.numpy()[slots], self.scales.numpy()[slots]
 
     @staticmethod
     def _of(by_slot: Tensor, first: int, count: int) -> Tensor:

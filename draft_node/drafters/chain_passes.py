@@ -10,7 +10,7 @@ from draft_node.branch_attention import Entering
 from draft_node.chain_attention import ChainAttention
 from draft_node.context import Context, TorchContext
 from draft_node.drafters.batching import flat_positions
-from draft_node.step_kernels import Forward
+from draft_node.step_kernels import Passes
 from specserve.model.attention import TorchAttention
 from specserve.model.transformer import Transformer
 
@@ -44,11 +44,11 @@ class ChainPasses(Protocol):
 
     @property
     def are_compiled(self) -> bool:
-        """Whether there is `repeated`."""
+        """Whether there is `by_address`."""
         ...
 
-    def repeated(self) -> Forward:
-        """All further passes of the draft call, to be made by address, after the first `run`."""
+    def by_address(self) -> Passes:
+        """All passes of the draft call, to be made by address instead of by `run`."""
         ...
 
 
@@ -85,7 +85,7 @@ class TorchPasses:
     def are_compiled(self) -> bool:
         return False
 
-    def repeated(self) -> Forward:
+    def by_address(self) -> Passes:
         raise NotImplementedError("torch's passes have no address")
 
     def run(self, token_ids: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from draft_node.drafters.chain_ending import ChainEnding
 from draft_node.drafters.chain_passes import ChainPasses
 from specserve.decoding.drawing import Drawing
 from specserve.drafting import DraftBatch, LawConfidence, SpeculationBatch
@@ -15,16 +16,8 @@ from specserve.model.transformer import Transformer
 class ChainSteps(Protocol):
     """Of one draft call."""
 
-    def step(self) -> None:
-        """The next slot of all chains."""
-        ...
-
-    def last_confidences(self) -> list[float]:
-        """Of the tokens drawn last, as they were before: one a chain."""
-        ...
-
-    def drawn(self) -> SpeculationBatch:
-        """All steps so far."""
+    def run(self, ending: ChainEnding) -> SpeculationBatch:
+        """Slot after slot of all chains, until `ending`, which has begun, says that they end."""
         ...
 
 
@@ -52,7 +45,14 @@ class TorchSteps:
             shape = len(chains.batch.rows), chains.most, chains.model.config.vocab_size
             self._kept = torch.empty(shape, device=chains.batch.anchor_ids.device)
 
-    def step(self) -> None:
+    def run(self, ending: ChainEnding) -> SpeculationBatch:
+        for _ in range(self._chains.most):
+            self._step()
+            if not ending.goes_on(self._last_confidences):
+                break
+        return self._drawn()
+
+    def _step(self) -> None:
         chains, slot = self._chains, len(self._token_ids)
         previous = self._token_ids[-1][:, 0] if slot else chains.batch.anchor_ids
         hidden = chains.passes.run(previous)
@@ -63,10 +63,11 @@ class TorchSteps:
             self._confidences.append(chains.law_confidence(slot, logits))
         self._token_ids.append(chains.drawing.draw(slot, logits))
 
-    def last_confidences(self) -> list[float]:
+    def _last_confidences(self) -> list[float]:
+        """Of the tokens drawn last, as they were before: one a chain."""
         return self._confidences[-1][:, 0].tolist()
 
-    def drawn(self) -> SpeculationBatch:
+    def _drawn(self) -> SpeculationBatch:
         confidences, kept = self._confidences, self._kept
         return SpeculationBatch(
             torch.cat(self._token_ids, dim=1),

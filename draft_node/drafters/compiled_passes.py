@@ -13,9 +13,10 @@ from torch import Tensor
 
 from draft_node.branch_attention import Entering
 from draft_node.context import BLOCK_SIZE, Context, num_pages
-from draft_node.step_kernels import Forward
+from draft_node.step_kernels import Passes
 from specserve.model.compiled_forward import CompiledForward, block_table
 from specserve.model.forward_job import Batch
+from specserve.model.forward_record import entry
 from specserve.model.forward_trial import are_usable
 from specserve.model.kv_cache import NULL_BLOCK, TiledKVCache
 from specserve.model.transformer import Transformer
@@ -51,7 +52,6 @@ class CompiledPasses:
         self.context: Context[TiledKVCache] = Context(self._forward.cache, num_blocks)
         spare = num_blocks + np.arange(num_spare)
         self._spare = spare.reshape(-1, self._pages_each)  # the last is for what nobody sees
-        self._entering: Entering | None = None
 
     def enter(self, entering: Entering) -> None:
         self._forward.plan(self.context.causal_batch(entering.rows, entering.counts))
@@ -72,28 +72,44 @@ class CompiledPasses:
         drafted = np.zeros((len(rows), 4), dtype=np.int64)
         drafted[:, COUNT], drafted[:, SHARED] = 1, lengths
         drafted[:, END] = drafted[:, SHARED] + 1
-        self._chains = self._batch_of(drafted, rows, self._spare[: len(rows)], entering)
-        self._num_passes, self._entering = num_passes, entering
-        self._forward.lay_out(self._chains, num_more=num_passes)
+        self._first = self._batch_of(drafted, rows, self._spare[: len(rows)], entering)
+        later = Batch(*(array[-len(rows) :].copy() for array in self._first))
+        later.rows[:, END] += 1
+        self._later, self._num_passes = later, num_passes
+        self._first_ids = None if entering is None else entering.token_ids
+        self._is_first = True
 
     def run(self, token_ids: Tensor) -> Tensor:
-        num_chains, entering = len(token_ids), self._entering
-        if entering is not None:
-            token_ids = torch.cat([torch.tensor(entering.token_ids), token_ids])
-        hidden, _ = self._forward.run(token_ids)
-        if entering is not None:
-            self._chains = Batch(*(array[-num_chains:] for array in self._chains))
-            self._forward.lay_out(self._chains, num_more=self._num_passes)
-            self._entering = None
-        self._chains.rows[:, END] += 1
+        num_chains = len(token_ids)
+        if self._is_first:
+            self._forward.lay_out(self._first)
+            if self._first_ids is not None:
+                token_ids = torch.cat([torch.tensor(self._first_ids), token_ids])
+            hidden, _ = self._forward.run(token_ids)
+            self._is_first = False
+            self._forward.lay_out(self._later, num_more=self._num_passes)
+        else:
+            hidden, _ = self._forward.run(token_ids)
+            self._later.rows[:, END] += 1
         return hidden[-num_chains:]
 
     @property
     def are_compiled(self) -> bool:
         return True
 
-    def repeated(self) -> Forward:
-        return Forward(*self._forward.repeated(len(self._chains.rows)), self._chains.rows)
+    def by_address(self) -> Passes:
+        first, later = self._forward.by_address(self._first, self._later, self._num_passes)
+        return Passes(
+            np.array([entry(), first.record, later.record]),
+            first.status,
+            self._forward.embedding,
+            np.array(self._first_ids or (), dtype=np.int64),
+            first.x,
+            first.hidden,
+            later.x,
+            later.hidden,
+            later.rows,
+        )
 
     # --- blocks ----------------------------------------------------------------------------------
 
@@ -185,8 +201,7 @@ class CompiledPasses:
         entering: Entering | None,
     ) -> Batch:
         """Tokens in flight, and then what is drafted behind the `rows`, in `pages` of its own."""
-        tables = {row: self.context.rows.table(row) for row in dict.fromkeys(rows)}
-        shared = block_table([tables[row] for row in rows])
+        shared = self._tables_of(rows)
         if drafted[:, SHARED].max() > shared.shape[1] * BLOCK_SIZE:
             raise ValueError(f"drafts behind {drafted[:, SHARED].max()} positions: not there")
         if entering is None:
@@ -194,12 +209,19 @@ class CompiledPasses:
         counts = np.array(entering.counts, dtype=np.int64)
         first = np.zeros((len(counts), 4), dtype=np.int64)
         first[:, COUNT], first[:, END] = counts, np.array(entering.starts) + counts
-        own = block_table([self.context.rows.table(row) for row in entering.rows])
+        own = self._tables_of(entering.rows)
+        nothing = np.zeros((len(first), shared.shape[1]), dtype=np.int64)
         return Batch(
             np.concatenate([first, drafted]),
             _stacked(own, pages),
-            np.concatenate([np.zeros((len(first), shared.shape[1]), dtype=np.int64), shared]),
+            np.concatenate([nothing, shared]),
         )
+
+    def _tables_of(self, rows: Sequence[int]) -> Integers:
+        """Of each of them, [B, pages]; many are of one row."""
+        place_of = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+        tables = block_table([self.context.rows.table(row) for row in place_of])
+        return tables[[place_of[row] for row in rows]]
 
 
 def _stacked(first: Integers, second: Integers) -> Integers:

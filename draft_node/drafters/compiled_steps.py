@@ -1,4 +1,6 @@
-"""Steps of chains, each of them one compiled call: see `step_kernels`."""
+"""Steps of chains, all of them one compiled call: see `step_kernels`."""
+
+import ctypes
 
 import numpy as np
 import torch
@@ -6,17 +8,20 @@ from torch import Tensor
 
 from draft_node import step_kernels
 from draft_node.calibration.law_confidence import FittedLawConfidence
+from draft_node.drafters.chain_ending import ChainEnding
 from draft_node.drafters.chain_steps import Chains
-from draft_node.step_kernels import Confidence, Drawn, Forward, Head
+from draft_node.step_kernels import ChainJob, Confidence, Drawn, Ending, Head
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.race import SAMPLED, Race
 from specserve.drafting import SpeculationBatch
 from specserve.model import compiled_weights
 from specserve.model.linear import CompiledLinear
 
+_CLOCK_GETTIME = ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value or 0
+
 
 class CompiledSteps:
-    """The first pass is made as ever, since tokens in flight may enter with it."""
+    """`ChainSteps` of what is compiled throughout."""
 
     @staticmethod
     def of(chains: Chains) -> "CompiledSteps | None":
@@ -53,42 +58,53 @@ class CompiledSteps:
             np.empty((most, num_chains, num_kept), np.int64),
             np.empty((most, num_chains, num_kept), np.float32),
         )
-        self._num_steps = 0
-        self._forward: Forward | None = None
+        self._num_laws = 0  # that the drawing has kept
 
-    def step(self) -> None:
-        slot, rest = self._num_steps, (self._head, self._confidence, self._race, self._drawn)
-        if slot == 0:
-            hidden = self._chains.passes.run(self._chains.batch.anchor_ids).numpy()
-            made = step_kernels.first_step(hidden, *rest, self._num_tokens)
-        else:
-            if self._forward is None:
-                self._forward = self._chains.passes.repeated()
-            made = step_kernels.further_step(slot, self._forward, *rest, self._num_tokens)
+    def run(self, ending: ChainEnding) -> SpeculationBatch:
+        """As of `ChainSteps`."""
+        chains, clock, worth = self._chains, ending.clock, ending.worth
+        job = ChainJob(
+            np.ascontiguousarray(chains.batch.anchor_ids.numpy()),
+            chains.passes.by_address(),
+            self._head,
+            self._confidence,
+            self._race,
+            self._drawn,
+            Ending(clock.state, worth.state, worth.survivals, worth.chances),
+        )
+        rest = job, (self._num_tokens, chains.most), _CLOCK_GETTIME
+        made, count = step_kernels.draft_chains(0, False, *rest)
+        while made == step_kernels.NO_LAW:
+            self._keep_laws(count - 1)
+            self._draw_by_torch(count - 1)
+            made, count = step_kernels.draft_chains(count - 1, True, *rest)
         if made == step_kernels.BROKE_OFF:
             raise RuntimeError("the compiled forward broke off")
-        self._keep_law(slot, is_made=made == step_kernels.MADE)
-        self._num_steps += 1
+        self._keep_laws(count)
+        return self._speculations(count)
 
-    def _keep_law(self, slot: int, *, is_made: bool) -> None:
+    def _keep_laws(self, num_steps: int) -> None:
+        """Of the steps so far that nobody has kept one of yet."""
         drawn, drawing = self._drawn, self._chains.drawing
-        if not is_made:
-            logits = self._logits()[:, min(slot, len(drawn.logits) - 1)]
-            drawn.token_ids[slot] = drawing.draw(slot, logits[:, None])[:, 0].numpy()
-        elif drawn.law_ids.shape[2]:
-            ids, probs = drawn.law_ids[slot], drawn.law_probs[slot]
-            drawing.take(DraftLaw(torch.from_numpy(ids), torch.from_numpy(probs)))
+        if drawn.law_ids.shape[2]:
+            for slot in range(self._num_laws, num_steps):
+                ids, probs = drawn.law_ids[slot], drawn.law_probs[slot]
+                drawing.take(DraftLaw(torch.from_numpy(ids), torch.from_numpy(probs)))
+        self._num_laws = num_steps
+
+    def _draw_by_torch(self, slot: int) -> None:
+        logits = self._logits()[:, min(slot, len(self._drawn.logits) - 1)]
+        token_ids = self._chains.drawing.draw(slot, logits[:, None])  # which keeps the law, too
+        self._drawn.token_ids[slot] = token_ids[:, 0].numpy()
+        self._num_laws = slot + 1
 
     def _logits(self) -> Tensor:
         """[B, slots, V]"""
         return torch.from_numpy(self._drawn.logits).transpose(0, 1)[..., : self._num_tokens]
 
-    def last_confidences(self) -> list[float]:
-        return self._drawn.confidences[self._num_steps - 1].tolist()
-
-    def drawn(self) -> SpeculationBatch:
-        count, drawn = self._num_steps, self._drawn
-        confidences = None
+    def _speculations(self, count: int) -> SpeculationBatch:
+        """Of so many steps."""
+        drawn, confidences = self._drawn, None
         if len(self._confidence.biases):
             confidences = torch.from_numpy(np.ascontiguousarray(drawn.confidences[:count].T))
         return SpeculationBatch(
@@ -100,12 +116,7 @@ class CompiledSteps:
 
 
 def _coefficients(confidence: FittedLawConfidence | None, num_slots: int) -> Confidence:
-    """Slots beyond the last of them are as that."""
     if confidence is None:
         nothing = np.empty(0, np.float32)
         return Confidence(np.zeros(2, np.float32), nothing, nothing)
-    by_slot = [
-        np.resize(np.append(x, np.repeat(x[-1:], num_slots)), num_slots)
-        for x in (confidence.biases.numpy(), confidence.scales.numpy())
-    ]
-    return Confidence(confidence.weights.numpy(), *by_slot)
+    return Confidence(*confidence.coefficients(num_slots))

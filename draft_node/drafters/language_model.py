@@ -9,10 +9,9 @@ from dataclasses import replace
 import torch
 
 from draft_node.drafters.batching import context_lens, refuse_gap
-from draft_node.drafters.chain_steps import Chains, ChainSteps
-from draft_node.drafters.chain_worth import ChainWorth
+from draft_node.drafters.chain_ending import ChainEnding
+from draft_node.drafters.chain_steps import Chains
 from draft_node.drafters.in_flight import InFlightTokens
-from draft_node.drafters.pass_clock import PassClock
 from draft_node.drafters.passes import chain_passes
 from draft_node.drafters.steps import chain_steps
 from specserve.decoding.drawing import BlockLayout, DrawingRule
@@ -53,15 +52,14 @@ class LanguageModelDrafter:
         self._passes = chain_passes(model, num_tokens=num_context_tokens, longest=gamma)
         self.context = self._passes.context
         self._waiting = InFlightTokens()
-        self._clock = PassClock()
-        self._worth = ChainWorth()
+        self._ending = ChainEnding()
 
     def context_len(self, row: int) -> int:
         return self.context.rows.length(row)
 
     @torch.inference_mode()
     def extend(self, update: ContextUpdate) -> None:
-        self.context.rows.append(update.rows, update.starts, update.counts)
+        self.context.rows.reserve(update.rows, update.starts, update.counts)
         token_ids = update.token_ids.tolist()
         self._waiting.add(update.rows, update.starts, update.counts, token_ids)
         if self._waiting.most > _MOST_WAITING or self._waiting.area > _MOST_AREA:
@@ -95,21 +93,8 @@ class LanguageModelDrafter:
         steps = chain_steps(
             Chains(self.model, self._passes, self.law_confidence, drawing, batch, most)
         )
-        self._clock.begin(batch.due_s, len(batch.rows))
-        self._worth.begin(batch)
-        for _ in range(most):
-            steps.step()
-            self._waiting.computed()
-            if not self._goes_on(steps):
-                break
-        self._clock.end()
-        return replace(steps.drawn(), token_s=self._clock.further_s)
-
-    def _goes_on(self, steps: ChainSteps) -> bool:
-        """Whether another step is in time and pays; knows confidences and clocks, never tokens."""
-        if not self._clock.goes_on():
-            return False
-        if self.law_confidence is None:
-            return True
-        known = steps.last_confidences() if self._worth.is_looking else []
-        return self._worth.goes_on(known, self._clock.further_s)
+        self._ending.begin(batch, has_confidences=self.law_confidence is not None)
+        drawn = steps.run(self._ending)
+        self._waiting.computed()
+        self._ending.clock.end()
+        return replace(drawn, token_s=self._ending.clock.further_s)

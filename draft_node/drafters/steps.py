@@ -8,10 +8,11 @@ import sys
 
 import torch
 
-from draft_node import rank_kernels, step_kernels
+from draft_node import outcome_kernels, rank_kernels, step_kernels
 from draft_node.branch_attention import Entering
 from draft_node.calibration.law_confidence import FittedLawConfidence, LawModel
 from draft_node.drafters import compiled_blocks
+from draft_node.drafters.chain_ending import ChainEnding
 from draft_node.drafters.chain_steps import Chains, ChainSteps, TorchSteps
 from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.compiled_steps import CompiledSteps
@@ -36,7 +37,7 @@ def chain_steps(chains: Chains) -> ChainSteps:
 @functools.cache
 def are_usable() -> bool:
     """Whether numba is here and works. Compiles everything, unless that was done before."""
-    return compiled.works("steps of chains are made", step_kernels.first_step, _check)
+    return compiled.works("steps of chains are made", step_kernels.draft_chains, _check)
 
 
 @torch.inference_mode()
@@ -73,9 +74,9 @@ def _drawn(model: Transformer, rule: DrawingRule, *, is_compiled: bool) -> list[
     steps = CompiledSteps.of(chains) if is_compiled else TorchSteps(chains)
     if steps is None:
         raise RuntimeError("there are none for this model")
-    for _ in range(_NUM_STEPS):
-        steps.step()
-    drawn = steps.drawn()
+    ending = ChainEnding()
+    ending.begin(batch, has_confidences=True)
+    drawn = steps.run(ending)
     assert drawn.confidences is not None
     assert drawn.logits is not None
     law_probs = [] if drawn.law is None else [drawn.law.probs]
@@ -88,6 +89,7 @@ if __name__ == "__main__":
         ("steps of chains", are_usable),
         ("draws of blocks", compiled_blocks.are_usable),
         ("ranks of candidates", rank_kernels.are_usable),
+        ("orders of outcomes", outcome_kernels.are_usable),
     ):
         made_by = "compiled kernels" if can() else "torch"
         sys.stdout.write(f"{what} on this CPU are made by {made_by}\n")

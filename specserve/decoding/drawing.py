@@ -35,9 +35,9 @@ class NoiseSource(Protocol):
     """Where `Coupled` has its noise from: `log_noise` of every key, wherever it is kept."""
 
     def __call__(
-        self, seeds: Tensor, sample_indices: Tensor, positions: Tensor, layout: BlockLayout, /
+        self, seeds: Tensor, sample_indices: Tensor, layout: BlockLayout, /
     ) -> tuple[Tensor, Tensor]:
-        """Noise [D, DV] float32, and which of its rows each of N positions has: [N] int64."""
+        """For B blocks: noise [D, DV] float32, and which row of it a slot has: [B, G] int64."""
         ...
 
 
@@ -52,17 +52,26 @@ def log_noise(
 
 
 def fresh_log_noise(
-    seeds: Tensor, sample_indices: Tensor, positions: Tensor, layout: BlockLayout
+    seeds: Tensor, sample_indices: Tensor, layout: BlockLayout
 ) -> tuple[Tensor, Tensor]:
     """The plain `NoiseSource`: made anew for every position of every block."""
-    rows = torch.arange(len(seeds), device=seeds.device)
-    return log_noise(seeds, sample_indices, positions, layout), rows
+    num_slots, device = layout.num_slots, seeds.device
+    positions = layout.positions[:, None] + torch.arange(num_slots, device=device)
+    each = seeds.repeat_interleave(num_slots), sample_indices.repeat_interleave(num_slots)
+    rows = torch.arange(positions.numel(), device=device).view(positions.shape)
+    return log_noise(*each, positions.flatten(), layout), rows
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of [..., DV] and where they are, [..., count], in no promised order."""
     if logits.device.type != "cpu":
         return logits.topk(count, dim=-1, sorted=False)
+    if logits.dtype == torch.float32 and law_kernels.are_usable():
+        rows = logits.reshape(-1, logits.shape[-1]).contiguous().numpy()
+        found = np.empty((len(rows), count), np.int64)
+        if law_kernels.find_likeliest(rows, found):
+            ids = torch.from_numpy(found.reshape(*logits.shape[:-1], count))
+            return logits.gather(-1, ids), ids
     # A partition costs a quarter of what topk does.
     places = np.argpartition(logits.numpy(), logits.shape[-1] - count, axis=-1)
     # Laws want their tokens in order, and sorting places costs a fifth of sorting tensors.
@@ -134,21 +143,10 @@ class Coupled:
         scales = torch.where(random, 1 / self.temperatures, 1.0)
         # arg min E / w is arg max of the scaled logit - log E; noise of greedy rows is muted.
         signs = -random.to(torch.float32)
-        noise, places = self._log_noise(layout)
+        noise, places = self.source(self.seeds, self.sample_indices, layout)
         return Coupled._Draws(
             scales[:, None, None], signs[:, None, None], noise, places, layout.target_ids
         )
-
-    def _log_noise(self, layout: BlockLayout) -> tuple[Tensor, Tensor]:
-        """log E of every position needed, [D, DV], and which of them a slot has: int64 [B, G]."""
-        num_slots = layout.num_slots
-        positions = layout.positions[:, None] + torch.arange(
-            num_slots, device=layout.positions.device
-        )
-        seeds = self.seeds.repeat_interleave(num_slots)
-        samples = self.sample_indices.repeat_interleave(num_slots)
-        noise, places = self.source(seeds, samples, positions.flatten(), layout)
-        return noise, places.view(positions.shape)
 
     @dataclass(frozen=True)
     class _Draws:

@@ -64,6 +64,26 @@ def _boundary(orders: np.ndarray, num_kept: int) -> tuple[int, int]:
 
 
 @_compiled
+def _find_likeliest(logits: np.ndarray, ids: np.ndarray, orders: np.ndarray) -> np.float32:
+    """ids int64 [M] = those of the largest logits [V], ascending; the largest of all.
+
+    Of equals the first ones. orders int64 [V] is room. NaN where a logit is no number.
+    """
+    if not _orders(logits, orders):
+        return np.float32(np.nan)
+    least, num_equal = _boundary(orders, len(ids))
+    most, count = np.float32(-np.inf), 0
+    for token in range(len(logits)):
+        order = orders[token]
+        if order > least or (order == least and num_equal > 0):
+            num_equal -= order == least
+            most = max(most, logits[token])
+            ids[count] = token
+            count += 1
+    return most
+
+
+@_compiled
 def draw_of_likeliest(
     logits: np.ndarray,
     scale: np.float32,
@@ -79,17 +99,7 @@ def draw_of_likeliest(
     there is no law.
     """
     num_kept = len(ids)
-    if not _orders(logits, orders):
-        return -1
-    least, num_equal = _boundary(orders, num_kept)
-    most, count = np.float32(-np.inf), 0
-    for token in range(len(logits)):
-        order = orders[token]
-        if order > least or (order == least and num_equal > 0):
-            num_equal -= order == least
-            most = max(most, logits[token])
-            ids[count] = token
-            count += 1
+    most = _find_likeliest(logits, ids, orders)
     if not np.isfinite(most):
         return -1
     total, place = 0.0, 0
@@ -280,10 +290,26 @@ def _judge_by_ratio(logits: np.ndarray, rows: RatioRows, found: RatioOutcomes) -
 # --- what is called ------------------------------------------------------------------------------
 
 
-def _entries(sources: int) -> tuple[Callable[..., bool], Callable[..., None]]:
+def _entries(
+    sources: int,
+) -> tuple[Callable[..., bool], Callable[..., bool], Callable[..., None]]:
     """numba keeps them for what they enclose, too: these sources and no others."""
 
-    def likeliest(
+    def likeliest(logits: np.ndarray, ids: np.ndarray) -> bool:
+        """ids int64 [R, M] = those of the largest of logits float32 [R, V], ascending.
+
+        False where one is no number.
+        """
+        if not sources:
+            return False
+        orders = np.empty(logits.shape[1], np.int64)
+        for row in range(len(logits)):
+            most = _find_likeliest(logits[row], ids[row], orders)
+            if most != most:
+                return False
+        return True
+
+    def race_of_likeliest(
         logits: np.ndarray,
         scales: np.ndarray,
         noise: np.ndarray,
@@ -297,11 +323,12 @@ def _entries(sources: int) -> tuple[Callable[..., bool], Callable[..., None]]:
         if sources:
             _judge_by_ratio(logits, rows, found)
 
-    return compiled.compiled(likeliest), compiled.compiled(by_ratio)
+    entries = likeliest, race_of_likeliest, by_ratio
+    return tuple(map(compiled.compiled, entries))  # pyright: ignore[reportReturnType]
 
 
 _FILES = (Path(__file__), Path(str(noise_kernel.__file__)))
-race_of_likeliest, judge_by_ratio = _entries(
+find_likeliest, race_of_likeliest, judge_by_ratio = _entries(
     zlib.crc32(b"".join(file.read_bytes() for file in _FILES)) | 1
 )
 
@@ -316,6 +343,7 @@ def _run() -> None:
     winners = np.empty(2, np.int64)
     few, ids = np.ones((2, 3), np.float32), np.empty((2, 3), np.int64)
     logits, scales = np.ones((2, 5), np.float32), np.ones(2, np.float32)
+    find_likeliest(logits, ids)
     race_of_likeliest(logits, scales, few, ids, few.copy(), winners)
     ints, floats, keys = np.zeros(1, np.int64), np.ones(1, np.float32), np.ones((4, 1), np.uint64)
     laws = np.zeros((1, 3), np.int64), np.ones((1, 3), np.float32)

@@ -73,6 +73,8 @@ class Report:
     rows: list[RowReport]
     # The target looks for pushes about so long after it reported, in seconds; 0: it cannot tell.
     lead_s: float = 0.0
+    # When that was, by `time.perf_counter`, which is one clock on one machine; 0: it does not say.
+    sent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

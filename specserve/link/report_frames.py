@@ -1,7 +1,7 @@
 # pyright: strict
 """Reports as bytes of fixed layout, and back, with every field in its range.
 
-    rows u32, feature size u32, lead f64; a record a row;
+    rows u32, feature size u32, lead and when it was sent f64; a record a row;
     int32 tokens and block of each row in turn; float32 features of each row in turn;
     then of each row with foresight
     float32 confidences, int32 slot ids [S, M], float32 slot scores [S, M]
@@ -34,7 +34,7 @@ _MAX_SAMPLE_INDEX = 2**12 - 1
 _MAX_SCORED = 1 << 16  # tokens of a slot
 _RULES: tuple[str, ...] = tuple(rule.value for rule in VerificationRule)
 _RULE_CODES = {rule: code for code, rule in enumerate(_RULES)}
-_COUNTS = struct.Struct("<IId")
+_COUNTS = struct.Struct("<IIdd")
 _ROW = struct.Struct("<qqqdiiiiiiiBBBx")
 
 
@@ -77,7 +77,7 @@ def encode_report(report: Report, epoch: int, sequence: int) -> list[Part]:
             feature_size = row.features.shape[1]
         if row.foresight is not None:
             foresights += _foresight_parts(row.foresight)
-    counts = _COUNTS.pack(len(report.rows), feature_size, report.lead_s)
+    counts = _COUNTS.pack(len(report.rows), feature_size, report.lead_s, report.sent_s)
     return seal(Kind.REPORT, epoch, sequence, [counts, records, *tokens, *features, *foresights])
 
 
@@ -93,8 +93,9 @@ def unpack_report(payload: memoryview, limits: LinkLimits) -> Report:
         Unsound: a length or a field out of range.
     """
     require(len(payload) >= _COUNTS.size, "payload shorter than its counts")
-    num_rows, feature_size, lead_s = _COUNTS.unpack_from(payload)
+    num_rows, feature_size, lead_s, sent_s = _COUNTS.unpack_from(payload)
     require(math.isfinite(lead_s) and lead_s >= 0, "lead out of range")
+    require(math.isfinite(sent_s) and sent_s >= 0, "time out of range")
     require(num_rows <= limits.max_rows, "too many rows")
     require(feature_size in (0, limits.feature_size), "wrong feature size")
     cursor = Cursor(payload, _COUNTS.size)
@@ -111,7 +112,7 @@ def unpack_report(payload: memoryview, limits: LinkLimits) -> Report:
     cursor.finish()
     check_tokens(tokens, limits)
     features = features.reshape(num_verified, limits.feature_size)
-    return Report(_cut_rows(records, tokens, features, foresights), lead_s)
+    return Report(_cut_rows(records, tokens, features, foresights), lead_s, sent_s)
 
 
 def _shape(foresight: Foresight | None) -> tuple[int, int, bool]:

@@ -88,15 +88,21 @@ class CompiledForward:
         self._room: Room | None = None
         self._num_keys = 0
         self._run = _ENTRY(entry())
-        self._record = record = Record(entry())
+        self._record, self._later = Record(entry()), Record(entry())
         norms, rotary = compiled_weights.norms(model), model.rotary.table.numpy()
         if num_spare_positions:
             rotary = np.concatenate([rotary, rotary[-1:].repeat(num_spare_positions, axis=0)])
-        record.set_arrays(Weights(*norms, rotary, products, self._widths))
         functions = np.array([kernels.addresses for kernels in rows])
         others = np.array([attention.soften, team.barrier])
-        record.set_arrays(Code(functions, attention.by_size, others))
-        record.set_arrays(Cache(self.cache.keys.numpy(), self.cache.values.numpy()))
+        for record in self._record, self._later:
+            record.set_arrays(Weights(*norms, rotary, products, self._widths))
+            record.set_arrays(Code(functions, attention.by_size, others))
+            record.set_arrays(Cache(self.cache.keys.numpy(), self.cache.values.numpy()))
+
+    @property
+    def embedding(self) -> Floats:
+        """[V, E]"""
+        return self._model.embedding.numpy()
 
     def plan(self, batch: AttentionBatch) -> None:
         """Lay out one forward of `batch`."""
@@ -107,9 +113,7 @@ class CompiledForward:
 
     def lay_out(self, batch: Batch, num_more: int = 0) -> None:
         """Like `plan`; `batch.rows` may grow by so many positions from forward to forward."""
-        _, ends, shared, _ = batch.rows.T
-        most = int((shared + _whole_lanes(ends - shared + num_more)).max())
-        self._num_keys = _whole_lanes(most)
+        self._num_keys = _num_keys(batch, num_more)
         self._record.set_arrays(batch)
 
     def run(self, token_ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor]]:
@@ -133,21 +137,32 @@ class CompiledForward:
         found |= zip(layers, torch.from_numpy(tapped), strict=True)
         return torch.from_numpy(tokens.hidden), [found[tap] for tap in taps]
 
-    def repeated(self, num_tokens: int) -> "Repeated":
-        """For who makes forwards of so many tokens by address: the next ones, until `run`.
+    def by_address(
+        self, first: Batch, later: Batch, num_more: int
+    ) -> "tuple[ByAddress, ByAddress]":
+        """For who makes forwards by address, until the next call of anything here.
 
-        By one thread, of a model that is whole, and of the batch that was laid out last.
+        One of the batch `first`, and then several of `later`, the last rows of it, which grow by
+        `num_more` positions in all. By one thread, of a model that is whole.
         """
         if torch.get_num_threads() != 1 or self._model.parallel.size != 1:
             raise ValueError("forwards by address are one thread's, of a whole model")
-        x = np.empty((num_tokens, self._model.config.hidden_size), np.float32)
-        tokens = Tokens(x, np.empty_like(x), _NO_TAPS, x[:0].reshape(0, *x.shape))
-        self._record.set_arrays(tokens)
-        self._make_room(num_tokens)
-        self._set_parts(0, 2 * len(self._model.layers) + 1)
+        found: list[ByAddress] = []
+        counts = [int(batch.rows[:, 0].sum()) for batch in (first, later)]
+        self._num_keys = _num_keys(first, num_more)
+        self._make_room(max(counts))
         assert self._room is not None
-        words = np.array([entry(), self._record.address])
-        return Repeated(words, self._room.status, self._model.embedding.numpy(), x, tokens.hidden)
+        size, status = self._model.config.hidden_size, self._room.status
+        sizes = self._sizes(0, 2 * len(self._model.layers) + 1)
+        of_each = zip((self._record, self._later), (first, later), counts, strict=True)
+        for record, batch, count in of_each:
+            x = np.empty((count, size), np.float32)
+            tokens = Tokens(x, np.empty_like(x), _NO_TAPS, x[:0].reshape(0, *x.shape))
+            record.set_arrays(batch)
+            record.set_arrays(tokens)
+            record.set_sizes(sizes)
+            found.append(ByAddress(record.address, batch.rows, x, tokens.hidden, status))
+        return found[0], found[1]
 
     def _make_room(self, num_tokens: int) -> None:
         """Kept from forward to forward: fresh pages of memory cost more than what is written."""
@@ -168,6 +183,7 @@ class CompiledForward:
         rooms = [np.empty(size, np.float32) for size in floats]
         self._room = Room._make([*rooms, np.empty(places, np.int64), np.empty(status, np.int64)])
         self._record.set_arrays(self._room)
+        self._later.set_arrays(self._room)
 
     def _run_parts(self, num_tokens: int) -> None:
         layers = self._model.layers
@@ -185,14 +201,14 @@ class CompiledForward:
                 closed = (layer.down_proj if is_gate else layer.o_proj)(torch.from_numpy(inner))
                 added[:, : closed.shape[1]] = closed.numpy()
 
-    def _set_parts(self, first: int, end: int) -> None:
+    def _sizes(self, first_part: int, end_part: int) -> Sizes:
         shape, block_size = self._shape, self.cache.block_size
         of_token = shape.panel, shape.num_heads, self._num_keys, shape.outputs
-        self._record.set_sizes(Sizes(first, end, block_size, *of_token))
+        return Sizes(first_part, end_part, block_size, *of_token)
 
     def _call(self, first_part: int, end_part: int) -> None:
         record, num_threads = self._record, torch.get_num_threads()
-        self._set_parts(first_part, end_part)
+        record.set_sizes(self._sizes(first_part, end_part))
         assert self._room is not None
         status = self._room.status
         status[0] = layer_kernels.PENDING
@@ -206,14 +222,20 @@ class CompiledForward:
             raise RuntimeError("the compiled forward broke off")
 
 
-class Repeated(NamedTuple):
-    """A forward to be called by address as (record, 0, 1); `status` says what became of it."""
+class ByAddress(NamedTuple):
+    """A forward to be called at `forward_record.entry` as (record, 0, 1)."""
 
-    words: Integers  # [2]: address of what runs it, and of its record
-    status: Integers  # [1]: see `layer_kernels`
-    embedding: Floats  # [V, E]
+    record: int
+    rows: Integers  # int64 [B, 4]: of its batch
     x: Floats  # [N, E]: embeddings at first, overwritten
     hidden: Floats  # [N, E]: what comes out
+    status: Integers  # [1]: what became of it, see `layer_kernels`
+
+
+def _num_keys(batch: Batch, num_more: int) -> int:
+    """Whole lanes of positions that a token may see, after `num_more` more of each row."""
+    _, ends, shared, _ = batch.rows.T
+    return _whole_lanes(int((shared + _whole_lanes(ends - shared + num_more)).max()))
 
 
 def _serves(num_kept: int, num_wanted: int) -> bool:

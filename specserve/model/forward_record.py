@@ -38,6 +38,11 @@ GROUPS = (Weights, Code, Batch, Cache, Tokens, Room)
 ARRAY_WORDS = 6
 FIRST_ARRAY = 1 + len(Sizes._fields)
 RECORD_WORDS = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in GROUPS)
+_PLACES = {
+    group: FIRST_ARRAY + ARRAY_WORDS * sum(len(before._fields) for before in GROUPS[:place])
+    for place, group in enumerate(GROUPS)
+}
+_NOTHING = (0,) * (ARRAY_WORDS - 1)  # dimensions that an array has not
 _KINDS = np.dtype(np.float32).char + np.dtype(np.int64).char
 
 
@@ -55,14 +60,13 @@ class Record:
 
     def set_arrays(self, arrays: Weights | Code | Batch | Cache | Tokens | Room) -> None:
         """Of one kind. Raises TypeError for what is not laid out as kernels read it."""
-        before = GROUPS[: GROUPS.index(type(arrays))]
-        at = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in before)
+        at, words = _PLACES[type(arrays)], []
         for array in arrays:
             if not array.flags.c_contiguous or array.dtype.char not in _KINDS:
                 raise TypeError(f"kernels cannot read {array.dtype} {array.shape}")
             address, _ = array.__array_interface__["data"]  # `ctypes.data` takes twice as long
-            self._words[at : at + 1 + array.ndim] = (address, *array.shape)
-            at += ARRAY_WORDS
+            words += (address, *array.shape, *_NOTHING[array.ndim :])
+        self._words[at : at + len(words)] = words  # at once: each call takes a microsecond
         self._kept[type(arrays)] = arrays
 
 

@@ -7,9 +7,9 @@ import torch
 from draft_node.candidates import Flight, candidates_of
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.plan import in_flight
-from draft_node.shared_noise import NoiseTable
 from draft_node.speculation_cache import DraftedBlock, told_block
 from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.noise_table import NoiseTable
 from specserve.drafting import SpeculationBatch
 from specserve.link.messages import BlockKey, Foresight, RowReport
 from specserve.noise import Purpose, exponential_noise

@@ -212,3 +212,38 @@ def test_what_a_row_waited_for_is_followed_once_it_is_known_what_is_verified(dra
     assert {key.position for key in blocks_of(rounds.finish())} == {END + 1}
     statistics = rounds.presolve.cache.statistics
     assert (statistics.num_misses, statistics.num_hits, statistics.num_late) == (1, 0, 0)
+
+
+def due_after(rounds, report):
+    """When its round is due, of the rows taken last."""
+    rounds.presolve.take_report(report)
+    return rounds.presolve._rounds[1].look_s
+
+
+def test_time_runs_from_when_a_report_was_sent(drafter, monkeypatch):
+    rounds = Rounds(drafter)
+    clock = Clock(monkeypatch, rounds)
+    row = rounds.row(TEXT)
+    assert due_after(rounds, Report([row], 0.5, clock.now_s - 0.2)) == pytest.approx(100.3)
+    # Nobody said, or by a clock that is another machine's.
+    for sent_s in (0.0, clock.now_s + 5, clock.now_s - 7):
+        assert due_after(rounds, Report([row], 0.5, sent_s)) == pytest.approx(100.5)
+
+
+def test_where_no_time_is_left_nobody_looks_again(drafter, monkeypatch):
+    """A wave's size is found out once more, and not whenever the link is looked at."""
+    rounds, sizes = Rounds(drafter, wave=4, fan_out=40), [4, 4, 0, 0, 0]
+    asked = []
+    monkeypatch.setattr(
+        rounds.presolve._sizes, "size", lambda *_, **__: asked.append(0) or sizes[len(asked) - 1]
+    )
+    clock = Clock(monkeypatch, rounds)
+    for stream, lead_s in ((2, 1.0), (3, 2.0)):
+        in_flight_of(rounds, stream=stream)
+        rounds.take(TEXT, stream=stream, start=END, round=2, lead_s=lead_s)
+    asked.clear()
+    outcomes = [rounds.presolve.step() for _ in range(30)]
+    assert sum(outcomes) >= 2
+    assert not any(outcomes[-20:])
+    assert len(asked) <= len(sizes)
+    assert clock.now_s < 101

@@ -171,9 +171,9 @@ class InProcessPair(InProcessTarget):
 
     def turn(self, count: int = 1) -> None:
         for _ in range(count):
-            self.clock.now_s += TURN_S
             for draft in self.drafts:
                 draft.pass_turn()
+            self.clock.now_s += TURN_S  # what a draft has from a report to the next look
             self.node.turn()
 
     def run_until_idle(self, limit: int = 20_000) -> None:

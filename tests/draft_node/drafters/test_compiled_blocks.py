@@ -8,8 +8,8 @@ from draft_node.drafters import compiled_blocks
 from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.compiled_blocks import CompiledDraws
 from draft_node.drafters.markov_head import GatedHead, VanillaHead
-from draft_node.shared_noise import NoiseTable
 from specserve.decoding.drawing import BlockLayout, Coupled, Greedy, Sampled
+from specserve.decoding.noise_table import NoiseTable
 from specserve.model.linear import Kernels
 from specserve.noise import OnceKeys
 

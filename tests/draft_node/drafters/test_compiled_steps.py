@@ -1,5 +1,7 @@
 """Steps in one call draw what torch's own steps draw, and say as much about it."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -8,15 +10,17 @@ from draft_node import step_kernels
 from draft_node.branch_attention import Entering
 from draft_node.calibration.law_confidence import FittedLawConfidence, LawModel, LawRecorder
 from draft_node.drafters import steps as module
+from draft_node.drafters.chain_ending import ChainEnding
 from draft_node.drafters.chain_steps import Chains, TorchSteps
 from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.compiled_steps import CompiledSteps
 from draft_node.drafters.language_model import LanguageModelDrafter
+from draft_node.drafters.pass_clock import LEAST_PASSES, LOOKED, NUM_PASSES
 from draft_node.drafters.steps import chain_steps
 from draft_node.saguaro import Saguaro
-from draft_node.shared_noise import NoiseTable
 from specserve.decoding.drawing import BlockLayout, Coupled, Greedy, Sampled
-from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.decoding.noise_table import NoiseTable
+from specserve.drafting import ContextUpdate, DraftBatch, Worth
 from specserve.noise import OnceKeys
 from tests.draft_node.drafters.test_compiled_passes import LENGTHS, passes_of
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
@@ -48,28 +52,40 @@ def rule_of(kind, count):
     return Sampled(temperatures, keys, num_kept=20)
 
 
-def chains_of(model, rule, rows, lengths, *, confidence=None, keep_logits=True, entering=None):
+def chains_of(
+    model,
+    rule,
+    rows,
+    lengths,
+    *,
+    confidence=None,
+    keep_logits=True,
+    entering=None,
+    count=NUM_STEPS,
+    **batch,
+):
     passes = passes_of(CompiledPasses, model)
     if entering is not None:
         passes.context.rows.append(entering.rows, entering.starts, entering.counts)
-    passes.plan(rows, lengths, NUM_STEPS, entering)
-    batch = DraftBatch(rows, torch.arange(len(rows)) + 3, keep_logits=keep_logits)
+    passes.plan(rows, lengths, count, entering)
+    batch = DraftBatch(rows, torch.arange(len(rows)) + 3, keep_logits=keep_logits, **batch)
     vocab_size = model.config.vocab_size
-    drawing = rule.begin(BlockLayout(torch.tensor(lengths) + 1, NUM_STEPS, vocab_size, None))
-    return Chains(model, passes, confidence, drawing, batch, NUM_STEPS)
+    drawing = rule.begin(BlockLayout(torch.tensor(lengths) + 1, count, vocab_size, None))
+    return Chains(model, passes, confidence, drawing, batch, count)
+
+
+def begun(chains, ending=None):
+    ending = ending or ChainEnding()
+    ending.begin(chains.batch, has_confidences=chains.law_confidence is not None)
+    return ending
 
 
 @torch.inference_mode()
-def drawn_by(kind, *args, count=NUM_STEPS, **options):
+def drawn_by(kind, *args, **options):
     chains = chains_of(*args, **options)
     steps = TorchSteps(chains) if kind is TorchSteps else CompiledSteps.of(chains)
     assert steps is not None
-    known = []
-    for _ in range(count):
-        steps.step()
-        if options.get("confidence") is not None:
-            known.append(steps.last_confidences())
-    return steps.drawn(), known
+    return steps.run(begun(chains))
 
 
 def fitted():
@@ -82,12 +98,11 @@ def fitted():
 def test_steps_are_those_of_torch(model, kind, rows, lengths, count):
     rule, entering = rule_of(kind, len(rows)), Entering([3, 0], [16, 20], [2, 1], [7, 8, 9])
     options = {"count": count, "confidence": fitted(), "entering": entering}
-    found, said = drawn_by(CompiledSteps, model, rule, rows, lengths, **options)
-    expected, meant = drawn_by(TorchSteps, model, rule, rows, lengths, **options)
+    found = drawn_by(CompiledSteps, model, rule, rows, lengths, **options)
+    expected = drawn_by(TorchSteps, model, rule, rows, lengths, **options)
     assert torch.equal(found.token_ids, expected.token_ids)
     assert found.token_ids.shape == (len(rows), count)
     torch.testing.assert_close(found.confidences, expected.confidences)
-    np.testing.assert_allclose(said, meant, rtol=1e-5)
     torch.testing.assert_close(found.logits, expected.logits)
     if kind == "sampled":
         assert torch.equal(found.law.ids, expected.law.ids)
@@ -99,8 +114,8 @@ def test_steps_are_those_of_torch(model, kind, rows, lengths, count):
 @pytest.mark.parametrize("kind", RULES)
 def test_nothing_is_kept_or_said_that_nobody_wants(model, kind):
     rows, lengths = CHAINS[1]
-    plain, _ = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths, keep_logits=False)
-    whole, _ = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths, confidence=fitted())
+    plain = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths, keep_logits=False)
+    whole = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths, confidence=fitted())
     assert torch.equal(plain.token_ids, whole.token_ids)
     assert plain.logits is None
     assert plain.confidences is None
@@ -109,30 +124,24 @@ def test_nothing_is_kept_or_said_that_nobody_wants(model, kind):
 @pytest.mark.parametrize("kind", RULES)
 def test_a_chain_is_drafted_alike_alone_and_in_a_wave(model, kind):
     rows, lengths = [1] * 15, [33] * 15
-    together, _ = drawn_by(CompiledSteps, model, rule_of(kind, 15), rows, lengths)
-    few, _ = drawn_by(CompiledSteps, model, rule_of(kind, 4), rows[:4], lengths[:4])
+    together = drawn_by(CompiledSteps, model, rule_of(kind, 15), rows, lengths)
+    few = drawn_by(CompiledSteps, model, rule_of(kind, 4), rows[:4], lengths[:4])
     assert torch.equal(together.logits[:4], few.logits)
     assert torch.equal(together.token_ids[:4], few.token_ids)
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_what_is_no_number_stays_in_its_chain(model, kind, monkeypatch):
+def test_what_is_no_number_stays_in_its_chain(model, kind):
+    """Sampled chains then have slots without a law, which torch draws, and go on."""
     rows, lengths = CHAINS[1]
-    whole, _ = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths)
+    whole = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths)
     chains = chains_of(model, rule_of(kind, 6), rows, lengths)
-    steps = CompiledSteps.of(chains)
-    run = chains.passes.run
-
-    def broken(token_ids):
-        hidden = run(token_ids)
-        hidden[2] = torch.nan
-        return hidden
-
-    monkeypatch.setattr(chains.passes, "run", broken)
     with torch.inference_mode():
-        for _ in range(NUM_STEPS):
-            steps.step()
-        drawn = steps.drawn()
+        kept = model.embedding[5].clone()
+        model.embedding[5] = torch.nan  # the anchor of the third chain
+        drawn = CompiledSteps.of(chains).run(begun(chains))
+        model.embedding[5] = kept
+    assert drawn.logits[2, 0].isnan().all()
     others = [0, 1, 3, 4, 5]
     assert torch.equal(drawn.token_ids[others], whole.token_ids[others])
     assert drawn.token_ids.shape == whole.token_ids.shape
@@ -146,16 +155,24 @@ def test_a_slot_without_a_law_is_drawn_by_torch_from_its_own_logits(
 ):
     rows, lengths = CHAINS[1]
     options = {"keep_logits": keep_logits}
-    expected, _ = drawn_by(TorchSteps, model, rule_of(kind, 6), rows, lengths, **options)
-    further_step = step_kernels.further_step
+    expected = drawn_by(TorchSteps, model, rule_of(kind, 6), rows, lengths, **options)
+    draft_chains, refused = step_kernels.draft_chains, []
 
-    def refusing(slot, forward, head, sure, draws, drawn, num_tokens):
-        further_step(slot, forward, head, sure, draws, drawn, num_tokens)
-        drawn.token_ids[slot] = -1
-        return step_kernels.NO_LAW
+    def refusing(first_slot, is_drawn, job, sizes, clock):
+        """One step at a time, every second of which has no law."""
+        (num_tokens, most), slot = sizes, first_slot + is_drawn
+        if slot == most:
+            return step_kernels.MADE, most
+        draft_chains(first_slot, is_drawn, job, (num_tokens, slot + 1), clock)
+        if slot % 2:
+            return refusing(slot, True, job, sizes, clock)
+        job.drawn.token_ids[slot] = -1
+        refused.append(slot)
+        return step_kernels.NO_LAW, slot + 1
 
-    monkeypatch.setattr(step_kernels, "further_step", refusing)
-    found, _ = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths, **options)
+    monkeypatch.setattr(step_kernels, "draft_chains", refusing)
+    found = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths, **options)
+    assert refused == [0, 2, 4]
     assert torch.equal(found.token_ids, expected.token_ids)
     if kind == "sampled":
         assert torch.equal(found.law.ids, expected.law.ids)
@@ -182,23 +199,22 @@ def test_a_forward_that_breaks_off_is_an_error(model):
     rows, lengths = CHAINS[1]
     chains = chains_of(model, Greedy(), rows, lengths)
     steps = CompiledSteps.of(chains)
-    steps.step()
-    chains.passes._chains.pages[:] = 1 << 40
+    chains.passes._later.pages[:] = 1 << 40
     with pytest.raises(RuntimeError, match="broke off"):
-        steps.step()
+        steps.run(begun(chains))
 
 
 def test_wrong_steps_are_not_used(monkeypatch, caplog):
-    first = step_kernels.first_step
+    draft_chains = step_kernels.draft_chains
 
-    def wrong(hidden, head, sure, draws, drawn, num_tokens):
-        made = first(hidden, head, sure, draws, drawn, num_tokens)
-        drawn.token_ids[0, 1] ^= 1
+    def wrong(first_slot, is_drawn, job, sizes, clock):
+        made = draft_chains(first_slot, is_drawn, job, sizes, clock)
+        job.drawn.token_ids[0, 1] ^= 1
         return made
 
-    wrong.signatures = first.signatures
+    wrong.signatures = draft_chains.signatures
     module.are_usable.cache_clear()
-    monkeypatch.setattr(step_kernels, "first_step", wrong)
+    monkeypatch.setattr(step_kernels, "draft_chains", wrong)
     assert not module.are_usable()
     assert "Greedy" in caplog.text
     module.are_usable.cache_clear()
@@ -207,8 +223,7 @@ def test_wrong_steps_are_not_used(monkeypatch, caplog):
 def test_one_compilation_serves_every_call(model):
     """Another would be made in the middle of a round."""
     assert module.are_usable()
-    functions = step_kernels.first_step, step_kernels.further_step
-    before = [len(function.signatures) for function in functions]
+    before = len(step_kernels.draft_chains.signatures)
     drafter = LanguageModelDrafter(model, gamma=NUM_STEPS, num_context_tokens=256)
     for row, count in LENGTHS.items():
         drafter.extend(ContextUpdate([row], [0], [count], torch.arange(count), None))
@@ -219,4 +234,42 @@ def test_one_compilation_serves_every_call(model):
                 for rows in ([0], [1, 1, 2]):
                     batch = DraftBatch(rows, torch.tensor(rows), keep_logits=keep_logits)
                     drafter.draft(batch, rule_of(kind, len(rows)))
-    assert [len(function.signatures) for function in functions] == before == [1, 1]
+    assert len(step_kernels.draft_chains.signatures) == before == 1
+
+
+@pytest.mark.parametrize("kind", [TorchSteps, CompiledSteps])
+def test_chains_end_when_their_time_is_up_and_where_no_more_pays(model, kind):
+    rows, lengths = CHAINS[1]
+
+    def length(**batch):
+        drawn = drawn_by(kind, model, Greedy(), rows, lengths, confidence=fitted(), **batch)
+        assert drawn.confidences.shape == drawn.token_ids.shape
+        return drawn.token_ids.shape[1]
+
+    assert length() == NUM_STEPS
+    assert length(due_s=0.0) == LEAST_PASSES
+    assert length(due_s=time.perf_counter() + 100) == NUM_STEPS
+    assert length(worth=Worth(0.0, 2.0)) == 1  # a place costs more than a token
+    assert length(worth=Worth(0.0, 2.0), least=3) == 3
+    assert length(worth=Worth(0.0, 0.0)) == NUM_STEPS
+    assert length(worth=Worth(0.0, 2.0, may_look=False), least=2) == 2
+
+
+def test_compiled_chains_learn_as_torchs_do(model):
+    """The same confidences lead to the same state; passes are timed."""
+    rows, lengths = CHAINS[1]
+    endings = {}
+    for kind in (TorchSteps, CompiledSteps):
+        options = {"confidence": fitted(), "worth": Worth(1.0, 0.1), "least": 2}
+        options["chances"] = [0.5, 0.1, 0.0, 1.0, 0.3, 0.2]
+        chains = chains_of(model, Greedy(), rows, lengths, **options)
+        endings[kind] = begun(chains)
+        steps = TorchSteps(chains) if kind is TorchSteps else CompiledSteps.of(chains)
+        with torch.inference_mode():
+            steps.run(endings[kind])
+    ours, theirs = endings[CompiledSteps], endings[TorchSteps]
+    np.testing.assert_allclose(ours.worth.state, theirs.worth.state, rtol=1e-5)
+    np.testing.assert_allclose(ours.worth.survivals, theirs.worth.survivals, rtol=1e-4)
+    assert ours.clock.state[NUM_PASSES] == theirs.clock.state[NUM_PASSES]
+    assert 0 < ours.clock.further_s < 1
+    assert abs(ours.clock.state[LOOKED] - time.perf_counter()) < 60

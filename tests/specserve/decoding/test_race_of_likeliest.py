@@ -6,7 +6,7 @@ import torch
 
 from specserve.decoding import law_kernels
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
-from specserve.decoding.drawing import BlockLayout, Sampled
+from specserve.decoding.drawing import BlockLayout, Sampled, likeliest
 from specserve.noise import OnceKeys
 
 pytestmark = pytest.mark.skipif(not law_kernels.are_usable(), reason="no numba here")
@@ -132,3 +132,27 @@ def test_orders_are_those_of_the_numbers():
     assert (np.diff(orders) > 0).all()
     assert orders.min() >= 0
     assert orders.max() < 2**32
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 300, 4096])
+def test_the_likeliest_alone_are_those_of_a_sort(num_tokens):
+    generator = torch.Generator().manual_seed(num_tokens)
+    logits = torch.randn(2, 3, num_tokens, generator=generator)
+    logits[0, 1] = logits[0, 1].round()  # many are equal
+    logits[1, 2, ::3] = -torch.inf
+    for count in {1, min(5, num_tokens), num_tokens}:
+        kept, ids = likeliest(logits, count)
+        assert ids.shape == kept.shape == (2, 3, count)
+        assert torch.equal(kept, logits.gather(-1, ids))
+        assert torch.equal(ids, ids.sort(dim=-1).values)
+        assert (ids.diff(dim=-1) > 0).all()
+        largest = logits.topk(count, dim=-1).values
+        assert torch.equal(kept.sort(dim=-1, descending=True).values, largest)
+
+
+def test_a_row_with_what_is_no_number_has_likeliest_tokens_too():
+    logits = torch.arange(12.0).view(2, 6)
+    logits[1, 2] = torch.nan
+    kept, ids = likeliest(logits, 3)
+    assert ids[0].tolist() == [3, 4, 5]
+    assert torch.equal(kept[1].nan_to_num(99), logits[1].gather(0, ids[1]).nan_to_num(99))

@@ -49,7 +49,8 @@ def random_foresight(source, verify_len, limits=LIMITS):
 
 def random_report(source, limits=LIMITS):
     num_rows = int(source.integers(0, limits.max_rows + 1))
-    return Report([random_row(source, limits) for _ in range(num_rows)], float(source.random()))
+    rows = [random_row(source, limits) for _ in range(num_rows)]
+    return Report(rows, *source.random(2).tolist())
 
 
 def random_push(source, limits=LIMITS):
@@ -100,6 +101,7 @@ def same(first, second):
     """Field by field; arrays by type, shape and value."""
     if isinstance(first, Report):
         alike = len(first.rows) == len(second.rows) and first.lead_s == second.lead_s
+        alike &= first.sent_s == second.sent_s
         return alike and all(map(_same, first.rows, second.rows))
     return _same(first, second)
 

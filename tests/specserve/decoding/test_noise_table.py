@@ -1,27 +1,32 @@
 import pytest
 import torch
 
-from draft_node.shared_noise import NoiseTable
-from specserve.decoding.drawing import BlockLayout, Coupled, log_noise
+from specserve.decoding.drawing import BlockLayout, Coupled, fresh_log_noise, log_noise
+from specserve.decoding.noise_table import NoiseTable
 
 VOCAB = 50
 
 
-def layout_of(target_ids=None):
-    return BlockLayout(torch.tensor([9, 11, 9]), 4, VOCAB, target_ids)
+def layout_of():
+    return BlockLayout(torch.tensor([9, 11, 9]), 4, VOCAB, None)
 
 
 @pytest.mark.parametrize("num_rows", [1, 6, 13, 1000])
 @pytest.mark.parametrize("target_ids", [None, torch.tensor([3, 5, 8, 40])])
 def test_what_is_remembered_is_what_would_be_made(num_rows, target_ids):
-    layout = layout_of(target_ids)
     columns = VOCAB if target_ids is None else 4
     table = NoiseTable(num_bytes=4 * columns * num_rows)
     source = torch.Generator().manual_seed(0)
     for _ in range(30):
-        seeds, samples, positions = torch.randint(3, (3, 6), generator=source)
-        noise, rows = table(seeds, samples, positions, layout)
-        assert torch.equal(noise[rows], log_noise(seeds, samples, positions, layout))
+        seeds, samples, first = torch.randint(3, (3, 3), generator=source)
+        layout = BlockLayout(first, 4, VOCAB, target_ids)
+        noise, places = table(seeds, samples, layout)
+        plain, rows = fresh_log_noise(seeds, samples, layout)
+        assert places.shape == rows.shape == (3, 4)
+        assert torch.equal(noise[places], plain[rows])
+        for slot in range(4):
+            expected = log_noise(seeds, samples, first + slot, layout)
+            assert torch.equal(noise[places[:, slot]], expected)
 
 
 def test_draws_do_not_depend_on_the_table():
