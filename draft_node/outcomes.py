@@ -46,8 +46,7 @@ def rank_candidates(
         scores = torch.where(noise.is_shared[:, None], scores - race, scores)
     scores = scores.masked_fill(slots.ids == excluded_ids[:, None], -torch.inf)
     best, places = scores.topk(min(num_candidates, scores.shape[1]), dim=1)
-    ids = slots.ids.gather(1, places)
-    return _candidates(ids.cpu().numpy(), best.cpu().numpy(), num_candidates)
+    return _candidates(slots.ids.gather(1, places), best, num_candidates)
 
 
 def rank_all(
@@ -70,13 +69,13 @@ def rank_all(
         excluded = torch.where(matches.any(1), matches.int().argmax(1), NO_TOKEN)
     count = min(num_candidates, scores.shape[1])
     if scores.device.type == "cpu" and rank_kernels.are_usable():
-        best, places = _ranked(scores, noise, rows, slots, excluded, count)
+        best, places = map(torch.from_numpy, _ranked(scores, noise, rows, slots, excluded, count))
     else:
         ranked = torch.where(slots.is_shared[:, None], scores - noise[rows], scores)
         columns = torch.arange(scores.shape[1], device=scores.device)
         ranked.masked_fill_(columns == excluded[:, None], -torch.inf)
-        best, places = (found.cpu().numpy() for found in ranked.topk(count, dim=1))
-    ids = places if target_ids is None else target_ids.cpu().numpy()[places]
+        best, places = ranked.topk(count, dim=1)
+    ids = places if target_ids is None else target_ids[places]
     return _candidates(ids, best, num_candidates)
 
 
@@ -92,12 +91,13 @@ def _ranked(
     return best, found
 
 
-def _candidates(
-    ids: NDArray[np.int64], scores: NDArray[np.float32], count: int
-) -> NDArray[np.int64]:
+def _candidates(ids: Tensor, scores: Tensor, count: int) -> NDArray[np.int64]:
     """[N, count] of ranked ids and their scores: `NO_TOKEN` where there is none."""
+    possible = ids.masked_fill(scores == -torch.inf, NO_TOKEN).cpu().numpy()
+    if possible.shape[1] == count:
+        return possible
     candidates = np.full((len(ids), count), NO_TOKEN, dtype=np.int64)
-    candidates[:, : ids.shape[1]] = np.where(scores == -np.inf, NO_TOKEN, ids)
+    candidates[:, : ids.shape[1]] = possible
     return candidates
 
 

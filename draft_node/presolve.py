@@ -207,7 +207,7 @@ class Presolve:
         if not size:
             for each in family:  # time only gets less
                 each.is_closed |= each.due_s == due_s
-            return False
+            return self._draft_outcomes(rounds)  # others may have more of it
         began_s = time.perf_counter()
         branches = self._take_wave(family, size)
         wave = self._draft(family, branches, due_s=due_s)

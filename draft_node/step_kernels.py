@@ -30,7 +30,8 @@ from specserve.noise_kernel import first_of, largest
 Array = np.ndarray
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
-MADE, BROKE_OFF, NO_LAW = range(3)  # what became of a step; without a law nothing was drawn
+# What became of a step: without a law nothing was drawn, without its token nothing computed.
+MADE, BROKE_OFF, NO_LAW, NO_TOKEN = range(4)
 _END = 1  # of `Batch.rows`
 _MONOTONIC = 1  # the clock of `time.perf_counter`
 
@@ -123,30 +124,36 @@ def draw(logits: Array, slot: int, chain: int, by: Race, drawn: Drawn, room: Arr
 
 
 @part
-def _finish(
-    slot: int,
-    hidden: Array,
-    head: Head,
-    sure: Confidence,
-    draws: Race,
-    drawn: Drawn,
-    num_tokens: int,
-) -> int:
-    """Logits of hidden [B, E], and what is drawn from them."""
+def _look(
+    slot: int, hidden: Array, head: Head, sure: Confidence, drawn: Drawn, num_tokens: int
+) -> None:
+    """Logits of hidden [B, E], and how sure they are."""
     by_chain = drawn.logits[min(slot, len(drawn.logits) - 1)]
     multiply(hidden, head.product, head.functions, by_chain, Thread(0, 1))
-    room = np.empty(num_tokens, np.int64)
-    for chain in range(len(by_chain)):
-        logits = by_chain[chain][:num_tokens]
-        if len(sure.biases):
+    if len(sure.biases):
+        for chain in range(len(by_chain)):
+            logits = by_chain[chain][:num_tokens]
             drawn.confidences[slot, chain] = _confidence(logits, slot, sure)
+
+
+@part
+def _draw(slot: int, draws: Race, drawn: Drawn, room: Array) -> int:
+    """A token of every chain, out of len(room) ones."""
+    by_chain = drawn.logits[min(slot, len(drawn.logits) - 1)]
     for chain in range(len(by_chain)):
-        logits = by_chain[chain][:num_tokens]
-        token = draw(logits, slot, chain, draws, drawn, room)
+        token = draw(by_chain[chain][: len(room)], slot, chain, draws, drawn, room)
         if token < 0:
             return NO_LAW
         drawn.token_ids[slot, chain] = token
     return MADE
+
+
+@part
+def _are_there(token_ids: Array, num_tokens: int) -> bool:
+    for token in token_ids:  # noqa: SIM110 - this is compiled
+        if not 0 <= token < num_tokens:
+            return False
+    return True
 
 
 @part
@@ -187,34 +194,38 @@ def _goes_on(slot: int, sure: Confidence, drawn: Drawn, ending: Ending, now_s: f
     return is_worth_it(ending.worth, ending.survivals, ending.chances, known, pass_s)
 
 
-def _entry(sources: int) -> Callable[..., tuple[int, int]]:
+def _entry(sources: int) -> Callable[..., tuple[int, int, bool]]:
     """numba keeps it for what it encloses, too: these sources and no others."""
 
     def draft_chains(
-        first_slot: int, is_drawn: bool, job: ChainJob, sizes: tuple[int, int], clock_gettime: int
-    ) -> tuple[int, int]:
-        """Steps from `first_slot` on, whose tokens others have drawn if `is_drawn`.
+        first_slot: int, job: ChainJob, sizes: tuple[int, int], clock_gettime: int
+    ) -> tuple[int, int, bool]:
+        """Steps from `first_slot` on.
 
-        sizes: tokens of the vocabulary, steps at most. Returns what became of the last step, and
-        how many there are, it included.
+        sizes: tokens of the vocabulary, steps at most. Returns what became of the last step, how
+        many there are, it included, and whether more would follow.
         """
-        if not sources:
-            return BROKE_OFF, first_slot
         num_tokens, most = sizes
         passes, sure, drawn = job.passes, job.sure, job.drawn
+        room = np.empty(num_tokens, np.int64)
+        if not sources:
+            return BROKE_OFF, first_slot, False
+        for token_ids in (job.anchor_ids, passes.entering_ids):
+            if not _are_there(token_ids, len(passes.embedding)):
+                return NO_TOKEN, first_slot, False
         for slot in range(first_slot, most):
-            if slot > first_slot or not is_drawn:
-                if not _pass(slot, job.anchor_ids, passes, drawn):
-                    return BROKE_OFF, slot + 1
-                hidden = passes.hidden
-                if slot == 0:
-                    hidden = passes.first_hidden[len(passes.entering_ids) :]
-                made = _finish(slot, hidden, job.head, sure, job.draws, drawn, num_tokens)
-                if made != MADE:
-                    return made, slot + 1
-            if not _goes_on(slot, sure, drawn, job.ending, _now_s(clock_gettime)):
-                return MADE, slot + 1
-        return MADE, most
+            if not _pass(slot, job.anchor_ids, passes, drawn):
+                return BROKE_OFF, slot + 1, False
+            hidden = passes.hidden
+            if slot == 0:
+                hidden = passes.first_hidden[len(passes.entering_ids) :]
+            _look(slot, hidden, job.head, sure, drawn, num_tokens)
+            # Before the draw, so that what is drawn cannot decide whether it will be verified.
+            goes_on = _goes_on(slot, sure, drawn, job.ending, _now_s(clock_gettime))
+            made = _draw(slot, job.draws, drawn, room)
+            if made != MADE or not goes_on:
+                return made, slot + 1, goes_on
+        return MADE, most, False
 
     return compiled.compiled(draft_chains)
 

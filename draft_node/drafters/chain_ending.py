@@ -11,7 +11,7 @@ from specserve.drafting import DraftBatch
 
 
 class ChainEnding:
-    """Of one drafter; `has_confidences`: without them nobody knows what a pass is worth."""
+    """Of one drafter: `begin`, `goes_on` after every pass, `clock.end`."""
 
     def __init__(self) -> None:
         self.clock = PassClock()
@@ -19,15 +19,15 @@ class ChainEnding:
         self._has_confidences = False
 
     def begin(self, batch: DraftBatch, *, has_confidences: bool) -> None:
-        """A draft call."""
+        """A draft call; without confidences nobody knows what a pass is worth."""
         self._has_confidences = has_confidences
         self.clock.begin(batch.due_s, len(batch.rows))
         self.worth.begin(batch)
 
     def goes_on(self, last_confidences: Callable[[], Sequence[float]]) -> bool:
-        """After a pass: whether another is in time and pays.
+        """After a pass, before its tokens are drawn: whether another is in time and pays.
 
-        `last_confidences`: of the tokens drawn last, asked for where somebody looks.
+        `last_confidences`: of the tokens about to be drawn, asked for where somebody looks.
         """
         if not self.clock.goes_on():
             return False

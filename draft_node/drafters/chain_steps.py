@@ -47,12 +47,15 @@ class TorchSteps:
 
     def run(self, ending: ChainEnding) -> SpeculationBatch:
         for _ in range(self._chains.most):
-            self._step()
-            if not ending.goes_on(self._last_confidences):
+            logits = self._pass()
+            goes_on = ending.goes_on(self._last_confidences)
+            self._token_ids.append(self._chains.drawing.draw(len(self._token_ids), logits))
+            if not goes_on:
                 break
         return self._drawn()
 
-    def _step(self) -> None:
+    def _pass(self) -> Tensor:
+        """Logits [B, 1, V] of the next slot."""
         chains, slot = self._chains, len(self._token_ids)
         previous = self._token_ids[-1][:, 0] if slot else chains.batch.anchor_ids
         hidden = chains.passes.run(previous)
@@ -61,10 +64,10 @@ class TorchSteps:
             self._kept[:, slot] = logits[:, 0]
         if chains.law_confidence is not None:
             self._confidences.append(chains.law_confidence(slot, logits))
-        self._token_ids.append(chains.drawing.draw(slot, logits))
+        return logits
 
     def _last_confidences(self) -> list[float]:
-        """Of the tokens drawn last, as they were before: one a chain."""
+        """Of the tokens about to be drawn: one a chain."""
         return self._confidences[-1][:, 0].tolist()
 
     def _drawn(self) -> SpeculationBatch:

@@ -61,7 +61,9 @@ class ChainWorth:
         """A draft call; without a worth no pass is too dear."""
         state, worth, num_blocks = self.state, batch.worth, len(batch.rows)
         self.survivals = np.ones(num_blocks)
-        self.chances = np.ones(num_blocks) if batch.chances is None else np.array(batch.chances)
+        self.chances = np.ones(num_blocks)
+        if batch.chances is not None:
+            self.chances[:] = batch.chances
         state[NUM_LEFT], state[LOOKS_AT] = batch.least - 1, NOTHING
         if worth is not None:
             state[LOOKS_AT] = CONFIDENCES if worth.may_look else USUAL

@@ -101,14 +101,14 @@ class CompiledPasses:
         first, later = self._forward.by_address(self._first, self._later, self._num_passes)
         return Passes(
             np.array([entry(), first.record, later.record]),
-            first.status,
+            self._forward.status,
             self._forward.embedding,
             np.array(self._first_ids or (), dtype=np.int64),
             first.x,
             first.hidden,
             later.x,
             later.hidden,
-            later.rows,
+            self._later.rows,
         )
 
     # --- blocks ----------------------------------------------------------------------------------

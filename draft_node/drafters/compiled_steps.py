@@ -73,13 +73,17 @@ class CompiledSteps:
             Ending(clock.state, worth.state, worth.survivals, worth.chances),
         )
         rest = job, (self._num_tokens, chains.most), _CLOCK_GETTIME
-        made, count = step_kernels.draft_chains(0, False, *rest)
+        made, count, goes_on = step_kernels.draft_chains(0, *rest)
         while made == step_kernels.NO_LAW:
             self._keep_laws(count - 1)
             self._draw_by_torch(count - 1)
-            made, count = step_kernels.draft_chains(count - 1, True, *rest)
+            if not goes_on or count == chains.most:
+                break
+            made, count, goes_on = step_kernels.draft_chains(count, *rest)
         if made == step_kernels.BROKE_OFF:
             raise RuntimeError("the compiled forward broke off")
+        if made == step_kernels.NO_TOKEN:
+            raise IndexError("chains begin with tokens, or behind ones, that are not there")
         self._keep_laws(count)
         return self._speculations(count)
 

@@ -17,8 +17,7 @@ from draft_node.chain_attention import ChainAttention
 from draft_node.context import TorchContext, torch_context
 from draft_node.drafters.backbone import ContextEntries, FeatureProjector, load_projector
 from draft_node.drafters.batching import context_lens, flat_positions
-from draft_node.drafters.chain_worth import ChainWorth
-from draft_node.drafters.pass_clock import PassClock
+from draft_node.drafters.chain_ending import ChainEnding
 from draft_node.drafters.spec import Eagle3Spec
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
 from specserve.decoding.drawing import BlockLayout, DrawingRule
@@ -92,8 +91,7 @@ class Eagle3Drafter:
         self._chain = ChainAttention(
             context, num_heads=spec.decoder.num_heads, scale=spec.decoder.head_dim**-0.5
         )
-        self._clock = PassClock()
-        self._worth = ChainWorth()
+        self._ending = ChainEnding()
         # Features by slot: truncation may leave any of them waiting for another token.
         self._features = torch.zeros(
             cache.num_blocks * cache.block_size,
@@ -152,29 +150,26 @@ class Eagle3Drafter:
             BlockLayout(positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, None)
         )
         token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
-        self._clock.begin(batch.due_s, len(batch.rows))
-        self._worth.begin(batch)
+        self._ending.begin(batch, has_confidences=self.law_confidence is not None)
         for slot in range(self.gamma if batch.most is None else min(batch.most, self.gamma)):
             hidden = self._step(token_ids, hidden, positions + slot)
-            logits, goes_on = self.decoder.logits(hidden)[:, None], self._clock.goes_on()
+            logits = self.decoder.logits(hidden)[:, None]
             if self.law_confidence is not None:
                 confidences.append(self.law_confidence(slot, logits))
-                if goes_on:
-                    known = confidences[-1][:, 0].tolist() if self._worth.is_looking else []
-                    goes_on = self._worth.goes_on(known, self._clock.further_s)
+            goes_on = self._ending.goes_on(lambda: confidences[-1][:, 0].tolist())
             drawn.append(drawing.draw(slot, logits))
             if batch.keep_logits:
                 kept.append(logits)
             token_ids = drawn[-1][:, 0]
             if not goes_on:
                 break
-        self._clock.end()
+        self._ending.clock.end()
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
             drawing.law(),
             torch.cat(confidences, dim=1) if confidences else None,
             logits=torch.cat(kept, dim=1) if kept else None,
-            token_s=self._clock.further_s,
+            token_s=self._ending.clock.further_s,
         )
 
     def _step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:

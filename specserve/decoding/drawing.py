@@ -66,7 +66,8 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of [..., DV] and where they are, [..., count], in no promised order."""
     if logits.device.type != "cpu":
         return logits.topk(count, dim=-1, sorted=False)
-    if logits.dtype == torch.float32 and law_kernels.are_usable():
+    is_plain = logits.dtype == torch.float32 and 0 < count <= logits.shape[-1]
+    if is_plain and law_kernels.are_usable():
         rows = logits.reshape(-1, logits.shape[-1]).contiguous().numpy()
         found = np.empty((len(rows), count), np.int64)
         if law_kernels.find_likeliest(rows, found):

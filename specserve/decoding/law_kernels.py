@@ -323,8 +323,8 @@ def _entries(
         if sources:
             _judge_by_ratio(logits, rows, found)
 
-    entries = likeliest, race_of_likeliest, by_ratio
-    return tuple(map(compiled.compiled, entries))  # pyright: ignore[reportReturnType]
+    whole = compiled.compiled
+    return whole(likeliest), whole(race_of_likeliest), whole(by_ratio)
 
 
 _FILES = (Path(__file__), Path(str(noise_kernel.__file__)))

@@ -62,13 +62,15 @@ class NoiseTable:
                 missing.append(key)
         if not missing:
             return
+        # Which may fail: before anybody counts on it.
+        fresh = _noise_of(missing, layout, table.device)
         for key in missing:
             free = len(places)
             if free == len(table):  # that of the one not used for longest, which is none of these
                 _, free = places.popitem(last=False)
             places[key] = free
         rows = torch.tensor([places[key] for key in missing], device=table.device)
-        table[rows] = _noise_of(missing, layout, table.device)
+        table[rows] = fresh
 
 
 def _noise_of(keys: list[Key], layout: BlockLayout, device: torch.device) -> Tensor:

@@ -151,8 +151,7 @@ class CompiledForward:
         counts = [int(batch.rows[:, 0].sum()) for batch in (first, later)]
         self._num_keys = _num_keys(first, num_more)
         self._make_room(max(counts))
-        assert self._room is not None
-        size, status = self._model.config.hidden_size, self._room.status
+        size = self._model.config.hidden_size
         sizes = self._sizes(0, 2 * len(self._model.layers) + 1)
         of_each = zip((self._record, self._later), (first, later), counts, strict=True)
         for record, batch, count in of_each:
@@ -161,8 +160,14 @@ class CompiledForward:
             record.set_arrays(batch)
             record.set_arrays(tokens)
             record.set_sizes(sizes)
-            found.append(ByAddress(record.address, batch.rows, x, tokens.hidden, status))
+            found.append(ByAddress(record.address, x, tokens.hidden))
         return found[0], found[1]
+
+    @property
+    def status(self) -> Integers:
+        """[1]: what became of the last forward, see `layer_kernels`; until room is made anew."""
+        assert self._room is not None
+        return self._room.status
 
     def _make_room(self, num_tokens: int) -> None:
         """Kept from forward to forward: fresh pages of memory cost more than what is written."""
@@ -226,10 +231,8 @@ class ByAddress(NamedTuple):
     """A forward to be called at `forward_record.entry` as (record, 0, 1)."""
 
     record: int
-    rows: Integers  # int64 [B, 4]: of its batch
     x: Floats  # [N, E]: embeddings at first, overwritten
     hidden: Floats  # [N, E]: what comes out
-    status: Integers  # [1]: what became of it, see `layer_kernels`
 
 
 def _num_keys(batch: Batch, num_more: int) -> int:

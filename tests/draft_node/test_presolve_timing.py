@@ -214,36 +214,42 @@ def test_what_a_row_waited_for_is_followed_once_it_is_known_what_is_verified(dra
     assert (statistics.num_misses, statistics.num_hits, statistics.num_late) == (1, 0, 0)
 
 
-def due_after(rounds, report):
-    """When its round is due, of the rows taken last."""
+def look_after(rounds, report):
+    """When the target looks; how much of the time until then is drafted in is counted alike."""
     rounds.presolve.take_report(report)
-    return rounds.presolve._rounds[1].look_s
+    now, share = rounds.presolve._rounds[1], rounds.presolve.punctuality.share
+    assert now.due_s == pytest.approx(now.look_s - (1 - share) * report.lead_s)
+    return now.look_s
 
 
 def test_time_runs_from_when_a_report_was_sent(drafter, monkeypatch):
     rounds = Rounds(drafter)
     clock = Clock(monkeypatch, rounds)
     row = rounds.row(TEXT)
-    assert due_after(rounds, Report([row], 0.5, clock.now_s - 0.2)) == pytest.approx(100.3)
+    assert look_after(rounds, Report([row], 0.5, clock.now_s - 0.2)) == pytest.approx(100.3)
     # Nobody said, or by a clock that is another machine's.
     for sent_s in (0.0, clock.now_s + 5, clock.now_s - 7):
-        assert due_after(rounds, Report([row], 0.5, sent_s)) == pytest.approx(100.5)
+        assert look_after(rounds, Report([row], 0.5, sent_s)) == pytest.approx(100.5)
 
 
 def test_where_no_time_is_left_nobody_looks_again(drafter, monkeypatch):
     """A wave's size is found out once more, and not whenever the link is looked at."""
-    rounds, sizes = Rounds(drafter, wave=4, fan_out=40), [4, 4, 0, 0, 0]
+    rounds, sizes = Rounds(drafter, wave=4, fan_out=40), [4, 0, 4, 0]
     asked = []
+    for stream in (2, 3):
+        in_flight_of(rounds, stream=stream)
+    clock = Clock(monkeypatch, rounds)
+    for stream, lead_s in ((2, 1.0), (3, 2.0)):
+        now = rounds.presolve._rounds[stream]
+        now.due_s = now.look_s = clock.now_s + lead_s
     monkeypatch.setattr(
         rounds.presolve._sizes, "size", lambda *_, **__: asked.append(0) or sizes[len(asked) - 1]
     )
-    clock = Clock(monkeypatch, rounds)
-    for stream, lead_s in ((2, 1.0), (3, 2.0)):
-        in_flight_of(rounds, stream=stream)
-        rounds.take(TEXT, stream=stream, start=END, round=2, lead_s=lead_s)
-    asked.clear()
-    outcomes = [rounds.presolve.step() for _ in range(30)]
-    assert sum(outcomes) >= 2
-    assert not any(outcomes[-20:])
-    assert len(asked) <= len(sizes)
-    assert clock.now_s < 101
+    rounds.pushes.clear()
+    assert rounds.presolve.step()
+    assert rounds.presolve.step()  # for whoever has time left, at once
+    assert {key.stream for key in rounds.pushes[1].keys} == {3}
+    assert rounds.presolve._rounds[2].is_closed
+    assert not rounds.presolve._rounds[3].is_closed
+    assert not any(rounds.presolve.step() for _ in range(20))
+    assert len(asked) == len(sizes)

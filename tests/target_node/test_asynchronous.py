@@ -354,9 +354,16 @@ def test_how_long_a_prompt_takes_is_not_told_from_rounds_without_one(models):
     with pair_of(models, "the target itself") as pair:
         answer(pair)
         leads: list[float] = []
+        ages: list[float] = []
         end = pair.links._peers[0].end
         send = end.send
-        end.send = lambda report: leads.append(report.lead_s) or send(report)
+
+        def heard(report):
+            leads.append(report.lead_s)
+            ages.append(pair.clock.now_s - report.sent_s)
+            return send(report)
+
+        end.send = heard
         pair.submit(request("a", PROMPT, max_tokens=30, ignore_eos=True))
         pair.turn(4)
         at = len(leads)
@@ -364,6 +371,7 @@ def test_how_long_a_prompt_takes_is_not_told_from_rounds_without_one(models):
         pair.turn(2)
     assert leads[0] == 0
     assert min(leads[1:]) > 0  # somebody decodes
+    assert set(ages) == {0.0}  # it says when it is sent
     assert len(leads) >= at + 2
 
 

@@ -1,6 +1,8 @@
 """Steps in one call draw what torch's own steps draw, and say as much about it."""
 
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from draft_node.drafters.chain_steps import Chains, TorchSteps
 from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.compiled_steps import CompiledSteps
 from draft_node.drafters.language_model import LanguageModelDrafter
-from draft_node.drafters.pass_clock import LEAST_PASSES, LOOKED, NUM_PASSES
+from draft_node.drafters.pass_clock import FURTHER, LEAST_PASSES, LOOKED, NUM_PASSES
 from draft_node.drafters.steps import chain_steps
 from draft_node.saguaro import Saguaro
 from specserve.decoding.drawing import BlockLayout, Coupled, Greedy, Sampled
@@ -158,17 +160,15 @@ def test_a_slot_without_a_law_is_drawn_by_torch_from_its_own_logits(
     expected = drawn_by(TorchSteps, model, rule_of(kind, 6), rows, lengths, **options)
     draft_chains, refused = step_kernels.draft_chains, []
 
-    def refusing(first_slot, is_drawn, job, sizes, clock):
+    def refusing(slot, job, sizes, clock):
         """One step at a time, every second of which has no law."""
-        (num_tokens, most), slot = sizes, first_slot + is_drawn
-        if slot == most:
-            return step_kernels.MADE, most
-        draft_chains(first_slot, is_drawn, job, (num_tokens, slot + 1), clock)
+        num_tokens, _ = sizes
+        draft_chains(slot, job, (num_tokens, slot + 1), clock)
         if slot % 2:
-            return refusing(slot, True, job, sizes, clock)
+            return refusing(slot + 1, job, sizes, clock)
         job.drawn.token_ids[slot] = -1
         refused.append(slot)
-        return step_kernels.NO_LAW, slot + 1
+        return step_kernels.NO_LAW, slot + 1, True
 
     monkeypatch.setattr(step_kernels, "draft_chains", refusing)
     found = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths, **options)
@@ -207,8 +207,8 @@ def test_a_forward_that_breaks_off_is_an_error(model):
 def test_wrong_steps_are_not_used(monkeypatch, caplog):
     draft_chains = step_kernels.draft_chains
 
-    def wrong(first_slot, is_drawn, job, sizes, clock):
-        made = draft_chains(first_slot, is_drawn, job, sizes, clock)
+    def wrong(first_slot, job, sizes, clock):
+        made = draft_chains(first_slot, job, sizes, clock)
         job.drawn.token_ids[0, 1] ^= 1
         return made
 
@@ -273,3 +273,56 @@ def test_compiled_chains_learn_as_torchs_do(model):
     assert ours.clock.state[NUM_PASSES] == theirs.clock.state[NUM_PASSES]
     assert 0 < ours.clock.further_s < 1
     assert abs(ours.clock.state[LOOKED] - time.perf_counter()) < 60
+
+
+@pytest.mark.parametrize("kind", [TorchSteps, CompiledSteps])
+@pytest.mark.parametrize(("pass_s", "length"), [(1e-9, NUM_STEPS), (10.0, 1)])
+def test_a_pass_that_takes_longer_has_to_bring_more(model, kind, pass_s, length):
+    rows, lengths = CHAINS[1]
+    options = {"confidence": fitted(), "worth": Worth(1.0, 0.0)}
+    chains = chains_of(model, Greedy(), rows, lengths, **options)
+    ending = begun(chains)
+    ending.clock.state[FURTHER] = pass_s
+    steps = TorchSteps(chains) if kind is TorchSteps else CompiledSteps.of(chains)
+    with torch.inference_mode():
+        assert steps.run(ending).token_ids.shape[1] == length
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_it_is_asked_before_a_token_is_drawn_whether_another_is_to_follow(model, kind):
+    """What was drawn would else decide by its time whether it is verified."""
+    rows, lengths = CHAINS[1]
+    chains = chains_of(model, rule_of(kind, 6), rows, lengths, confidence=fitted())
+    order, ending = [], begun(chains)
+    draw, goes_on = chains.drawing.draw, ending.goes_on
+    drawing = SimpleNamespace(
+        draw=lambda slot, logits: order.append("draw") or draw(slot, logits),
+        law=chains.drawing.law,
+    )
+    ending.goes_on = lambda known: order.append("ask") or goes_on(known)
+    with torch.inference_mode():
+        TorchSteps(replace(chains, drawing=drawing)).run(ending)
+    assert order == ["ask", "draw"] * NUM_STEPS
+
+
+@pytest.mark.parametrize("bad", [-1, 10**9])
+@pytest.mark.parametrize("where", ["anchor", "entering"])
+def test_tokens_that_are_not_there_are_an_error(model, bad, where):
+    rows, lengths = CHAINS[0]
+    entering = Entering([3], [16], [2], [7, bad if where == "entering" else 8])
+    chains = chains_of(model, Greedy(), rows, lengths, entering=entering)
+    if where == "anchor":
+        chains = replace(chains, batch=replace(chains.batch, anchor_ids=torch.tensor([bad])))
+    with pytest.raises(IndexError, match="not there"):
+        CompiledSteps.of(chains).run(begun(chains))
+
+
+def test_room_is_for_what_the_last_pass_sees(model):
+    """Memory that is left over may hide that there was none."""
+    passes = CompiledPasses(model, num_tokens=512, longest=40)
+    passes.context.rows.append([0], [0], [33])
+    passes.enter(Entering([0], [0], [33], [1] * 33))
+    for most, num_keys in ((1, 64), (31, 80), (40, 96)):
+        passes.plan([0], [33], most, None)
+        passes.by_address()
+        assert passes._forward._num_keys >= num_keys

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from draft_node.drafters.language_model import LanguageModelDrafter
+from draft_node.drafters.pass_clock import AFTER
 from specserve.decoding.drawing import Greedy, Sampled
 from specserve.drafting import ContextUpdate, DraftBatch, Worth
 from specserve.noise import OnceKeys
@@ -124,3 +125,11 @@ def test_a_chain_that_is_cut_off_is_the_beginning_of_the_whole(drafter, due_s, w
     torch.testing.assert_close(found.logits, whole.logits[:, :width])
     assert sampled.token_ids.shape == (2, width)
     assert sampled.law.ids.shape == (2 * width, 16)
+
+
+def test_tokens_that_entered_with_a_draft_wait_no_longer_and_its_end_is_timed(drafter):
+    extend(drafter, 0, [5, 9, 2, 7])
+    assert drafter._waiting.most == 4
+    drafter.draft(DraftBatch([0], torch.tensor([3])), Greedy())
+    assert drafter._waiting.most == 0
+    assert drafter._ending.clock.state[AFTER] > 0
