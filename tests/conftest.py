@@ -1,6 +1,7 @@
 """What every test gets: one torch thread, no litter, and real services to talk to."""
 
 import gc
+import logging
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -37,8 +38,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: looking for garbage in it takes a third of a second each time."""
+    """What was imported stays: looking for garbage in it takes a third of a second each time.
+
+    And pytest adds its handlers to each logger that does not propagate, six times a test: torch
+    has 55 of those.
+    """
     gc.freeze()
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,7 +64,7 @@ def _same_draws_in_every_run() -> None:
 
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed() formats three stack traces
 
 
 @pytest.fixture(autouse=True)

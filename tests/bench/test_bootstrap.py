@@ -29,6 +29,7 @@ def test_a_ratio_draws_the_same_prompts_for_both():
     assert alone.high - alone.low > 0.3  # unpaired, the spread would hide it
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_true_rate_about_as_often_as_it_claims():
     generator = np.random.default_rng(7)
     covered = 0

@@ -46,6 +46,7 @@ def job(temperature: float = 1.0, **changes) -> Job:
     return Job(PROMPTS, seeds=[1, 2, 3], num_tokens=20, temperature=temperature, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", list(VerificationRule))
 def test_rounds_account_for_every_token(model, drafter, rule):
     run = Engine(model, SIZE, Speculating(drafter, rule, gamma=4, num_kept=16)).run(job())

@@ -2,9 +2,12 @@
 
 import time
 
+import pytest
+
 from bench.processes import usage
 
 
+@pytest.mark.slow
 def test_busy_time_is_counted_and_sleep_is_not():
     before = usage()
     deadline_s = time.thread_time() + 0.1

@@ -13,6 +13,7 @@ QUICK = ["dspark vanilla", "eagle3", "dflash with a local head", "speculators"]
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_are_those_of_the_cpu(cuda: PretendedCuda, models: Models, name: str, rule: str):

@@ -155,6 +155,7 @@ def test_ranks_talk_over_nccl_unless_they_share_a_device(
     assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
 
 
+@pytest.mark.slow
 def test_a_leader_with_draft_processes_starts(cuda: PretendedCuda, tmp_path: Path):
     config = resolved("1+1", mode="auto")
     with shared_memory() as (fd, _):

@@ -69,6 +69,7 @@ def test_plain_decoding_with_every_field(cuda: PretendedCuda, models: Models, dt
     assert cuda.num_operations > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", MOSTLY)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_beside_the_target(

@@ -79,6 +79,7 @@ def chained(num_rows: int, temperatures: np.ndarray, seed: int = 0) -> tuple:
     return true_logits * temperatures, accepted.cumprod(axis=1).astype(np.float64)
 
 
+@pytest.mark.slow
 def test_scaling_recovers_the_temperatures_of_overconfident_logits():
     truth = np.array([2.0, 1.0, 2.5, 0.5, 1.5])
     logits, targets = chained(40_000, truth)
@@ -110,6 +111,7 @@ def test_a_position_without_samples_keeps_its_confidences():
     assert 1.0 in GRID
 
 
+@pytest.mark.slow
 def test_probabilities_as_targets_give_the_mean_over_their_outcomes():
     rng = np.random.default_rng(0)
     predictions, chances = rng.random(50), rng.random(50)

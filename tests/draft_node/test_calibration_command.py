@@ -216,6 +216,7 @@ def test_without_matplotlib_only_the_diagram_is_missing(folder, tmp_path, monkey
         run(make_job(folder, drafter, plot=tmp_path / "plot.png"))
 
 
+@pytest.mark.slow
 def test_checksums_of_the_folder_stay_complete(folder, tmp_path):
     drafter = write_drafter(tmp_path / "draft", DFLASH, **SIZES)
     write_checksums(drafter)

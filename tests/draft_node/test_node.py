@@ -160,6 +160,7 @@ def row_of(known, drafter, **fields):
     return rounds.row(known, **fields)
 
 
+@pytest.mark.slow
 def test_a_prompt_and_a_report_bring_blocks_for_the_next_round(peer, node, drafter):
     introduction = peer.attach(1, node.step)
     assert (introduction.gamma, introduction.feature_size) == (4, HIDDEN)
@@ -173,6 +174,7 @@ def test_a_prompt_and_a_report_bring_blocks_for_the_next_round(peer, node, draft
     assert peer.region.draft_epoch == 1
 
 
+@pytest.mark.slow
 def test_an_unknown_stream_makes_the_draft_ask_for_what_it_lacks(peer, node, drafter):
     peer.attach(1, node.step)
     for _ in range(20):
@@ -184,6 +186,7 @@ def test_an_unknown_stream_makes_the_draft_ask_for_what_it_lacks(peer, node, dra
     assert blocks_of(peer.pushes(8, node.step))
 
 
+@pytest.mark.slow
 def test_blocks_do_not_depend_on_how_the_context_came(peer, node, drafter):
     peer.attach(1, node.step)
     peer.send_context(TEXT[:END])
@@ -197,6 +200,7 @@ def test_blocks_do_not_depend_on_how_the_context_came(peer, node, drafter):
     assert of_stream[0] == of_stream[1]
 
 
+@pytest.mark.slow
 def test_a_new_epoch_starts_clean(peer, node, drafter):
     peer.attach(1, node.step)
     peer.link.send(Report([row_of(TEXT, drafter)]))
@@ -214,6 +218,7 @@ def test_a_new_epoch_starts_clean(peer, node, drafter):
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.slow
 def test_a_stream_that_has_ended_is_forgotten(peer, node, drafter):
     peer.attach(1, node.step)
     peer.link.send(Report([row_of(TEXT, drafter)]))

@@ -55,6 +55,7 @@ def batches_of(drafter):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", ["coupled", "rejection", pytest.param("foreseeable", marks=pytest.mark.slow)]
 )

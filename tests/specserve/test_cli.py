@@ -157,6 +157,7 @@ def test_generate_streams_the_text_that_json_reports(service, specserve):
     assert document["timings"]["total_s"] > 0
 
 
+@pytest.mark.slow
 def test_generate_json_lists_every_sample_and_its_logprobs(service, specserve):
     words = ("--n", "3", "--logprobs", "2", "--prompt-logprobs", "1", "--max-tokens", "4")
     result = specserve("generate", "--json", "--connect", service, *words, "import os")

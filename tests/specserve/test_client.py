@@ -228,6 +228,7 @@ def test_values_the_wire_cannot_carry_are_refused_by_name(client, prompt, option
         client.generate(prompt, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "timeout_s", [float("inf"), 1e300, 10**400, np.float32(30), np.int64(30), None]
 )

@@ -75,6 +75,7 @@ def test_a_killed_target_rank_is_told_to_the_api_and_ends_the_service(supervise,
     assert supervised.alive() == []
 
 
+@pytest.mark.slow
 def test_a_killed_api_process_ends_the_service(supervise):
     supervised = supervise().await_ready()
     os.kill(supervised.pid("api"), signal.SIGKILL)
@@ -85,6 +86,7 @@ def test_a_killed_api_process_ends_the_service(supervise):
     assert supervised.alive() == []
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_leaves_no_orphan(supervise):
     supervised = supervise(api="ignore_sigterm", target0="ignore_sigterm").await_ready()
     assert sorted(supervised.alive()) == sorted(supervised.names)
@@ -95,6 +97,7 @@ def test_a_killed_supervisor_leaves_no_orphan(supervise):
     assert supervised.alive() == []
 
 
+@pytest.mark.slow
 def test_a_child_that_refuses_to_start_gives_its_own_line_and_exit_code_2(supervise):
     supervised = supervise(target1="refuse", target0="hang_starting")
     assert supervised.finish() == (2, "specserve: model.target: target1 refuses\n")
@@ -109,6 +112,7 @@ def test_a_child_that_dies_while_starting_is_named(supervise):
     assert supervised.alive() == []
 
 
+@pytest.mark.slow
 def test_every_placement_becomes_a_child_that_knows_how_many_of_its_kind_there_are():
     nodes = [("target", 0), ("target", 1), ("draft", 0), ("api", 0)]
     config = ResolvedConfig(

@@ -76,6 +76,7 @@ def test_a_training_does_not_outlive_its_command(command):
     assert not Path("/proc", child).exists()
 
 
+@pytest.mark.slow
 def test_usage_errors_of_the_training_are_the_commands(command):
     ended = run(*command, "--minutes", "never")
     assert (ended.returncode, ended.stdout) == (2, "")

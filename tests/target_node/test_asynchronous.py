@@ -244,6 +244,7 @@ def test_the_requests_of_a_dead_draft_are_taken_over(models):
         assert len(pair.ends) == 6
 
 
+@pytest.mark.slow
 def test_a_draft_forgets_what_it_lends_back(models):
     """Requests of a dead draft return to it: the other one must not keep their streams for ever."""
     with pair_of(models, drafting=replace(QUICK, num_drafts=2)) as pair:

@@ -53,6 +53,7 @@ def test_little_of_the_first_6000_tokens_is_lost(speeds, num_rows, most, service
     assert mean(shares) < most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 4])
 def test_a_much_slower_regime_delays_by_less_than_fifty_tokens(num_rows, services):
     lost = []
@@ -134,6 +135,7 @@ def test_a_load_that_was_never_seen_begins_with_what_is_preferred_next_door(serv
     assert mean(kept) > 18
 
 
+@pytest.mark.slow
 def test_what_is_best_is_found_where_it_is_another_than_next_door(services):
     def speeds(num_rows: int, temperature: float) -> dict[str, float]:
         many = num_rows >= 8
@@ -148,6 +150,7 @@ def test_what_is_best_is_found_where_it_is_another_than_next_door(services):
     assert mean(shares) < 0.06
 
 
+@pytest.mark.slow
 def test_what_is_fast_for_greedy_rows_does_not_hold_up_drawn_ones(services):
     def speeds(num_rows: int, temperature: float) -> dict[str, float]:
         drawn = (1, 0.8, 0.65)

@@ -162,6 +162,7 @@ def test_a_killed_draft_is_noticed_at_once(pair):
     assert pair.links.with_epoch(2) is pair.peers[1]
 
 
+@pytest.mark.slow
 def test_a_stopped_draft_is_noticed_within_its_deadline_and_let_in_again(pair, caplog):
     first, second = pair.drafts
     pair.attach(first, second)

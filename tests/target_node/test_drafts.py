@@ -58,6 +58,7 @@ def answer(target: InProcessTarget, **fields) -> list[int]:
     return target.tokens["r", 0]
 
 
+@pytest.mark.slow
 def test_a_draft_that_spoils_its_own_kv_changes_nothing():
     plain = answer(InProcessTarget(poisoned_model()), temperature=1.0, seed=3)
     target = InProcessTarget(poisoned_model(), draft=StubbornDrafter(POISON))

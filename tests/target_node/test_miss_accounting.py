@@ -113,6 +113,7 @@ def test_rounds_that_read_prompts_are_not_counted(models):
     assert len(heard.rounds) == mixed.count(False)
 
 
+@pytest.mark.slow
 def test_the_first_round_after_another_regimes_does_not_follow(models):
     first = others = 0
     for seed in range(4):

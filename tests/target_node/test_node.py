@@ -205,6 +205,7 @@ def test_a_second_request_with_a_running_id_does_not_disturb_the_first(model):
     assert list(target.ends) == ["a"]
 
 
+@pytest.mark.slow
 def test_load_is_published_and_counts_what_ran(model):
     target = InProcessTarget(model)
     target.submit(request("a", prompt(8), max_tokens=10, ignore_eos=True))

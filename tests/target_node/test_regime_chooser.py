@@ -76,6 +76,7 @@ def test_a_regime_that_began_badly_is_found_soon():
     assert service.run(60.0) > 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outage_s", [10.0, 300.0])
 def test_a_regime_that_gets_slow_is_left_and_found_again(outage_s):
     def speeds_at(now_s: float) -> dict[str, float]:
@@ -101,6 +102,7 @@ def test_loads_are_judged_apart():
     assert chooser.speed(Load(2, "coupled"), "off") == 0.0
 
 
+@pytest.mark.slow
 def test_a_dear_change_is_made_seldom():
     """By what it was measured to cost, not by what it was believed to."""
 

@@ -1,5 +1,6 @@
 """The drafters as shipped: complete, small, made for the target beside them."""
 
+import pytest
 import torch
 
 from draft_node.drafters.load import load_drafter
@@ -34,6 +35,7 @@ def test_folders_match_their_checksums():
         assert all(export.sha256(folder / file) == value for file, value in listed.items()), name
 
 
+@pytest.mark.slow
 def test_each_drafts_for_the_embedded_target():
     target = TargetWeights.of(EMBEDDED_TARGET)
     head = EMBEDDED_DRAFTERS / "dels"

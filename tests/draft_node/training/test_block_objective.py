@@ -164,6 +164,7 @@ def context_error(target, sample):
     return float((found - expected).norm() / expected.norm())
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_context_entries_are_fitted_to_the_targets_own(embedded_target):
     trained = FrozenTarget(embedded_target)  # whose residuals still tell of their tokens

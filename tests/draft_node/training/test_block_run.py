@@ -156,6 +156,7 @@ def stored(out) -> dict[str, torch.Tensor]:
     return load_file(out / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_number_of_steps_is_the_same_run_again(train, tmp_path):
     flags = ("--self-text", "0", "--layers", "1", "--steps", "4")
     assert train("dflash", *flags) == 0
@@ -182,6 +183,7 @@ def test_a_run_goes_on_to_more_steps_and_never_back(train, tmp_path, capsys):
     assert train("dflash", *flags, "1", "--restart") == 0
 
 
+@pytest.mark.slow
 def test_an_eagle3_is_trained_tuned_and_drafts(folder, train, tmp_path, capsys):
     assert train("eagle3", "--self-text", "0", "--steps", "3") == 0
     weights = stored(tmp_path / "out")

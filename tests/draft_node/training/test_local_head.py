@@ -128,6 +128,7 @@ def test_windows_begin_everywhere(target, monkeypatch):
     assert firsts == set(range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_learns_a_repeating_pattern(kind, target):
     model = make_model(target, kind)
@@ -172,6 +173,7 @@ def test_the_search_takes_the_best_pair_and_knows_what_is_had_without():
     assert search(lambda a, b: 1.0 - a) == Chosen(0.0, 0.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_weights_are_chosen_with_the_drafter_in_the_loop(target, tmp_path, monkeypatch):
     sizes = {"vocab_size": VOCAB, "num_target_layers": 3}
     dflash = write_drafter(tmp_path / "dflash", DFLASH, **sizes)

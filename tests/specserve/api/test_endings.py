@@ -72,6 +72,7 @@ def test_hundreds_of_random_cancels_leave_nothing_behind(endless, stub):
     assert stub.Generate(pb.GenerateRequest(text="fox")).samples[0].text
 
 
+@pytest.mark.slow
 def test_the_deadline_travels_to_the_target_and_ends_the_request(endless, stub):
     start_s = time.monotonic()
     with pytest.raises(grpc.RpcError) as caught:

@@ -139,6 +139,7 @@ def test_a_port_in_use_is_reported_before_the_target_is_loaded(tmp_path, model_f
     assert "server.grpc_port" in report["error"]
 
 
+@pytest.mark.slow
 def test_a_signal_while_loading_stops_at_once(tmp_path, model_folder):
     process = Process(tmp_path, model_folder)  # no target: loading for ever
     until((tmp_path / "from_target").exists)

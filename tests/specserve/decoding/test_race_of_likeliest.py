@@ -125,6 +125,7 @@ def test_one_compilation_serves_every_shape():
     assert len(law_kernels.race_of_likeliest.signatures) == 1
 
 
+@pytest.mark.slow
 def test_orders_are_those_of_the_numbers():
     x = np.array([-np.inf, -1e30, -2, -1e-30, 0, 1e-30, 2, 1e30, np.inf], np.float32)
     orders = np.empty(len(x), np.int64)

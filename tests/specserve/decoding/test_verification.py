@@ -97,6 +97,7 @@ def test_a_row_has_the_same_outcome_alone_and_in_any_mixed_batch():
     assert shuffled == [together[i] for i in order]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rules", [RULES, pytest.param([VerificationRule.COUPLED], marks=pytest.mark.slow)]
 )

@@ -70,6 +70,7 @@ def check_all_arrive(link, count):
     assert end.counters.num_malformed == end.counters.num_stale == 0
 
 
+@pytest.mark.slow
 def test_every_frame_of_another_process_arrives_once_in_order(link):
     check_all_arrive(link, 2000)
 

@@ -114,6 +114,7 @@ def assert_same_bits(found, expected):
         assert torch.equal(states, expected[row][:, : states.shape[1]]), row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "block_size", [1, 16, *(pytest.param(size, marks=SLOW) for size in (4, 24, 32))]
 )
@@ -149,6 +150,7 @@ def test_bits_do_not_depend_on_the_batch_nor_on_chunks(model):
             assert_same_bits(found, {row: expected[row]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "block_size", [1, 24, *(pytest.param(size, marks=SLOW) for size in (2, 8, 64))]
 )
@@ -358,6 +360,7 @@ def kind_made(model):
     return type(forward)
 
 
+@pytest.mark.slow
 def test_they_serve_where_they_can(anew, qwen3):
     assert kind_made(qwen3) is CompiledForward
 
@@ -375,6 +378,7 @@ def test_other_dtypes_are_torchs(tmp_path, dtype):
     assert kind_made(model) is TorchForward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

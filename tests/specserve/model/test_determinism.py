@@ -230,6 +230,7 @@ needs_stable_halves = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(("in_size", "out_size"), [(48, 256), (256, 1536), (4096, 256)])
@@ -266,6 +267,7 @@ def halved(folder):
     return load_with(deterministic_halves(), folder, TensorParallel())
 
 
+@pytest.mark.slow
 @needs_stable_halves
 def test_a_target_of_16_bits_may_keep_them_and_one_of_32_may_not(tmp_path, monkeypatch):
     folder = write_checkpoint(tmp_path, QWEN3, hidden_size=256, intermediate_size=512)

@@ -160,6 +160,7 @@ def test_only_what_all_ranks_agree_on_is_paired():
     assert storage_of(brain, half_weights=False) is Storage.FLOAT32
 
 
+@pytest.mark.slow
 @needs_dots
 def test_inputs_are_rounded_for_who_asks_and_for_nobody_else(anew, monkeypatch):
     """A target's never; and where there is a matrix unit, that needs none of it."""
@@ -350,6 +351,7 @@ def anew():
         function.cache_clear()
 
 
+@pytest.mark.slow
 def test_wrong_products_are_not_used(anew, monkeypatch, caplog):
     code = module.code
     spoilt = {

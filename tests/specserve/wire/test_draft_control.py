@@ -125,6 +125,7 @@ def test_nothing_is_kept_for_a_target_that_is_not_there(tmp_path, draft):
     late.close()
 
 
+@pytest.mark.slow
 def test_a_draft_that_does_not_read_costs_frames_and_no_time(target, draft):
     insist(target.send, 0, ATTACHED)
     big = msgspec.structs.replace(CONTEXT, features=bytes(2**20))
