@@ -168,6 +168,18 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return sum(placement.device == device for placement in self.placements)
 
     @property
+    def message_cores(self) -> tuple[int, ...]:
+        """Where messages are carried, beside the cores that targets compute on.
+
+        The API process's or, if it has none to itself, those of draft processes. Empty: anywhere.
+        """
+        of_role = {
+            role: tuple(core for p in self.placements if p.role == role for core in p.cores)
+            for role in ("api", "draft")
+        }
+        return of_role["api"] or of_role["draft"]
+
+    @property
     def num_draft_processes(self) -> int:
         return sum(placement.role == "draft" for placement in self.placements)
 

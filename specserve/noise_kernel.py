@@ -58,6 +58,7 @@ _MOST_UNIFORM = np.float32(1.0 - 2.0**-24)  # the largest float32 below 1
 _LOG2_E = np.float32(1.44269504)
 _LEAST_EXPONENT, _BIAS, _MANTISSA_BITS = np.float32(-126.0), np.int32(127), np.int32(23)
 _MANTISSA, _ONE_BITS = np.int32(0x007FFFFF), np.int32(0x3F800000)
+NOBODY = -1  # wins where nothing can be drawn
 _STRIPE = 64  # values looked at together, which may be vectors
 _SQRT_2, _LN_2_HIGH = np.float32(1.41421356), np.float32(0.693359375)
 _LN_2_LOW = np.float32(-2.12194440e-4)  # and both are ln 2
@@ -77,6 +78,20 @@ def largest(values: np.ndarray) -> np.float32:
     for i in range(whole, len(values)):
         most = max(most, values[i])
     return most
+
+
+@compiled.compiled
+def is_bad(values: np.ndarray, most: np.float32) -> bool:
+    """Whether nobody can draw from logits [N] whose largest is `most`: a NaN, +inf, or all -inf."""
+    whole = len(values) // _STRIPE * _STRIPE
+    lanes = np.zeros(_STRIPE, np.int32)  # NaNs
+    for start in range(0, whole, _STRIPE):
+        for lane in range(_STRIPE):
+            lanes[lane] += values[start + lane] != values[start + lane]
+    count = lanes.sum()
+    for i in range(whole, len(values)):
+        count += values[i] != values[i]
+    return count != 0 or not np.isfinite(most)
 
 
 @compiled.compiled
@@ -174,7 +189,7 @@ def race(
     """winners int64 [R] = arg min of noise / exp((logit - largest) / temperature).
 
     logits float32 [R, V]; temperatures float32 [R]; keys [3, R]: positions, sample words, seeds.
-    The winner of a row that has a NaN means nothing.
+    `NOBODY` wins where the row is bad.
     """
     num_rows, num_tokens = logits.shape
     blocks = np.arange((num_tokens + 3) // 4).astype(np.uint64).reshape(1, -1)
@@ -186,10 +201,22 @@ def race(
         word_floats(blocks, key[0], key[1], purposes, key[2], bits)
         noise, own = bits.reshape(-1), logits[row]
         most, temperature = largest(own), temperatures[row]
+        if is_bad(own, most):
+            winners[row] = NOBODY
+            continue
         for token in range(num_tokens):
             weight = power((own[token] - most) / temperature)
             speeds[token] = -(exponential(noise[token]) / weight)
         winners[row] = first_of(speeds, largest(speeds))
+
+
+@compiled.compiled
+def likeliest(logits: np.ndarray, winners: np.ndarray) -> None:
+    """winners int64 [R] = the first of the largest of float32 [R, V]; `NOBODY` in bad rows."""
+    for row in range(len(logits)):
+        own = logits[row]
+        most = largest(own)
+        winners[row] = NOBODY if is_bad(own, most) else first_of(own, most)
 
 
 @functools.cache
@@ -204,4 +231,6 @@ def _run() -> None:
     word_floats(np.ones((1, 3), np.uint64), words, words, words, words, out)
     log_exponentials(words, words, words, words, np.empty((2, 5), np.float32))
     keys, winners = np.ones((3, 2), np.uint64), np.empty(2, np.int64)
-    race(np.ones((2, 5), np.float32), np.ones(2, np.float32), keys, 0, winners)
+    logits = np.ones((2, 5), np.float32)
+    race(logits, np.ones(2, np.float32), keys, 0, winners)
+    likeliest(logits, winners)

@@ -147,6 +147,10 @@ class AsynchronousSpeculation:
     def was_hit(self, sequence: Sequence) -> bool | None:
         return self._hits.get(sequence)
 
+    @property
+    def num_drafts_attached(self) -> int:
+        return self.links.num_attached
+
     def status(self) -> SpeculationStatus:
         sent, received = self.links.num_bytes
         return SpeculationStatus(

@@ -77,6 +77,7 @@ class AutoSpeculation:
         self._num_settled = 0
         self._began_s = 0.0
         self._ended_s = 0.0
+        self._links = regimes.get("async", regimes[self.regime])  # what knows draft processes
         self._num_turns = 1  # of the target's loop since the latest round; before the first, any
 
     def attach(self, rows: list[Row]) -> list[Row]:
@@ -147,10 +148,13 @@ class AutoSpeculation:
     def was_hit(self, sequence: Sequence) -> bool | None:
         return self._regimes[self.regime].was_hit(sequence)
 
+    @property
+    def num_drafts_attached(self) -> int:
+        return self._links.num_drafts_attached
+
     def status(self) -> SpeculationStatus:
         """Of the draft processes whether or not they are used now."""
-        links = self._regimes.get("async", self._regimes[self.regime])
-        return replace(links.status(), speculation_regime=self.regime)
+        return replace(self._links.status(), speculation_regime=self.regime)
 
     def forget(self, sequence: Sequence) -> None:
         for source in self._regimes.values():

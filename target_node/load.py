@@ -65,15 +65,16 @@ class LoadMeter:
             self._num_drafted_tokens += row.verify_len
             add_positions(self._accepted, row.verify_len, row.num_accepted)
 
-    def due(
+    def is_due(self, num_drafts_attached: int) -> bool:
+        """A report is: regularly, and when a draft process comes or goes."""
+        return num_drafts_attached != self._num_drafts_attached or time.monotonic() >= self._next_s
+
+    def report(
         self, scheduler: Scheduler, speculation: SpeculationStatus, *, draining: bool
-    ) -> Load | None:
-        """The report, when one is due: regularly, and when a draft process comes or goes."""
+    ) -> Load:
+        """All of it; the next is due a while later."""
         now_s = time.monotonic()
-        num_attached = speculation.num_drafts_attached
-        if now_s < self._next_s and num_attached == self._num_drafts_attached:
-            return None
-        self._num_drafts_attached = num_attached
+        self._num_drafts_attached = speculation.num_drafts_attached
         self._next_s = now_s + LOAD_PERIOD_S
         pool = scheduler.pool
         return Load(

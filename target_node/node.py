@@ -277,10 +277,9 @@ class TargetNode:
         self._profiler.rest()
 
     def _publish_load(self) -> None:
-        status = self.speculation.status()
-        load = self._load.due(self.scheduler, status, draining=self._draining)
-        if load is not None:
-            self.control.send(load)
+        if self._load.is_due(self.speculation.num_drafts_attached):
+            status = self.speculation.status()
+            self.control.send(self._load.report(self.scheduler, status, draining=self._draining))
 
 
 def follow(ranks: Ranks, runner: Runner) -> None:

@@ -127,8 +127,7 @@ class RegimeChooser:
                 self._lost[load, running] += slower * seconds
         self._running = running
         self._total[load] += num_tokens
-        for each in at:
-            each.fade(seconds)
+        self._speeds.fade(load, seconds)
         if settles:
             if measured.speed:
                 most = _MOST_CHANGE_ROUNDS * measured.seconds / measured.rounds

@@ -89,11 +89,11 @@ class Measured:
         self.seconds += seconds
         self.rounds += 1
 
-    def fade(self, seconds: float) -> None:
+    def fade(self, kept: float) -> None:
         """Time has passed, whoever ran: what is measured now counts for more."""
-        self.held_s *= math.exp2(-seconds / _HALF_LIFE_S)
+        self.held_s *= kept
         if self.tokens > _LEAST_KEPT:
-            kept = max(math.exp2(-seconds / _HALF_LIFE_S), _LEAST_KEPT / self.tokens)
+            kept = max(kept, _LEAST_KEPT / self.tokens)
             self.tokens *= kept
             self.seconds *= kept
             self.rounds *= kept
@@ -126,6 +126,12 @@ class RegimeSpeeds:
     def at(self, load: Load) -> Sequence[Measured]:
         """Of each regime."""
         return self._measured.setdefault(load, [Measured() for _ in range(self._num_regimes)])
+
+    def fade(self, load: Load, seconds: float) -> None:
+        """So much time has passed at this load."""
+        kept = math.exp2(-seconds / _HALF_LIFE_S)
+        for measured in self.at(load):
+            measured.fade(kept)
 
     def is_known(self, law: str, regime: int) -> bool:
         """Whether it was measured at any load of rows that are judged so."""

@@ -39,6 +39,11 @@ class SpeculationSource(Protocol):
     gamma: int  # drafted tokens of a row at most
     drafter: str  # what drafts, for people; empty if nobody does
 
+    @property
+    def num_drafts_attached(self) -> int:
+        """Draft processes that may be told and asked now."""
+        ...
+
     def attach(self, rows: list[Row]) -> list[Row]:
         """The same rows, decoding ones with the drafted tokens to verify."""
         ...
@@ -78,6 +83,7 @@ class NoSpeculation:
 
     gamma = 0
     drafter = ""
+    num_drafts_attached = 0
 
     def attach(self, rows: list[Row]) -> list[Row]:
         return rows
@@ -106,6 +112,8 @@ class NoSpeculation:
 
 class SynchronousSpeculation:
     """Draft, then verify: the drafter works while the target waits."""
+
+    num_drafts_attached = 0
 
     def __init__(self, draft: ColocatedDraft, admission: Admission) -> None:
         self.gamma = draft.gamma

@@ -176,7 +176,7 @@ def _leader(
         default_rule=_default_rule(config),
     )
     return TargetNode(
-        control=TargetControl(arguments.control_dir),
+        control=TargetControl(arguments.control_dir, config.message_cores),
         scheduler=scheduler,
         runner=runner,
         sampler=sampler,

@@ -55,11 +55,21 @@ class SamplingBatch:
     greedy_rows: Tensor | None  # int64; None: no such row
     random_rows: Tensor | None
     temperatures: Tensor  # float64 [R_random]
-    seeds: Tensor  # int64 [R_random]
-    sample_indices: Tensor
-    positions: Tensor
+    keys: Tensor  # int64 [3, R_random], of noise: positions, sample indices, seeds
     edits: LogitEdits | None
     truncation: Truncation | None
+
+    @property
+    def positions(self) -> Tensor:
+        return self.keys[0]
+
+    @property
+    def sample_indices(self) -> Tensor:
+        return self.keys[1]
+
+    @property
+    def seeds(self) -> Tensor:
+        return self.keys[2]
 
     @staticmethod
     def build(
@@ -75,9 +85,7 @@ class SamplingBatch:
             greedy_rows=_places(greedy, len(states), device),
             random_rows=_places(rows, len(states), device),
             temperatures=temperatures,
-            seeds=keys[0],
-            sample_indices=keys[1],
-            positions=keys[2],
+            keys=keys,
             edits=_edits(states, device) if any(s.edits_logits for s in states) else None,
             truncation=_truncation(random, device)
             if any(state.is_truncated for state in random)
@@ -85,23 +93,18 @@ class SamplingBatch:
         )
 
 
-def _keys(
-    random: Sequence[SamplingState], device: torch.device | str
-) -> tuple[Sequence[Tensor], Tensor]:
-    """Seeds, sample indices and positions of the random rows, and their temperatures."""
-    keys = _ints(
-        [
-            [state.seed_bits for state in random],
-            [state.sample_index for state in random],
-            [state.position for state in random],
-        ],
-        device,
-    )
-    return keys.unbind(0), _floats([state.temperature for state in random], device)
+def _keys(random: Sequence[SamplingState], device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Positions, sample indices and seeds of the random rows, and their temperatures."""
+    keys = [
+        [state.position for state in random],
+        [state.sample_index for state in random],
+        [state.seed_bits for state in random],
+    ]
+    return _ints(keys, device), _floats([state.temperature for state in random], device)
 
 
 @functools.cache
-def _no_keys(device: torch.device | str) -> tuple[Sequence[Tensor], Tensor]:
+def _no_keys(device: torch.device | str) -> tuple[Tensor, Tensor]:
     """Greedy batches are common, and two copies to the device a round are not nothing."""
     return _keys([], device)
 

@@ -22,24 +22,31 @@ from specserve.decoding.logit_edits import apply_edits
 from specserve.decoding.truncation import fixed_point_mass, mass_bits, truncate
 from specserve.noise import Purpose, exponential_noise
 
-NO_TOKEN = -1
+NO_TOKEN = noise_kernel.NOBODY
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token a row; `token_ids` int64 [R] holds `NO_TOKEN` where `bad_rows`, bool [R], is set.
+    """One token a row, int64 [R]: `NO_TOKEN` in bad rows.
 
     A bad row has a NaN, plus infinity or no possible token at all in its logits.
     """
 
     token_ids: Tensor
-    bad_rows: Tensor
+
+    @property
+    def bad_rows(self) -> Tensor:
+        """bool [R]"""
+        return self.token_ids == NO_TOKEN
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     """Draw the token of every row of `logits`, float32 [R, V], which is left as it is."""
-    if batch.random_rows is None and batch.edits is None:
-        return _likeliest(logits)
+    if batch.edits is None:
+        if batch.random_rows is None:
+            return Sampled(_likeliest(logits))
+        if batch.greedy_rows is None and batch.truncation is None and _is_compiled(logits):
+            return Sampled(_compiled_race(logits, batch))
     edited, bad_rows = _edited(logits, batch)
     if batch.random_rows is None:
         token_ids = edited.argmax(dim=1)
@@ -50,20 +57,22 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
             token_ids = torch.empty_like(bad_rows, dtype=torch.int64)
             token_ids[batch.random_rows] = drawn
             token_ids[batch.greedy_rows] = edited[batch.greedy_rows].argmax(dim=1)
-    return Sampled(token_ids.masked_fill_(bad_rows, NO_TOKEN), bad_rows)
+    return Sampled(token_ids.masked_fill_(bad_rows, NO_TOKEN))
 
 
-def _likeliest(logits: Tensor) -> Sampled:
-    """The greedy tokens of unedited rows, which one exact reduction finds."""
-    if logits.device.type == "cpu":
-        array = logits.numpy()
-        token_ids = array.argmax(axis=1)  # of the first NaN if any is, the first of equals
-        bad_rows = ~np.isfinite(array[np.arange(len(array)), token_ids])
-        token_ids[bad_rows] = NO_TOKEN
-        return Sampled(torch.from_numpy(token_ids), torch.from_numpy(bad_rows))
-    largest, token_ids = logits.max(dim=1)  # NaN if any is; the first of equals
-    bad_rows = ~largest.isfinite()
-    return Sampled(token_ids.masked_fill_(bad_rows, NO_TOKEN), bad_rows)
+def _is_compiled(logits: Tensor) -> bool:
+    on_host = logits.device.type == "cpu" and logits.dtype == torch.float32
+    return on_host and noise_kernel.is_usable()
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """The greedy tokens of unedited rows, which one exact reduction finds: the first of equals."""
+    if _is_compiled(logits):
+        winners = np.empty(len(logits), np.int64)
+        noise_kernel.likeliest(logits.contiguous().numpy(), winners)
+        return torch.from_numpy(winners)
+    largest, token_ids = logits.max(dim=1)  # NaN if any is
+    return token_ids.masked_fill_(~largest.isfinite(), NO_TOKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +162,7 @@ def _race(edited: Tensor, batch: SamplingBatch) -> Tensor:
     How a row is computed depends on that row alone, as all of its bits do.
     """
     rows = edited if batch.greedy_rows is None else edited[batch.random_rows]
-    on_host = rows.device.type == "cpu" and rows.dtype == torch.float32
-    if not (on_host and noise_kernel.is_usable()):
+    if not _is_compiled(rows):
         return _race_of(_weights(edited, batch), batch, slice(None))
     truncation = batch.truncation
     if truncation is None:
@@ -183,9 +191,8 @@ def _race_of(weights: Tensor, batch: SamplingBatch, places: Tensor | slice) -> T
 
 
 def _compiled_race(rows: Tensor, batch: SamplingBatch) -> Tensor:
-    """Of all random rows, nothing truncated."""
-    words = (batch.positions, batch.sample_indices, batch.seeds)
-    keys = np.stack([word.numpy() for word in words])
+    """Of all random rows, nothing truncated; `NO_TOKEN` in bad ones."""
+    keys = batch.keys.numpy()
     temperatures = batch.temperatures.numpy().astype(np.float32)
     winners = np.empty(len(rows), np.int64)
     logits = rows.contiguous().numpy()

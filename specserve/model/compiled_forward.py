@@ -6,7 +6,7 @@ shares of a product as they always do.
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from specserve.model.transformer import EMBEDDING_TAP, Transformer
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-_Count = TypeVar("_Count", int, Integers)
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _NO_TAPS = np.empty(0, np.int64)
@@ -59,6 +58,7 @@ class CompiledForward:
         """
         spec, num_ranks = model.config, model.parallel.size
         self._model = model  # which owns what the weights are views of
+        self.embedding: Floats = model.embedding.numpy()  # [V, E]
         self.cache = TiledKVCache(
             num_layers=spec.num_layers,
             num_kv_heads=spec.num_kv_heads // num_ranks,
@@ -99,11 +99,6 @@ class CompiledForward:
             record.set_arrays(Code(functions, attention.by_size, others))
             record.set_arrays(Cache(self.cache.keys.numpy(), self.cache.values.numpy()))
 
-    @property
-    def embedding(self) -> Floats:
-        """[V, E]"""
-        return self._model.embedding.numpy()
-
     def plan(self, batch: AttentionBatch) -> None:
         """Lay out one forward of `batch`."""
         rows = np.zeros((len(batch.num_tokens), 4), dtype=np.int64)
@@ -117,12 +112,13 @@ class CompiledForward:
         self._record.set_arrays(batch)
 
     def run(self, token_ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor]]:
-        embedded = self._model.embedding.index_select(0, token_ids)
+        x = self._embedded(token_ids.numpy())
         layers = [tap for tap in taps if tap != EMBEDDING_TAP]
         if any(not 0 <= layer < len(self._model.layers) for layer in layers):
             raise KeyError(f"taps {taps} of {len(self._model.layers)} layers")
-        found = {EMBEDDING_TAP: embedded.clone()} if EMBEDDING_TAP in taps else {}
-        x = embedded.numpy()
+        found: dict[int, Tensor] = {}
+        if EMBEDDING_TAP in taps:
+            found[EMBEDDING_TAP] = torch.from_numpy(x.copy())
         if not len(x):
             raise ValueError("a forward of no tokens")
         tapped = np.empty((len(layers), *x.shape), np.float32)
@@ -136,6 +132,12 @@ class CompiledForward:
             self._run_parts(len(x))
         found |= zip(layers, torch.from_numpy(tapped), strict=True)
         return torch.from_numpy(tokens.hidden), [found[tap] for tap in taps]
+
+    def _embedded(self, token_ids: Integers) -> Floats:
+        """[N, E], a copy."""
+        if len(token_ids) and token_ids.min() < 0:  # which numpy would count from the end
+            raise IndexError(f"token {token_ids.min()} is not there")
+        return self.embedding.take(token_ids, axis=0)  # torch dispatches longer
 
     def by_address(
         self, first: Batch, later: Batch, num_more: int
@@ -237,20 +239,24 @@ class ByAddress(NamedTuple):
 
 def _num_keys(batch: Batch, num_more: int) -> int:
     """Whole lanes of positions that a token may see, after `num_more` more of each row."""
-    _, ends, shared, _ = batch.rows.T
-    return _whole_lanes(int((shared + _whole_lanes(ends - shared + num_more)).max()))
+    rows: list[list[int]] = batch.rows.tolist()  # numpy takes longer for a few
+    return _whole_lanes(
+        max(shared + _whole_lanes(end - shared + num_more) for _, end, shared, _ in rows)
+    )
 
 
 def _serves(num_kept: int, num_wanted: int) -> bool:
     return num_wanted <= num_kept <= max(_SPARE * num_wanted, _LITTLE)
 
 
-def _whole_lanes(count: _Count) -> _Count:
+def _whole_lanes(count: int) -> int:
     return -(-count // LANES) * LANES
 
 
 def block_table(rows: Sequence[Integers]) -> Integers:
     """Block tables of different lengths as one."""
+    if len(rows) == 1:
+        return rows[0][None].copy()
     lens = [len(blocks) for blocks in rows]
     table = np.full((len(rows), max(lens)), NULL_BLOCK, dtype=np.int64)
     for place, (blocks, length) in enumerate(zip(rows, lens, strict=True)):

@@ -141,10 +141,10 @@ class _Inbox(Generic[_MessageT]):
     def receive(self) -> list[_MessageT]:
         messages: list[_MessageT] = []
         for _ in range(HIGH_WATER_FRAMES):  # a flood must not keep the loop from its rounds
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            # Mostly nothing has come, and an exception that says so takes three times as long.
+            if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 break
+            frame = self._socket.recv(zmq.NOBLOCK)
             received = self._reader.open(frame)
             if received is not None:
                 messages.append(received.message)

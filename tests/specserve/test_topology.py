@@ -2,6 +2,7 @@
 
 import pytest
 
+from specserve.config import ResolvedConfig
 from specserve.errors import InvalidField, Unsupported
 from specserve.topology import CpuThreads, Topology, parse_topology, place_on_cpu, place_on_cuda
 
@@ -110,3 +111,20 @@ def test_oversubscribed_devices_are_shared_in_turn():
 def test_no_device_at_all_is_refused_even_oversubscribed():
     with pytest.raises(Unsupported, match="no CUDA device"):
         place_on_cuda(Topology(1, 0), 0, oversubscribe=True)
+
+
+@pytest.mark.parametrize(
+    ("topology", "num_cores", "expected"),
+    [
+        (Topology(1, 0), 3, (1, 2)),
+        (Topology(1, 1), 2, (1,)),  # the draft's: the API process has none to itself
+        (Topology(1, 1), 3, (2,)),
+        (Topology(1, 0), 1, ()),
+        (Topology(2, 1), 2, ()),  # oversubscribed
+    ],
+)
+def test_messages_are_carried_beside_what_targets_compute_on(topology, num_cores, expected):
+    placements, _ = place_on_cpu(
+        topology, range(num_cores), CpuThreads(1, 1), pin=True, oversubscribe=True
+    )
+    assert ResolvedConfig(placements=placements).message_cores == expected

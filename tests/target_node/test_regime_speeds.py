@@ -1,5 +1,7 @@
 """What is believed of a load: what was measured there, and what is like it elsewhere."""
 
+import math
+
 import pytest
 
 from target_node.regime_speeds import Load, Measured, RegimeSpeeds
@@ -92,7 +94,7 @@ def test_one_stall_is_a_slow_round_and_no_more(stalled):
     assert figures.speed == pytest.approx(300, rel=0.15)
     for _ in range(100):
         figures.add(3, 0.02)  # what is so for good is believed
-        figures.fade(0.02)
+        figures.fade(math.exp2(-0.001))
     assert figures.speed == pytest.approx(150, rel=0.15)
 
 
@@ -102,7 +104,7 @@ def test_slow_rounds_that_recur_are_the_regimes_own(usual_s, slow_s, every):
     for turn in range(20 * every):
         seconds = slow_s if turn % every == every - 1 else usual_s
         figures.add(3, seconds)
-        figures.fade(seconds)
+        figures.fade(math.exp2(-seconds / 20))
     true = 3 * every / (usual_s * (every - 1) + slow_s)
     assert figures.speed == pytest.approx(true, rel=0.25)
 

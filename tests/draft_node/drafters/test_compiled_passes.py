@@ -182,7 +182,7 @@ def test_only_whole_models_of_compiled_products_suit(model, tmp_path, monkeypatc
 def test_a_token_beyond_the_vocabulary_is_refused(model, token_id):
     passes = passes_of(CompiledPasses, model)
     passes.plan([0], [20], NUM_PASSES, None)
-    with pytest.raises(IndexError, match="out of range"):
+    with pytest.raises(IndexError, match=r"is not there|out of bounds"):
         passes.run(torch.tensor([token_id]))
 
 

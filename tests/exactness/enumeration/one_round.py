@@ -157,7 +157,7 @@ def _patch_sample(patch, cases, laws):
 
     def sample(logits, batch):
         seen["laws"] = target_probs(logits, batch).tolist()
-        return Sampled(targets.clone(), torch.zeros(len(logits), dtype=torch.bool))
+        return Sampled(targets.clone())
 
     def chances():
         rows = iter(seen["laws"])

@@ -7,6 +7,7 @@ import random
 import struct
 import time
 import zlib
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -252,3 +253,26 @@ def test_a_closed_target_is_noticed_at_once(tmp_path):
 def test_a_folder_too_deep_for_a_socket_is_one_clear_error(tmp_path):
     with pytest.raises(Unavailable, match="limit 100 bytes"):
         TargetControl(tmp_path / ("x" * 120))
+
+
+def test_the_leaders_messages_are_carried_on_the_cores_it_is_told(tmp_path):
+    core, before = min(os.sched_getaffinity(0)), set(os.listdir("/proc/self/task"))
+    target = TargetControl(tmp_path, cores=(core,))
+    try:
+        deadline_s = time.monotonic() + 5  # a thread names and ties itself
+        while _carriers(before) != [{core}] and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        assert _carriers(before) == [{core}]
+    finally:
+        target.close()
+
+
+def _carriers(before: set[str]) -> list[set[int]]:
+    """Cores of each thread that carries messages and has started since."""
+    tasks = [
+        Path("/proc/self/task", task)
+        for task in os.listdir("/proc/self/task")
+        if task not in before
+    ]
+    names = {task.name: (task / "comm").read_text() for task in tasks}
+    return [os.sched_getaffinity(int(t)) for t, name in names.items() if "ZMQbg/IO" in name]
