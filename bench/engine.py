@@ -36,6 +36,7 @@ from bench.summary import Results, Target, summarise
 from bench.workload import Workload
 from specserve.config import EngineConfig
 from specserve.errors import InvalidField, SpecserveError, Unavailable
+from specserve.model.config import DTYPES
 from specserve.sizes import parse_count
 from specserve.target_source import locate_target
 
@@ -72,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ballast", default="60M", metavar="PARAMS", help='pad the target; "none" (default 60M)'
     )
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of all arms")
     parser.add_argument("--threads", type=int, default=1, metavar="CORES")
     parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B")
     parser.add_argument("--tokens", type=int, metavar="N", help="new tokens per row")
@@ -125,7 +127,8 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
     if len(cores) < arguments.threads:
         raise InvalidField("--threads", f"{arguments.threads} exceeds the {len(cores)} cores here")
     target_cores, client_cores = cores[: arguments.threads], cores[arguments.threads :] or cores
-    flags = ["--target", str(folder), "--threads", str(arguments.threads), "--dtype", "float32"]
+    flags = ["--target", str(folder), "--threads", str(arguments.threads)]
+    flags += ["--dtype", arguments.dtype]
     flags += ["--device", "cpu", "--speculation", "off"]
     flags += ["--ballast", str(ballast)] if ballast else []
     machine = describe_machine()
@@ -136,6 +139,7 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
             cores=target_cores,
             threads=arguments.threads,
             ballast=ballast,
+            dtype=arguments.dtype,
             deterministic=served.model.deterministic,
             block_size=EngineConfig().block_size,
             num_blocks=_num_blocks(served),

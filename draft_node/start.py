@@ -103,7 +103,7 @@ def _build(
     device = torch.device(placement.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dtype = getattr(torch, config.model.dtype or "float32")
+    dtype = getattr(torch, config.state_dtype)
     target = TargetWeights.of(Path(config.model.target or ""))
     drafter = _load(config, target, dtype, device)
     settings = WaveSettings(
@@ -209,12 +209,12 @@ def _num_context_tokens(
         return max_positions  # refused where it is loaded
     free, _ = torch.cuda.mem_get_info(device)
     room = int(free * CUDA_MEMORY_SHARE) // config.num_sharing(str(device))
-    num_tokens = room // _bytes_per_token(spec.decoder, config.model.dtype)
+    num_tokens = room // _bytes_per_token(spec.decoder, config.state_dtype)
     return min(num_tokens, _MAX_CUDA_CONTEXTS * max_positions)
 
 
-def _bytes_per_token(spec: ModelSpec, dtype: str | None) -> int:
-    itemsize = getattr(torch, dtype or "float32").itemsize
+def _bytes_per_token(spec: ModelSpec, dtype: str) -> int:
+    itemsize = getattr(torch, dtype).itemsize
     # A hidden state besides: some drafters keep the features themselves.
     width = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim + spec.hidden_size
     return width * itemsize

@@ -32,7 +32,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     target: str | None = None  # folder or hub id; None: the embedded model
     name: str | None = None  # the name clients see; None: the last part of `target`
-    dtype: str | None = None  # float32 | bfloat16 | float16; None: float32 on CPU, else the file's
+    # float32 | bfloat16 | float16; None: float32 on CPU, else the file's. On CPU it is that of
+    # weights and, if bfloat16, of what they are multiplied by; all else is float32 there.
+    dtype: str | None = None
     # On CPU: 16-bit weights stay in 16 bits, arithmetic is float32; None: where nothing is rounded.
     half_weights: bool | None = None
     ballast: str | None = None  # e.g. "60M": pad the target to this cost with the identical law
@@ -166,6 +168,12 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def num_sharing(self, device: str) -> int:
         """How many processes run on a device; more than one only where it is oversubscribed."""
         return sum(placement.device == device for placement in self.placements)
+
+    @property
+    def state_dtype(self) -> str:
+        """Of what is computed and kept of tokens; on a CPU `model.dtype` is that of weights."""
+        is_on_cpu = self.topology.device == "cpu"
+        return "float32" if is_on_cpu else self.model.dtype or "float32"
 
     @property
     def message_cores(self) -> tuple[int, ...]:

@@ -222,7 +222,7 @@ def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
         num_layers=spec.num_layers,
         num_params=model.num_params,
         ballast_params=model.ballast_params,
-        dtype=str(model.embedding.dtype).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch."),
         half_weights=model.half_weights,
         device=str(model.embedding.device),
         tensor_parallel=model.parallel.size,

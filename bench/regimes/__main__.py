@@ -37,6 +37,7 @@ from bench.writing import show_tables, write_results, write_tables
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafter_source import embedded_drafters
 from specserve.errors import InvalidField, SpecserveError
+from specserve.model.config import DTYPES
 from specserve.sizes import parse_count
 from specserve.target_source import locate_target
 
@@ -66,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--fan-outs", type=int, nargs="+", metavar="N", help="budgets of the hit-rate curves")
     add("--prompts", type=int, metavar="N", help="prompts a domain at batch 1")
     add("--tokens", type=int, metavar="N", help="new tokens per prompt")
+    add("--dtype", default="float32", choices=DTYPES, help="of the target, as of specserve launch")
     add(
         "--half-weights",
         action=argparse.BooleanOptionalAction,
@@ -137,6 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             drafters=read_drafters(arguments.drafter),
             ballasts={name: num_params(name) for name in plan.ballasts},
             is_pinned=not arguments.unpinned,
+            dtype=arguments.dtype,
             half_weights=arguments.half_weights,
             command=shlex.join(["python", "-m", _NAME, *words]),
         )

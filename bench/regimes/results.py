@@ -86,6 +86,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     drafters: dict[str, str]
     num_cores: int
     is_pinned: bool
+    dtype: str = "float32"
     half_weights: bool = False
 
 

@@ -44,19 +44,22 @@ class Options:
     drafters: dict[str, DrafterChoice]  # by label
     ballasts: dict[str, int]  # parameters by name; 0: none
     is_pinned: bool
+    dtype: str
     half_weights: bool | None
     command: str
 
     @property
     def keeps_16_bits(self) -> bool:
         """Whether the services do."""
+        if self.dtype != "float32":
+            return True
         wish = self.half_weights
         return halves_exactly(self.target) if wish is None else wish
 
     @property
     def flags(self) -> list[str]:
         """Of every service."""
-        flags = ["--target", str(self.target), "--device", "cpu", "--dtype", "float32"]
+        flags = ["--target", str(self.target), "--device", "cpu", "--dtype", self.dtype]
         if self.half_weights is not None:
             flags.append("--half-weights" if self.half_weights else "--no-half-weights")
         return (
@@ -218,6 +221,7 @@ class Run:
                 drafters={label: _place(choice) for label, choice in options.drafters.items()},
                 num_cores=len(self._cores),
                 is_pinned=options.is_pinned,
+                dtype=options.dtype,
                 half_weights=options.keeps_16_bits,
             ),
             machine=self._machine,

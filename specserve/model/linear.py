@@ -150,6 +150,7 @@ class Kernels:
     ) -> None:
         self.dtype = dtype
         self.device = device
+        self.rounded_to = dtype  # what tensors are rounded to, whatever they compute in
         self.deterministic = deterministic
         # 64 rows cost CUDA what 8 do; on CPU a tile of 8 is one verification.
         self._tile = 8 if device.type == "cpu" else 64
@@ -162,6 +163,25 @@ class Kernels:
         self._may_round_inputs = may_round_inputs
         self.any_halved = False
         self._verdicts: dict[tuple[type[PackedLinear | HalfLinear], int, int], int] = {}
+
+    @classmethod
+    def of_16_bits(cls, dtype: torch.dtype, *, deterministic: bool) -> "Kernels":
+        """For a target that is to be served in `dtype` on a CPU.
+
+        Its weights are rounded to that, and inputs where bfloat16 makes products faster. All else
+        is float32: torch's own arithmetic of 16 bits takes several times as long.
+        """
+        kernels = cls(
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            deterministic=deterministic,
+            half_weights=can_halve_exactly(),
+            may_round=False,
+            may_pair=dtype == torch.bfloat16,
+            may_round_inputs=dtype == torch.bfloat16,
+        )
+        kernels.rounded_to = dtype
+        return kernels
 
     def linear(self, parts: Sequence[torch.Tensor], num_ranks: int = 1) -> Linear:
         """The product with `parts`, each [rows, in], stacked.

@@ -81,6 +81,8 @@ def kernels_for(
 
     Raises `Unsupported` where `half_weights` are asked for and cannot be had.
     """
+    if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+        return Kernels.of_16_bits(dtype, deterministic=deterministic)
     if half_weights:
         check_half_weights(folder)
     elif half_weights is None:
@@ -223,7 +225,7 @@ class _Builder:
     ) -> None:
         self._spec = spec
         self._checkpoint = checkpoint
-        self._dtype = kernels.dtype
+        self._dtype, self._rounded_to = kernels.dtype, kernels.rounded_to
         self._device = kernels.device
         self._parallel = parallel
         self._kernels = kernels
@@ -248,6 +250,7 @@ class _Builder:
             parallel=self._parallel,
         )
         model.half_weights = self._kernels.any_halved
+        model.dtype = self._rounded_to
         return model
 
     def _layer(self, index: int) -> DecoderLayer:
@@ -305,4 +308,4 @@ class _Builder:
         return self._projection(self._kernels.linear([weight], self._parallel.size), self._parallel)
 
     def _place(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.to(self._device, self._dtype)
+        return weight.to(self._device, self._rounded_to).to(self._dtype)

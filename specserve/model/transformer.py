@@ -30,6 +30,7 @@ class Transformer:
         self.config = spec
         self.num_params = spec.num_params
         self.ballast_params = spec.ballast_params
+        self.dtype = embedding.dtype  # that it is served in: what weights are rounded to
         self.half_weights = False  # whether some are kept in 16 bits, whatever they compute with
         self.embedding = embedding  # [V, H], whole on every rank
         self.parallel = parallel

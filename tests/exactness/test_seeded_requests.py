@@ -119,3 +119,24 @@ def test_weights_of_16_bits_give_equal_tokens_on_two_ranks_with_drafts(
         assert differing(alone, reference)
     same = [a.token_ids == b.token_ids for a, b in zip(alone, reference, strict=True)]
     assert sum(same) > 0.95 * NUM_REQUESTS
+
+
+@pytest.mark.slow
+def test_bfloat16_gives_equal_tokens_together_on_two_ranks_and_with_drafts(
+    start_service: Callable[..., str], alone: list[Outcome]
+):
+    brain = (*LIMIT, "--dtype", "bfloat16", "--oversubscribe", "--speculation")
+    address = start_service(*brain, "off")
+    with Client(address) as client:
+        assert client.model_info().dtype == "bfloat16"
+    reference = run(address, REQUESTS, concurrency=1)
+    assert differing(reference, run(address, REQUESTS, concurrency=32, shuffle_seed=5)) == []
+    for flags in (
+        ("off", "--topology", "2+0"),
+        ("sync",),
+        ("async", "--topology", "1+1"),
+    ):
+        others = run(start_service(*brain, *flags), REQUESTS, concurrency=16, shuffle_seed=3)
+        assert differing(reference, others) == [], flags
+    same = [a.token_ids == b.token_ids for a, b in zip(alone, reference, strict=True)]
+    assert sum(same) > 0.5 * NUM_REQUESTS

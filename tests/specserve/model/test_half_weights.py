@@ -38,8 +38,15 @@ def model_of(folder, half_weights, ballast=0):
     return load_with(kernels, folder, TensorParallel(), ballast=ballast)
 
 
-def hidden_of(model):
-    return Session(model, len(PROMPT)).feed(PROMPT)[0]
+def served_in(dtype, folder):
+    """As `--dtype` does on a CPU."""
+    kernels = kernels_for(folder, dtype=dtype, device=CPU, deterministic=True)
+    return load_with(kernels, folder, TensorParallel())
+
+
+def hidden_of(model, chunk=None):
+    session = Session(model, len(PROMPT))
+    return torch.cat([session.feed(part)[0] for part in PROMPT.split(chunk or len(PROMPT))])
 
 
 def with_keys_in_half(name):
@@ -133,5 +140,37 @@ def test_one_matrix_in_float32_keeps_the_others_so(tmp_path, whole):
         model_of(folder, half_weights=True)
 
 
-def test_other_arithmetic_has_no_use_for_them(tmp_path):
-    assert not load(stored(tmp_path), dtype=BRAIN).half_weights
+def test_bfloat16_on_a_cpu_is_that_of_weights_and_of_what_they_are_multiplied_by(tmp_path):
+    config = QWEN3 | {"hidden_size": 64}
+    folder = stored(tmp_path, config, lambda name: torch.float32)
+    model, whole = served_in(BRAIN, folder), load(folder)
+    assert (model.dtype, model.embedding.dtype, whole.dtype) == (BRAIN, *[torch.float32] * 2)
+    assert torch.equal(model.embedding, whole.embedding.to(BRAIN).float())
+    fastest = next(s for s in (Storage.PAIRED, Storage.DOTTED, Storage.BFLOAT16) if row_kernels(s))
+    assert storages_of(model) == {fastest}
+    hidden = hidden_of(model)
+    torch.testing.assert_close(hidden, hidden_of(whole), atol=0.1, rtol=0.1)
+    assert not torch.equal(hidden, hidden_of(whole))
+    assert all(torch.equal(hidden_of(model, chunk), hidden) for chunk in (1, 5, 8))
+
+
+def test_float16_on_a_cpu_is_that_of_weights_alone(tmp_path):
+    """No inputs are rounded, since that would make nothing faster."""
+    names = ["whole", "half"]
+    for name, dtype in zip(names, (torch.float32, HALF), strict=True):
+        (tmp_path / name).mkdir()
+        stored(tmp_path / name, dtype_of=lambda _, dtype=dtype: dtype)
+    model = served_in(HALF, tmp_path / "whole")
+    assert (model.dtype, storages_of(model)) == (HALF, {Storage.FLOAT16})
+    norms_aside = load(tmp_path / "half")
+    for layer, other in zip(model.layers, norms_aside.layers, strict=True):
+        assert torch.equal(layer.gate_up.weight, other.gate_up.weight)
+
+
+def test_without_compiled_products_weights_are_rounded_all_the_same(tmp_path, monkeypatch):
+    folder = stored(tmp_path, dtype_of=lambda name: torch.float32)
+    compiled = served_in(HALF, folder)
+    monkeypatch.setattr(linear, "row_kernels", lambda storage: None)
+    model = served_in(HALF, folder)
+    assert (model.dtype, model.half_weights) == (HALF, False)
+    torch.testing.assert_close(hidden_of(model), hidden_of(compiled), atol=1e-4, rtol=1e-4)
