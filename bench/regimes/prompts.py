@@ -52,11 +52,14 @@ class PromptChoice:
         return _groups(self._prompts(domain, is_sound=is_sound), batch_size)[:count]
 
     def others(self, domain: str, batch_size: int, count: int, *, is_sound: bool) -> list[Prompts]:
-        """Groups of what `groups` leaves; first halves of what it takes, where nothing is left."""
+        """Groups of what `groups` leaves, or of what it takes where that is not enough.
+
+        Never of other text: where sound text is rare, all else loops, which is easy to draft, and
+        whoever learned his speeds from that would choose by what is not measured.
+        """
         prompts = self._prompts(domain, is_sound=is_sound)
         taken, left = prompts[: count * batch_size], prompts[count * batch_size :]
-        halves = [prompt[: (len(prompt) + 1) // 2] for prompt in taken]
-        return _groups(left, batch_size) or _groups(halves, batch_size)
+        return _groups(left, batch_size) or _groups(taken, batch_size)
 
     def _prompts(self, domain: str, *, is_sound: bool) -> Prompts:
         return self._sound[domain] if is_sound else self._by_domain[domain]

@@ -175,12 +175,12 @@ def test_greedy_groups_come_from_sound_prompts_where_there_are_enough():
     assert len(choice.groups("code", 4, 100, is_sound=False)) == 5
 
 
-def test_other_prompts_are_those_that_are_left_or_else_halves():
+def test_other_prompts_are_those_that_are_left_or_else_the_same():
     prompts = [[n, n, n + 1] for n in range(20)]
     choice = PromptChoice({"code": prompts}, {"code": prompts[:6]}, [])
     assert choice.others("code", 4, 3, is_sound=False) == [prompts[12:16], prompts[16:]]
     assert choice.others("code", 2, 2, is_sound=True) == [prompts[4:6]]
-    assert choice.others("code", 4, 1, is_sound=True) == [[[n, n] for n in range(4)]]
+    assert choice.others("code", 4, 1, is_sound=True) == [prompts[:4]]
 
 
 @pytest.mark.slow

@@ -372,10 +372,17 @@ def test_without_numba_torch_serves(anew, qwen3, monkeypatch, caplog):
     assert "forwards are made without numba, which is slower" in caplog.text
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_dtypes_are_torchs(tmp_path, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        (torch.float64, TorchForward),
+        (torch.bfloat16, CompiledForward),  # of weights: the rest is float32
+        (torch.float16, CompiledForward),
+    ],
+)
+def test_what_is_not_float32_is_torchs(tmp_path, dtype, kind):
     model = load(write_checkpoint(tmp_path, QWEN3), dtype=dtype)
-    assert kind_made(model) is TorchForward
+    assert kind_made(model) is kind
 
 
 @pytest.mark.slow
