@@ -8,6 +8,7 @@ bits wherever it stands, a single row of a long product excepted. None of this i
 See docs/decisions/0002-deterministic-arithmetic.md and 0014-row-kernels.md.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -22,6 +23,7 @@ PIECES = (8, 4, 2, 1)  # a tiled product's output columns come in that many piec
 MIN_ROWS = (4, 8)
 PROBED_ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 64)
 
+_LOG = logging.getLogger(__name__)
 _pack = torch.ops.mkldnn._reorder_linear_weight.default
 _packed_linear = torch.ops.mkldnn._linear_pointwise.default
 _pack_half = torch.ops.quantized.linear_prepack_fp16.default
@@ -171,11 +173,14 @@ class Kernels:
         Its weights are rounded to that, and inputs where bfloat16 makes products faster. All else
         is float32: torch's own arithmetic of 16 bits takes several times as long.
         """
+        halves = can_halve_exactly()
+        if not halves:
+            _LOG.warning("%s: rounded, and kept in float32: no products of 16 bits here", dtype)
         kernels = cls(
             dtype=torch.float32,
             device=torch.device("cpu"),
             deterministic=deterministic,
-            half_weights=can_halve_exactly(),
+            half_weights=halves,
             may_round=False,
             may_pair=dtype == torch.bfloat16,
             may_round_inputs=dtype == torch.bfloat16,

@@ -167,10 +167,11 @@ def test_float16_on_a_cpu_is_that_of_weights_alone(tmp_path):
         assert torch.equal(layer.gate_up.weight, other.gate_up.weight)
 
 
-def test_without_compiled_products_weights_are_rounded_all_the_same(tmp_path, monkeypatch):
+def test_without_compiled_products_weights_are_rounded_all_the_same(tmp_path, monkeypatch, caplog):
     folder = stored(tmp_path, dtype_of=lambda name: torch.float32)
     compiled = served_in(HALF, folder)
     monkeypatch.setattr(linear, "row_kernels", lambda storage: None)
     model = served_in(HALF, folder)
     assert (model.dtype, model.half_weights) == (HALF, False)
+    assert "torch.float16: rounded, and kept in float32" in caplog.text
     torch.testing.assert_close(hidden_of(model), hidden_of(compiled), atol=1e-4, rtol=1e-4)
