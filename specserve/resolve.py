@@ -219,7 +219,8 @@ def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Pat
     dtype = model.dtype or ("float32" if device == "cpu" else spec.dtype)
     if dtype not in _DTYPE_BYTES:
         raise InvalidField("model.dtype", f"{dtype!r} is not known ({', '.join(_DTYPE_BYTES)})")
-    if model.half_weights and (device != "cpu" or dtype != "float32"):
+    is_wish = model.half_weights is not None if device == "cpu" else model.half_weights
+    if is_wish and (device, dtype) != ("cpu", "float32"):
         raise InvalidField(
             "model.half_weights", f"is for float32 arithmetic on the CPU, not {dtype} on {device}"
         )

@@ -28,7 +28,7 @@ _pack = torch.ops.mkldnn._reorder_linear_weight.default
 _packed_linear = torch.ops.mkldnn._linear_pointwise.default
 _pack_half = torch.ops.quantized.linear_prepack_fp16.default
 _half_linear = torch.ops.quantized.linear_dynamic_fp16.default._op
-_HALF_MAX = torch.finfo(torch.float16).max
+HALF_MAX = torch.finfo(torch.float16).max
 
 
 class Linear(Protocol):
@@ -99,7 +99,7 @@ class HalfLinear:
     @staticmethod
     def holds(weight: torch.Tensor) -> bool:
         """Whether float16 has room for every element."""
-        return float(torch.stack(torch.aminmax(weight)).abs().max()) <= _HALF_MAX
+        return float(torch.stack(torch.aminmax(weight)).abs().max()) <= HALF_MAX
 
 
 class TiledLinear:
@@ -247,7 +247,7 @@ class Kernels:
             return False
         # Another rank's share may hold what this one's does not.
         if not holds:
-            raise Unsupported(f"half_weights: a weight is beyond float16's {_HALF_MAX:.0f}")
+            raise Unsupported(f"half_weights: a weight is beyond float16's {HALF_MAX:.0f}")
         return True
 
     def _min_rows(self, shape: tuple[int, int]) -> int | None:

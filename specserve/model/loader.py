@@ -16,7 +16,7 @@ from specserve.model.ballast import with_ballast
 from specserve.model.checkpoint import Checkpoint
 from specserve.model.config import ModelSpec, read_spec
 from specserve.model.layers import DecoderLayer, RMSNorm, SwiGLU
-from specserve.model.linear import Kernels, Linear, can_halve, can_halve_exactly
+from specserve.model.linear import HALF_MAX, Kernels, Linear, can_halve, can_halve_exactly
 from specserve.model.parallel import TensorParallel
 from specserve.model.projection import GatheredProjection, Projection, ReducedProjection
 from specserve.model.rope import RotaryTable
@@ -308,4 +308,9 @@ class _Builder:
         return self._projection(self._kernels.linear([weight], self._parallel.size), self._parallel)
 
     def _place(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.to(self._device, self._rounded_to).to(self._dtype)
+        rounded = weight.to(self._device, self._rounded_to)
+        if self._rounded_to == torch.float16 and bool(rounded.isinf().any()):
+            raise Unsupported(
+                f"dtype: a weight is beyond float16's {HALF_MAX:.0f}; serve it in bfloat16"
+            )
+        return rounded.to(self._dtype)

@@ -11,6 +11,7 @@ from specserve.config import (
     Config,
     EngineConfig,
     ModelConfig,
+    ResolvedConfig,
     ServerConfig,
     SpeculationConfig,
     TelemetryConfig,
@@ -253,6 +254,10 @@ def test_ballast_layers_count_in_the_kv_of_a_token():
             Config(model=ModelConfig(dtype="bfloat16", half_weights=True)),
             "model.half_weights: is for float32 arithmetic on the CPU, not bfloat16 on cpu",
         ),
+        (
+            Config(model=ModelConfig(dtype="float16", half_weights=False)),
+            "model.half_weights: is for float32 arithmetic on the CPU, not float16 on cpu",
+        ),
         (Config(model=ModelConfig(max_model_len=4096)), "model.max_model_len: 4096 exceeds"),
         (Config(model=ModelConfig(ballast="much")), "model.ballast: 'much' is not a count"),
         (Config(topology=TopologyConfig(device="tpu")), "topology.device: 'tpu' is not known"),
@@ -429,3 +434,26 @@ def test_half_weights_are_half_as_much_memory():
         else:
             with pytest.raises(Unsupported, match="memory: weights of"):
                 resolved(config, machine)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [
+        ("cpu", "bfloat16", "float32"),
+        ("cpu", "float32", "float32"),
+        ("cuda", "bfloat16", "bfloat16"),
+    ],
+)
+def test_on_a_cpu_tokens_are_kept_in_float32(device, dtype, expected):
+    model, topology = ModelConfig(dtype=dtype), TopologyConfig(device=device)
+    assert ResolvedConfig(model=model, topology=topology).state_dtype == expected
+
+
+def test_on_a_cpu_a_token_takes_as_much_room_in_any_dtype():
+    rooms = [
+        resolved(
+            Config(model=ModelConfig(dtype=dtype), engine=EngineConfig(kv_memory="16MiB"))
+        ).engine.num_blocks
+        for dtype in ("float32", "bfloat16", "float16")
+    ]
+    assert len(set(rooms)) == 1

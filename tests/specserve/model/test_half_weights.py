@@ -175,3 +175,12 @@ def test_without_compiled_products_weights_are_rounded_all_the_same(tmp_path, mo
     assert (model.dtype, model.half_weights) == (HALF, False)
     assert "torch.float16: rounded, and kept in float32" in caplog.text
     torch.testing.assert_close(hidden_of(model), hidden_of(compiled), atol=1e-4, rtol=1e-4)
+
+
+def test_what_float16_cannot_hold_is_refused(tmp_path):
+    folder = stored(tmp_path, change=far_apart)
+    with pytest.raises(
+        Unsupported, match=r"dtype: a weight is beyond float16's 65504; serve it in"
+    ):
+        served_in(HALF, folder)
+    assert served_in(BRAIN, folder).dtype == BRAIN
