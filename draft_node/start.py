@@ -63,6 +63,7 @@ def run_draft(arguments: ChildArguments) -> int:
     try:
         config = read_resolved(arguments.config)
         setup_logging(f"draft {arguments.rank}", config.telemetry.log_level)
+        pin(config.placement("draft", arguments.rank))  # and every thread that is started here
         region = _open_region(arguments)
         control = DraftControlDraft(arguments.control_dir, arguments.rank)
         node = _build(config, arguments, region, control)
@@ -97,7 +98,6 @@ def _build(
     control: DraftControlDraft,
 ) -> DraftNode:
     placement, speculation = config.placement("draft", arguments.rank), config.speculation
-    pin(placement)
     sleep_exactly()
     torch.set_num_threads(speculation.draft_threads or config.topology.threads)
     device = torch.device(placement.device)

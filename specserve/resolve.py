@@ -75,6 +75,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         model = _fit_context(config, model, num_blocks)
     if device == "cpu":
         weights = spec.num_params * (2 if model.half_weights else _DTYPE_BYTES[dtype])
+        weights += spec.vocab_size * spec.hidden_size * _DTYPE_BYTES["float32"]  # to look tokens up
         pools = (num_blocks or 0) * pool.bytes_in_all
         _check_memory(weights, pools, hardware.available_memory)
     deterministic = config.engine.deterministic

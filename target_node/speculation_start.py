@@ -138,7 +138,7 @@ class _Builder:
                 DraftPeer(index, self._link_end(index, region, limits, folder), region)
                 for index, region in enumerate(regions)
             ],
-            DraftControlTarget(folder, len(regions)),
+            DraftControlTarget(folder, len(regions), self._config.message_cores),
             limits=limits,
             drafter=name,
             timeout_s=self._config.speculation.draft_timeout_s,

@@ -18,6 +18,7 @@ dropped; nothing that arrives can raise, and nothing is ever unpickled.
 """
 
 import logging
+import os
 import secrets
 import struct
 import zlib
@@ -107,6 +108,21 @@ def _address(control_dir: Path, name: str) -> str:
     return f"ipc://{path}"
 
 
+def context_on(cores: Sequence[int]) -> "zmq.Context[zmq.Socket[bytes]]":
+    """Its thread runs on `cores` or, if there are none or it may not, where this process does."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    own = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cores)  # the one way to ask; zmq ends the process if it may not
+    except OSError:
+        return context
+    finally:
+        os.sched_setaffinity(0, own)
+    for core in cores:
+        context.set(zmq.THREAD_AFFINITY_CPU_ADD, core)
+    return context
+
+
 def _prepare(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> None:
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_FRAMES)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_FRAMES)
@@ -122,11 +138,9 @@ class TargetControl:
     """
 
     def __init__(self, control_dir: Path, cores: Sequence[int] = ()) -> None:
-        """The socket's thread runs on `cores`; empty: where this process does."""
+        """See `context_on` for `cores`."""
         reading, writing = _address(control_dir, "to_target"), _address(control_dir, "from_target")
-        self._context = zmq.Context()
-        for core in cores:
-            self._context.set(zmq.THREAD_AFFINITY_CPU_ADD, core)
+        self._context = context_on(cores)
         self._pull = self._context.socket(zmq.PULL)
         self._push = self._context.socket(zmq.PUSH)
         for socket in (self._pull, self._push):

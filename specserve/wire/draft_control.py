@@ -12,6 +12,7 @@ A `Free` that is lost leaves a draft with streams nobody reports on; it forgets 
 """
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Generic, TypeVar
 
@@ -22,7 +23,7 @@ from msgspec import Meta
 
 from specserve.link.frames import LinkLimits
 from specserve.link.messages import Floats, Tokens
-from specserve.wire.control import FrameReader, FrameWriter
+from specserve.wire.control import FrameReader, FrameWriter, context_on
 
 log = logging.getLogger(__name__)
 
@@ -198,8 +199,9 @@ def _prepare(socket: "zmq.Socket[bytes]") -> None:
 class DraftControlTarget:
     """The leader's end, for all drafts. Nothing blocks; nothing raises on input."""
 
-    def __init__(self, control_dir: Path, num_drafts: int) -> None:
-        self._context = zmq.Context()
+    def __init__(self, control_dir: Path, num_drafts: int, cores: Sequence[int] = ()) -> None:
+        """See `context_on` for `cores`."""
+        self._context = context_on(cores)
         decoder = msgspec.msgpack.Decoder(FromDraft)
         self._inbox = _Inbox(self._context, control_dir / "from_drafts", decoder)
         self._outboxes = [

@@ -158,6 +158,7 @@ def test_rows_that_no_frame_has_room_for_together_travel_apart(models, monkeypat
         assert len(pair.ends) == 5
         status = pair.asynchronous.status()
         assert status.num_hits > status.num_lookups / 10
+        assert pair.asynchronous.num_drafts_attached == status.num_drafts_attached > 0
 
 
 def test_rows_left_out_by_a_full_link_are_reported_first_next_time(models, monkeypatch):

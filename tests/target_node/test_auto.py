@@ -209,3 +209,10 @@ def test_what_is_fast_for_greedy_rows_says_nothing_of_drawn_ones(monkeypatch):
             chosen[kind][source.regime] += turn > 100
     for kind, best in (("greedy", "async"), ("drawn", "sync")):
         assert chosen[kind][best] > 0.95 * chosen[kind].total()
+
+
+def test_draft_processes_are_counted_whichever_regime_runs():
+    regimes = {name: Recording() for name in REGIMES}
+    regimes["async"].num_drafts_attached = 2
+    assert auto(regimes).num_drafts_attached == 2
+    assert auto({name: Recording() for name in ("off", "sync")}).num_drafts_attached == 0

@@ -115,3 +115,17 @@ def test_a_short_round_does_not_make_others_short(short):
     for turn in range(1, 9):
         figures.add(*((1, 0.001) if turn == short else (3, 0.01)))
     assert figures.speed == pytest.approx(22 / 0.071, rel=0.05)
+
+
+def test_time_that_passes_counts_for_every_regime_and_for_what_was_held_back():
+    speeds, load = RegimeSpeeds(2), of_rows(1)
+    for regime in (OFF, DRAFTS):
+        for _ in range(400):
+            speeds.at(load)[regime].add(1, 0.01)
+        speeds.at(load)[regime].add(1, 1.0)  # a stall: cut, and kept aside
+    before = [(each.tokens, each.held_s) for each in speeds.at(load)]
+    speeds.fade(load, 20.0)
+    after = [(each.tokens, each.held_s) for each in speeds.at(load)]
+    assert all(held_s > 0.5 for _, held_s in before)
+    for old, new in zip(before, after, strict=True):
+        assert new == pytest.approx((old[0] / 2, old[1] / 2))

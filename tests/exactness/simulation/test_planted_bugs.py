@@ -132,7 +132,9 @@ def ignore_seeds(patch):
         @staticmethod
         def build(states, device="cpu"):
             batch = SamplingBatch.build(states, device)
-            return dataclasses.replace(batch, seeds=torch.zeros_like(batch.seeds))
+            no_seeds = torch.zeros_like(batch.seeds)
+            keys = torch.stack((batch.positions, batch.sample_indices, no_seeds))
+            return dataclasses.replace(batch, keys=keys)
 
     patch.setattr(batch_module, "SamplingBatch", OneSeed)
 

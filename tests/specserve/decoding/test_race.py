@@ -83,3 +83,25 @@ def test_one_compilation_serves_every_shape():
         for each in (logits, logits[:1], logits.T.contiguous().T):
             sample(each, SamplingBatch.build(states[: len(each)]))
     assert len(noise_kernel.race.signatures) == 1
+
+
+BAD = [float("nan"), float("inf")]
+PLACES = [0, 63, 64, -1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("num_tokens", [65, 128, 4096])
+def test_one_bad_logit_anywhere_spoils_its_row_and_no_other(
+    monkeypatch, num_tokens, temperature, is_compiled, dtype
+):
+    monkeypatch.setattr(noise_kernel, "is_usable", lambda: is_compiled)
+    logits = torch.randn(2 + len(BAD) * len(PLACES), num_tokens, dtype=dtype)
+    logits[1] = -torch.inf
+    for row, (value, place) in enumerate(((v, p) for v in BAD for p in PLACES), start=2):
+        logits[row, place] = value
+    states = [state(seed=row, temperature=temperature) for row in range(len(logits))]
+    sampled = sample(logits, SamplingBatch.build(states))
+    assert sampled.bad_rows.tolist() == [False] + [True] * (len(logits) - 1)
+    assert 0 <= sampled.token_ids[0] < num_tokens

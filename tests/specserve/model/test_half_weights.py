@@ -184,3 +184,15 @@ def test_what_float16_cannot_hold_is_refused(tmp_path):
     ):
         served_in(HALF, folder)
     assert served_in(BRAIN, folder).dtype == BRAIN
+
+
+def test_every_tensor_is_rounded_and_arithmetic_is_as_deterministic_as_wished(tmp_path):
+    folder = stored(tmp_path, dtype_of=lambda name: torch.float32)
+    model = served_in(BRAIN, folder)
+    layer = model.layers[0]
+    norms = [model.final_norm, layer.input_norm, layer.mlp_norm, layer.qk_norm]
+    for weight in (norm.weight for norm in norms):
+        assert torch.equal(weight, weight.to(BRAIN).float())
+    for wish in (True, False):
+        kernels = kernels_for(folder, dtype=BRAIN, device=CPU, deterministic=wish)
+        assert kernels.deterministic is wish

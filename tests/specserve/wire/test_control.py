@@ -267,6 +267,19 @@ def test_the_leaders_messages_are_carried_on_the_cores_it_is_told(tmp_path):
         target.close()
 
 
+@pytest.mark.parametrize("cores", [(4095,), (99_999,)])
+def test_cores_that_are_not_to_be_had_end_nothing(tmp_path, cores):
+    """zmq ends the process for them."""
+    own, before = os.sched_getaffinity(0), set(os.listdir("/proc/self/task"))
+    target = TargetControl(tmp_path, cores=cores)
+    try:
+        target.wait(0)
+        assert os.sched_getaffinity(0) == own
+        assert all(found == own for found in _carriers(before))
+    finally:
+        target.close()
+
+
 def _carriers(before: set[str]) -> list[set[int]]:
     """Cores of each thread that carries messages and has started since."""
     tasks = [

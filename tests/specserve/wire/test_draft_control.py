@@ -97,6 +97,19 @@ def test_messages_arrive_as_they_were_sent_in_both_directions(target, draft):
     assert target.receive() == draft.receive() == []
 
 
+def test_one_call_reads_all_that_has_come(target, draft):
+    messages, seen = [ATTACHED, CONTEXT, FREE], []
+    for _ in range(20):  # they are on their way for a moment
+        for message in messages:
+            insist(target.send, 0, message)
+        time.sleep(0.02)
+        seen.append(draft.receive())
+        if seen[-1] == messages:
+            return
+        poll(draft, 3 - len(seen[-1]))
+    raise AssertionError(seen)
+
+
 def test_each_draft_reads_its_own_messages(tmp_path, target, draft):
     second = DraftControlDraft(tmp_path, 1)
     insist(target.send, 1, ATTACHED)
