@@ -148,6 +148,11 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cores: tuple[int, ...] = ()
 
 
+def state_dtype(device: str | None, dtype: str | None) -> str:
+    """What is computed and kept of tokens where `model.dtype` is `dtype`, resolved."""
+    return "float32" if device == "cpu" else dtype or "float32"
+
+
 class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A Config with everything decided, as the children read it.
 
@@ -172,8 +177,7 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def state_dtype(self) -> str:
         """Of what is computed and kept of tokens; on a CPU `model.dtype` is that of weights."""
-        is_on_cpu = self.topology.device == "cpu"
-        return "float32" if is_on_cpu else self.model.dtype or "float32"
+        return state_dtype(self.topology.device, self.model.dtype)
 
     @property
     def message_cores(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from specserve.config import (
     Placement,
     ResolvedConfig,
     SpeculationConfig,
+    state_dtype,
 )
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafter_source import NGRAM
@@ -61,9 +62,9 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         spec = with_ballast(spec, parse_count(model.ballast, "model.ballast"))
     context_len, dtype = model.max_model_len or spec.max_position_embeddings, model.dtype or ""
     ranks = topology.num_target_ranks
-    state_dtype = "float32" if device == "cpu" else dtype
-    kv_bytes = kv_bytes_per_token(spec, dtype=state_dtype, tensor_parallel=ranks)
-    draft_bytes = _draft_bytes_per_token(config.speculation, spec, dtype=state_dtype)
+    kept = state_dtype(device, dtype)
+    kv_bytes = kv_bytes_per_token(spec, dtype=kept, tensor_parallel=ranks)
+    draft_bytes = _draft_bytes_per_token(config.speculation, spec, dtype=kept)
     pool = _KvPool(
         block_bytes=config.engine.block_size * kv_bytes,
         bytes_in_all=config.engine.block_size * (kv_bytes * ranks + draft_bytes),

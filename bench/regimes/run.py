@@ -29,6 +29,7 @@ from bench.regimes.service import running
 from bench.regimes.summary import summarise
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
+from specserve.model.linear import can_halve_exactly
 from specserve.model.loader import halves_exactly, load_model
 from specserve.model.parallel import TensorParallel
 
@@ -52,7 +53,7 @@ class Options:
     def keeps_16_bits(self) -> bool:
         """Whether the services do."""
         if self.dtype != "float32":
-            return True
+            return can_halve_exactly()
         wish = self.half_weights
         return halves_exactly(self.target) if wish is None else wish
 
