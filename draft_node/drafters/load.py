@@ -267,7 +267,7 @@ def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDraft
         device=options.device,
         deterministic=False,
         half_weights=options.half_weights,
-        may_round_inputs=options.half_weights,
+        input_bits=8 if options.half_weights else 32,
     )
     # What a config claims beyond that would only be memory.
     num_positions = options.max_positions + gamma

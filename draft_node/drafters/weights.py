@@ -61,7 +61,7 @@ class DraftWeights:
             device=device,
             deterministic=False,
             half_weights=half_weights,
-            may_round_inputs=half_weights,
+            input_bits=8 if half_weights else 32,
         )
 
     def tensor(self, name: str) -> Tensor:
@@ -101,16 +101,19 @@ class DraftWeights:
         return stored
 
     def lm_head(self) -> Linear:
-        """Hidden states to logits over the draft's vocabulary, shared as `embedding`."""
+        """Hidden states to logits over the draft's vocabulary: shared as `embedding`, unless a copy
+        of 8 bits is to be had, which takes half as long to read."""
         stored = self.tensor(LM_HEAD) if LM_HEAD in self.checkpoint else None
         if self.target is None:
             return self._kernels.linear([self._required(stored, LM_HEAD)])
         model, theirs = self.target.model, self._place(self.target.read(LM_HEAD))
+        weight = theirs if stored is None else stored
         whole = model is not None and model.parallel.size == 1
         shareable = model is not None and whole and self._fits(model.embedding)
-        if model is not None and shareable and (stored is None or self._equals(stored, theirs)):
+        is_theirs = stored is None or (shareable and self._equals(stored, theirs))
+        if model is not None and shareable and is_theirs and not self._kernels.quantizes(weight):
             return model.lm_head
-        return self._kernels.linear([theirs if stored is None else stored])
+        return self._kernels.linear([weight])
 
     def _target_embedding(self, model: Transformer | None) -> Tensor:
         if model is not None and self._fits(model.embedding):

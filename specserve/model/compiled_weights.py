@@ -73,5 +73,5 @@ def _compiled(product: Linear) -> CompiledLinear:
 
 
 def _words(product: CompiledLinear, used: list[RowKernels]) -> list[int]:
-    num_panels, in_size, _ = product.weight.shape
-    return [product.weight.data_ptr(), in_size, num_panels, used.index(product.kernels)]
+    weight, kernels = product.weight, product.kernels
+    return [weight.data_ptr(), kernels.num_inputs(weight), len(weight), used.index(kernels)]

@@ -135,8 +135,9 @@ class Kernels:
     `may_pair` lets a matrix unit multiply what bfloat16 holds, which has other bits: only where all
     ranks' shares of a weight are such, or bits may depend on the number of ranks.
 
-    `may_round_inputs` is for drafters, whose law may be any: inputs of weights that bfloat16 holds
-    are rounded to that where this makes products faster.
+    `input_bits` is how many inputs have at least, where fewer make products faster. With 16, inputs
+    of weights that bfloat16 holds are rounded to that: for targets that are served so. With 8,
+    weights may be of 8 bits, too: for drafters, whose law may be any.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Kernels:
         half_weights: bool = False,
         may_round: bool = True,
         may_pair: bool = True,
-        may_round_inputs: bool = False,
+        input_bits: int = 32,
     ) -> None:
         self.dtype = dtype
         self.device = device
@@ -162,7 +163,7 @@ class Kernels:
         self._halves = half_weights and on_cpu and dtype == torch.float32 and can_halve()
         self._may_round = may_round
         self._may_pair = may_pair
-        self._may_round_inputs = may_round_inputs
+        self._input_bits = input_bits
         self.any_halved = False
         self._verdicts: dict[tuple[type[PackedLinear | HalfLinear], int, int], int] = {}
 
@@ -183,7 +184,7 @@ class Kernels:
             half_weights=halves,
             may_round=False,
             may_pair=dtype == torch.bfloat16,
-            may_round_inputs=dtype == torch.bfloat16,
+            input_bits=16 if dtype == torch.bfloat16 else 32,
         )
         kernels.rounded_to = dtype
         return kernels
@@ -208,6 +209,10 @@ class Kernels:
         pieces = [piece for part in parts for piece in fixed_pieces(part, num_ranks)]
         return TiledLinear(pieces, self._tile)
 
+    def quantizes(self, weight: torch.Tensor) -> bool:
+        """Whether products with it are of 8 bits."""
+        return self._compiles and self._kernels_for(weight).storage is Storage.INT8
+
     def check_halved(self) -> None:
         """Raise `Unsupported` if no weight so far could be kept in 16 bits."""
         if not self.any_halved:
@@ -222,8 +227,9 @@ class Kernels:
         halves = (Storage.BFLOAT16, Storage.FLOAT16) if self._halves else ()
         paired = (Storage.PAIRED,) if self._halves and self._may_pair else ()
         # A matrix unit need not round inputs to be as fast.
-        dotted = (Storage.DOTTED,) if self._halves and self._may_round_inputs else ()
-        for storage in (*paired, *dotted, *halves):
+        int8 = (Storage.INT8,) if self._halves and self._input_bits <= 8 else ()
+        dotted = (Storage.DOTTED,) if self._halves and self._input_bits <= 16 else ()
+        for storage in (*paired, *int8, *dotted, *halves):
             kernels = row_kernels(storage)
             if kernels is None or not kernels.takes(weight):
                 continue
@@ -235,6 +241,8 @@ class Kernels:
         return whole
 
     def _suits(self, storage: Storage, weight: torch.Tensor) -> bool:
+        if storage is Storage.INT8:
+            return True
         if torch.equal(weight, weight.to(storage.dtype).float()):
             return True
         return storage is Storage.FLOAT16 and self._may_round and HalfLinear.holds(weight)

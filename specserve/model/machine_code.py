@@ -40,6 +40,7 @@ def host_machine() -> Machine | None:
             has_halves=has_halves,
             has_tiles=bool(features.get("amx-bf16")) and _may_use_tiles(),
             has_dots=bool(features.get("avx512bf16")),
+            has_byte_dots=bool(features.get("avx512vnni")),
         )
     if features.get("avx2") and features.get("fma"):
         return Machine(lanes=8, most_rows=6, has_halves=has_halves)

@@ -8,7 +8,8 @@ All sums of a block are values that no loop reads from memory, so they stay in r
 what this is written by hand for.
 
 Processors that add up pairs of products of bfloat16 do twice as many of them. That takes inputs in
-bfloat16, too, which rounds them: fit for a drafter, whose law may be any (`Storage.DOTTED`).
+bfloat16, too, which rounds them: fit for a drafter, whose law may be any (`Storage.DOTTED`). Of
+bytes they do twice as many again: `int8_code`.
 """
 
 from collections.abc import Iterator
@@ -25,14 +26,15 @@ LINE_BYTES = 64
 
 
 class Storage(Enum):
-    """How a weight is kept. It is multiplied as float32, and so are inputs, but for the last two:
-    those take inputs in pieces that make them up, and rounded."""
+    """How a weight is kept. It is multiplied as float32, and so are inputs, but for the last three:
+    those take inputs in pieces that make them up, rounded, and both rounded to 8 bits."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
     PAIRED = "bfloat16, paired"  # for `tile_code`
     DOTTED = "bfloat16, inputs rounded to it"
+    INT8 = "8 bits, inputs as well"  # for `int8_code`
 
     @property
     def dtype(self) -> torch.dtype:
@@ -45,18 +47,21 @@ _DTYPES = {
     Storage.FLOAT16: torch.float16,
     Storage.PAIRED: torch.bfloat16,
     Storage.DOTTED: torch.bfloat16,
+    Storage.INT8: torch.uint8,
 }
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What vectors there are, and what else multiplies: a matrix unit, dot products of pairs."""
+    """What vectors there are, and what else multiplies: a matrix unit, dot products of pairs of
+    bfloat16 and of four bytes."""
 
     lanes: int  # floats of a vector
     most_rows: int  # of a block: each has one register a vector of the panel
     has_halves: bool
     has_tiles: bool = False
     has_dots: bool = False
+    has_byte_dots: bool = False
 
     @property
     def panel(self) -> int:
@@ -69,24 +74,26 @@ class Machine:
 
 
 def code(machine: Machine, storage: Storage) -> str:
-    """Of all products with weights of one storage that is not paired."""
+    """Of all products with weights of one storage that no other module has code for."""
+    is_dotted = storage is Storage.DOTTED
+    kernel = _DottedKernel if is_dotted else _FloatKernel
+    parts = [header(machine), _ROUND if is_dotted else ""]
+    for size in machine.block_sizes:
+        parts += [task(str(size)), *kernel(machine, storage, size).lines()]
+    return "\n".join(parts)
+
+
+def header(machine: Machine) -> str:
+    """What all products of vectors begin with."""
     vector = f"<{machine.lanes} x float>"
     # LLVM halves vectors of 512 bits where they once lowered the clock, and registers run out.
     bits = 32 * machine.lanes
-    parts = [
-        f"""
+    return f"""
         %call = type {{ ptr, ptr, ptr, ptr, i64, i64, i64 }}
         declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
         declare {vector} @llvm.fma.v{machine.lanes}f32({vector}, {vector}, {vector})
         attributes #0 = {{ "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" }}
         """
-    ]
-    if storage is Storage.DOTTED:
-        parts.append(_ROUND)
-    kernel = _DottedKernel if storage is Storage.DOTTED else _Kernel
-    for size in machine.block_sizes:
-        parts += [task(str(size)), *kernel(machine, storage, size).lines()]
-    return "\n".join(parts)
 
 
 def task(name: str) -> str:
@@ -134,20 +141,20 @@ def checked(room: str, panel: int) -> str:
     is.there:"""
 
 
-class _Kernel:
-    """One `rows_<size>`."""
+class Kernel:
+    """One `rows_<size>`: what is around the sums of a block."""
 
-    _inputs_of_step = 1
     _begin, _end = "%inputs = getelementptr i8, ptr %x, i64 0", ""
+    _element: str  # of weights, ...
+    _input: str  # ... and inputs, so many of which a row takes:
+    _x_stride = "%in"
+    _w_stride = "%w.floats"  # the same of a panel
 
-    def __init__(self, machine: Machine, storage: Storage, size: int) -> None:
+    def __init__(self, machine: Machine, size: int) -> None:
         self._lanes, self._panel = machine.lanes, machine.panel
-        self._storage = storage
-        self._element = _ELEMENTS[storage]
-        self._input = "float"
         self._vector = f"<{machine.lanes} x float>"
-        self._rows = range(size)
-        self._sums = [(row, v) for row in self._rows for v in range(_VECTORS)]
+        self._rows, self._vectors = range(size), range(_VECTORS)
+        self._sums = [(row, v) for row in self._rows for v in self._vectors]
 
     def lines(self) -> Iterator[str]:
         """Panels, in them blocks of rows, in them all of k."""
@@ -161,14 +168,14 @@ class _Kernel:
         %any = icmp ult i64 %first, %end
         br i1 %any, label %begin, label %done
     begin:
+        %w.floats = mul i64 %in, {panel}
         {self._begin}
         br label %start
     start:
         br label %panel
     panel:
         %p = phi i64 [%first, %start], [%p.next, %panel.end]
-        %p.start = mul i64 %p, %in
-        %p.offset = mul i64 %p.start, {panel}
+        %p.offset = mul i64 %p, {self._w_stride}
         %w.panel = getelementptr {self._element}, ptr %weight, i64 %p.offset
         %column = mul i64 %p, {panel}
         br label %block
@@ -179,7 +186,7 @@ class _Kernel:
         for r in self._rows:
             yield f"""
         %row.{r} = add i64 %row, {r}
-        %x.start.{r} = mul i64 %row.{r}, %in
+        %x.start.{r} = mul i64 %row.{r}, {self._x_stride}
         %x.row.{r} = getelementptr {self._input}, ptr %inputs, i64 %x.start.{r}"""
         yield "br label %multiply"
         yield from self._multiply()
@@ -201,37 +208,12 @@ class _Kernel:
     }}"""
 
     def _multiply(self) -> Iterator[str]:
-        """sum += x[rows, k] * w[k, panel], for all k."""
-        vector, lanes = self._vector, self._lanes
-        yield "multiply:"
-        yield "%k = phi i64 [0, %block], [%k.next, %multiply]"
-        for r, v in self._sums:
-            zero_or_more = f"[zeroinitializer, %block], [%more.{r}.{v}, %multiply]"
-            yield f"%sum.{r}.{v} = phi {vector} {zero_or_more}"
-        yield f"%k.offset = mul i64 %k, {self._panel}"
-        yield f"%w.k = getelementptr {self._element}, ptr %w.panel, i64 %k.offset"
-        yield from self._fetch()
-        yield from _LOADED[self._storage](lanes)
-        for r in self._rows:
-            yield from self._spread(r)
-            yield from (self._add(r, v) for v in range(_VECTORS))
-        yield f"%k.next = add i64 %k, {self._inputs_of_step}"
-        yield "%is.more = icmp ult i64 %k.next, %in"
-        yield "br i1 %is.more, label %multiply, label %block.end"
+        """From label `multiply` to label `block.end`: values %more.<row>.<vector>."""
+        raise NotImplementedError
 
-    def _spread(self, r: int) -> Iterator[str]:
-        """%x.r: the input of a row in all lanes."""
-        yield f"%x.at.{r} = getelementptr float, ptr %x.row.{r}, i64 %k"
-        yield _spread(f"x.{r}", "float", self._lanes, f"%x.at.{r}")
-
-    def _add(self, r: int, v: int) -> str:
-        operands = ", ".join(f"{self._vector} %{n}" for n in (f"x.{r}", f"w.{v}", f"sum.{r}.{v}"))
-        return f"%more.{r}.{v} = call {self._vector} @llvm.fma.v{self._lanes}f32({operands})"
-
-    def _fetch(self) -> Iterator[str]:
+    def _fetch(self, num_bytes: int) -> Iterator[str]:
         """Ask for what a later k reads; what lies behind the last panel is only asked for."""
-        size = self._storage.dtype.itemsize * self._inputs_of_step
-        for at in range(0, self._panel * size, LINE_BYTES):
+        for at in range(0, num_bytes, LINE_BYTES):
             yield f"%ahead.{at} = getelementptr i8, ptr %w.k, i64 {AHEAD_BYTES + at}"
             yield f"call void @llvm.prefetch.p0(ptr %ahead.{at}, i32 0, i32 3, i32 1)"
 
@@ -247,7 +229,47 @@ class _Kernel:
         store {self._vector} %more.{r}.{v}, ptr %y.at.{r}.{v}, align 4"""
 
 
-class _DottedKernel(_Kernel):
+class _FloatKernel(Kernel):
+    """Weights are widened, inputs are as they are."""
+
+    _inputs_of_step = 1
+
+    def __init__(self, machine: Machine, storage: Storage, size: int) -> None:
+        super().__init__(machine, size)
+        self._storage = storage
+        self._element = _ELEMENTS[storage]
+        self._input = "float"
+
+    def _multiply(self) -> Iterator[str]:
+        """sum += x[rows, k] * w[k, panel], for all k."""
+        vector, lanes = self._vector, self._lanes
+        yield "multiply:"
+        yield "%k = phi i64 [0, %block], [%k.next, %multiply]"
+        for r, v in self._sums:
+            zero_or_more = f"[zeroinitializer, %block], [%more.{r}.{v}, %multiply]"
+            yield f"%sum.{r}.{v} = phi {vector} {zero_or_more}"
+        yield f"%k.offset = mul i64 %k, {self._panel}"
+        yield f"%w.k = getelementptr {self._element}, ptr %w.panel, i64 %k.offset"
+        yield from self._fetch(self._panel * self._storage.dtype.itemsize * self._inputs_of_step)
+        yield from _LOADED[self._storage](lanes)
+        for r in self._rows:
+            yield from self._spread(r)
+            yield from (self._add(r, v) for v in self._vectors)
+        yield f"%k.next = add i64 %k, {self._inputs_of_step}"
+        yield "%is.more = icmp ult i64 %k.next, %in"
+        yield "br i1 %is.more, label %multiply, label %block.end"
+
+    def _spread(self, r: int) -> Iterator[str]:
+        """%x.r: the input of a row in all lanes."""
+        yield f"%x.at.{r} = getelementptr float, ptr %x.row.{r}, i64 %k"
+        yield spread(f"x.{r}", "float", self._lanes, f"%x.at.{r}")
+
+    def _add(self, r: int, v: int) -> str:
+        operands = ", ".join(f"{self._vector} %{n}" for n in (f"x.{r}", f"w.{v}", f"sum.{r}.{v}"))
+        return f"%more.{r}.{v} = call {self._vector} @llvm.fma.v{self._lanes}f32({operands})"
+
+
+class _DottedKernel(_FloatKernel):
     """Two inputs a step. A call, which is a thread's, rounds all inputs once for all its panels."""
 
     _inputs_of_step = 2
@@ -265,7 +287,7 @@ class _DottedKernel(_Kernel):
 
     def _spread(self, r: int) -> Iterator[str]:
         yield f"%x.at.{r} = getelementptr bfloat, ptr %x.row.{r}, i64 %k"
-        yield _spread(f"x.pair.{r}", "i32", self._lanes, f"%x.at.{r}")
+        yield spread(f"x.pair.{r}", "i32", self._lanes, f"%x.at.{r}")
         yield f"%x.{r} = bitcast <{self._lanes} x i32> %x.pair.{r} to {_PAIRS}"
 
     def _add(self, r: int, v: int) -> str:
@@ -298,7 +320,7 @@ _ROUND = f"""
     }}"""
 
 
-def _spread(name: str, element: str, lanes: int, place: str) -> str:
+def spread(name: str, element: str, lanes: int, place: str) -> str:
     """A vector of what lies at a place."""
     vector, to_all = f"<{lanes} x {element}>", f"<{lanes} x i32> zeroinitializer"
     return f"""

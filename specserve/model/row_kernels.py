@@ -12,10 +12,11 @@ alone. Rows that no full block is left for are computed twice, in two overlappin
 
 Where the processor has a matrix unit, weights in bfloat16 are multiplied by that: then the above is
 true of the bits as well, except that they are not those of machines without one. Nor are those of
-products that round their inputs, which drafters may have (`Storage.DOTTED`).
+products that round their inputs, or weights as well, which drafters may have (`Storage.DOTTED`,
+`Storage.INT8`).
 
-See docs/decisions/0014-row-kernels.md, 0017-matrix-units.md and
-0018-drafts-round-inputs.md.
+See docs/decisions/0014-row-kernels.md, 0017-matrix-units.md,
+0018-drafts-round-inputs.md and 0021-drafters-in-8-bits.md.
 """
 
 import ctypes
@@ -25,7 +26,7 @@ import logging
 import torch
 from torch import Tensor
 
-from specserve.model import tile_code
+from specserve.model import int8_code, tile_code
 from specserve.model.large_pages import Arena
 from specserve.model.machine_code import Functions, Team, host_machine
 from specserve.model.row_code import DOTTED_STEP, Machine, Storage, code
@@ -45,7 +46,7 @@ class RowKernels:
         self._most_rows = machine.most_rows
         self._team = team
         is_paired = storage is Storage.PAIRED
-        self._code = Functions(tile_code.code() if is_paired else code(machine, storage))
+        self._code = Functions(_code(machine, storage))
         names = ["any" if is_paired else str(size) for size in machine.block_sizes]
         prototype = ctypes.CFUNCTYPE(None, *_ARGUMENTS)
         self._addresses = [self._code.address(f"rows_{name}") for name in names]
@@ -57,7 +58,7 @@ class RowKernels:
         """Inputs that leave a remainder wherever there may be one."""
         if self.storage is Storage.PAIRED:
             return tile_code.PART + tile_code.STEP
-        return 5 * DOTTED_STEP if self.storage is Storage.DOTTED else 67
+        return 5 * _STEPS[self.storage] if self.storage in _STEPS else 67
 
     @property
     def addresses(self) -> list[int]:
@@ -65,21 +66,36 @@ class RowKernels:
         return self._addresses
 
     def pack(self, weight: Tensor) -> Tensor:
-        """weight [out, in] float32 -> [panels, in, panel]; columns that fill up are zeros.
+        """weight [out, in] float32 -> [panels, kept, panel]; columns that fill up are zeros.
 
+        `kept` is as many as there are inputs, but for `int8_code`, which keeps scales besides.
         Raises `ValueError` for one that `takes` does not take.
         """
         out_size, in_size = weight.shape
         if not self.takes(weight):
             raise ValueError(f"a weight of {list(weight.shape)} has no products")
         num_panels = -(-out_size // self.panel)
-        packed = _WEIGHTS.zeros((num_panels, in_size, self.panel), self.storage.dtype)
+        num_kept = in_size
+        if self.storage is Storage.INT8:
+            num_kept = in_size // int8_code.GROUP * int8_code.WEIGHT_ROWS
+        packed = _WEIGHTS.zeros((num_panels, num_kept, self.panel), self.storage.dtype)
         # Panel by panel: a copy of all of a large weight would be as much memory again.
         for panel, part in zip(packed, weight.split(self.panel), strict=True):
+            if self.storage is Storage.INT8:
+                missing = self.panel - len(part)
+                int8_code.pack(torch.nn.functional.pad(part, (0, 0, 0, missing)), panel)
+                continue
             panel[:, : len(part)] = part.T
             if self.storage in _ORDERS:
                 panel.copy_(_ORDERS[self.storage](panel))
         return packed
+
+    def num_inputs(self, packed: Tensor) -> int:
+        """Of a `pack`ed weight."""
+        num_kept = packed.shape[1]
+        if self.storage is Storage.INT8:
+            return num_kept // int8_code.WEIGHT_ROWS * int8_code.GROUP
+        return num_kept
 
     def takes(self, weight: Tensor) -> bool:
         """Whether a weight of this shape has products."""
@@ -92,10 +108,11 @@ class RowKernels:
         Raises `ValueError` for another x, which would be read as if it were that, and for one whose
         gradient is wanted: there is none.
         """
-        if x.dtype != torch.float32 or not x.is_cpu or x.shape[1] != packed.shape[1]:
+        num_inputs = self.num_inputs(packed)
+        if x.dtype != torch.float32 or not x.is_cpu or x.shape[1] != num_inputs:
             raise ValueError(
                 f"x is {list(x.shape)} {x.dtype} on {x.device}, and the weight takes "
-                f"[N, {packed.shape[1]}] torch.float32 on cpu"
+                f"[N, {num_inputs}] torch.float32 on cpu"
             )
         if x.requires_grad and torch.is_grad_enabled():
             raise ValueError("compiled products have no gradients")
@@ -137,6 +154,8 @@ def row_kernels(storage: Storage) -> RowKernels | None:
         return None
     if storage is Storage.DOTTED and not machine.has_dots:
         return None
+    if storage is Storage.INT8 and not machine.has_byte_dots:
+        return None
     try:
         kernels = RowKernels(machine, storage, team)
     except RuntimeError as error:  # LLVM's
@@ -166,7 +185,17 @@ def _dotted(panel: Tensor) -> Tensor:
 
 
 _ORDERS = {Storage.BFLOAT16: _laced, Storage.PAIRED: _paired, Storage.DOTTED: _dotted}
-_STEPS = {Storage.PAIRED: tile_code.STEP, Storage.DOTTED: DOTTED_STEP}  # of inputs
+_STEPS = {  # of inputs
+    Storage.PAIRED: tile_code.STEP,
+    Storage.DOTTED: DOTTED_STEP,
+    Storage.INT8: int8_code.GROUP,
+}
+
+
+def _code(machine: Machine, storage: Storage) -> str:
+    if storage is Storage.PAIRED:
+        return tile_code.code()
+    return int8_code.code(machine) if storage is Storage.INT8 else code(machine, storage)
 
 
 def _is_right(kernels: RowKernels) -> bool:
@@ -178,11 +207,17 @@ def _is_right(kernels: RowKernels) -> bool:
     x = torch.randn(max(sizes), kernels.trial_size, generator=generator)
     packed = kernels.pack(weight)
     alone = torch.cat([kernels.product(row[None], packed) for row in x])
-    if kernels.storage is Storage.DOTTED:
-        x = x.bfloat16().float()
-    expected = x.double() @ weight.double().T
+    multiplied, kept = _rounded(x, kernels.storage), _rounded(weight, kernels.storage)
+    expected = multiplied.double() @ kept.double().T
     is_close = torch.allclose(alone[:, :out_size].double(), expected, atol=1e-4, rtol=0)
     return is_close and all(torch.equal(kernels.product(x[:n], packed), alone[:n]) for n in sizes)
+
+
+def _rounded(x: Tensor, storage: Storage) -> Tensor:
+    """Inputs, or weights that bfloat16 holds, as they are multiplied."""
+    if storage is Storage.DOTTED:
+        return x.bfloat16().float()
+    return int8_code.kept(x) if storage is Storage.INT8 else x
 
 
 class _Call(ctypes.Structure):

@@ -62,17 +62,17 @@ def embedded(name):
     return model, colocated.load(speculation, target=EMBEDDED_TARGET, model=model, **rooms)
 
 
-@pytest.mark.skipif(row_kernels(Storage.DOTTED) is None, reason="no dot products here")
-@pytest.mark.skipif(row_kernels(Storage.PAIRED) is not None, reason="a matrix unit needs none")
+@pytest.mark.skipif(row_kernels(Storage.INT8) is None, reason="no products of bytes here")
+@pytest.mark.skipif(row_kernels(Storage.PAIRED) is not None, reason="a matrix unit comes first")
 @pytest.mark.parametrize("name", ["lm", "dspark"])
-def test_a_drafters_products_round_inputs_and_its_targets_never_do(name):
+def test_a_drafters_products_are_of_8_bits_and_its_targets_never_are(name):
     model, drafter = embedded(name)
     layers = drafter.model.layers if name == "lm" else drafter.backbone.layers
-    assert {layer.qkv.kernels.storage for layer in layers} == {Storage.DOTTED}
+    assert {layer.qkv.kernels.storage for layer in layers} == {Storage.INT8}
     kept = {layer.qkv.kernels.storage for layer in model.layers}
     assert {model.lm_head.kernels.storage, *kept} == {Storage.BFLOAT16}
-    if name == "dspark":  # which has the target's head
-        assert drafter.backbone.lm_head is model.lm_head
+    if name == "dspark":  # which has the target's head, but its own copy
+        assert drafter.backbone.lm_head.kernels.storage is Storage.INT8
 
 
 @pytest.mark.parametrize("place", [colocated, start])

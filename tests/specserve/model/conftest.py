@@ -1,6 +1,9 @@
 import pytest
 import torch
 
+from specserve.model.machine_code import host_machine
+from specserve.model.row_kernels import row_kernels
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -9,3 +12,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def anew():
+    """Whoever asks for kernels during the test makes them, and nobody has those afterwards."""
+    asked = row_kernels, host_machine
+    for function in asked:
+        function.cache_clear()
+    yield
+    for function in asked:
+        function.cache_clear()

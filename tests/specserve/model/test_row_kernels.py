@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specserve.model import machine_code, tile_code
+from specserve.model import int8_code, machine_code, tile_code
 from specserve.model import row_kernels as module
 from specserve.model.linear import CompiledLinear, Kernels, can_halve_exactly
 from specserve.model.machine_code import Team, host_machine, llvm
@@ -21,7 +21,8 @@ from specserve.model.tile_code import STEP
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled products here")
 STORAGES = [storage for storage in Storage if row_kernels(storage) is not None]
-WHOLE_INPUTS = [storage for storage in STORAGES if storage is not Storage.DOTTED]
+AS_STORED = [storage for storage in STORAGES if storage is not Storage.INT8]
+WHOLE_INPUTS = [storage for storage in AS_STORED if storage is not Storage.DOTTED]
 BY_VECTORS = [storage for storage in WHOLE_INPUTS if storage is not Storage.PAIRED]
 STEPS = {Storage.PAIRED: STEP, Storage.DOTTED: DOTTED_STEP}
 SIZES = [(1, 1), (3, 33), (64, 32), (256, 100), (1031, 64), (1056, 33), (2080, 70)]
@@ -35,11 +36,13 @@ def test_what_the_processor_has_is_used():
     assert machine is not None
     flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     assert machine.has_dots == {"avx512f", "avx512_bf16"}.issubset(flags)
+    assert machine.has_byte_dots == {"avx512f", "avx512_vnni"}.issubset(flags)
     assert (machine.lanes == 16) == ("avx512f" in flags)
     expected = {Storage.FLOAT32, Storage.BFLOAT16}
     expected |= {Storage.FLOAT16} if machine.has_halves else set()
     expected |= {Storage.PAIRED} if machine.has_tiles else set()
     expected |= {Storage.DOTTED} if machine.has_dots else set()
+    expected |= {Storage.INT8} if machine.has_byte_dots else set()
     assert set(STORAGES) == expected
 
 
@@ -60,7 +63,7 @@ def without_avx512(storage):
     ("storage", "in_size", "out_size"),
     [
         (storage, *size)
-        for storage in STORAGES
+        for storage in AS_STORED
         for size in SIZES
         if size[0] % STEPS.get(storage, 1) == 0
     ],
@@ -97,7 +100,7 @@ def test_bits_do_not_depend_on_the_width_of_vectors(storage):
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
-@pytest.mark.parametrize(("num_rows", "in_size"), [(9, 96), (40, 1120)])
+@pytest.mark.parametrize(("num_rows", "in_size"), [(9, 128), (40, 1088)])
 def test_bits_do_not_depend_on_threads_or_shards(num_threads, storage, num_rows, in_size):
     weight, x = torch.randn(4 * 56, in_size), torch.randn(num_rows, in_size)
     expected = compiled(weight, storage)(x)
@@ -111,7 +114,7 @@ def test_bits_do_not_depend_on_threads_or_shards(num_threads, storage, num_rows,
 @pytest.mark.parametrize("storage", STORAGES)
 def test_bits_do_not_depend_on_the_rows_beside(storage):
     """Chunks of 128 rows and parts of 1,024 inputs of the matrix unit included."""
-    weight, x = torch.randn(70, 2080), torch.randn(300, 2080)
+    weight, x = torch.randn(70, 2112), torch.randn(300, 2112)
     product = compiled(weight, storage)
     alone = torch.cat([product(row[None]) for row in x])
     for rows in (2, 12, 13, 16, 17, 31, 32, 33, 127, 128, 129, 257, 300):
@@ -124,10 +127,11 @@ def test_bits_do_not_depend_on_the_rows_beside(storage):
     [
         (tile_code.code(), "sapphirerapids", "tdpbf16ps"),
         (code(Machine(16, 12, True, has_dots=True), Storage.DOTTED), "znver4", "vdpbf16ps"),
+        (int8_code.code(Machine(16, 12, True)), "icelake-server", "vpdpbusd"),
         (code(Machine(16, 12, True), Storage.BFLOAT16), "skylake-avx512", "vfmadd"),
         (code(Machine(8, 6, True), Storage.FLOAT16), "haswell", "vcvtph2ps"),
     ],
-    ids=["tiles", "dots", "avx512", "avx2"],
+    ids=["tiles", "dots", "bytes", "avx512", "avx2"],
 )
 def test_code_for_other_machines_is_what_llvm_takes(text, cpu, instruction):
     """This one may have none of their units, but makes what they would run."""
@@ -169,13 +173,13 @@ def test_inputs_are_rounded_for_who_asks_and_for_nobody_else(anew, monkeypatch):
     monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_tiles=False))
     brain, half = torch.randn(40, 64).bfloat16().float(), torch.randn(40, 64).half().float()
     assert storage_of(brain) is Storage.BFLOAT16
-    assert storage_of(brain, may_round_inputs=True) is Storage.DOTTED
-    assert storage_of(half, may_round_inputs=True) is Storage.FLOAT16
-    assert storage_of(brain[:, :40], may_round_inputs=True) is Storage.BFLOAT16
-    assert storage_of(brain, half_weights=False, may_round_inputs=True) is Storage.FLOAT32
+    assert storage_of(brain, input_bits=16) is Storage.DOTTED
+    assert storage_of(half, input_bits=16) is Storage.FLOAT16
+    assert storage_of(brain[:, :40], input_bits=16) is Storage.BFLOAT16
+    assert storage_of(brain, half_weights=False, input_bits=16) is Storage.FLOAT32
     row_kernels.cache_clear()
     monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_dots=False))
-    assert storage_of(brain, may_round_inputs=True) in (Storage.PAIRED, Storage.BFLOAT16)
+    assert storage_of(brain, input_bits=16) in (Storage.PAIRED, Storage.BFLOAT16)
 
 
 def storage_of(weight, *, half_weights=True, **options):
@@ -215,7 +219,7 @@ def test_products_keep_no_memory(storage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", [Storage.DOTTED, Storage.PAIRED])
+@pytest.mark.parametrize("storage", [Storage.DOTTED, Storage.PAIRED, Storage.INT8])
 def test_without_memory_for_inputs_results_are_no_numbers(storage):
     if storage not in STORAGES:
         pytest.skip("no such products here")
@@ -269,7 +273,7 @@ def test_inputs_of_any_layout():
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_what_is_no_number_stays_in_its_row(storage):
-    product, x = compiled(torch.randn(33, 32), storage), torch.randn(14, 32)
+    product, x = compiled(torch.randn(33, 64), storage), torch.randn(14, 64)
     expected = product(x)
     x[3, 2], x[7, 0] = float("nan"), float("inf")
     found = product(x)
@@ -338,17 +342,6 @@ def test_what_may_not_be_rounded_is_not():
 
 
 # --- where they cannot be had ------------------------------------------------------------------
-
-
-@pytest.fixture
-def anew():
-    """Whoever asks for kernels during the test makes them, and nobody has those afterwards."""
-    asked = row_kernels, host_machine
-    for function in asked:
-        function.cache_clear()
-    yield
-    for function in asked:
-        function.cache_clear()
 
 
 @pytest.mark.slow

@@ -1,0 +1,109 @@
+"""Products of 8 bits: what is rounded, by how much, and who has them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specserve.model import int8_code
+from specserve.model import row_kernels as module
+from specserve.model.linear import CompiledLinear, Kernels
+from specserve.model.loader import kernels_for
+from specserve.model.machine_code import host_machine
+from specserve.model.row_code import Storage
+from specserve.model.row_kernels import row_kernels
+from specserve.target_source import EMBEDDED_TARGET
+
+CPU = torch.device("cpu")
+needs_bytes = pytest.mark.skipif(row_kernels(Storage.INT8) is None, reason="no products of bytes")
+
+
+def compiled(weight):
+    kernels = row_kernels(Storage.INT8)
+    assert kernels is not None
+    return CompiledLinear(weight, kernels)
+
+
+@needs_bytes
+@pytest.mark.parametrize(("in_size", "out_size"), [(64, 1), (64, 33), (256, 100), (4096, 70)])
+def test_products_are_those_of_what_is_kept(in_size, out_size):
+    torch.manual_seed(0)
+    weight, x = torch.randn(out_size, in_size), 50 * torch.randn(29, in_size)
+    expected = int8_code.kept(x).double() @ int8_code.kept(weight).double().T
+    product = compiled(weight)
+    for rows in (*range(1, 26), 29):
+        found = product(x[:rows])
+        assert found.shape == (rows, out_size)
+        torch.testing.assert_close(found.double(), expected[:rows], atol=2e-2, rtol=1e-5)
+
+
+@needs_bytes
+def test_the_largest_integers_there_are_do_not_overflow():
+    for signs in (1.0, -1.0):
+        found = compiled(torch.full((32, 8192), 3.0))(torch.full((2, 8192), signs * 5.0))
+        torch.testing.assert_close(found, torch.full((2, 32), signs * 15 * 8192))
+
+
+def test_what_is_kept_is_off_by_half_a_step_of_its_group():
+    """So a large input costs the precision of its neighbours alone."""
+    x = torch.randn(3, 256)
+    x[0, 70] = 1e4
+    off = (int8_code.kept(x) - x).abs().view(3, 4, 64).amax(-1)
+    steps = x.abs().view(3, 4, 64).amax(-1) / 127
+    assert (off <= 0.5001 * steps).all()
+    assert off[0, 0] < 0.02
+    assert off[0, 1] > 0.5
+
+
+@needs_bytes
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-38, 1e-31, 1e-29, 1e30])
+def test_inputs_of_any_size_are_numbers(size):
+    x = torch.randn(2, 128).sign() * size
+    found = compiled(torch.ones(32, 128))(x)
+    torch.testing.assert_close(found[:, 0], x.sum(1), atol=130e-30, rtol=1e-5)
+
+
+@needs_bytes
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 63, 64, 127])
+def test_what_is_no_number_leads_to_none(wrong, place):
+    x = torch.randn(5, 128)
+    x[2, place] = wrong
+    found = compiled(torch.randn(32, 128))(x)
+    assert found[2].isnan().all()
+    assert found[[0, 1, 3, 4]].isfinite().all()
+
+
+@needs_bytes
+def test_only_who_says_so_has_them(anew, monkeypatch):
+    """Drafters, and on machines without a matrix unit; a target never, whatever its dtype."""
+    machine = host_machine()
+    assert machine is not None
+    monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_tiles=False))
+    weight = torch.randn(40, 128).bfloat16().float()
+    assert storage_of(drafters(), weight) is Storage.INT8
+    assert storage_of(drafters(), torch.randn(40, 128)) is Storage.INT8
+    assert storage_of(drafters(), weight[:, :96]) is not Storage.INT8
+    assert drafters().quantizes(weight)
+    assert not drafters().quantizes(weight[:, :96])
+    assert not drafters(half_weights=False).quantizes(weight)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        target = kernels_for(EMBEDDED_TARGET, dtype=dtype, device=CPU, deterministic=False)
+        assert storage_of(target, weight) is not Storage.INT8
+        assert not target.quantizes(weight)
+
+
+def drafters(*, half_weights=True):
+    return Kernels(
+        dtype=torch.float32,
+        device=CPU,
+        deterministic=False,
+        half_weights=half_weights,
+        input_bits=8,
+    )
+
+
+def storage_of(kernels, weight):
+    product = kernels.linear([weight])
+    assert isinstance(product, CompiledLinear)
+    return product.kernels.storage
