@@ -20,6 +20,7 @@ from specserve.config import load_config
 from specserve.errors import InvalidField
 from specserve.launch import resolve_here
 from specserve.local_service import local_service
+from specserve.topology import parse_topology
 
 if TYPE_CHECKING:
     from specserve.audit.run import Service
@@ -29,6 +30,7 @@ EXAMPLES = """examples:
   specserve audit                                      the embedded target and drafter
   specserve audit --quick --drafter ngram              about a minute, and less sure
   specserve audit --target ./Qwen3-4B --drafter ./dspark-4b --verification rejection
+  specserve audit --topology 1+1                       with drafts from a process of their own
   specserve audit --connect 127.0.0.1:7411 --json      a running service, as it is
 """
 
@@ -36,6 +38,7 @@ _RULES = ("rejection", "foreseeable")  # which leave the law alone, not the text
 _THOROUGH = {"num_requests": 500, "num_samples": 40_000, "num_candidates": 24}
 _QUICK = {"num_requests": 60, "num_samples": 3_200, "num_candidates": 8}
 _MODE, _RULE = "speculation.mode", "speculation.verification"
+_TOPOLOGY = "topology.topology"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +88,8 @@ def _own_services(
 ) -> tuple["Service", list["Service"]]:
     """One that decodes plainly, and one for each rule. Raises InvalidField before any starts."""
     given = overrides(arguments)
-    wanted = given.get(_MODE, "sync")
+    topology = parse_topology(load_config(arguments.config, given).topology.topology)
+    wanted = given.get(_MODE, "async" if topology.num_draft_processes else "sync")
     if wanted == "off":
         raise InvalidField("--speculation", "is off; there would be nothing to audit")
     rules = (given[_RULE],) if _RULE in given else _RULES
@@ -93,7 +97,7 @@ def _own_services(
     settings = {"engine.deterministic": "true"} | {
         k: v for k, v in given.items() if k == "engine.deterministic"
     }
-    plain = settings | {_MODE: "off"}
+    plain = settings | {_MODE: "off", _TOPOLOGY: f"{topology.num_target_ranks}+0"}
     drafted = [settings | {_MODE: wanted, _RULE: rule} for rule in rules]
     for changes in drafted:
         resolve_here(load_config(arguments.config, given | changes))
