@@ -242,9 +242,14 @@ def _head_dim(path: Path, file: _ConfigFile) -> int:
 
 
 def _rope(path: Path, file: _ConfigFile) -> RopeSpec:
-    """transformers v5 keeps all in `rope_parameters`, v4 splits `rope_theta` and `rope_scaling`."""
-    field = "rope_parameters" if file.rope_parameters is not None else "rope_scaling"
-    rope = file.rope_parameters or file.rope_scaling or _RopeFile()
+    """transformers v5 keeps all in `rope_parameters`, v4 splits `rope_theta` and `rope_scaling`.
+
+    Where a file has both, transformers takes `rope_scaling`, which is what somebody added.
+    """
+    nothing = _RopeFile()
+    is_split = (file.rope_scaling or nothing) != nothing
+    field = "rope_scaling" if is_split or file.rope_parameters is None else "rope_parameters"
+    rope = (file.rope_scaling if is_split else file.rope_parameters) or nothing
     kind = rope.rope_type or rope.type or "default"
     theta = rope.rope_theta or file.rope_theta or DEFAULT_ROPE_THETA
     if rope.partial_rotary_factor not in (None, 1.0):

@@ -30,6 +30,35 @@ def test_llama3_scaling_is_read_in_both_spellings(tmp_path):
     assert old.rope == RopeSpec(500000.0, "llama3", 8.0, 1.0, 4.0, 32)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        ({"rope_type": "linear", "factor": 8.0}, RopeSpec(500000.0, "linear", 8.0)),
+        ({"rope_type": "linear", "factor": 8.0, "rope_theta": 7.0}, RopeSpec(7.0, "linear", 8.0)),
+        ({}, RopeSpec(1234.0, "linear", 2.0)),
+        (None, RopeSpec(1234.0, "linear", 2.0)),
+    ],
+)
+def test_of_both_rope_fields_the_one_counts_that_transformers_takes(tmp_path, scaling, expected):
+    transformers = pytest.importorskip("transformers")
+    parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1234.0}
+    fields = {"rope_theta": 500000.0, "rope_scaling": scaling, "rope_parameters": parameters}
+    folder = write_config(tmp_path, QWEN3, model_type="qwen3", **fields)
+    assert read_spec(folder).rope == expected
+    theirs = transformers.AutoConfig.from_pretrained(folder).rope_parameters
+    assert theirs["rope_theta"] == expected.theta
+    assert theirs["factor"] == expected.factor
+
+
+def test_a_scaling_that_is_not_supported_is_refused_beside_parameters_that_are(tmp_path):
+    parameters = {"rope_type": "default", "rope_theta": 1e4}
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    fields = {"rope_parameters": parameters, "rope_scaling": scaling}
+    with pytest.raises(Unsupported, match=r"rope_scaling\.rope_type: 'yarn'"):
+        read_spec(write_config(tmp_path, QWEN3, **fields))
+
+
 def test_absent_fields_take_the_architectures_defaults(tmp_path):
     spec = read_spec(write_config(tmp_path, LLAMA, num_key_value_heads=None, eos_token_id=None))
     assert spec.head_dim == 8
