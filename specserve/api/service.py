@@ -43,12 +43,18 @@ class Service:
 
     @property
     def state(self) -> str:
-        """ "loading", "ready", "draining" or "target lost"."""
+        """ "loading", "ready", "degraded", "draining" or "target lost".
+
+        Degraded: a draft process is missing, which costs speed and nothing else.
+        """
         if self.hub.lost.is_set():
             return "target lost"
         if self.hub.draining.is_set():
             return "draining"
-        return "ready" if self.hub.ready.done() else "loading"
+        if not self.hub.ready.done():
+            return "loading"
+        load = self.hub.load
+        return "ready" if load.num_drafts_attached >= load.num_draft_processes else "degraded"
 
     async def until_ready(self) -> Ready:
         ready = await asyncio.shield(self.hub.ready)  # others wait for it too

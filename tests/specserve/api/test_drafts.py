@@ -47,6 +47,8 @@ def test_draft_health_follows_the_drafts_and_no_other_does(rig, channel):
         rig.until(lambda expected=expected: status(channel, DRAFT) == expected)
         assert status(channel, "") == SERVING
         assert status(channel, "specserve.v1.Generation") == SERVING
+        with Client(rig.address) as client:
+            assert client.server_info().state == ("ready" if expected == SERVING else "degraded")
 
 
 @pytest.mark.slow
