@@ -75,6 +75,7 @@ class DraftNode:
                     self._rest()
             log.info("%s", self.presolve.cache.statistics)
         finally:
+            self._region.heartbeat_ns = 0  # it is leaving: ending a process takes a second
             if self._link is not None:
                 self._link.close()
 

@@ -1,7 +1,7 @@
 """The draft processes as the target sees them: who is attached, since when, who owns which request.
 
 Attaching gives a draft an epoch that nobody had before; what carries another epoch is dropped. A
-draft is gone when its process has ended (its pidfd tells at once) or its loop has been silent for
+draft is gone when its process has ended (its pidfd tells at once), is about to or has been silent for
 longer than the deadline. Knows no tokens. Nothing here blocks.
 """
 
@@ -110,7 +110,7 @@ class DraftLinks:
             # It was only silent, as after a pause of the whole machine.
             if heartbeat_s > peer.detached_s:
                 self._attach(introduction)
-        elif has_ended:
+        elif has_ended or not heartbeat_s:
             self._detach(peer, "has ended")
             peer.introduction = None
         elif now_s - max(heartbeat_s, peer.attached_s) > self._timeout_s:

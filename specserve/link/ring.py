@@ -190,7 +190,7 @@ class SharedRegion:
 
     @property
     def heartbeat_ns(self) -> int:
-        """CLOCK_MONOTONIC of the draft's last sign of life; 0: none yet."""
+        """CLOCK_MONOTONIC of the draft's last sign of life; 0: none yet, or none any more."""
         return self._words[_AT_HEARTBEAT]
 
     @heartbeat_ns.setter

@@ -230,6 +230,13 @@ def test_a_stream_that_has_ended_is_forgotten(peer, node, drafter):
     assert len(node.presolve.cache) == 0
 
 
+def test_who_leaves_says_so(peer, node):
+    node.step()
+    node.is_stopping = True
+    node.run()
+    assert peer.region.heartbeat_ns == 0
+
+
 def test_every_turn_is_a_heartbeat(peer, node):
     node.step()
     first = peer.region.heartbeat_ns

@@ -162,6 +162,18 @@ def test_a_killed_draft_is_noticed_at_once(pair):
     assert pair.links.with_epoch(2) is pair.peers[1]
 
 
+def test_a_draft_that_says_it_leaves_is_let_go_at_once(pair):
+    first, second = pair.drafts
+    pair.attach(first, second)
+    pair.silent.add(first)
+    first.region.heartbeat_ns = 0
+    assert pair.until(lambda: pair.links.num_attached == 1) < 0.1
+    assert first.process.poll() is None
+    pair.silent.clear()
+    first.introduce()
+    pair.until(lambda: pair.links.num_attached == 2)
+
+
 @pytest.mark.slow
 def test_a_stopped_draft_is_noticed_within_its_deadline_and_let_in_again(pair, caplog):
     first, second = pair.drafts
