@@ -1,8 +1,9 @@
 """The draft processes as the target sees them: who is attached, since when, who owns which request.
 
 Attaching gives a draft an epoch that nobody had before; what carries another epoch is dropped. A
-draft is gone when its process has ended (its pidfd tells at once), is about to or has been silent for
-longer than the deadline. Knows no tokens. Nothing here blocks.
+draft is gone when its process has ended (its pidfd tells at once), when it says that it is about
+to, or when its loop has been silent for longer than the deadline. Knows no tokens. Nothing here
+blocks.
 """
 
 import logging
