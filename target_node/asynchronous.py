@@ -109,6 +109,8 @@ class AsynchronousSpeculation:
 
     def tend(self) -> None:
         self.links.poll()
+        if not len(self._streams):  # what came too late would lie in the way of the next request
+            self._take_pushes()
 
     def follow(self, rows: list[Row]) -> bool:
         """Bring the drafts' knowledge up to date; whether reports alone would have done."""
@@ -176,10 +178,13 @@ class AsynchronousSpeculation:
 
     # --- finding blocks --------------------------------------------------------------------------
 
-    def _find(self, rows: Rows[Row]) -> dict[Sequence, Speculation]:
+    def _take_pushes(self) -> None:
         for push in self.links.receive():
             self._table.add(push, self._streams.round_of)
             self._policy.heard()
+
+    def _find(self, rows: Rows[Row]) -> dict[Sequence, Speculation]:
+        self._take_pushes()
         found: dict[Sequence, Speculation] = {}
         for row in rows:
             block = self._table.find(self._key(row.sequence))

@@ -91,6 +91,19 @@ def test_a_report_is_the_anchor_what_came_before_it_and_what_is_verified_now(mod
     assert [row.round for row in rows] == sorted({row.round for row in rows})
 
 
+def test_what_comes_after_all_requests_have_ended_is_read_before_the_next_one(models):
+    with pair_of(models) as pair:
+        (peer,), (draft,) = pair.links._peers, pair.drafts
+        pushes, receive = [], peer.end.receive
+        peer.end.receive = lambda: pushes.extend(found := receive()) or found
+        answer(pair)
+        pair.turn()
+        draft.node._link.send(pushes[-1])
+        _, before = pair.links.num_bytes
+        pair.turn(2)
+        assert pair.links.num_bytes[1] > before
+
+
 def test_the_last_token_of_a_block_is_never_verified(models):
     with pair_of(models, "the target itself") as pair:
         rows = reports_of(pair)
