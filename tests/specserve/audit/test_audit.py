@@ -62,6 +62,14 @@ def test_a_sound_service_passes_under_both_rules(audit, tiny):
 
 
 @pytest.mark.slow
+def test_drafts_from_another_process_are_audited_against_a_target_without_one(audit, tiny):
+    words = ("--topology", "1+1", "--oversubscribe", "--verification", "foreseeable")
+    code, report = audit("--drafter", str(tiny), *words)
+    assert (code, report["verdict"]) == (0, "passed")
+    assert report["service"]["speculation"] == "async"
+
+
+@pytest.mark.slow
 def test_a_running_service_is_audited_as_it_is(audit, tiny, start_service):
     flags = ("--target", str(tiny), "--speculation", "sync", "--drafter", str(tiny))
     address = start_service(*flags, "--verification", "coupled")

@@ -1,5 +1,7 @@
 """What follows from figures: suspects, their second look, and the verdict over all."""
 
+import pytest
+
 from specserve.audit.report import (
     EqualityCheck,
     LawCheck,
@@ -11,6 +13,7 @@ from specserve.audit.report import (
     Subject,
     judge,
 )
+from specserve.commands.audit_report import print_report
 
 DRAFTED = Origins(num_tokens=100, num_accepted=40, num_judged=90)
 PLAIN = Origins(num_tokens=100, num_accepted=0, num_judged=0)
@@ -42,7 +45,7 @@ def equality(num_different: int = 0, *, promised: bool = True, origins: Origins 
     )
 
 
-def verdict(*checks) -> Status:
+def report(*checks) -> Report:
     served = Served(
         model="m",
         deterministic=True,
@@ -51,7 +54,11 @@ def verdict(*checks) -> Status:
         verification="rejection",
         gamma=4,
     )
-    return Report(served=served, reference="off", checks=list(checks)).verdict
+    return Report(served=served, reference="off", checks=list(checks))
+
+
+def verdict(*checks) -> Status:
+    return report(*checks).verdict
 
 
 def statuses(*again: float | None) -> list[Status]:
@@ -93,3 +100,16 @@ def test_power_grows_with_distance_and_reach_is_where_it_is_likely():
     assert check.power(8, 0.01) < 0.2
     assert 0.015 < check.reach(8) < 0.02
     assert check.power(8, check.reach(8)) >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("checks", "expected"),
+    [
+        (judge([law_check()]), "verdict: passed; a law that is less than 0.017 off may pass, too"),
+        ([equality()], "verdict: passed\n"),
+        (judge([law_check(1e-9)]), "verdict: failed\n"),
+    ],
+)
+def test_a_verdict_says_what_would_have_passed_too(capsys, checks, expected):
+    print_report(report(*checks))
+    assert expected in capsys.readouterr().out
