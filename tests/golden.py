@@ -2,9 +2,10 @@
 
     python -m tests.golden DIR
 
-DIR holds config.json, model.safetensors and io.safetensors (inputs and expected outputs). Prints
-the largest error of every tensor. Exit code 0: all within tolerance; 1: some are not; 2: not a case
-that can be run. `CASES` maps an architecture to its comparison; a new kind is one more entry.
+DIR holds config.json, model.safetensors and io.safetensors (inputs and expected outputs), or the
+last alone: a training step of another case's drafter, or calibration. Prints the largest error of
+every tensor. Exit code 0: all within tolerance; 1: some are not; 2: not a case that can be run.
+`CASES` maps an architecture to its comparison; a new kind is one more entry.
 """
 
 import json
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from specserve.errors import SpecserveError
 from specserve.model.config import ARCHITECTURES
 from tests.golden_blocks import compare_block_drafter, compare_gemma4_drafter
+from tests.golden_calibration import compare_calibration, is_calibration
 from tests.golden_case import FIXTURES, Case, Comparison, NotACase, Session, find_target
 from tests.golden_chains import compare_eagle3, compare_local_head
 from tests.golden_target import compare_target
@@ -51,14 +53,7 @@ def case_kind(path: Path) -> str:
 def run_case(folder: Path) -> list[Comparison]:
     """All comparisons of one case. Raises `NotACase` for what cannot be run."""
     if (folder / "io.safetensors").is_file() and not (folder / "config.json").exists():
-        if (drafter := weights_of(folder)) is not None:
-            step = Case(folder, load_file(folder / "io.safetensors"))
-            compare_training_step(step, drafter)
-            return _results(step)
-        raise NotACase(
-            f"{folder}: config.json is missing: a case of training or calibration, "
-            "which cannot be run yet"
-        )
+        return _run_without_model(folder)
     for name in ("config.json", "model.safetensors", "io.safetensors"):
         if not (folder / name).is_file():
             raise NotACase(f"{folder}: {name} is missing")
@@ -68,6 +63,20 @@ def run_case(folder: Path) -> list[Comparison]:
         raise NotACase(f"{folder}: cases of {kind} cannot be run, only {', '.join(CASES)}")
     case = Case(folder, load_file(folder / "io.safetensors"))
     comparison(case)
+    return _results(case)
+
+
+def _run_without_model(folder: Path) -> list[Comparison]:
+    case = Case(folder, load_file(folder / "io.safetensors"))
+    if (drafter := weights_of(folder)) is not None:
+        compare_training_step(case, drafter)
+    elif is_calibration(case):
+        compare_calibration(case)
+    else:
+        raise NotACase(
+            f"{folder}: config.json is missing, and io.safetensors is neither a training step "
+            "(its metadata name no weights) nor calibration (it has no accept_prefix_mask)"
+        )
     return _results(case)
 
 

@@ -1,11 +1,12 @@
 """The figures and fits of calibration, on the reference case and on data made to be repaired."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from draft_node.calibration.collect import Samples
 from draft_node.calibration.fit import figures, fit, fitted_half, mean_ece
@@ -26,49 +27,35 @@ from draft_node.calibration.metrics import (
 )
 from draft_node.calibration.temperature_scaling import GRID, fit_temperatures
 from draft_node.calibration.texts import Prompt, Text
-from tests.golden_case import FIXTURES
+from tests.golden import FIXTURES, main, run_case
 
 CASE = FIXTURES / "confidence_metrics"
 
 
-def reference():
-    tensors = load_file(CASE / "io.safetensors")
-    lengths = tensors["effective_proposal_length"]
-    logits = tensors["confidence_logits"].astype(np.float64)
-    targets = tensors["accept_prefix_mask"].astype(np.float64)
-    return tensors, logits, targets, np.arange(7) < lengths[:, None]
+def test_figures_and_temperatures_are_those_of_the_reference():
+    comparisons = run_case(CASE)
+    assert [item for item in comparisons if not item.passed] == []
+    figures_of_the_case = {item.name.partition(".")[0] for item in comparisons}
+    assert figures_of_the_case == {"expected", "summary", "reliability", "sts"}
 
 
-def test_figures_are_those_of_the_reference():
-    tensors, logits, targets, counted = reference()
-    predicted = survivals(logits)
-    names = {"ece": "ece", "auroc": "auc", "brier": "brier", "mean_prediction": "pred_mean"}
-    names |= {"mean_target": "target_mean", "num_samples": "total_weight"}
-    found = []
-    for k in range(7):
-        rows = counted[:, k]
-        found.append(measure(predicted[rows, k], targets[rows, k]))
-        for ours, theirs in names.items():
-            expected = tensors[f"expected.{theirs}"][k]
-            assert getattr(found[k], ours) == pytest.approx(expected, abs=1e-7), (ours, k)
-    summary = json.loads((CASE / "expected.json").read_text())["summary"]
-    weights = np.array([m.num_samples for m in found]) / sum(m.num_samples for m in found)
-    assert summary["ece_mean"] == pytest.approx(weights @ [m.ece for m in found], abs=1e-7)
+def test_a_planted_error_in_any_figure_fails_the_reference_case(tmp_path, capsys):
+    case = shutil.copytree(CASE, tmp_path / "case")
+    tensors = load_file(case / "io.safetensors")
+    tensors["expected.auc"][3] += 1e-6
+    tensors["sts.temperatures"][2] += 0.05
+    tensors["invented"] = np.zeros(2)
+    save_file(tensors, case / "io.safetensors")
+    written = json.loads((case / "expected.json").read_bytes())
+    written["summary"]["ece_mean"] += 1e-6
+    written["per_position"][5]["reliability"].pop()
+    (case / "expected.json").write_text(json.dumps(written))
 
-
-def test_temperatures_are_those_of_the_reference():
-    tensors, logits, targets, counted = reference()
-    temperatures = fit_temperatures(logits, targets, counted)
-    np.testing.assert_allclose(temperatures, tensors["sts.temperatures"], atol=1e-12)
-    for name, predicted in (
-        ("sts.ece_before", survivals(logits)),
-        ("sts.ece_after", survivals(logits, temperatures)),
-    ):
-        errors = [
-            expected_calibration_error(predicted[counted[:, k], k], targets[counted[:, k], k])
-            for k in range(7)
-        ]
-        np.testing.assert_allclose(errors, tensors[name], atol=1e-7)
+    assert main([str(case)]) == 1
+    failed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if "FAILED" in line}
+    bins_of_one = {f"reliability.5.{name}" for name in ("avg_pred", "avg_target", "weight")}
+    figures_alone = {"expected.auc", "sts.temperatures", "summary.ece_mean", "invented"}
+    assert failed == bins_of_one | figures_alone
 
 
 def chained(num_rows: int, temperatures: np.ndarray, seed: int = 0) -> tuple:
