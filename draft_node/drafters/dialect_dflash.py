@@ -48,7 +48,10 @@ def read_dflash(content: Config, path: Path) -> BlockSpec:
         raise Unsupported(f"{path}: dflash_config.mask_token_id is missing")
     decoder = decoder_spec({**content, "architectures": ["Qwen3ForCausalLM"]}, path)
     check_mask_token(path, nested.mask_token_id, decoder)
-    layers = tuple(nested.target_layer_ids or _default_layers(file, path))
+    layers = tuple(
+        nested.target_layer_ids
+        or default_layers(path, file.num_target_layers, file.num_hidden_layers)
+    )
     return BlockSpec(
         dialect="z-lab DFlash",
         decoder=decoder,
@@ -67,11 +70,6 @@ def read_dflash(content: Config, path: Path) -> BlockSpec:
 
 def _refuse(file: _DFlashFile, path: Path) -> None:
     nested = file.dflash_config
-    if nested.projector_type == "dspark":
-        raise Unsupported(
-            f"{path}: dflash_config.projector_type: SpecForge's own DSpark layout (its sampler "
-            "drops slot 0, which its labels include); convert it with its serving normaliser"
-        )
     if nested.projector_type not in (None, "dflash"):
         raise Unsupported(
             f"{path}: dflash_config.projector_type: {nested.projector_type!r} is another "
@@ -90,9 +88,9 @@ def _refuse(file: _DFlashFile, path: Path) -> None:
             raise Unsupported(f"{path}: {field} is not supported")
 
 
-def _default_layers(file: _DFlashFile, path: Path) -> list[int]:
-    """Evenly spread from layer 1 to the fourth from the end: what z-lab's code does."""
-    total, count = file.num_target_layers, file.num_hidden_layers
+def default_layers(path: Path, total: int | None, count: int) -> list[int]:
+    """Of a target of `total` layers, for a drafter of `count`: evenly spread from layer 1 to the
+    fourth from the end, which is what z-lab's code does, and SpecForge's."""
     if total is None:
         raise Unsupported(f"{path}: neither target_layer_ids nor num_target_layers is given")
     if count == 1:

@@ -13,6 +13,7 @@ import msgspec
 
 from draft_node.drafters.dialect_deepspec import read_deepspec, read_eagle3, read_gemma4
 from draft_node.drafters.dialect_dflash import read_dflash
+from draft_node.drafters.dialect_specforge import is_specforge, read_specforge
 from draft_node.drafters.dialect_speculators import read_speculators
 from draft_node.drafters.spec import DraftSpec, LanguageModelSpec, Layout, LocalHeadSpec
 from specserve.errors import Unsupported
@@ -33,15 +34,12 @@ _READERS: dict[str, Callable[[Config, Path], DraftSpec]] = {
     "Gemma4DSparkModel": read_gemma4,
     "Qwen3Eagle3Model": read_eagle3,
     "DFlashDraftModel": read_dflash,
+    "DSparkDraftModel": read_specforge,
 }
 
 _REFUSED = {
     "DFlash2DraftModel": "DFlash2 (path selector and convolution) is another architecture",
     "DominoDraftModel": "Domino corrects logits with a jointly trained head; not implemented",
-    "DSparkDraftModel": (
-        "SpecForge's own DSpark layout: its sampler drops slot 0, which its labels include; "
-        "convert it with SpecForge's serving normaliser, which writes Qwen3DSparkModel"
-    ),
     "LlamaForCausalLMEagle3": (
         "SGLang-style EAGLE-3 (midlayer, reduced vocabulary); only DeepSpec's is supported"
     ),
@@ -69,6 +67,8 @@ def read_draft_spec(folder: Path, layout: Layout | None = None) -> DraftSpec:
     if architecture not in _READERS:
         known = ", ".join([*_READERS, *ARCHITECTURES, "speculators' dspark and dflash"])
         raise Unsupported(f"{path}: architectures: {architecture!r} is not one of {known}")
+    if is_specforge(content, architecture):
+        return read_specforge(content, path)
     return _READERS[architecture](content, path)
 
 

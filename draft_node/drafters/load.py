@@ -235,6 +235,7 @@ def _refuse_foreign_tensors(checkpoint: Checkpoint) -> None:
         "midlayer.": "SGLang-style EAGLE-3; only DeepSpec's is supported",
         "mtp.": "a DeepSeek-V4 bundle is not supported",
         "prefix_gru.": "Domino's jointly trained head is not supported",
+        "logit_head.": "heads as SpecForge first named them; export with a later SpecForge",
     }
     for name in checkpoint.names():
         for prefix, reason in reasons.items():

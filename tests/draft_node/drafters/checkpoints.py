@@ -48,6 +48,24 @@ ZLAB: dict[str, Any] = {
     "num_target_layers": 2,
     "dflash_config": {"mask_token_id": 63, "target_layer_ids": [0]},
 }
+SPECFORGE: dict[str, Any] = {
+    **DECODER,
+    "architectures": ["DSparkDraftModel"],
+    "auto_map": {"AutoModel": "dspark.DSparkDraftModel"},
+    "block_size": 4,
+    "num_target_layers": 2,
+    "dflash_config": {
+        "projector_type": "dspark",
+        "attention_mode": "gqa",
+        "target_layer_ids": [-1, 0],
+        "mask_token_id": 63,
+        "markov_rank": 6,
+        "markov_head_type": "vanilla",
+        "confidence_head_alpha": 1.0,
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    },
+}
 SPECULATORS: dict[str, Any] = {
     "architectures": ["DSparkSpeculator"],
     "speculators_model_type": "dspark",

@@ -18,6 +18,7 @@ from tests.draft_node.drafters.checkpoints import (
     DSPARK,
     EAGLE3,
     LOCAL_HEAD,
+    SPECFORGE,
     SPECULATORS,
     ZLAB,
     write_config,
@@ -39,6 +40,7 @@ def test_dispatch_is_on_content(tmp_path):
         return type(read(tmp_path, config, **changes))
 
     assert kind(DSPARK) is kind(DFLASH) is kind(ZLAB) is kind(SPECULATORS) is BlockSpec
+    assert kind(SPECFORGE) is BlockSpec
     assert kind(EAGLE3) is Eagle3Spec
     assert kind(QWEN3) is LanguageModelSpec
     assert kind(LOCAL_HEAD) is LocalHeadSpec
@@ -145,8 +147,7 @@ REFUSALS = [
     (DSPARK, {"attention_bias": True}, "attention_bias"),
     (DSPARK, {"quantization_config": {"bits": 4}}, "quantized"),
     (DFLASH, {"enable_confidence_head": True, "confidence_head_with_markov": True}, "no Markov"),
-    (DSPARK, {"architectures": ["DSparkDraftModel"]}, "drops slot 0"),
-    (ZLAB, nested(ZLAB, "dflash_config", projector_type="dspark"), "drops slot 0"),
+    (DSPARK, {"architectures": ["DSparkDraftModel"]}, "projector_type: None is not 'dspark'"),
     (ZLAB, nested(ZLAB, "dflash_config", projector_type="domino"), "'domino' is another"),
     (ZLAB, nested(ZLAB, "dflash_config", selector_rank=256), "DFlash2"),
     (ZLAB, nested(ZLAB, "dflash_config", attention_sink_bias=True), "attention_sink_bias"),
