@@ -15,6 +15,7 @@ import msgspec
 from specserve.config import SpeculationConfig
 from specserve.errors import InvalidField
 from specserve.model.config import CONFIG_FILE
+from specserve.model.pickles import only_pickles
 from specserve.target_source import EMBEDDED_TARGET, locate_folder
 
 EMBEDDED_DRAFTERS = EMBEDDED_TARGET.parent / "drafters"
@@ -123,5 +124,6 @@ def _locate(name: str, field: str) -> Path:
         names = ", ".join((*known, NGRAM))
         raise InvalidField(field, f"{name!r} is no folder and none of {names}") from error
     if not (folder / CONFIG_FILE).is_file():
-        raise InvalidField(field, f"{folder} is no drafter's folder, {CONFIG_FILE} is missing")
+        problem = only_pickles(folder) or f"{CONFIG_FILE} is missing"
+        raise InvalidField(field, f"{folder} is no drafter's folder: {problem}")
     return folder

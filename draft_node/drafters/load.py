@@ -39,6 +39,7 @@ from specserve.model.checkpoint import Checkpoint
 from specserve.model.linear import Kernels
 from specserve.model.loader import load_with
 from specserve.model.parallel import TensorParallel
+from specserve.model.pickles import refuse_pickles
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
@@ -159,6 +160,7 @@ def with_gamma(spec: DraftSpec, gamma: int | None) -> DraftSpec:
 
 def _read_bounded(folder: Path, layout: Layout | None) -> DraftSpec:
     """The spec in `folder`, refused where drafting one of its blocks would fill the memory."""
+    refuse_pickles(folder)
     spec = read_draft_spec(folder, layout)
     field, length = "block_size", 0
     if isinstance(spec, BlockSpec):
@@ -255,6 +257,7 @@ def _local_head(options: DrafterOptions, target: TargetWeights | None) -> Serial
     folder = options.local_head
     if folder is None:
         return None
+    refuse_pickles(folder)
     spec = read_draft_spec(folder)
     if not isinstance(spec, LocalHeadSpec) or target is None:
         raise Unsupported(f"{folder}: not a local head, or no target whose embeddings it reads")

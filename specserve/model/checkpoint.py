@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from specserve.errors import Unsupported
+from specserve.model.pickles import refuse_pickles
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -131,11 +132,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return found
     if found:
         raise Unsupported(f"{folder}: {len(found)} .safetensors files but no {INDEX_FILE}")
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
-        raise Unsupported(
-            f"{folder}: only pickled weights (.bin, .pt); convert them to safetensors, "
-            "other formats are never loaded because they can run code"
-        )
+    refuse_pickles(folder)
     raise Unsupported(f"{folder}: no .safetensors file")
 
 

@@ -62,6 +62,12 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
         locate(drafter=str(tmp_path))
 
 
+def test_a_folder_of_pickles_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "local_head.pt").write_bytes(b"PK")
+    with pytest.raises(InvalidField, match=r"\(local_head.pt\).* convert them to safetensors"):
+        locate(drafter=str(EMBEDDED_TARGET), local_head=str(tmp_path))
+
+
 def test_prompt_lookup_takes_no_local_head():
     with pytest.raises(InvalidField, match=r"speculation\.local_head: .* not to ngram"):
         locate(drafter="ngram", local_head=str(EMBEDDED_TARGET))

@@ -198,6 +198,24 @@ def test_pickled_weights_are_never_read(target, tmp_path):
         load_drafter(folder, target, options())
 
 
+@pytest.mark.parametrize("config", [LOCAL_HEAD, None], ids=["config", "no config"])
+def test_a_published_local_head_is_refused_for_its_pickle_with_what_to_do(config, target, tmp_path):
+    head = tmp_path / "head"
+    head.mkdir()
+    if config is not None:
+        write_config(head, config)
+    (head / "local_head.pt").write_bytes(b"PK")
+    (head / "loss_mask_unigram.pt").write_bytes(b"PK")
+    drafter = write_drafter(tmp_path / "draft", DFLASH)
+    reason = r"local_head.pt and 1 more\), which are never read .* convert them to safetensors"
+    for loading in (
+        lambda: load_drafter(head, target, options()),
+        lambda: load_drafter(drafter, target, options(local_head=head)),
+    ):
+        with pytest.raises(Unsupported, match=reason):
+            loading()
+
+
 def test_a_local_head_is_no_drafter_and_fits_no_dspark(target, tmp_path):
     head = write_config(tmp_path / "head", LOCAL_HEAD)
     with pytest.raises(Unsupported, match="drafts nothing alone"):
