@@ -12,6 +12,7 @@ from specserve.decoding.draft_law import PAD_ID, DraftLaw
 from specserve.decoding.sampling import NO_TOKEN
 from specserve.decoding.verification import verify as verify_module
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
+from specserve.decoding.verification.ratio import accept_probs, accepts
 from specserve.decoding.verification.rule import VerificationRule
 from tests.specserve.decoding.test_sampling import state
 
@@ -157,7 +158,37 @@ KERNEL = law_kernels.judge_by_ratio
 
 
 def refusing_all(logits, rows, found):
-    KERNEL(logits, rows._replace(uniforms=np.ones_like(rows.uniforms)), found)
+    with_uniform(1.0)(logits, rows, found)
+
+
+def with_uniform(uniform):
+    """The kernel, where all variates are this one."""
+    return lambda logits, rows, found: KERNEL(
+        logits, rows._replace(uniforms=np.full_like(rows.uniforms, uniform)), found
+    )
+
+
+@pytest.mark.parametrize("rule", RATIO_RULES)
+@pytest.mark.parametrize(
+    ("ratio", "uniform", "stands"),
+    [
+        (0.5, 0.5, False),
+        (0.5, np.nextafter(np.float32(0.5), np.float32(0)), True),
+        (0.0, 0.0, False),
+    ],
+    ids=["at it", "just below", "at none"],
+)
+def test_a_token_stands_strictly_below_its_ratio(rule, ratio, uniform, stands):
+    """1/4, or nothing, under the target's law by 1/2 under its own, all exact in binary."""
+    logits = torch.zeros(2, 4)
+    if ratio == 0:
+        logits[0, 1] = -200.0
+    law = DraftLaw(torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.5]]))
+    batch = VerificationBatch.build([RowToVerify(rule, state(), [1])])
+    with mock.patch.object(law_kernels, "judge_by_ratio", with_uniform(uniform)):
+        found = verify_module.verify(logits, batch, law)
+    standing = accept_probs(torch.tensor([ratio]), torch.tensor([1.0]))
+    assert bool(found.num_accepted[0]) is bool(accepts(torch.tensor([uniform]), standing)) is stands
 
 
 def test_the_same_in_any_company():
