@@ -156,8 +156,9 @@ def state_dtype(device: str | None, dtype: str | None) -> str:
 class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A Config with everything decided, as the children read it.
 
-    None is left where it means "none" or "as measured while serving", and, on CUDA, in
-    `engine.num_blocks` (the target node measures free memory once the weights are loaded).
+    None is left where it means "none" or "as measured while serving", and for what only the target
+    node can tell: `model.half_weights`, which depends on its processor and weights, and, on CUDA,
+    `engine.num_blocks` and `kv_memory` (it measures free memory once the weights are loaded).
     """
 
     placements: tuple[Placement, ...] = ()

@@ -79,16 +79,10 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         weights += spec.vocab_size * spec.hidden_size * _DTYPE_BYTES["float32"]  # to look tokens up
         pools = (num_blocks or 0) * pool.bytes_in_all
         _check_memory(weights, pools, hardware.available_memory)
-    deterministic = config.engine.deterministic
-    engine = msgspec.structs.replace(
-        config.engine,
-        deterministic=device == "cpu" if deterministic is None else deterministic,
-        num_blocks=num_blocks,
-    )
     return ResolvedConfig(
         model=model,
         topology=msgspec.structs.replace(config.topology, topology=str(topology), device=device),
-        engine=engine,
+        engine=_resolve_engine(config.engine, device, num_blocks, pool),
         server=config.server,
         speculation=msgspec.structs.replace(
             config.speculation, draft_threads=_draft_threads(config)
@@ -222,7 +216,8 @@ def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Pat
     if dtype not in _DTYPE_BYTES:
         raise InvalidField("model.dtype", f"{dtype!r} is not known ({', '.join(_DTYPE_BYTES)})")
     is_wish = model.half_weights is not None if device == "cpu" else model.half_weights
-    if is_wish and (device, dtype) != ("cpu", "float32"):
+    has_choice = (device, dtype) == ("cpu", "float32")
+    if is_wish and not has_choice:
         raise InvalidField(
             "model.half_weights", f"is for float32 arithmetic on the CPU, not {dtype} on {device}"
         )
@@ -234,7 +229,7 @@ def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Pat
         target=str(folder),
         name=model.name or default_name(folder),
         dtype=dtype,
-        half_weights=model.half_weights,
+        half_weights=model.half_weights if has_choice else False,
         ballast=model.ballast,
         max_model_len=max_model_len,
     )
@@ -271,6 +266,21 @@ class _KvPool(msgspec.Struct, frozen=True, kw_only=True):
     bytes_in_all: int  # of a block on all ranks, and of what a drafter keeps for its tokens
     blocks_per_context: int  # for one context of full length
     available: int  # bytes, for all ranks
+
+
+def _resolve_engine(
+    engine: EngineConfig, device: str, num_blocks: int | None, pool: _KvPool
+) -> EngineConfig:
+    """With the pool of `num_blocks`; a wish for its memory that blocks overrule is not repeated."""
+    kv_memory, deterministic = engine.kv_memory, engine.deterministic
+    if num_blocks is not None and (kv_memory is None or engine.num_blocks is not None):
+        kv_memory = format_bytes(num_blocks * pool.block_bytes)
+    return msgspec.structs.replace(
+        engine,
+        deterministic=device == "cpu" if deterministic is None else deterministic,
+        num_blocks=num_blocks,
+        kv_memory=kv_memory,
+    )
 
 
 def _resolve_num_blocks(engine: EngineConfig, device: str, pool: _KvPool) -> int | None:

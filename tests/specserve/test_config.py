@@ -151,9 +151,7 @@ def test_nothing_is_left_undecided_on_cpu():
         "drafter", "colocated_drafter", "local_head", "gamma", "min_survival", "draft_wait_ms",
         "saguaro_c",
     }  # fmt: skip
-    optional = {"model.ballast", "model.half_weights", "engine.kv_memory"} | {
-        f"speculation.{key}" for key in wishes
-    }
+    optional = {"model.ballast", "model.half_weights"} | {f"speculation.{key}" for key in wishes}
     undecided = {
         f"{section}.{key}"
         for section in Config.__struct_fields__
@@ -173,7 +171,7 @@ def test_resolution_changes_no_explicit_wish():
     assert (config.model.name, config.model.dtype) == ("n", "bfloat16")
     assert config.model.max_model_len == 100
     assert config.topology == wish.topology
-    assert config.engine == wish.engine
+    assert msgspec.structs.replace(config.engine, kv_memory=None) == wish.engine
 
 
 def test_cuda_is_chosen_where_there_are_enough_devices():
@@ -234,6 +232,25 @@ def test_what_a_drafter_keeps_counts_as_memory():
 def test_kv_memory_becomes_blocks():
     config = resolved(Config(engine=EngineConfig(kv_memory="64MiB")))
     assert config.engine.num_blocks == (64 << 20) // (16 * 2 * 4 * 4 * 32 * 4)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kv_memory"),
+    [
+        (EngineConfig(), "128.0 MiB"),
+        (EngineConfig(num_blocks=3), "192.0 KiB"),
+        (EngineConfig(num_blocks=3, kv_memory="64MiB"), "192.0 KiB"),
+        (EngineConfig(kv_memory="64MiB"), "64MiB"),
+    ],
+    ids=str,
+)
+def test_the_memory_of_the_pool_is_told(engine, kv_memory):
+    assert resolved(Config(engine=engine)).engine.kv_memory == kv_memory
+
+
+def test_weights_are_half_where_there_is_a_choice_only():
+    assert resolved().model.half_weights is None  # the target knows its processor and weights
+    assert resolved(Config(model=ModelConfig(dtype="bfloat16"))).model.half_weights is False
 
 
 def test_ballast_layers_count_in_the_kv_of_a_token():
