@@ -153,7 +153,7 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
             os.sched_setaffinity(0, cores)
         target = Target(
             name=served.model.model,
-            num_params=served.model.num_params,
+            num_params=served.model.num_params + served.model.ballast_params,
             ballast_params=served.model.ballast_params,
             num_layers=served.model.num_layers,
             dtype=served.model.dtype,

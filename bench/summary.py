@@ -66,7 +66,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """What was served."""
 
     name: str
-    num_params: int
+    num_params: int  # with ballast
     ballast_params: int
     num_layers: int
     dtype: str

@@ -180,7 +180,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     vocab_size: int
     max_model_len: int
     num_layers: int
-    num_params: int
+    num_params: int  # without ballast
     ballast_params: int
     dtype: str
     half_weights: bool

@@ -220,7 +220,7 @@ def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
         vocab_size=spec.vocab_size,
         max_model_len=node.limits.max_model_len,
         num_layers=spec.num_layers,
-        num_params=model.num_params,
+        num_params=model.num_params - model.ballast_params,
         ballast_params=model.ballast_params,
         dtype=str(model.dtype).removeprefix("torch."),
         half_weights=model.half_weights,

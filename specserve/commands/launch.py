@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from specserve.commands.config_table import print_config
+from specserve.commands.remarks import ballast_remark
 from specserve.commands.service_options import add_service_options, read_config
 from specserve.config import ResolvedConfig
 from specserve.errors import SpecserveError
@@ -65,6 +66,8 @@ class _Announcer:
     def resolved(self, config: ResolvedConfig) -> None:
         if self._ready_fd is None:
             print_config(config)
+        if (remark := ballast_remark(config)) is not None:
+            log.info("%s", remark)
         if config.oversubscribed:
             log.warning("oversubscribed: processes share devices or cores; timings mean nothing")
 

@@ -146,6 +146,18 @@ def test_info_shows_a_running_service(service, specserve):
 
 
 @pytest.mark.slow
+def test_ballast_counts_apart_from_the_parameters_of_the_law(service, start_service, specserve):
+    padded = start_service("--ballast", "12M", "--speculation", "off")
+    models = [
+        json.loads(specserve("info", "--json", "--connect", address).stdout)["model"]
+        for address in (service, padded)
+    ]
+    assert models[1]["num_params"] == models[0]["num_params"]
+    assert models[0]["ballast_params"] == 0
+    assert models[1]["ballast_params"] > 6_000_000
+
+
+@pytest.mark.slow
 def test_generate_streams_the_text_that_json_reports(service, specserve):
     words = ("--connect", service, "--max-tokens", "12", "--seed", "5", "def main():")
     streamed = specserve("generate", *words)
