@@ -116,7 +116,7 @@ def _model(target: str | None, ballast: str | None) -> Section:
         "heads": f"{spec.num_heads} query, {spec.num_kv_heads} key-value",
         "vocab_size": spec.vocab_size,
         "max_model_len": spec.max_position_embeddings,
-        "dtype": spec.dtype,
+        "stored_in": spec.dtype,
         "weights_sha256": _weights_hash(folder),
         "ballast": _ballast(spec),
     }

@@ -134,6 +134,8 @@ def test_info_shows_versions_machine_and_the_embedded_model(specserve):
     assert document["machine"]["cores"] >= 1
     assert document["model"]["name"] == "specserve-embedded"
     assert "leaves the law as it is" in document["model"]["ballast"]
+    assert document["model"]["stored_in"] == "bfloat16"
+    assert "dtype" not in document["model"]  # which a launch decides: what is computed in
     assert "ballast" in specserve("info").stdout
 
 
