@@ -30,6 +30,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int  # tokens, prompt and answer
     max_samples: int
     max_logprobs: int
+    fills_pool: bool = False  # max_model_len is all that the KV pool holds
+
+    @property
+    def context(self) -> str:
+        """`max_model_len` in words, with what to raise for more where that is something else."""
+        why = ", all that engine.num_blocks hold" if self.fills_pool else ""
+        return f"max_model_len {self.max_model_len}{why}"
 
 
 def validate_request(request: Request, limits: Limits) -> Request:
@@ -49,19 +56,21 @@ def validate_request(request: Request, limits: Limits) -> Request:
     room = limits.max_model_len - len(request.prompt_token_ids)
     if not request.prompt_token_ids:
         raise InvalidField("prompt", "is empty; it must have at least 1 token")
-    if room < 1:
-        raise InvalidField(
-            "prompt",
-            f"has {len(request.prompt_token_ids)} tokens; the limit is "
-            f"{limits.max_model_len - 1}, which leaves 1 of max_model_len {limits.max_model_len}",
-        )
-    of_what = f", which the prompt leaves of max_model_len {limits.max_model_len}"
+    check_prompt_len("prompt", len(request.prompt_token_ids), limits)
+    of_what = f", which the prompt leaves of {limits.context}"
     _check_int("min_tokens", request.sampling.min_tokens, 0, room, of_what)
     _check_token_ids("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
     if request.sampling.max_tokens <= room:
         return request
     sampling = msgspec.structs.replace(request.sampling, max_tokens=room)
     return msgspec.structs.replace(request, sampling=sampling)
+
+
+def check_prompt_len(field: str, num_tokens: int, limits: Limits) -> None:
+    """Raise `InvalidField` naming `field` unless so long a prompt leaves room for one token."""
+    if num_tokens >= limits.max_model_len:
+        limit = f"{limits.max_model_len - 1}, which leaves 1 of {limits.context}"
+        raise InvalidField(field, f"has {num_tokens} tokens; the limit is {limit}")
 
 
 def validate_sampling(params: SamplingParams, limits: Limits) -> None:

@@ -162,10 +162,7 @@ def _leader(
     """Rank 0's node, its control plane open."""
     spec, engine = runner.model.config, config.engine
     pool = BlockPool(runner.cache.num_blocks, engine.block_size, prefix_cache=engine.prefix_cache)
-    max_model_len = min(
-        config.model.max_model_len or spec.max_position_embeddings,
-        pool.num_blocks * engine.block_size,
-    )
+    max_model_len = context_len(config.model.max_model_len or spec.max_position_embeddings, pool)
     scheduler = Scheduler(
         pool, max_batch_rows=engine.max_batch_rows, max_batch_tokens=engine.max_batch_tokens
     )
@@ -189,6 +186,21 @@ def _leader(
             max_logprobs=config.server.max_logprobs,
         ),
     )
+
+
+def context_len(wanted: int, pool: BlockPool) -> int:
+    """Tokens of `wanted` that a row may have: no more than the pool holds.
+
+    Where it was sized before, `specserve.resolve` has seen to that. Where it was measured here,
+    nobody has been told yet.
+    """
+    room = pool.num_blocks * pool.block_size
+    if room < wanted:
+        log.warning(
+            "max_model_len is %d instead of %d: the %d KV blocks that memory has room for hold no "
+            "more", room, wanted, pool.num_blocks,
+        )  # fmt: skip
+    return min(room, wanted)
 
 
 def _default_rule(config: ResolvedConfig) -> VerificationRule:

@@ -10,6 +10,7 @@ from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.errors import InvalidField
 from specserve.types import FinishReason, Logprobs, SamplingParams, TokenOrigin
+from specserve.validation import Limits, check_prompt_len
 
 ORIGINS = {
     TokenOrigin.PLAIN: pb.TOKEN_ORIGIN_PLAIN,
@@ -30,14 +31,14 @@ _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
 
 def call_of(
-    request: pb.GenerateRequest, time_remaining_s: float | None, max_prompt_tokens: int
+    request: pb.GenerateRequest, time_remaining_s: float | None, limits: Limits
 ) -> GenerateCall:
     """The call a request message asks for; raises InvalidField without a prompt."""
     spec = _present(request.spec, ("mode", "max_verify_len", "return_stats"))
     optional = _present(request, ("request_id", "model", "seed", "cache_salt", "priority"))
     deadline_s = None if time_remaining_s is None else time.monotonic() + time_remaining_s
     return GenerateCall(
-        prompt=_prompt_of(request, max_prompt_tokens),
+        prompt=_prompt_of(request, limits),
         sampling=_sampling_of(request.sampling),
         deadline_s=deadline_s,
         spec=SpecOptions(**spec),
@@ -50,18 +51,13 @@ def _present(message: Any, names: tuple[str, ...]) -> dict[str, Any]:  # noqa: A
     return {name: getattr(message, name) for name in names if message.HasField(name)}
 
 
-def _prompt_of(
-    request: pb.GenerateRequest, max_prompt_tokens: int
-) -> str | list[int] | list[ChatMessage]:
+def _prompt_of(request: pb.GenerateRequest, limits: Limits) -> str | list[int] | list[ChatMessage]:
     match request.WhichOneof("prompt"):
         case "text":
             return request.text
         case "token_ids":
             ids = request.token_ids.ids
-            if len(ids) > max_prompt_tokens:  # before millions of integers become objects
-                raise InvalidField(
-                    "token_ids", f"has {len(ids)} tokens; the limit is {max_prompt_tokens}"
-                )
+            check_prompt_len("token_ids", len(ids), limits)  # before millions become objects
             return list(ids)
         case "chat":
             return [ChatMessage(turn.role, turn.content) for turn in request.chat.messages]

@@ -58,8 +58,7 @@ class GenerationServicer:
                 await context.write(stream_response_of(event))
 
     def _events(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[Event]:
-        limit = self._service.ready.max_model_len - 1  # which leaves one to generate
-        call = call_of(request, context.time_remaining(), max_prompt_tokens=limit)
+        call = call_of(request, context.time_remaining(), self._service.limits)
         return self._service.session(call).stream()
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from specserve.api.call import GenerateCall
 from specserve.api.hub import Hub
+from specserve.api.limits import limits_of
 from specserve.api.session import Session
 from specserve.api.tokenizer import TextTokenizer
 from specserve.config import ResolvedConfig
 from specserve.errors import Unavailable
 from specserve.types import Ready
+from specserve.validation import Limits
 
 
 class Service:
@@ -42,6 +44,11 @@ class Service:
         return self.hub.ready.result()
 
     @property
+    def limits(self) -> Limits:
+        """What requests are held against; raises Unavailable as `ready` does."""
+        return limits_of(self.ready, self.config.server)
+
+    @property
     def state(self) -> str:
         """ "loading", "ready", "degraded", "draining" or "target lost".
 
@@ -58,7 +65,7 @@ class Service:
 
     async def until_ready(self) -> Ready:
         ready = await asyncio.shield(self.hub.ready)  # others wait for it too
-        self.tokenizer.max_model_len = ready.max_model_len
+        self.tokenizer.limits = limits_of(ready, self.config.server)
         return ready
 
     def session(self, call: GenerateCall) -> Session:

@@ -17,6 +17,7 @@ from typing import TypeVar
 from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
 from specserve.api.events import Event, Finished, PromptInfo, SpecRecord, Timings, Usage
 from specserve.api.hub import Hub
+from specserve.api.limits import limits_of
 from specserve.api.open_request import OpenRequest
 from specserve.api.sample_text import SampleText
 from specserve.api.tokenizer import TextTokenizer
@@ -37,7 +38,7 @@ from specserve.types import (
     SampleDelta,
     Terminal,
 )
-from specserve.validation import Limits, validate_request, validate_sampling
+from specserve.validation import validate_request, validate_sampling
 
 _LOGPROBS_PER_EVENT = 512  # positions; keeps one message far below the wire's limit
 _MODES = ("auto", "off", "sync", "async")
@@ -94,7 +95,7 @@ class Session:
     async def _prepare(self) -> Request:
         """The validated request; cheap checks come before tokenisation."""
         call, ready = self._call, self._hub.ready.result()
-        limits = self._limits(ready)
+        limits = limits_of(ready, self._server)
         if call.model is not None and call.model != ready.model:
             raise NotFound(f"model: {call.model[:64]!r} is not served here; {ready.model!r} is")
         max_verify_len = _max_verify_len(call.spec, ready)
@@ -111,14 +112,6 @@ class Session:
             max_verify_len=max_verify_len,
         )
         return validate_request(request, limits)
-
-    def _limits(self, ready: Ready) -> Limits:
-        return Limits(
-            vocab_size=ready.vocab_size,
-            max_model_len=ready.max_model_len,
-            max_samples=self._server.max_samples,
-            max_logprobs=self._server.max_logprobs,
-        )
 
     async def _encode(self, prompt: str | list[int] | list[ChatMessage]) -> list[int]:
         if isinstance(prompt, str):

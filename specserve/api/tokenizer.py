@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from specserve.api.call import ROLES, ChatMessage
 from specserve.api.detokenizer import Detokenizer, TokenBytes
 from specserve.errors import InvalidField, Unsupported
+from specserve.validation import Limits
 
 _NUM_THREADS = 2
 _MAX_MESSAGES = 4096
@@ -29,14 +30,14 @@ _ResultT = TypeVar("_ResultT")
 class TextTokenizer:
     """Encodes in a small thread pool, so that a long prompt never stops other streams."""
 
-    def __init__(self, folder: Path, max_model_len: int | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         """Load `folder`/tokenizer.json; raises Unsupported if it is no byte-level tokenizer."""
         self._tokenizer = _load(folder)
         self._token_bytes = TokenBytes(self._tokenizer)
         self._chat = _load_chat_template(folder)
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
         self._max_token_len = max(map(len, self._tokenizer.get_vocab()))
-        self.max_model_len = max_model_len
+        self.limits: Limits | None = None  # known once the target is
 
     @property
     def has_chat_template(self) -> bool:
@@ -75,14 +76,12 @@ class TextTokenizer:
     def _check_size(self, num_chars: int) -> None:
         # No token is longer than the longest, so this refuses only what cannot fit anyway,
         # before seconds of a core are spent on finding out.
-        if self.max_model_len is None or num_chars <= self.max_model_len * self._max_token_len:
+        if self.limits is None:
             return
-        limit = self.max_model_len * self._max_token_len
-        raise InvalidField(
-            "prompt",
-            f"has {num_chars} characters; the limit is {limit}, as the model's limit is "
-            f"{self.max_model_len} tokens",
-        )
+        limit = self.limits.max_model_len * self._max_token_len
+        if num_chars > limit:
+            why = f"as no more fit into {self.limits.context}"
+            raise InvalidField("prompt", f"has {num_chars} characters; the limit is {limit}, {why}")
 
     async def _off_loop(self, work: Callable[[], _ResultT]) -> _ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 
 from specserve.commands.config_table import print_config
-from specserve.commands.remarks import ballast_remark
+from specserve.commands.remarks import ballast_remark, context_remark
 from specserve.commands.service_options import add_service_options, read_config
-from specserve.config import ResolvedConfig
+from specserve.config import Config, ResolvedConfig
 from specserve.errors import SpecserveError
 from specserve.launch import launch, resolve_here
 from specserve.process import die_with_parent, report_failure, report_ready
@@ -47,9 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
         die_with_parent(arguments.parent_pid, signal.SIGTERM)
     announcer = _Announcer(arguments.ready_fd)
     try:
-        config = resolve_here(read_config(arguments))
+        wish = read_config(arguments)
+        config = resolve_here(wish)
         setup_logging("supervisor", config.telemetry.log_level)
-        announcer.resolved(config)
+        announcer.resolved(wish, config)
         ending = launch(config, runtime_root=_runtime_root(), on_ready=announcer.ready)
     except SpecserveError as error:
         ending = Ending(EXIT_REFUSED, str(error), error.code)
@@ -63,9 +64,11 @@ class _Announcer:
     def __init__(self, ready_fd: int | None) -> None:
         self._ready_fd = ready_fd
 
-    def resolved(self, config: ResolvedConfig) -> None:
+    def resolved(self, wish: Config, config: ResolvedConfig) -> None:
         if self._ready_fd is None:
             print_config(config)
+        if (remark := context_remark(wish, config)) is not None:
+            log.warning("%s", remark)
         if (remark := ballast_remark(config)) is not None:
             log.info("%s", remark)
         if config.oversubscribed:

@@ -106,6 +106,19 @@ def test_an_impossible_prompt_is_refused(prompt, problem):
     assert caught.value.field.startswith("prompt")
 
 
+def test_a_prompt_too_long_for_a_small_pool_says_what_to_raise():
+    small = msgspec.structs.replace(LIMITS, fills_pool=True)
+    with pytest.raises(InvalidField) as caught:
+        validate_request(request((1,) * 64), small)
+    assert str(caught.value) == (
+        "prompt: has 64 tokens; the limit is 63, "
+        "which leaves 1 of max_model_len 64, all that engine.num_blocks hold"
+    )
+    with pytest.raises(InvalidField) as caught:
+        validate_request(request((1,) * 64), LIMITS)
+    assert "num_blocks" not in str(caught.value)
+
+
 EDGES = [
     {"temperature": 0.0},
     {"temperature": 100.0},

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from specserve.api.call import ChatMessage
 from specserve.api.tokenizer import TextTokenizer
 from specserve.errors import InvalidField, Unsupported
+from specserve.validation import Limits
 
 
 def test_pieces_of_random_tokens_concatenate_to_the_librarys_decode(model_folder):
@@ -56,6 +57,18 @@ def test_clients_text_is_never_a_template(model_folder):
     tokenizer = TextTokenizer(model_folder)
     ids = asyncio.run(tokenizer.encode_chat([ChatMessage("user", "{{ 7 * 7 }}")]))
     assert "{{ 7 * 7 }}" in tokenizer.decode(ids)
+
+
+def test_a_text_too_long_for_a_small_pool_says_what_to_raise(model_folder):
+    tokenizer = TextTokenizer(model_folder)
+    tokenizer.limits = Limits(
+        vocab_size=400, max_model_len=32, max_samples=1, max_logprobs=1, fills_pool=True
+    )
+    with pytest.raises(InvalidField) as caught:
+        asyncio.run(tokenizer.encode("x" * 10_000))
+    assert caught.value.problem.startswith("has 10000 characters; the limit is ")
+    end = "as no more fit into max_model_len 32, all that engine.num_blocks hold"
+    assert caught.value.problem.endswith(end)
 
 
 def test_the_template_may_stand_in_the_tokenizer_config(model_folder, tmp_path):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from specserve.commands.remarks import ballast_remark
-from specserve.config import ModelConfig, ResolvedConfig
+from specserve.commands.remarks import ballast_remark, context_remark
+from specserve.config import Config, EngineConfig, ModelConfig, ResolvedConfig
+from specserve.launch import resolve_here
 from specserve.target_source import EMBEDDED_TARGET
 
 
@@ -24,3 +25,21 @@ def test_ballast_is_told_with_its_size(ballast, told):
 @pytest.mark.parametrize("ballast", [None, "0"])
 def test_without_ballast_nothing_is_said_of_it(ballast):
     assert ballast_remark(served(ballast=ballast)) is None
+
+
+def context_of(**model: object) -> str | None:
+    wish = Config(engine=EngineConfig(num_blocks=2), model=ModelConfig(**model))
+    return context_remark(wish, resolve_here(wish))
+
+
+def test_a_pool_that_cuts_the_context_is_named():
+    assert context_of() == (
+        "model.max_model_len is 32 and not the model's 2048: "
+        "engine.num_blocks 2, of 16 tokens each, hold no more"
+    )
+
+
+def test_a_context_that_was_asked_for_and_a_whole_one_are_no_surprise():
+    assert context_of(max_model_len=32) is None
+    wish = Config(engine=EngineConfig(num_blocks=128))
+    assert context_remark(wish, resolve_here(wish)) is None
