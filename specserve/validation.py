@@ -59,7 +59,7 @@ def validate_request(request: Request, limits: Limits) -> Request:
     check_prompt_len("prompt", len(request.prompt_token_ids), limits)
     of_what = f", which the prompt leaves of {limits.context}"
     _check_int("min_tokens", request.sampling.min_tokens, 0, room, of_what)
-    _check_token_ids("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
+    _check_token_ids("token_ids", request.prompt_token_ids, limits.vocab_size)
     if request.sampling.max_tokens <= room:
         return request
     sampling = msgspec.structs.replace(request.sampling, max_tokens=room)

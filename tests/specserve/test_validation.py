@@ -94,16 +94,15 @@ def test_a_bias_out_of_range_names_its_token(value):
 @pytest.mark.parametrize(
     ("prompt", "problem"),
     [
-        ((), "empty"),
-        ((1,) * 64, "the limit is 63"),
-        ((1, 100), "token id 100"),
-        ((1, -1), "token id -1"),
+        ((), "prompt: is empty"),
+        ((1,) * 64, "prompt: has 64 tokens; the limit is 63"),
+        ((1, 100), "token_ids: token id 100"),
+        ((1, -1), "token_ids: token id -1"),
     ],
 )
 def test_an_impossible_prompt_is_refused(prompt, problem):
-    with pytest.raises(InvalidField, match=problem) as caught:
+    with pytest.raises(InvalidField, match=problem):
         validate_request(request(prompt), LIMITS)
-    assert caught.value.field.startswith("prompt")
 
 
 def test_a_prompt_too_long_for_a_small_pool_says_what_to_raise():

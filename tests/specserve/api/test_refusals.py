@@ -63,7 +63,7 @@ BAD_PROMPTS = [
     ({"text": "fox " * 2000}, "prompt"),
     ({"text": "fox" * 10**6}, "prompt"),
     ({"token_ids": pb.TokenIds()}, "prompt"),
-    ({"token_ids": pb.TokenIds(ids=[1, 2, 10**6])}, "prompt_token_ids"),
+    ({"token_ids": pb.TokenIds(ids=[1, 2, 10**6])}, "token_ids"),
     ({"token_ids": pb.TokenIds(ids=[1] * 10**6)}, "token_ids"),
     ({"chat": CHAT()}, "prompt"),
     ({"chat": CHAT(messages=[TURN(role="tool", content="x")])}, "chat.role"),
