@@ -21,6 +21,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
 MAX_ID_CHARS = 256  # request_id and cache_salt
+MAX_TOP_K = 2**31 - 1
+OR_OFF = " (or -1, which means 0)"  # of top_k, to clients
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +85,7 @@ def validate_sampling(params: SamplingParams, limits: Limits) -> None:
     if params.prompt_logprobs is not None:
         _check_int("prompt_logprobs", params.prompt_logprobs, 0, limits.max_logprobs)
     # top_k = -1, an old spelling of "off", is for the API's edge to translate.
-    _check_int("top_k", params.top_k, 0, 2**31 - 1)
+    _check_int("top_k", params.top_k, 0, MAX_TOP_K, OR_OFF)
     _check_float("temperature", params.temperature, 0.0, MAX_TEMPERATURE)
     _check_float("top_p", params.top_p, 0.0, 1.0, above=True)
     _check_float("min_p", params.min_p, 0.0, 1.0)

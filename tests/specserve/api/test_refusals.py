@@ -55,6 +55,13 @@ def test_a_bad_sampling_field_is_named_at_once(rig, stub, field, value):
     assert rig.service.hub.num_in_flight == 0
 
 
+def test_a_bad_top_k_is_told_both_spellings_of_none(rig, stub):
+    request = pb.GenerateRequest(text="fox", sampling=pb.SamplingParams(top_k=-2))
+    details = refused(stub.Generate, request).details()
+    wanted = "it must be 0 to 2147483647 (or -1, which means 0)"
+    assert details == f"top_k: -2 is out of range; {wanted}"
+
+
 CHAT = pb.ChatMessages
 TURN = pb.ChatMessage
 BAD_PROMPTS = [
