@@ -1,6 +1,7 @@
 """Our own records to protobuf messages, field by field. Decides nothing."""
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -10,9 +11,10 @@ from specserve.api import events
 from specserve.api.call import ChatMessage, GenerateCall
 from specserve.api.from_proto import ORIGINS
 from specserve.api.grpc_gen import generation_pb2 as pb
-from specserve.config import ResolvedConfig
+from specserve.config import ResolvedConfig, ServerConfig
 from specserve.errors import InvalidField
 from specserve.types import Load, Logprobs, Ready
+from specserve.validation import MAX_TOP_K, OR_OFF
 
 _INTEGERS = {
     FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
@@ -20,6 +22,17 @@ _INTEGERS = {
     FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
 }
+# What a service takes of fields whose types hold more, as far as that is known without asking it.
+_TAKEN = {
+    "n": f"1 to {ServerConfig().max_samples}, or what server.max_samples is",
+    "logprobs": f"0 to {ServerConfig().max_logprobs}, or what server.max_logprobs is",
+    "prompt_logprobs": f"0 to {ServerConfig().max_logprobs}, or what server.max_logprobs is",
+    "max_tokens": f"1 to {2**63 - 1}",
+    "min_tokens": "0 to max_tokens",
+    "top_k": f"0 to {MAX_TOP_K}{OR_OFF}",
+}
+# Names of fields that hold token ids, by those they have in their messages.
+_TOKEN_IDS = {"ids": "token_ids", "stop_token_ids": "stop_token_ids", "logit_bias": "logit_bias"}
 # Fields of `Load` that tell how draft processes fare.
 _DRAFTS = ("num_draft_processes", "num_drafts_attached", "speculation_regime")
 
@@ -61,14 +74,24 @@ def _require_fit(kind: Any, name: str, value: object) -> None:  # noqa: ANN401
     except UnicodeEncodeError as error:
         raise InvalidField("prompt" if name == "text" else name, "is not valid Unicode") from error
     except (TypeError, ValueError) as error:
+        if name in _TOKEN_IDS and isinstance(value, Iterable):
+            _require_token_ids(_TOKEN_IDS[name], value)
         limits = _INTEGERS.get(kind.DESCRIPTOR.fields_by_name[name].type)
         if limits is not None and isinstance(value, bool | float | str):
             raise InvalidField(name, f"{value!r} is no integer") from error
         if limits is None:  # of another type: protobuf's own words say more
             raise InvalidField(name, str(error)) from error
-        raise InvalidField(
-            name, f"{value!r} is out of range; it must be {limits[0]} to {limits[1]}"
-        ) from error
+        taken = _TAKEN.get(name, f"{limits[0]} to {limits[1]}")
+        raise InvalidField(name, f"{value!r} is out of range; it must be {taken}") from error
+
+
+def _require_token_ids(field: str, items: Iterable[object]) -> None:
+    """Raise InvalidField at the first that is no token id of any model."""
+    for item in items:
+        token_id = _token_id_of(field, item)
+        if not 0 <= token_id < 2**32:
+            problem = f"token id {token_id} is out of range; it must be 0 to vocab_size - 1"
+            raise InvalidField(field, problem)
 
 
 def _prompt_of(prompt: str | list[int] | list[ChatMessage]) -> dict[str, Any]:
@@ -76,7 +99,8 @@ def _prompt_of(prompt: str | list[int] | list[ChatMessage]) -> dict[str, Any]:
         return {"text": prompt}
     if any(isinstance(item, ChatMessage) for item in prompt):
         return {"chat": pb.ChatMessages(messages=[_turn_of(item) for item in prompt])}
-    return {"token_ids": _message(pb.TokenIds, {"ids": [_token_id_of(item) for item in prompt]})}
+    token_ids = [_token_id_of("token_ids", item) for item in prompt]
+    return {"token_ids": _message(pb.TokenIds, {"ids": token_ids})}
 
 
 def _turn_of(item: object) -> pb.ChatMessage:
@@ -85,13 +109,13 @@ def _turn_of(item: object) -> pb.ChatMessage:
     return _message(pb.ChatMessage, msgspec.structs.asdict(item))
 
 
-def _token_id_of(item: Any) -> int:  # noqa: ANN401 - any kind of integer, such as numpy's
+def _token_id_of(field: str, item: Any) -> int:  # noqa: ANN401 - or numpy's integers
     if isinstance(item, bool):  # an integer to Python, and never meant as a token
-        raise _stray("token_ids", item, "integers")
+        raise _stray(field, item, "integers")
     try:
         return operator.index(item)
     except TypeError as error:
-        raise _stray("token_ids", item, "integers") from error
+        raise _stray(field, item, "integers") from error
 
 
 def _stray(field: str, item: object, wanted: str) -> InvalidField:
