@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specserve.audit.report import Plan, Status
 from specserve.commands.audit_report import as_json, print_report
-from specserve.commands.connection import add_connection_options
+from specserve.commands.connection import add_connection_options, refuse_idle_settings
 from specserve.commands.service_options import command_line, overrides
 from specserve.config import load_config
 from specserve.errors import InvalidField
@@ -54,10 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Audit; the exit code is 0 only if every check passed. Raises SpecserveError."""
-    flags = command_line(arguments)
-    if arguments.connect is not None and flags:
-        problem = f"a running service keeps its own settings; drop {' '.join(flags)}"
-        raise InvalidField("--connect", problem)
+    refuse_idle_settings(arguments)
     from specserve.audit.run import run_audit  # gRPC is slow to import, and --help needs none
 
     plan = _plan(arguments)
@@ -66,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             running = partial(nullcontext, str(arguments.connect))
             reference, audited = running, [running]
         else:
-            reference, audited = _own_services(arguments, flags, stages)
+            reference, audited = _own_services(arguments, stages)
         report = run_audit(plan, reference, audited, stages)
     if arguments.json:
         sys.stdout.write(msgspec.json.encode(as_json(report, plan)).decode() + "\n")
@@ -84,10 +81,10 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _own_services(
-    arguments: argparse.Namespace, flags: list[str], stages: "_Stages"
+    arguments: argparse.Namespace, stages: "_Stages"
 ) -> tuple["Service", list["Service"]]:
     """One that decodes plainly, and one for each rule. Raises InvalidField before any starts."""
-    given = overrides(arguments)
+    flags, given = command_line(arguments), overrides(arguments)
     topology = parse_topology(load_config(arguments.config, given).topology.topology)
     wanted = given.get(_MODE, "async" if topology.num_draft_processes else "sync")
     if wanted == "off":

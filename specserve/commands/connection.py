@@ -2,12 +2,13 @@
 """`--connect`, or a service of one's own for the length of one command."""
 
 import argparse
+import shlex
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 
-from specserve.commands.service_options import add_service_options, command_line
+from specserve.commands.service_options import add_service_options, as_typed, command_line
 from specserve.errors import InvalidField
 from specserve.local_service import local_service
 
@@ -33,17 +34,22 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def service_address(arguments: argparse.Namespace) -> Generator[str]:
     """host:port to talk to while inside. Raises SpecserveError if there is none."""
-    flags = command_line(arguments)
+    refuse_idle_settings(arguments)
     if arguments.connect is not None:
-        if flags:
-            problem = f"a running service keeps its own settings; drop {' '.join(flags)}"
-            raise InvalidField("--connect", problem)
         yield arguments.connect
         return
     with ExitStack() as stack:
         with _spinner("starting a service"):
-            address = stack.enter_context(local_service(flags))
+            address = stack.enter_context(local_service(command_line(arguments)))
         yield address
+
+
+def refuse_idle_settings(arguments: argparse.Namespace) -> None:
+    """Raise InvalidField for flags of a service beside `--connect`, which starts none."""
+    words = as_typed(arguments)
+    if arguments.connect is not None and words:
+        problem = f"a running service keeps its own settings; drop {shlex.join(words)}"
+        raise InvalidField("--connect", problem)
 
 
 @contextmanager

@@ -90,6 +90,21 @@ def overrides(arguments: argparse.Namespace) -> dict[str, str]:
     return given
 
 
+def as_typed(arguments: argparse.Namespace) -> list[str]:
+    """The flags that were given, with the names that they were given by."""
+    values = vars(arguments)
+    words = ["--config", str(arguments.config)] if arguments.config else []
+    for flag, dotted, *_ in _VALUE_FLAGS:
+        if values[dotted] is not None:
+            words += [flag, values[dotted]]
+    for flag, dotted, _ in _SWITCHES:
+        if values[dotted] is not None:
+            words.append(flag if values[dotted] else flag.replace("--", "--no-", 1))
+    for assignment in arguments.assignments:
+        words += ["--set", assignment]
+    return words
+
+
 def command_line(arguments: argparse.Namespace) -> list[str]:
     """The flags again, for a `specserve launch` started by another command."""
     words = ["--config", str(arguments.config)] if arguments.config else []

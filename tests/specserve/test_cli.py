@@ -98,7 +98,16 @@ def test_the_version_is_printed(specserve):
         (("generate", "--target", "/proc", "x"), "model.target: /proc is no model folder"),
         (("generate", "--n", "many", "x"), "argument --n: invalid int value: 'many'"),
         (("generate", "--logit-bias", "a=b", "x"), "--logit-bias: 'a=b' is not of the form"),
-        (("generate", "--connect", "x:1", "--device", "cpu", "x"), "--connect: a running service"),
+        (
+            ("generate", "--connect", "x:1", "--topology", "2+0", "--no-half-weights", "x"),
+            "--connect: a running service keeps its own settings; "
+            "drop --topology 2+0 --no-half-weights",
+        ),
+        (
+            ("audit", "--connect", "x:1", "--config", "a.toml", "--set", "model.name=a b"),
+            "--connect: a running service keeps its own settings; "
+            "drop --config a.toml --set 'model.name=a b'",
+        ),
         (("chat", "--n", "2"), "--n: is 2; a conversation goes on from one answer"),
         (("info", "--ballast", "heavy"), "ballast: 'heavy' is not a count"),
         (("info", "--connect", "x:1", "--target", "y"), "--target: is of no use with --connect"),
