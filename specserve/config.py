@@ -16,8 +16,10 @@ from typing import Annotated, Any, cast
 import msgspec
 from msgspec import Meta
 
+from specserve.config_error import as_invalid_field
 from specserve.errors import InvalidField
 
+Text = Annotated[str, Meta(min_length=1)]
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 DAY_S = 86_400.0  # no timer of ours is longer, and every timer of the kernel can hold it
@@ -30,11 +32,11 @@ MAX_SAMPLES = 4096  # sample indices have 12 bits in the counters of `specserve.
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[model]`: what is served."""
 
-    target: str | None = None  # folder or hub id; None: the embedded model
-    name: str | None = None  # the name clients see; None: the last part of `target`
+    target: Text | None = None  # folder or hub id; None: the embedded model
+    name: Text | None = None  # the name clients see; None: the last part of `target`
     # float32 | bfloat16 | float16; None: float32 on CPU, else the file's. On CPU it is that of
     # weights and, if bfloat16, of what they are multiplied by; all else is float32 there.
-    dtype: str | None = None
+    dtype: Text | None = None
     # On CPU: 16-bit weights stay in 16 bits, arithmetic is float32; None: where nothing is rounded.
     half_weights: bool | None = None
     ballast: str | None = None  # e.g. "60M": pad the target to this cost with the identical law
@@ -86,11 +88,11 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # off | sync: in the target's process | async: in draft processes | auto: what is fastest now
     mode: str = DEFAULT_MODE
     # Folder, hub id, "ngram", or the name of an embedded one; None: the embedded default.
-    drafter: str | None = None
+    drafter: Text | None = None
     # What drafts in the target's process when `mode` is auto (None: an embedded one, or `drafter`),
     # and when nothing was prepared for an outcome (None: the embedded one beside the embedded one).
-    colocated_drafter: str | None = None
-    local_head: str | None = None  # folder of a DeLS head to add to a DFlash drafter
+    colocated_drafter: Text | None = None
+    local_head: Text | None = None  # folder of a DeLS head to add to a DFlash drafter
     verification: str = "foreseeable"  # of unseeded requests: rejection | foreseeable | coupled
     # Drafted tokens a round at most; None: the drafter's own.
     gamma: Annotated[int, Meta(ge=1, le=64)] | None = None
@@ -246,7 +248,7 @@ def _convert(sections: dict[str, Any], *, strict: bool) -> Config:
     try:
         return msgspec.convert(sections, Config, strict=strict)
     except msgspec.ValidationError as error:
-        raise _as_invalid_field(error) from error
+        raise as_invalid_field(error, Config, sections, strict=strict) from error
 
 
 def _reject_unknown_keys(sections: dict[str, Any]) -> None:
@@ -275,11 +277,3 @@ def _keys(section: msgspec.Struct) -> tuple[str, ...]:
 def _unknown(what: str, name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     return f"is no known {what} (nearest: {near[0]})"
-
-
-def _as_invalid_field(error: msgspec.ValidationError) -> InvalidField:
-    """msgspec says "Expected `int` >= 1 - at `$.engine.block_size`"; we put the field first."""
-    problem, _, where = str(error).partition(" - at ")
-    field = where.strip("`").removeprefix("$.") or "configuration"
-    wanted = re.sub(r"`(\w+)`", r"\1", problem.replace(" | null", ""))
-    return InvalidField(field, wanted[:1].lower() + wanted[1:])

@@ -30,7 +30,7 @@ def locate_target(target: str | None) -> Path:
 def locate_folder(name: str, field: str) -> Path:
     """A local folder or one fetched from the hub; raises InvalidField naming `field`."""
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():  # Path("") is the current folder
         return path.resolve()
     if path.exists() or not _HUB_ID.fullmatch(name):
         raise InvalidField(field, f"{name!r} is neither a folder nor a hub id (a/b)")

@@ -80,7 +80,7 @@ def test_the_version_is_printed(specserve):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("launch", "--port", "99999"), "server.grpc_port: expected int <= 65535"),
+        (("launch", "--port", "99999"), "server.grpc_port: expected int from 0 to 65535"),
         (("launch", "--topology", "two"), "topology.topology: 'two' is not of the form T+D"),
         (
             ("launch", "--topology", "1+1", "--speculation", "off"),
@@ -112,7 +112,7 @@ def test_the_version_is_printed(specserve):
         (("info", "--ballast", "heavy"), "ballast: 'heavy' is not a count"),
         (("info", "--connect", "x:1", "--target", "y"), "--target: is of no use with --connect"),
         (("generate", "--connect", "", "x"), "argument --connect: is empty; it must be host:port"),
-        (("launch", "--max-model-len", "1"), "model.max_model_len: expected int >= 2"),
+        (("launch", "--max-model-len", "1"), "model.max_model_len: expected int of at least 2"),
         (("launch", "--draft-threads", "2"), "speculation.draft_threads: is for draft processes"),
         (
             ("launch", "--drafter", "dspark", "--colocated-drafter", "lm"),

@@ -83,17 +83,53 @@ def test_a_number_stays_text_where_text_is_wanted():
         ),
         ({"engin.block_size": "1"}, "engin: is no known section (nearest: engine)"),
         ({"engine": "1"}, "engine: is not of the form section.key"),
-        ({"engine.block_size": "0"}, "engine.block_size: expected int >= 1"),
-        ({"engine.block_size": "many"}, "engine.block_size: expected int, got str"),
-        ({"server.max_samples": "4097"}, "server.max_samples: expected int <= 4096"),
-        ({"server.grpc_port": "70000"}, "server.grpc_port: expected int <= 65535"),
-        ({"server.drain_timeout_s": "nan"}, "server.drain_timeout_s: expected float >= 0.0"),
+        ({"engine.block_size": "0"}, "engine.block_size: expected int from 1 to 1024, got 0"),
+        (
+            {"engine.block_size": "many"},
+            "engine.block_size: expected int from 1 to 1024, got 'many'",
+        ),
+        ({"topology.threads": "-1"}, "topology.threads: expected int of at least 1, got -1"),
+        ({"topology.pin": "maybe"}, "topology.pin: expected true or false, got 'maybe'"),
+        (
+            {"server.max_samples": "4097"},
+            "server.max_samples: expected int from 1 to 4096, got 4097",
+        ),
+        (
+            {"server.grpc_port": "70000"},
+            "server.grpc_port: expected int from 0 to 65535, got 70000",
+        ),
+        (
+            {"server.max_message_bytes": "1"},
+            "server.max_message_bytes: expected int from 1024 to 2147483647, got 1",
+        ),
+        (
+            {"server.drain_timeout_s": "nan"},
+            "server.drain_timeout_s: expected float from 0 to 86400, got nan",
+        ),
+        (
+            {"speculation.draft_wait_ms": "0"},
+            "speculation.draft_wait_ms: expected float above 0 and at most 60000, got 0",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_on_one_line(overrides, message):
     with pytest.raises(InvalidField) as caught:
         load_config(None, overrides)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model.target", "model.name", "model.dtype", "speculation.drafter",
+        "speculation.colocated_drafter", "speculation.local_head",
+    ],
+)  # fmt: skip
+def test_nothing_is_no_name(key):
+    """Nobody who gives a name means the current folder, or the default."""
+    with pytest.raises(InvalidField) as caught:
+        load_config(None, {key: ""})
+    assert str(caught.value) == f"{key}: expected text that is not empty, got ''"
 
 
 def test_every_sample_that_may_be_asked_for_has_noise_of_its_own():
@@ -106,9 +142,10 @@ def test_every_sample_that_may_be_asked_for_has_noise_of_its_own():
     ("text", "message"),
     [
         ("[engine\n", "is not valid TOML"),
-        ("[engine]\nblock_size = true\n", "engine.block_size: expected int, got bool"),
-        ('[engine]\nblock_size = "16"\n', "engine.block_size: expected int, got str"),
-        ("engine = 3\n", "engine: expected object, got int"),
+        ("[engine]\nblock_size = true\n", "block_size: expected int from 1 to 1024, got true"),
+        ('[engine]\nblock_size = "16"\n', "block_size: expected int from 1 to 1024, got '16'"),
+        ("[model]\nname = 16\n", "model.name: expected text that is not empty, got 16"),
+        ("engine = 3\n", "engine: expected a section, got 3"),
         ("[topolgy]\n", "topolgy: is no known section (nearest: topology)"),
     ],
 )
