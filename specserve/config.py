@@ -60,8 +60,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     num_blocks: Positive | None = None  # None: from kv_memory
     kv_memory: str | None = None  # per rank, e.g. "512MiB"; None: a share of what is free
-    max_batch_rows: Positive = 64  # samples that run at once
-    max_batch_tokens: Positive = 512  # tokens of one forward: decode rows, then prefill chunks
+    max_batch_rows: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 64  # samples that run at once
+    # Tokens of one forward: decode rows, then prefill chunks.
+    max_batch_tokens: Annotated[int, Meta(ge=1, le=2**20)] = 512
     prefix_cache: bool = True
     deterministic: bool | None = None  # None: on for CPU, off for CUDA
     # A longer round ends the service.

@@ -173,12 +173,14 @@ def _check_link(link: str, device: str, *, oversubscribed: bool) -> None:
 
 
 def _check_batch(engine: EngineConfig) -> None:
-    if engine.max_batch_tokens < engine.max_batch_rows:
-        raise InvalidField(
-            "engine.max_batch_tokens",
-            f"{engine.max_batch_tokens} is less than engine.max_batch_rows, "
-            f"{engine.max_batch_rows}",
-        )
+    rows, tokens = engine.max_batch_rows, engine.max_batch_tokens
+    if rows <= tokens:
+        return
+    if tokens == EngineConfig().max_batch_tokens:  # which nobody has chosen
+        problem = f"{rows} is more than engine.max_batch_tokens, {tokens}; raise both"
+        raise InvalidField("engine.max_batch_rows", problem)
+    problem = f"{tokens} is less than engine.max_batch_rows, {rows}"
+    raise InvalidField("engine.max_batch_tokens", problem)
 
 
 def _resolve_device(config: Config, topology: Topology, hardware: Hardware) -> str:

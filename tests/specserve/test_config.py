@@ -88,6 +88,14 @@ def test_a_number_stays_text_where_text_is_wanted():
             {"engine.block_size": "many"},
             "engine.block_size: expected int from 1 to 1024, got 'many'",
         ),
+        (
+            {"engine.max_batch_rows": "999999999999999999999"},
+            "engine.max_batch_rows: expected int from 1 to 4096, got 999999999999999999999",
+        ),
+        (
+            {"engine.max_batch_tokens": "1e30"},
+            "engine.max_batch_tokens: expected int from 1 to 1048576, got 1e30",
+        ),
         ({"topology.threads": "-1"}, "topology.threads: expected int of at least 1, got -1"),
         ({"topology.pin": "maybe"}, "topology.pin: expected true or false, got 'maybe'"),
         (
@@ -463,6 +471,8 @@ def test_weights_and_pools_beyond_the_memory_are_refused_before_anything_starts(
 
 
 def test_a_batch_has_a_token_for_every_row():
+    with pytest.raises(InvalidField, match=r"engine\.max_batch_rows: 513 is more than .*, 512; r"):
+        resolved(Config(engine=EngineConfig(max_batch_rows=513)))
     with pytest.raises(InvalidField, match=r"engine\.max_batch_tokens: 7 is less"):
         resolved(Config(engine=EngineConfig(max_batch_rows=8, max_batch_tokens=7)))
 
