@@ -6,9 +6,10 @@ Imports a subcommand's machinery only when it runs: `--help` answers at once.
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from specserve import __version__
 from specserve.commands import audit, calibrate, chat, generate, info, launch, train
@@ -86,6 +87,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 class _Parser(argparse.ArgumentParser):
     """One line instead of usage and error: the help is a flag away."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - argparse's own
+        super().__init__(**settings)
+        # What begins like a negative number is a value, and whoever takes it says what is wrong
+        # with it: to argparse -60M would be an option, and the one before it without a value.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"specserve: {message} (see {self.prog} --help)\n")

@@ -60,6 +60,8 @@ def format_bytes(num_bytes: int) -> str:
 def _parse(text: str, units: dict[str, int], field: str, wanted: str) -> int:
     match = _NUMBER_AND_UNIT.fullmatch(text)
     unit = units.get(match[2].lower()) if match else None
+    if re.match(r"\s*-\.?\d", text):
+        raise InvalidField(field, f"{text!r} is negative; it must be {wanted}")
     if match is None or unit is None:
         raise InvalidField(field, f"{text!r} is not {wanted}")
     return round(float(match[1]) * unit)

@@ -91,6 +91,9 @@ def test_the_version_is_printed(specserve):
         (("launch", "--set", "nonsense"), "--set: 'nonsense' is not of the form"),
         (("launch", "--config", "/nowhere.toml"), "--config: cannot read /nowhere.toml"),
         (("launch", "--ballast", "1"), "ballast: 1 parameters leave no room"),
+        (("launch", "--ballast", "-60M"), "model.ballast: '-60M' is negative; it must be a count"),
+        (("launch", "--kv-memory", "-5MiB"), "engine.kv_memory: '-5MiB' is negative; it must be"),
+        (("launch", "--threads", "-1"), "topology.threads: expected int of at least 1, got -1"),
         (("launch", "--max-model-len", "1000000"), "model.max_model_len: 1000000 exceeds"),
         (("launch", "--target", "/proc"), "model.target: /proc is no model folder"),
         (("launch", "--target", "no such thing"), "model.target: 'no such thing' is neither"),
@@ -231,6 +234,12 @@ def test_a_prompt_can_come_from_stdin(service, specserve):
     from_stdin = json.loads(specserve(*words, "-", stdin="import ").stdout)
     from_argument = json.loads(specserve(*words, "import ").stdout)
     assert from_stdin["token_ids"] == from_argument["token_ids"]
+
+
+@pytest.mark.parametrize("bias", ["-5=1", "-5=-1e2"])
+def test_a_negative_token_id_is_no_option(service, refused, bias):
+    line = refused("generate", "--connect", service, "--logit-bias", bias, "x")
+    assert line == "logit_bias: token id -5 is out of range; it must be 0 to vocab_size - 1"
 
 
 def test_stdin_that_is_not_utf_8_is_refused_by_name(service, refused):

@@ -451,6 +451,12 @@ def test_what_is_no_count_is_refused(text):
         parse_count(text, "ballast")
 
 
+@pytest.mark.parametrize("text", ["-1M", " -.5M"])
+def test_a_negative_count_is_called_one(text):
+    with pytest.raises(InvalidField, match=r"ballast: '.*' is negative; it must be a count"):
+        parse_count(text, "ballast")
+
+
 def test_sizes_are_printed_for_people():
     assert (format_bytes(512 << 20), format_bytes(12)) == ("512.0 MiB", "12 B")
     assert (format_count(61_234_567), format_count(999)) == ("61.2M", "999")
