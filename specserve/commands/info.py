@@ -11,9 +11,12 @@ from pathlib import Path
 import msgspec
 
 from specserve import __version__
+from specserve.commands.config_table import config_rows
 from specserve.commands.connection import host_port
+from specserve.config import Config, load_config
 from specserve.errors import InvalidField
 from specserve.hardware import probe
+from specserve.launch import resolve_here
 from specserve.model.ballast import with_ballast
 from specserve.model.config import ModelSpec, read_spec
 from specserve.sizes import format_bytes, format_count, parse_count
@@ -24,6 +27,7 @@ EXAMPLES = """examples:
   specserve info                             versions, machine, the embedded model
   specserve info --ballast 60M               the same with ballast, and what it adds
   specserve info --target ./Qwen3-0.6B
+  specserve info --config serve.toml         and every setting as a launch here would resolve it
   specserve info --connect 127.0.0.1:7411    a running service and its load
 """
 
@@ -38,6 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connect", type=host_port, metavar="HOST:PORT", help="show this running service"
     )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="show what this TOML file would serve"
+    )
     parser.add_argument("--target", metavar="FOLDER|HUB_ID", help="show this model")
     parser.add_argument("--ballast", metavar="PARAMS", help="as it would be with ballast")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -46,16 +53,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the sections; raises SpecserveError."""
     if arguments.connect is not None:
-        for name in ("target", "ballast"):
+        for name in ("config", "target", "ballast"):
             if getattr(arguments, name) is not None:
                 raise InvalidField(f"--{name}", "is of no use with --connect")
         sections = _running(arguments.connect)
     else:
-        sections = {
-            "versions": _versions(),
-            "machine": _machine(),
-            "model": _model(arguments.target, arguments.ballast),
-        }
+        sections = _offline(arguments)
     text = msgspec.json.encode(sections).decode() + "\n" if arguments.json else _layout(sections)
     sys.stdout.write(text)
     return 0
@@ -76,6 +79,18 @@ def _running(address: str) -> dict[str, Section]:
     if sections["model"]["ballast_params"]:
         sections["model"]["ballast_note"] = _LAW_NOTE
     return sections
+
+
+def _offline(arguments: argparse.Namespace) -> dict[str, Section]:
+    given = {"model.target": arguments.target, "model.ballast": arguments.ballast}
+    overrides = {key: value for key, value in given.items() if value is not None}
+    config = load_config(arguments.config, overrides)
+    sections = {"versions": _versions(), "machine": _machine()}
+    if arguments.config is None:
+        return sections | {"model": _model(config)}
+    resolved = resolve_here(config)
+    settings: Section = {**config_rows(resolved)}
+    return sections | {"model": _model(resolved), "settings": settings}
 
 
 def _versions() -> Section:
@@ -101,13 +116,13 @@ def _machine() -> Section:
     return section
 
 
-def _model(target: str | None, ballast: str | None) -> Section:
-    folder = locate_target(target)
+def _model(config: Config) -> Section:
+    folder = locate_target(config.model.target)
     spec = read_spec(folder)
-    if ballast is not None:
-        spec = with_ballast(spec, parse_count(ballast, "ballast"))
+    if config.model.ballast is not None:
+        spec = with_ballast(spec, parse_count(config.model.ballast, "model.ballast"))
     section: Section = {
-        "name": default_name(folder),
+        "name": config.model.name or default_name(folder),
         "folder": str(folder),
         "architecture": spec.architecture,
         "parameters": format_count(spec.num_params - spec.ballast_params),
@@ -115,7 +130,7 @@ def _model(target: str | None, ballast: str | None) -> Section:
         "hidden_size": spec.hidden_size,
         "heads": f"{spec.num_heads} query, {spec.num_kv_heads} key-value",
         "vocab_size": spec.vocab_size,
-        "max_model_len": spec.max_position_embeddings,
+        "max_model_len": config.model.max_model_len or spec.max_position_embeddings,
         "stored_in": spec.dtype,
         "weights_sha256": _weights_hash(folder),
         "ballast": _ballast(spec),

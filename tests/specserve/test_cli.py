@@ -112,7 +112,9 @@ def test_the_version_is_printed(specserve):
             "drop --config a.toml --set 'model.name=a b'",
         ),
         (("chat", "--n", "2"), "--n: is 2; a conversation goes on from one answer"),
-        (("info", "--ballast", "heavy"), "ballast: 'heavy' is not a count"),
+        (("info", "--ballast", "heavy"), "model.ballast: 'heavy' is not a count"),
+        (("info", "--target", ""), "model.target: expected text that is not empty, got ''"),
+        (("info", "--connect", "x:1", "--config", "y"), "--config: is of no use with --connect"),
         (("info", "--connect", "x:1", "--target", "y"), "--target: is of no use with --connect"),
         (("generate", "--connect", "", "x"), "argument --connect: is empty; it must be host:port"),
         (("launch", "--max-model-len", "1"), "model.max_model_len: expected int of at least 2"),
@@ -149,6 +151,22 @@ def test_info_shows_versions_machine_and_the_embedded_model(specserve):
     assert document["model"]["stored_in"] == "bfloat16"
     assert "dtype" not in document["model"]  # which a launch decides: what is computed in
     assert "ballast" in specserve("info").stdout
+
+
+def test_info_shows_what_a_file_would_serve(specserve, refused, tmp_path):
+    path = tmp_path / "serve.toml"
+    path.write_text('[model]\nname = "mine"\nballast = "60M"\n[engine]\nnum_blocks = 2\n')
+    words = ("info", "--config", str(path))
+    document = json.loads(specserve(*words, "--json", "--ballast", "12M").stdout)
+    assert (document["model"]["name"], document["model"]["max_model_len"]) == ("mine", 32)
+    assert document["model"]["ballast"].startswith("7.0M")  # a flag overrides the file
+    settings = document["settings"]
+    assert settings["model.ballast"] == "12M"
+    assert (settings["engine.num_blocks"], settings["model.max_model_len"]) == ("2", "32")
+    assert settings["model.dtype"] == "float32"
+    assert "place.target.0" in specserve(*words).stdout
+    path.write_text("[topology]\nthreads = 1000\n")
+    assert refused(*words).startswith("topology.topology: 1+0 with 1000 thread(s)")
 
 
 @pytest.mark.slow
