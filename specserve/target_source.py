@@ -50,7 +50,13 @@ def _fetch(hub_id: str, field: str) -> Path:
         folder = hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
             hub_id, allow_patterns=list(_HUB_FILES), ignore_patterns=["*/*"]
         )
+    except hub.errors.LocalEntryNotFoundError as error:  # nor was it fetched before
+        problem = "the hub cannot be reached; a local folder may be given instead"
+        raise InvalidField(field, f"cannot fetch {hub_id!r}: {problem}") from error
+    except hub.errors.RepositoryNotFoundError as error:
+        problem = "the hub has no such repository, or does not show it to you"
+        raise InvalidField(field, f"cannot fetch {hub_id!r}: {problem}") from error
     except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
-        problem = " ".join(str(error).split())[:200]
+        problem = str(error).strip().partition("\n")[0]
         raise InvalidField(field, f"cannot fetch {hub_id!r}: {problem}") from error
     return Path(folder)
