@@ -122,10 +122,11 @@ class MarkovHead(nn.Module):
         return self.markov_w2(embedded)
 
     def _recurrent(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """The state keeps the type of the weights: rounding it would add up from slot to slot."""
         state, outputs = torch.zeros_like(embedded[:, 0]), []
         for slot in range(embedded.shape[1]):
             joint = self.joint_proj(torch.cat([state, embedded[:, slot], hidden[:, slot]], dim=-1))
-            gate, candidate, output = joint.chunk(3, dim=-1)
+            gate, candidate, output = joint.to(state.dtype).chunk(3, dim=-1)
             outputs.append(output.tanh())
             state = torch.lerp(candidate.tanh(), state, gate.sigmoid())
         return torch.stack(outputs, dim=1)
