@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.options import work_folder
 from draft_node.training.self_text import weights_digest
 from specserve.errors import InvalidField, Unsupported
+from specserve.output_folder import make_output_folder
 
 SETTINGS = "settings.json"
 # What a resumed run need not have in common with its start: how long, where, and what comes after
@@ -40,15 +40,16 @@ def load_target(arguments: argparse.Namespace) -> FrozenTarget:
 def claim(arguments: argparse.Namespace) -> Path:
     """The run's folder, one for every --out, which is made too.
 
-    Raises InvalidField if nothing can be written to --out, and if the folder holds the checkpoint
-    of another run, unless --restart.
+    Raises InvalidField if nothing can be written to --out or --work, and if the folder holds the
+    checkpoint of another run, unless --restart.
     """
-    _make(arguments.out)
+    # Now: hours of training are a bad time to find out.
+    make_output_folder(arguments.out, "--out")
     # Folders of two runs may have the same name.
     place = hashlib.sha256(str(arguments.out.resolve()).encode()).hexdigest()[:8]
     name = f"{arguments.kind}-{arguments.out.name}-{place}"
     folder = work_folder(arguments) / "runs" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_output_folder(folder, "--work")
     settings = {
         name: _plain(value) for name, value in vars(arguments).items() if name not in _MAY_CHANGE
     }
@@ -60,16 +61,6 @@ def claim(arguments: argparse.Namespace) -> Path:
         _refuse_changes(folder, settings)
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
     return folder
-
-
-def _make(out: Path) -> None:
-    """Now: hours of training are a bad time to find out."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise InvalidField("--out", f"{out}: {error.strerror}") from error
 
 
 def is_begun(folder: Path) -> bool:

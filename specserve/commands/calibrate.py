@@ -17,6 +17,7 @@ import specserve
 from specserve.config import SpeculationConfig
 from specserve.drafter_source import NGRAM, locate_drafter
 from specserve.errors import InvalidField
+from specserve.output_folder import make_output_folder
 from specserve.target_source import locate_target
 
 HELP = "calibrate a drafter's confidences on held-out prompts"
@@ -116,6 +117,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None and Path(arguments.plot).suffix.lower() != ".png":
         raise InvalidField("--plot", f"{arguments.plot} does not end in .png")
     job = Job(**{**given, **resolved})
+    make_output_folder(job.out, "--out")
+    if job.plot is not None:
+        make_output_folder(job.plot.parent, "--plot")
     command = [sys.executable, "-P", "-m", _MODULE, job.encode()]
     return subprocess.run(command, check=False).returncode
 

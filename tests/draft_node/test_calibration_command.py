@@ -237,6 +237,8 @@ def test_checksums_of_the_folder_stay_complete(folder, tmp_path):
         (("--num-prompts", "1"), "argument --num-prompts: has to be at least 2"),
         (("--stride", "x"), "argument --stride: invalid whole value: 'x'"),
         (("--verification", "greedy"), "argument --verification: invalid choice"),
+        (("--out", "/proc/nope"), "--out: /proc/nope: No such file or directory"),
+        (("--plot", "/proc/nope/a.png"), "--plot: /proc/nope: No such file or directory"),
     ],
 )
 def test_bad_usage_is_one_line_naming_the_flag(words, problem, folder, capsys):

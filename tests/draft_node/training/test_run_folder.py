@@ -77,6 +77,8 @@ def test_where_nothing_can_be_written_is_refused_before_training(begin, tmp_path
     for out in ("file", "file/below", "/proc/nothing"):
         with pytest.raises(InvalidField, match=f"--out: {out}: "):
             begin("lm", out=out)
+    with pytest.raises(InvalidField, match="--work: /proc/nothing/runs/lm-drafter-"):
+        begin("lm", "--work", "/proc/nothing")
     begin("lm", out="new/folder")
     assert (tmp_path / "new" / "folder").is_dir()
 
