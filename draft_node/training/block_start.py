@@ -4,10 +4,8 @@ import argparse
 from dataclasses import replace
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.spec import (
     BlockSpec,
     ConfidenceSpec,
@@ -19,6 +17,7 @@ from draft_node.drafters.spec import (
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD
 from draft_node.training import eagle3_start
 from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.given_drafter import given_spec, given_weights
 from draft_node.training.text_source import mask_token
 from specserve.errors import InvalidField
 from specserve.model.config import ModelSpec
@@ -32,16 +31,16 @@ def starting_point(
         return eagle3_start.starting_point(arguments, target)
     if arguments.init is None:
         return new_spec(arguments, target), None
-    spec = read_draft_spec(arguments.init)
+    spec = given_spec(arguments.init, target, "--init")
     if not isinstance(spec, BlockSpec) or spec.gemma4 or spec.layout is not Layout.ANCHOR_FIRST:
         raise InvalidField("--init", f"{arguments.init}: not a DSpark or DFlash, anchor first")
-    if spec.reduces_vocab or spec.decoder.vocab_size != target.spec.vocab_size:
+    if spec.reduces_vocab:
         raise InvalidField("--init", f"{arguments.init}: its vocabulary is not the target's")
     _refuse_changes(arguments, spec)
-    weights = load_file(arguments.init / "model.safetensors")
+    weights = given_weights(arguments.init, "--init")
     qk_norm = "layers.0.self_attn.q_norm.weight" in weights
     spec = replace(spec, decoder=replace(spec.decoder, qk_norm=qk_norm))
-    own = {name: w.float() for name, w in weights.items() if name not in (EMBEDDING, LM_HEAD)}
+    own = {name: w for name, w in weights.items() if name not in (EMBEDDING, LM_HEAD)}
     return _deepened(spec, own, arguments.layers or spec.decoder.num_layers)
 
 

@@ -3,13 +3,12 @@
 import argparse
 from dataclasses import replace
 
-from safetensors.torch import load_file
 from torch import Tensor
 
-from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.spec import Eagle3Spec
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD
 from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.given_drafter import given_spec, given_weights
 from specserve.errors import InvalidField
 
 NUM_FEATURES = 5  # the format has no other number
@@ -21,22 +20,17 @@ def starting_point(
     """What is to be trained, and the weights of --init."""
     if arguments.init is None:
         return new_spec(arguments, target), None
-    spec = read_draft_spec(arguments.init)
+    spec = given_spec(arguments.init, target, "--init")
     if not isinstance(spec, Eagle3Spec):
         raise InvalidField("--init", f"{arguments.init}: is no eagle3")
-    if (spec.decoder.vocab_size, spec.decoder.hidden_size) != (
-        target.spec.vocab_size,
-        target.spec.hidden_size,
-    ):
-        raise InvalidField("--init", f"{arguments.init}: was made for another target")
     for flag, asked, held in (
         ("--gamma", arguments.gamma, spec.gamma),
         ("--feature-layers", arguments.feature_layers, spec.feature_layers),
     ):
         if asked not in (None, held):
             raise InvalidField(flag, f"{asked}: {arguments.init} was made with {held}")
-    weights = load_file(arguments.init / "model.safetensors")
-    return spec, {n: w.float() for n, w in weights.items() if n not in (EMBEDDING, LM_HEAD)}
+    weights = given_weights(arguments.init, "--init")
+    return spec, {n: w for n, w in weights.items() if n not in (EMBEDDING, LM_HEAD)}
 
 
 def new_spec(arguments: argparse.Namespace, target: FrozenTarget) -> Eagle3Spec:

@@ -5,13 +5,13 @@ import logging
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from draft_node.training import memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import DecoderConfig
 from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.given_drafter import given_weights
 from draft_node.training.language_model import add_options
 from draft_node.training.language_model_distilled import DistilledDecoder, micro_tokens
 from draft_node.training.language_model_export import ModelRecord, write_language_model
@@ -39,13 +39,13 @@ def train(arguments: argparse.Namespace) -> int:
     with num_threads(arguments.threads):
         target = load_target(arguments)
         folder = claim(arguments)
+        model = DistilledDecoder(new_config(arguments, target), target, arguments.distill)
         source = text_source.gather(
             target,
             TextConfig(
                 work_folder(arguments), arguments.text, arguments.self_text, seed=arguments.seed
             ),
         )
-        model = DistilledDecoder(new_config(arguments, target), target, arguments.distill)
         batches = BatchSource(source.training, arguments.seed, turns=source.turns)
         config = trainer_config(arguments, target)
         initial = None
@@ -100,15 +100,12 @@ def initial_weights(
 
 def load_initial(folder: Path, model: DistilledDecoder) -> dict[str, Tensor]:
     """The weights of --init, float32; raises InvalidField if they are of another shape."""
-    try:
-        weights = load_file(folder / "model.safetensors")
-    except OSError as error:
-        raise InvalidField("--init", f"{folder}: {error}") from error
+    weights = given_weights(folder, "--init")
     if {n: w.shape for n, w in weights.items()} != {
         n: w.shape for n, w in model.state_dict().items()
     }:
         raise InvalidField("--init", f"{folder}: not a model of the shape that the flags describe")
-    return {name: weight.float() for name, weight in weights.items()}
+    return weights
 
 
 def trainer_config(arguments: argparse.Namespace, target: FrozenTarget) -> TrainerConfig:

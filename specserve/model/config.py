@@ -158,7 +158,7 @@ class _GenerationFile(msgspec.Struct):
 def read_spec(folder: Path) -> ModelSpec:
     """The architecture of a checkpoint folder. Raises `Unsupported` naming the field at fault."""
     path = folder / CONFIG_FILE
-    return decoder_spec(read_json(path, dict[str, Any]), path)
+    return decoder_spec(read_json(path, dict[str, Any], field="model.target"), path)
 
 
 def decoder_spec(content: object, path: Path) -> ModelSpec:
@@ -193,14 +193,16 @@ def decoder_spec(content: object, path: Path) -> ModelSpec:
     )
 
 
-def read_json(path: Path, kind: type[T]) -> T:
-    """The content of a JSON file as `kind`. Raises `Unsupported` naming the file and field."""
+def read_json(path: Path, kind: type[T], *, field: str | None = None) -> T:
+    """The content of a JSON file as `kind`. Raises `Unsupported` naming the file and field.
+
+    `field` is the setting that names the file's folder, for when it does not hold the file.
+    """
     try:
         content: object = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise Unsupported(
-            f"model.target: {path.parent} is no model folder, {path.name} is missing"
-        ) from None
+        problem = f"{path.parent} is no model folder, {path.name} is missing"
+        raise Unsupported(problem if field is None else f"{field}: {problem}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise Unsupported(f"{path}: not readable as JSON: {error}") from error
     return convert(path, content, kind)

@@ -18,8 +18,8 @@ from draft_node.training.self_text import SelfTextConfig
 from draft_node.training.trainer import Trainer
 from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
-from tests.draft_node.drafters.checkpoints import options
-from tests.draft_node.training.drafters import TEXT, write_target
+from tests.draft_node.drafters.checkpoints import DSPARK, EAGLE3, options, write_drafter
+from tests.draft_node.training.drafters import TEXT, VOCAB, write_target
 
 SMALL_POOL = SelfTextConfig(rows=512, length=32, shortest_prompt=2, longest_prompt=8)
 
@@ -137,7 +137,7 @@ def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypat
         (("--markov", "none", "--confidence", "none"), "--markov: none: a DSpark without heads"),
         (("--target", "/proc"), "--target: model.target: /proc is no model folder"),
         (("--device", "tpu"), "--device: tpu:"),
-        (("--init", "/proc"), "/proc"),
+        (("--init", "/proc"), "--init: /proc is no model folder, config.json is missing"),
         (("--text", "/nowhere"), "--text: /nowhere: no such file or folder"),
     ],
 )
@@ -150,6 +150,26 @@ def test_errors_name_the_flag(flags, problem, train, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("specserve: ")
     assert problem in line
+
+
+@pytest.mark.parametrize("kind", ["dspark", "eagle3"])
+def test_a_drafter_that_cannot_be_gone_on_from_is_refused_naming_init(
+    kind, train, tmp_path, capsys
+):
+    given = tmp_path / "given"
+    config = {"dspark": DSPARK, "eagle3": EAGLE3}[kind]
+    for changes, problem in (
+        ({"vocab_size": 96}, f"{given}: vocab_size: 96, the target has {VOCAB}"),
+        ({"hidden_size": 64}, f"{given}: hidden_size: 64, the target has 32"),
+    ):
+        write_drafter(given, config, **{"vocab_size": VOCAB, "num_target_layers": 3, **changes})
+        assert train(kind, "--init", str(given)) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"specserve: --init: {problem}"
+    (given / "model.safetensors").write_bytes(b"torn")
+    assert train(kind, "--init", str(given)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"specserve: --init: {given}")
 
 
 def stored(out) -> dict[str, torch.Tensor]:

@@ -165,6 +165,16 @@ def test_a_run_can_go_on_from_a_model_of_the_same_shape(train, tmp_path, monkeyp
     assert "specserve: --init:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [b"torn", None])
+def test_weights_that_cannot_be_read_are_refused(content, train, tmp_path, capsys):
+    (given := tmp_path / "given").mkdir()
+    (given / "config.json").write_text("{}")
+    if content is not None:
+        (given / "model.safetensors").write_bytes(content)
+    assert train("--init", str(given)) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"specserve: --init: {given}: ")
+
+
 def test_a_run_can_begin_as_layers_of_the_target(target, train, monkeypatch, capsys):
     begun = {}
 

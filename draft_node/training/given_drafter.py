@@ -1,0 +1,37 @@
+"""A drafter whose folder a flag names: what it is, or under the flag's name why it will not do."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from draft_node.drafters.dialects import read_draft_spec
+from draft_node.drafters.load import load_features
+from draft_node.drafters.spec import DraftSpec
+from draft_node.drafters.weights import TargetWeights
+from draft_node.training.frozen_target import FrozenTarget
+from specserve.errors import InvalidField, Unsupported
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+def given_spec(folder: Path, target: FrozenTarget, flag: str) -> DraftSpec:
+    """What the drafter is; of one that reads features, all tensors are there and fit the target."""
+    try:
+        spec = read_draft_spec(folder)
+        weights = TargetWeights(target.folder, target.spec)
+        load_features(folder, weights, dtype=torch.float32, device=torch.device("cpu"))
+    except Unsupported as error:
+        raise InvalidField(flag, str(error)) from error
+    return spec
+
+
+def given_weights(folder: Path, flag: str) -> dict[str, Tensor]:
+    """All its tensors, float32."""
+    try:
+        weights = load_file(folder / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise InvalidField(flag, f"{folder}: {error}") from error
+    return {name: weight.float() for name, weight in weights.items()}
