@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.load import load_features
-from draft_node.drafters.spec import DraftSpec
+from draft_node.drafters.spec import BlockSpec, DraftSpec
 from draft_node.drafters.weights import TargetWeights
 from draft_node.training.frozen_target import FrozenTarget
 from specserve.errors import InvalidField, Unsupported
@@ -35,3 +35,12 @@ def given_weights(folder: Path, flag: str) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise InvalidField(flag, f"{folder}: {error}") from error
     return {name: weight.float() for name, weight in weights.items()}
+
+
+def refuse_unless_dflash(folder: Path, target: FrozenTarget, flag: str) -> None:
+    """Raise InvalidField unless a local head of the target's vocabulary can be added to it."""
+    spec = given_spec(folder, target, flag)
+    if not isinstance(spec, BlockSpec) or spec.markov is not None or spec.confidence is not None:
+        raise InvalidField(flag, f"{folder}: a local head can only be added to a DFlash")
+    if spec.reduces_vocab:
+        raise InvalidField(flag, f"{folder}: its vocabulary is only a part of the target's")

@@ -10,6 +10,7 @@ from draft_node.drafters.spec import LocalHeadSpec
 from draft_node.training import memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.given_drafter import refuse_unless_dflash
 from draft_node.training.local_head import add_options
 from draft_node.training.local_head_export import HeadRecord, write_head
 from draft_node.training.local_head_fusion import choose_weights
@@ -42,6 +43,9 @@ def train(arguments: argparse.Namespace) -> int:
         raise InvalidField("--window", "a block of one token leaves nothing to a local head")
     with num_threads(arguments.threads):
         target = load_target(arguments)
+        spec = new_spec(arguments, target)
+        if arguments.fuse_with is not None:
+            refuse_unless_dflash(arguments.fuse_with, target, "--fuse-with")
         folder = claim(arguments)
         source = text_source.gather(
             target,
@@ -49,7 +53,7 @@ def train(arguments: argparse.Namespace) -> int:
                 work_folder(arguments), arguments.text, arguments.self_text, seed=arguments.seed
             ),
         )
-        model = LocalHeadModel(new_spec(arguments, target), target, arguments.window)
+        model = LocalHeadModel(spec, target, arguments.window)
         batches = BatchSource(source.training, arguments.seed, turns=source.turns)
         config = trainer_config(arguments, target)
         trainer = Trainer(model, batches, source.held_out, folder, config)

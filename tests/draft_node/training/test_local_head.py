@@ -208,6 +208,23 @@ def test_weights_are_chosen_with_the_drafter_in_the_loop(target, tmp_path, monke
         choose(dspark)
 
 
+def test_what_takes_no_local_head_is_refused_before_training(train, tmp_path, capsys):
+    sizes = {"vocab_size": VOCAB, "num_target_layers": 3}
+    write_drafter(tmp_path / "dspark", DSPARK, **sizes)
+    write_drafter(tmp_path / "foreign", DFLASH, **{**sizes, "vocab_size": 96})
+    write_target(tmp_path / "lm")
+    for name, problem in (
+        ("dspark", ": a local head can only be added to a DFlash"),
+        ("lm", ": a local head can only be added to a DFlash"),
+        ("foreign", f": vocab_size: 96, the target has {VOCAB}"),
+        ("nowhere", " is no model folder, config.json is missing"),
+    ):
+        assert train("--fuse-with", str(tmp_path / name)) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"specserve: --fuse-with: {tmp_path / name}{problem}"
+    assert not (tmp_path / "head").exists()
+
+
 @pytest.fixture
 def train(target, tmp_path, monkeypatch):
     """Run the command on that target for a few seconds."""
