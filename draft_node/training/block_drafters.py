@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from draft_node.training.options import add_run_options, positive_float, positive_int
+from draft_node.training.options import add_run_options, positive_float, positive_int, whole_number
 
 EXAMPLES = """examples:
   specserve train dspark --out drafters/dspark --minutes 15
@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     if kind == "dspark":
         _add_heads(parser)
     parser.add_argument(
-        "--max-gap", type=int, choices=range(65), default=0, metavar="0..64",
+        "--max-gap", type=whole_number(0, 64), default=0, metavar="0..64",
         help="train behind up to so many tokens without features (default: 0)",
     )  # fmt: skip
     parser.add_argument("--init", type=Path, metavar="DIR", help="drafter to go on from")

@@ -12,6 +12,7 @@ from specserve.target_source import EMBEDDED_TARGET
 
 T = TypeVar("T", int, float)
 
+_MOST_SEED = 2**32 - 1  # a step draws from 2**32 * seed + step, which has 64 bits
 # Not what a run is, or written in a way of its own: how long, and the folder.
 _NOT_IN_COMMAND = ("kind", "minutes", "steps", "out", "work", "threads", "restart", "parent_pid")
 
@@ -45,7 +46,10 @@ def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> N
         "--work", type=Path, metavar="DIR",
         help="folder of streams and checkpoints (default: below ~/.cache/specserve)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed", type=whole_number(0, _MOST_SEED), default=0, metavar="N",
+        help=f"of all that is drawn, 0..{_MOST_SEED} (default: 0)",
+    )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
     parser.add_argument(
         "--threads", type=positive_int, default=os.cpu_count() or 1, help="CPU threads"
@@ -93,6 +97,17 @@ def _words(value: object) -> list[str]:
             return [",".join(str(part) for part in cast("tuple[object, ...]", value))]
         case _:
             return [str(value)]
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """For argparse: an integer in least..most."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= (number := int(text)) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number in {least}..{most}")
+        return number
+
+    return parse
 
 
 def positive_int(text: str) -> int:

@@ -131,6 +131,10 @@ def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypat
         (("--steps", "9", "--minutes", "1"), "--minutes: not allowed with argument --steps"),
         (("--self-text", "2"), "argument --self-text: '2' is not between 0 and 1"),
         (("--feature-layers", "0,7"), "--feature-layers: (0, 7): the target has layers 0..2"),
+        (("--seed", "-5"), "argument --seed: '-5' is not a whole number in 0..4294967295"),
+        (("--seed", "4294967296"), "--seed: '4294967296' is not a whole number in 0..4294967295"),
+        (("--max-gap", "65"), "argument --max-gap: '65' is not a whole number in 0..64"),
+        (("--max-gap", "x"), "argument --max-gap: 'x' is not a whole number in 0..64"),
         (("--feature-layers", "x"), "argument --feature-layers: 'x' is not of the form"),
         (("--mask-token-id", "999"), "--mask-token-id: 999: needs an id"),
         (("--markov", "none"), "--confidence: markov: there is no Markov head"),
@@ -188,6 +192,11 @@ def test_a_number_of_steps_is_the_same_run_again(train, tmp_path):
     held_out = json.loads((tmp_path / "out" / "held_out.json").read_text())
     assert held_out["training"]["steps"] == 4
     assert "specserve train dflash --steps 4" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_largest_seed_trains(train):
+    flags = ("--self-text", "0", "--layers", "1", "--steps", "1")
+    assert train("dflash", "--seed", "4294967295", *flags) == 0
 
 
 def test_a_run_goes_on_to_more_steps_and_never_back(train, tmp_path, capsys):
