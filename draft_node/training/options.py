@@ -55,8 +55,9 @@ def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> N
         "--threads", type=positive_int, default=os.cpu_count() or 1, help="CPU threads"
     )
     parser.add_argument(
-        "--restart", action="store_true", help="forget an unfinished run instead of resuming it"
-    )
+        "--restart", action="store_true",
+        help="forget the run that was begun into --out, finished or not, instead of resuming it",
+    )  # fmt: skip
 
 
 def work_folder(arguments: argparse.Namespace) -> Path:

@@ -58,7 +58,7 @@ def claim(arguments: argparse.Namespace) -> Path:
     if arguments.restart:
         (folder / checkpoint.FILE_NAME).unlink(missing_ok=True)
     if is_begun(folder):
-        _refuse_changes(folder, settings)
+        _refuse_changes(arguments.out, folder, settings)
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
     return folder
 
@@ -68,13 +68,13 @@ def is_begun(folder: Path) -> bool:
     return (folder / checkpoint.FILE_NAME).exists()
 
 
-def _refuse_changes(folder: Path, settings: Mapping[str, object]) -> None:
+def _refuse_changes(out: Path, folder: Path, settings: Mapping[str, object]) -> None:
     begun = json.loads((folder / SETTINGS).read_text())
     for name, value in settings.items():
         if begun.get(name, value) != value:  # an older version's may lack a name
             flag = f"--{name.replace('_', '-')}"
-            problem = f"{folder} holds a run with another value; --restart forgets it"
-            raise InvalidField(flag, problem)
+            run = f"the run that was begun into {out}, finished or not, has another value"
+            raise InvalidField(flag, f"{run}; --restart forgets it")
 
 
 def _digest_of_initial(arguments: argparse.Namespace) -> str | None:

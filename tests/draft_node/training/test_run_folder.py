@@ -53,8 +53,10 @@ def test_runs_into_folders_of_the_same_name_are_kept_apart(kind, begin, tmp_path
 )
 def test_a_run_with_another_flag_is_not_resumed(kind, flag, value, begin):
     folder = begin(kind)
-    with pytest.raises(InvalidField, match=flag):
+    with pytest.raises(InvalidField) as refused:
         begin(kind, flag, value)
+    run = "the run that was begun into a/drafter, finished or not"
+    assert str(refused.value) == f"{flag}: {run}, has another value; --restart forgets it"
     assert (folder / FILE_NAME).exists()
     begin(kind, flag, value, "--restart")
     begin(kind, flag, value)  # the one that was begun last is resumed
