@@ -23,7 +23,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = (
         "steps that are unrolled, and tokens drafted" if kind == "eagle3" else "tokens of a block"
     )
-    parser.add_argument("--gamma", type=positive_int, help=f"{what} (default: 7)")
+    parser.add_argument(
+        "--gamma", type=whole_number(1, 64), metavar="1..64", help=f"{what} (default: 7)"
+    )
     parser.add_argument(
         "--feature-layers", type=_layers, metavar="I,J,...",
         help="target layers whose outputs are read (default: by the target's depth)",
@@ -41,8 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--init", type=Path, metavar="DIR", help="drafter to go on from")
     parser.add_argument(
-        "--anchors", type=positive_int, default=32, help="blocks in 256 tokens (default: 32)"
-    )
+        "--anchors", type=positive_int, default=32,
+        help="blocks in 256 tokens, at most 256 less gamma (default: 32)",
+    )  # fmt: skip
     parser.add_argument("--tokens-per-step", type=positive_int, default=2048, help="default: 2048")
     parser.add_argument(
         "--rate", type=positive_float, help="factor on learning rates (default: 1, with --init 0.5)"

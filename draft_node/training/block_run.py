@@ -28,6 +28,7 @@ from draft_node.training.schedule import Schedule
 from draft_node.training.self_text import weights_digest
 from draft_node.training.text_source import Streams, TextConfig, TextSource
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
+from specserve.errors import InvalidField
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ def train(arguments: argparse.Namespace) -> int:
     with num_threads(arguments.threads):
         target = load_target(arguments)
         spec, initial = starting_point(arguments, target)
+        refuse_crowded_rows(arguments, spec.gamma, target.spec.max_position_embeddings)
         config = ObjectiveConfig(_TERMS[arguments.kind], arguments.anchors, arguments.max_gap)
         folder = claim(arguments)
         source = text_source.gather(
@@ -68,6 +70,19 @@ def train(arguments: argparse.Namespace) -> int:
             return EXIT_STOPPED
         _export(arguments, objective, source, trainer)
     return 0
+
+
+def refuse_crowded_rows(arguments: argparse.Namespace, gamma: int, longest: int) -> None:
+    """Raise InvalidField unless rows of up to `longest` tokens hold blocks, and all that are asked.
+
+    A block begins at a token of its own, and ends in the row.
+    """
+    if gamma >= longest:
+        raise InvalidField("--gamma", f"{gamma}: rows of this target have {longest} tokens")
+    room = WINDOW - gamma
+    if arguments.anchors > room:
+        problem = f"at most {room} blocks of {gamma} begin in {WINDOW} tokens"
+        raise InvalidField("--anchors", f"{arguments.anchors}: {problem}")
 
 
 def _trainer(

@@ -136,6 +136,9 @@ def test_a_stopped_run_is_resumed_and_another_refused(train, tmp_path, monkeypat
         (("--max-gap", "65"), "argument --max-gap: '65' is not a whole number in 0..64"),
         (("--max-gap", "x"), "argument --max-gap: 'x' is not a whole number in 0..64"),
         (("--feature-layers", "x"), "argument --feature-layers: 'x' is not of the form"),
+        (("--anchors", "9999"), "--anchors: 9999: at most 253 blocks of 3 begin in 256"),
+        (("--gamma", "65"), "argument --gamma: '65' is not a whole number in 1..64"),
+        (("--gamma", "0"), "argument --gamma: '0' is not a whole number in 1..64"),
         (("--mask-token-id", "999"), "--mask-token-id: 999: needs an id"),
         (("--markov", "none"), "--confidence: markov: there is no Markov head"),
         (("--markov", "none", "--confidence", "none"), "--markov: none: a DSpark without heads"),
@@ -176,6 +179,14 @@ def test_a_drafter_that_cannot_be_gone_on_from_is_refused_naming_init(
     assert line.startswith(f"specserve: --init: {given}")
 
 
+def test_blocks_are_shorter_than_the_targets_rows(tmp_path, capsys):
+    target = write_target(tmp_path / "target", max_position_embeddings=32)
+    words = ["--target", str(target), "--out", str(tmp_path / "out"), "--gamma", "32"]
+    assert main(["eagle3", *words, "--feature-layers", "0,0,1,1,2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "specserve: --gamma: 32: rows of this target have 32 tokens"
+
+
 def stored(out) -> dict[str, torch.Tensor]:
     return load_file(out / "model.safetensors")
 
@@ -194,6 +205,7 @@ def test_a_number_of_steps_is_the_same_run_again(train, tmp_path):
     assert "specserve train dflash --steps 4" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_largest_seed_trains(train):
     flags = ("--self-text", "0", "--layers", "1", "--steps", "1")
     assert train("dflash", "--seed", "4294967295", *flags) == 0
