@@ -52,7 +52,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--self-tokens", type=positive_int, default=600_000,
-        help="tokens that the target writes, once (default: 600000)",
+        help="tokens that the target writes, once; rounded up to whole parts of each domain, which "
+        "have 65536 where the target takes 512 positions (default: 600000)",
     )  # fmt: skip
     parser.add_argument("--compile", action="store_true", help="compile the step")
 

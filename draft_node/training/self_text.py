@@ -123,9 +123,10 @@ class Pool:
     def __init__(self, target: FrozenTarget, work: Path, config: SelfTextConfig) -> None:
         self._target, self._config = target, config
         self.folder = work / "self-text" / weights_digest(target.folder)[:12]
+        self.part_len = config.rows * min(config.length, target.spec.max_position_embeddings)
 
     def stream(self, name: str, prompts: np.ndarray, num_tokens: int) -> np.ndarray:
-        """At least num_tokens tokens of text that began with prompts from `prompts`."""
+        """At least num_tokens tokens, in whole parts, of text that began with `prompts`' own."""
         self.folder.mkdir(parents=True, exist_ok=True)
         parts, total = list[np.ndarray](), 0
         while total < num_tokens:

@@ -64,7 +64,12 @@ def gather(target: FrozenTarget, config: TextConfig) -> TextSource:
     if not config.self_share:
         return TextSource(training, held_out, tuple(training))
     pool = Pool(target, config.work, SelfTextConfig(seed=config.seed))
-    share = config.self_tokens // len(training)
+    num_parts = -(-config.self_tokens // (len(training) * pool.part_len))  # of each domain
+    share = num_parts * pool.part_len
+    log.info(
+        "self text: %d tokens in whole parts of %d, %d asked for",
+        share * len(training), pool.part_len, config.self_tokens,
+    )  # fmt: skip
     written = {f"self-{n}": pool.stream(f"train-{n}", s, share) for n, s in training.items()}
     small = Pool(target, config.work, SelfTextConfig(rows=64, seed=config.seed))
     limit = config.held_out_tokens

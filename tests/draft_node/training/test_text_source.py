@@ -1,3 +1,4 @@
+import argparse
 from collections import Counter
 
 import numpy as np
@@ -6,11 +7,12 @@ from tokenizers import Tokenizer
 
 from draft_node.training import text_source
 from draft_node.training.batches import BatchSource, encode_stream
+from draft_node.training.block_drafters import add_options
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.self_text import SelfTextConfig
 from draft_node.training.text_source import TextConfig, gather, mask_token, take_turns
 from specserve.errors import InvalidField
-from tests.draft_node.training.drafters import VOCAB, write_target
+from tests.draft_node.training.drafters import VOCAB, patterned_stream, write_target
 
 TEXT = "some text to train on, and more of it; " * 200
 
@@ -35,17 +37,36 @@ def test_a_folder_of_text_becomes_one_domain_and_its_end_is_held_out(target, tmp
     assert tokenizer.decode(whole.tolist()) == TEXT * 2
 
 
-def test_the_target_writes_its_share_of_the_rows(target, tmp_path, monkeypatch):
+def test_the_target_writes_its_share_of_the_rows(target, tmp_path, monkeypatch, caplog):
     small = SelfTextConfig(rows=4, length=40, shortest_prompt=2, longest_prompt=8)
     monkeypatch.setattr(text_source, "SelfTextConfig", lambda **_: small)
     (tmp_path / "a.txt").write_text(TEXT)
     config = TextConfig(tmp_path, tmp_path / "a.txt", 0.25, self_tokens=300, held_out_tokens=300)
-    source = gather(target, config)
+    with caplog.at_level("INFO"):
+        source = gather(target, config)
+    assert "self text: 320 tokens in whole parts of 160, 300 asked for" in caplog.messages
     assert set(source.training) == set(source.held_out) == {"text", "self-text"}
     assert len(source.training["self-text"]) == 320
     batches = BatchSource(source.training, 0, window=16, turns=source.turns)
     batches.next(40, 16)
     assert batches.cursors == {"text": 30, "self-text": 10}
+
+
+def test_the_help_tells_the_tokens_of_a_part():
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(kind="dspark")
+    add_options(parser)
+    whole = SelfTextConfig()
+    assert f"have {whole.rows * whole.length} where" in " ".join(parser.format_help().split())
+
+
+def test_every_domain_gets_a_part_of_the_fewest_tokens(target, tmp_path, monkeypatch):
+    small = SelfTextConfig(rows=2, length=20, shortest_prompt=2, longest_prompt=8)
+    monkeypatch.setattr(text_source, "SelfTextConfig", lambda **_: small)
+    streams = {"code": patterned_stream(300), "prose": patterned_stream(300)}
+    monkeypatch.setattr(text_source, "_corpus", lambda *_: (streams, streams))
+    source = gather(target, TextConfig(tmp_path, self_tokens=1, held_out_tokens=1))
+    assert len(source.training["self-code"]) == len(source.training["self-prose"]) == 40
 
 
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.5, 0.7, 1.0])
