@@ -37,7 +37,9 @@ from specserve.model.transformer import Transformer
 log = logging.getLogger(__name__)
 
 _BATCH_SIZE = 16  # texts side by side
-_RESERVE = 48  # positions of a row beyond its text: a block, and a page that is not full
+# Positions of a row beyond its text: a block, and a page that is not full.
+_BLOCK, _PAGE = 32, 16
+_MOST_GAMMA = 64  # of drafters without one of their own; as many as `speculation.gamma` may be
 
 
 def calibrate(job: Job, results: Console, progress: Console) -> Calibration:
@@ -93,11 +95,12 @@ class _Pair:
 def _measure(job: Job, console: Console) -> tuple[list[Text], Samples]:
     """The target's texts, and the drafter along them."""
     model = _load_target(job)
-    max_len = model.config.max_position_embeddings - job.num_tokens - _RESERVE
+    room = job.num_tokens + max(_BLOCK, min(job.gamma or 0, _MOST_GAMMA)) + _PAGE
+    max_len = model.config.max_position_embeddings - room
     if max_len < 1:
         raise InvalidField("--num-tokens", f"{job.num_tokens} leave no room for a prompt")
     prompts = read_prompts(job.prompts, job.target, job.num_prompts, max_len)
-    longest = max(len(prompt.token_ids) for prompt in prompts) + job.num_tokens + _RESERVE
+    longest = max(len(prompt.token_ids) for prompt in prompts) + room
     pair = _load_pair(job, model, longest)
     conditions = Conditions(
         rule=VerificationRule(job.verification),
@@ -159,6 +162,9 @@ def _load_pair(job: Job, model: Transformer, longest: int) -> _Pair:
     )
     weights = TargetWeights(job.target, read_spec(job.target), model)
     drafter = load_drafter(job.drafter, weights, options)
+    most = min(drafter.gamma, _MOST_GAMMA)
+    if job.gamma is not None and job.gamma > most:
+        raise InvalidField("--gamma", f"{job.gamma}: the drafter drafts at most {most} tokens")
     recorder = None
     if confidence_head(drafter) is None:
         recorder = LawRecorder()

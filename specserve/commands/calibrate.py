@@ -82,7 +82,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     num_kept = SpeculationConfig().num_kept
     number("--num-kept", num_kept, "likeliest tokens that a draft law keeps", parser)
-    number("--gamma", None, "drafted tokens of a block; default: the drafter's own", parser)
+    gamma = "drafted tokens of a block; default: the drafter's own, the limit too (64 for lm)"
+    number("--gamma", None, gamma, parser)
     text("--out", type=Path, metavar="FOLDER", help="for calibration.json (default: the drafter's)")
     text("--plot", type=Path, metavar="PNG", help="the diagram (default: OUT/reliability.png)")
     number("--seed", 0, "seed of all sampling", parser, least=0)

@@ -258,6 +258,25 @@ def test_texts_that_do_not_fit_are_refused(folder, tmp_path):
         run(make_job(folder, drafter, num_tokens=100))
 
 
+def test_a_block_is_at_most_as_long_as_the_drafters(folder, tmp_path):
+    drafter = write_drafter(tmp_path / "draft", DSPARK, **SIZES)
+    with pytest.raises(InvalidField, match="--gamma: 5: the drafter drafts at most 4 tokens"):
+        run(make_job(folder, drafter, gamma=5))
+
+
+@pytest.mark.slow
+def test_there_is_room_for_the_longest_chains_and_no_longer_ones(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(plot, "can_draw", lambda: False)
+    longer = write_target(tmp_path / "target", max_position_embeddings=512)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text((json.dumps({"text": "def f(x): return x"}) + "\n") * 16)
+    settings = {"target": longer, "prompts": prompts, "num_prompts": 16, "num_tokens": 3}
+    calibration, _ = run(make_job(folder, longer, gamma=64, **settings))
+    assert len(calibration.temperatures) == 64
+    with pytest.raises(InvalidField, match="--gamma: 65: the drafter drafts at most 64 tokens"):
+        run(make_job(folder, longer, gamma=65, **settings))
+
+
 def test_a_job_survives_its_way_to_the_process(tmp_path):
     job = make_job(tmp_path, tmp_path / "draft", local_head=tmp_path / "head")
     assert Job.decode(job.encode()) == job
