@@ -43,7 +43,7 @@ def load(
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=speculation.gamma,
         chains_end=speculation.min_survival is None,
-        half_weights=True,
+        bits=speculation.drafter_bits,
     )
     folder = Path(speculation.drafter or "")
     drafter = load_drafter(folder, TargetWeights.of(target, model), options)

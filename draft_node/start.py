@@ -189,7 +189,7 @@ def _load(
         max_positions=max_positions,
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=describe(speculation)[1],
-        half_weights=True,
+        bits=speculation.drafter_bits,
     )
     drafter = load_drafter(folder, target, options)
     for kernels in rank_kernels, outcome_kernels:  # compiled before anybody waits for them

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -78,7 +78,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_samples: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 64  # limit of n
     max_logprobs: Annotated[int, Meta(ge=0, le=1000)] = 20
     max_message_bytes: Annotated[int, Meta(ge=1024, le=2**31 - 1)] = 16 * 1024 * 1024
-    stream_buffer_rounds: Positive = 4096  # rounds a slow reader may lag before it is cut off
+    # Rounds that a slow reader may lag before it is cut off.
+    stream_buffer_rounds: Annotated[int, Meta(ge=1, le=2**20)] = 4096
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
     startup_timeout_s: Seconds = 1800.0  # a process not ready by then ends the launch
 
@@ -123,6 +124,9 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # hardware yet | gloo: slowly; for tests of what nccl needs.
     link: str = "shm"
     draft_threads: Positive | None = None  # cores per draft process on CPU; None: as for a rank
+    # On CPU: of a drafter's weights and inputs at least, where fewer make its products faster. What
+    # is verified does not depend on it.
+    drafter_bits: Literal[8, 16, 32] = 8
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -49,6 +49,8 @@ def _wanted(kind: inspect.Type) -> str:
             return "text that is not empty" if kind.min_length else "text"
         case inspect.BoolType():
             return "true or false"
+        case inspect.LiteralType():
+            return "one of " + ", ".join(map(str, kind.values))
         case _:
             return "a section"
 

@@ -24,6 +24,7 @@ from draft_node.calibration.texts import Prompt, write_texts
 from draft_node.drafters.load import DrafterOptions, load_drafter
 from draft_node.drafters.weights import TargetWeights
 from draft_node.offline_target import OfflineTarget
+from specserve.config import SpeculationConfig
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafter_source import NGRAM
 from specserve.drafting import Drafter
@@ -58,7 +59,7 @@ def calibration_error(
         local_head=folders[1] if len(folders) > 1 else None,
         gamma=choice.gamma,
         calibrated=False,
-        half_weights=True,
+        bits=SpeculationConfig().drafter_bits,
     )
     drafter = load_drafter(folders[0], TargetWeights.of(target, model), options)
     found = find_calibration(folders, target)

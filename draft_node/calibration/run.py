@@ -26,6 +26,7 @@ from draft_node.drafters.weights import TargetWeights
 from draft_node.offline_target import OfflineTarget
 from draft_node.training.export import CHECKSUMS, write_checksums
 from specserve.commands.calibrate import Job
+from specserve.config import SpeculationConfig
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import Drafter
 from specserve.errors import InvalidField, Unsupported
@@ -158,7 +159,7 @@ def _load_pair(job: Job, model: Transformer, longest: int) -> _Pair:
         local_head=job.local_head,
         gamma=job.gamma,
         calibrated=False,
-        half_weights=True,
+        bits=SpeculationConfig().drafter_bits,
     )
     weights = TargetWeights(job.target, read_spec(job.target), model)
     drafter = load_drafter(job.drafter, weights, options)

@@ -67,7 +67,7 @@ class DrafterOptions:
     gamma: int | None = None
     chains_end: bool = False
     calibrated: bool = True  # use the calibration beside the drafter, if it was made for both
-    half_weights: bool = False  # as of `Kernels`; what is verified does not depend on it
+    bits: int = 32  # of weights and inputs at least, on a CPU: 8, 16 or 32
 
 
 def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:
@@ -113,7 +113,7 @@ def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOp
             dtype=options.dtype,
             device=options.device,
             target=target,
-            half_weights=options.half_weights,
+            bits=options.bits,
         )
         spec = _checked(weights, spec)
         sizes = {
@@ -270,8 +270,8 @@ def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDraft
         dtype=options.dtype,
         device=options.device,
         deterministic=False,
-        half_weights=options.half_weights,
-        input_bits=8 if options.half_weights else 32,
+        half_weights=options.bits < 32,
+        input_bits=options.bits,
     )
     # What a config claims beyond that would only be memory.
     num_positions = options.max_positions + gamma

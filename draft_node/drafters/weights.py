@@ -49,7 +49,7 @@ class DraftWeights:
         dtype: torch.dtype,
         device: torch.device,
         target: TargetWeights | None,
-        half_weights: bool = False,
+        bits: int = 32,
     ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
@@ -60,8 +60,8 @@ class DraftWeights:
             dtype=dtype,
             device=device,
             deterministic=False,
-            half_weights=half_weights,
-            input_bits=8 if half_weights else 32,
+            half_weights=bits < 32,
+            input_bits=bits,
         )
 
     def tensor(self, name: str) -> Tensor:

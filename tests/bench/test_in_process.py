@@ -1,10 +1,12 @@
 """A node inside the bench: what its rounds are told as."""
 
+import msgspec
 import pytest
 import torch
 
 from bench.drafter_choice import DrafterChoice, load_choice
 from bench.in_process import Engine, EngineSize, Job, Speculating
+from draft_node import colocated
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
@@ -76,10 +78,11 @@ def test_coupled_text_is_that_of_plain_decoding(model, drafter, temperature):
 
 @pytest.mark.parametrize("rule", list(VerificationRule))
 def test_a_drafter_that_is_the_target_itself_is_never_rejected(model, folder, rule):
-    drafter = load_choice(
-        DrafterChoice(label="self", drafter=str(folder), gamma=4),
-        folder,
-        model,
+    located = DrafterChoice(label="self", drafter=str(folder), gamma=4).located(folder)
+    drafter = colocated.load(
+        msgspec.structs.replace(located, drafter_bits=32),  # fewer, and it would be another law
+        target=folder,
+        model=model,
         num_context_tokens=SIZE.num_context_tokens,
         max_positions=SIZE.max_positions(4, model.config),
     )

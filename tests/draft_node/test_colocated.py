@@ -48,7 +48,7 @@ def test_a_language_model_in_a_draft_process_may_have_chains_longer_than_usual(
     assert 1 + DEFAULT_MOST_GAMMA > USUAL_HIDDEN_TOKENS
 
 
-def embedded(name):
+def embedded(name, **bits):
     """The embedded target, and a drafter beside it."""
     model = load_model(
         EMBEDDED_TARGET,
@@ -57,22 +57,31 @@ def embedded(name):
         parallel=TensorParallel(),
         deterministic=True,
     )
-    speculation = locate_drafter(SpeculationConfig(mode="sync", drafter=name), EMBEDDED_TARGET)
+    wish = SpeculationConfig(mode="sync", drafter=name, **bits)
+    speculation = locate_drafter(wish, EMBEDDED_TARGET)
     rooms = {"num_context_tokens": 64, "max_positions": 64}
     return model, colocated.load(speculation, target=EMBEDDED_TARGET, model=model, **rooms)
 
 
-@pytest.mark.skipif(row_kernels(Storage.INT8) is None, reason="no products of bytes here")
 @pytest.mark.skipif(row_kernels(Storage.PAIRED) is not None, reason="a matrix unit comes first")
 @pytest.mark.parametrize("name", ["lm", "dspark"])
-def test_a_drafters_products_are_of_8_bits_and_its_targets_never_are(name):
-    model, drafter = embedded(name)
+@pytest.mark.parametrize(
+    ("bits", "storage"),
+    [({}, Storage.INT8), ({"drafter_bits": 16}, Storage.DOTTED), ({"drafter_bits": 32}, None)],
+)
+def test_a_drafters_products_have_few_bits_and_its_targets_never_do(name, bits, storage):
+    if storage is not None and row_kernels(storage) is None:
+        pytest.skip("no such products here")
+    model, drafter = embedded(name, **bits)
     layers = drafter.model.layers if name == "lm" else drafter.backbone.layers
-    assert {layer.qkv.kernels.storage for layer in layers} == {Storage.INT8}
+    expected = storage or Storage.FLOAT32
+    assert {layer.qkv.kernels.storage for layer in layers} == {expected}
     kept = {layer.qkv.kernels.storage for layer in model.layers}
     assert {model.lm_head.kernels.storage, *kept} == {Storage.BFLOAT16}
-    if name == "dspark":  # which has the target's head, but its own copy
+    if name == "dspark" and storage is Storage.INT8:  # the target's head, but a copy of it
         assert drafter.backbone.lm_head.kernels.storage is Storage.INT8
+    elif name == "dspark":
+        assert drafter.backbone.lm_head is model.lm_head
 
 
 @pytest.mark.parametrize("place", [colocated, start])

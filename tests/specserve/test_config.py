@@ -83,6 +83,10 @@ def test_a_number_stays_text_where_text_is_wanted():
         ),
         ({"engin.block_size": "1"}, "engin: is no known section (nearest: engine)"),
         ({"engine": "1"}, "engine: is not of the form section.key"),
+        (
+            {"speculation.drafter_bits": "12"},
+            "speculation.drafter_bits: expected one of 8, 16, 32, got 12",
+        ),
         ({"engine.block_size": "0"}, "engine.block_size: expected int from 1 to 1024, got 0"),
         (
             {"engine.block_size": "many"},
