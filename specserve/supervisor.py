@@ -22,7 +22,8 @@ import msgspec
 from specserve.child import Child, ChildCommand
 from specserve.draft_keeper import DraftKeeper
 from specserve.errors import Unavailable
-from specserve.signal_pipe import STOP_SIGNALS, SignalPipe
+from specserve.signal_pipe import SignalPipe
+from specserve.stop_signals import STOP_SIGNALS
 
 log = logging.getLogger(__name__)
 
