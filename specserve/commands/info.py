@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from specserve import __version__
-from specserve.commands.connection import host_port
+from specserve.commands.connection import host_port, require_service
 from specserve.errors import InvalidField
 from specserve.hardware import probe
 from specserve.model.ballast import with_ballast
@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name in ("target", "ballast"):
             if getattr(arguments, name) is not None:
                 raise InvalidField(f"--{name}", "is of no use with --connect")
+        require_service(arguments.connect)
         sections = _running(arguments.connect)
     else:
         sections = {
