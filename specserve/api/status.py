@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 import grpc.aio
 
+from specserve.api.malformed import Malformed
 from specserve.errors import SpecserveError
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ def with_status(
     @functools.wraps(method)
     async def answer(servicer: _ServicerT, request: Any, context: Context) -> _ResultT:  # noqa: ANN401
         try:
+            if isinstance(request, Malformed):
+                raise request.error
             return await method(servicer, request, context)
         except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
             await abort_with(context, error)
