@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from specserve.api.malformed import Malformed
-from specserve.errors import SpecserveError
+from specserve.errors import Failed, SpecserveError
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,9 @@ _ServicerT = TypeVar("_ServicerT")
 
 def refusal_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     """Code and text for a client. The text of a defect stays in the log, under an incident id."""
-    if isinstance(error, SpecserveError) and error.code != "INTERNAL":
+    if isinstance(error, SpecserveError) and (
+        error.code != "INTERNAL" or isinstance(error, Failed)
+    ):
         return grpc.StatusCode[error.code], " ".join(str(error).split())
     incident = secrets.token_hex(4)
     log.error("incident %s", incident, exc_info=error)

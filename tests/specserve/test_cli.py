@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from specserve import __version__
 from specserve.cli import main
@@ -340,3 +343,23 @@ def test_generate_starts_and_stops_a_service_of_its_own():
     )
     assert result.stderr == ""
     assert len(json.loads(result.stdout)["token_ids"]) == 3
+
+
+@pytest.mark.slow
+def test_a_model_that_computes_no_numbers_is_one_line_in_the_log_and_one_for_the_user(
+    embedded_target, tmp_path
+):
+    shutil.copytree(embedded_target, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"].fill_(torch.nan)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    words = ["generate", "--target", str(tmp_path), "--set", "topology.pin=false", "x"]
+    result = subprocess.run(
+        [sys.executable, "-m", "specserve", *words], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    logged, told = result.stderr.splitlines()
+    problem = "the model computes NaN or infinity instead of logits; are its weights damaged?"
+    assert " E target 0: " in logged
+    assert logged.endswith(problem)
+    assert told == f"specserve: {problem}"

@@ -8,6 +8,8 @@ import pytest
 
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
+from specserve.api.status import refusal_of
+from specserve.errors import from_code
 from specserve.types import Submit
 
 
@@ -162,6 +164,12 @@ def test_a_defect_is_opaque_to_the_client(make_rig, caplog):
     incident = error.details().rpartition(" ")[2]
     assert any(incident in record.getMessage() for record in caplog.records)
     assert rig.service.hub.num_in_flight == 0
+
+
+def test_a_broken_model_is_told_without_an_incident(caplog):
+    error = from_code("INTERNAL", "the model computes NaN")
+    assert refusal_of(error) == (grpc.StatusCode.INTERNAL, "the model computes NaN")
+    assert caplog.records == []
 
 
 MALFORMED = {
