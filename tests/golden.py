@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from specserve.errors import SpecserveError
@@ -48,11 +49,20 @@ def case_kind(path: Path) -> str:
         raise NotACase(f"{path}: architectures: names no model ({error!r})") from error
 
 
+def read_expected(folder: Path) -> dict[str, torch.Tensor]:
+    """Inputs and expected outputs of a case."""
+    path = folder / "io.safetensors"
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise NotACase(f"{path}: cannot be read: {error}") from error
+
+
 def run_case(folder: Path) -> list[Comparison]:
     """All comparisons of one case. Raises `NotACase` for what cannot be run."""
     if (folder / "io.safetensors").is_file() and not (folder / "config.json").exists():
+        step = Case(folder, read_expected(folder))
         if (drafter := weights_of(folder)) is not None:
-            step = Case(folder, load_file(folder / "io.safetensors"))
             compare_training_step(step, drafter)
             return _results(step)
         raise NotACase(
@@ -66,7 +76,7 @@ def run_case(folder: Path) -> list[Comparison]:
     comparison = CASES.get(kind)
     if comparison is None:
         raise NotACase(f"{folder}: cases of {kind} cannot be run, only {', '.join(CASES)}")
-    case = Case(folder, load_file(folder / "io.safetensors"))
+    case = Case(folder, read_expected(folder))
     comparison(case)
     return _results(case)
 
