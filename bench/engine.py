@@ -34,6 +34,7 @@ from bench.report import write_report
 from bench.served import Served, serve
 from bench.summary import Results, Target, summarise
 from bench.workload import Workload
+from bench.writing import make_results_folder, show_failure
 from specserve.config import EngineConfig
 from specserve.errors import InvalidField, SpecserveError, Unavailable
 from specserve.model.config import DTYPES
@@ -111,9 +112,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     console = Console(stderr=True)
     try:
-        results = _run(arguments, read_plan(arguments), console)
+        plan = read_plan(arguments)
+        make_results_folder(arguments.out)
+        results = _run(arguments, plan, console)
     except (SpecserveError, ChildFailed, OSError) as error:
-        console.print(f"bench.engine: {error}", style="red")
+        show_failure("bench.engine", error)
         return 1
     report = write_report(results, arguments.out)
     sys.stdout.write(report.read_text(encoding="utf-8"))

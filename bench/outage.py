@@ -36,7 +36,13 @@ from bench.regimes.plan import LEAST_TOKENS
 from bench.regimes.records import Job, Trace
 from bench.regimes.service import Running, running
 from bench.tables import Table, with_spread
-from bench.writing import show_tables, write_results, write_tables
+from bench.writing import (
+    make_results_folder,
+    show_failure,
+    show_tables,
+    write_results,
+    write_tables,
+)
 from specserve.errors import InvalidField, SpecserveError
 from specserve.sizes import parse_count
 from specserve.target_source import locate_target
@@ -249,6 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.prompts = _QUICK_PROMPTS if arguments.quick else _PROMPTS
     command = shlex.join(["python", "-m", _NAME, *words])
     try:
+        make_results_folder(arguments.out)
         with asyncio.Runner() as runner:
             results = measure(arguments, runner, command)
         heading = [
@@ -261,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         draw(results, arguments.out)
         write_tables([*heading, verdict(results)], [table(results)], arguments.out)
     except (SpecserveError, OSError) as error:
-        Console(stderr=True).print(f"{_NAME}: {error}", style="red", markup=False)
+        show_failure(_NAME, error)
         return 1
     show_tables([table(results)], verdict(results))
     return 0

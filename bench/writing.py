@@ -1,6 +1,10 @@
 # pyright: strict
-"""Writes what a bench found: results.json, report.md, and the tables to the terminal."""
+"""Writes what a bench found: results.json, report.md, and the tables to the terminal.
 
+Or why it found nothing, on one line.
+"""
+
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,9 +12,28 @@ import msgspec
 from rich.console import Console
 
 from bench.tables import Table
+from specserve.errors import InvalidField
 
 RESULTS_FILE, REPORT_FILE = "results.json", "report.md"
 _FILE_WIDTH = 180  # where no terminal sets one
+
+
+def make_results_folder(out: Path) -> None:
+    """Before anything is measured. Raises InvalidField where no results could be written."""
+    if out.exists() and not out.is_dir():
+        raise InvalidField("--out", f"{out} is a file; results need a folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise InvalidField("--out", f"cannot write to {out}: {error.strerror}") from error
+
+
+def show_failure(bench: str, error: Exception) -> None:
+    """On stderr."""
+    line = " ".join(f"{bench}: {error}".split())
+    Console(stderr=True).print(line, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def write_results(results: msgspec.Struct, out: Path) -> Path:

@@ -12,6 +12,7 @@ is the gRPC status. Knows the public API only: it would serve as well against an
 """
 
 import math
+import queue
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, SupportsFloat, TypedDict, Unpack
@@ -32,6 +33,7 @@ from specserve.types import SamplingParams
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
 
 _LONGEST_TIMEOUT_S = 1e8  # three years: beyond, gRPC's own clock overflows
+_CONNECT_TIMEOUT_S = 10.0
 _CLOSED = "the client is closed"
 # Prompt logprobs and long answers exceed gRPC's default of 4 MiB.
 _CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -218,6 +220,25 @@ class AsyncClient:
     async def abort(self, request_id: str) -> None:
         """End a request wherever it is; unknown ids are no error."""
         await _aio_unary(self._control.Abort, pb.AbortRequest(request_id=request_id))
+
+
+def is_reachable(address: str, timeout_s: float = _CONNECT_TIMEOUT_S) -> bool:
+    """Whether something that speaks gRPC answers at host:port. A refusal is known at once."""
+    ends = {grpc.ChannelConnectivity.READY: True, grpc.ChannelConnectivity.TRANSIENT_FAILURE: False}
+    found: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def follow(state: grpc.ChannelConnectivity) -> None:
+        if state in ends:
+            found.put(ends[state])
+
+    with grpc.insecure_channel(address) as channel:
+        channel.subscribe(follow, try_to_connect=True)
+        try:
+            return found.get(timeout=timeout_s)
+        except queue.Empty:
+            return False
+        finally:
+            channel.unsubscribe(follow)
 
 
 def _unary(method: Any, request: Any, timeout_s: float | None = None) -> Any:  # noqa: ANN401

@@ -42,6 +42,10 @@ class NotFound(SpecserveError):
     code = "NOT_FOUND"
 
 
+class Failed(SpecserveError):
+    """The service or its model failed; the text, unlike that of a defect, is meant for users."""
+
+
 class Cancelled(SpecserveError):
     """The request was aborted before it finished."""
 
@@ -56,7 +60,7 @@ class DeadlineExceeded(SpecserveError):
 
 _KINDS: dict[str, type[SpecserveError]] = {
     kind.code: kind
-    for kind in (Unsupported, Exhausted, Unavailable, NotFound, Cancelled, DeadlineExceeded)
+    for kind in (Unsupported, Exhausted, Unavailable, NotFound, Failed, Cancelled, DeadlineExceeded)
 }
 
 

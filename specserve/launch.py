@@ -21,6 +21,7 @@ from specserve.hardware import probe
 from specserve.model.config import read_spec
 from specserve.resolve import resolve
 from specserve.run_dir import run_dir
+from specserve.signal_pipe import SignalPipe
 from specserve.supervisor import Ending, Supervisor
 from specserve.target_source import locate_target
 from specserve.topology import parse_topology
@@ -46,11 +47,12 @@ def launch(
     have, before anything is started.
     """
     _require_free_port(config.server.host, config.server.grpc_port)
-    with run_dir(runtime_root) as folder:
+    with SignalPipe() as signals, run_dir(runtime_root) as folder:  # no signal keeps the folder
         path = folder / "config.json"
         write_resolved(config, path)
         supervisor = Supervisor(
             plan_children(config),
+            signals=signals,
             config=path,
             control_dir=folder,
             startup_timeout_s=config.server.startup_timeout_s,

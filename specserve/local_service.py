@@ -2,11 +2,11 @@
 """A service of one's own: `with local_service(flags) as address:` starts it, and stops it after.
 
 For commands, demos, benches and tests that need a real service on this machine. It is a
-`specserve launch` process like any other; it never outlives its starter.
+`specserve launch` process like any other; it never outlives its starter, and a starter told to
+stop waits until it is gone.
 """
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from specserve.errors import from_code
 from specserve.process import ReadyReport, decode_report
+from specserve.stop_signals import stops_deferred, stops_unwind
 
 _STOP_TIMEOUT_S = 60.0
 
@@ -22,13 +23,18 @@ _STOP_TIMEOUT_S = 60.0
 def local_service(flags: Sequence[str] = ()) -> Generator[str]:
     """Serve on a free port while inside; yields host:port. `flags` are those of `launch`.
 
-    Warnings go to stderr. Raises the SpecserveError that kept the service from starting.
+    Warnings go to stderr. Raises the SpecserveError that kept the service from starting, and
+    SystemExit on SIGTERM.
     """
-    process, ready_fd = _start(["--port", "0", "--log-level", "warning", *flags])
-    try:
-        yield _await_ready(ready_fd).address
-    finally:
-        _stop(process)
+    process = None
+    with stops_unwind():
+        try:
+            with stops_deferred():  # between its start and `process` there is nobody to stop it
+                process, ready_fd = _start(["--port", "0", "--log-level", "warning", *flags])
+            yield _await_ready(ready_fd).address
+        finally:
+            if process is not None:
+                _stop(process)
 
 
 def _start(flags: Sequence[str]) -> tuple["subprocess.Popen[bytes]", int]:
@@ -60,10 +66,14 @@ def _await_ready(ready_fd: int) -> ReadyReport:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Ends it cleanly; a service that does not stop is killed, and its children with it."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    """Ends it cleanly; a service that does not stop is killed, and its children with it.
+
+    Stop signals are handed on meanwhile: a second one ends its drain.
+    """
+    with stops_deferred(hand_on=process.terminate):
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -6,7 +6,7 @@ import socket
 from types import FrameType, TracebackType
 from typing import Self
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from specserve.stop_signals import heard_stops
 
 
 class SignalPipe:
@@ -18,9 +18,7 @@ class SignalPipe:
         self._writer.setblocking(False)
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._previous = {
-            signum: signal.signal(signum, _ignore)
-            for signum in (*STOP_SIGNALS, signal.SIGCHLD)
-            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN  # nohup
+            signum: signal.signal(signum, _ignore) for signum in (*heard_stops(), signal.SIGCHLD)
         }
         return self
 

@@ -3,9 +3,9 @@
 
 Policies: a child that cannot start ends the launch with its own error line; a child that dies
 while serving ends the service, after the API process has been told so that every open stream
-ends with an explicit error; SIGINT and SIGTERM drain; a second one kills. Draft processes are the
-exception: once ready, they are started again by `specserve.draft_keeper`. No child survives
-`Supervisor.run`. Knows nothing of models, requests or configurations.
+ends with an explicit error; SIGINT and SIGTERM drain; a second one kills, unless it comes at once.
+Draft processes are the exception: once ready, they are started again by `specserve.draft_keeper`.
+No child survives `Supervisor.run`. Knows nothing of models, requests or configurations.
 """
 
 import logging
@@ -22,13 +22,15 @@ import msgspec
 from specserve.child import Child, ChildCommand
 from specserve.draft_keeper import DraftKeeper
 from specserve.errors import Unavailable
-from specserve.signal_pipe import STOP_SIGNALS, SignalPipe
+from specserve.signal_pipe import SignalPipe
+from specserve.stop_signals import STOP_SIGNALS
 
 log = logging.getLogger(__name__)
 
 _TARGET_STOP_GRACE_S = 10.0
 _DRAFT_STOP_GRACE_S = 2.0
 _FAILURE_GRACE_S = 5.0  # for the API process to end its streams with an error
+_SAME_STOP_S = 0.5  # one stop may arrive twice: from a terminal and from `timeout`, say
 _DRAIN_MARGIN_S = 5.0  # beyond drain_timeout_s, for the API process's own shutdown
 
 EXIT_OK = 0
@@ -72,6 +74,7 @@ class Supervisor:
         self,
         commands: Sequence[ChildCommand],
         *,
+        signals: SignalPipe,
         config: Path,
         control_dir: Path,
         startup_timeout_s: float,
@@ -80,6 +83,7 @@ class Supervisor:
     ) -> None:
         """`draft_timeout_s`: a draft process whose heartbeat is older is started again."""
         self._commands = commands
+        self._signals = signals
         self._config = config
         self._control_dir = control_dir
         self._startup_timeout_s = startup_timeout_s
@@ -87,12 +91,13 @@ class Supervisor:
         self._draft_timeout_s = draft_timeout_s
         self._children: list[Child] = []
         self._events: deque[Event] = deque()
+        self._deaf_until_s = -math.inf  # to stop signals; CLOCK_MONOTONIC
 
     def run(self, on_ready: Callable[[str], None]) -> Ending:
         """Start everything, call `on_ready(address)`, and return when all children are gone."""
-        with SignalPipe() as signals, selectors.DefaultSelector() as selector:
-            self._selector, self._signals = selector, signals
-            selector.register(signals.reader, selectors.EVENT_READ)
+        with selectors.DefaultSelector() as selector:
+            self._selector = selector
+            selector.register(self._signals.reader, selectors.EVENT_READ)
             self._drafts = DraftKeeper(
                 self._commands,
                 draft_timeout_s=self._draft_timeout_s,
@@ -251,7 +256,15 @@ class Supervisor:
             for child in list(self._children):
                 if child.reap() and not self._drafts.died(child):
                     self._events.append(Died(child))
-        self._events.extend(StopRequested(s) for s in signums if s in STOP_SIGNALS)
+        for signum in signums:
+            if signum in STOP_SIGNALS:
+                self._stop_requested(signum)
+
+    def _stop_requested(self, signum: int) -> None:
+        now = time.monotonic()
+        if now >= self._deaf_until_s:
+            self._deaf_until_s = now + _SAME_STOP_S
+            self._events.append(StopRequested(signum))
 
     def _api(self) -> Child:
         return self._of_role("api")[0]

@@ -30,7 +30,7 @@ from target_node.sequence import Sequence
 class Fault(enum.Enum):
     """Why no token could be drawn."""
 
-    NOT_FINITE = "the model produced logits that are not finite"
+    NOT_FINITE = "the model computes NaN or infinity instead of logits; are its weights damaged?"
     NO_TOKEN_LEFT = "penalties, bias and suppressed tokens leave no token that can be sampled"
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from specserve.errors import SpecserveError
@@ -50,6 +51,15 @@ def case_kind(path: Path) -> str:
         raise NotACase(f"{path}: architectures: names no model ({error!r})") from error
 
 
+def read_expected(folder: Path) -> dict[str, torch.Tensor]:
+    """Inputs and expected outputs of a case."""
+    path = folder / "io.safetensors"
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise NotACase(f"{path}: cannot be read: {error}") from error
+
+
 def run_case(folder: Path) -> list[Comparison]:
     """All comparisons of one case. Raises `NotACase` for what cannot be run."""
     if (folder / "io.safetensors").is_file() and not (folder / "config.json").exists():
@@ -61,13 +71,13 @@ def run_case(folder: Path) -> list[Comparison]:
     comparison = CASES.get(kind)
     if comparison is None:
         raise NotACase(f"{folder}: cases of {kind} cannot be run, only {', '.join(CASES)}")
-    case = Case(folder, load_file(folder / "io.safetensors"))
+    case = Case(folder, read_expected(folder))
     comparison(case)
     return _results(case)
 
 
 def _run_without_model(folder: Path) -> list[Comparison]:
-    case = Case(folder, load_file(folder / "io.safetensors"))
+    case = Case(folder, read_expected(folder))
     if (drafter := weights_of(folder)) is not None:
         compare_training_step(case, drafter)
     elif is_calibration(case):

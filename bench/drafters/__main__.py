@@ -44,7 +44,13 @@ from bench.drafters.results import (
 from bench.drafters.training_budget import read_budget
 from bench.machine import describe_machine
 from bench.progress import progress_bar
-from bench.writing import show_tables, write_results, write_tables
+from bench.writing import (
+    make_results_folder,
+    show_failure,
+    show_tables,
+    write_results,
+    write_tables,
+)
 from specserve.errors import InvalidField, SpecserveError
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
@@ -114,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results = _run(arguments, shlex.join(["python", "-m", "bench.drafters", *words]), progress)
         write_results(results, arguments.out)
     except (SpecserveError, OSError) as error:
-        progress.print(f"bench.drafters: {error}", style="red", markup=False)
+        show_failure("bench.drafters", error)
         return 1
     draw(results, arguments.out)
     found = tables(results)
@@ -129,6 +135,7 @@ def _run(arguments: argparse.Namespace, command: str, console: Console) -> Resul
     folder = locate_target(arguments.target)
     for choice in (*choices, *depths):
         choice.located(folder)  # a name that is none fails before anything is measured
+    make_results_folder(arguments.out)
     torch.set_num_threads(arguments.threads)
     machine = describe_machine()
     model = load_model(

@@ -33,7 +33,13 @@ from bench.regimes.plots import draw
 from bench.regimes.report import TITLE, conditions, tables, verdict
 from bench.regimes.results import Results
 from bench.regimes.run import Options, Run
-from bench.writing import show_tables, write_results, write_tables
+from bench.writing import (
+    make_results_folder,
+    show_failure,
+    show_tables,
+    write_results,
+    write_tables,
+)
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafter_source import embedded_drafters
 from specserve.errors import InvalidField, SpecserveError
@@ -145,11 +151,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         for choice in options.drafters.values():
             choice.located(target)  # a name that is none fails before anything is measured
+        make_results_folder(arguments.out)
         with asyncio.Runner() as runner:
             run = Run(options, runner, console, lambda found: write(found, arguments.out))
             results = run.results_of_everything()
     except (SpecserveError, OSError) as error:
-        console.print(f"{_NAME}: {error}", style="red", markup=False)
+        show_failure(_NAME, error)
         return 1
     plots = draw(results.rows, arguments.out)
     write(results, arguments.out, [path.name for path in plots])

@@ -38,7 +38,13 @@ from bench.sync_speed.plots import draw
 from bench.sync_speed.records import Arm, SpeculateJob, SpeculateTrace
 from bench.sync_speed.report import TITLE, conditions, tables, verdict
 from bench.sync_speed.results import Results, Row, Target, rows_of, summarise
-from bench.writing import show_tables, write_results, write_tables
+from bench.writing import (
+    make_results_folder,
+    show_failure,
+    show_tables,
+    write_results,
+    write_tables,
+)
 from specserve.drafter_source import NGRAM, embedded_drafters
 from specserve.errors import SpecserveError
 from specserve.model.ballast import with_ballast
@@ -106,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results = _run(arguments, command, progress)
         write_results(results, arguments.out)
     except (SpecserveError, ChildFailed, OSError) as error:
-        progress.print(f"bench.sync_speed: {error}", style="red", markup=False)
+        show_failure("bench.sync_speed", error)
         return 1
     draw(results.rows, arguments.out)
     found = tables(results)
@@ -122,6 +128,7 @@ def _run(arguments: argparse.Namespace, command: str, console: Console) -> Resul
     choices = read_choices(arguments)
     for choice in choices:
         choice.located(folder)  # a name that is none fails before anything is measured
+    make_results_folder(arguments.out)
     machine = describe_machine()
     prompts = _prompts(folder, plan, console)
     cores = tuple(sorted(os.sched_getaffinity(0)))

@@ -29,12 +29,14 @@ from specserve.api.to_proto import (
     spec_stats_of,
     stream_response_of,
 )
-from specserve.errors import Cancelled, InvalidField, Unavailable, from_code
+from specserve.errors import Cancelled, InvalidField, Unavailable, Unsupported, from_code
+from specserve.types import Profiled
 
 SERVICES = tuple(f"specserve.v1.{name}" for name in ("Generation", "Control", "Admin", "SpecInfo"))
 
 _MAX_PROFILE_ROUNDS = 1000
 _MAX_DRAIN_S = 86_400.0
+_TELLING_S = 0.2  # for an answer to reach its caller
 
 
 class GenerationServicer:
@@ -135,7 +137,7 @@ class AdminServicer:
         # The server chooses the place: a path from a client would be a way to overwrite files.
         path = Path(tempfile.mkdtemp(prefix="specserve-profile-"), "trace.json")
         try:
-            profiled = await self._service.hub.profile(num_rounds, str(path))
+            profiled = await self._profile(num_rounds, path, context.time_remaining())
             if profiled.error:
                 raise from_code("FAILED_PRECONDITION", profiled.error)
         except BaseException:
@@ -143,6 +145,19 @@ class AdminServicer:
                 path.parent.rmdir()
             raise
         return pb.ProfileResponse(path=profiled.path)
+
+    async def _profile(self, num_rounds: int, path: Path, limit_s: float | None) -> Profiled:
+        """Gives up in time to tell a caller why, who leaves after `limit_s`."""
+        if limit_s is not None:
+            limit_s -= min(_TELLING_S, limit_s / 2)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._service.hub.profile(num_rounds, str(path))
+        except TimeoutError as error:
+            raise Unsupported(
+                f"profile: fewer than {num_rounds} rounds ran before the deadline; "
+                "send requests meanwhile"
+            ) from error
 
 
 class SpecInfoServicer:

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from specserve.api import grpc as front_end
 from specserve.api import health
+from specserve.api.malformed import MalformedRequests
 from specserve.api.service import Service
 from specserve.config import ServerConfig
 from specserve.errors import SpecserveError, Unsupported
@@ -29,7 +30,9 @@ class GrpcServer:
         """Bind at once; raises Unsupported naming host and port if that fails."""
         config = service.config.server
         self._service = service
-        self._server = grpc.aio.server(options=_options(config))
+        self._server = grpc.aio.server(
+            interceptors=[MalformedRequests(front_end.SERVICES)], options=_options(config)
+        )
         self._health = health.Health(front_end.SERVICES)
         self._health.add_to(self._server)
         service.before_drain.append(self._health.stop_serving)

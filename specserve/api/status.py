@@ -9,7 +9,8 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 import grpc.aio
 
-from specserve.errors import SpecserveError
+from specserve.api.malformed import Malformed
+from specserve.errors import Failed, SpecserveError
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,9 @@ _ServicerT = TypeVar("_ServicerT")
 
 def refusal_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     """Code and text for a client. The text of a defect stays in the log, under an incident id."""
-    if isinstance(error, SpecserveError) and error.code != "INTERNAL":
+    if isinstance(error, SpecserveError) and (
+        error.code != "INTERNAL" or isinstance(error, Failed)
+    ):
         return grpc.StatusCode[error.code], " ".join(str(error).split())
     incident = secrets.token_hex(4)
     log.error("incident %s", incident, exc_info=error)
@@ -45,6 +48,8 @@ def with_status(
     @functools.wraps(method)
     async def answer(servicer: _ServicerT, request: Any, context: Context) -> _ResultT:  # noqa: ANN401
         try:
+            if isinstance(request, Malformed):
+                raise request.error
             return await method(servicer, request, context)
         except Exception as error:  # noqa: BLE001 - the boundary: nothing may leave untranslated
             await abort_with(context, error)

@@ -23,6 +23,7 @@ from specserve.validation import Limits
 
 _NUM_THREADS = 2
 _MAX_MESSAGES = 4096
+_MAX_PROBLEM_CHARS = 200
 
 _ResultT = TypeVar("_ResultT")
 
@@ -98,8 +99,12 @@ class TextTokenizer:
         try:
             text = self._chat(turns)
         except TemplateError as error:
-            first_line = (error.message or type(error).__name__).splitlines()[0]
-            raise InvalidField("chat", f"refused by the chat template: {first_line}") from error
+            problem = f"refused by the chat template: {_one_line(error)}"
+            raise InvalidField("chat", problem) from error
+        except Exception as error:  # a template is a program, which may fail in every way
+            name = type(error).__name__
+            problem = f"chat: the model's chat template fails: {name}: {_one_line(error)}"
+            raise Unsupported(problem) from error
         return self._encode(text, add_special_tokens=False)
 
 
@@ -138,8 +143,9 @@ def _load_chat_template(folder: Path) -> Callable[[list[dict[str, str]]], str] |
         return None
     try:
         template = _environment().from_string(source)
-    except TemplateError as error:
-        raise Unsupported(f"model.target: chat template of {folder}: {error}") from error
+    except Exception as error:  # Python may refuse what jinja has made of it
+        problem = f"model.target: chat template of {folder}: {_one_line(error)}"
+        raise Unsupported(problem) from error
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     special = {name: _token_text(config.get(name)) for name in names}
     return lambda turns: _render(template, turns, special)
@@ -159,6 +165,11 @@ def _token_text(token: Any) -> str:  # noqa: ANN401 - parsed JSON: a string or a
 
 def _render(template: Template, turns: list[dict[str, str]], special: dict[str, str]) -> str:
     return template.render(messages=turns, add_generation_prompt=True, tools=None, **special)
+
+
+def _one_line(error: Exception) -> str:
+    """What a template says, which may be of any length."""
+    return " ".join(str(error).split())[:_MAX_PROBLEM_CHARS] or type(error).__name__
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

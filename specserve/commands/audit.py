@@ -14,7 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specserve.audit.report import Plan, Status
 from specserve.commands.audit_report import as_json, print_report
-from specserve.commands.connection import add_connection_options, refuse_idle_settings
+from specserve.commands.connection import (
+    add_connection_options,
+    refuse_idle_settings,
+    require_service,
+)
 from specserve.commands.service_options import command_line, overrides
 from specserve.config import load_config
 from specserve.errors import InvalidField
@@ -60,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments)
     with _Stages() as stages:
         if arguments.connect is not None:
+            require_service(arguments.connect)
             running = partial(nullcontext, str(arguments.connect))
             reference, audited = running, [running]
         else:

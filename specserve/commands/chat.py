@@ -19,7 +19,10 @@ EXAMPLES = """examples:
   specserve chat --connect 127.0.0.1:7411 --temperature 0.7 --system "Be brief."
 
 in the conversation: /reset forgets it, /exit or Ctrl-D ends it, Ctrl-C ends the answer
+questions from a pipe: the exit code is 1 if one of them was not answered
 """
+
+_EXIT_UNANSWERED = 1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,21 +43,25 @@ def run(arguments: argparse.Namespace) -> int:
     with service_address(arguments) as address, Client(address) as client:
         client.server_info()  # before anybody types a question that nobody answers
         messages = list(opening)
+        all_answered = True
         while (line := _read_line()) is not None:
             if line == "/exit":
                 break
             if line == "/reset":
                 messages = list(opening)
             elif line:
-                messages = _turn(client, messages, line, options)
-    return 0
+                asked = [*messages, ChatMessage("user", line)]
+                answer = _answer(client, asked, options)
+                if answer is None:  # a refused question is not remembered
+                    all_answered = False
+                else:
+                    messages = [*asked, ChatMessage("assistant", answer)]
+    # Who types has read what was refused; a script has not.
+    return 0 if all_answered or sys.stdin.isatty() else _EXIT_UNANSWERED
 
 
-def _turn(
-    client: "Client", messages: list[ChatMessage], line: str, options: "Options"
-) -> list[ChatMessage]:
-    """One question and its answer; a refused question is not remembered."""
-    asked = [*messages, ChatMessage("user", line)]
+def _answer(client: "Client", asked: list[ChatMessage], options: "Options") -> str | None:
+    """What is said to the last question, also on stdout; None if that fails, and why on stderr."""
     answer = ""
     try:
         for delta in client.stream(asked, **options):
@@ -67,9 +74,9 @@ def _turn(
         if isinstance(error, Unavailable):
             client.server_info()  # which fails if no later question would fare better
         sys.stderr.write(f"specserve: {error}\n")
-        return messages
+        return None
     sys.stdout.write("\n")
-    return [*asked, ChatMessage("assistant", answer)]
+    return answer
 
 
 def _read_line() -> str | None:

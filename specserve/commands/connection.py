@@ -9,15 +9,33 @@ from contextlib import ExitStack, contextmanager
 from rich.console import Console
 
 from specserve.commands.service_options import add_service_options, as_typed, command_line
-from specserve.errors import InvalidField
+from specserve.errors import InvalidField, Unavailable
 from specserve.local_service import local_service
+
+_LARGEST_PORT = 65_535
 
 
 def host_port(word: str) -> str:
     """The type of `--connect`."""
-    if not word:
-        raise argparse.ArgumentTypeError("is empty; it must be host:port")
+    host, _, port = word.rpartition(":")
+    is_plain = ":" not in host or (host[0], host[-1]) == ("[", "]")
+    if not host or not is_plain or not (port.isascii() and port.isdigit()):
+        found = repr(word) if word else "empty"
+        raise argparse.ArgumentTypeError(f"is {found}; it must be host:port, as 127.0.0.1:7411")
+    if not 1 <= int(port) <= _LARGEST_PORT:
+        raise argparse.ArgumentTypeError(f"has port {port}; the limit is 1 to {_LARGEST_PORT}")
     return word
+
+
+def require_service(address: str) -> None:
+    """Raises Unavailable, naming `--connect`, where nothing can be asked."""
+    from specserve.client import is_reachable  # gRPC is slow to import
+
+    if not is_reachable(address):
+        raise Unavailable(
+            f"--connect: no service answers at {address}; correct the address, "
+            "or start one with: specserve launch"
+        )
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +54,7 @@ def service_address(arguments: argparse.Namespace) -> Generator[str]:
     """host:port to talk to while inside. Raises SpecserveError if there is none."""
     refuse_idle_settings(arguments)
     if arguments.connect is not None:
+        require_service(arguments.connect)
         yield arguments.connect
         return
     with ExitStack() as stack:

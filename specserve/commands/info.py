@@ -12,7 +12,7 @@ import msgspec
 
 from specserve import __version__
 from specserve.commands.config_table import config_rows
-from specserve.commands.connection import host_port
+from specserve.commands.connection import host_port, require_service
 from specserve.config import Config, load_config
 from specserve.errors import InvalidField
 from specserve.hardware import probe
@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name in ("config", "target", "ballast"):
             if getattr(arguments, name) is not None:
                 raise InvalidField(f"--{name}", "is of no use with --connect")
+        require_service(arguments.connect)
         sections = _running(arguments.connect)
     else:
         sections = _offline(arguments)

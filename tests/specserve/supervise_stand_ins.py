@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from specserve.child import ChildCommand
+from specserve.signal_pipe import SignalPipe
 from specserve.supervisor import Supervisor
 from specserve.telemetry import setup_logging
 
@@ -18,15 +19,17 @@ def main(folder: Path, num_ranks: int, num_drafts: int) -> int:
         ChildCommand(role="draft", rank=rank, module="stand_in_draft", world_size=num_drafts)
         for rank in range(num_drafts)
     ]
-    supervisor = Supervisor(
-        [*targets, *drafts, ChildCommand(role="api", rank=0, module="stand_in_api")],
-        config=folder / "script.json",
-        control_dir=folder,
-        startup_timeout_s=10,
-        drain_timeout_s=0.5,
-        draft_timeout_s=0.5,
-    )
-    ending = supervisor.run(on_ready=lambda address: (folder / "ready").write_text(address))
+    with SignalPipe() as signals:
+        supervisor = Supervisor(
+            [*targets, *drafts, ChildCommand(role="api", rank=0, module="stand_in_api")],
+            signals=signals,
+            config=folder / "script.json",
+            control_dir=folder,
+            startup_timeout_s=10,
+            drain_timeout_s=0.5,
+            draft_timeout_s=0.5,
+        )
+        ending = supervisor.run(on_ready=lambda address: (folder / "ready").write_text(address))
     if ending.error:
         sys.stderr.write(f"specserve: {ending.error}\n")
     return ending.exit_code

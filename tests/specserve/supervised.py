@@ -21,10 +21,11 @@ class Supervised:
         self.names = ["api", *targets, *(f"draft{rank}" for rank in range(num_drafts))]
         script = {"folder": str(folder), "behaviours": behaviours}
         (folder / "script.json").write_text(json.dumps(script))
+        paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "supervise_stand_ins.py"), str(folder),
              str(num_ranks), str(num_drafts)],
-            env={**os.environ, "PYTHONPATH": str(HERE)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stderr=subprocess.PIPE,
             text=True,
         )  # fmt: skip

@@ -2,14 +2,19 @@
 
 import io
 import json
+import shutil
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from specserve import __version__
 from specserve.cli import main
@@ -117,6 +122,13 @@ def test_the_version_is_printed(specserve):
         (("info", "--connect", "x:1", "--config", "y"), "--config: is of no use with --connect"),
         (("info", "--connect", "x:1", "--target", "y"), "--target: is of no use with --connect"),
         (("generate", "--connect", "", "x"), "argument --connect: is empty; it must be host:port"),
+        (("info", "--connect", "foo"), "argument --connect: is 'foo'; it must be host:port"),
+        (("chat", "--connect", "::1:7411"), "argument --connect: is '::1:7411'; it must be host"),
+        (
+            ("info", "--connect", "127.0.0.1:99999"),
+            "argument --connect: has port 99999; the limit is 1 to 65535",
+        ),
+        (("audit", "--connect", "x:0"), "argument --connect: has port 0; the limit is 1 to 65535"),
         (("launch", "--max-model-len", "1"), "model.max_model_len: expected int of at least 2"),
         (("launch", "--draft-threads", "2"), "speculation.draft_threads: is for draft processes"),
         (
@@ -134,10 +146,26 @@ def test_bad_usage_is_one_line_naming_the_field_and_exit_code_2(words, message, 
     assert refused(*words).startswith(message)
 
 
-@pytest.mark.parametrize("command", [("generate", "-"), ("chat",)])
-def test_a_service_that_is_not_there_is_exit_code_1(specserve, command):
-    result = specserve(*command, "--connect", "127.0.0.1:1", stdin="x\n")
+@pytest.mark.parametrize("command", [("generate", "-"), ("chat",), ("info",), ("audit",)])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "foo.invalid:7411", "[::1]:1"])
+def test_a_service_that_is_not_there_is_exit_code_1(specserve, command, address):
+    result = specserve(*command, "--connect", address, stdin="x\n")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"specserve: --connect: no service answers at {address}; correct the address, "
+        "or start one with: specserve launch\n"
+    )
+
+
+def test_something_else_that_listens_is_no_service(specserve):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        answering = threading.Thread(target=lambda: listener.accept()[0].close())
+        answering.start()
+        result = specserve("info", "--connect", address)
+        answering.join()
     assert result.returncode == 1
+    assert result.stderr.startswith(f"specserve: --connect: no service answers at {address};")
     assert len(result.stderr.splitlines()) == 1
 
 
@@ -300,12 +328,24 @@ def test_chat_takes_turns_and_survives_a_refused_one(service, specserve):
     flags = ("--connect", service, "--max-tokens", "4", "--seed", "1")
     script = f"hello\n\nhow are you?\n/reset\nhello\n{'long ' * 5000}\n/exit\nnever said\n"
     result = specserve("chat", *flags, stdin=script)
-    assert result.returncode == 0
+    assert result.returncode == 1  # a script does not read what was refused
     (refusal,) = result.stderr.splitlines()
     assert refusal.startswith("specserve: prompt: ")
     alone = specserve("chat", *flags, stdin="hello\n").stdout
     assert result.stdout.startswith(alone)
     assert result.stdout.endswith(alone)  # /reset forgot the turns before it
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("kind", "returncode"), [(io.StringIO, 1), (Terminal, 0)])
+def test_chat_fails_where_nobody_reads_a_refusal(service, capsys, monkeypatch, kind, returncode):
+    monkeypatch.setattr(sys, "stdin", kind("hello\n"))
+    assert main(["chat", "--connect", service, "--temperature", "nan"]) == returncode
+    assert capsys.readouterr().err.startswith("specserve: temperature: ")
 
 
 @pytest.mark.slow
@@ -353,3 +393,23 @@ def test_generate_starts_and_stops_a_service_of_its_own():
     )
     assert result.stderr == ""
     assert len(json.loads(result.stdout)["token_ids"]) == 3
+
+
+@pytest.mark.slow
+def test_a_model_that_computes_no_numbers_is_one_line_in_the_log_and_one_for_the_user(
+    embedded_target, tmp_path
+):
+    shutil.copytree(embedded_target, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"].fill_(torch.nan)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    words = ["generate", "--target", str(tmp_path), "--set", "topology.pin=false", "x"]
+    result = subprocess.run(
+        [sys.executable, "-m", "specserve", *words], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    logged, told = result.stderr.splitlines()
+    problem = "the model computes NaN or infinity instead of logits; are its weights damaged?"
+    assert " E target 0: " in logged
+    assert logged.endswith(problem)
+    assert told == f"specserve: {problem}"

@@ -39,7 +39,7 @@ def test_a_stop_signal_while_starting_ends_every_process_with_exit_code_0(superv
 def test_a_second_signal_kills_at_once(supervise):
     supervised = supervise(api="ignore_sigterm").await_ready()
     supervised.process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
+    time.sleep(0.8)
     assert "api" in supervised.alive()
     began = time.monotonic()
     supervised.process.send_signal(signal.SIGINT)
@@ -47,6 +47,19 @@ def test_a_second_signal_kills_at_once(supervise):
     assert time.monotonic() - began < 2
     assert returncode == 0
     assert "killed by a second signal" in stderr
+    assert supervised.alive() == []
+
+
+@pytest.mark.slow
+def test_a_stop_that_arrives_twice_at_once_still_drains(supervise):
+    supervised = supervise(api="linger").await_ready()
+    supervised.process.send_signal(signal.SIGTERM)
+    supervised.await_file("api.leaving")
+    supervised.process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    assert "api" in supervised.alive()
+    (supervised.folder / "leave").touch()
+    assert supervised.finish() == (0, "")
     assert supervised.alive() == []
 
 

@@ -384,7 +384,9 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Record rounds of the target with the torch profiler into a file on the server.
+        """Record rounds of the target with the torch profiler into a file on the server. Answers when they
+        have run, so requests must run meanwhile: FAILED_PRECONDITION after 30 s without a round, or
+        shortly before the caller's deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

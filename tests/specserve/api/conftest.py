@@ -86,6 +86,7 @@ class Rig:
         self.script(self.text)
         self.target.script, self.target.per_round, self.target.round_s = self._recite, 1, 0.001
         self.target.messages.clear()
+        self.target.is_idle = False
 
     def _recite(self, request: Request, sample_index: int) -> list[int]:
         return self.script_ids

@@ -61,6 +61,7 @@ class ScriptedTarget:
         self.load = Load()  # what the next reports say of everything but rounds and rows
         self.messages: list[tuple[float, ToTarget]] = []
         self.num_dropped = 0
+        self.is_idle = False  # a profile of it waits for rounds
         self._rows: dict[str, list[_Row]] = {}
         self._num_emitted: dict[str, int] = defaultdict(int)
         self._control_dir = control_dir
@@ -128,7 +129,7 @@ class ScriptedTarget:
                     self._rows[request_id][index].done = True
             case Drain():
                 control.send(Drained())
-            case Profile(_, path):
+            case Profile(num_rounds, path) if num_rounds and not self.is_idle:
                 control.send(Profiled(path))
 
     def _round(self, control: TargetControl, round_id: int) -> None:

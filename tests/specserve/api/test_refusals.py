@@ -1,12 +1,15 @@
 """Bad input ends in the right status, names its field, and disturbs nothing."""
 
 import time
+from itertools import product
 
 import grpc
 import pytest
 
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
+from specserve.api.status import refusal_of
+from specserve.errors import from_code
 from specserve.types import Submit
 
 
@@ -168,3 +171,46 @@ def test_a_defect_is_opaque_to_the_client(make_rig, caplog):
     incident = error.details().rpartition(" ")[2]
     assert any(incident in record.getMessage() for record in caplog.records)
     assert rig.service.hub.num_in_flight == 0
+
+
+def test_a_broken_model_is_told_without_an_incident(caplog):
+    error = from_code("INTERNAL", "the model computes NaN")
+    assert refusal_of(error) == (grpc.StatusCode.INTERNAL, "the model computes NaN")
+    assert caplog.records == []
+
+
+MALFORMED = {
+    "cut short": pb.GenerateRequest(text="fox").SerializeToString()[:-1],
+    "noise": b"\xff" * 40,
+    "no UTF-8": pb.GenerateRequest(text="fox").SerializeToString().replace(b"fox", b"\xff\xfe\xfd"),
+}
+UNARY = ["Generation/Generate", "Control/GetLoad", "Admin/Drain"]
+STREAMS = ["Generation/GenerateStream", "SpecInfo/WatchSpecStats"]
+
+
+def call_of(channel, method):
+    path = f"/specserve.v1.{method}"
+    if method in UNARY:
+        return channel.unary_unary(path)
+    return lambda *request, **options: list(channel.unary_stream(path)(*request, **options))
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        *product([*UNARY, *STREAMS], ["noise"]),
+        *product(["Generation/Generate", "Generation/GenerateStream"], ["cut short", "no UTF-8"]),
+    ],
+)
+def test_bytes_that_are_no_request_are_refused_and_leave_no_traceback(
+    rig, channel, caplog, method, kind
+):
+    error = refused(call_of(channel, method), MALFORMED[kind])
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == "request: is malformed protobuf, or a string in it is not UTF-8"
+    assert caplog.records == []
+
+
+def test_a_method_that_does_not_exist_stays_unimplemented(rig, channel):
+    error = refused(channel.unary_unary("/specserve.v1.Generation/Guess"), b"")
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -1,6 +1,7 @@
 """What the server says about itself: reflection, health, information, profile, ports."""
 
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -113,6 +114,18 @@ def test_the_server_chooses_where_a_profile_is_written(rig, channel):
     with pytest.raises(grpc.RpcError) as caught:
         admin.Profile(pb.ProfileRequest(num_rounds=10**6))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_profile_that_waits_for_rounds_in_vain_says_so_before_its_deadline(rig, channel):
+    rig.target.is_idle = True
+    with pytest.raises(grpc.RpcError) as caught:
+        stubs.AdminStub(channel).Profile(pb.ProfileRequest(num_rounds=3), timeout=0.25)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert caught.value.details().startswith("profile: fewer than 3 rounds ran before the deadline")
+    rig.until(lambda: len(rig.target.received(Profile)) == 2)
+    asked, given_up = rig.target.received(Profile)
+    assert (given_up.num_rounds, given_up.path) == (0, asked.path)
+    assert not Path(asked.path).parent.exists()
 
 
 def test_a_port_in_use_is_an_error_that_names_it(rig, tmp_path):

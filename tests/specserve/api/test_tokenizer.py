@@ -53,6 +53,41 @@ def test_a_template_cannot_reach_python(model_folder, tmp_path):
         asyncio.run(tokenizer.encode_chat([ChatMessage("user", "x")]))
 
 
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("{% for i in range(10**9) %}{% endfor %}", "OverflowError: Range too big"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError: maximum"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError: "),
+        ("{{ 1 + messages }}", "TypeError: "),
+        ("{{ 'x' * 10**17 }}", "MemoryError: "),
+        ("{{ nothing | tojson }}", "TypeError: "),
+        ("{{ strftime_now(5) }}", "TypeError: "),
+    ],
+)
+def test_a_template_that_fails_is_one_clear_error(model_folder, tmp_path, source, problem):
+    folder = copy_with(model_folder, tmp_path, "chat_template.jinja", source)
+    tokenizer = TextTokenizer(folder)
+    with pytest.raises(Unsupported) as caught:
+        asyncio.run(tokenizer.encode_chat([ChatMessage("user", "x")]))
+    assert str(caught.value).startswith(f"chat: the model's chat template fails: {problem}")
+    assert len(str(caught.value)) < 300
+
+
+def test_whatever_a_template_refuses_with_is_told(model_folder, tmp_path):
+    source = "{{ raise_exception(messages | length) }}"
+    tokenizer = TextTokenizer(copy_with(model_folder, tmp_path, "chat_template.jinja", source))
+    with pytest.raises(InvalidField, match="chat: refused by the chat template: 1"):
+        asyncio.run(tokenizer.encode_chat([ChatMessage("user", "x")]))
+
+
+def test_a_template_that_python_cannot_compile_is_refused_when_it_is_loaded(model_folder, tmp_path):
+    source = "{{ " + "(" * 300 + "1" + ")" * 300 + " }}"
+    folder = copy_with(model_folder, tmp_path, "chat_template.jinja", source)
+    with pytest.raises(Unsupported, match=r"model\.target: chat template of "):
+        TextTokenizer(folder)
+
+
 def test_clients_text_is_never_a_template(model_folder):
     tokenizer = TextTokenizer(model_folder)
     ids = asyncio.run(tokenizer.encode_chat([ChatMessage("user", "{{ 7 * 7 }}")]))

@@ -38,6 +38,18 @@ def test_a_planted_error_fails_the_case(tmp_path, capsys):
     assert failed == ["hidden_states.3", "greedy_next_ids", "invented"]
 
 
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_damaged_case_is_one_line(tmp_path, capsys, is_training):
+    case = shutil.copytree(FIXTURES / TARGETS[0], tmp_path / "case")
+    if is_training:
+        (case / "config.json").unlink()
+    whole = (case / "io.safetensors").read_bytes()
+    (case / "io.safetensors").write_bytes(whole[: len(whole) // 2])
+    assert main([str(case)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{case / 'io.safetensors'}: cannot be read: ")
+
+
 @pytest.mark.slow
 def test_the_command_line_prints_errors_and_exits_zero():
     done = subprocess.run(

@@ -1,0 +1,66 @@
+"""The process of a command from its first moment to its last."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LAUNCH = [sys.executable, "-m", "specserve", "launch"]
+FLAGS = ["--device", "cpu", "--port", "0", "--set", "topology.pin=false"]
+
+
+@pytest.fixture
+def runtime_root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # short: sockets lie in it
+        yield Path(folder)
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> (signum - 1) & 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.15, 0.4])
+def test_a_launch_told_to_stop_while_it_starts_ends_with_0_and_leaves_nothing(
+    signum, delay_s, runtime_root
+):
+    process = subprocess.Popen(
+        [*LAUNCH, *FLAGS],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime_root)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not catches(process.pid, signal.SIGTERM):
+        time.sleep(0.001)
+    time.sleep(delay_s)
+    process.send_signal(signum)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (0, "")
+    assert list(runtime_root.iterdir()) == []
+
+
+def test_handlers_come_before_anything_slow():
+    program = """
+import signal, sys
+from specserve import stop_signals
+stop_signals.signal.signal = lambda *_: sys.exit(str(sorted(SLOW & set(sys.modules))))
+SLOW = {"msgspec", "argparse", "logging", "socket", "subprocess", "specserve.cli"}
+sys.argv[1:] = ["launch"]
+from specserve.__main__ import main
+main()
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert result.stderr == "[]\n"

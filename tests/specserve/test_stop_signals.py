@@ -1,0 +1,56 @@
+"""Stop signals take effect once, and not in the middle of what may not be interrupted."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from specserve.stop_signals import stops_deferred, stops_unwind
+
+
+def test_only_the_first_signal_unwinds():
+    cleaned_up = []
+
+    @contextmanager
+    def cleaning_up() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            cleaned_up.append(True)
+
+    with pytest.raises(SystemExit) as ended, stops_unwind(), cleaning_up():
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 143
+    assert cleaned_up
+
+
+def test_one_inside_another_unwinds_both():
+    with pytest.raises(SystemExit), stops_unwind(), stops_unwind():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("signum", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_deferred_signal_takes_effect_at_the_end(signum, error):
+    handed_on = []
+    with pytest.raises(error), stops_unwind(), stops_deferred(lambda: handed_on.append(signum)):
+        signal.raise_signal(signum)
+    assert handed_on == [signum]
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    done = []
+
+    def work() -> None:
+        with stops_unwind(), stops_deferred():
+            done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]
