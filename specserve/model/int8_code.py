@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from specserve.model.row_code import Kernel, Machine, checked, header, spread, task
+from specserve.model.row_code import ROOM, Kernel, Machine, checked, header, spread, task
 
 GROUP = 64  # inputs
 _STEP = 4  # inputs that an instruction multiplies
@@ -221,9 +221,7 @@ _ROUND = f"""
     declare {_INTS} @llvm.umax.v16i32({_INTS}, {_INTS})
     declare i32 @llvm.vector.reduce.umax.v16i32({_INTS})
     declare i32 @llvm.vector.reduce.add.v16i32({_INTS})
-    declare ptr @malloc(i64)
-    declare void @free(ptr)
-    declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+    {ROOM}
     define internal void @round(ptr %x, i64 %count, ptr %to) #0 {{
     entry:
         br label %next

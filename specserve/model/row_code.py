@@ -295,13 +295,14 @@ class _DottedKernel(_FloatKernel):
         return f"%more.{r}.{v} = call {self._vector} {_DOT}({operands})"
 
 
+ROOM = """declare ptr @malloc(i64)
+    declare void @free(ptr)
+    declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"""
 DOTTED_STEP = 16  # inputs are rounded by so many
 _PAIRS, _DOT = "<32 x bfloat>", "@llvm.x86.avx512bf16.dpbf16ps.512"
 _ROUND = f"""
     declare <16 x float> {_DOT}(<16 x float>, {_PAIRS}, {_PAIRS})
-    declare ptr @malloc(i64)
-    declare void @free(ptr)
-    declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+    {ROOM}
     define internal void @round(ptr %x, i64 %count, ptr %to) #0 {{
     entry:
         br label %next
