@@ -63,7 +63,10 @@ def test_a_sound_service_passes_under_both_rules(audit, tiny):
 
 @pytest.mark.slow
 def test_drafts_from_another_process_are_audited_against_a_target_without_one(audit, tiny):
-    words = ("--topology", "1+1", "--oversubscribe", "--verification", "foreseeable")
+    words = ["--topology", "1+1", "--oversubscribe", "--verification", "foreseeable"]
+    # Blocks are waited for: on a busy machine a draft process might never be in time.
+    for wait in ("miss_policy=draft_now", "draft_wait_ms=5000"):
+        words += ["--set", f"speculation.{wait}"]
     code, report = audit("--drafter", str(tiny), *words)
     assert (code, report["verdict"]) == (0, "passed")
     assert report["service"]["speculation"] == "async"
