@@ -68,14 +68,13 @@ class DraftNode:
 
     def run(self) -> None:
         """Until SIGTERM. Raises `DraftingFailed`."""
-        self._region.draft_pid = os.getpid()
         try:
             while not self.is_stopping:
                 if not self.step():
                     self._rest()
             log.info("%s", self.presolve.cache.statistics)
         finally:
-            self._region.heartbeat_ns = 0  # it is leaving: ending a process takes a second
+            self._region.draft_pid = 0  # it is leaving: ending a process takes a second
             if self._link is not None:
                 self._link.close()
 
@@ -158,6 +157,7 @@ class DraftNode:
         if now_s < self._attach_s:
             return
         self._attach_s = now_s + ATTACH_AGAIN_S
+        self._region.draft_pid = os.getpid()
         self._control.send(self._introduction)
 
     def _ask_for_holes(self) -> None:

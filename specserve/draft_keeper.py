@@ -111,12 +111,12 @@ class DraftKeeper:
         child, revival = draft.child, draft.revival
         if child is None or not child.alive or child.is_doomed:
             return draft.restart_s
-        heartbeat_s = draft.region.heartbeat_ns / 1e9
-        if revival.is_hung(heartbeat_s, now_s):
+        heartbeat_s, is_leaving = draft.region.heartbeat_ns / 1e9, not draft.region.draft_pid
+        if revival.is_hung(heartbeat_s, now_s, is_leaving=is_leaving):
             self._say(draft, "hangs and is killed")
             child.doom()
             return draft.restart_s
-        return revival.next_look_s(heartbeat_s, now_s)
+        return revival.next_look_s(heartbeat_s, now_s, is_leaving=is_leaving)
 
     def _restart(self, draft: _Draft) -> None:
         if draft.child is not None:

@@ -13,6 +13,7 @@ FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0  # with a start behind it, still back within ten
 LONG_LIFE_S = 60.0
 FIRST_HEARTBEAT_S = 10.0  # from being ready to the first heartbeat
+LEAVING_S = 5.0  # from the last heartbeat of one that is leaving
 SECOND_LOOK_S = 0.1  # from the end of the limit; see `is_hung`
 _SLOWER_START = 4  # a start under load may take so many times as long as the first one
 
@@ -49,29 +50,29 @@ class Revival:
         self._pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return pause_s
 
-    def is_hung(self, heartbeat_s: float, now_s: float) -> bool:
+    def is_hung(self, heartbeat_s: float, now_s: float, *, is_leaving: bool = False) -> bool:
         """Whether the process, last heard at `heartbeat_s` (0: never), should be killed.
 
         Only the second look in a row says so: where the whole machine stood still, the first one
         after it sees an old heartbeat of a process that has had no chance to make another.
         """
-        if now_s < self._limit_s(heartbeat_s, now_s):
+        if now_s < self._limit_s(heartbeat_s, now_s, is_leaving=is_leaving):
             self._suspected_s = None
             return False
         if self._suspected_s is None:
             self._suspected_s = now_s
         return now_s >= self._suspected_s + SECOND_LOOK_S
 
-    def next_look_s(self, heartbeat_s: float, now_s: float) -> float:
+    def next_look_s(self, heartbeat_s: float, now_s: float, *, is_leaving: bool = False) -> float:
         """When `is_hung` may change its mind; infinity for never."""
         if self._suspected_s is not None:
             return self._suspected_s + SECOND_LOOK_S
-        return self._limit_s(heartbeat_s, now_s)
+        return self._limit_s(heartbeat_s, now_s, is_leaving=is_leaving)
 
-    def _limit_s(self, heartbeat_s: float, now_s: float) -> float:
+    def _limit_s(self, heartbeat_s: float, now_s: float, *, is_leaving: bool) -> float:
         """Silence is in order until then."""
         if self._started_s < heartbeat_s <= now_s:  # else from an earlier life, or no time at all
-            return heartbeat_s + self._silence_limit_s
+            return heartbeat_s + (LEAVING_S if is_leaving else self._silence_limit_s)
         if self._ready_s is not None:
             return self._ready_s + FIRST_HEARTBEAT_S
         return self._started_s + FIRST_HEARTBEAT_S + _SLOWER_START * self._start_took_s

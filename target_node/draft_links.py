@@ -111,7 +111,7 @@ class DraftLinks:
             # It was only silent, as after a pause of the whole machine.
             if heartbeat_s > peer.detached_s:
                 self._attach(introduction)
-        elif has_ended or not heartbeat_s:
+        elif has_ended or not heartbeat_s or not peer.region.draft_pid:
             self._detach(peer, "has ended")
             peer.introduction = None
         elif now_s - max(heartbeat_s, peer.attached_s) > self._timeout_s:

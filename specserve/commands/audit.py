@@ -20,7 +20,7 @@ from specserve.commands.connection import (
     require_service,
 )
 from specserve.commands.service_options import command_line, overrides
-from specserve.config import load_config
+from specserve.config import DEFAULT_MODE, SpeculationConfig, load_config
 from specserve.errors import InvalidField
 from specserve.launch import resolve_here
 from specserve.local_service import local_service
@@ -90,11 +90,15 @@ def _own_services(
 ) -> tuple["Service", list["Service"]]:
     """One that decodes plainly, and one for each rule. Raises InvalidField before any starts."""
     flags, given = command_line(arguments), overrides(arguments)
-    topology = parse_topology(load_config(arguments.config, given).topology.topology)
-    wanted = given.get(_MODE, "async" if topology.num_draft_processes else "sync")
+    config = load_config(arguments.config, given)
+    topology = parse_topology(config.topology.topology)
+    wanted, rule = config.speculation.mode, config.speculation.verification
     if wanted == "off":
         raise InvalidField("--speculation", "is off; there would be nothing to audit")
-    rules = (given[_RULE],) if _RULE in given else _RULES
+    if wanted == DEFAULT_MODE and _MODE not in given:  # which might not speculate at all
+        wanted = "async" if topology.num_draft_processes else "sync"
+    is_default = rule == SpeculationConfig().verification and _RULE not in given
+    rules = _RULES if is_default else (rule,)
     # Equal text is promised for arithmetic that does not depend on the batch.
     settings = {"engine.deterministic": "true"} | {
         k: v for k, v in given.items() if k == "engine.deterministic"

@@ -190,7 +190,7 @@ class SharedRegion:
 
     @property
     def heartbeat_ns(self) -> int:
-        """CLOCK_MONOTONIC of the draft's last sign of life; 0: none yet, or none any more."""
+        """CLOCK_MONOTONIC of the draft's last sign of life; 0: none yet."""
         return self._words[_AT_HEARTBEAT]
 
     @heartbeat_ns.setter
@@ -199,7 +199,7 @@ class SharedRegion:
 
     @property
     def draft_pid(self) -> int:
-        """Of the draft that attached last; 0: none yet."""
+        """Of the draft that attached last; 0: none yet, or it is leaving."""
         return self._words[_AT_PID]
 
     @draft_pid.setter

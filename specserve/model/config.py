@@ -139,8 +139,8 @@ class _ConfigFile(msgspec.Struct):
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     rope_theta: PositiveFloat | None = None
-    rope_scaling: _RopeFile | None = None
-    rope_parameters: _RopeFile | None = None
+    rope_scaling: dict[str, Any] | None = None  # a `_RopeFile`, as the next
+    rope_parameters: dict[str, Any] | None = None
     partial_rotary_factor: float | None = None
     use_sliding_window: bool = False
     sliding_window: int | None = None
@@ -248,10 +248,12 @@ def _rope(path: Path, file: _ConfigFile) -> RopeSpec:
 
     Where a file has both, transformers takes `rope_scaling`, which is what somebody added.
     """
-    nothing = _RopeFile()
-    is_split = (file.rope_scaling or nothing) != nothing
-    field = "rope_scaling" if is_split or file.rope_parameters is None else "rope_parameters"
-    rope = (file.rope_scaling if is_split else file.rope_parameters) or nothing
+    is_split = bool(file.rope_scaling) or not file.rope_parameters
+    field = "rope_scaling" if is_split else "rope_parameters"
+    try:
+        rope = msgspec.convert(getattr(file, field) or {}, _RopeFile)
+    except msgspec.ValidationError as error:
+        raise Unsupported(f"{path}: {field}: {error}") from error
     kind = rope.rope_type or rope.type or "default"
     theta = rope.rope_theta or file.rope_theta or DEFAULT_ROPE_THETA
     if rope.partial_rotary_factor not in (None, 1.0):

@@ -151,10 +151,11 @@ class _Int8Kernel(Kernel):
         br i1 %is.more, label %step, label %add"""
 
     def _add(self, r: int, v: int) -> str:
-        of_fma = f"{_VECTOR} %scaled.{r}.{v}, {_VECTOR} %scale.{r}, {_VECTOR} %sum.{r}.{v}"
+        # Scales first: a large and a small one make a number, where a sum by the large one may not.
+        of_fma = f"{_VECTOR} %float.{r}.{v}, {_VECTOR} %both.{r}.{v}, {_VECTOR} %sum.{r}.{v}"
         return f"""
         %float.{r}.{v} = sitofp {_INTS} %whole.{r}.{v} to {_VECTOR}
-        %scaled.{r}.{v} = fmul {_VECTOR} %float.{r}.{v}, %w.scale.{v}
+        %both.{r}.{v} = fmul {_VECTOR} %scale.{r}, %w.scale.{v}
         %more.{r}.{v} = call {_VECTOR} @llvm.fma.v16f32({of_fma})"""
 
 

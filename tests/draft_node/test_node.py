@@ -232,9 +232,11 @@ def test_a_stream_that_has_ended_is_forgotten(peer, node, drafter):
 
 def test_who_leaves_says_so(peer, node):
     node.step()
+    assert peer.region.draft_pid == os.getpid()
     node.is_stopping = True
     node.run()
-    assert peer.region.heartbeat_ns == 0
+    assert peer.region.draft_pid == 0
+    assert peer.region.heartbeat_ns  # who keeps drafts alive knows since when
 
 
 def test_every_turn_is_a_heartbeat(peer, node):

@@ -69,6 +69,7 @@ def draft(
     heard: Path, stopping: list[int], link: SharedRegion, *, stalls: bool, behaviour: str
 ) -> None:
     began_s = time.monotonic()
+    link.draft_pid = os.getpid()
     while not stopping:
         lived_s = time.monotonic() - began_s
         if not (stalls and lived_s > 0.3):
@@ -78,6 +79,7 @@ def draft(
         if behaviour == "flap" and lived_s > 0.05:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(PERIOD_S)
+    link.draft_pid = 0
 
 
 def serve(heard: Path, stopping: list[int], *, listen: bool) -> None:

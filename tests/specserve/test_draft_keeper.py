@@ -118,6 +118,22 @@ def test_a_draft_that_hangs_is_killed_and_started_again(supervise, how):
 
 
 @pytest.mark.slow
+def test_a_draft_that_leaves_has_time_to_end(supervise):
+    supervised = supervise(num_drafts=1, draft0="linger").await_ready()
+    first = supervised.pid("draft0")
+    time.sleep(0.1)
+    os.kill(first, signal.SIGTERM)
+    supervised.await_file("draft0.leaving")
+    time.sleep(1.0)  # twice the silence that is a hang
+    assert supervised.pid("draft0") == first
+    (supervised.folder / "leave").write_text("now")
+    await_new_pid(supervised, "draft0", first)
+    stderr = stop(supervised)
+    assert "draft process 0 exited with status 0" in stderr
+    assert "hangs" not in stderr
+
+
+@pytest.mark.slow
 def test_a_stop_that_is_continued_in_time_is_no_hang(supervise):
     supervised = supervise(num_drafts=1).await_ready()
     pid = supervised.pid("draft0")

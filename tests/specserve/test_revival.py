@@ -4,7 +4,13 @@ import math
 
 import pytest
 
-from specserve.revival import FIRST_HEARTBEAT_S, LONG_LIFE_S, LONGEST_PAUSE_S, Revival
+from specserve.revival import (
+    FIRST_HEARTBEAT_S,
+    LEAVING_S,
+    LONG_LIFE_S,
+    LONGEST_PAUSE_S,
+    Revival,
+)
 
 
 @pytest.fixture
@@ -51,6 +57,13 @@ def is_hung(revival: Revival, heartbeat_s: float, now_s: float) -> bool:
 def test_a_silent_draft_is_hung_soon_after_its_limit(revival):
     assert not is_hung(revival, heartbeat_s=110.0, now_s=111.0)
     assert is_hung(revival, heartbeat_s=110.0, now_s=111.11)
+
+
+def test_who_leaves_has_longer_to_end(revival):
+    assert not revival.is_hung(110.0, 114.9, is_leaving=True)
+    assert revival.next_look_s(110.0, 114.9, is_leaving=True) == 110.0 + LEAVING_S
+    assert not revival.is_hung(110.0, 115.0, is_leaving=True)
+    assert revival.is_hung(110.0, 115.1, is_leaving=True)
 
 
 def test_a_heartbeat_clears_the_suspicion(revival):

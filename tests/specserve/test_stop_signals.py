@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from specserve.stop_signals import stops_deferred, stops_unwind
+from specserve.stop_signals import heard_stops, stops_deferred, stops_unwind
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,12 @@ def test_a_deferred_signal_takes_effect_at_the_end(signum, error):
     with pytest.raises(error), stops_unwind(), stops_deferred(lambda: handed_on.append(signum)):
         signal.raise_signal(signum)
     assert handed_on == [signum]
+
+
+def test_under_nohup_a_hangup_is_not_heard():
+    assert signal.SIGHUP in heard_stops()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert heard_stops() == [signal.SIGINT, signal.SIGTERM]
 
 
 def test_outside_the_main_thread_signals_are_left_alone():

@@ -59,6 +59,7 @@ class FakeDraft:
 
     def introduce(self, **changes) -> None:
         fields = {"gamma": LIMITS.gamma, "feature_size": LIMITS.feature_size} | changes
+        self.region.draft_pid = self.process.pid
         attach = Attach(draft=self._index, pid=self.process.pid, drafter="fake", **fields)
         assert eventually(lambda: self._control.send(attach))
 
@@ -166,10 +167,13 @@ def test_a_draft_that_says_it_leaves_is_let_go_at_once(pair):
     first, second = pair.drafts
     pair.attach(first, second)
     pair.silent.add(first)
-    first.region.heartbeat_ns = 0
+    first.region.draft_pid = 0
     assert pair.until(lambda: pair.links.num_attached == 1) < 0.1
     assert first.process.poll() is None
-    pair.silent.clear()
+    pair.silent.clear()  # whatever beats now is another life, and has to introduce itself
+    for _ in range(50):
+        pair.turn()
+    assert pair.links.num_attached == 1
     first.introduce()
     pair.until(lambda: pair.links.num_attached == 2)
 

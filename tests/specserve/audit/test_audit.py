@@ -132,6 +132,9 @@ def refused(capsys, *words: str) -> str:
 def test_what_cannot_be_audited_is_refused_before_anything_starts(capsys, tmp_path):
     assert refused(capsys, "--drafter", "nobody").startswith("speculation.drafter: 'nobody' is no")
     assert refused(capsys, "--speculation", "off").startswith("--speculation: is off")
+    (tmp_path / "off.toml").write_text('[speculation]\nmode = "off"\n')
+    off = refused(capsys, "--config", str(tmp_path / "off.toml"))
+    assert off.startswith("--speculation: is off")
     assert refused(capsys, "--drafter", "ngram", "--verification", "trust").startswith(
         "speculation.verification: "
     )

@@ -37,6 +37,7 @@ def test_llama3_scaling_is_read_in_both_spellings(tmp_path):
         ({"rope_type": "linear", "factor": 8.0}, RopeSpec(500000.0, "linear", 8.0)),
         ({"rope_type": "linear", "factor": 8.0, "rope_theta": 7.0}, RopeSpec(7.0, "linear", 8.0)),
         ({}, RopeSpec(1234.0, "linear", 2.0)),
+        ({"unknown": 1}, RopeSpec(500000.0)),
         (None, RopeSpec(1234.0, "linear", 2.0)),
     ],
 )
@@ -48,7 +49,7 @@ def test_of_both_rope_fields_the_one_counts_that_transformers_takes(tmp_path, sc
     assert read_spec(folder).rope == expected
     theirs = transformers.AutoConfig.from_pretrained(folder).rope_parameters
     assert theirs["rope_theta"] == expected.theta
-    assert theirs["factor"] == expected.factor
+    assert theirs.get("factor", 1.0) == expected.factor
 
 
 def test_a_scaling_that_is_not_supported_is_refused_beside_parameters_that_are(tmp_path):

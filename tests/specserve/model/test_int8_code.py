@@ -58,9 +58,16 @@ def test_what_is_kept_is_off_by_half_a_step_of_its_group():
 @needs_bytes
 @pytest.mark.parametrize("size", [0.0, 1e-45, 1e-38, 1e-31, 1e-29, 1e30])
 def test_inputs_of_any_size_are_numbers(size):
-    x = torch.randn(2, 128).sign() * size
-    found = compiled(torch.ones(32, 128))(x)
-    torch.testing.assert_close(found[:, 0], x.sum(1), atol=130e-30, rtol=1e-5)
+    found = compiled(torch.ones(32, 128))(torch.full((2, 128), size))
+    atol = 130e-30 if size < 1e-30 else 0  # which counts as nothing
+    torch.testing.assert_close(found, torch.full((2, 32), 128 * size), atol=atol, rtol=1e-5)
+
+
+@needs_bytes
+@pytest.mark.parametrize("size", [1e-29, 1e29])
+def test_large_weights_and_small_inputs_are_numbers_and_the_other_way_round(size):
+    found = compiled(torch.full((32, 64), 100 / size))(torch.full((1, 64), size))
+    torch.testing.assert_close(found, torch.full((1, 32), 6400.0), atol=0, rtol=1e-5)
 
 
 @needs_bytes
