@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -20,6 +21,9 @@ _SHARED_MEMORY_PREFIXES = ("specserve", "torch_")
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.update([_MARK.split("=")])
+    # What a shell runs in the background does not hear Ctrl-C, nor does anything it starts.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
