@@ -226,10 +226,10 @@ class Kernels:
         """Of the fastest storage that does; where weights lose nothing, each rank chooses."""
         halves = (Storage.BFLOAT16, Storage.FLOAT16) if self._halves else ()
         paired = (Storage.PAIRED,) if self._halves and self._may_pair else ()
-        # A matrix unit need not round inputs to be as fast.
+        # Bytes are half as much to read; a matrix unit need not round to bfloat16 to be as fast.
         int8 = (Storage.INT8,) if self._halves and self._input_bits <= 8 else ()
         dotted = (Storage.DOTTED,) if self._halves and self._input_bits <= 16 else ()
-        for storage in (*paired, *int8, *dotted, *halves):
+        for storage in (*int8, *paired, *dotted, *halves):
             kernels = row_kernels(storage)
             if kernels is None or not kernels.takes(weight):
                 continue

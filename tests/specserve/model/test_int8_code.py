@@ -82,11 +82,14 @@ def test_what_is_no_number_leads_to_none(wrong, place):
 
 
 @needs_bytes
-def test_only_who_says_so_has_them(anew, monkeypatch):
-    """Drafters, and on machines without a matrix unit; a target never, whatever its dtype."""
+@pytest.mark.parametrize("has_tiles", [False, True])
+def test_only_who_says_so_has_them(anew, monkeypatch, has_tiles):
+    """Drafters, beside a matrix unit too; a target never, whatever its dtype."""
     machine = host_machine()
     assert machine is not None
-    monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_tiles=False))
+    if has_tiles and not machine.has_tiles:
+        pytest.skip("no matrix unit here")
+    monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_tiles=has_tiles))
     weight = torch.randn(40, 128).bfloat16().float()
     assert storage_of(drafters(), weight) is Storage.INT8
     assert storage_of(drafters(), torch.randn(40, 128)) is Storage.INT8
