@@ -224,12 +224,7 @@ class Kernels:
 
     def _kernels_for(self, weight: torch.Tensor) -> RowKernels:
         """Of the fastest storage that does; where weights lose nothing, each rank chooses."""
-        halves = (Storage.BFLOAT16, Storage.FLOAT16) if self._halves else ()
-        paired = (Storage.PAIRED,) if self._halves and self._may_pair else ()
-        # Bytes are half as much to read; a matrix unit need not round to bfloat16 to be as fast.
-        int8 = (Storage.INT8,) if self._halves and self._input_bits <= 8 else ()
-        dotted = (Storage.DOTTED,) if self._halves and self._input_bits <= 16 else ()
-        for storage in (*int8, *paired, *dotted, *halves):
+        for storage in self._storages():
             kernels = row_kernels(storage)
             if kernels is None or not kernels.takes(weight):
                 continue
@@ -239,6 +234,18 @@ class Kernels:
         whole = row_kernels(Storage.FLOAT32)
         assert whole is not None, "can_compile has asked"
         return whole
+
+    def _storages(self) -> Iterator[Storage]:
+        """The fastest first: bytes are half as much to read."""
+        if not self._halves:
+            return
+        if self._input_bits <= 8:
+            yield Storage.INT8
+        if self._may_pair:
+            yield Storage.ROUNDED_PAIRED if self._input_bits <= 16 else Storage.PAIRED
+        if self._input_bits <= 16:
+            yield Storage.DOTTED
+        yield from (Storage.BFLOAT16, Storage.FLOAT16)
 
     def _suits(self, storage: Storage, weight: torch.Tensor) -> bool:
         if storage is Storage.INT8:

@@ -26,13 +26,14 @@ LINE_BYTES = 64
 
 
 class Storage(Enum):
-    """How a weight is kept. It is multiplied as float32, and so are inputs, but for the last three:
-    those take inputs in pieces that make them up, rounded, and both rounded to 8 bits."""
+    """How a weight is kept. It is multiplied as float32, and so are inputs, but for the last four:
+    those take inputs in pieces that make them up, rounded twice, and both rounded to 8 bits."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
     PAIRED = "bfloat16, paired"  # for `tile_code`
+    ROUNDED_PAIRED = "bfloat16, paired, inputs rounded to it"  # the same
     DOTTED = "bfloat16, inputs rounded to it"
     INT8 = "8 bits, inputs as well"  # for `int8_code`
 
@@ -46,6 +47,7 @@ _DTYPES = {
     Storage.BFLOAT16: torch.bfloat16,
     Storage.FLOAT16: torch.float16,
     Storage.PAIRED: torch.bfloat16,
+    Storage.ROUNDED_PAIRED: torch.bfloat16,
     Storage.DOTTED: torch.bfloat16,
     Storage.INT8: torch.uint8,
 }

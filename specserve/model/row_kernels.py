@@ -13,7 +13,7 @@ alone. Rows that no full block is left for are computed twice, in two overlappin
 Where the processor has a matrix unit, weights in bfloat16 are multiplied by that: then the above is
 true of the bits as well, except that they are not those of machines without one. Nor are those of
 products that round their inputs, or weights as well, which drafters may have (`Storage.DOTTED`,
-`Storage.INT8`).
+`Storage.ROUNDED_PAIRED`, `Storage.INT8`).
 
 See docs/decisions/0014-row-kernels.md, 0017-matrix-units.md,
 0018-drafts-round-inputs.md and 0021-drafters-in-8-bits.md.
@@ -45,7 +45,7 @@ class RowKernels:
         self.storage = storage
         self._most_rows = machine.most_rows
         self._team = team
-        is_paired = storage is Storage.PAIRED
+        is_paired = storage in _PAIRED
         self._code = Functions(_code(machine, storage))
         names = ["any" if is_paired else str(size) for size in machine.block_sizes]
         prototype = ctypes.CFUNCTYPE(None, *_ARGUMENTS)
@@ -56,7 +56,7 @@ class RowKernels:
     @property
     def trial_size(self) -> int:
         """Inputs that leave a remainder wherever there may be one."""
-        if self.storage is Storage.PAIRED:
+        if self.storage in _PAIRED:
             return tile_code.PART + tile_code.STEP
         return 5 * _STEPS[self.storage] if self.storage in _STEPS else 67
 
@@ -150,7 +150,7 @@ def row_kernels(storage: Storage) -> RowKernels | None:
         return None
     if storage is Storage.FLOAT16 and not machine.has_halves:
         return None
-    if storage is Storage.PAIRED and not machine.has_tiles:
+    if storage in _PAIRED and not machine.has_tiles:
         return None
     if storage is Storage.DOTTED and not machine.has_dots:
         return None
@@ -184,17 +184,24 @@ def _dotted(panel: Tensor) -> Tensor:
     return panel.view(len(panel) // 2, 2, -1).transpose(1, 2).reshape(panel.shape)
 
 
-_ORDERS = {Storage.BFLOAT16: _laced, Storage.PAIRED: _paired, Storage.DOTTED: _dotted}
+_PAIRED = (Storage.PAIRED, Storage.ROUNDED_PAIRED)
+_ORDERS = {
+    Storage.BFLOAT16: _laced,
+    Storage.PAIRED: _paired,
+    Storage.ROUNDED_PAIRED: _paired,
+    Storage.DOTTED: _dotted,
+}
 _STEPS = {  # of inputs
     Storage.PAIRED: tile_code.STEP,
+    Storage.ROUNDED_PAIRED: tile_code.STEP,
     Storage.DOTTED: DOTTED_STEP,
     Storage.INT8: int8_code.GROUP,
 }
 
 
 def _code(machine: Machine, storage: Storage) -> str:
-    if storage is Storage.PAIRED:
-        return tile_code.code()
+    if storage in _PAIRED:
+        return tile_code.code(rounds=storage is Storage.ROUNDED_PAIRED)
     return int8_code.code(machine) if storage is Storage.INT8 else code(machine, storage)
 
 
@@ -215,7 +222,7 @@ def _is_right(kernels: RowKernels) -> bool:
 
 def _rounded(x: Tensor, storage: Storage) -> Tensor:
     """Inputs, or weights that bfloat16 holds, as they are multiplied."""
-    if storage is Storage.DOTTED:
+    if storage in (Storage.DOTTED, Storage.ROUNDED_PAIRED):
         return x.bfloat16().float()
     return int8_code.kept(x) if storage is Storage.INT8 else x
 

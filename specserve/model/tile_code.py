@@ -8,7 +8,8 @@ The unit multiplies 16 rows by 16 columns in bfloat16 and adds up in float32. Th
 in bfloat16; the inputs, which are float32, are cut into three pieces of 8 bits each that make them
 up exactly, and each piece is multiplied. So no product is rounded, only sums are, as elsewhere, and
 they are one chain each: by 32 inputs a step, in a step by piece. That is as precise as chains of
-fused multiply-adds, though not bit by bit the same.
+fused multiply-adds, though not bit by bit the same. Who may round inputs has them rounded to
+bfloat16, which is one piece, and a third of the work.
 
 A weight is *paired*: a panel has, for each 32 inputs, a tile for each half of its 32 columns, [16
 pairs of inputs, 16 columns, 2]. An input's row is cut once for all panels. Many rows are taken in
@@ -26,15 +27,15 @@ PANEL = 2 * COLUMNS
 _ROWS = 16  # of a tile at most
 _TILE_BYTES = 1024
 _TILE_LINE = 64
-_NUM_PIECES = 3
 _CHUNK = 8  # tiles of rows that are cut at a time, ...
 PART = 1024  # ... and inputs
-_STEP_BYTES = _NUM_PIECES * _TILE_BYTES  # of the pieces of a tile of rows, a step
-# Eight registers: sums of two panels, one tile of weights, the pieces of one tile of rows.
-_WEIGHTS, _PIECES = 4, 5
+# Eight registers: sums of two panels, one tile of weights, up to three pieces of a tile of rows.
+_WEIGHTS, _PIECES, _NUM_TILES = 4, 5, 8
 
 
-def code() -> str:
+def code(*, rounds: bool = False) -> str:
+    """`rounds` is whether inputs are, to bfloat16."""
+    num_pieces = 1 if rounds else 3
     return "\n".join(
         [
             """
@@ -50,23 +51,24 @@ def code() -> str:
         declare void @free(ptr)
         declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
         attributes #0 = { "min-legal-vector-width"="512" "prefer-vector-width"="512" }""",
-            *_cut(),
-            *_panels(1),
-            *_panels(2),
+            *_cut(num_pieces),
+            *_panels(1, num_pieces),
+            *_panels(2, num_pieces),
             _configure(),
-            _cut_all(),
-            _rows(),
+            _cut_all(_step_bytes(num_pieces)),
+            _rows(_step_bytes(num_pieces)),
             task("any"),
         ]
     )
 
 
-def _cut() -> Iterator[str]:
-    """Rows [in] of x, `part` inputs -> for each step and piece a tile [rows, 32] of bfloat16.
+def _step_bytes(num_pieces: int) -> int:
+    """Of the pieces of a tile of rows, a step."""
+    return num_pieces * _TILE_BYTES
 
-    What a float32 has before its 17th bit is a bfloat16, and what it is more than that is exact; so
-    is what that is more than its own first bits, which has no more than eight.
-    """
+
+def _cut(num_pieces: int) -> Iterator[str]:
+    """Rows [in] of x, `part` inputs -> for each step and piece a tile [rows, 32] of bfloat16."""
     yield f"""
     define internal void @cut(ptr %x, i64 %in, i64 %part, i64 %height, ptr %pieces) #0 {{
     entry:
@@ -81,23 +83,14 @@ def _cut() -> Iterator[str]:
     step:
         %k = phi i64 [0, %row], [%k.next, %step]
         %x.k = getelementptr float, ptr %x.row, i64 %k
-        %to.offset = mul i64 %k, {_STEP_BYTES // STEP}
+        %to.offset = mul i64 %k, {_step_bytes(num_pieces) // STEP}
         %to.k = getelementptr i8, ptr %to.row, i64 %to.offset"""
     for half in range(2):
         yield f"""
         %x.{half} = getelementptr float, ptr %x.k, i64 {COLUMNS * half}
-        %rest.{half}.0 = load <16 x float>, ptr %x.{half}, align 4"""
-        for piece in range(_NUM_PIECES):
-            at = f"{half}.{piece}"
-            yield f"""
-        %bits.{at} = bitcast <16 x float> %rest.{at} to <16 x i32>
-        %upper.{at} = lshr <16 x i32> %bits.{at}, splat (i32 16)
-        %piece.{at} = trunc <16 x i32> %upper.{at} to <16 x i16>
-        %to.{at} = getelementptr i8, ptr %to.k, i64 {piece * _TILE_BYTES + half * COLUMNS * 2}
-        store <16 x i16> %piece.{at}, ptr %to.{at}, align 32
-        %whole.{at} = and <16 x i32> %bits.{at}, splat (i32 -65536)
-        %float.{at} = bitcast <16 x i32> %whole.{at} to <16 x float>
-        %rest.{half}.{piece + 1} = fsub <16 x float> %rest.{at}, %float.{at}"""
+        %rest.{half}.0 = load <16 x float>, ptr %x.{half}, align 4
+        %to.{half} = getelementptr i8, ptr %to.k, i64 {half * COLUMNS * 2}"""
+        yield from _pieces(half, num_pieces) if num_pieces > 1 else _rounded(half)
     yield f"""
         %k.next = add i64 %k, {STEP}
         %is.step = icmp ult i64 %k.next, %part
@@ -111,7 +104,32 @@ def _cut() -> Iterator[str]:
     }}"""
 
 
-def _panels(count: int) -> Iterator[str]:
+def _pieces(half: int, num_pieces: int) -> Iterator[str]:
+    """That make inputs up.
+
+    What a float32 has before its 17th bit is a bfloat16, and what it is more than that is exact; so
+    is what that is more than its own first bits, which has no more than eight.
+    """
+    for piece in range(num_pieces):
+        at = f"{half}.{piece}"
+        yield f"""
+        %bits.{at} = bitcast <16 x float> %rest.{at} to <16 x i32>
+        %upper.{at} = lshr <16 x i32> %bits.{at}, splat (i32 16)
+        %piece.{at} = trunc <16 x i32> %upper.{at} to <16 x i16>
+        %to.{at} = getelementptr i8, ptr %to.{half}, i64 {piece * _TILE_BYTES}
+        store <16 x i16> %piece.{at}, ptr %to.{at}, align 32
+        %whole.{at} = and <16 x i32> %bits.{at}, splat (i32 -65536)
+        %float.{at} = bitcast <16 x i32> %whole.{at} to <16 x float>
+        %rest.{half}.{piece + 1} = fsub <16 x float> %rest.{at}, %float.{at}"""
+
+
+def _rounded(half: int) -> Iterator[str]:
+    yield f"""
+        %rounded.{half} = fptrunc <16 x float> %rest.{half}.0 to <16 x bfloat>
+        store <16 x bfloat> %rounded.{half}, ptr %to.{half}, align 32"""
+
+
+def _panels(count: int, num_pieces: int) -> Iterator[str]:
     """y[tile of rows, `count` panels] += sums over a part of the inputs, = over the first."""
     tiles = range(2 * count)  # of sums, and of weights in a step
     yield f"""
@@ -133,11 +151,11 @@ def _panels(count: int) -> Iterator[str]:
         br label %step
     step:
         %k = phi i64 [0, %start], [%k.next, %step]
-        %p.offset = mul i64 %k, {_STEP_BYTES // STEP}
+        %p.offset = mul i64 %k, {_step_bytes(num_pieces) // STEP}
         %p.k = getelementptr i8, ptr %pieces, i64 %p.offset
         %w.offset.0 = mul i64 %k, {2 * PANEL}
         %w.offset.1 = add i64 %w.offset.0, %panel.bytes"""
-    for piece in range(_NUM_PIECES):
+    for piece in range(num_pieces):
         yield f"""
         %p.{piece} = getelementptr i8, ptr %p.k, i64 {piece * _TILE_BYTES}
         call void @llvm.x86.tileloadd64(i8 {_PIECES + piece}, ptr %p.{piece}, i64 {_TILE_LINE})"""
@@ -152,7 +170,7 @@ def _panels(count: int) -> Iterator[str]:
             yield f"""
         %ahead.{tile}.{at} = getelementptr i8, ptr %b.{tile}, i64 {AHEAD_BYTES + at}
         call void @llvm.prefetch.p0(ptr %ahead.{tile}.{at}, i32 0, i32 2, i32 1)"""
-        for piece in range(_NUM_PIECES):
+        for piece in range(num_pieces):
             operands = f"i8 {tile}, i8 {_PIECES + piece}, i8 {_WEIGHTS}"
             yield f"call void @llvm.x86.tdpbf16ps({operands})"
     yield f"""
@@ -173,7 +191,7 @@ def _configure() -> str:
         store i16 {_TILE_LINE}, ptr %columns.{tile}
         %rows.{tile} = getelementptr i8, ptr %config, i64 {48 + tile}
         store i8 {_ROWS if tile == _WEIGHTS else "%rows"}, ptr %rows.{tile}"""
-        for tile in range(_PIECES + _NUM_PIECES)
+        for tile in range(_NUM_TILES)
     )
     return f"""
     define internal void @configure(i64 %height) #0 {{
@@ -196,13 +214,13 @@ def _place(tile: str) -> str:
         %height = select i1 %is.full, i64 {_ROWS}, i64 %below"""
 
 
-def _cut_all() -> str:
+def _cut_all(step_bytes: int) -> str:
     """`part` inputs of tiles first to end - 1."""
     return f"""
     define internal void @cut_all(ptr %x, i64 %in, i64 %part, i64 %rows, i64 %first, i64 %end,
                                   ptr %room) #0 {{
     entry:
-        %tile.bytes = mul i64 %part, {_STEP_BYTES // STEP}
+        %tile.bytes = mul i64 %part, {step_bytes // STEP}
         br label %tile
     tile:
         %t = phi i64 [%first, %entry], [%t.next, %tile]
@@ -221,7 +239,7 @@ def _cut_all() -> str:
     }}"""
 
 
-def _part() -> str:
+def _part(step_bytes: int) -> str:
     """Where a part of a chunk's inputs is, how many they are, and its pieces."""
     return f"""
     part:
@@ -230,7 +248,7 @@ def _part() -> str:
         %k.left = sub i64 %in, %k
         %is.last = icmp ult i64 %k.left, %most.inputs
         %inputs = select i1 %is.last, i64 %k.left, i64 %most.inputs
-        %tile.bytes = mul i64 %inputs, {_STEP_BYTES // STEP}
+        %tile.bytes = mul i64 %inputs, {step_bytes // STEP}
         %x.k = getelementptr float, ptr %x, i64 %k
         call void @cut_all(ptr %x.k, i64 %in, i64 %inputs, i64 %rows,
                            i64 %t.first, i64 %t.end, ptr %room)
@@ -274,7 +292,7 @@ def _tiles() -> str:
         br i1 %is.tile, label %tile, label %panel.end"""
 
 
-def _sizes() -> str:
+def _sizes(step_bytes: int) -> str:
     """How many tiles there are, how many panels and inputs at a time, and room for the pieces."""
     return f"""
         %rows.up = add i64 %rows, {_ROWS - 1}
@@ -287,7 +305,7 @@ def _sizes() -> str:
         %is.short = icmp ult i64 %in, {PART}
         %is.uncut = or i1 %is.one, %is.short
         %most.inputs = select i1 %is.uncut, i64 %in, i64 {PART}
-        %most.bytes = mul i64 %most.inputs, {_STEP_BYTES // STEP}
+        %most.bytes = mul i64 %most.inputs, {step_bytes // STEP}
         %room.bytes = mul i64 %most, %most.bytes
         %room = call ptr @aligned_alloc(i64 {_TILE_LINE}, i64 %room.bytes)
         {checked("%room", PANEL)}
@@ -296,7 +314,7 @@ def _sizes() -> str:
         %panel.bytes = mul i64 %in, {2 * PANEL}"""
 
 
-def _rows() -> str:
+def _rows(step_bytes: int) -> str:
     """Chunks of tiles of rows, in them parts of the inputs, in them panels, in them the tiles.
 
     One tile of rows takes panels whole and one by one, as they come from memory. Several take two
@@ -310,7 +328,7 @@ def _rows() -> str:
         %any = icmp ult i64 %first, %end
         br i1 %any, label %start, label %done
     start:
-        {_sizes()}
+        {_sizes(step_bytes)}
         br label %chunk
     chunk:
         %t.first = phi i64 [0, %is.there], [%t.end, %chunk.end]
@@ -318,7 +336,7 @@ def _rows() -> str:
         %is.whole = icmp ult i64 %t.wanted, %tiles
         %t.end = select i1 %is.whole, i64 %t.wanted, i64 %tiles
         br label %part
-    {_part()}
+    {_part(step_bytes)}
     panel:
         %p = phi i64 [%first, %part], [%p.next, %panel.end]
         %left = sub i64 %end, %p

@@ -22,9 +22,10 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled products here")
 STORAGES = [storage for storage in Storage if row_kernels(storage) is not None]
 AS_STORED = [storage for storage in STORAGES if storage is not Storage.INT8]
-WHOLE_INPUTS = [storage for storage in AS_STORED if storage is not Storage.DOTTED]
-BY_VECTORS = [storage for storage in WHOLE_INPUTS if storage is not Storage.PAIRED]
-STEPS = {Storage.PAIRED: STEP, Storage.DOTTED: DOTTED_STEP}
+ROUND_INPUTS = (Storage.DOTTED, Storage.ROUNDED_PAIRED)
+PAIRED = (Storage.PAIRED, Storage.ROUNDED_PAIRED)
+BY_VECTORS = [storage for storage in AS_STORED if storage not in (*ROUND_INPUTS, *PAIRED)]
+STEPS = {Storage.PAIRED: STEP, Storage.ROUNDED_PAIRED: STEP, Storage.DOTTED: DOTTED_STEP}
 SIZES = [(1, 1), (3, 33), (64, 32), (256, 100), (1031, 64), (1056, 33), (2080, 70)]
 needs_tiles = pytest.mark.skipif(Storage.PAIRED not in STORAGES, reason="no matrix unit here")
 needs_dots = pytest.mark.skipif(Storage.DOTTED not in STORAGES, reason="no dot products here")
@@ -40,7 +41,7 @@ def test_what_the_processor_has_is_used():
     assert (machine.lanes == 16) == ("avx512f" in flags)
     expected = {Storage.FLOAT32, Storage.BFLOAT16}
     expected |= {Storage.FLOAT16} if machine.has_halves else set()
-    expected |= {Storage.PAIRED} if machine.has_tiles else set()
+    expected |= set(PAIRED) if machine.has_tiles else set()
     expected |= {Storage.DOTTED} if machine.has_dots else set()
     expected |= {Storage.INT8} if machine.has_byte_dots else set()
     assert set(STORAGES) == expected
@@ -73,7 +74,7 @@ def test_products_are_those_of_the_stored_weight(storage, in_size, out_size):
     weight, x = torch.randn(out_size, in_size), torch.randn(41, in_size)
     stored = weight.to(storage.dtype)
     product = compiled(weight, storage)
-    multiplied = x.bfloat16() if storage is Storage.DOTTED else x
+    multiplied = x.bfloat16() if storage in ROUND_INPUTS else x
     for rows in (*range(1, 35), 41):
         expected = multiplied[:rows].double() @ stored.double().T
         assert product(x[:rows]).shape == (rows, out_size)
@@ -126,12 +127,13 @@ def test_bits_do_not_depend_on_the_rows_beside(storage):
     ("text", "cpu", "instruction"),
     [
         (tile_code.code(), "sapphirerapids", "tdpbf16ps"),
+        (tile_code.code(rounds=True), "sapphirerapids", "vcvtneps2bf16"),
         (code(Machine(16, 12, True, has_dots=True), Storage.DOTTED), "znver4", "vdpbf16ps"),
         (int8_code.code(Machine(16, 12, True)), "icelake-server", "vpdpbusd"),
         (code(Machine(16, 12, True), Storage.BFLOAT16), "skylake-avx512", "vfmadd"),
         (code(Machine(8, 6, True), Storage.FLOAT16), "haswell", "vcvtph2ps"),
     ],
-    ids=["tiles", "dots", "bytes", "avx512", "avx2"],
+    ids=["tiles", "rounding tiles", "dots", "bytes", "avx512", "avx2"],
 )
 def test_code_for_other_machines_is_what_llvm_takes(text, cpu, instruction):
     """This one may have none of their units, but makes what they would run."""
@@ -164,10 +166,19 @@ def test_only_what_all_ranks_agree_on_is_paired():
     assert storage_of(brain, half_weights=False) is Storage.FLOAT32
 
 
+@needs_tiles
+def test_a_matrix_unit_rounds_inputs_for_who_asks_and_for_nobody_else():
+    brain, half = torch.randn(40, 64).bfloat16().float(), torch.randn(40, 64).half().float()
+    assert storage_of(brain, input_bits=16) is Storage.ROUNDED_PAIRED
+    assert storage_of(brain, input_bits=32) is Storage.PAIRED
+    assert storage_of(half, input_bits=16) is Storage.FLOAT16
+    assert storage_of(brain, input_bits=16, may_pair=False) in (Storage.DOTTED, Storage.BFLOAT16)
+
+
 @pytest.mark.slow
 @needs_dots
 def test_inputs_are_rounded_for_who_asks_and_for_nobody_else(anew, monkeypatch):
-    """A target's never; and where there is a matrix unit, that needs none of it."""
+    """A target's never."""
     machine = host_machine()
     assert machine is not None
     monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_tiles=False))
@@ -179,7 +190,7 @@ def test_inputs_are_rounded_for_who_asks_and_for_nobody_else(anew, monkeypatch):
     assert storage_of(brain, half_weights=False, input_bits=16) is Storage.FLOAT32
     row_kernels.cache_clear()
     monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_dots=False))
-    assert storage_of(brain, input_bits=16) in (Storage.PAIRED, Storage.BFLOAT16)
+    assert storage_of(brain, input_bits=16) in (Storage.ROUNDED_PAIRED, Storage.BFLOAT16)
 
 
 def storage_of(weight, *, half_weights=True, **options):
@@ -219,12 +230,12 @@ def test_products_keep_no_memory(storage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", [Storage.DOTTED, Storage.PAIRED, Storage.INT8])
+@pytest.mark.parametrize("storage", [*ROUND_INPUTS, Storage.PAIRED, Storage.INT8])
 def test_without_memory_for_inputs_results_are_no_numbers(storage):
     if storage not in STORAGES:
         pytest.skip("no such products here")
     # Of many rows a matrix unit cuts few at a time, of few all of the inputs.
-    shape = (16, 1 << 19) if storage is Storage.PAIRED else (20000, 4096)
+    shape = (16, 1 << 21) if storage in PAIRED else (20000, 4096)
     found = run_child(_WITHOUT_MEMORY, storage.name, *map(str, shape))
     assert found.stdout.split() == ["nan", "nan"], found.stderr
 
