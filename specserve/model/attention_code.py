@@ -19,7 +19,12 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from specserve.model.row_code import AHEAD_BYTES
+
 LANES = 16  # floats of the widest vector here; LLVM splits it where the machine's are narrower
+# Floats between what is read and what is asked for. The next page alone is there too late, where
+# pages do not follow each other in memory; in a service that has run for a while none do.
+_AHEAD = AHEAD_BYTES // 4
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ def _score(shape: Shape, size: int) -> Iterator[str]:
     """Groups of tiles, and in them all dimensions. Beyond the last tile it is done once more."""
     tile, dim, tiles = shape.tile, shape.head_dim, range(shape.tiles_at_once(size))
     sums = _Sums(tile, size, len(tiles))
+    ahead = max(len(tiles), -(-_AHEAD // (tile * dim)))
     yield f"""
     define void @score_{size}(ptr noalias %x, ptr noalias %keys, ptr noalias %pages,
                               i64 %tiles, i64 %tiles.page, ptr noalias %y, i64 %stride) #0 {{
@@ -78,7 +84,7 @@ def _score(shape: Shape, size: int) -> Iterator[str]:
         %t = phi i64 [0, %entry], [%t.next, %group.end]"""
     for v in tiles:
         yield from _tile(v, v, tile * dim)
-        yield from _tile(f"ahead.{v}", v + len(tiles), tile * dim)
+        yield from _tile(f"ahead.{v}", v + ahead, tile * dim)
     yield "br label %multiply"
     yield "multiply:"
     yield "%k = phi i64 [0, %group], [%k.next, %multiply]"
@@ -144,6 +150,8 @@ def _weigh(shape: Shape, size: int) -> Iterator[str]:
                               ptr noalias %pages, i64 %seen, i64 %page.size, ptr noalias %y) #0 {{
     entry:
         %page.floats = mul i64 %page.size, {dim}
+        %up = add i64 %page.floats, {_AHEAD - 1}
+        %ahead = udiv i64 %up, %page.floats
         %seen.before = sub i64 %seen, 1
         %last.page = udiv i64 %seen.before, %page.size"""
     for r in range(size):
@@ -182,7 +190,7 @@ def _weigh(shape: Shape, size: int) -> Iterator[str]:
 
 
 def _page(shape: Shape, sums: "_Sums") -> Iterator[str]:
-    """The positions of one page that are seen, and the next page asked for."""
+    """The positions of one page that are seen, and a later page asked for."""
     dim = shape.head_dim
     yield from sums.entered("page", [("group", "zeroinitializer"), ("page.end", "%more.{}")])
     yield """
@@ -190,9 +198,9 @@ def _page(shape: Shape, sums: "_Sums") -> Iterator[str]:
         %page.id = load i64, ptr %page.at
         %page.offset = mul i64 %page.id, %page.floats
         %w.page = getelementptr float, ptr %w.columns, i64 %page.offset
-        %is.last = icmp eq i64 %p, %last.page
-        %p.ahead.next = add i64 %p, 1
-        %p.ahead = select i1 %is.last, i64 %p, i64 %p.ahead.next
+        %p.ahead.wanted = add i64 %p, %ahead
+        %is.there = icmp ult i64 %p.ahead.wanted, %last.page
+        %p.ahead = select i1 %is.there, i64 %p.ahead.wanted, i64 %last.page
         %ahead.at = getelementptr i64, ptr %pages, i64 %p.ahead
         %ahead.id = load i64, ptr %ahead.at
         %ahead.offset = mul i64 %ahead.id, %page.floats
