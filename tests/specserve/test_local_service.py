@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from specserve import local_service as module
 from specserve.local_service import local_service
 
 UNPINNED = ("--device", "cpu", "--set", "topology.pin=false")
@@ -104,6 +105,25 @@ def test_sigterm_unwinds_only_while_there_is_a_service(ends_at_signal):
         os.kill(os.getpid(), signal.SIGTERM)
     assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_right_after_the_start_stops_what_was_started(ends_at_signal, monkeypatch):
+    """Before anybody knows of the process."""
+    ends_at_signal(1)
+    started = []
+    start_it = module._start
+
+    def start_and_be_stopped(flags):
+        result = start_it(flags)
+        started.append(result[0])
+        signal.raise_signal(signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(module, "_start", start_and_be_stopped)
+    with pytest.raises(SystemExit), local_service():
+        pytest.fail("it was told to stop")
+    (process,) = started
+    assert process.returncode in (0, -signal.SIGTERM)  # it may not even hear signals yet
 
 
 @pytest.mark.slow

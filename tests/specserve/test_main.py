@@ -64,3 +64,18 @@ main()
         [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, check=False
     )
     assert result.stderr == "[]\n"
+
+
+def test_a_launch_that_has_ended_well_is_not_ended_otherwise_any_more():
+    program = """
+import atexit, os, signal, sys
+from specserve import __main__ as entry
+entry._main = lambda: 0
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+sys.argv[1:] = ["launch"]
+sys.exit(entry.main())
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stderr) == (0, "")
