@@ -51,7 +51,7 @@ class CompiledLinear:
     """Machine code of ours: the fastest for few rows, invariant by construction.
 
     A weight that is kept in 16 bits is half as much to read; sums are float32, and so are inputs
-    wherever `may_round_inputs` was not said.
+    but for those storages that round them.
     """
 
     def __init__(self, weight: torch.Tensor, kernels: RowKernels) -> None:

@@ -8,8 +8,8 @@ All sums of a block are values that no loop reads from memory, so they stay in r
 what this is written by hand for.
 
 Processors that add up pairs of products of bfloat16 do twice as many of them. That takes inputs in
-bfloat16, too, which rounds them: fit for a drafter, whose law may be any (`Storage.DOTTED`). Of
-bytes they do twice as many again: `int8_code`.
+bfloat16, too, which rounds them (`Storage.DOTTED`): fit for a drafter, whose law may be any, and
+for a target that is to be served in bfloat16. Of bytes they do twice as many again: `int8_code`.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ LINE_BYTES = 64
 
 class Storage(Enum):
     """How a weight is kept. It is multiplied as float32, and so are inputs, but for the last four:
-    those take inputs in pieces that make them up, rounded twice, and both rounded to 8 bits."""
+    inputs in pieces that make them up; rounded, in two layouts; and both rounded to 8 bits."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

@@ -12,8 +12,8 @@ alone. Rows that no full block is left for are computed twice, in two overlappin
 
 Where the processor has a matrix unit, weights in bfloat16 are multiplied by that: then the above is
 true of the bits as well, except that they are not those of machines without one. Nor are those of
-products that round their inputs, or weights as well, which drafters may have (`Storage.DOTTED`,
-`Storage.ROUNDED_PAIRED`, `Storage.INT8`).
+products that round their inputs (`Storage.DOTTED`, `Storage.ROUNDED_PAIRED`), for drafters and for
+targets in bfloat16, or weights as well (`Storage.INT8`), for drafters.
 
 See docs/decisions/0014-row-kernels.md, 0017-matrix-units.md,
 0018-drafts-round-inputs.md and 0021-drafters-in-8-bits.md.

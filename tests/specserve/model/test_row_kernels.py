@@ -171,6 +171,7 @@ def test_a_matrix_unit_rounds_inputs_for_who_asks_and_for_nobody_else():
     brain, half = torch.randn(40, 64).bfloat16().float(), torch.randn(40, 64).half().float()
     assert storage_of(brain, input_bits=16) is Storage.ROUNDED_PAIRED
     assert storage_of(brain, input_bits=32) is Storage.PAIRED
+    assert storage_of(brain[:, :40], input_bits=16) is Storage.BFLOAT16
     assert storage_of(half, input_bits=16) is Storage.FLOAT16
     assert storage_of(brain, input_bits=16, may_pair=False) in (Storage.DOTTED, Storage.BFLOAT16)
 
