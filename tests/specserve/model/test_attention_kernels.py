@@ -1,4 +1,4 @@
-"""Attention's products alone: what they find, and that they read no page number that is not there."""
+"""Attention's products alone: what they find, and that they read no page number beyond the last."""
 
 import subprocess
 import sys
