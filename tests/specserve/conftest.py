@@ -1,5 +1,6 @@
 """What tests of the supervisor and its children share."""
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,3 +22,14 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
     for supervised in started:
         supervised.process.kill()
         supervised.process.communicate()
+
+
+@pytest.fixture
+def nobody_handles_stops() -> Iterator[None]:
+    """Whatever ran in this process before."""
+    handlers = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
+    handlers |= {signal.SIGINT: signal.default_int_handler}
+    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)

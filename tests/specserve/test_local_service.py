@@ -14,6 +14,8 @@ import pytest
 from specserve import local_service as module
 from specserve.local_service import local_service
 
+pytestmark = pytest.mark.usefixtures("nobody_handles_stops")
+
 UNPINNED = ("--device", "cpu", "--set", "topology.pin=false")
 COMMANDS = {
     "generate": ("--max-tokens", "1900", "--ignore-eos", "x"),

@@ -9,16 +9,7 @@ import pytest
 
 from specserve.stop_signals import heard_stops, stops_deferred, stops_unwind
 
-
-@pytest.fixture(autouse=True)
-def nobody_handles_them() -> Iterator[None]:
-    """Whatever ran in this process before."""
-    handlers = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
-    handlers |= {signal.SIGINT: signal.default_int_handler}
-    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
-    yield
-    for signum, handler in before.items():
-        signal.signal(signum, handler)
+pytestmark = pytest.mark.usefixtures("nobody_handles_stops")
 
 
 def test_only_the_first_signal_unwinds():
