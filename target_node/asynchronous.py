@@ -53,7 +53,7 @@ class AsynchronousSpeculation:
         self.drafter = links.drafter
         self.links = links
         self._admission = admission
-        self._policy = policy
+        self.policy = policy
         self._local = local
         self._device = device
         self._table = SpeculationTable()
@@ -95,7 +95,7 @@ class AsynchronousSpeculation:
         self._latest = {row.sequence: row.sequence.num_rounds for row in rows}
         decoding = [row.sequence for row in rows if row.sequence.is_decoding]
         if decoding:
-            self._miss = self._policy.choose(
+            self._miss = self.policy.choose(
                 Load.of(len(rows), prevailing(map(self._admission.judging_of, decoding))),
                 can_wait=all(self._reporter.peer_of(each) is not None for each in decoding),
                 is_mixed=len(decoding) < len(rows),
@@ -143,7 +143,7 @@ class AsynchronousSpeculation:
         self._ended_s = time.perf_counter()
         if all(row.sequence.is_decoding for row in rows):
             num_tokens = sum(len(result.token_ids) for result in sampled)
-            self._policy.observe(num_tokens, self._ended_s - self._began_s)
+            self.policy.observe(num_tokens, self._ended_s - self._began_s)
         return self._admission.observe(rows, sampled)
 
     def was_hit(self, sequence: Sequence) -> bool | None:
@@ -181,7 +181,7 @@ class AsynchronousSpeculation:
     def _take_pushes(self) -> None:
         for push in self.links.receive():
             self._table.add(push, self._streams.round_of)
-            self._policy.heard()
+            self.policy.heard()
 
     def _find(self, rows: Rows[Row]) -> dict[Sequence, Speculation]:
         self._take_pushes()
@@ -219,12 +219,12 @@ class AsynchronousSpeculation:
         began_s = time.perf_counter()
         self._reporter.report(missed, self._blocks, self._local, awaits=True)
         found: dict[Sequence, Speculation] = {}
-        deadline_s = began_s + self._policy.max_wait_s
+        deadline_s = began_s + self.policy.max_wait_s
         while len(found) < len(missed) and time.perf_counter() < deadline_s:
             time.sleep(_POLL_S)
             found |= self._find([row for row in missed if row.sequence not in found])
         self._wait_s += time.perf_counter() - began_s
-        self._policy.waited(in_vain=not found)
+        self.policy.waited(in_vain=not found)
         return found
 
     def _key(self, sequence: Sequence) -> BlockKey:

@@ -8,6 +8,10 @@ request's verification rule is the sampler's business.
 A round takes from the end of the one before, if it follows at once: what is sent and heard between
 two is the regime's as well, and a draft that keeps another core busy makes it longer.
 
+What async is worth depends on what is done about misses: with a draft here rounds are long and
+drafts are in time, without anything they are short and drafts are not. So each of these is a regime
+of its own to choose from, though one source runs them all; `prepare` tells it which.
+
 Rounds that read prompts besides are not measured, so nothing is tried in them: what is preferred
 for all their rows runs, since those will decode soon. A run of that load goes on through some of
 them, though: where few rounds are without prompts, nothing would be learned otherwise.
@@ -65,9 +69,15 @@ class AutoSpeculation:
         self,
         regimes: Mapping[str, SpeculationSource],
         rule_of: Callable[[Sequence], VerificationRule],
+        prepare: Mapping[str, Callable[[], None]] | None = None,
     ) -> None:
-        """By name; they share the sampler, whose rule of a row is `rule_of`, and the budget."""
+        """By name; they share the sampler, whose rule of a row is `rule_of`, and the budget.
+
+        Several may have one source. `prepare`: to be called before a round of a regime.
+        """
         self._regimes = dict(regimes)
+        self._sources = list(dict.fromkeys(regimes.values()))
+        self._prepare = dict(prepare or {})
         self._rule_of = rule_of
         self._chooser = RegimeChooser(list(regimes))
         self.gamma = max(source.gamma for source in regimes.values())
@@ -77,7 +87,7 @@ class AutoSpeculation:
         self._num_settled = 0
         self._began_s = 0.0
         self._ended_s = 0.0
-        self._links = regimes.get("async", regimes[self.regime])  # what knows draft processes
+        self._links = self._sources[-1]  # what knows draft processes, if any does
         self._num_turns = 1  # of the target's loop since the latest round; before the first, any
 
     def attach(self, rows: list[Row]) -> list[Row]:
@@ -86,6 +96,8 @@ class AutoSpeculation:
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         if num_decoding:
             self._choose(rows, is_mixed=num_decoding < len(rows))
+        if self.regime in self._prepare:
+            self._prepare[self.regime]()
         return self._regimes[self.regime].attach(rows)
 
     def _choose(self, rows: list[Row], *, is_mixed: bool) -> None:
@@ -93,8 +105,10 @@ class AutoSpeculation:
         if load != self._run.load or self._run.is_over(is_mixed=is_mixed):
             self._run = self._next_run(load, is_mixed=is_mixed)
         wanted = self._run.regime
-        if wanted != self.regime and not self._is_ready(rows):
-            self._use(self._chooser.best(load, but=wanted))
+        source = self._regimes[wanted]
+        if source is not self._regimes[self.regime] and not self._is_ready(rows):
+            alike = [name for name, other in self._regimes.items() if other is source]
+            self._use(self._chooser.best(load, but=alike))
             return
         self._use(wanted)
         self._run.count(is_mixed=is_mixed)
@@ -127,7 +141,7 @@ class AutoSpeculation:
 
     def tend(self) -> None:
         self._num_turns += 1
-        for source in self._regimes.values():
+        for source in self._sources:
             source.tend()
 
     def laws(self, rows: list[Row]) -> DraftLaw | None:
@@ -154,8 +168,9 @@ class AutoSpeculation:
 
     def status(self) -> SpeculationStatus:
         """Of the draft processes whether or not they are used now."""
-        return replace(self._links.status(), speculation_regime=self.regime)
+        ran = self._regimes[self.regime].status().speculation_regime
+        return replace(self._links.status(), speculation_regime=ran)
 
     def forget(self, sequence: Sequence) -> None:
-        for source in self._regimes.values():
+        for source in self._sources:
             source.forget(sequence)

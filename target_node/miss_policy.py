@@ -9,6 +9,8 @@ measured, hits and misses alike, tokens a second, as `auto` does with regimes an
 (`target_node.regime_chooser`): one run, one fall-back; apart for each load; what may well be faster
 is tried, at a bounded loss. Without a draft process there is nobody to wait for: another load.
 
+`auto` decides itself, since what async is worth depends on what is done about misses: see `tell`.
+
 Nobody waits again for a draft that has left a wait unanswered, before something came from it.
 
 Receives counts and times, never tokens.
@@ -54,7 +56,7 @@ class MissPolicy:
     ) -> None:
         """`kinds`: what there is besides SKIP and DRAFT_NOW; `max_wait_s` bounds every wait."""
         self.max_wait_s = max_wait_s
-        self._fixed = fixed
+        self._fixed = fixed  # or told so for now
         alone = {*kinds, Miss.SKIP}
         self._choosers = {
             can_wait: RegimeChooser([m for m in Miss if m in alone or m is waits])
@@ -65,6 +67,10 @@ class MissPolicy:
         self._is_held = False  # whether this round's fall-back is not that of the run
         self._was_in_vain = False  # a wait of this round
 
+    def tell(self, miss: Miss) -> None:
+        """From now on this is done about misses, where it can be, and nothing is learned."""
+        self._fixed = miss
+
     def choose(
         self, load: Load, *, can_wait: bool, is_mixed: bool = False, follows: bool = True
     ) -> Miss:
@@ -74,7 +80,7 @@ class MissPolicy:
         besides, so it says nothing and nothing is tried; `follows`: upon a round of these.
         """
         if self._fixed is not None:
-            may = self._fixed is not Miss.DRAFT_NOW or can_wait
+            may = self._fixed is not Miss.DRAFT_NOW or (can_wait and not self._is_silent)
             return self._fixed if may else Miss.SKIP
         run, chooser = self._run, self._choosers[can_wait]
         if (load, can_wait) != (run.load, run.can_wait) or run.left <= 0:
@@ -84,7 +90,7 @@ class MissPolicy:
         run.left -= 1
         self._was_in_vain = False
         self._is_held = self._is_silent and run.miss is Miss.DRAFT_NOW
-        return Miss(chooser.best(load, but=run.miss)) if self._is_held else run.miss
+        return Miss(chooser.best(load, but=(run.miss,))) if self._is_held else run.miss
 
     def _next_run(self, load: Load, *, can_wait: bool, is_mixed: bool) -> _Run:
         chooser, before = self._choosers[can_wait], self._run

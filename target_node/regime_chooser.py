@@ -11,7 +11,7 @@ contexts catch up and tables are empty after it. Receives counts and times, neve
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from target_node.regime_speeds import Belief, Load, RegimeSpeeds
 
@@ -63,10 +63,10 @@ class RegimeChooser:
         """The fastest, as far as is known, with nothing to be learned."""
         return self._regimes[self._prefer(load, self._speeds.belief(load))]
 
-    def best(self, load: Load, *, but: str) -> str:
+    def best(self, load: Load, *, but: Collection[str]) -> str:
         """The fastest of the others, as far as is known."""
         speeds = self._speeds.belief(load).log_speeds
-        others = [i for i, regime in enumerate(self._regimes) if regime != but]
+        others = [i for i, regime in enumerate(self._regimes) if regime not in but]
         return self._regimes[max(others, key=lambda regime: speeds[regime])]
 
     def _trial(self, load: Load, regime: int, num_tokens: float) -> tuple[str, int]:

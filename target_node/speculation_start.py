@@ -1,6 +1,7 @@
 """From the configuration to the `SpeculationSource` of a target leader."""
 
 import importlib
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -54,9 +55,21 @@ def build_speculation(
     regimes: dict[str, SpeculationSource] = {"off": NoSpeculation()}
     if colocated is not None:
         regimes["sync"] = builder.synchronous(_drafting_with(config.speculation, colocated))
-    if arguments.link_fds:
-        regimes["async"] = builder.asynchronous(arguments)
-    return AutoSpeculation(regimes, sampler.rule)
+    if not arguments.link_fds:
+        return AutoSpeculation(regimes, sampler.rule)
+    source = builder.asynchronous(arguments)
+    told = {f"async {miss}": miss for miss in _fallbacks(config.speculation)}
+    regimes |= dict.fromkeys(told, source)
+    prepare = {name: partial(source.policy.tell, miss) for name, miss in told.items()}
+    return AutoSpeculation(regimes, sampler.rule, prepare)
+
+
+def _fallbacks(speculation: SpeculationConfig) -> list[Miss]:
+    """What async may do about misses under `auto`. A row's own text was never the best measured."""
+    if speculation.miss_policy != "auto":
+        return [Miss(speculation.miss_policy)]
+    here = [] if speculation.colocated_drafter is None else [Miss.DRAFT_HERE]
+    return [*here, Miss.DRAFT_NOW, Miss.SKIP]
 
 
 def _drafting_with(speculation: SpeculationConfig, drafter: str) -> SpeculationConfig:

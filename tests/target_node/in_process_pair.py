@@ -5,7 +5,7 @@ does. So blocks come in time, late, in part or never; and whatever happened happ
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from unittest import mock
 
@@ -65,8 +65,8 @@ class ScriptedChooser:
     def preferred(self, load: object) -> str:
         return self.next_run(load)[0]
 
-    def best(self, load: object, *, but: str) -> str:
-        return next(regime for regime in self._regimes if regime != but)
+    def best(self, load: object, *, but: Collection[str]) -> str:
+        return next(regime for regime in self._regimes if regime not in but)
 
     def observe(
         self, load: object, regime: str, num_tokens: int, seconds: float, *, settles: bool = False

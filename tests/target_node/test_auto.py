@@ -62,6 +62,7 @@ class Choosing:
         return self.regime
 
     def best(self, load, *, but):
+        self.left_out = but
         return "off"
 
     def observe(self, load, regime, num_tokens, seconds, *, settles=False):
@@ -209,6 +210,36 @@ def test_what_is_fast_for_greedy_rows_says_nothing_of_drawn_ones(monkeypatch):
             chosen[kind][source.regime] += turn > 100
     for kind, best in (("greedy", "async"), ("drawn", "sync")):
         assert chosen[kind][best] > 0.95 * chosen[kind].total()
+
+
+def test_regimes_of_one_source_are_prepared_once_and_told_apart():
+    told, source_of_both = [], Recording(num_unready=2)
+    regimes = {"off": Recording(), "async": source_of_both, "other": source_of_both}
+    source = AutoSpeculation(
+        regimes,
+        lambda sequence: sequence.request.rule,
+        {name: lambda name=name: told.append(name) for name in ("async", "other")},
+    )
+    source._chooser = chooser = Choosing()
+    row, sampled = decoding_row(), [SimpleNamespace(token_ids=[1])]
+
+    def round_of(regime: str) -> None:
+        chooser.regime = regime
+        source.observe(source.attach([row]), sampled)
+
+    round_of("async")
+    assert chooser.left_out == ["async", "other"]  # neither is ready
+    assert (source_of_both.asked, told) == (["follow"], [])
+    for regime in ("async", "async", "other", "async"):
+        round_of(regime)
+    asked = source_of_both.asked
+    assert asked == 3 * ["follow"] + 3 * ["attach"]
+    assert told == ["async", "other", "async"]
+    assert [name for name, _ in chooser.observed] == ["off", "off", "async", "other", "async"]
+    source.tend()
+    source.forget(row.sequence)
+    assert asked[-2:] == ["tend", "forget"]
+    assert asked.count("tend") == asked.count("forget") == 1
 
 
 def test_draft_processes_are_counted_whichever_regime_runs():

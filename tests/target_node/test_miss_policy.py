@@ -120,6 +120,21 @@ def test_a_fixed_policy_is_always_the_same(miss):
     assert set(each.chosen) == {miss}
 
 
+def test_who_decides_elsewhere_is_obeyed_as_far_as_can_be():
+    """And nobody waits again for a draft that has not answered."""
+    policy = MissPolicy(kinds={Miss.DRAFT_HERE, Miss.NGRAM})
+    for miss in (Miss.DRAFT_HERE, Miss.SKIP, Miss.NGRAM, Miss.DRAFT_NOW):
+        policy.tell(miss)
+        for _ in range(40):
+            assert policy.choose(ONE, can_wait=True) is miss
+            policy.observe(1, 0.01)
+    assert policy.choose(ONE, can_wait=False) is Miss.SKIP
+    policy.waited(in_vain=True)
+    assert policy.choose(ONE, can_wait=True) is Miss.SKIP
+    policy.heard()
+    assert policy.choose(ONE, can_wait=True) is Miss.DRAFT_NOW
+
+
 def test_a_draft_that_never_answers_is_waited_for_seldom():
     """Each wait takes fifty milliseconds."""
     life = SMALL_DRAWN | {None: After(3.05, 0.0054, 0.0), Miss.DRAFT_NOW: After(1.0, 0.055, 0.0)}
