@@ -163,7 +163,10 @@ def test_a_leader_with_draft_processes_starts(cuda: PretendedCuda, tmp_path: Pat
         node.turn()
         assert node.speculation.status().num_draft_processes == 1
         assert isinstance(node.speculation, AutoSpeculation)
-        asynchronous = node.speculation._regimes["async"]
+        regimes = node.speculation._regimes
+        fallbacks = ["async draft_here", "async draft_now", "async skip"]
+        assert list(regimes) == ["off", "sync", *fallbacks]
+        (asynchronous,) = {regimes[name] for name in fallbacks}  # one source
         assert isinstance(asynchronous, AsynchronousSpeculation)
         asynchronous.links.close()
 
