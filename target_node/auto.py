@@ -10,7 +10,8 @@ two is the regime's as well, and a draft that keeps another core busy makes it l
 
 What async is worth depends on what is done about misses: with a draft here rounds are long and
 drafts are in time, without anything they are short and drafts are not. So each of these is a regime
-of its own to choose from, though one source runs them all; `prepare` tells it which.
+of its own to choose from, though one source runs them all. None of them is while no draft process
+is attached, nor a wait while nobody would answer: what they do then is not what they are judged by.
 
 Rounds that read prompts besides are not measured, so nothing is tried in them: what is preferred
 for all their rows runs, since those will decode soon. A run of that load goes on through some of
@@ -23,20 +24,24 @@ would be alone, and to be measured so. Until they have heard enough, the best of
 Receives counts and times, never tokens: which regime runs does not depend on what was drawn now.
 """
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow
 from target_node.judging import judging_of, prevailing
-from target_node.regime_chooser import RUN, SETTLING, RegimeChooser
+from target_node.miss_policy import Miss, MissPolicy
+from target_node.regime_chooser import RUN, RegimeChooser
 from target_node.regime_speeds import Load
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
 from target_node.speculation import SpeculationSource, SpeculationStatus
+
+log = logging.getLogger(__name__)
 
 MOST_TOLD = 16  # rounds in which a regime may prepare before it is used, ready or not
 MOST_MIXED = 32  # rounds with prompts that a run may go on through
@@ -69,22 +74,25 @@ class AutoSpeculation:
         self,
         regimes: Mapping[str, SpeculationSource],
         rule_of: Callable[[Sequence], VerificationRule],
-        prepare: Mapping[str, Callable[[], None]] | None = None,
+        misses: Mapping[str, Miss] | None = None,
+        policy: MissPolicy | None = None,
     ) -> None:
         """By name; they share the sampler, whose rule of a row is `rule_of`, and the budget.
 
-        Several may have one source. `prepare`: to be called before a round of a regime.
+        `misses`: the regimes that draft processes draft for, and what each does about misses, which
+        `policy` is told. Several may have one source.
         """
         self._regimes = dict(regimes)
         self._sources = list(dict.fromkeys(regimes.values()))
-        self._prepare = dict(prepare or {})
+        self._misses = dict(misses or {})
+        self._policy = policy or MissPolicy()
         self._rule_of = rule_of
-        self._chooser = RegimeChooser(list(regimes))
+        self._chooser = RegimeChooser(list(regimes), list(regimes.values()))
         self.gamma = max(source.gamma for source in regimes.values())
         self.drafter = next((s.drafter for s in reversed(list(regimes.values())) if s.drafter), "")
         self.regime = next(iter(regimes))
         self._run = _Run(None, self.regime, left=0, mixed_left=0)
-        self._num_settled = 0
+        self._age = 0  # rounds that the regime has had in a row
         self._began_s = 0.0
         self._ended_s = 0.0
         self._links = self._sources[-1]  # what knows draft processes, if any does
@@ -96,28 +104,39 @@ class AutoSpeculation:
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         if num_decoding:
             self._choose(rows, is_mixed=num_decoding < len(rows))
-        if self.regime in self._prepare:
-            self._prepare[self.regime]()
+        if self.regime in self._misses:
+            self._policy.tell(self._misses[self.regime])
         return self._regimes[self.regime].attach(rows)
 
     def _choose(self, rows: list[Row], *, is_mixed: bool) -> None:
-        load = self._load_of([row.sequence for row in rows])
-        if load != self._run.load or self._run.is_over(is_mixed=is_mixed):
-            self._run = self._next_run(load, is_mixed=is_mixed)
+        load, unusable = self._load_of([row.sequence for row in rows]), self._unusable()
+        is_over = self._run.is_over(is_mixed=is_mixed) or self._run.regime in unusable
+        if load != self._run.load or is_over:
+            self._run = self._next_run(load, unusable, is_mixed=is_mixed)
         wanted = self._run.regime
         source = self._regimes[wanted]
         if source is not self._regimes[self.regime] and not self._is_ready(rows):
-            alike = [name for name, other in self._regimes.items() if other is source]
-            self._use(self._chooser.best(load, but=alike))
+            alike = {name for name, other in self._regimes.items() if other is source}
+            self._use(self._chooser.best(load, but=alike | unusable))
             return
         self._use(wanted)
         self._run.count(is_mixed=is_mixed)
 
-    def _next_run(self, load: Load, *, is_mixed: bool) -> _Run:
+    def _unusable(self) -> set[str]:
+        """Regimes that could not do what they are judged by."""
+        if not self.num_drafts_attached:
+            return set(self._misses)
+        if self._policy.is_silent:
+            return {name for name, miss in self._misses.items() if miss is Miss.DRAFT_NOW}
+        return set()
+
+    def _next_run(self, load: Load, unusable: Collection[str], *, is_mixed: bool) -> _Run:
         if is_mixed:
             # Rounds without prompts will choose anew.
-            return _Run(load, self._chooser.preferred(load), left=0, mixed_left=RUN)
-        return _Run(load, *self._chooser.next_run(load), mixed_left=MOST_MIXED)
+            regime = self._chooser.preferred(load, but=unusable)
+            return _Run(load, regime, left=0, mixed_left=RUN)
+        regime, left = self._chooser.next_run(load, but=unusable)
+        return _Run(load, regime, left, mixed_left=MOST_MIXED)
 
     def _load_of(self, sequences: list[Sequence]) -> Load:
         judgings = (judging_of(sequence, self._rule_of(sequence)) for sequence in sequences)
@@ -130,11 +149,8 @@ class AutoSpeculation:
 
     def _use(self, regime: str) -> None:
         if regime != self.regime:
-            self.regime, self._num_settled = regime, 0
-
-    @property
-    def _is_telling(self) -> bool:
-        return self._run.regime != self.regime
+            log.debug("%s instead of %s with %s", regime, self.regime, self._run.load)
+            self.regime, self._age = regime, 0
 
     def follow(self, rows: list[Row]) -> bool:
         return self._regimes[self._run.regime].follow(rows)
@@ -150,13 +166,14 @@ class AutoSpeculation:
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         records = self._regimes[self.regime].observe(rows, sampled)
         self._ended_s, self._num_turns = time.perf_counter(), 0
-        self._num_settled += 1
+        age, self._age = self._age, self._age + 1
         load = self._run.load
         if load is not None and all(row.sequence.is_decoding for row in rows):
             num_tokens = sum(len(result.token_ids) for result in sampled)
             elapsed_s = self._ended_s - self._began_s
-            settles = self._num_settled <= SETTLING or self._is_telling
-            self._chooser.observe(load, self.regime, num_tokens, elapsed_s, settles=settles)
+            is_telling = self._run.regime != self.regime
+            age = None if is_telling else age
+            self._chooser.observe(load, self.regime, num_tokens, elapsed_s, age=age)
         return records
 
     def was_hit(self, sequence: Sequence) -> bool | None:

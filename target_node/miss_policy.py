@@ -9,7 +9,8 @@ measured, hits and misses alike, tokens a second, as `auto` does with regimes an
 (`target_node.regime_chooser`): one run, one fall-back; apart for each load; what may well be faster
 is tried, at a bounded loss. Without a draft process there is nobody to wait for: another load.
 
-`auto` decides itself, since what async is worth depends on what is done about misses: see `tell`.
+`auto` decides itself, since what async is worth depends on what is done about misses: it tells this
+policy before each round, which then measures nothing.
 
 Nobody waits again for a draft that has left a wait unanswered, before something came from it.
 
@@ -20,7 +21,7 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from target_node.regime_chooser import RUN, SETTLING, RegimeChooser
+from target_node.regime_chooser import RUN, RegimeChooser
 from target_node.regime_speeds import Load
 
 
@@ -41,7 +42,7 @@ class _Run:
     can_wait: bool
     miss: Miss
     left: int
-    num_settled: int = 0  # since its rounds follow one another
+    age: int = 0  # rounds that it has had in a row
 
 
 class MissPolicy:
@@ -56,19 +57,18 @@ class MissPolicy:
     ) -> None:
         """`kinds`: what there is besides SKIP and DRAFT_NOW; `max_wait_s` bounds every wait."""
         self.max_wait_s = max_wait_s
-        self._fixed = fixed  # or told so for now
+        self._fixed = fixed  # or what was told last
         alone = {*kinds, Miss.SKIP}
         self._choosers = {
             can_wait: RegimeChooser([m for m in Miss if m in alone or m is waits])
             for can_wait, waits in ((False, None), (True, Miss.DRAFT_NOW))
         }
         self._run = _Run(None, can_wait=False, miss=Miss.SKIP, left=0)
-        self._is_silent = False  # whoever was waited for last
+        self.is_silent = False  # whoever was waited for last, and nothing has come since
         self._is_held = False  # whether this round's fall-back is not that of the run
-        self._was_in_vain = False  # a wait of this round
 
     def tell(self, miss: Miss) -> None:
-        """From now on this is done about misses, where it can be, and nothing is learned."""
+        """From now on this is done about misses, where it can be, whatever was told before."""
         self._fixed = miss
 
     def choose(
@@ -80,24 +80,22 @@ class MissPolicy:
         besides, so it says nothing and nothing is tried; `follows`: upon a round of these.
         """
         if self._fixed is not None:
-            may = self._fixed is not Miss.DRAFT_NOW or (can_wait and not self._is_silent)
+            may = self._fixed is not Miss.DRAFT_NOW or (can_wait and not self.is_silent)
             return self._fixed if may else Miss.SKIP
         run, chooser = self._run, self._choosers[can_wait]
         if (load, can_wait) != (run.load, run.can_wait) or run.left <= 0:
             run = self._next_run(load, can_wait=can_wait, is_mixed=is_mixed)
         elif not follows:
-            run.num_settled = 0
+            run.age = 0
         run.left -= 1
-        self._was_in_vain = False
-        self._is_held = self._is_silent and run.miss is Miss.DRAFT_NOW
+        self._is_held = self.is_silent and run.miss is Miss.DRAFT_NOW
         return Miss(chooser.best(load, but=(run.miss,))) if self._is_held else run.miss
 
     def _next_run(self, load: Load, *, can_wait: bool, is_mixed: bool) -> _Run:
         chooser, before = self._choosers[can_wait], self._run
         miss, left = (chooser.preferred(load), RUN) if is_mixed else chooser.next_run(load)
         goes_on = before.can_wait == can_wait and before.miss == miss
-        num_settled = before.num_settled if goes_on else 0
-        self._run = _Run(load, can_wait, Miss(miss), left, num_settled)
+        self._run = _Run(load, can_wait, Miss(miss), left, before.age if goes_on else 0)
         return self._run
 
     def observe(self, num_tokens: int, seconds: float) -> None:
@@ -106,18 +104,16 @@ class MissPolicy:
         run = self._run
         if self._fixed is not None or run.load is None:
             return
-        run.num_settled += 1
-        # A wait in vain is not what a change costs: one is enough to know of.
-        settles = self._is_held or (run.num_settled <= SETTLING and not self._was_in_vain)
+        age, run.age = run.age, run.age + 1
         chooser = self._choosers[run.can_wait]
-        chooser.observe(run.load, run.miss, num_tokens, seconds, settles=settles)
+        chooser.observe(run.load, run.miss, num_tokens, seconds, age=None if self._is_held else age)
 
     def waited(self, *, in_vain: bool) -> None:
         """A wait is over; `in_vain`: nothing has come at all. Then the run is, too."""
-        self._is_silent = self._was_in_vain = in_vain
+        self.is_silent = in_vain
         if in_vain:
             self._run.left = 0
 
     def heard(self) -> None:
         """Something came from a draft process."""
-        self._is_silent = False
+        self.is_silent = False

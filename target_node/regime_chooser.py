@@ -2,22 +2,31 @@
 """Which regime the next run of rounds uses.
 
 Most rounds run the preferred one, which another replaces by being faster by a margin. A few, in
-short runs, try another. Every regime has one try under each law, since nothing says how it does
-there; after that, while it may well be faster as far as is known, so many tokens may be lost by
-trying it at a load; and always a small share of all tokens, so that what changes is noticed: the
-more a regime loses, the more rarely it is tried. What changing over costs counts as lost, since
-contexts catch up and tables are empty after it. Receives counts and times, never tokens.
+short runs, try another. Each kind of regime has one try under each law, since nothing says how it
+does there; after that, while it may well be faster as far as is known, so many tokens may be lost
+by trying it at a load; and always a small share of all tokens, so that what changes is noticed: the
+more a kind loses, the more rarely it is tried.
+
+The first rounds after a change are slower than those that follow: contexts catch up, tables are
+empty, and so is the cache of a processor whose weights were read in another rhythm. How much is
+measured where the preferred regime takes over again. It counts as lost by whoever was tried; and a
+round that comes so early counts for a regime's speed as it would have been later, since else what
+is tried for a few rounds always seems slower than what runs all the time.
+
+Receives counts and times, never tokens.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
-from target_node.regime_speeds import Belief, Load, RegimeSpeeds
+from target_node.regime_speeds import Belief, Load, Measured, RegimeSpeeds
 
 RUN = 24  # rounds of the preferred regime before the next choice
-SETTLING = 2  # first rounds of a run, which say what changing over costs, not how fast a regime is
+_SETTLING = 6  # rounds after a change that are slower than others: each ...
+_NEXT = 0.6  # ... by so much of what the one before it was slower by
 _TRIAL_TOKENS = 24  # of a try, if every row made but one a round
+_TRIAL_ROUNDS = 4  # at least
 # Of a try of what is nearly as fast, which is as long as a loss of so many is to be expected of it:
 # changing over costs the same however short it is, and few tokens tell hundredths from nothing.
 _MOST_TRIAL_TOKENS, _TRIAL_LOSS = 120, 10.0
@@ -34,58 +43,66 @@ _SMOOTHING = 0.2  # weight of the latest change
 class RegimeChooser:
     """Chooses by measured speeds, for each load."""
 
-    def __init__(self, regimes: Sequence[str]) -> None:
+    def __init__(self, regimes: Sequence[str], kinds: Sequence[Hashable] | None = None) -> None:
+        """`kinds`: of each regime what it is a kind of; None: each is one of its own."""
         self._regimes = list(regimes)
-        self._speeds = RegimeSpeeds(len(regimes))
+        self._kinds = list(kinds or regimes)
+        self._speeds = RegimeSpeeds(self._kinds)
         self._preferred: dict[Load, int] = {}
         self._total: defaultdict[Load, float] = defaultdict(float)  # tokens
-        self._lost: defaultdict[tuple[Load, int], float] = defaultdict(float)  # tokens, by trying
+        self._lost: defaultdict[tuple[Load, Hashable], float] = defaultdict(float)  # by trying
         self._running = 0
         self._change_rounds = _CHANGE_ROUNDS
         self._changing_s = 0.0  # lost so far by the change that is under way
 
-    def next_run(self, load: Load) -> tuple[str, int]:
-        """A regime and how many rounds it is to run."""
+    def next_run(self, load: Load, *, but: Collection[str] = ()) -> tuple[str, int]:
+        """One of the others than `but`, and how many rounds it is to run."""
         belief = self._speeds.belief(load)
-        preferred = self._prefer(load, belief)
+        preferred = self._prefer(load, belief, but)
         if self._speeds.at(load)[preferred].tokens < _TRIAL_TOKENS:
             return self._trial(load, preferred, _TRIAL_TOKENS)
-        others = [each for each in range(len(self._regimes)) if each != preferred]
+        others = [each for each in self._usable(but) if each != preferred]
         # A try under way goes on rather than that another begins.
         others.sort(key=lambda each: (each != self._running, belief.behind(each, preferred)))
         for regime in others:
-            num_tokens = self._trial_tokens(load, regime, belief.behind(regime, preferred))
+            num_tokens = self._trial_tokens(load, regime, preferred, belief)
             if self._may_try(load, regime, preferred, belief, num_tokens):
                 return self._trial(load, regime, num_tokens)
         return self._regimes[preferred], RUN
 
-    def preferred(self, load: Load) -> str:
+    def preferred(self, load: Load, *, but: Collection[str] = ()) -> str:
         """The fastest, as far as is known, with nothing to be learned."""
-        return self._regimes[self._prefer(load, self._speeds.belief(load))]
+        return self._regimes[self._prefer(load, self._speeds.belief(load), but)]
 
     def best(self, load: Load, *, but: Collection[str]) -> str:
         """The fastest of the others, as far as is known."""
         speeds = self._speeds.belief(load).log_speeds
-        others = [i for i, regime in enumerate(self._regimes) if regime not in but]
-        return self._regimes[max(others, key=lambda regime: speeds[regime])]
+        return self._regimes[max(self._usable(but), key=lambda regime: speeds[regime])]
+
+    def _usable(self, but: Collection[str]) -> list[int]:
+        return [i for i, regime in enumerate(self._regimes) if regime not in but]
 
     def _trial(self, load: Load, regime: int, num_tokens: float) -> tuple[str, int]:
-        settling = 0 if regime == self._running else SETTLING
         a_round = float(load.num_rows)
         if num_tokens > _TRIAL_TOKENS:  # which is of what is known
             a_round = max(a_round, self._speeds.at(load)[regime].tokens_a_round)
-        return self._regimes[regime], settling + math.ceil(num_tokens / a_round)
+        return self._regimes[regime], max(_TRIAL_ROUNDS, math.ceil(num_tokens / a_round))
 
-    def _trial_tokens(self, load: Load, regime: int, behind: float) -> float:
+    def _trial_tokens(self, load: Load, regime: int, preferred: int, belief: Belief) -> float:
         """How many a try is to make."""
         if self._speeds.at(load)[regime].tokens < 2 * _TRIAL_TOKENS:
             return _TRIAL_TOKENS
-        most = _TRIAL_LOSS / behind if behind > 0 else math.inf
-        return max(_TRIAL_TOKENS, min(_MOST_TRIAL_TOKENS, most))
+        behind = belief.behind(regime, preferred)
+        loss = max(_TRIAL_LOSS, self._change(load, preferred))
+        most = loss / behind if behind > 0 else math.inf
+        return max(_TRIAL_TOKENS, min(max(_MOST_TRIAL_TOKENS, RUN * load.num_rows), most))
 
-    def _prefer(self, load: Load, belief: Belief) -> int:
-        best = max(range(len(self._regimes)), key=lambda regime: belief.log_speeds[regime])
+    def _prefer(self, load: Load, belief: Belief, but: Collection[str]) -> int:
+        usable = self._usable(but)
+        best = max(usable, key=lambda regime: belief.log_speeds[regime])
         preferred = self._preferred.setdefault(load, self._running)
+        if preferred not in usable:
+            return best
         if belief.behind(preferred, best) > _MARGIN:
             self._preferred[load] = best
         return self._preferred[load]
@@ -93,10 +110,12 @@ class RegimeChooser:
     def _may_try(
         self, load: Load, regime: int, preferred: int, belief: Belief, num_tokens: float
     ) -> bool:
-        if not self._speeds.is_known(load.law, regime):
+        kind = self._kinds[regime]
+        akin = [i for i, other in enumerate(self._kinds) if other == kind]
+        if not any(self._speeds.is_known(load.law, each) for each in akin):
             return True
-        lost = self._lost[load, regime]
-        may_lose = _LOST_SHARE / len(self._regimes) * self._total[load]
+        lost = self._lost[load, kind]
+        may_lose = _LOST_SHARE / len(set(self._kinds)) * self._total[load]
         behind = belief.behind(regime, preferred)
         at = self._speeds.at(load)
         cost = 2 * self._change(load, preferred) - num_tokens * math.expm1(-max(0.0, behind))
@@ -113,28 +132,40 @@ class RegimeChooser:
         return self._change_rounds * self._speeds.at(load)[regime].tokens_a_round
 
     def observe(
-        self, load: Load, regime: str, num_tokens: int, seconds: float, *, settles: bool = False
+        self, load: Load, regime: str, num_tokens: int, seconds: float, *, age: int | None
     ) -> None:
-        """One decode round; `settles`: one of the first after a change."""
+        """One decode round.
+
+        `age`: how many rounds `regime` had in a row before; None: this one was not as its others
+        are, and says nothing of its speed.
+        """
         running = self._regimes.index(regime)
         at = self._speeds.at(load)
         measured, preferred = at[running], self._preferred.get(load, running)
         if running != preferred:
+            kind = self._kinds[running]
             if running != self._running:
-                self._lost[load, running] += 2 * self._change(load, preferred)  # and back again
+                self._lost[load, kind] += 2 * self._change(load, preferred)  # and back again
             if measured.seconds:
                 slower = max(each.speed for each in at) - measured.speed
-                self._lost[load, running] += slower * seconds
+                self._lost[load, kind] += slower * seconds
         self._running = running
         self._total[load] += num_tokens
         self._speeds.fade(load, seconds)
-        if settles:
-            if measured.speed:
-                most = _MOST_CHANGE_ROUNDS * measured.seconds / measured.rounds
-                self._changing_s += min(seconds - num_tokens / measured.speed, most)
-            return
-        measured.add(num_tokens, seconds)
-        if self._changing_s and measured.seconds:
+        if running == preferred and measured.rounds > 2 * _SETTLING:
+            self._count_change(measured, num_tokens, seconds, age)
+        if age is not None:
+            slower = self._change_rounds * (1 - _NEXT) * _NEXT**age if age < _SETTLING else 0.0
+            measured.add(num_tokens, seconds / (1 + slower))
+
+    def _count_change(
+        self, measured: Measured, num_tokens: int, seconds: float, age: int | None
+    ) -> None:
+        """What a change to the preferred regime takes, whose speed is known."""
+        if age is None or age < _SETTLING:
+            most = _MOST_CHANGE_ROUNDS * measured.seconds / measured.rounds
+            self._changing_s += min(seconds - num_tokens / measured.speed, most)
+        elif self._changing_s:
             rounds = max(0.0, self._changing_s) * measured.rounds / measured.seconds
             self._change_rounds += _SMOOTHING * (rounds - self._change_rounds)
             self._changing_s = 0.0

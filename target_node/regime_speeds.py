@@ -3,7 +3,8 @@
 
 A load is how many rows decode, in powers of two, and how they are judged. Logarithms of speeds are
 believed to be normal: those of one regime at two loads go together, the less the further apart the
-loads are, but for what all regimes have in common at a load, of which nothing is known beforehand.
+loads are, and so do those of two regimes of one kind, but for what all regimes have in common at a
+load, of which nothing is known beforehand.
 What was measured is off by so much, by how many tokens it was. All else follows (Gaussian process
 regression): a load that was never seen has its neighbours' ratios, and a few hundred tokens of its
 own outweigh them.
@@ -13,7 +14,7 @@ much in less time. Only what changes with time, how much the past still says, co
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,11 +25,14 @@ _HALF_LIFE_S = 20.0  # of what was measured, ...
 _LEAST_KEPT = 60.0  # ... but for so many tokens
 _MOST = 2.0  # times the usual is the most that a round counts
 _FEW_ROUNDS = 2.0
-_DOUBT = 2.0  # standard deviation of a speed measured over n tokens, relative, times sqrt(n)
+# Variance of a speed measured over n tokens, relative, times n: of draws, and of texts and their
+# passages, which rows have of their own.
+_DRAWS, _TEXTS = 1.0, 3.0
 _SPREAD = 0.5  # standard deviation of log speeds of regimes at one load, before any is known
 _LEVEL = 10.0  # the same of what regimes have in common at a load: anything
 _ALIKE_NEXT = 0.7  # correlation of a regime's speed at a load and at one of twice the rows ...
 _ALIKE_LAW = 0.5  # ... or of rows that are judged otherwise
+_ALIKE_KIND = 0.6  # ... and of two regimes of one kind
 _MOST_LOADS = 8  # of which something is believed, those most alike
 
 _Floats = npt.NDArray[np.float64]
@@ -119,8 +123,11 @@ class Belief:
 class RegimeSpeeds:
     """What was measured of every regime at every load."""
 
-    def __init__(self, num_regimes: int) -> None:
-        self._num_regimes = num_regimes
+    def __init__(self, kinds: Sequence[Hashable]) -> None:
+        """Of each regime what it is a kind of."""
+        self._num_regimes = len(kinds)
+        same = np.array([[kind == other for other in kinds] for kind in kinds])
+        self._akin = np.where(np.eye(len(kinds)) > 0, 1.0, _ALIKE_KIND * same)
         self._measured: dict[Load, list[Measured]] = {}
 
     def at(self, load: Load) -> Sequence[Measured]:
@@ -140,17 +147,18 @@ class RegimeSpeeds:
     def belief(self, load: Load) -> Belief:
         """What there is to know of `load`."""
         here = _Places([load] * self._num_regimes, range(self._num_regimes))
-        prior = here.covariance(here)
+        prior = here.covariance(here, self._akin)
         known = self._known(load)
         if not known:
             return Belief(np.zeros(self._num_regimes), prior)
         seen = _Places([at for at, _, _ in known], [regime for _, regime, _ in known])
         tokens = np.array([max(1.0, measured.tokens) for _, _, measured in known])
         logs = np.log(tokens / np.array([measured.seconds for _, _, measured in known]))
+        scatter = np.array([_DRAWS + _TEXTS / at.num_rows for at, _, _ in known])
         # Levels are anything, but numbers near zero are solved for more exactly.
         logs -= logs.mean()
-        among = seen.covariance(seen) + np.diag(_DOUBT**2 / tokens)
-        towards = seen.covariance(here)
+        among = seen.covariance(seen, self._akin) + np.diag(scatter / tokens)
+        towards = seen.covariance(here, self._akin)
         weights = np.linalg.solve(among, towards)
         return Belief(weights.T @ logs, prior - weights.T @ towards)
 
@@ -178,10 +186,13 @@ class _Places:
         self._laws = np.array([load.law for load in loads])
         self._regimes = np.array(regimes)
 
-    def covariance(self, other: "_Places") -> _Floats:
-        """Of log speeds, one row a place of these, before anything was measured."""
+    def covariance(self, other: "_Places", akin: _Floats) -> _Floats:
+        """Of log speeds, one row a place of these, before anything was measured.
+
+        `akin`: of two regimes at one load.
+        """
         apart = np.abs(self._bits[:, None] - other._bits)
         same_law = self._laws[:, None] == other._laws
         likeness = _ALIKE_NEXT**apart * np.where(same_law, 1.0, _ALIKE_LAW)
-        same_regime = self._regimes[:, None] == other._regimes
-        return _SPREAD**2 * likeness * same_regime + _LEVEL**2 * (same_law & (apart == 0))
+        likeness *= akin[self._regimes[:, None], other._regimes]
+        return _SPREAD**2 * likeness + _LEVEL**2 * (same_law & (apart == 0))

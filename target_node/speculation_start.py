@@ -1,7 +1,6 @@
 """From the configuration to the `SpeculationSource` of a target leader."""
 
 import importlib
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -58,18 +57,18 @@ def build_speculation(
     if not arguments.link_fds:
         return AutoSpeculation(regimes, sampler.rule)
     source = builder.asynchronous(arguments)
-    told = {f"async {miss}": miss for miss in _fallbacks(config.speculation)}
-    regimes |= dict.fromkeys(told, source)
-    prepare = {name: partial(source.policy.tell, miss) for name, miss in told.items()}
-    return AutoSpeculation(regimes, sampler.rule, prepare)
+    misses = {f"async {miss}": miss for miss in _fallbacks(config.speculation)}
+    regimes |= dict.fromkeys(misses, source)
+    return AutoSpeculation(regimes, sampler.rule, misses, source.policy)
 
 
 def _fallbacks(speculation: SpeculationConfig) -> list[Miss]:
-    """What async may do about misses under `auto`. A row's own text was never the best measured."""
+    """What may be done about misses. Under `auto` a row's own text was never the best measured."""
     if speculation.miss_policy != "auto":
         return [Miss(speculation.miss_policy)]
     here = [] if speculation.colocated_drafter is None else [Miss.DRAFT_HERE]
-    return [*here, Miss.DRAFT_NOW, Miss.SKIP]
+    own = [] if speculation.mode == "auto" else [Miss.NGRAM]
+    return [*here, *own, Miss.DRAFT_NOW, Miss.SKIP]
 
 
 def _drafting_with(speculation: SpeculationConfig, drafter: str) -> SpeculationConfig:
@@ -124,7 +123,7 @@ class _Builder:
         drafts = {
             miss: self._colocated(_drafting_with(speculation, drafter))
             for miss, drafter in drafters.items()
-            if drafter is not None and speculation.miss_policy in ("auto", miss)
+            if drafter is not None and miss in _fallbacks(speculation)
         }
         return LocalDrafts(drafts, self._device)
 

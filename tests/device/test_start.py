@@ -22,6 +22,7 @@ from specserve.process import ChildArguments
 from specserve.types import RequestEnd, Submit, Terminal
 from target_node.asynchronous import AsynchronousSpeculation
 from target_node.auto import AutoSpeculation
+from target_node.miss_policy import Miss
 from target_node.node import TargetNode
 from tests.device import pretended
 from tests.device.pretended import PretendedCuda
@@ -156,18 +157,34 @@ def test_ranks_talk_over_nccl_unless_they_share_a_device(
 
 
 @pytest.mark.slow
-def test_a_leader_with_draft_processes_starts(cuda: PretendedCuda, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("changes", "regimes", "local"),
+    [
+        ({}, ["off", "sync", "draft_here", "draft_now", "skip"], {Miss.DRAFT_HERE}),
+        ({"miss_policy": "ngram"}, ["off", "sync", "ngram"], {Miss.NGRAM}),
+        ({"miss_policy": "draft_now"}, ["off", "sync", "draft_now"], set()),
+        ({"colocated_drafter": None}, ["off", "draft_now", "skip"], set()),
+    ],
+    ids=["usual", "own text", "wait", "no drafter here"],
+)
+def test_a_leader_with_draft_processes_starts(
+    cuda: PretendedCuda, tmp_path: Path, changes: dict[str, str], regimes: list[str], local: set
+):
     config = resolved("1+1", mode="auto")
+    speculation = msgspec.structs.replace(config.speculation, **changes)
+    config = msgspec.structs.replace(config, speculation=speculation)
     with shared_memory() as (fd, _):
         node = leader(config, arguments(tmp_path, fd))
         node.turn()
         assert node.speculation.status().num_draft_processes == 1
         assert isinstance(node.speculation, AutoSpeculation)
-        regimes = node.speculation._regimes
-        fallbacks = ["async draft_here", "async draft_now", "async skip"]
-        assert list(regimes) == ["off", "sync", *fallbacks]
-        (asynchronous,) = {regimes[name] for name in fallbacks}  # one source
+        found = node.speculation._regimes
+        assert [name.removeprefix("async ") for name in found] == regimes
+        (asynchronous,) = {found[name] for name in found if name.startswith("async")}
         assert isinstance(asynchronous, AsynchronousSpeculation)
+        assert set(asynchronous._local.kinds) == local  # nothing is loaded that nobody asks
+        assert node.speculation._policy is asynchronous.policy
+        assert all(name == f"async {miss}" for name, miss in node.speculation._misses.items())
         asynchronous.links.close()
 
 

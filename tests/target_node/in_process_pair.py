@@ -30,7 +30,7 @@ from target_node.drafting import ColocatedDraft
 from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss, MissPolicy
 from target_node.regime_speeds import Load
-from target_node.speculation import NoSpeculation, SynchronousSpeculation
+from target_node.speculation import NoSpeculation, SpeculationSource, SynchronousSpeculation
 from tests.target_node.in_process import InProcessTarget
 from tests.target_node.scripted_drafts import CPU, Clock, ControlWire, Drafting, DraftLife
 
@@ -56,20 +56,20 @@ class ScriptedChooser:
         self.num_switches = 0
         self._last = ""
 
-    def next_run(self, load: object) -> tuple[str, int]:
-        regime = self._source.choice(self._regimes)
+    def next_run(self, load: object, *, but: Collection[str] = ()) -> tuple[str, int]:
+        regime = self._source.choice([each for each in self._regimes if each not in but])
         self.num_switches += regime != self._last
         self._last = regime
         return regime, self._source.randint(1, 6)
 
-    def preferred(self, load: object) -> str:
-        return self.next_run(load)[0]
+    def preferred(self, load: object, *, but: Collection[str] = ()) -> str:
+        return self.next_run(load, but=but)[0]
 
     def best(self, load: object, *, but: Collection[str]) -> str:
         return next(regime for regime in self._regimes if regime not in but)
 
     def observe(
-        self, load: object, regime: str, num_tokens: int, seconds: float, *, settles: bool = False
+        self, load: object, regime: str, num_tokens: int, seconds: float, *, age: int | None
     ) -> None:
         pass
 
@@ -134,7 +134,8 @@ class InProcessPair(InProcessTarget):
         lookup = NgramDrafter(gamma=drafter.gamma, shortest=1)
         self._here = self._colocated(make_drafter())
         drafts = {Miss.NGRAM: self._colocated(lookup), Miss.DRAFT_HERE: self._here}
-        self.policy = AnyMiss(self.drafting.seed) if miss is None else MissPolicy(fixed=miss)
+        is_any = miss is None and not auto  # `auto` tells which
+        self.policy = AnyMiss(self.drafting.seed) if is_any else MissPolicy(fixed=miss)
         self.asynchronous = AsynchronousSpeculation(
             self.links,
             admission=self._admission(drafter.gamma),
@@ -190,16 +191,14 @@ class InProcessPair(InProcessTarget):
     # --- parts -----------------------------------------------------------------------------------
 
     def _auto(self) -> AutoSpeculation:
-        draft = self._here
-        source = AutoSpeculation(
-            {
-                "off": NoSpeculation(),
-                "sync": SynchronousSpeculation(draft, self._admission(draft.gamma)),
-                "async": self.asynchronous,
-            },
-            self.sampler.rule,
-        )
-        self.chooser = ScriptedChooser(["off", "sync", "async", "async"], self.drafting.seed)
+        draft, misses = self._here, {f"async {miss}": miss for miss in Miss}
+        regimes: dict[str, SpeculationSource] = {
+            "off": NoSpeculation(),
+            "sync": SynchronousSpeculation(draft, self._admission(draft.gamma)),
+        }
+        regimes |= dict.fromkeys(misses, self.asynchronous)
+        source = AutoSpeculation(regimes, self.sampler.rule, misses, self.policy)
+        self.chooser = ScriptedChooser(list(regimes), self.drafting.seed)
         source._chooser = self.chooser
         return source
 

@@ -6,68 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 import target_node.auto
-from specserve.decoding.verification.rule import VerificationRule
-from target_node.auto import MOST_TOLD, AutoSpeculation
-from target_node.speculation import NoSpeculation
+from target_node.auto import MOST_TOLD
 from tests.scripted_time import ScriptedTime
+from tests.target_node.recorded_regimes import Choosing, Recording, auto, decoding_row
 
 ROUND_S = 0.03
 REGIMES = ["off", "sync", "async"]
-
-
-class Recording(NoSpeculation):
-    """What a regime is asked."""
-
-    def __init__(self, num_unready: int = 0) -> None:
-        self.asked: list[str] = []
-        self.num_unready = num_unready
-
-    def attach(self, rows):
-        self.asked.append("attach")
-        return rows
-
-    def follow(self, rows):
-        self.asked.append("follow")
-        return len(self.asked) > self.num_unready
-
-    def tend(self):
-        self.asked.append("tend")
-
-    def forget(self, sequence):
-        self.asked.append("forget")
-
-
-def decoding_row(is_decoding: bool = True, temperature: float = 1.0, rule: str = "coupled"):
-    sampling = SimpleNamespace(temperature=temperature)
-    request = SimpleNamespace(sampling=sampling, rule=VerificationRule(rule))
-    return SimpleNamespace(sequence=SimpleNamespace(is_decoding=is_decoding, request=request))
-
-
-def auto(regimes) -> AutoSpeculation:
-    return AutoSpeculation(regimes, lambda sequence: sequence.request.rule)
-
-
-class Choosing:
-    """In place of `RegimeChooser`: what a test says."""
-
-    def __init__(self) -> None:
-        self.regime = "off"
-        self.observed: list[tuple[str, bool]] = []
-        self.seconds: list[float] = []
-
-    def next_run(self, load):
-        return self.regime, 1
-
-    def preferred(self, load):
-        return self.regime
-
-    def best(self, load, *, but):
-        self.left_out = but
-        return "off"
-
-    def observe(self, load, regime, num_tokens, seconds, *, settles=False):
-        self.observed.append((regime, settles))
-        self.seconds.append(seconds)
 
 
 def test_one_regime_attaches_and_the_others_are_left_alone():
@@ -100,8 +44,8 @@ def test_a_regime_prepares_before_it_is_used(num_unready):
     asked = regimes["async"].asked
     assert asked == (num_waited + 1) * ["follow"] + 5 * ["attach"]
     # The others' speed is not judged by what ran meanwhile.
-    assert chooser.observed[:num_waited] == num_waited * [("off", True)]
-    assert chooser.observed[-1] == ("async", False)
+    assert chooser.observed[:num_waited] == num_waited * [("off", None)]
+    assert chooser.observed[num_waited:] == [("async", age) for age in range(5)]
     if num_unready <= MOST_TOLD:
         chooser.regime = "sync"
         rounds(1)
@@ -210,36 +154,6 @@ def test_what_is_fast_for_greedy_rows_says_nothing_of_drawn_ones(monkeypatch):
             chosen[kind][source.regime] += turn > 100
     for kind, best in (("greedy", "async"), ("drawn", "sync")):
         assert chosen[kind][best] > 0.95 * chosen[kind].total()
-
-
-def test_regimes_of_one_source_are_prepared_once_and_told_apart():
-    told, source_of_both = [], Recording(num_unready=2)
-    regimes = {"off": Recording(), "async": source_of_both, "other": source_of_both}
-    source = AutoSpeculation(
-        regimes,
-        lambda sequence: sequence.request.rule,
-        {name: lambda name=name: told.append(name) for name in ("async", "other")},
-    )
-    source._chooser = chooser = Choosing()
-    row, sampled = decoding_row(), [SimpleNamespace(token_ids=[1])]
-
-    def round_of(regime: str) -> None:
-        chooser.regime = regime
-        source.observe(source.attach([row]), sampled)
-
-    round_of("async")
-    assert chooser.left_out == ["async", "other"]  # neither is ready
-    assert (source_of_both.asked, told) == (["follow"], [])
-    for regime in ("async", "async", "other", "async"):
-        round_of(regime)
-    asked = source_of_both.asked
-    assert asked == 3 * ["follow"] + 3 * ["attach"]
-    assert told == ["async", "other", "async"]
-    assert [name for name, _ in chooser.observed] == ["off", "off", "async", "other", "async"]
-    source.tend()
-    source.forget(row.sequence)
-    assert asked[-2:] == ["tend", "forget"]
-    assert asked.count("tend") == asked.count("forget") == 1
 
 
 def test_draft_processes_are_counted_whichever_regime_runs():

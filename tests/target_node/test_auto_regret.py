@@ -1,6 +1,7 @@
 """What `auto` loses by looking, in tokens of the best regime, over texts that scatter as real ones.
 
-Every figure is the mean over several services that begin cold.
+Every figure is the mean over several services that begin cold. Of `always`, the third speed is the
+best of three kinds of async, of which the others make .95 and .9.
 """
 
 import math
@@ -37,12 +38,12 @@ def always(*speeds: float):
     [
         ((1, 0.75, 0.65), 1, 0.02),
         ((1, 0.75, 0.65), 4, 0.02),
-        ((1, 0.75, 0.65), 16, 0.035),
+        ((1, 0.75, 0.65), 16, 0.05),
         ((1, 0.95, 0.7), 4, 0.025),
-        ((1, 1.2, 1.1), 1, 0.03),
-        ((1, 1.05, 1.6), 4, 0.025),
-        ((1, 1.05, 1.6), 16, 0.035),
-        ((1, 1, 1), 1, 0.01),
+        ((1, 1.2, 1.1), 1, 0.065),
+        ((1, 1.05, 1.6), 4, 0.055),
+        ((1, 1.05, 1.6), 16, 0.08),
+        ((1, 1, 1), 1, 0.018),
     ],
 )
 def test_little_of_the_first_6000_tokens_is_lost(speeds, num_rows, most, services):
@@ -86,7 +87,7 @@ def test_what_is_a_little_faster_is_found_in_few_long_tries(num_rows, services):
         service.steady(num_rows, 20_000)
         shares.append(service.share_lost)
         changes.append(service.num_changes)
-    assert mean(shares) < 0.012
+    assert mean(shares) < 0.025
     assert mean(changes) < 22
 
 
@@ -147,7 +148,7 @@ def test_what_is_best_is_found_where_it_is_another_than_next_door(services):
         service.forget()
         service.steady(4, 6000)
         shares.append(service.share_lost)
-    assert mean(shares) < 0.06
+    assert mean(shares) < 0.08
 
 
 @pytest.mark.slow
@@ -162,7 +163,7 @@ def test_what_is_fast_for_greedy_rows_does_not_hold_up_drawn_ones(services):
         service.forget()
         service.steady(4, 4000)
         shares.append(service.share_lost)
-    assert mean(shares) < 0.04
+    assert mean(shares) < 0.07
 
 
 @pytest.mark.slow
@@ -177,7 +178,7 @@ def test_a_regime_that_becomes_the_fastest_is_noticed(services):
         service.forget()
         service.steady(4, 4000)
         shares.append(service.share_lost)
-    assert mean(shares) < 0.05
+    assert mean(shares) < 0.07
 
 
 def test_nothing_is_tried_while_prompts_are_read(services):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from target_node.regime_chooser import SETTLING, RegimeChooser
+from target_node.regime_chooser import RegimeChooser
 from target_node.regime_speeds import Load
 
 ROUND_S = 0.03
@@ -21,7 +21,7 @@ class Service:
         self.chooser = RegimeChooser(REGIMES)
         self._speeds_at = speeds_at
         self._num_barren = num_barren
-        self._running = ""
+        self._running, self._age = "", 0
         self._source = random.Random(4)
 
     def run(self, seconds: float) -> float:
@@ -29,17 +29,18 @@ class Service:
         end_s, made, possible = self.now_s + seconds, 0.0, 0.0
         while self.now_s < end_s:
             regime, count = self.chooser.next_run(ONE)
-            has_changed, self._running = regime != self._running, regime
-            for index in range(count):
+            if regime != self._running:
+                self._running, self._age = regime, 0
+            for _ in range(count):
                 speeds = self._speeds_at(self.now_s)
-                is_barren = has_changed and index < self._num_barren
+                is_barren = self._age < self._num_barren
                 expected = 0.0 if is_barren else speeds[regime] * ROUND_S
                 self.now_s += ROUND_S
                 made += expected
                 possible += max(speeds.values()) * ROUND_S
                 drawn = round(self._source.gauss(expected, 0.3 * expected))
-                settles = has_changed and index < SETTLING
-                self.chooser.observe(ONE, regime, drawn, ROUND_S, settles=settles)
+                self.chooser.observe(ONE, regime, drawn, ROUND_S, age=self._age)
+                self._age += 1
         return made / possible
 
 
@@ -95,8 +96,8 @@ def test_loads_are_judged_apart():
     chooser, many = RegimeChooser(REGIMES), Load(5, "coupled")
     for _ in range(100):
         for regime, few_tokens, many_tokens in (("off", 3, 90), ("sync", 4, 80), ("async", 5, 70)):
-            chooser.observe(ONE, regime, few_tokens, ROUND_S)
-            chooser.observe(many, regime, many_tokens, ROUND_S)
+            chooser.observe(ONE, regime, few_tokens, ROUND_S, age=9)
+            chooser.observe(many, regime, many_tokens, ROUND_S, age=9)
     assert chooser.speed(many, "off") > chooser.speed(many, "async") > chooser.speed(ONE, "async")
     assert (chooser.preferred(ONE), chooser.preferred(many)) == ("async", "off")
     assert chooser.speed(Load(2, "coupled"), "off") == 0.0
@@ -107,15 +108,16 @@ def test_a_dear_change_is_made_seldom():
     """By what it was measured to cost, not by what it was believed to."""
 
     def num_changes(change_s: float) -> int:
-        chooser, now, changes = RegimeChooser(REGIMES), "", 0
+        chooser, now, age, changes = RegimeChooser(REGIMES), "", 0, 0
         for _ in range(2000):
             regime, count = chooser.next_run(ONE)
-            has_changed, now = regime != now, regime
-            changes += has_changed
-            for index in range(count):
-                settles = has_changed and index < SETTLING
-                seconds = ROUND_S + change_s * settles
-                chooser.observe(ONE, regime, 3, seconds, settles=settles)
+            if regime != now:
+                now, age = regime, 0
+                changes += 1
+            for _ in range(count):
+                seconds = ROUND_S + change_s * 0.5**age
+                chooser.observe(ONE, regime, 3, seconds, age=age)
+                age += 1
         return changes
 
     assert num_changes(0.5) < 0.6 * num_changes(0.1)
@@ -123,7 +125,52 @@ def test_a_dear_change_is_made_seldom():
 
 def test_rounds_without_tokens_are_no_trouble():
     chooser = RegimeChooser(REGIMES)
-    for num_tokens, seconds, settles in ((0, 0.01, False), (1, 0.01, True), (2, 0.0, False)):
+    for num_tokens, seconds, age in ((0, 0.01, 9), (1, 0.01, None), (2, 0.0, 0)):
         for load in (ONE, Load(3, "greedy")):
-            chooser.observe(load, "off", num_tokens, seconds, settles=settles)
+            chooser.observe(load, "off", num_tokens, seconds, age=age)
     assert chooser.next_run(ONE)[1] > 0
+
+
+def test_what_is_left_out_neither_runs_nor_stops_being_preferred():
+    chooser = RegimeChooser(REGIMES)
+    for _ in range(200):
+        for regime, num_tokens in zip(REGIMES, (2, 4, 6), strict=True):
+            chooser.observe(ONE, regime, num_tokens, ROUND_S, age=9)
+    assert chooser.preferred(ONE) == "async"
+    assert chooser.best(ONE, but=["async"]) == chooser.preferred(ONE, but=["async"]) == "sync"
+    assert chooser.best(ONE, but=["sync", "async"]) == "off"
+    for _ in range(200):
+        regime, count = chooser.next_run(ONE, but=["async", "sync"])
+        assert (regime, count > 0) == ("off", True)
+        chooser.observe(ONE, regime, 2, ROUND_S, age=9)
+    assert chooser.next_run(ONE)[0] == "async"
+
+
+@pytest.mark.parametrize("slowness", [0.1, 0.3, 0.6])
+def test_a_regime_that_is_tried_seldom_is_not_taken_for_slower_than_it_is(slowness):
+    """The first rounds after a change are slower; short tries have hardly any others."""
+    chooser, now, age = RegimeChooser(["off", "sync"]), "", 0
+    speeds = {"off": 100.0, "sync": 90.0}
+    for _ in range(600):
+        regime, count = chooser.next_run(ONE)
+        if regime != now:
+            now, age = regime, 0
+        for _ in range(count):
+            seconds = 3 / speeds[regime] * (1 + slowness * 0.6**age)
+            chooser.observe(ONE, regime, 3, seconds, age=age)
+            age += 1
+    assert chooser.preferred(ONE) == "off"
+    assert chooser.speed(ONE, "sync") == pytest.approx(90, rel=0.04)
+
+
+def test_regimes_of_one_kind_share_what_may_be_lost_by_trying_them():
+    def lost(kinds: list[str]) -> float:
+        chooser, tokens = RegimeChooser(["off", "a", "b", "c"], kinds), 0
+        for _ in range(200):
+            regime, count = chooser.next_run(ONE)
+            for age in range(count):
+                chooser.observe(ONE, regime, 3, 0.03 if regime == "off" else 0.06, age=age)
+                tokens += 3 * (regime != "off")
+        return tokens
+
+    assert lost(["off", "k", "k", "k"]) < 0.6 * lost(["off", "a", "b", "c"])

@@ -7,11 +7,12 @@ import pytest
 from target_node.regime_speeds import Load, Measured, RegimeSpeeds
 
 OFF, DRAFTS = 0, 1
+KINDS = ("off", "drafts")
 
 
 def measured(*figures: tuple[Load, float, float]) -> RegimeSpeeds:
     """Of each load, how much faster drafts are, over so many tokens."""
-    speeds = RegimeSpeeds(2)
+    speeds = RegimeSpeeds(KINDS)
     for load, faster, num_tokens in figures:
         # How fast anything is at a load says nothing of another.
         off_s = num_tokens / (100 * load.num_rows)
@@ -33,8 +34,8 @@ def of_rows(num_bits: int, law: str = "coupled") -> Load:
 
 
 def test_nothing_is_believed_of_what_was_never_seen():
-    assert ahead(RegimeSpeeds(2), of_rows(3)) == 0
-    assert doubt(RegimeSpeeds(2), of_rows(3)) > 0.5
+    assert ahead(RegimeSpeeds(KINDS), of_rows(3)) == 0
+    assert doubt(RegimeSpeeds(KINDS), of_rows(3)) > 0.5
 
 
 def test_a_load_borrows_what_its_neighbour_knows_the_less_the_further_away():
@@ -60,16 +61,35 @@ def test_other_laws_count_little():
 
 def test_a_few_hundred_tokens_of_its_own_outweigh_a_neighbour():
     elsewhere = (of_rows(3), 1.5, 50_000)
-    assert ahead(measured(elsewhere, (of_rows(4), 0.7, 20)), of_rows(4)) > -0.1
+    assert ahead(measured(elsewhere, (of_rows(4), 0.7, 8)), of_rows(4)) > -0.1
     assert ahead(measured(elsewhere, (of_rows(4), 0.7, 500)), of_rows(4)) < -0.25
 
 
 def test_doubt_counts_tokens_and_not_seconds():
-    slow, fast = RegimeSpeeds(2), RegimeSpeeds(2)
+    slow, fast = RegimeSpeeds(KINDS), RegimeSpeeds(KINDS)
     for speeds, seconds in ((slow, 10.0), (fast, 0.1)):
         for regime in (OFF, DRAFTS):
             speeds.at(of_rows(1))[regime].add(400, seconds)
     assert doubt(slow, of_rows(1)) == pytest.approx(doubt(fast, of_rows(1)))
+
+
+def test_many_rows_say_more_with_as_many_tokens_since_their_texts_differ():
+    few, many = (measured((of_rows(bits), 1.5, 400)) for bits in (1, 5))
+    assert doubt(many, of_rows(5)) < 0.7 * doubt(few, of_rows(1))
+
+
+def test_what_one_kind_does_is_expected_of_its_others_until_they_are_measured():
+    off, one, other = range(3)
+    speeds, load = RegimeSpeeds(("off", "drafts", "drafts")), of_rows(1)
+    for regime, seconds in ((off, 10.0), (one, 5.0)):
+        speeds.at(load)[regime].add(4000, seconds)
+    believed = speeds.belief(load)
+    assert (
+        0.3 < believed.behind(off, other) < believed.behind(off, one) == pytest.approx(0.69, 0.02)
+    )
+    assert believed.doubt(one, other) < RegimeSpeeds(KINDS).belief(load).doubt(OFF, DRAFTS)
+    speeds.at(load)[other].add(4000, 20.0)
+    assert speeds.belief(load).behind(off, other) == pytest.approx(-0.69, rel=0.02)
 
 
 def test_what_one_regime_says_of_a_load_is_no_matter_of_the_other():
@@ -118,7 +138,7 @@ def test_a_short_round_does_not_make_others_short(short):
 
 
 def test_time_that_passes_counts_for_every_regime_and_for_what_was_held_back():
-    speeds, load = RegimeSpeeds(2), of_rows(1)
+    speeds, load = RegimeSpeeds(KINDS), of_rows(1)
     for regime in (OFF, DRAFTS):
         for _ in range(400):
             speeds.at(load)[regime].add(1, 0.01)

@@ -1,0 +1,132 @@
+"""Regimes of draft processes: several with one source, told apart, and gone while nobody drafts."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import target_node.auto
+from target_node.miss_policy import Miss, MissPolicy
+from target_node.regime_speeds import Load
+from target_node.speculation import SpeculationStatus
+from tests.scripted_time import ScriptedTime
+from tests.target_node.recorded_regimes import Choosing, Recording, auto, decoding_row
+
+MISSES = {"async skip": Miss.SKIP, "async draft_now": Miss.DRAFT_NOW}
+ROUND_S = 0.01
+
+
+class Drafted(Recording):
+    """Draft processes, and what is done about misses in each of their rounds."""
+
+    def __init__(self, policy: MissPolicy, num_unready: int = 0) -> None:
+        super().__init__(num_unready)
+        self.num_drafts_attached = 1
+        self.policy = policy
+        self.done: list[Miss] = []
+
+    def attach(self, rows):
+        self.done.append(self.policy.choose(Load.of(len(rows), "coupled"), can_wait=True))
+        return super().attach(rows)
+
+    def status(self):
+        return SpeculationStatus("async", num_draft_processes=1)
+
+
+class Service:
+    """`auto` with plain decoding and two regimes of one draft process."""
+
+    def __init__(self, num_unready: int = 0, rows=None) -> None:
+        self.policy = MissPolicy()
+        self.drafted = Drafted(self.policy, num_unready)
+        self.rows = rows or [decoding_row()]
+        regimes = {"off": Recording()} | dict.fromkeys(MISSES, self.drafted)
+        self.source = auto(regimes, MISSES, self.policy)
+        self.tokens = {"off": 2, "async skip": 2, "async draft_now": 2}  # of a round
+        self.clock = ScriptedTime()
+
+    def scripted(self) -> Choosing:
+        self.source._chooser = Choosing()
+        return self.source._chooser
+
+    def learn(self, **tokens: int) -> None:
+        """What a round of each regime makes, for long enough to know."""
+        self.tokens = dict(zip(self.tokens, tokens.values(), strict=True))
+        load = Load.of(len(self.rows), "coupled")
+        for _ in range(100):
+            for regime, num_tokens in self.tokens.items():
+                self.source._chooser.observe(load, regime, num_tokens, ROUND_S, age=9)
+
+    def round(self) -> str:
+        rows = self.source.attach(self.rows)
+        self.clock.now_s += ROUND_S
+        count = self.tokens[self.source.regime] // len(rows)
+        self.source.observe(rows, [SimpleNamespace(token_ids=[0] * count) for _ in rows])
+        return self.source.regime
+
+    def rounds(self, count: int) -> list[str]:
+        return [self.round() for _ in range(count)]
+
+
+@pytest.fixture
+def make_service(monkeypatch):
+    def make(**options) -> Service:
+        service = Service(**options)
+        monkeypatch.setattr(target_node.auto, "time", service.clock)
+        return service
+
+    return make
+
+
+def test_regimes_of_one_source_are_prepared_once_and_told_apart(make_service):
+    service = make_service(num_unready=2)
+    chooser = service.scripted()
+    chooser.regime = "async skip"
+    assert service.round() == "off"
+    assert chooser.left_out == set(MISSES)  # neither is ready
+    assert (service.drafted.asked, service.drafted.done) == (["follow"], [])
+    for chooser.regime in ("async skip", "async skip", "async draft_now", "async skip"):
+        service.round()
+    asked = service.drafted.asked
+    assert asked == 3 * ["follow"] + 3 * ["attach"]
+    assert service.drafted.done == [Miss.SKIP, Miss.DRAFT_NOW, Miss.SKIP]
+    observed = [("off", None), ("off", None), *((n, 0) for n in (*MISSES, "async skip"))]
+    assert chooser.observed == observed
+    service.source.tend()
+    service.source.forget(service.rows[0].sequence)
+    assert asked[-2:] == ["tend", "forget"]
+    assert asked.count("tend") == asked.count("forget") == 1
+
+
+def test_people_are_told_what_ran_and_not_which_of_its_kinds(make_service):
+    service = make_service()
+    chooser, told = service.scripted(), []
+    for chooser.regime in ("off", *MISSES):
+        service.round()
+        told.append(service.source.status())
+    assert [each.speculation_regime for each in told] == ["off", "async", "async"]
+    assert [each.num_draft_processes for each in told] == [1, 1, 1]
+
+
+def test_while_no_draft_is_attached_what_needs_one_neither_runs_nor_is_judged(make_service):
+    service = make_service()
+    service.learn(off=2, skip=4, draft_now=3)
+    chooser, load = service.source._chooser, Load.of(1, "coupled")
+    assert set(service.rounds(5)) == {"async skip"}
+    speed = chooser.speed(load, "async skip")
+    service.drafted.num_drafts_attached = 0
+    assert set(service.rounds(500)) == {"off"}
+    assert chooser.speed(load, "async skip") == pytest.approx(speed)
+    service.drafted.num_drafts_attached = 1
+    assert service.rounds(60).count("async skip") > 30
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_nobody_waits_again_for_a_draft_that_left_a_wait_unanswered(make_service, is_mixed):
+    rows = [decoding_row(), decoding_row(is_decoding=not is_mixed)]
+    service = make_service(rows=rows)
+    service.learn(off=4, skip=6, draft_now=10)
+    assert set(service.rounds(5)) == {"async draft_now"}
+    service.policy.waited(in_vain=True)
+    assert "async draft_now" not in service.rounds(100)
+    service.policy.heard()
+    assert "async draft_now" in service.rounds(100)
