@@ -87,12 +87,13 @@ class AutoSpeculation:
         self._misses = dict(misses or {})
         self._policy = policy or MissPolicy()
         self._rule_of = rule_of
-        self._chooser = RegimeChooser(list(regimes), list(regimes.values()))
+        safe = next(iter(regimes))
+        self._chooser = RegimeChooser(list(regimes), list(regimes.values()), safe=safe)
         self.gamma = max(source.gamma for source in regimes.values())
         self.drafter = next((s.drafter for s in reversed(list(regimes.values())) if s.drafter), "")
         self.regime = next(iter(regimes))
         self._run = _Run(None, self.regime, left=0, mixed_left=0)
-        self._age = 0  # rounds that the regime has had in a row
+        self._age = 0  # rounds that the regime has had in a row, without prompts
         self._began_s = 0.0
         self._ended_s = 0.0
         self._links = self._sources[-1]  # what knows draft processes, if any does
@@ -174,6 +175,8 @@ class AutoSpeculation:
             is_telling = self._run.regime != self.regime
             age = None if is_telling else age
             self._chooser.observe(load, self.regime, num_tokens, elapsed_s, age=age)
+        else:
+            self._age = 0  # prompts leave nothing of what other rounds read in caches, either
         return records
 
     def was_hit(self, sequence: Sequence) -> bool | None:

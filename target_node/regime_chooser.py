@@ -1,8 +1,10 @@
 # pyright: strict
 """Which regime the next run of rounds uses.
 
-Most rounds run the preferred one, which another replaces by being faster by a margin. A few, in
-short runs, try another. Each kind of regime has one try under each law, since nothing says how it
+Most rounds run the preferred one, which another replaces by being faster by a margin, and beyond
+doubt if there is one that is safe: what seems a little faster than that without having been compared
+for long makes room for it, and is found again once both are known. A few, in short runs, try
+another. Each kind of regime has one try under each law, since nothing says how it
 does there; after that, while it may well be faster as far as is known, so many tokens may be lost
 by trying it at a load; and always a small share of all tokens, so that what changes is noticed: the
 more a kind loses, the more rarely it is tried.
@@ -31,6 +33,7 @@ _TRIAL_ROUNDS = 4  # at least
 # changing over costs the same however short it is, and few tokens tell hundredths from nothing.
 _MOST_TRIAL_TOKENS, _TRIAL_LOSS = 120, 10.0
 _MARGIN = 0.02  # by which another regime has to be faster
+_SURE = 1.0  # standard deviations by which one is faster beyond doubt
 _LOST_SHARE = 0.01  # of the tokens may be lost by trying what seems slower, ...
 _FIRST_LOSS = 150.0  # ... and so many by each regime at every load while it may well be faster
 _HOPE = 0.3  # standard deviations by which `may well` is meant, at first; the more ...
@@ -43,9 +46,19 @@ _SMOOTHING = 0.2  # weight of the latest change
 class RegimeChooser:
     """Chooses by measured speeds, for each load."""
 
-    def __init__(self, regimes: Sequence[str], kinds: Sequence[Hashable] | None = None) -> None:
-        """`kinds`: of each regime what it is a kind of; None: each is one of its own."""
+    def __init__(
+        self,
+        regimes: Sequence[str],
+        kinds: Sequence[Hashable] | None = None,
+        *,
+        safe: str | None = None,
+    ) -> None:
+        """`kinds`: of each regime what it is a kind of; None: each is one of its own.
+
+        `safe`: what runs wherever none of the others is faster beyond doubt.
+        """
         self._regimes = list(regimes)
+        self._safe = None if safe is None else self._regimes.index(safe)
         self._kinds = list(kinds or regimes)
         self._speeds = RegimeSpeeds(self._kinds)
         self._preferred: dict[Load, int] = {}
@@ -101,11 +114,15 @@ class RegimeChooser:
         usable = self._usable(but)
         best = max(usable, key=lambda regime: belief.log_speeds[regime])
         preferred = self._preferred.setdefault(load, self._running)
-        if preferred not in usable:
-            return best
-        if belief.behind(preferred, best) > _MARGIN:
+        if preferred in usable and belief.behind(preferred, best) <= _MARGIN:
+            best = preferred
+        if self._safe in usable and best != self._safe:
+            margin = _MARGIN if preferred == self._safe else 0.0
+            if belief.behind(self._safe, best) < _SURE * belief.doubt(self._safe, best) + margin:
+                best = self._safe
+        if preferred in usable:
             self._preferred[load] = best
-        return self._preferred[load]
+        return best
 
     def _may_try(
         self, load: Load, regime: int, preferred: int, belief: Belief, num_tokens: float
