@@ -93,7 +93,7 @@ class AutoSpeculation:
         self.drafter = next((s.drafter for s in reversed(list(regimes.values())) if s.drafter), "")
         self.regime = next(iter(regimes))
         self._run = _Run(None, self.regime, left=0, mixed_left=0)
-        self._age = 0  # rounds that the regime has had in a row, without prompts
+        self._age = 0  # rounds that the regime has had in a row
         self._began_s = 0.0
         self._ended_s = 0.0
         self._links = self._sources[-1]  # what knows draft processes, if any does
@@ -175,8 +175,6 @@ class AutoSpeculation:
             is_telling = self._run.regime != self.regime
             age = None if is_telling else age
             self._chooser.observe(load, self.regime, num_tokens, elapsed_s, age=age)
-        else:
-            self._age = 0  # prompts leave nothing of what other rounds read in caches, either
         return records
 
     def was_hit(self, sequence: Sequence) -> bool | None:

@@ -85,7 +85,7 @@ class MissPolicy:
         run, chooser = self._run, self._choosers[can_wait]
         if (load, can_wait) != (run.load, run.can_wait) or run.left <= 0:
             run = self._next_run(load, can_wait=can_wait, is_mixed=is_mixed)
-        if is_mixed or not follows:
+        elif not follows:
             run.age = 0
         run.left -= 1
         self._is_held = self.is_silent and run.miss is Miss.DRAFT_NOW
