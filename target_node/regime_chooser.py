@@ -1,13 +1,12 @@
 # pyright: strict
 """Which regime the next run of rounds uses.
 
-Most rounds run the preferred one, which another replaces by being faster by a margin, and beyond
-doubt if there is one that is safe: what seems a little faster than that without having been compared
-for long makes room for it, and is found again once both are known. A few, in short runs, try
-another. Each kind of regime has one try under each law, since nothing says how it
-does there; after that, while it may well be faster as far as is known, so many tokens may be lost
-by trying it at a load; and always a small share of all tokens, so that what changes is noticed: the
-more a kind loses, the more rarely it is tried.
+Most rounds run the preferred one, which another replaces by being faster by a margin. Where one is
+safe, nothing else is preferred before it is faster beyond doubt: what leads by less than is known
+makes room until more is. A few rounds, in short runs, try another. Each kind of regime has one try
+under each law, since nothing says how it does there; after that, while it may well be faster as far
+as is known, so many tokens may be lost by trying it at a load; and always a small share of all
+tokens, so that what changes is noticed: the more a kind loses, the more rarely it is tried.
 
 The first rounds after a change are slower than those that follow: contexts catch up, tables are
 empty, and so is the cache of a processor whose weights were read in another rhythm. How much is
@@ -33,7 +32,7 @@ _TRIAL_ROUNDS = 4  # at least
 # changing over costs the same however short it is, and few tokens tell hundredths from nothing.
 _MOST_TRIAL_TOKENS, _TRIAL_LOSS = 120, 10.0
 _MARGIN = 0.02  # by which another regime has to be faster
-_SURE = 1.0  # standard deviations by which one is faster beyond doubt
+_SURE = 0.5  # standard deviations by which one is faster beyond doubt
 _LOST_SHARE = 0.01  # of the tokens may be lost by trying what seems slower, ...
 _FIRST_LOSS = 150.0  # ... and so many by each regime at every load while it may well be faster
 _HOPE = 0.3  # standard deviations by which `may well` is meant, at first; the more ...
@@ -116,13 +115,19 @@ class RegimeChooser:
         preferred = self._preferred.setdefault(load, self._running)
         if preferred in usable and belief.behind(preferred, best) <= _MARGIN:
             best = preferred
-        if self._safe in usable and best != self._safe:
-            margin = _MARGIN if preferred == self._safe else 0.0
-            if belief.behind(self._safe, best) < _SURE * belief.doubt(self._safe, best) + margin:
-                best = self._safe
+        if self._safe in usable and not self._is_surely_faster(load, best, preferred, belief):
+            best = self._safe
         if preferred in usable:
             self._preferred[load] = best
         return best
+
+    def _is_surely_faster(self, load: Load, regime: int, preferred: int, belief: Belief) -> bool:
+        """Than what is safe, if that was measured at this load: else it will be."""
+        safe = self._safe
+        if safe is None or regime == safe or not self._speeds.at(load)[safe].tokens:
+            return True
+        least = _SURE * belief.doubt(safe, regime) + (_MARGIN if preferred == safe else 0.0)
+        return belief.behind(safe, regime) > least
 
     def _may_try(
         self, load: Load, regime: int, preferred: int, belief: Belief, num_tokens: float

@@ -174,3 +174,18 @@ def test_regimes_of_one_kind_share_what_may_be_lost_by_trying_them():
         return tokens
 
     assert lost(["off", "k", "k", "k"]) < 0.6 * lost(["off", "a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "num_tokens", "preferred"),
+    [(20, 103, "off"), (20, 130, "async"), (2000, 103, "off"), (2000, 108, "async")],
+)
+def test_what_is_safe_runs_until_another_is_faster_beyond_doubt(num_rounds, num_tokens, preferred):
+    chooser, many = RegimeChooser(REGIMES, safe="off"), Load(5, "coupled")
+    rounds = {"sync": (5, 0.1), "async": (num_tokens, 1.0)}
+    for known in (rounds, rounds | {"off": (100, 1.0)}):
+        for age in range(num_rounds):
+            for regime, (made, seconds) in known.items():
+                chooser.observe(many, regime, made, seconds, age=age)
+        # Until it was measured, nothing is known of what is safe.
+        assert chooser.preferred(many) == (preferred if "off" in known else "async")
