@@ -178,7 +178,7 @@ def test_regimes_of_one_kind_share_what_may_be_lost_by_trying_them():
 
 @pytest.mark.parametrize(
     ("num_rounds", "num_tokens", "preferred"),
-    [(20, 103, "off"), (20, 130, "async"), (2000, 103, "off"), (2000, 108, "async")],
+    [(20, 101, "off"), (20, 130, "async"), (2000, 101, "off"), (2000, 108, "async")],
 )
 def test_what_is_safe_runs_until_another_is_faster_beyond_doubt(num_rounds, num_tokens, preferred):
     chooser, many = RegimeChooser(REGIMES, safe="off"), Load(5, "coupled")
