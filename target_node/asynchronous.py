@@ -108,8 +108,9 @@ class AsynchronousSpeculation:
         self._num_hits += len(found)
 
     def tend(self) -> None:
-        self.links.poll()
-        if not len(self._streams):  # what came too late would lie in the way of the next request
+        has_streams = len(self._streams) > 0
+        self.links.poll(has_streams=has_streams)
+        if not has_streams:  # what came too late would lie in the way of the next request
             self._take_pushes()
 
     def follow(self, rows: list[Row]) -> bool:

@@ -93,6 +93,8 @@ class AutoSpeculation:
         self.drafter = next((s.drafter for s in reversed(list(regimes.values())) if s.drafter), "")
         self.regime = next(iter(regimes))
         self._run = _Run(None, self.regime, left=0, mixed_left=0)
+        self._sequences: list[Sequence] = []  # of the latest round that decoded
+        self._load = Load(0, "")  # theirs
         self._age = 0  # rounds that the regime has had in a row
         self._began_s = 0.0
         self._ended_s = 0.0
@@ -110,7 +112,7 @@ class AutoSpeculation:
         return self._regimes[self.regime].attach(rows)
 
     def _choose(self, rows: list[Row], *, is_mixed: bool) -> None:
-        load, unusable = self._load_of([row.sequence for row in rows]), self._unusable()
+        load, unusable = self._load_of(rows), self._unusable()
         is_over = self._run.is_over(is_mixed=is_mixed) or self._run.regime in unusable
         if load != self._run.load or is_over:
             self._run = self._next_run(load, unusable, is_mixed=is_mixed)
@@ -139,9 +141,13 @@ class AutoSpeculation:
         regime, left = self._chooser.next_run(load, but=unusable)
         return _Run(load, regime, left, mixed_left=MOST_MIXED)
 
-    def _load_of(self, sequences: list[Sequence]) -> Load:
-        judgings = (judging_of(sequence, self._rule_of(sequence)) for sequence in sequences)
-        return Load.of(len(sequences), prevailing(judgings))
+    def _load_of(self, rows: list[Row]) -> Load:
+        sequences = [row.sequence for row in rows]
+        if sequences != self._sequences:  # mostly those of the round before
+            judgings = (judging_of(each, self._rule_of(each)) for each in sequences)
+            self._load = Load.of(len(rows), prevailing(judgings))
+            self._sequences = sequences
+        return self._load
 
     def _is_ready(self, rows: list[Row]) -> bool:
         self._run.num_told += 1

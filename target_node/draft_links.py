@@ -87,15 +87,21 @@ class DraftLinks:
         counters = [peer.end.counters for peer in self._peers]
         return sum(c.bytes_sent for c in counters), sum(c.bytes_received for c in counters)
 
-    def poll(self) -> None:
-        """Take what drafts have to say, and notice those that are gone."""
+    def poll(self, *, has_streams: bool = True) -> None:
+        """Take what drafts have to say, and notice those that are gone.
+
+        Where no draft was told of a stream, there is nothing to say that could not wait.
+        """
+        now_s = time.monotonic()
+        is_due = now_s >= self._next_look_s
+        if not (is_due or has_streams):
+            return
         for message in self._control.receive():
             if isinstance(message, Attach):
                 self._attach(message)
             else:
                 self._want(message)
-        now_s = time.monotonic()
-        if now_s < self._next_look_s:
+        if not is_due:
             return
         self._next_look_s = now_s + _POLL_PERIOD_S
         ended = {fd for fd, _ in self._poller.poll(0)}

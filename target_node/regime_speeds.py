@@ -132,7 +132,9 @@ class RegimeSpeeds:
 
     def at(self, load: Load) -> Sequence[Measured]:
         """Of each regime."""
-        return self._measured.setdefault(load, [Measured() for _ in range(self._num_regimes)])
+        if load not in self._measured:
+            self._measured[load] = [Measured() for _ in range(self._num_regimes)]
+        return self._measured[load]
 
     def fade(self, load: Load, seconds: float) -> None:
         """So much time has passed at this load."""
