@@ -35,13 +35,13 @@ class Drafted(Recording):
 class Service:
     """`auto` with plain decoding and two regimes of one draft process."""
 
-    def __init__(self, num_unready: int = 0, rows=None) -> None:
+    def __init__(self, num_unready: int = 0, rows=None, misses=MISSES) -> None:
         self.policy = MissPolicy()
         self.drafted = Drafted(self.policy, num_unready)
         self.rows = rows or [decoding_row()]
-        regimes = {"off": Recording()} | dict.fromkeys(MISSES, self.drafted)
-        self.source = auto(regimes, MISSES, self.policy)
-        self.tokens = {"off": 2, "async skip": 2, "async draft_now": 2}  # of a round
+        regimes = {"off": Recording()} | dict.fromkeys(misses, self.drafted)
+        self.source = auto(regimes, misses, self.policy)
+        self.tokens = dict.fromkeys(regimes, 2)  # of a round
         self.clock = ScriptedTime()
 
     def scripted(self) -> Choosing:
@@ -130,3 +130,18 @@ def test_nobody_waits_again_for_a_draft_that_left_a_wait_unanswered(make_service
     assert "async draft_now" not in service.rounds(100)
     service.policy.heard()
     assert "async draft_now" in service.rounds(100)
+
+
+def test_where_waiting_is_all_there_is_a_silent_draft_is_told_on(
+    make_service,
+):
+    service = make_service(misses={"async draft_now": Miss.DRAFT_NOW})
+    service.learn(off=2, draft_now=4)
+    chooser, load = service.source._chooser, Load.of(1, "coupled")
+    assert set(service.rounds(5)) == {"async draft_now"}
+    speed = chooser.speed(load, "async draft_now")
+    service.policy.waited(in_vain=True)
+    service.tokens["async draft_now"] = 1
+    assert service.rounds(20).count("async draft_now") > 0
+    assert Miss.SKIP in service.drafted.done  # nobody waits
+    assert chooser.speed(load, "async draft_now") == pytest.approx(speed)
