@@ -129,9 +129,9 @@ class AutoSpeculation:
         """Regimes that could not do what they are judged by."""
         if not self.num_drafts_attached:
             return set(self._misses)
-        waiting = {name for name, miss in self._misses.items() if miss is Miss.DRAFT_NOW}
-        # Something has to be told to drafts, or they would be silent for ever.
-        return waiting if self._policy.is_silent and len(waiting) < len(self._misses) else set()
+        if self._policy.is_silent:
+            return {name for name, miss in self._misses.items() if miss is Miss.DRAFT_NOW}
+        return set()
 
     def _next_run(self, load: Load, unusable: Collection[str], *, is_mixed: bool) -> _Run:
         if is_mixed:
@@ -178,14 +178,10 @@ class AutoSpeculation:
         if load is not None and all(row.sequence.is_decoding for row in rows):
             num_tokens = sum(len(result.token_ids) for result in sampled)
             elapsed_s = self._ended_s - self._began_s
-            if self._run.regime != self.regime or self._is_held():
+            if self._run.regime != self.regime:
                 age = None
             self._chooser.observe(load, self.regime, num_tokens, elapsed_s, age=age)
         return records
-
-    def _is_held(self) -> bool:
-        """Whether the round did something else about misses than its regime says."""
-        return self._policy.is_silent and self._misses.get(self.regime) is Miss.DRAFT_NOW
 
     def was_hit(self, sequence: Sequence) -> bool | None:
         return self._regimes[self.regime].was_hit(sequence)

@@ -12,12 +12,14 @@ is tried, at a bounded loss. Without a draft process there is nobody to wait for
 `auto` decides itself, since what async is worth depends on what is done about misses: it tells this
 policy before each round, which then measures nothing.
 
-Nobody waits again for a draft that has left a wait unanswered, before something came from it.
+Nobody waits again for a draft that has left a wait unanswered, before something came from it or a
+second has passed: where nobody waits, it may have nothing to say.
 
 Receives counts and times, never tokens.
 """
 
 import enum
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -32,6 +34,9 @@ class Miss(enum.StrEnum):
     NGRAM = "ngram"  # look in its own text
     DRAFT_NOW = "draft_now"  # by the draft process, while the target waits
     SKIP = "skip"
+
+
+_SILENCE_S = 1.0  # after a wait in vain
 
 
 @dataclass
@@ -64,8 +69,13 @@ class MissPolicy:
             for can_wait, waits in ((False, None), (True, Miss.DRAFT_NOW))
         }
         self._run = _Run(None, can_wait=False, miss=Miss.SKIP, left=0)
-        self.is_silent = False  # whoever was waited for last, and nothing has come since
+        self._silent_until_s = 0.0  # whoever was waited for last
         self._is_held = False  # whether this round's fall-back is not that of the run
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nobody is to be waited for now."""
+        return time.monotonic() < self._silent_until_s
 
     def tell(self, miss: Miss) -> None:
         """From now on this is done about misses, where it can be, whatever was told before."""
@@ -102,18 +112,17 @@ class MissPolicy:
         """The round that `choose` began, if it read no prompts: what its rows made, and how long
         it took, waits and drafts included."""
         run = self._run
-        if self._fixed is not None or run.load is None:
+        if self._fixed is not None or run.load is None or self._is_held:
             return
         age, run.age = run.age, run.age + 1
-        chooser = self._choosers[run.can_wait]
-        chooser.observe(run.load, run.miss, num_tokens, seconds, age=None if self._is_held else age)
+        self._choosers[run.can_wait].observe(run.load, run.miss, num_tokens, seconds, age=age)
 
     def waited(self, *, in_vain: bool) -> None:
         """A wait is over; `in_vain`: nothing has come at all. Then the run is, too."""
-        self.is_silent = in_vain
+        self._silent_until_s = time.monotonic() + _SILENCE_S if in_vain else 0.0
         if in_vain:
             self._run.left = 0
 
     def heard(self) -> None:
         """Something came from a draft process."""
-        self.is_silent = False
+        self._silent_until_s = 0.0

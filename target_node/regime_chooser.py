@@ -4,9 +4,10 @@
 Most rounds run the preferred one, which another replaces by being faster by a margin. Where one is
 safe, nothing else is preferred before it is faster beyond doubt: what leads by less than is known
 makes room until more is. A few rounds, in short runs, try another. Each kind of regime has one try
-under each law, since nothing says how it does there; after that, while it may well be faster as far
-as is known, so many tokens may be lost by trying it at a load; and always a small share of all
-tokens, so that what changes is noticed: the more a kind loses, the more rarely it is tried.
+under each law, since nothing says how it does there, and its others have theirs soon. After that,
+while one may well be faster as far as is known, so many tokens may be lost by trying it at a load;
+and always a small share of all tokens, so that what changes is noticed: the more a kind loses, the
+more rarely it is tried.
 
 The first rounds after a change are slower than those that follow: contexts catch up, tables are
 empty, and so is the cache of a processor whose weights were read in another rhythm. How much is
@@ -33,12 +34,15 @@ _TRIAL_ROUNDS = 4  # at least
 _MOST_TRIAL_TOKENS, _TRIAL_LOSS = 120, 10.0
 _MARGIN = 0.02  # by which another regime has to be faster
 _SURE = 0.5  # standard deviations by which one is faster beyond doubt
-_LOST_SHARE = 0.01  # of the tokens may be lost by trying what seems slower, ...
+_UNKNOWN_SHARE = 0.05  # of the tokens may be lost by trying what only its kind speaks against, ...
+_LOST_SHARE = 0.01  # ... by trying what seems slower, ...
 _FIRST_LOSS = 150.0  # ... and so many by each regime at every load while it may well be faster
 _HOPE = 0.3  # standard deviations by which `may well` is meant, at first; the more ...
 _SHORT = 200.0  # ... tokens a load has made beyond these, the more it pays to be sure
 _CHANGE_ROUNDS = 1.0  # what changing over is believed to lose, before that was measured
 _MOST_CHANGE_ROUNDS = 8.0  # that a round of one counts: others may have had the core
+_MOST_ROUNDS = 32.0  # that all of one count
+_MOST_SLOWER = 1.0  # that a round is taken for slower than it will be, as a share
 _SMOOTHING = 0.2  # weight of the latest change
 
 
@@ -61,6 +65,7 @@ class RegimeChooser:
         self._kinds = list(kinds or regimes)
         self._speeds = RegimeSpeeds(self._kinds)
         self._preferred: dict[Load, int] = {}
+        self._leading: dict[Load, int] = {}  # the same, or what stands in for it
         self._total: defaultdict[Load, float] = defaultdict(float)  # tokens
         self._lost: defaultdict[tuple[Load, Hashable], float] = defaultdict(float)  # by trying
         self._running = 0
@@ -112,13 +117,14 @@ class RegimeChooser:
     def _prefer(self, load: Load, belief: Belief, but: Collection[str]) -> int:
         usable = self._usable(but)
         best = max(usable, key=lambda regime: belief.log_speeds[regime])
-        preferred = self._preferred.setdefault(load, self._running)
+        preferred = self._preferred.get(load, self._running)
         if preferred in usable and belief.behind(preferred, best) <= _MARGIN:
             best = preferred
         if self._safe in usable and not self._is_surely_faster(load, best, preferred, belief):
             best = self._safe
         if preferred in usable:
             self._preferred[load] = best
+        self._leading[load] = best
         return best
 
     def _is_surely_faster(self, load: Load, regime: int, preferred: int, belief: Belief) -> bool:
@@ -133,11 +139,13 @@ class RegimeChooser:
         self, load: Load, regime: int, preferred: int, belief: Belief, num_tokens: float
     ) -> bool:
         kind = self._kinds[regime]
-        akin = [i for i, other in enumerate(self._kinds) if other == kind]
+        akin = [each for each, other in enumerate(self._kinds) if other == kind]
         if not any(self._speeds.is_known(load.law, each) for each in akin):
             return True
+        is_known = self._speeds.is_known(load.law, regime)  # what is akin may be another matter
         lost = self._lost[load, kind]
-        may_lose = _LOST_SHARE / len(set(self._kinds)) * self._total[load]
+        share = _LOST_SHARE / len(set(self._kinds)) if is_known else _UNKNOWN_SHARE
+        may_lose = share * self._total[load]
         behind = belief.behind(regime, preferred)
         at = self._speeds.at(load)
         cost = 2 * self._change(load, preferred) - num_tokens * math.expm1(-max(0.0, behind))
@@ -158,37 +166,38 @@ class RegimeChooser:
     ) -> None:
         """One decode round.
 
-        `age`: how many rounds `regime` had in a row before; None: this one was not as its others
-        are, and says nothing of its speed.
+        `age`: how many rounds `regime` had in a row before; None: it prepared another besides,
+        which is what a change takes and says nothing of its speed.
         """
         running = self._regimes.index(regime)
         at = self._speeds.at(load)
-        measured, preferred = at[running], self._preferred.get(load, running)
-        if running != preferred:
+        measured, leading = at[running], self._leading.get(load, running)
+        if running != leading and age is not None:
             kind = self._kinds[running]
             if running != self._running:
-                self._lost[load, kind] += 2 * self._change(load, preferred)  # and back again
+                self._lost[load, kind] += 2 * self._change(load, leading)  # and back again
             if measured.seconds:
-                slower = max(each.speed for each in at) - measured.speed
+                slower = max(0.0, at[leading].speed - measured.speed)
                 self._lost[load, kind] += slower * seconds
         self._running = running
         self._total[load] += num_tokens
         self._speeds.fade(load, seconds)
-        if running == preferred and measured.rounds > 2 * _SETTLING:
+        if running == leading and measured.rounds > 2 * _SETTLING:
             self._count_change(measured, num_tokens, seconds, age)
         if age is not None:
             slower = self._change_rounds * (1 - _NEXT) * _NEXT**age if age < _SETTLING else 0.0
-            measured.add(num_tokens, seconds / (1 + slower))
+            measured.add(num_tokens, seconds / (1 + min(slower, _MOST_SLOWER)))
 
     def _count_change(
         self, measured: Measured, num_tokens: int, seconds: float, age: int | None
     ) -> None:
-        """What a change to the preferred regime takes, whose speed is known."""
+        """What a change takes, told by the leading regime, whose speed is known."""
         if age is None or age < _SETTLING:
             most = _MOST_CHANGE_ROUNDS * measured.seconds / measured.rounds
             self._changing_s += min(seconds - num_tokens / measured.speed, most)
         elif self._changing_s:
             rounds = max(0.0, self._changing_s) * measured.rounds / measured.seconds
+            rounds = min(rounds, _MOST_ROUNDS)
             self._change_rounds += _SMOOTHING * (rounds - self._change_rounds)
             self._changing_s = 0.0
 

@@ -9,3 +9,6 @@ class ScriptedTime:
 
     def perf_counter(self):
         return self.now_s
+
+    def monotonic(self):
+        return self.now_s

@@ -16,6 +16,7 @@ import target_node.asynchronous
 import target_node.auto
 import target_node.draft_links
 import target_node.lead
+import target_node.miss_policy
 from draft_node.drafters.ngram import NgramDrafter
 from specserve.decoding.verification.admission import Allocator
 from specserve.drafting import Drafter
@@ -41,6 +42,7 @@ _TIMED = (
     target_node.auto,
     target_node.draft_links,
     target_node.lead,
+    target_node.miss_policy,
     draft_node.drafters.pass_clock,
     draft_node.node,
     draft_node.presolve,

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import target_node.auto
+import target_node.miss_policy
 from target_node.miss_policy import Miss, MissPolicy
 from target_node.regime_speeds import Load
 from target_node.speculation import SpeculationStatus
@@ -71,7 +72,8 @@ class Service:
 def make_service(monkeypatch):
     def make(**options) -> Service:
         service = Service(**options)
-        monkeypatch.setattr(target_node.auto, "time", service.clock)
+        for module in (target_node.auto, target_node.miss_policy):
+            monkeypatch.setattr(module, "time", service.clock)
         return service
 
     return make
@@ -127,21 +129,46 @@ def test_nobody_waits_again_for_a_draft_that_left_a_wait_unanswered(make_service
     service.learn(off=4, skip=6, draft_now=10)
     assert set(service.rounds(5)) == {"async draft_now"}
     service.policy.waited(in_vain=True)
-    assert "async draft_now" not in service.rounds(100)
+    assert "async draft_now" not in service.rounds(90)
     service.policy.heard()
-    assert "async draft_now" in service.rounds(100)
+    assert "async draft_now" in service.rounds(90)
 
 
-def test_where_waiting_is_all_there_is_a_silent_draft_is_told_on(
-    make_service,
-):
+def test_where_waiting_is_all_there_is_it_is_tried_again_after_a_second(make_service):
+    """Meanwhile nobody tells the draft anything, so it has nothing to say."""
     service = make_service(misses={"async draft_now": Miss.DRAFT_NOW})
     service.learn(off=2, draft_now=4)
-    chooser, load = service.source._chooser, Load.of(1, "coupled")
     assert set(service.rounds(5)) == {"async draft_now"}
-    speed = chooser.speed(load, "async draft_now")
     service.policy.waited(in_vain=True)
-    service.tokens["async draft_now"] = 1
-    assert service.rounds(20).count("async draft_now") > 0
-    assert Miss.SKIP in service.drafted.done  # nobody waits
-    assert chooser.speed(load, "async draft_now") == pytest.approx(speed)
+    assert set(service.rounds(90)) == {"off"}
+    assert "async draft_now" in service.rounds(90)
+
+
+def test_a_wait_in_vain_counts_for_the_regime_that_waited(make_service):
+    service = make_service()
+    chooser = service.scripted()
+    chooser.regime = "async draft_now"
+
+    class Waiting(Drafted):
+        def attach(self, rows):
+            self.policy.waited(in_vain=True)
+            service.clock.now_s += 0.05
+            return super().attach(rows)
+
+    service.drafted.__class__ = Waiting
+    service.rounds(2)
+    assert chooser.observed == [("async draft_now", 0), ("async draft_now", 1)]
+    assert chooser.seconds[1] == pytest.approx(ROUND_S + 0.05)
+
+
+def test_what_runs_while_another_prepares_can_be_run(make_service):
+    """Sync prepares, async is faster, but nobody drafts for it."""
+    service = make_service()
+    service.drafted.num_drafts_attached = 0
+    slow = Recording(num_unready=5)
+    service.source._regimes["sync"] = slow
+    chooser = service.scripted()
+    chooser.regime = "sync"
+    service.tokens["sync"] = 2
+    service.round()
+    assert chooser.left_out == {"sync", *MISSES}

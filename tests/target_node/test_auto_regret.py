@@ -37,9 +37,9 @@ def always(*speeds: float):
     ("speeds", "num_rows", "most"),
     [
         ((1, 0.75, 0.65), 1, 0.02),
-        ((1, 0.75, 0.65), 4, 0.02),
-        ((1, 0.75, 0.65), 16, 0.05),
-        ((1, 0.95, 0.7), 4, 0.025),
+        ((1, 0.75, 0.65), 4, 0.035),
+        ((1, 0.75, 0.65), 16, 0.085),
+        ((1, 0.95, 0.7), 4, 0.035),
         ((1, 1.2, 1.1), 1, 0.065),
         ((1, 1.05, 1.6), 4, 0.055),
         ((1, 1.05, 1.6), 16, 0.08),
@@ -60,7 +60,7 @@ def test_a_much_slower_regime_delays_by_less_than_fifty_tokens(num_rows, service
     lost = []
     for service in services(always(1, 0.7, 0.7)):
         service.steady(num_rows, 4000)
-        lost.append(service.lost / 2)  # of two
+        lost.append(service.lost / 4)  # of four
     assert mean(lost) < 50
 
 
@@ -98,7 +98,7 @@ def test_a_fast_machine_knows_as_much_in_less_time(services):
         for service in services(always(1, 0.75, 0.65), plain_s=plain_s):
             service.steady(4, 2000)
             lost[plain_s].append(service.lost)
-    assert mean(lost[0.0005]) < 100
+    assert mean(lost[0.0005]) < 170
     assert mean(lost[0.05]) < 200  # two minutes, in which much is forgotten
 
 

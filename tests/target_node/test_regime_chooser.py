@@ -164,16 +164,17 @@ def test_a_regime_that_is_tried_seldom_is_not_taken_for_slower_than_it_is(slowne
 
 
 def test_regimes_of_one_kind_share_what_may_be_lost_by_trying_them():
-    def lost(kinds: list[str]) -> float:
+    def tried(kinds: list[str]) -> int:
         chooser, tokens = RegimeChooser(["off", "a", "b", "c"], kinds), 0
         for _ in range(200):
             regime, count = chooser.next_run(ONE)
             for age in range(count):
-                chooser.observe(ONE, regime, 3, 0.03 if regime == "off" else 0.06, age=age)
+                seconds = 0.03 if regime == "off" else 0.033
+                chooser.observe(ONE, regime, 3, seconds, age=age + 6)
                 tokens += 3 * (regime != "off")
         return tokens
 
-    assert lost(["off", "k", "k", "k"]) < 0.6 * lost(["off", "a", "b", "c"])
+    assert tried(["off", "k", "k", "k"]) < 0.6 * tried(["off", "a", "b", "c"])
 
 
 @pytest.mark.parametrize(
@@ -189,3 +190,50 @@ def test_what_is_safe_runs_until_another_is_faster_beyond_doubt(num_rounds, num_
                 chooser.observe(many, regime, made, seconds, age=age)
         # Until it was measured, nothing is known of what is safe.
         assert chooser.preferred(many) == (preferred if "off" in known else "async")
+
+
+@pytest.mark.parametrize("num_rows_bits", [1, 3, 5])
+@pytest.mark.parametrize("slow", [0.8, 0.5, 0.3])
+def test_a_slow_regime_does_not_keep_others_of_its_kind_from_their_try(slow, num_rows_bits):
+    chooser = RegimeChooser(["off", "sync", "a", "b"], ["off", "sync", "k", "k"], safe="off")
+    load, speeds = Load(num_rows_bits, "coupled"), {"off": 1.0, "sync": 0.6, "a": slow, "b": 1.5}
+    rounds: list[str] = []
+    while len(rounds) < 2000:
+        regime, count = chooser.next_run(load)
+        for age in range(count):
+            made = 4 * load.num_rows
+            chooser.observe(load, regime, made, made / (100 * speeds[regime]), age=age + 6)
+        rounds += count * [regime]
+    assert "b" in rounds[:1200]
+    assert rounds[-100:].count("b") > 60
+
+
+def test_what_stands_in_for_the_preferred_regime_is_not_charged_as_a_try():
+    chooser = RegimeChooser(REGIMES)
+
+    def run(count: int, speeds: dict[str, int], but: tuple[str, ...] = ()) -> list[str]:
+        rounds: list[str] = []
+        while len(rounds) < count:
+            regime, length = chooser.next_run(ONE, but=but)
+            for age in range(length):
+                chooser.observe(ONE, regime, speeds[regime], 0.01, age=age + 6)
+            rounds += length * [regime]
+        return rounds
+
+    speeds = {"off": 2, "sync": 3, "async": 6}
+    run(1500, speeds)
+    assert run(3000, speeds, ("async",)).count("sync") > 2700
+    assert chooser.preferred(ONE) == "async"
+    assert chooser._lost[ONE, "sync"] < 250
+
+
+def test_what_changes_and_stalls_take_is_bounded():
+    chooser = RegimeChooser(["off", "sync"])
+    for age in range(200):
+        chooser.observe(ONE, "off", 3, 0.01, age=age)
+    for _ in range(20):
+        for age in range(20):
+            chooser.observe(ONE, "off", 3, 5.0 if age < 6 else 0.01, age=age)
+    assert chooser._change_rounds <= 32
+    chooser.observe(ONE, "sync", 3, 0.01, age=0)
+    assert chooser.speed(ONE, "sync") <= 600  # a round is not taken for many
