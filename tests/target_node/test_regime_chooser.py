@@ -204,7 +204,7 @@ def test_a_slow_regime_does_not_keep_others_of_its_kind_from_their_try(slow, num
             made = 4 * load.num_rows
             chooser.observe(load, regime, made, made / (100 * speeds[regime]), age=age + 6)
         rounds += count * [regime]
-    assert "b" in rounds[:1200]
+    assert "b" in rounds[:1300]
     assert rounds[-100:].count("b") > 60
 
 
