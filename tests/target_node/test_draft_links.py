@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -295,3 +296,19 @@ def test_only_the_living_may_want_something(pair):
     pair.until(lambda: bool(wanted.extend(pair.links.take_wanted()) or wanted))
     assert [(each.epoch, each.stream, each.start) for each in wanted] == [(1, 7, 3)]
     assert pair.links.take_wanted() == []
+
+
+def test_without_streams_messages_wait_for_the_next_look_and_with_them_they_do_not(pair):
+    first, second = pair.drafts
+    pair.attach(first, second)
+    asked: list[str] = []
+    control = mock.Mock(receive=lambda: asked.append("control") or [])
+    with mock.patch.object(pair.links, "_control", control):
+        pair.links._next_look_s = time.monotonic() + 60
+        pair.links.poll(has_streams=False)
+        assert not asked
+        pair.links.poll(has_streams=True)
+        assert asked == ["control"]
+        pair.links._next_look_s = 0.0
+        pair.links.poll(has_streams=False)
+        assert asked == 2 * ["control"]
