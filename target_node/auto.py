@@ -91,7 +91,7 @@ class AutoSpeculation:
         self._chooser = RegimeChooser(list(regimes), list(regimes.values()), safe=safe)
         self.gamma = max(source.gamma for source in regimes.values())
         self.drafter = next((s.drafter for s in reversed(list(regimes.values())) if s.drafter), "")
-        self.regime = next(iter(regimes))
+        self.regime = safe
         self._run = _Run(None, self.regime, left=0, mixed_left=0)
         self._sequences: list[Sequence] = []  # of the latest round that decoded
         self._load = Load(0, "")  # theirs

@@ -36,7 +36,7 @@ _MARGIN = 0.02  # by which another regime has to be faster
 _SURE = 0.5  # standard deviations by which one is faster beyond doubt
 _UNKNOWN_SHARE = 0.05  # of the tokens may be lost by trying what only its kind speaks against, ...
 _LOST_SHARE = 0.01  # ... by trying what seems slower, ...
-_FIRST_LOSS = 150.0  # ... and so many by each regime at every load while it may well be faster
+_FIRST_LOSS = 150.0  # ... and so many by each kind at every load while one may well be faster
 _HOPE = 0.3  # standard deviations by which `may well` is meant, at first; the more ...
 _SHORT = 200.0  # ... tokens a load has made beyond these, the more it pays to be sure
 _CHANGE_ROUNDS = 1.0  # what changing over is believed to lose, before that was measured
@@ -182,7 +182,7 @@ class RegimeChooser:
         self._running = running
         self._total[load] += num_tokens
         self._speeds.fade(load, seconds)
-        if running == leading and measured.rounds > 2 * _SETTLING:
+        if running == leading and measured.rounds > 2 * _SETTLING and measured.speed:
             self._count_change(measured, num_tokens, seconds, age)
         if age is not None:
             slower = self._change_rounds * (1 - _NEXT) * _NEXT**age if age < _SETTLING else 0.0

@@ -237,3 +237,11 @@ def test_what_changes_and_stalls_take_is_bounded():
     assert chooser._change_rounds <= 32
     chooser.observe(ONE, "sync", 3, 0.01, age=0)
     assert chooser.speed(ONE, "sync") <= 600  # a round is not taken for many
+
+
+@pytest.mark.parametrize(("num_tokens", "seconds"), [(0, 0.01), (2, 0.0), (0, 0.0)])
+def test_many_rounds_without_tokens_or_time_are_no_trouble_either(num_tokens, seconds):
+    chooser = RegimeChooser(REGIMES, safe="off")
+    for age in (*range(40), None, *range(10)):
+        chooser.observe(ONE, "off", num_tokens, seconds, age=age)
+    assert chooser.next_run(ONE)[1] > 0
