@@ -1,12 +1,13 @@
 # pyright: strict
 """Attention over a paged cache in LLVM's language, as text: what all time of it is spent in.
 
-    score_<n>(queries, keys, pages, tiles, tiles a page, scores, stride)
+    score_<n>(queries, keys, pages, tiles, tiles a page, page stride, scores, stride)
     soften(scores, seen, padded, total)
-    weigh_<n>(weights, stride, values, pages, seen, page size, out)
+    weigh_<n>(weights, stride, values, pages, seen, page size, page stride, out)
 
 n rows, each a query head of one token of a row of the cache, whose pages are read as they lie
-there: keys in tiles [D, keys of a tile], values [keys, D]. Strides are in floats.
+there: keys in tiles [D, keys of a tile], values [keys, D]. Strides are in floats; that of pages
+leads from one key head's page 0 to its page 1.
 
 `score` fills whole tiles. `soften` makes exp(score - largest) of the first `seen` scores and zeros
 of the others up to `padded`, whole vectors, and sums them. `weigh` reads the first `seen` positions
@@ -76,7 +77,8 @@ def _score(shape: Shape, size: int) -> Iterator[str]:
     ahead = max(len(tiles), -(-_AHEAD // (tile * dim)))
     yield f"""
     define void @score_{size}(ptr noalias %x, ptr noalias %keys, ptr noalias %pages,
-                              i64 %tiles, i64 %tiles.page, ptr noalias %y, i64 %stride) #0 {{
+                              i64 %tiles, i64 %tiles.page, i64 %page.stride,
+                              ptr noalias %y, i64 %stride) #0 {{
     entry:
         %last = sub i64 %tiles, 1
         br label %group
@@ -129,9 +131,9 @@ def _tile(name: object, number: int, floats: int) -> Iterator[str]:
         %part.{name} = urem i64 %t.{name}, %tiles.page
         %page.at.{name} = getelementptr i64, ptr %pages, i64 %place.{name}
         %page.{name} = load i64, ptr %page.at.{name}
-        %page.start.{name} = mul i64 %page.{name}, %tiles.page
-        %tile.{name} = add i64 %page.start.{name}, %part.{name}
-        %tile.start.{name} = mul i64 %tile.{name}, {floats}
+        %page.start.{name} = mul i64 %page.{name}, %page.stride
+        %part.start.{name} = mul i64 %part.{name}, {floats}
+        %tile.start.{name} = add i64 %page.start.{name}, %part.start.{name}
         %w.start.{name} = getelementptr float, ptr %keys, i64 %tile.start.{name}"""
 
 
@@ -147,7 +149,8 @@ def _weigh(shape: Shape, size: int) -> Iterator[str]:
     sums = _Sums(shape.columns, size, at_once)
     yield f"""
     define void @weigh_{size}(ptr noalias %x, i64 %stride, ptr noalias %values,
-                              ptr noalias %pages, i64 %seen, i64 %page.size, ptr noalias %y) #0 {{
+                              ptr noalias %pages, i64 %seen, i64 %page.size, i64 %page.stride,
+                              ptr noalias %y) #0 {{
     entry:
         %page.floats = mul i64 %page.size, {dim}
         %up = add i64 %page.floats, {_AHEAD - 1}
@@ -196,14 +199,14 @@ def _page(shape: Shape, sums: "_Sums") -> Iterator[str]:
     yield """
         %page.at = getelementptr i64, ptr %pages, i64 %p
         %page.id = load i64, ptr %page.at
-        %page.offset = mul i64 %page.id, %page.floats
+        %page.offset = mul i64 %page.id, %page.stride
         %w.page = getelementptr float, ptr %w.columns, i64 %page.offset
         %p.ahead.wanted = add i64 %p, %ahead
         %is.there = icmp ult i64 %p.ahead.wanted, %last.page
         %p.ahead = select i1 %is.there, i64 %p.ahead.wanted, i64 %last.page
         %ahead.at = getelementptr i64, ptr %pages, i64 %p.ahead
         %ahead.id = load i64, ptr %ahead.at
-        %ahead.offset = mul i64 %ahead.id, %page.floats
+        %ahead.offset = mul i64 %ahead.id, %page.stride
         %w.ahead = getelementptr float, ptr %w.columns, i64 %ahead.offset
         %left = sub i64 %seen, %first
         %is.whole = icmp ult i64 %page.size, %left

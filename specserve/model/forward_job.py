@@ -45,8 +45,8 @@ class Batch(NamedTuple):
 class Cache(NamedTuple):
     """Keys lie in tiles, so that some of them are a vector."""
 
-    keys: Array  # [L, KV, slots / tile, D, tile]
-    values: Array  # [L, KV, slots, D]
+    keys: Array  # [L, pages, KV, tiles of a page * D, tile]
+    values: Array  # [L, pages, KV, page size, D]
 
 
 class Tokens(NamedTuple):

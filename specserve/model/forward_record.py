@@ -140,9 +140,9 @@ def _reader(sources: int) -> Callable[..., None]:
         sizes = Sizes(record[1], record[2], record[3], record[4], record[5], record[6], record[7])
         rows, attention = _array(record, 7, 2, words), _array(record, 8, 2, words)
         pages, shared = _array(record, 11, 2, words), _array(record, 12, 2, words)
-        cache = Cache(_array(record, 13, 5, floats), _array(record, 14, 4, floats))
+        cache = Cache(_array(record, 13, 5, floats), _array(record, 14, 5, floats))
         x, hidden = _array(record, 15, 2, floats), _array(record, 16, 2, floats)
-        kept = len(x), cache.values.shape[1], cache.values.shape[3]
+        kept = len(x), cache.values.shape[2], cache.values.shape[4]
         job = Job(
             sizes,
             _weights_of(record),

@@ -116,7 +116,7 @@ def _lay_out(job: Job) -> bool:
 def _are_there(pages: Array, num_positions: int, job: Job) -> bool:
     """Whether so many positions lie in pages that there are; the first is nobody's."""
     page_size = job.sizes.page_size
-    used, num_pages = -(-num_positions // page_size), job.cache.values.shape[2] // page_size
+    used, num_pages = -(-num_positions // page_size), job.cache.values.shape[1]
     if used > len(pages):
         return False
     for page in pages[:used]:  # noqa: SIM110 - this is compiled
@@ -171,11 +171,12 @@ def place_heads(qkv: Array, layer: int, job: Job, tokens: slice) -> None:
     room, cache, weights = job.room, job.cache, job.weights
     norms, eps = weights.head_norms[layer], weights.head_epsilons[layer]
     num_kv_heads, _, per_kv, size = room.queries.shape
-    num_heads, tile = num_kv_heads * per_kv, cache.keys.shape[4]
+    num_heads, tile, page_size = num_kv_heads * per_kv, cache.keys.shape[4], job.sizes.page_size
     scale = np.float32(1) / np.sqrt(np.float32(size))
     lanes, head = np.empty(LANES, np.float32), np.empty(size, np.float32)
     for token in range(tokens.start, tokens.stop):
         position, slot = room.places[:, token]
+        page, inside = slot // page_size, slot % page_size
         angles = weights.rotary[position]
         for h in range(num_heads + num_kv_heads):
             head[:] = qkv[token, h * size : (h + 1) * size]
@@ -189,12 +190,12 @@ def place_heads(qkv: Array, layer: int, job: Job, tokens: slice) -> None:
                 for i in range(size):
                     query[i] = head[i] * scale
             else:
-                kept = cache.keys[layer, h - num_heads, slot // tile]
+                kept = cache.keys[layer, page, h - num_heads, inside // tile * size :]
                 for i in range(size):
-                    kept[i, slot % tile] = head[i]
+                    kept[i, inside % tile] = head[i]
         for g in range(num_kv_heads):
             start = (num_heads + num_kv_heads + g) * size
-            cache.values[layer, g, slot] = qkv[token, start : start + size]
+            cache.values[layer, page, g, inside] = qkv[token, start : start + size]
 
 
 @_compiled
@@ -273,14 +274,15 @@ def _attend_block(
     place, g, first, start, height = where
     num_kv_heads, num_tokens, per_kv, size = room.queries.shape
     num_shared, tile = batch.rows[place, 2], cache.keys.shape[4]
-    keys, values = cache.keys[layer, g].ctypes.data, cache.values[layer, g].ctypes.data
+    keys, values = cache.keys[layer, 0, g].ctypes.data, cache.values[layer, 0, g].ctypes.data
+    page_stride = num_kv_heads * page_size * size
     scores, stride = room.scores[thread.number], room.scores.shape[2]
     line, shared = scores.ctypes.data, batch.shared[place].ctypes.data
     queries = room.queries[g, first:].reshape(-1, size)[start:]
     score, weigh = job.code.attention[0, height - 1], job.code.attention[1, height - 1]
     if num_shared:
         what = queries.ctypes.data, keys, shared, -(-num_shared // tile), page_size // tile
-        call(score, (*what, line, stride))
+        call(score, (*what, page_stride, line, stride))
     at, per_row = 0, batch.rows[place, 0] * per_kv
     while at < height:
         row, query = (start + at) // per_row, (start + at) % per_row
@@ -289,7 +291,7 @@ def _attend_block(
         _attend_to_own(part, layer, job, thread, queries, found[1], totals)
         at += count
     if num_shared:
-        rest = num_shared, page_size, found[0].ctypes.data
+        rest = num_shared, page_size, page_stride, found[0].ctypes.data
         call(weigh, (line, stride, values, shared, *rest))
         for i in range(height):
             for d in range(size):
@@ -312,20 +314,21 @@ def _attend_to_own(
     batch, cache, page_size = job.batch, job.cache, job.sizes.page_size
     place, g, query, at, height = part
     count, end, num_shared, sees_all = batch.rows[place]
-    per_kv, tile = job.room.queries.shape[2], cache.keys.shape[4]
+    num_kv_heads, _, per_kv, size = job.room.queries.shape
+    tile, page_stride = cache.keys.shape[4], num_kv_heads * page_size * size
     score, weigh = job.code.attention[0, height - 1], job.code.attention[1, height - 1]
     pages, scores = batch.pages[place].ctypes.data, job.room.scores[thread.number]
     before_last = 0 if sees_all else count - 1 - (query + height - 1) // per_kv
     most, stride = end - before_last, scores.shape[1]
     own_line = scores[at].ctypes.data + num_shared * scores.itemsize
-    keys, values = cache.keys[layer, g].ctypes.data, cache.values[layer, g].ctypes.data
+    keys, values = cache.keys[layer, 0, g].ctypes.data, cache.values[layer, 0, g].ctypes.data
     what = queries[at:].ctypes.data, keys, pages, -(-(most - num_shared) // tile)
-    call(score, (*what, page_size // tile, own_line, stride))
+    call(score, (*what, page_size // tile, page_stride, own_line, stride))
     for i in range(height):
         seen = end if sees_all else end - count + 1 + (query + i) // per_kv
         sizes = seen, -(-most // LANES) * LANES
         call(job.code.others[0], (scores[at + i].ctypes.data, *sizes, totals[at + i :].ctypes.data))
-    rest = most - num_shared, page_size, found[at:].ctypes.data
+    rest = most - num_shared, page_size, page_stride, found[at:].ctypes.data
     call(weigh, (own_line, stride, values, pages, *rest))
 
 

@@ -6,6 +6,7 @@ For what needs thousands of rounds. Everything that crosses a process border is 
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from specserve.decoding.verification.admission import Allocator
@@ -155,6 +156,13 @@ class InProcessTarget:
             if not self.node.num_requests and not self.control.inbox:
                 return
         raise AssertionError(f"{self.node.num_requests} requests still alive after {limit} turns")
+
+    def spoil(self, slot: int) -> None:
+        """What the cache keeps of one token is no number any more."""
+        cache = self.runner.cache
+        shape = (1, cache.num_layers, cache.num_kv_heads, cache.head_dim)
+        nothing = torch.full(shape, torch.nan)
+        cache.write_layers(np.array([slot]), nothing, nothing)
 
     @property
     def tokens(self) -> dict[tuple[str, int], list[int]]:

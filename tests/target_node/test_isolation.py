@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 
 from specserve.types import Abort, FinishReason, RoundEvents, Terminal
 from tests.target_node.in_process import InProcessTarget, fixture_model, request
@@ -58,8 +57,7 @@ def test_kv_that_is_not_finite_never_outlives_a_request_cancelled_during_prefill
     target.submit(request("sick", PROMPT, max_tokens=4))
     target.turn()
     (sequence,) = target.scheduler.running
-    slot = sequence.block_ids[1] * 8 + 3  # of the half full, unsealed block
-    target.runner.cache.values[:, :, slot] = torch.nan
+    target.spoil(sequence.block_ids[1] * 8 + 3)  # of the half full, unsealed block
     target.control.inbox.append(Abort("sick"))
     for i in range(6):
         target.submit(request(f"ok{i}", [50 + i, 2, 3], max_tokens=4, ignore_eos=True))
@@ -118,7 +116,7 @@ def test_a_numerical_failure_leaves_neither_nan_nor_its_prefix_behind(model):
     target.submit(request("sick", PROMPT, max_tokens=30, ignore_eos=True))
     target.turn(2)
     (sequence,) = target.scheduler.running
-    target.runner.cache.values[:, :, sequence.block_ids[0] * 4] = torch.nan
+    target.spoil(sequence.block_ids[0] * 4)
     target.run_until_idle()
     assert target.ends["sick"].code == "INTERNAL"
     target.submit(request("same", PROMPT, max_tokens=3, ignore_eos=True, prompt_logprobs=0))

@@ -5,7 +5,6 @@ import random
 import time
 
 import pytest
-import torch
 
 from specserve.types import (
     Abort,
@@ -153,8 +152,7 @@ def test_non_finite_logits_fail_their_request_alone_and_poison_no_block(model):
     target.submit(victim)
     target.turn(3)
     (sequence,) = target.scheduler.running
-    slot = sequence.block_ids[0] * target.pool.block_size
-    target.runner.cache.values[0, :, slot] = torch.nan
+    target.spoil(sequence.block_ids[0] * target.pool.block_size)
     for other in others:
         target.submit(other)
         reference.submit(other)

@@ -23,8 +23,9 @@ protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 assert protect(start + 2 * mmap.PAGESIZE, mmap.PAGESIZE, 0) == 0
 end, random = start + 2 * mmap.PAGESIZE, np.random.default_rng(0)
 pointer, number = ctypes.c_void_p, ctypes.c_int64
-score_type = ctypes.CFUNCTYPE(None, *[pointer] * 3, number, number, pointer, number)
-weigh_type = ctypes.CFUNCTYPE(None, pointer, number, pointer, pointer, number, number, pointer)
+score_type = ctypes.CFUNCTYPE(None, *[pointer] * 3, *[number] * 3, pointer, number)
+weigh_type = ctypes.CFUNCTYPE(None, pointer, number, pointer, pointer, *[number] * 3, pointer)
+num_heads = 3
 
 def floats(*shape):
     return random.standard_normal(shape).astype(np.float32)
@@ -36,19 +37,20 @@ for page_size in (tile, 2 * tile, 8 * tile):
         num_pages, num_tiles = -(-seen // page_size), -(-seen // tile)
         pages = random.permutation(num_pages + 3)[:num_pages]
         (number * num_pages).from_address(end - 8 * num_pages)[:] = pages.tolist()
-        keys = floats(num_pages + 3, page_size // tile, dim, tile)
-        values = floats(num_pages + 3, page_size, dim)
+        keys = floats(num_pages + 3, num_heads, page_size // tile, dim, tile)[:, 1]
+        values = floats(num_pages + 3, num_heads, page_size, dim)[:, 1]
+        stride = num_heads * page_size * dim
         for size in (1, 5, 12):
             queries, weights = floats(size, dim), floats(size, seen)
             scores, found = floats(size, num_tiles * tile), floats(size, dim)
             score, weigh = kernels.by_size[:, size - 1].tolist()
             what = queries.ctypes.data, keys.ctypes.data, end - 8 * num_pages
-            width = num_tiles * tile
-            score_type(score)(*what, num_tiles, page_size // tile, scores.ctypes.data, width)
+            width, sizes = num_tiles * tile, (num_tiles, page_size // tile, stride)
+            score_type(score)(*what, *sizes, scores.ctypes.data, width)
             expected = queries @ keys[pages].swapaxes(2, 3).reshape(-1, dim)[:width].T
             np.testing.assert_allclose(scores, expected, atol=1e-3)
             what = weights.ctypes.data, seen, values.ctypes.data, end - 8 * num_pages
-            weigh_type(weigh)(*what, seen, page_size, found.ctypes.data)
+            weigh_type(weigh)(*what, seen, page_size, stride, found.ctypes.data)
             expected = weights @ values[pages].reshape(-1, dim)[:seen]
             np.testing.assert_allclose(found, expected, atol=1e-3)
 """

@@ -252,7 +252,7 @@ def test_a_row_that_is_no_number_stays_alone(qwen3):
     expected = results(make(qwen3))
     forward = make(qwen3)
     results(forward, STEPS[:1])
-    forward.cache.values[:, :, tables(16)[1][0] * 16] = torch.nan
+    forward.cache.values[:, tables(16)[1][0], :, 0] = torch.nan
     found = results(forward, [Step({0: 60, 2: 30, 3: 20})])
     assert all(states.isfinite().all() for states in found.values())
     assert torch.equal(found[0], expected[0][:, :60])
