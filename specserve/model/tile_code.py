@@ -208,17 +208,19 @@ def _configure() -> str:
 def _place(tile: str) -> str:
     """%row, where a tile begins, and %height, how many rows it has."""
     return f"""
-        %row = mul i64 {tile}, {_ROWS}
+        %row.even = mul i64 {tile}, %most.rows
+        %is.before = icmp ult i64 %row.even, %row.last
+        %row = select i1 %is.before, i64 %row.even, i64 %row.last
         %below = sub i64 %rows, %row
-        %is.full = icmp ugt i64 %below, {_ROWS}
-        %height = select i1 %is.full, i64 {_ROWS}, i64 %below"""
+        %is.full = icmp ugt i64 %below, %most.rows
+        %height = select i1 %is.full, i64 %most.rows, i64 %below"""
 
 
 def _cut_all(step_bytes: int) -> str:
     """`part` inputs of tiles first to end - 1."""
     return f"""
-    define internal void @cut_all(ptr %x, i64 %in, i64 %part, i64 %rows, i64 %first, i64 %end,
-                                  ptr %room) #0 {{
+    define internal void @cut_all(ptr %x, i64 %in, i64 %part, i64 %rows, i64 %most.rows,
+                                  i64 %row.last, i64 %first, i64 %end, ptr %room) #0 {{
     entry:
         %tile.bytes = mul i64 %part, {step_bytes // STEP}
         br label %tile
@@ -250,8 +252,8 @@ def _part(step_bytes: int) -> str:
         %inputs = select i1 %is.last, i64 %k.left, i64 %most.inputs
         %tile.bytes = mul i64 %inputs, {step_bytes // STEP}
         %x.k = getelementptr float, ptr %x, i64 %k
-        call void @cut_all(ptr %x.k, i64 %in, i64 %inputs, i64 %rows,
-                           i64 %t.first, i64 %t.end, ptr %room)
+        call void @cut_all(ptr %x.k, i64 %in, i64 %inputs, i64 %rows, i64 %most.rows,
+                           i64 %row.last, i64 %t.first, i64 %t.end, ptr %room)
         %w.k.offset = mul i64 %k, {2 * PANEL}
         %w.k = getelementptr i8, ptr %weight, i64 %w.k.offset
         br label %panel"""
@@ -305,6 +307,12 @@ def _sizes(step_bytes: int) -> str:
         %is.short = icmp ult i64 %in, {PART}
         %is.uncut = or i1 %is.one, %is.short
         %most.inputs = select i1 %is.uncut, i64 %in, i64 {PART}
+        %rows.even.up = add i64 %rows, %tiles
+        %rows.even.more = sub i64 %rows.even.up, 1
+        %rows.even = udiv i64 %rows.even.more, %tiles
+        %most.rows = select i1 %is.uncut, i64 %rows.even, i64 {_ROWS}
+        %row.last.even = sub i64 %rows, %rows.even
+        %row.last = select i1 %is.uncut, i64 %row.last.even, i64 %rows
         %most.bytes = mul i64 %most.inputs, {step_bytes // STEP}
         %room.bytes = mul i64 %most, %most.bytes
         %room = call ptr @aligned_alloc(i64 {_TILE_LINE}, i64 %room.bytes)
