@@ -206,7 +206,12 @@ def _configure() -> str:
 
 
 def _place(tile: str) -> str:
-    """%row, where a tile begins, and %height, how many rows it has."""
+    """%row, where a tile begins, and %height, how many rows it has.
+
+    All have %most.rows where inputs are taken whole, since the unit takes long to configure: the
+    last tile begins at %row.last and has some rows again. Sums that wait in y would count those
+    twice, so where inputs are parted the last tile has what is left.
+    """
     return f"""
         %row.even = mul i64 {tile}, %most.rows
         %is.before = icmp ult i64 %row.even, %row.last
