@@ -239,6 +239,29 @@ def test_what_changes_and_stalls_take_is_bounded():
     assert chooser.speed(ONE, "sync") <= 600  # a round is not taken for many
 
 
+def test_one_stall_is_not_what_a_change_takes():
+    chooser = RegimeChooser(["off", "sync"])
+    for age in range(200):
+        chooser.observe(ONE, "off", 3, 0.01, age=age)
+    before = chooser._change_rounds
+    for age in range(20):
+        chooser.observe(ONE, "off", 3, 0.01 if age else 5.0, age=age)
+    assert before < chooser._change_rounds < before + 0.2 * 8
+
+
+def test_the_dearer_a_change_the_longer_a_try():
+    chooser = RegimeChooser(["off", "sync"])
+    for regime, num_tokens in (("off", 4), ("sync", 3)):
+        for age in range(100):
+            chooser.observe(ONE, regime, num_tokens, 0.01, age=age + 6)
+    belief = chooser._speeds.belief(ONE)
+    lengths: list[float] = []
+    for chooser._change_rounds in (1.0, 6.0):
+        lengths.append(chooser._trial_tokens(ONE, 1, 0, belief))
+    assert lengths[0] == pytest.approx(10 / belief.behind(1, 0))
+    assert lengths[1] == pytest.approx(24 / belief.behind(1, 0), rel=0.05)
+
+
 @pytest.mark.parametrize(("num_tokens", "seconds"), [(0, 0.01), (2, 0.0), (0, 0.0)])
 def test_many_rounds_without_tokens_or_time_are_no_trouble_either(num_tokens, seconds):
     chooser = RegimeChooser(REGIMES, safe="off")
