@@ -12,9 +12,9 @@ fused multiply-adds, though not bit by bit the same. Who may round inputs has th
 bfloat16, which is one piece, and a third of the work.
 
 A weight is *paired*: a panel has, for each 32 inputs, a tile for each half of its 32 columns, [16
-pairs of inputs, 16 columns, 2]. An input's row is cut once for all panels. Many rows are taken in
-chunks of tiles, and their inputs in parts, so that what is cut stays in the inner caches; sums wait
-in y for the next part.
+pairs of inputs, 16 columns, 2]. An input's row is cut once for all panels. Two tiles of rows take a
+weight together; more are taken in chunks of tiles. Their inputs are taken in parts, so that what is
+cut stays in the inner caches; sums wait in y for the next part.
 """
 
 from collections.abc import Iterator
@@ -29,6 +29,7 @@ _TILE_BYTES = 1024
 _TILE_LINE = 64
 _CHUNK = 8  # tiles of rows that are cut at a time, ...
 PART = 1024  # ... and inputs
+PART_OF_TWO = 128  # of two tiles alone: what is cut of them is half of the innermost cache
 # Eight registers: sums of two panels, one tile of weights, up to three pieces of a tile of rows.
 _WEIGHTS, _PIECES, _NUM_TILES = 4, 5, 8
 
@@ -54,8 +55,10 @@ def code(*, rounds: bool = False) -> str:
             *_cut(num_pieces),
             *_panels(1, num_pieces),
             *_panels(2, num_pieces),
+            *_pair(num_pieces),
             _configure(),
             _cut_all(_step_bytes(num_pieces)),
+            _two_tiles(_step_bytes(num_pieces)),
             _rows(_step_bytes(num_pieces)),
             task("any"),
         ]
@@ -183,6 +186,69 @@ def _panels(count: int, num_pieces: int) -> Iterator[str]:
     yield "ret void }"
 
 
+def _pair(num_pieces: int) -> Iterator[str]:
+    """y[two tiles of rows, a panel] += sums over a part of the inputs, = over the first.
+
+    %next.pieces and %next.y lead to those of the second tile. Both tiles load their sums before
+    either stores them, so rows that both have are not added to twice.
+    """
+    places = [(tile, half) for tile in range(2) for half in range(2)]
+    yield """
+    define internal void @pair(ptr %pieces, i64 %next.pieces, ptr %weight, ptr %y, i64 %next.y,
+                               i64 %part, i64 %ahead, i64 %line, i1 %is.first) #0 {"""
+    for place, (tile, half) in enumerate(places):
+        yield f"""
+        %y.tile.{place} = mul i64 %next.y, {tile}
+        %y.offset.{place} = add i64 %y.tile.{place}, {COLUMNS * half}
+        %y.{place} = getelementptr float, ptr %y, i64 %y.offset.{place}"""
+    yield "br i1 %is.first, label %none, label %some"
+    yield "none:"
+    for place in range(len(places)):
+        yield f"call void @llvm.x86.tilezero(i8 {place})"
+    yield "br label %start"
+    yield "some:"
+    for place in range(len(places)):
+        yield f"call void @llvm.x86.tileloadd64(i8 {place}, ptr %y.{place}, i64 %line)"
+    yield f"""
+        br label %start
+    start:
+        br label %step
+    step:
+        %k = phi i64 [0, %start], [%k.next, %step]
+        %w.offset = mul i64 %k, {2 * PANEL}
+        %w.k = getelementptr i8, ptr %weight, i64 %w.offset
+        %p.offset.0 = mul i64 %k, {_step_bytes(num_pieces) // STEP}
+        %p.offset.1 = add i64 %p.offset.0, %next.pieces"""
+    for place, (tile, half) in enumerate(places):
+        if half == 0:
+            yield f"%p.{tile} = getelementptr i8, ptr %pieces, i64 %p.offset.{tile}"
+            for piece in range(num_pieces):
+                yield f"""
+        %p.{tile}.{piece} = getelementptr i8, ptr %p.{tile}, i64 {piece * _TILE_BYTES}
+        call void @llvm.x86.tileloadd64(i8 {_PIECES + piece}, ptr %p.{tile}.{piece},
+                                        i64 {_TILE_LINE})"""
+        yield f"""
+        %b.{place} = getelementptr i8, ptr %w.k, i64 {half * _TILE_BYTES}
+        call void @llvm.x86.tileloadd64(i8 {_WEIGHTS}, ptr %b.{place}, i64 {_TILE_LINE})"""
+        if tile == 0:  # the second one has the same weights
+            yield f"%ahead.{half} = getelementptr i8, ptr %b.{place}, i64 %ahead"
+            for at in range(0, _TILE_BYTES, LINE_BYTES):
+                yield f"""
+        %ahead.{half}.{at} = getelementptr i8, ptr %ahead.{half}, i64 {at}
+        call void @llvm.prefetch.p0(ptr %ahead.{half}.{at}, i32 0, i32 2, i32 1)"""
+        for piece in range(num_pieces):
+            operands = f"i8 {place}, i8 {_PIECES + piece}, i8 {_WEIGHTS}"
+            yield f"call void @llvm.x86.tdpbf16ps({operands})"
+    yield f"""
+        %k.next = add i64 %k, {STEP}
+        %is.step = icmp ult i64 %k.next, %part
+        br i1 %is.step, label %step, label %done
+    done:"""
+    for place in range(len(places)):
+        yield f"call void @llvm.x86.tilestored64(i8 {place}, ptr %y.{place}, i64 %line)"
+    yield "ret void }"
+
+
 def _configure() -> str:
     """Tiles of so many rows, but for those of weights; all lines are whole."""
     fields = "\n".join(
@@ -206,26 +272,19 @@ def _configure() -> str:
 
 
 def _place(tile: str) -> str:
-    """%row, where a tile begins, and %height, how many rows it has.
-
-    All have %most.rows where inputs are taken whole, since the unit takes long to configure: the
-    last tile begins at %row.last and has some rows again. Sums that wait in y would count those
-    twice, so where inputs are parted the last tile has what is left.
-    """
+    """%row, where a tile begins, and %height, how many rows it has."""
     return f"""
-        %row.even = mul i64 {tile}, %most.rows
-        %is.before = icmp ult i64 %row.even, %row.last
-        %row = select i1 %is.before, i64 %row.even, i64 %row.last
+        %row = mul i64 {tile}, {_ROWS}
         %below = sub i64 %rows, %row
-        %is.full = icmp ugt i64 %below, %most.rows
-        %height = select i1 %is.full, i64 %most.rows, i64 %below"""
+        %is.full = icmp ugt i64 %below, {_ROWS}
+        %height = select i1 %is.full, i64 {_ROWS}, i64 %below"""
 
 
 def _cut_all(step_bytes: int) -> str:
     """`part` inputs of tiles first to end - 1."""
     return f"""
-    define internal void @cut_all(ptr %x, i64 %in, i64 %part, i64 %rows, i64 %most.rows,
-                                  i64 %row.last, i64 %first, i64 %end, ptr %room) #0 {{
+    define internal void @cut_all(ptr %x, i64 %in, i64 %part, i64 %rows, i64 %first, i64 %end,
+                                  ptr %room) #0 {{
     entry:
         %tile.bytes = mul i64 %part, {step_bytes // STEP}
         br label %tile
@@ -246,6 +305,64 @@ def _cut_all(step_bytes: int) -> str:
     }}"""
 
 
+def _two_tiles(step_bytes: int) -> str:
+    """17 to 32 rows: parts of the inputs, in them panels, each by both tiles at once.
+
+    Tiles have half of the rows each, the second one overlaps the first if these are odd: the unit
+    takes as long for a tile as that has rows, and longer to be configured for another height.
+    """
+    return f"""
+    define internal void @two_tiles(ptr %x, ptr %weight, ptr %y, i64 %in, i64 %panels, i64 %rows,
+                                    i64 %first, i64 %end) #0 {{
+    entry:
+        %room = alloca [{2 * PART_OF_TWO // STEP * step_bytes} x i8], align {_TILE_LINE}
+        %room.other = getelementptr i8, ptr %room, i64 {PART_OF_TWO // STEP * step_bytes}
+        %rows.up = add i64 %rows, 1
+        %height = lshr i64 %rows.up, 1
+        call void @configure(i64 %height)
+        %second = sub i64 %rows, %height
+        %x.start = mul i64 %second, %in
+        %x.other = getelementptr float, ptr %x, i64 %x.start
+        %width = mul i64 %panels, {PANEL}
+        %line = mul i64 %width, 4
+        %next.y = mul i64 %second, %width
+        %panel.bytes = mul i64 %in, {2 * PANEL}
+        br label %part
+    part:
+        %k = phi i64 [0, %entry], [%k.next, %part.end]
+        %is.first = icmp eq i64 %k, 0
+        %k.left = sub i64 %in, %k
+        %is.last = icmp ult i64 %k.left, {PART_OF_TWO}
+        %inputs = select i1 %is.last, i64 %k.left, i64 {PART_OF_TWO}
+        %x.k = getelementptr float, ptr %x, i64 %k
+        %x.other.k = getelementptr float, ptr %x.other, i64 %k
+        call void @cut(ptr %x.k, i64 %in, i64 %inputs, i64 %height, ptr %room)
+        call void @cut(ptr %x.other.k, i64 %in, i64 %inputs, i64 %height, ptr %room.other)
+        %w.k.offset = mul i64 %k, {2 * PANEL}
+        %w.k = getelementptr i8, ptr %weight, i64 %w.k.offset
+        br label %panel
+    panel:
+        %p = phi i64 [%first, %part], [%p.next, %panel]
+        %w.offset = mul i64 %p, %panel.bytes
+        %w.panel = getelementptr i8, ptr %w.k, i64 %w.offset
+        %column = mul i64 %p, {PANEL}
+        %y.panel = getelementptr float, ptr %y, i64 %column
+        call void @pair(ptr %room, i64 {PART_OF_TWO // STEP * step_bytes}, ptr %w.panel,
+                        ptr %y.panel, i64 %next.y, i64 %inputs, i64 %panel.bytes, i64 %line,
+                        i1 %is.first)
+        %p.next = add i64 %p, 1
+        %is.panel = icmp ult i64 %p.next, %end
+        br i1 %is.panel, label %panel, label %part.end
+    part.end:
+        %k.next = add i64 %k, %inputs
+        %is.part = icmp ult i64 %k.next, %in
+        br i1 %is.part, label %part, label %done
+    done:
+        call void @llvm.x86.tilerelease()
+        ret void
+    }}"""
+
+
 def _part(step_bytes: int) -> str:
     """Where a part of a chunk's inputs is, how many they are, and its pieces."""
     return f"""
@@ -257,8 +374,8 @@ def _part(step_bytes: int) -> str:
         %inputs = select i1 %is.last, i64 %k.left, i64 %most.inputs
         %tile.bytes = mul i64 %inputs, {step_bytes // STEP}
         %x.k = getelementptr float, ptr %x, i64 %k
-        call void @cut_all(ptr %x.k, i64 %in, i64 %inputs, i64 %rows, i64 %most.rows,
-                           i64 %row.last, i64 %t.first, i64 %t.end, ptr %room)
+        call void @cut_all(ptr %x.k, i64 %in, i64 %inputs, i64 %rows,
+                           i64 %t.first, i64 %t.end, ptr %room)
         %w.k.offset = mul i64 %k, {2 * PANEL}
         %w.k = getelementptr i8, ptr %weight, i64 %w.k.offset
         br label %panel"""
@@ -312,12 +429,6 @@ def _sizes(step_bytes: int) -> str:
         %is.short = icmp ult i64 %in, {PART}
         %is.uncut = or i1 %is.one, %is.short
         %most.inputs = select i1 %is.uncut, i64 %in, i64 {PART}
-        %rows.even.up = add i64 %rows, %tiles
-        %rows.even.more = sub i64 %rows.even.up, 1
-        %rows.even = udiv i64 %rows.even.more, %tiles
-        %most.rows = select i1 %is.uncut, i64 %rows.even, i64 {_ROWS}
-        %row.last.even = sub i64 %rows, %rows.even
-        %row.last = select i1 %is.uncut, i64 %row.last.even, i64 %rows
         %most.bytes = mul i64 %most.inputs, {step_bytes // STEP}
         %room.bytes = mul i64 %most, %most.bytes
         %room = call ptr @aligned_alloc(i64 {_TILE_LINE}, i64 %room.bytes)
@@ -330,8 +441,8 @@ def _sizes(step_bytes: int) -> str:
 def _rows(step_bytes: int) -> str:
     """Chunks of tiles of rows, in them parts of the inputs, in them panels, in them the tiles.
 
-    One tile of rows takes panels whole and one by one, as they come from memory. Several take two
-    at a time, so that the unit always has a sum that does not wait for the one before.
+    One tile of rows takes panels whole and one by one, as they come from memory. More than two take
+    two at a time, so that the unit always has a sum that does not wait for the one before.
     """
     return f"""
     define void @rows_any(ptr noalias %x, ptr noalias %weight, ptr noalias %y,
@@ -339,7 +450,15 @@ def _rows(step_bytes: int) -> str:
     entry:
         %configured = alloca i64
         %any = icmp ult i64 %first, %end
-        br i1 %any, label %start, label %done
+        br i1 %any, label %some, label %done
+    some:
+        %beyond.one = sub i64 %rows, {_ROWS + 1}
+        %are.two = icmp ult i64 %beyond.one, {_ROWS}
+        br i1 %are.two, label %two, label %start
+    two:
+        call void @two_tiles(ptr %x, ptr %weight, ptr %y, i64 %in, i64 %panels, i64 %rows,
+                             i64 %first, i64 %end)
+        br label %done
     start:
         {_sizes(step_bytes)}
         br label %chunk
