@@ -1,7 +1,8 @@
 """Paged key/value storage of one rank. Knows tensors and slots, not who owns a block.
 
-Layout is head-major, `[num_kv_heads, num_blocks * block_size, head_dim]` a layer, so that gathering
-the blocks of a row yields exactly what a batched matrix product wants, with one copy.
+`KVCache` is head-major, `[num_kv_heads, num_blocks * block_size, head_dim]` a layer, so that
+gathering the blocks of a row yields what a batched matrix product wants, with one copy.
+`TiledKVCache` is block-major, because compiled attention reads blocks where they lie.
 Block 0 is the null block: never written, all zeros; padding of block tables points at it.
 """
 
@@ -116,8 +117,8 @@ class TiledKVCache:
     num_kv_heads, block_size, head_dim], float32; slots are block_id * block_size + offset.
 
     All heads of a block lie together, because blocks of a row lie anywhere once a service has run
-    for a while: where each head had a place of its own, every step to a next block led to another
-    page of the system, and sixteen rows of 300 tokens took up to a half longer.
+    for a while, each in other pages of the system. Where every head had a place of its own, it met
+    pages of its own: sixteen rows of 300 tokens took a quarter to a half longer.
     """
 
     def __init__(
@@ -135,15 +136,15 @@ class TiledKVCache:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.tile = math.gcd(block_size, WIDEST_TILE)
-        heads = (num_layers, num_blocks, num_kv_heads)
-        self.keys = large_zeros((*heads, block_size // self.tile * head_dim, self.tile))
+        heads, num_tiles = (num_layers, num_blocks, num_kv_heads), block_size // self.tile
+        self.keys = large_zeros((*heads, num_tiles * head_dim, self.tile))
         self.values = large_zeros((*heads, block_size, head_dim))
         if not on_demand:
             self.keys.zero_()
             self.values.zero_()
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._tiles = self.keys.view(*heads, -1, head_dim, self.tile)
+        self._tiles = self.keys.view(*heads, num_tiles, head_dim, self.tile)
 
     def read(self, layer: int, block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `block_ids`, in order: [num_kv_heads, positions, head_dim] each."""

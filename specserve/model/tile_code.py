@@ -134,56 +134,27 @@ def _rounded(half: int) -> Iterator[str]:
 
 def _panels(count: int, num_pieces: int) -> Iterator[str]:
     """y[tile of rows, `count` panels] += sums over a part of the inputs, = over the first."""
-    tiles = range(2 * count)  # of sums, and of weights in a step
+    sums = range(2 * count)  # of half a panel each
     yield f"""
     define internal void @panels_{count}(ptr %pieces, ptr %weight, ptr %y, i64 %part,
                                          i64 %panel.bytes, i64 %line, i1 %is.first) #0 {{"""
-    for tile in tiles:
-        yield f"%y.{tile} = getelementptr float, ptr %y, i64 {COLUMNS * tile}"
-    yield "br i1 %is.first, label %none, label %some"
-    yield "none:"
-    for tile in tiles:
-        yield f"call void @llvm.x86.tilezero(i8 {tile})"
-    yield "br label %start"
-    yield "some:"
-    for tile in tiles:
-        yield f"call void @llvm.x86.tileloadd64(i8 {tile}, ptr %y.{tile}, i64 %line)"
+    for place in sums:
+        yield f"%y.{place} = getelementptr float, ptr %y, i64 {COLUMNS * place}"
+    yield from _entered(len(sums))
     yield f"""
-        br label %start
-    start:
-        br label %step
-    step:
-        %k = phi i64 [0, %start], [%k.next, %step]
-        %p.offset = mul i64 %k, {_step_bytes(num_pieces) // STEP}
-        %p.k = getelementptr i8, ptr %pieces, i64 %p.offset
         %w.offset.0 = mul i64 %k, {2 * PANEL}
-        %w.offset.1 = add i64 %w.offset.0, %panel.bytes"""
-    for piece in range(num_pieces):
-        yield f"""
-        %p.{piece} = getelementptr i8, ptr %p.k, i64 {piece * _TILE_BYTES}
-        call void @llvm.x86.tileloadd64(i8 {_PIECES + piece}, ptr %p.{piece}, i64 {_TILE_LINE})"""
+        %w.offset.1 = add i64 %w.offset.0, %panel.bytes
+        %p.offset = mul i64 %k, {_step_bytes(num_pieces) // STEP}
+        %p.0 = getelementptr i8, ptr %pieces, i64 %p.offset"""
+    yield from _pieces_loaded("%p.0", num_pieces)
     for panel in range(count):
         yield f"%w.{panel} = getelementptr i8, ptr %weight, i64 %w.offset.{panel}"
-    for tile in tiles:
-        panel, half = divmod(tile, 2)
-        yield f"""
-        %b.{tile} = getelementptr i8, ptr %w.{panel}, i64 {half * _TILE_BYTES}
-        call void @llvm.x86.tileloadd64(i8 {_WEIGHTS}, ptr %b.{tile}, i64 {_TILE_LINE})"""
-        for at in range(0, _TILE_BYTES, LINE_BYTES):
-            yield f"""
-        %ahead.{tile}.{at} = getelementptr i8, ptr %b.{tile}, i64 {AHEAD_BYTES + at}
-        call void @llvm.prefetch.p0(ptr %ahead.{tile}.{at}, i32 0, i32 2, i32 1)"""
-        for piece in range(num_pieces):
-            operands = f"i8 {tile}, i8 {_PIECES + piece}, i8 {_WEIGHTS}"
-            yield f"call void @llvm.x86.tdpbf16ps({operands})"
-    yield f"""
-        %k.next = add i64 %k, {STEP}
-        %is.step = icmp ult i64 %k.next, %part
-        br i1 %is.step, label %step, label %done
-    done:"""
-    for tile in tiles:
-        yield f"call void @llvm.x86.tilestored64(i8 {tile}, ptr %y.{tile}, i64 %line)"
-    yield "ret void }"
+    for place in sums:
+        panel, half = divmod(place, 2)
+        yield from _weights_loaded(place, f"%w.{panel}", half)
+        yield from _asked_for(place, str(AHEAD_BYTES))
+        yield from _added(place, num_pieces)
+    yield from _left(len(sums))
 
 
 def _pair(num_pieces: int) -> Iterator[str]:
@@ -201,20 +172,8 @@ def _pair(num_pieces: int) -> Iterator[str]:
         %y.tile.{place} = mul i64 %next.y, {tile}
         %y.offset.{place} = add i64 %y.tile.{place}, {COLUMNS * half}
         %y.{place} = getelementptr float, ptr %y, i64 %y.offset.{place}"""
-    yield "br i1 %is.first, label %none, label %some"
-    yield "none:"
-    for place in range(len(places)):
-        yield f"call void @llvm.x86.tilezero(i8 {place})"
-    yield "br label %start"
-    yield "some:"
-    for place in range(len(places)):
-        yield f"call void @llvm.x86.tileloadd64(i8 {place}, ptr %y.{place}, i64 %line)"
+    yield from _entered(len(places))
     yield f"""
-        br label %start
-    start:
-        br label %step
-    step:
-        %k = phi i64 [0, %start], [%k.next, %step]
         %w.offset = mul i64 %k, {2 * PANEL}
         %w.k = getelementptr i8, ptr %weight, i64 %w.offset
         %p.offset.0 = mul i64 %k, {_step_bytes(num_pieces) // STEP}
@@ -222,31 +181,74 @@ def _pair(num_pieces: int) -> Iterator[str]:
     for place, (tile, half) in enumerate(places):
         if half == 0:
             yield f"%p.{tile} = getelementptr i8, ptr %pieces, i64 %p.offset.{tile}"
-            for piece in range(num_pieces):
-                yield f"""
-        %p.{tile}.{piece} = getelementptr i8, ptr %p.{tile}, i64 {piece * _TILE_BYTES}
-        call void @llvm.x86.tileloadd64(i8 {_PIECES + piece}, ptr %p.{tile}.{piece},
-                                        i64 {_TILE_LINE})"""
-        yield f"""
-        %b.{place} = getelementptr i8, ptr %w.k, i64 {half * _TILE_BYTES}
-        call void @llvm.x86.tileloadd64(i8 {_WEIGHTS}, ptr %b.{place}, i64 {_TILE_LINE})"""
+            yield from _pieces_loaded(f"%p.{tile}", num_pieces)
+        yield from _weights_loaded(place, "%w.k", half)
         if tile == 0:  # the second one has the same weights
-            yield f"%ahead.{half} = getelementptr i8, ptr %b.{place}, i64 %ahead"
-            for at in range(0, _TILE_BYTES, LINE_BYTES):
-                yield f"""
-        %ahead.{half}.{at} = getelementptr i8, ptr %ahead.{half}, i64 {at}
-        call void @llvm.prefetch.p0(ptr %ahead.{half}.{at}, i32 0, i32 2, i32 1)"""
-        for piece in range(num_pieces):
-            operands = f"i8 {place}, i8 {_PIECES + piece}, i8 {_WEIGHTS}"
-            yield f"call void @llvm.x86.tdpbf16ps({operands})"
+            yield from _asked_for(place, "%ahead")
+        yield from _added(place, num_pieces)
+    yield from _left(len(places))
+
+
+def _entered(num_sums: int) -> Iterator[str]:
+    """Sums from zero or from %y.0, %y.1, ..., and then steps from %k = 0 on."""
+    yield "br i1 %is.first, label %none, label %some"
+    yield "none:"
+    for place in range(num_sums):
+        yield f"call void @llvm.x86.tilezero(i8 {place})"
+    yield "br label %start"
+    yield "some:"
+    for place in range(num_sums):
+        yield f"call void @llvm.x86.tileloadd64(i8 {place}, ptr %y.{place}, i64 %line)"
+    yield """
+        br label %start
+    start:
+        br label %step
+    step:
+        %k = phi i64 [0, %start], [%k.next, %step]"""
+
+
+def _left(num_sums: int) -> Iterator[str]:
+    """The next step, or sums are kept."""
     yield f"""
         %k.next = add i64 %k, {STEP}
         %is.step = icmp ult i64 %k.next, %part
         br i1 %is.step, label %step, label %done
     done:"""
-    for place in range(len(places)):
+    for place in range(num_sums):
         yield f"call void @llvm.x86.tilestored64(i8 {place}, ptr %y.{place}, i64 %line)"
     yield "ret void }"
+
+
+def _pieces_loaded(start: str, num_pieces: int) -> Iterator[str]:
+    """Those of a tile of rows."""
+    for piece in range(num_pieces):
+        yield f"""
+        {start}.{piece} = getelementptr i8, ptr {start}, i64 {piece * _TILE_BYTES}
+        call void @llvm.x86.tileloadd64(i8 {_PIECES + piece}, ptr {start}.{piece},
+                                        i64 {_TILE_LINE})"""
+
+
+def _weights_loaded(place: int, panel: str, half: int) -> Iterator[str]:
+    """A step's of one half of a panel."""
+    yield f"""
+        %b.{place} = getelementptr i8, ptr {panel}, i64 {half * _TILE_BYTES}
+        call void @llvm.x86.tileloadd64(i8 {_WEIGHTS}, ptr %b.{place}, i64 {_TILE_LINE})"""
+
+
+def _asked_for(place: int, ahead: str) -> Iterator[str]:
+    """What is so many bytes ahead of these weights."""
+    yield f"%ahead.{place} = getelementptr i8, ptr %b.{place}, i64 {ahead}"
+    for at in range(0, _TILE_BYTES, LINE_BYTES):
+        yield f"""
+        %ahead.{place}.{at} = getelementptr i8, ptr %ahead.{place}, i64 {at}
+        call void @llvm.prefetch.p0(ptr %ahead.{place}.{at}, i32 0, i32 2, i32 1)"""
+
+
+def _added(place: int, num_pieces: int) -> Iterator[str]:
+    """To a sum the products of these weights and each piece."""
+    for piece in range(num_pieces):
+        operands = f"i8 {place}, i8 {_PIECES + piece}, i8 {_WEIGHTS}"
+        yield f"call void @llvm.x86.tdpbf16ps({operands})"
 
 
 def _configure() -> str:

@@ -409,6 +409,21 @@ def test_wrong_ones_are_not_used(anew, qwen3, monkeypatch, caplog, right, wrong)
     assert "forwards are made without compiled kernels: ArithmeticError" in caplog.text
 
 
+@pytest.mark.parametrize("block", [0, -1, 37, 1 << 40])
+@torch.inference_mode()
+def test_shared_blocks_that_are_not_there_are_refused(qwen3, block):
+    forward = make(qwen3)
+    ids, one = torch.zeros(2, dtype=torch.int64), np.array([[1]])
+    for shared, is_there in ((2, True), (block, False)):
+        # Two tokens behind the five of a shared block, which nobody wrote: zeros.
+        forward.lay_out(Batch(np.array([[2, 7, 5, 0]]), one, np.array([[shared]])))
+        if is_there:
+            assert forward.run(ids)[0].isfinite().all()
+        else:
+            with pytest.raises(IndexError, match="that are not there"):
+                forward.run(ids)
+
+
 def test_a_record_refuses_what_kernels_would_misread():
     record = Record(0)
     right = np.zeros((1, 2), np.int64)
@@ -417,6 +432,23 @@ def test_a_record_refuses_what_kernels_would_misread():
         record.set_arrays(Batch(right.astype(np.int32), right, right))
     with pytest.raises(TypeError, match="kernels cannot read int64"):
         record.set_arrays(Batch(np.zeros((4, 4), np.int64)[:, :2], right, right))
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 6, 8, 16, 24, 32, 48])
+def test_what_is_written_to_slots_is_read_from_their_blocks(block_size):
+    sizes = {"num_layers": 2, "num_kv_heads": 3, "head_dim": 5, "num_blocks": 7}
+    cache = TiledKVCache(**sizes, block_size=block_size)
+    slots = np.random.default_rng(0).permutation(7 * block_size)[: 4 * block_size]
+    keys, values = torch.randn(2, len(slots), 2, 3, 5)
+    expected = torch.zeros(2, 2, 3, 7 * block_size, 5)  # keys and values, by slot
+    for kept, entries in zip(expected, (keys, values), strict=True):
+        kept[:, :, slots] = entries.permute(1, 2, 0, 3)
+    cache.write_layers(slots, keys, values)
+    blocks = torch.tensor([5, 0, 3, 3])
+    places = (blocks[:, None] * block_size + torch.arange(block_size)).flatten()
+    for layer in range(2):
+        for found, kept in zip(cache.read(layer, blocks), expected, strict=True):
+            assert torch.equal(found, kept[layer][:, places])
 
 
 def test_tiles_are_in_one_block():
