@@ -26,7 +26,7 @@ import logging
 import torch
 from torch import Tensor
 
-from specserve.model import int8_code, tile_code
+from specserve.model import int8_code, tile_code, tile_steps
 from specserve.model.large_pages import Arena
 from specserve.model.machine_code import Functions, Team, host_machine
 from specserve.model.row_code import DOTTED_STEP, Machine, Storage, code
@@ -57,7 +57,7 @@ class RowKernels:
     def trial_size(self) -> int:
         """Inputs that leave a remainder wherever there may be one."""
         if self.storage in _PAIRED:
-            return tile_code.PART + tile_code.STEP
+            return tile_code.PART + tile_steps.STEP
         return 5 * _STEPS[self.storage] if self.storage in _STEPS else 67
 
     @property
@@ -173,9 +173,9 @@ def _laced(panel: Tensor) -> Tensor:
 
 
 def _paired(panel: Tensor) -> Tensor:
-    """[in, 32] -> the same with the two inputs of a pair side by side, see `tile_code`."""
-    halves, columns = tile_code.PANEL // tile_code.COLUMNS, tile_code.COLUMNS
-    pairs = panel.view(-1, tile_code.STEP // 2, 2, halves, columns)
+    """[in, 32] -> the same with the two inputs of a pair side by side, see `tile_steps`."""
+    halves, columns = tile_steps.PANEL // tile_steps.COLUMNS, tile_steps.COLUMNS
+    pairs = panel.view(-1, tile_steps.STEP // 2, 2, halves, columns)
     return pairs.permute(0, 3, 1, 4, 2).reshape(panel.shape)
 
 
@@ -192,8 +192,8 @@ _ORDERS = {
     Storage.DOTTED: _dotted,
 }
 _STEPS = {  # of inputs
-    Storage.PAIRED: tile_code.STEP,
-    Storage.ROUNDED_PAIRED: tile_code.STEP,
+    Storage.PAIRED: tile_steps.STEP,
+    Storage.ROUNDED_PAIRED: tile_steps.STEP,
     Storage.DOTTED: DOTTED_STEP,
     Storage.INT8: int8_code.GROUP,
 }

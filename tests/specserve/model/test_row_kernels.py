@@ -16,7 +16,7 @@ from specserve.model.linear import CompiledLinear, Kernels, can_halve_exactly
 from specserve.model.machine_code import Team, host_machine, llvm
 from specserve.model.row_code import DOTTED_STEP, Machine, Storage, code
 from specserve.model.row_kernels import RowKernels, row_kernels
-from specserve.model.tile_code import STEP
+from specserve.model.tile_steps import STEP
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled products here")
