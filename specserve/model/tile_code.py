@@ -22,7 +22,7 @@ from specserve.model.tile_steps import PANEL, ROWS, STEP, TILE_LINE, step_bytes,
 
 _CHUNK = 8  # tiles of rows that are cut at a time, ...
 PART = 1024  # ... and inputs
-PART_OF_TWO = 128  # of two tiles alone: what is cut of them is half of the innermost cache
+PART_OF_TWO = 128  # of two tiles alone: three pieces of them are 24 KB, half of a cache
 
 
 def code(*, rounds: bool = False) -> str:
@@ -84,12 +84,13 @@ def _cut_all(step: int) -> str:
 def _two_tiles(step: int) -> str:
     """17 to 32 rows: parts of the inputs, in them panels, each by both tiles at once.
 
-    Tiles have half of the rows each, the second one overlaps the first if these are odd: the unit
-    takes as long for a tile as that has rows, and longer to be configured for another height.
+    What is cut is on the stack, 24 KB. Tiles have half of the rows each, the second one overlaps
+    the first if these are odd: the unit takes as long for a tile as that has rows, and longer to be
+    configured for another height.
     """
     return f"""
     define internal void @two_tiles(ptr %x, ptr %weight, ptr %y, i64 %in, i64 %panels, i64 %rows,
-                                    i64 %first, i64 %end) #0 {{
+                                    i64 %first, i64 %end) #0 "probe-stack"="inline-asm" {{
     entry:
         %room = alloca [{2 * PART_OF_TWO // STEP * step} x i8], align {TILE_LINE}
         %room.other = getelementptr i8, ptr %room, i64 {PART_OF_TWO // STEP * step}
