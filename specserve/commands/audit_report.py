@@ -19,6 +19,7 @@ from specserve.audit.report import (
 
 _HEADINGS = ("check", "rule", "of", "asked", "drafts", "kept", "result", "power", "reach", "")
 _WIDTH = 120  # of a table that goes to a file
+_EVERY_DRAFT = "--set speculation.min_survival=0"  # whatever it costs
 
 
 def as_json(report: Report, plan: Plan) -> dict[str, object]:
@@ -69,7 +70,9 @@ def print_report(report: Report) -> None:
 
 
 def _doubt(report: Report) -> str:
-    """What would have passed all the same."""
+    """What would have passed all the same, or would say more."""
+    if report.verdict is Status.NOT_EXERCISED:
+        return f"; drafts decided too little: {_EVERY_DRAFT} has all of them judged"
     laws = [check for check in report.checks if isinstance(check, LawCheck)]
     if report.verdict is not Status.PASSED or not laws:
         return ""

@@ -11,7 +11,14 @@ from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
 
 # The target drafts for itself, from fewer tokens than its laws have: a third or more is refused.
 FEW = ("--requests", "24", "--samples", "800", "--quick", "--json")
-SETTINGS = ("--set", "topology.pin=false", "--set", "speculation.num_kept=2")
+# Every draft is judged, whatever it costs on this machine, and prompts leave room for all of them.
+_SETTINGS = {
+    "topology.pin": "false",
+    "speculation.num_kept": "2",
+    "speculation.min_survival": "0",
+    "engine.max_batch_tokens": "2048",
+}
+SETTINGS = [word for key, value in _SETTINGS.items() for word in ("--set", f"{key}={value}")]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,7 @@ def test_a_sound_service_passes_under_both_rules(audit, tiny):
     assert all(check["screening"]["num_samples"] == 800 for check in laws)
     # So few samples see large errors only, and the report says so.
     assert all(check["power"] < 0.1 and 0.05 < check["reach"] < 0.3 for check in laws)
-    assert sum(check["origins"]["num_accepted"] for check in laws) > 1000
+    assert sum(check["origins"]["num_accepted"] for check in laws) > 1000  # 4,500 is usual
 
 
 @pytest.mark.slow

@@ -108,8 +108,9 @@ def test_power_grows_with_distance_and_reach_is_where_it_is_likely():
         (judge([law_check()]), "verdict: passed; a law that is less than 0.017 off may pass, too"),
         ([equality()], "verdict: passed\n"),
         (judge([law_check(1e-9)]), "verdict: failed\n"),
+        ([equality(origins=PLAIN)], "verdict: not exercised; drafts decided too little: --set "),
     ],
 )
-def test_a_verdict_says_what_would_have_passed_too(capsys, checks, expected):
+def test_a_verdict_says_what_would_have_passed_too_or_would_say_more(capsys, checks, expected):
     print_report(report(*checks))
     assert expected in capsys.readouterr().out
