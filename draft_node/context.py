@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specserve.errors import Exhausted
 from specserve.model.attention import AttentionBatch
-from specserve.model.kv_cache import NULL_BLOCK, KVCache
+from specserve.model.kv_cache import NULL_BLOCK, CacheShape, KVCache
 
 BLOCK_SIZE = 16  # tokens of a page
 
@@ -170,13 +170,12 @@ def torch_context(
     device: torch.device,
 ) -> TorchContext:
     """An empty one for torch's attention: `num_tokens` positions, over all rows, rounded up."""
-    cache = KVCache(
+    shape = CacheShape(
         num_layers=num_layers,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         num_blocks=num_pages(num_tokens),
         block_size=BLOCK_SIZE,
-        dtype=dtype,
-        device=device,
     )
+    cache = KVCache(shape, dtype=dtype, device=device)
     return Context(cache, cache.num_blocks)

@@ -35,7 +35,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     target: Text | None = None  # folder or hub id; None: the embedded model
     name: Text | None = None  # the name clients see; None: the last part of `target`
     # float32 | bfloat16 | float16; None: float32 on CPU, else the file's. On CPU it is that of
-    # weights and, if bfloat16, of what they are multiplied by; all else is float32 there.
+    # weights and, if bfloat16, of what they are multiplied by and of keys and values (kv_dtype);
+    # all else is float32 there.
     dtype: Text | None = None
     # On CPU: 16-bit weights stay in 16 bits, arithmetic is float32; None: where nothing is rounded.
     half_weights: bool | None = None
@@ -60,6 +61,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     num_blocks: Positive | None = None  # None: from kv_memory
     kv_memory: str | None = None  # per rank, e.g. "512MiB"; None: a share of what is free
+    # float32 | bfloat16 | float16: what keys and values are rounded to when they are kept. None:
+    # bfloat16 where `model.dtype` is, else what is computed in.
+    kv_dtype: Text | None = None
     max_batch_rows: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 64  # samples that run at once
     # Tokens of one forward: decode rows, then prefill chunks.
     max_batch_tokens: Annotated[int, Meta(ge=1, le=2**20)] = 512
@@ -186,6 +190,12 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def state_dtype(self) -> str:
         """Of what is computed and kept of tokens; on a CPU `model.dtype` is that of weights."""
         return state_dtype(self.topology.device, self.model.dtype)
+
+    @property
+    def kv_dtype(self) -> str:
+        """Of keys and values of the target."""
+        assert self.engine.kv_dtype is not None, "resolved"
+        return self.engine.kv_dtype
 
     @property
     def message_cores(self) -> tuple[int, ...]:

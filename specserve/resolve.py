@@ -62,8 +62,8 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         spec = with_ballast(spec, parse_count(model.ballast, "model.ballast"))
     context_len, dtype = model.max_model_len or spec.max_position_embeddings, model.dtype or ""
     ranks = topology.num_target_ranks
-    kept = state_dtype(device, dtype)
-    kv_bytes = kv_bytes_per_token(spec, dtype=kept, tensor_parallel=ranks)
+    kept, kv_dtype = state_dtype(device, dtype), _resolve_kv_dtype(config.engine, device, dtype)
+    kv_bytes = kv_bytes_per_token(spec, dtype=kv_dtype, tensor_parallel=ranks)
     draft_bytes = _draft_bytes_per_token(config.speculation, spec, dtype=kept)
     pool = _KvPool(
         block_bytes=config.engine.block_size * kv_bytes,
@@ -82,7 +82,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     return ResolvedConfig(
         model=model,
         topology=msgspec.structs.replace(config.topology, topology=str(topology), device=device),
-        engine=_resolve_engine(config.engine, device, num_blocks, pool),
+        engine=_resolve_engine(config.engine, device, num_blocks, kv_dtype, pool),
         server=config.server,
         speculation=msgspec.structs.replace(
             config.speculation, draft_threads=_draft_threads(config)
@@ -257,7 +257,7 @@ def _check_memory(weights: int, pools: int, available: int) -> None:
         raise Unsupported(
             f"memory: weights of {format_bytes(weights)} and KV pools, with draft contexts, of "
             f"{format_bytes(pools)} exceed the {format_bytes(available)} available "
-            "(model.ballast, model.half_weights, engine.kv_memory)"
+            "(model.ballast, model.half_weights, engine.kv_memory, engine.kv_dtype)"
         )
 
 
@@ -270,8 +270,19 @@ class _KvPool(msgspec.Struct, frozen=True, kw_only=True):
     available: int  # bytes, for all ranks
 
 
+def _resolve_kv_dtype(engine: EngineConfig, device: str, dtype: str) -> str:
+    """What keys and values are kept in where `model.dtype` is `dtype`, resolved."""
+    default = dtype if dtype == "bfloat16" else state_dtype(device, dtype)
+    wish = engine.kv_dtype or default
+    known = [name for name in _DTYPE_BYTES if device == "cuda" or name != "float16"]
+    if wish not in known:
+        problem = f"{wish!r} is not known on {device} ({', '.join(known)})"
+        raise InvalidField("engine.kv_dtype", problem)
+    return wish
+
+
 def _resolve_engine(
-    engine: EngineConfig, device: str, num_blocks: int | None, pool: _KvPool
+    engine: EngineConfig, device: str, num_blocks: int | None, kv_dtype: str, pool: _KvPool
 ) -> EngineConfig:
     """With the pool of `num_blocks`; a wish for its memory that blocks overrule is not repeated."""
     kv_memory, deterministic = engine.kv_memory, engine.deterministic
@@ -282,6 +293,7 @@ def _resolve_engine(
         deterministic=device == "cpu" if deterministic is None else deterministic,
         num_blocks=num_blocks,
         kv_memory=kv_memory,
+        kv_dtype=kv_dtype,
     )
 
 

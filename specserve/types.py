@@ -184,6 +184,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     ballast_params: int
     dtype: str
     half_weights: bool
+    kv_dtype: str
     device: str
     tensor_parallel: int
     oversubscribed: bool

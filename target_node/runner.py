@@ -24,11 +24,17 @@ class Runner:
         num_blocks: int,
         block_size: int,
         deterministic: bool,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        """`kv_dtype`: see `make_forward`."""
         self.model = model
         self.features: list[FeatureCache] = []  # one for each drafter that reads any
         self.passes = make_forward(
-            model, num_blocks=num_blocks, block_size=block_size, deterministic=deterministic
+            model,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            deterministic=deterministic,
+            kv_dtype=kv_dtype,
         )
 
     @property

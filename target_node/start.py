@@ -17,6 +17,7 @@ from specserve.model.loader import kernels_for, load_with
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
 from specserve.process import ChildArguments, pin, report_failure, report_ready, sleep_exactly
+from specserve.resolve import kv_bytes_per_token
 from specserve.sizes import parse_count
 from specserve.telemetry import setup_logging
 from specserve.types import Ready
@@ -113,6 +114,7 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         num_blocks=_num_blocks(config, model),
         block_size=config.engine.block_size,
         deterministic=bool(config.engine.deterministic),
+        kv_dtype=getattr(torch, config.kv_dtype),
     )
     ranks = Ranks(arguments.world_size, hang_timeout_s=config.engine.hang_timeout_s)
     return ranks, runner
@@ -140,11 +142,12 @@ def _num_blocks(config: ResolvedConfig, model: Transformer) -> int:
     if config.engine.num_blocks is not None:
         return config.engine.num_blocks + 1
     spec, ranks = model.config, model.parallel.size
-    per_token = 2 * spec.num_layers * (spec.num_kv_heads // ranks) * spec.head_dim
+    per_token = kv_bytes_per_token(spec, dtype=config.kv_dtype, tensor_parallel=ranks)
     if config.speculation.mode != "off":
         # Features and a drafter's context grow with the pool; the drafter is not loaded yet.
-        per_token += spec.hidden_size + 2 * DRAFT_LAYERS * spec.num_kv_heads * spec.head_dim
-    block_bytes = per_token * config.engine.block_size * model.embedding.dtype.itemsize
+        drafted = spec.hidden_size + 2 * DRAFT_LAYERS * spec.num_kv_heads * spec.head_dim
+        per_token += drafted * model.embedding.dtype.itemsize
+    block_bytes = per_token * config.engine.block_size
     device = model.embedding.device
     free, _ = torch.cuda.mem_get_info(device)
     room = int(free * CUDA_MEMORY_SHARE) // config.num_sharing(str(device))
@@ -236,6 +239,7 @@ def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
         ballast_params=model.ballast_params,
         dtype=str(model.dtype).removeprefix("torch."),
         half_weights=model.half_weights,
+        kv_dtype=config.kv_dtype,
         device=str(model.embedding.device),
         tensor_parallel=model.parallel.size,
         oversubscribed=config.oversubscribed,

@@ -26,6 +26,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     ballast_params: int
     dtype: str
     half_weights: bool
+    kv_dtype: str
     device: str
     tensor_parallel: int
     deterministic: bool

@@ -268,8 +268,8 @@ class ResponseBuilder:
 def model_info_of(ready: Ready, has_chat_template: bool) -> pb.GetModelInfoResponse:
     names = (
         "model", "model_type", "vocab_size", "max_model_len", "num_layers", "num_params",
-        "ballast_params", "dtype", "half_weights", "device", "tensor_parallel", "deterministic",
-        "eos_token_ids",
+        "ballast_params", "dtype", "half_weights", "kv_dtype", "device", "tensor_parallel",
+        "deterministic", "eos_token_ids",
     )  # fmt: skip
     fields = {name: getattr(ready, name) for name in names}
     return pb.GetModelInfoResponse(has_chat_template=has_chat_template, **fields)

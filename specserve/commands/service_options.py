@@ -41,6 +41,8 @@ _VALUE_FLAGS = (
     ("--saguaro-c", "speculation.saguaro_c", "FACTOR", "0 to 1, on tokens prepared for"),
     ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error"),
     ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),
+    ("--kv-dtype", "engine.kv_dtype", "DTYPE",
+     "of keys and values: float32 or bfloat16 (default: as computed; bfloat16 with that dtype)"),
 )  # fmt: skip
 _SWITCHES = (
     ("--oversubscribe", "topology.oversubscribe", "share devices or cores between processes"),

@@ -116,7 +116,7 @@ class TorchAttention:
         self.tile, self.step = 1, MAX_QUERIES[cache.device.type]
         if deterministic:
             self.tile, self.step = _invariant_tiling(
-                cache.head_dim, self.queries_per_kv, cache.keys.dtype, cache.device.type
+                cache.head_dim, self.queries_per_kv, cache.dtype, cache.device.type
             )
         self._groups: list[_Group] = []
         self._flat_slots = torch.empty(0, dtype=torch.int64)
@@ -148,9 +148,9 @@ class TorchAttention:
             for (num_queries, _), rows in by_size.items()
         )
         if not size <= len(self._scores) <= _SPARE * size:
-            keys = self.cache.keys
-            self._scores = torch.empty(size, device=keys.device)
-            self._weights = torch.empty(size, device=keys.device, dtype=keys.dtype)
+            cache = self.cache
+            self._scores = torch.empty(size, device=cache.device)
+            self._weights = torch.empty(size, device=cache.device, dtype=cache.dtype)
 
     def _padded(self, num_tokens: int) -> int:
         """Tokens a row is padded to: few different sizes, so that few groups are computed."""

@@ -4,10 +4,13 @@
     score_<n>(queries, keys, pages, tiles, tiles a page, page stride, scores, stride)
     soften(scores, seen, padded, total)
     weigh_<n>(weights, stride, values, pages, seen, page size, page stride, out)
+    keep_key(key, place)
+    keep_value(value, place)
 
 n rows, each a query head of one token of a row of the cache, whose pages are read as they lie
-there: keys in tiles [D, keys of a tile], values [keys, D]. Strides are in floats; that of pages
-leads from one key head's page 0 to its page 1.
+there: keys in tiles [D, keys of a tile], values [keys, D], of float32 or bfloat16. Strides are in
+numbers; that of pages leads from one key head's page 0 to its page 1. What is kept is rounded to
+the nearest, of two equally near to the even one.
 
 `score` fills whole tiles. `soften` makes exp(score - largest) of the first `seen` scores and zeros
 of the others up to `padded`, whole vectors, and sums them. `weigh` reads the first `seen` positions
@@ -23,9 +26,7 @@ from dataclasses import dataclass
 from specserve.model.row_code import AHEAD_BYTES
 
 LANES = 16  # floats of the widest vector here; LLVM splits it where the machine's are narrower
-# Floats between what is read and what is asked for. The next page alone is there too late, where
-# pages do not follow each other in memory; in a service that has run for a while none do.
-_AHEAD = AHEAD_BYTES // 4
+_NAN = 0x7FC0  # in bfloat16
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,21 @@ class Shape:
     tile: int  # keys
     columns: int  # of values that are one vector: divides D
     most_rows: int  # of a block, and sums of one that are vectors in registers
+    num_bytes: int  # of a number that is kept: 4 of float32, 2 of bfloat16
+
+    @property
+    def kept(self) -> str:
+        """LLVM's type of it."""
+        return "float" if self.num_bytes == 4 else "i16"
+
+    @property
+    def ahead(self) -> int:
+        """Numbers between what is read and what is asked for.
+
+        The next page alone is there too late, where pages do not follow each other in memory; in a
+        service that has run for a while none do.
+        """
+        return AHEAD_BYTES // self.num_bytes
 
     def tiles_at_once(self, size: int) -> int:
         """So many that their chains of sums overlap."""
@@ -61,7 +77,7 @@ def code(shape: Shape) -> str:
     for lanes in sorted({shape.tile, shape.columns, LANES}):
         vector = f"<{lanes} x float>"
         parts.append(f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})")
-    parts += _soften()
+    parts += [*_soften(), *_keep_key(shape), *_keep_value(shape)]
     for size in range(1, shape.most_rows + 1):
         parts += [*_score(shape, size), *_weigh(shape, size)]
     return "\n".join(parts)
@@ -74,7 +90,7 @@ def _score(shape: Shape, size: int) -> Iterator[str]:
     """Groups of tiles, and in them all dimensions. Beyond the last tile it is done once more."""
     tile, dim, tiles = shape.tile, shape.head_dim, range(shape.tiles_at_once(size))
     sums = _Sums(tile, size, len(tiles))
-    ahead = max(len(tiles), -(-_AHEAD // (tile * dim)))
+    ahead = max(len(tiles), -(-shape.ahead // (tile * dim)))
     yield f"""
     define void @score_{size}(ptr noalias %x, ptr noalias %keys, ptr noalias %pages,
                               i64 %tiles, i64 %tiles.page, i64 %page.stride,
@@ -85,17 +101,17 @@ def _score(shape: Shape, size: int) -> Iterator[str]:
     group:
         %t = phi i64 [0, %entry], [%t.next, %group.end]"""
     for v in tiles:
-        yield from _tile(v, v, tile * dim)
-        yield from _tile(f"ahead.{v}", v + ahead, tile * dim)
+        yield from _tile(shape, v, v)
+        yield from _tile(shape, f"ahead.{v}", v + ahead)
     yield "br label %multiply"
     yield "multiply:"
     yield "%k = phi i64 [0, %group], [%k.next, %multiply]"
     yield from sums.entered("multiply", [("group", "zeroinitializer"), ("multiply", "%more.{}")])
     yield f"%w.offset = mul i64 %k, {tile}"
     for v in tiles:
-        yield f"%w.at.{v} = getelementptr float, ptr %w.start.{v}, i64 %w.offset"
-        yield f"%w.{v} = load {sums.vector}, ptr %w.at.{v}, align 4"
-        yield from _fetched(f"%w.start.ahead.{v}", "%w.offset", f"ahead.{v}")
+        yield f"%w.at.{v} = getelementptr {shape.kept}, ptr %w.start.{v}, i64 %w.offset"
+        yield from _read(shape, tile, f"w.{v}", f"%w.at.{v}")
+        yield from _fetched(shape, f"%w.start.ahead.{v}", "%w.offset", f"ahead.{v}")
     for r in range(size):
         yield f"%x.place.{r} = add i64 %k, {r * dim}"
         yield f"%x.at.{r} = getelementptr float, ptr %x, i64 %x.place.{r}"
@@ -121,7 +137,7 @@ def _score(shape: Shape, size: int) -> Iterator[str]:
     }}"""
 
 
-def _tile(name: object, number: int, floats: int) -> Iterator[str]:
+def _tile(shape: Shape, name: object, number: int) -> Iterator[str]:
     """Which one is so many from the first of a group, and where it starts."""
     yield f"""
         %t.wanted.{name} = add i64 %t, {number}
@@ -132,14 +148,26 @@ def _tile(name: object, number: int, floats: int) -> Iterator[str]:
         %page.at.{name} = getelementptr i64, ptr %pages, i64 %place.{name}
         %page.{name} = load i64, ptr %page.at.{name}
         %page.start.{name} = mul i64 %page.{name}, %page.stride
-        %part.start.{name} = mul i64 %part.{name}, {floats}
+        %part.start.{name} = mul i64 %part.{name}, {shape.tile * shape.head_dim}
         %tile.start.{name} = add i64 %page.start.{name}, %part.start.{name}
-        %w.start.{name} = getelementptr float, ptr %keys, i64 %tile.start.{name}"""
+        %w.start.{name} = getelementptr {shape.kept}, ptr %keys, i64 %tile.start.{name}"""
 
 
-def _fetched(start: str, offset: str, name: str) -> Iterator[str]:
+def _read(shape: Shape, lanes: int, name: str, at: str) -> Iterator[str]:
+    """A vector of what is kept. bfloat16 is the upper half of a float32."""
+    if shape.kept == "float":
+        yield f"%{name} = load <{lanes} x float>, ptr {at}, align 4"
+        return
+    yield f"""
+        %{name}.kept = load <{lanes} x i16>, ptr {at}, align 2
+        %{name}.wide = zext <{lanes} x i16> %{name}.kept to <{lanes} x i32>
+        %{name}.bits = shl <{lanes} x i32> %{name}.wide, splat (i32 16)
+        %{name} = bitcast <{lanes} x i32> %{name}.bits to <{lanes} x float>"""
+
+
+def _fetched(shape: Shape, start: str, offset: str, name: str) -> Iterator[str]:
     """Ask for what is read soon: pages are wherever they are, which no processor guesses."""
-    yield f"%fetched.{name} = getelementptr float, ptr {start}, i64 {offset}"
+    yield f"%fetched.{name} = getelementptr {shape.kept}, ptr {start}, i64 {offset}"
     yield f"call void @llvm.prefetch.p0(ptr %fetched.{name}, i32 0, i32 3, i32 1)"
 
 
@@ -152,19 +180,19 @@ def _weigh(shape: Shape, size: int) -> Iterator[str]:
                               ptr noalias %pages, i64 %seen, i64 %page.size, i64 %page.stride,
                               ptr noalias %y) #0 {{
     entry:
-        %page.floats = mul i64 %page.size, {dim}
-        %up = add i64 %page.floats, {_AHEAD - 1}
-        %ahead = udiv i64 %up, %page.floats
+        %page.numbers = mul i64 %page.size, {dim}
+        %up = add i64 %page.numbers, {shape.ahead - 1}
+        %ahead = udiv i64 %up, %page.numbers
         %seen.before = sub i64 %seen, 1
         %last.page = udiv i64 %seen.before, %page.size"""
     for r in range(size):
         yield f"%x.start.{r} = mul i64 %stride, {r}"
         yield f"%x.row.{r} = getelementptr float, ptr %x, i64 %x.start.{r}"
-    yield """
+    yield f"""
         br label %group
     group:
         %column = phi i64 [0, %entry], [%column.next, %group.end]
-        %w.columns = getelementptr float, ptr %values, i64 %column
+        %w.columns = getelementptr {shape.kept}, ptr %values, i64 %column
         br label %page
     page:
         %p = phi i64 [0, %group], [%p.next, %page.end]
@@ -194,20 +222,20 @@ def _weigh(shape: Shape, size: int) -> Iterator[str]:
 
 def _page(shape: Shape, sums: "_Sums") -> Iterator[str]:
     """The positions of one page that are seen, and a later page asked for."""
-    dim = shape.head_dim
+    dim, kept = shape.head_dim, shape.kept
     yield from sums.entered("page", [("group", "zeroinitializer"), ("page.end", "%more.{}")])
-    yield """
+    yield f"""
         %page.at = getelementptr i64, ptr %pages, i64 %p
         %page.id = load i64, ptr %page.at
         %page.offset = mul i64 %page.id, %page.stride
-        %w.page = getelementptr float, ptr %w.columns, i64 %page.offset
+        %w.page = getelementptr {kept}, ptr %w.columns, i64 %page.offset
         %p.ahead.wanted = add i64 %p, %ahead
         %is.there = icmp ult i64 %p.ahead.wanted, %last.page
         %p.ahead = select i1 %is.there, i64 %p.ahead.wanted, i64 %last.page
         %ahead.at = getelementptr i64, ptr %pages, i64 %p.ahead
         %ahead.id = load i64, ptr %ahead.at
         %ahead.offset = mul i64 %ahead.id, %page.stride
-        %w.ahead = getelementptr float, ptr %w.columns, i64 %ahead.offset
+        %w.ahead = getelementptr {kept}, ptr %w.columns, i64 %ahead.offset
         %left = sub i64 %seen, %first
         %is.whole = icmp ult i64 %page.size, %left
         %count = select i1 %is.whole, i64 %page.size, i64 %left
@@ -216,12 +244,12 @@ def _page(shape: Shape, sums: "_Sums") -> Iterator[str]:
         %k = phi i64 [0, %page], [%k.next, %multiply]"""
     yield from sums.entered("multiply", [("page", "%page.{}"), ("multiply", "%more.{}")])
     yield f"%w.offset = mul i64 %k, {dim}"
-    yield "%w.key = getelementptr float, ptr %w.page, i64 %w.offset"
+    yield f"%w.key = getelementptr {kept}, ptr %w.page, i64 %w.offset"
     for v in range(sums.num_vectors):
-        yield f"%w.at.{v} = getelementptr float, ptr %w.key, i64 {v * shape.columns}"
-        yield f"%w.{v} = load {sums.vector}, ptr %w.at.{v}, align 4"
+        yield f"%w.at.{v} = getelementptr {kept}, ptr %w.key, i64 {v * shape.columns}"
+        yield from _read(shape, shape.columns, f"w.{v}", f"%w.at.{v}")
         yield f"%offset.{v} = add i64 %w.offset, {v * shape.columns}"
-        yield from _fetched("%w.ahead", f"%offset.{v}", f"{v}")
+        yield from _fetched(shape, "%w.ahead", f"%offset.{v}", f"{v}")
     yield "%x.key = add i64 %first, %k"
     for r in range(sums.num_rows):
         yield f"%x.at.{r} = getelementptr float, ptr %x.row.{r}, i64 %x.key"
@@ -263,6 +291,72 @@ class _Sums:
             yield f"""
         %y.at.{r}.{v} = getelementptr float, ptr %y, i64 %y.place.{r}.{v}
         store {self.vector} %more.{r}.{v}, ptr %y.at.{r}.{v}, align 4"""
+
+
+# --- what is kept --------------------------------------------------------------------------------
+
+
+def _keep_key(shape: Shape) -> Iterator[str]:
+    """One [D] among the keys of its tile."""
+    yield f"""
+    define void @keep_key(ptr noalias %x, ptr noalias %y) #0 {{
+    entry:
+        br label %keep
+    keep:
+        %k = phi i64 [0, %entry], [%k.next, %keep]
+        %x.at = getelementptr float, ptr %x, i64 %k
+        %x.one = load <1 x float>, ptr %x.at, align 4
+        %y.place = mul i64 %k, {shape.tile}
+        %y.at = getelementptr {shape.kept}, ptr %y, i64 %y.place"""
+    yield from _kept(shape, 1, "%x.one", "%y.at")
+    yield f"""
+        %k.next = add i64 %k, 1
+        %is.more = icmp ult i64 %k.next, {shape.head_dim}
+        br i1 %is.more, label %keep, label %done
+    done:
+        ret void
+    }}"""
+
+
+def _keep_value(shape: Shape) -> Iterator[str]:
+    """One [D], side by side."""
+    lanes = shape.columns
+    yield f"""
+    define void @keep_value(ptr noalias %x, ptr noalias %y) #0 {{
+    entry:
+        br label %keep
+    keep:
+        %k = phi i64 [0, %entry], [%k.next, %keep]
+        %x.at = getelementptr float, ptr %x, i64 %k
+        %x.some = load <{lanes} x float>, ptr %x.at, align 4
+        %y.at = getelementptr {shape.kept}, ptr %y, i64 %k"""
+    yield from _kept(shape, lanes, "%x.some", "%y.at")
+    yield f"""
+        %k.next = add i64 %k, {lanes}
+        %is.more = icmp ult i64 %k.next, {shape.head_dim}
+        br i1 %is.more, label %keep, label %done
+    done:
+        ret void
+    }}"""
+
+
+def _kept(shape: Shape, lanes: int, x: str, at: str) -> Iterator[str]:
+    """Store a vector. By integers, because what processors have for it drops denormals."""
+    floats, wide, narrow = (f"<{lanes} x {kind}>" for kind in ("float", "i32", "i16"))
+    if shape.kept == "float":
+        yield f"store {floats} {x}, ptr {at}, align 4"
+        return
+    yield f"""
+        %bits = bitcast {floats} {x} to {wide}
+        %upper = lshr {wide} %bits, splat (i32 16)
+        %odd = and {wide} %upper, splat (i32 1)
+        %less.than.half = add {wide} %odd, splat (i32 32767)
+        %up = add {wide} %bits, %less.than.half
+        %rounded = lshr {wide} %up, splat (i32 16)
+        %is.nan = fcmp uno {floats} {x}, {x}
+        %found = select <{lanes} x i1> %is.nan, {wide} splat (i32 {_NAN}), {wide} %rounded
+        %kept = trunc {wide} %found to {narrow}
+        store {narrow} %kept, ptr {at}, align 2"""
 
 
 # --- softmax -------------------------------------------------------------------------------------

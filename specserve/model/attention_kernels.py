@@ -17,6 +17,7 @@ class AttentionKernels:
         self._code = Functions(code(shape))
         self.most_rows = shape.most_rows
         self.soften = self._code.address("soften")
+        self.keep_key, self.keep_value = map(self._code.address, ("keep_key", "keep_value"))
         self.by_size = np.array(  # int64 [2, n]: `score_<n>` and `weigh_<n>`
             [
                 [self._code.address(f"{name}_{size}") for size in range(1, shape.most_rows + 1)]
@@ -26,8 +27,10 @@ class AttentionKernels:
 
 
 @functools.cache
-def attention_kernels(head_dim: int, tile: int) -> AttentionKernels:
+def attention_kernels(head_dim: int, tile: int, num_bytes: int) -> AttentionKernels:
+    """`num_bytes`: of a number that is kept, see `Shape`."""
     machine = host_machine()
     assert machine is not None, "who wants these has products, which need one"
     # A vector of sums is two registers where vectors are half as wide.
-    return AttentionKernels(Shape(head_dim, tile, math.gcd(head_dim, LANES), machine.most_rows))
+    columns = math.gcd(head_dim, LANES)
+    return AttentionKernels(Shape(head_dim, tile, columns, machine.most_rows, num_bytes))

@@ -18,7 +18,7 @@ from specserve.model.attention import AttentionBatch
 from specserve.model.attention_kernels import attention_kernels
 from specserve.model.forward_job import Batch, Cache, Code, Room, Sizes, Tokens, Weights
 from specserve.model.forward_record import Record, entry
-from specserve.model.kv_cache import NULL_BLOCK, TiledKVCache
+from specserve.model.kv_cache import NULL_BLOCK, CacheShape, TiledKVCache
 from specserve.model.layer_kernels import LANES
 from specserve.model.machine_code import Team
 from specserve.model.transformer import EMBEDDING_TAP, Transformer
@@ -50,27 +50,29 @@ class CompiledForward:
         num_blocks: int,
         block_size: int,
         num_spare_positions: int = 0,
+        kv_dtype: torch.dtype = torch.float32,
         on_demand: bool = False,
     ) -> None:
         """So many positions behind the model's last are taken for that.
 
-        `on_demand`: memory is taken from the system where something is kept, not beforehand.
+        `kv_dtype`: keys and values are kept in it, float32 or bfloat16; `on_demand`: memory is
+        taken from the system where something is kept, not beforehand.
         """
         spec, num_ranks = model.config, model.parallel.size
         self._model = model  # which owns what the weights are views of
         self.embedding: Floats = model.embedding.numpy()  # [V, E]
-        self.cache = TiledKVCache(
+        shape = CacheShape(
             num_layers=spec.num_layers,
             num_kv_heads=spec.num_kv_heads // num_ranks,
             head_dim=spec.head_dim,
             num_blocks=num_blocks,
             block_size=block_size,
-            on_demand=on_demand,
         )
+        self.cache = TiledKVCache(shape, dtype=kv_dtype, on_demand=on_demand)
         team = Team.of_torch()
         assert team is not None, "compiled products have asked"
         self._team = team
-        attention = attention_kernels(spec.head_dim, self.cache.tile)
+        attention = attention_kernels(spec.head_dim, self.cache.tile, self.cache.keys.itemsize)
         products, rows = compiled_weights.products(model.layers)
         widths = [spec.layer_width(index) // num_ranks for index in range(spec.num_layers)]
         self._widths = np.array(widths)
@@ -93,11 +95,12 @@ class CompiledForward:
         if num_spare_positions:
             rotary = np.concatenate([rotary, rotary[-1:].repeat(num_spare_positions, axis=0)])
         functions = np.array([kernels.addresses for kernels in rows])
-        others = np.array([attention.soften, team.barrier])
+        kept = attention.keep_key, attention.keep_value
+        others = np.array([attention.soften, *kept, team.barrier])
         for record in self._record, self._later:
             record.set_arrays(Weights(*norms, rotary, products, self._widths))
             record.set_arrays(Code(functions, attention.by_size, others))
-            record.set_arrays(Cache(self.cache.keys.numpy(), self.cache.values.numpy()))
+            record.set_arrays(Cache(*self.cache.as_bytes()))
 
     def plan(self, batch: AttentionBatch) -> None:
         """Lay out one forward of `batch`."""
@@ -211,7 +214,7 @@ class CompiledForward:
     def _sizes(self, first_part: int, end_part: int) -> Sizes:
         shape, block_size = self._shape, self.cache.block_size
         of_token = shape.panel, shape.num_heads, self._num_keys, shape.outputs
-        return Sizes(first_part, end_part, block_size, *of_token)
+        return Sizes(first_part, end_part, block_size, *of_token, self._model.config.head_dim)
 
     def _call(self, first_part: int, end_part: int) -> None:
         record, num_threads = self._record, torch.get_num_threads()

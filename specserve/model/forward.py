@@ -43,11 +43,25 @@ class Forward(Protocol):
 
 
 def make_forward(
-    model: Transformer, *, num_blocks: int, block_size: int, deterministic: bool
+    model: Transformer,
+    *,
+    num_blocks: int,
+    block_size: int,
+    deterministic: bool,
+    kv_dtype: torch.dtype | None = None,
 ) -> Forward:
-    """The faster one that this model and machine have, the same on every rank."""
-    if model.parallel.agree(CompiledForward.suits(model) and are_usable()):
-        return CompiledForward(model, num_blocks=num_blocks, block_size=block_size)
+    """The faster one that this model and machine have, the same on every rank.
+
+    `kv_dtype`: keys and values are kept in it; None: in the one that is computed with.
+    """
+    kept = kv_dtype or model.embedding.dtype
+    is_readable = kept in (torch.float32, torch.bfloat16)
+    if model.parallel.agree(is_readable and CompiledForward.suits(model) and are_usable()):
+        return CompiledForward(model, num_blocks=num_blocks, block_size=block_size, kv_dtype=kept)
     return TorchForward(
-        model, num_blocks=num_blocks, block_size=block_size, deterministic=deterministic
+        model,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        deterministic=deterministic,
+        kv_dtype=kept,
     )

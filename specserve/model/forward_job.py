@@ -29,7 +29,8 @@ class Code(NamedTuple):
 
     rows: Array  # [storages, n] of `row_code`
     attention: Array  # [2, n]: `score_<n>` and `weigh_<n>` of `attention_code`
-    others: Array  # [2]: `soften` of it, and what waits for all threads of a team
+    # [4]: `soften`, `keep_key`, `keep_value` of it, and what waits for all threads of a team
+    others: Array
 
 
 class Batch(NamedTuple):
@@ -43,10 +44,13 @@ class Batch(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Keys lie in tiles, so that some of them are a vector."""
+    """Keys lie in tiles, so that some of them are a vector. Bytes: only machine code knows numbers.
 
-    keys: Array  # [L, pages, KV, tiles of a page * D, tile]
-    values: Array  # [L, pages, KV, page size, D]
+    The last dimension of both is that of the numbers times the bytes that one of them has.
+    """
+
+    keys: Array  # uint8 [L, pages, KV, tiles of a page * D, tile]
+    values: Array  # uint8 [L, pages, KV, page size, D]
 
 
 class Tokens(NamedTuple):
@@ -80,6 +84,7 @@ class Sizes(NamedTuple):
     num_heads: int
     num_keys: int  # whole LANES
     outputs: int  # columns of `added`
+    head_dim: int  # D
 
 
 class Job(NamedTuple):

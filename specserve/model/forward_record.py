@@ -36,14 +36,15 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 # and its shape.
 GROUPS = (Weights, Code, Batch, Cache, Tokens, Room)
 ARRAY_WORDS = 6
-FIRST_ARRAY = 1 + len(Sizes._fields)
+NUM_SIZES = len(Sizes._fields)
+FIRST_ARRAY = 1 + NUM_SIZES
 RECORD_WORDS = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in GROUPS)
 _PLACES = {
     group: FIRST_ARRAY + ARRAY_WORDS * sum(len(before._fields) for before in GROUPS[:place])
     for place, group in enumerate(GROUPS)
 }
 _NOTHING = (0,) * (ARRAY_WORDS - 1)  # dimensions that an array has not
-_KINDS = np.dtype(np.float32).char + np.dtype(np.int64).char
+_KINDS = "".join(np.dtype(kind).char for kind in (np.float32, np.int64, np.uint8))
 
 
 class Record:
@@ -137,12 +138,12 @@ def _reader(sources: int) -> Callable[..., None]:
         if not sources:
             return
         record, words, floats = carray(address, RECORD_WORDS, np.int64), np.int64, np.float32
-        sizes = Sizes(record[1], record[2], record[3], record[4], record[5], record[6], record[7])
+        sizes = Sizes(*to_fixed_tuple(record[1:FIRST_ARRAY], NUM_SIZES))
         rows, attention = _array(record, 7, 2, words), _array(record, 8, 2, words)
         pages, shared = _array(record, 11, 2, words), _array(record, 12, 2, words)
-        cache = Cache(_array(record, 13, 5, floats), _array(record, 14, 5, floats))
+        cache = Cache(_array(record, 13, 5, np.uint8), _array(record, 14, 5, np.uint8))
         x, hidden = _array(record, 15, 2, floats), _array(record, 16, 2, floats)
-        kept = len(x), cache.values.shape[2], cache.values.shape[4]
+        kept = len(x), cache.values.shape[2], sizes.head_dim
         job = Job(
             sizes,
             _weights_of(record),

@@ -18,10 +18,10 @@ _CHUNK_BYTES = 16 * _PAGE_BYTES
 _LINE_BYTES = 64
 
 
-def large_zeros(shape: tuple[int, ...]) -> Tensor:
-    """float32 [shape] in large pages of its own, which the system gives when they are written."""
-    flat = _untouched(math.prod(shape) * torch.float32.itemsize)
-    return flat[: math.prod(shape) * torch.float32.itemsize].view(torch.float32).view(shape)
+def large_zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor in large pages of its own, which the system gives when they are written."""
+    size = math.prod(shape) * dtype.itemsize
+    return _untouched(size)[:size].view(dtype).view(shape)
 
 
 class Arena:

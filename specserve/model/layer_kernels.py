@@ -163,6 +163,12 @@ def _turn(x: Array, angles: Array) -> None:
 
 
 @_compiled
+def _tile(job: Job) -> int:
+    """Keys of a tile."""
+    return job.cache.keys.shape[4] * job.sizes.head_dim // job.cache.values.shape[4]
+
+
+@_compiled
 def place_heads(qkv: Array, layer: int, job: Job, tokens: slice) -> None:
     """Split qkv [N, >= (H + 2 KV) * D] of `tokens`: norm and turn heads, keep keys and values.
 
@@ -171,7 +177,8 @@ def place_heads(qkv: Array, layer: int, job: Job, tokens: slice) -> None:
     room, cache, weights = job.room, job.cache, job.weights
     norms, eps = weights.head_norms[layer], weights.head_epsilons[layer]
     num_kv_heads, _, per_kv, size = room.queries.shape
-    num_heads, tile, page_size = num_kv_heads * per_kv, cache.keys.shape[4], job.sizes.page_size
+    num_heads, page_size = num_kv_heads * per_kv, job.sizes.page_size
+    tile, num_bytes = _tile(job), cache.values.shape[4] // size
     scale = np.float32(1) / np.sqrt(np.float32(size))
     lanes, head = np.empty(LANES, np.float32), np.empty(size, np.float32)
     for token in range(tokens.start, tokens.stop):
@@ -190,12 +197,13 @@ def place_heads(qkv: Array, layer: int, job: Job, tokens: slice) -> None:
                 for i in range(size):
                     query[i] = head[i] * scale
             else:
-                kept = cache.keys[layer, page, h - num_heads, inside // tile * size :]
-                for i in range(size):
-                    kept[i, inside % tile] = head[i]
+                kept = cache.keys[layer, page, h - num_heads, inside // tile * size]
+                place = kept[inside % tile * num_bytes :].ctypes.data
+                call(job.code.others[1], (head.ctypes.data, place))
         for g in range(num_kv_heads):
-            start = (num_heads + num_kv_heads + g) * size
-            cache.values[layer, page, g, inside] = qkv[token, start : start + size]
+            value = qkv[token, (num_heads + num_kv_heads + g) * size :]
+            place = cache.values[layer, page, g, inside].ctypes.data
+            call(job.code.others[2], (value.ctypes.data, place))
 
 
 @_compiled
@@ -273,7 +281,7 @@ def _attend_block(
     room, batch, cache, page_size = job.room, job.batch, job.cache, job.sizes.page_size
     place, g, first, start, height = where
     num_kv_heads, num_tokens, per_kv, size = room.queries.shape
-    num_shared, tile = batch.rows[place, 2], cache.keys.shape[4]
+    num_shared, tile = batch.rows[place, 2], _tile(job)
     keys, values = cache.keys[layer, 0, g].ctypes.data, cache.values[layer, 0, g].ctypes.data
     page_stride = num_kv_heads * page_size * size
     scores, stride = room.scores[thread.number], room.scores.shape[2]
@@ -315,7 +323,7 @@ def _attend_to_own(
     place, g, query, at, height = part
     count, end, num_shared, sees_all = batch.rows[place]
     num_kv_heads, _, per_kv, size = job.room.queries.shape
-    tile, page_stride = cache.keys.shape[4], num_kv_heads * page_size * size
+    tile, page_stride = _tile(job), num_kv_heads * page_size * size
     score, weigh = job.code.attention[0, height - 1], job.code.attention[1, height - 1]
     pages, scores = batch.pages[place].ctypes.data, job.room.scores[thread.number]
     before_last = 0 if sees_all else count - 1 - (query + height - 1) // per_kv
@@ -339,7 +347,7 @@ def _attend_to_own(
 def _wait(job: Job, thread: Thread) -> None:
     """Until all threads have come here."""
     if thread.team > 1:
-        call(job.code.others[1], (0,))
+        call(job.code.others[3], (0,))
 
 
 @_compiled

@@ -3,7 +3,7 @@
 import torch
 
 from specserve.model.attention import AttentionBatch, TorchAttention
-from specserve.model.kv_cache import KVCache
+from specserve.model.kv_cache import CacheShape, KVCache
 from specserve.model.transformer import Transformer
 
 
@@ -11,18 +11,29 @@ class TorchForward:
     """Any model on any device."""
 
     def __init__(
-        self, model: Transformer, *, num_blocks: int, block_size: int, deterministic: bool
+        self,
+        model: Transformer,
+        *,
+        num_blocks: int,
+        block_size: int,
+        deterministic: bool,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        """`kv_dtype`: keys and values are kept in it; None: in the one that is computed with."""
         spec, num_ranks = model.config, model.parallel.size
         self._model = model
-        self.cache = KVCache(
+        shape = CacheShape(
             num_layers=spec.num_layers,
             num_kv_heads=spec.num_kv_heads // num_ranks,
             head_dim=spec.head_dim,
             num_blocks=num_blocks,
             block_size=block_size,
+        )
+        self.cache = KVCache(
+            shape,
             dtype=model.embedding.dtype,
             device=model.embedding.device,
+            kept_dtype=kv_dtype,
         )
         self._attention = TorchAttention(
             self.cache, num_heads=spec.num_heads // num_ranks, deterministic=deterministic

@@ -36,9 +36,18 @@ def finished(target: InProcessTarget, asked: list, at_once: int = 4) -> dict:
 
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
-@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [*((dtype, dtype) for dtype in BOTH), BOTH],
+    ids=["float32", "bfloat16", "keys and values in bfloat16"],
+)
 def test_a_forward_stays_on_the_device_and_gives_the_cpu_s_logits(
-    cuda: PretendedCuda, tmp_path: Path, config: dict, dtype: torch.dtype, deterministic: bool
+    cuda: PretendedCuda,
+    tmp_path: Path,
+    config: dict,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    deterministic: bool,
 ):
     folder = write_checkpoint(tmp_path, config, max_position_embeddings=512)
     logits = {}
@@ -51,12 +60,14 @@ def test_a_forward_stays_on_the_device_and_gives_the_cpu_s_logits(
             deterministic=deterministic,
             ballast=120_000,
         )
-        runner = Runner(model, num_blocks=200, block_size=16, deterministic=deterministic)
+        runner = Runner(
+            model, num_blocks=200, block_size=16, deterministic=deterministic, kv_dtype=kv_dtype
+        )
         found = runner.forward(batch(model.config.vocab_size))
         assert found is not None
         assert (found.device, found.dtype) == (device, torch.float32)
         logits[device.type] = found.cpu()
-    near = 1e-4 if dtype is torch.float32 else 0.1
+    near = 1e-4 if kv_dtype is torch.float32 else 0.1
     torch.testing.assert_close(logits["cuda"], logits["cpu"], atol=near, rtol=near)
 
 

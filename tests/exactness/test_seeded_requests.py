@@ -122,13 +122,17 @@ def test_weights_of_16_bits_give_equal_tokens_on_two_ranks_with_drafts(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flag", "dtype"), [("--dtype", "bfloat16"), ("--kv-dtype", "float32")], ids=["whole", "kv"]
+)
 def test_bfloat16_gives_equal_tokens_together_on_two_ranks_and_with_drafts(
-    start_service: Callable[..., str], alone: list[Outcome]
+    start_service: Callable[..., str], alone: list[Outcome], flag: str, dtype: str
 ):
-    brain = (*LIMIT, "--dtype", "bfloat16", "--oversubscribe", "--speculation")
+    brain = (*LIMIT, flag, "bfloat16", "--oversubscribe", "--speculation")
     address = start_service(*brain, "off")
     with Client(address) as client:
-        assert client.model_info().dtype == "bfloat16"
+        info = client.model_info()
+        assert (info.dtype, info.kv_dtype) == (dtype, "bfloat16")
     reference = run(address, REQUESTS, concurrency=1)
     assert differing(reference, run(address, REQUESTS, concurrency=32, shuffle_seed=5)) == []
     for flags in (

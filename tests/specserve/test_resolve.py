@@ -84,7 +84,7 @@ def test_resolution_changes_no_explicit_wish():
     wish = Config(
         model=ModelConfig(name="n", dtype="bfloat16", max_model_len=100),
         topology=TopologyConfig(topology="2+0", device="cpu", threads=2),
-        engine=EngineConfig(num_blocks=7, deterministic=False),
+        engine=EngineConfig(kv_dtype="float32", num_blocks=7, deterministic=False),
     )
     config = resolved(wish)
     assert (config.model.name, config.model.dtype) == ("n", "bfloat16")
@@ -127,6 +127,32 @@ def test_blocks_take_at_most_a_quarter_of_free_memory():
     assert config.engine.num_blocks == (16 << 20) // block_bytes
     two = resolved(Config(topology=TopologyConfig(topology="2+0")), machine)
     assert two.engine.num_blocks == config.engine.num_blocks  # half the memory, half the heads
+
+
+def test_keys_and_values_take_half_the_memory_in_bfloat16():
+    def of(dtype: str | None = None, kv_dtype: str | None = None) -> EngineConfig:
+        engine = EngineConfig(kv_memory="64MiB", kv_dtype=kv_dtype)
+        return resolved(Config(engine=engine, model=ModelConfig(dtype=dtype))).engine
+
+    whole = of()
+    assert whole.kv_dtype == "float32"
+    assert whole.num_blocks is not None
+    for dtype, wish, kept in (
+        (None, "bfloat16", "bfloat16"),
+        ("bfloat16", None, "bfloat16"),
+        ("bfloat16", "float32", "float32"),
+        ("float16", None, "float32"),
+    ):
+        found = of(dtype, wish)
+        assert found.kv_dtype == kept
+        assert found.num_blocks == whole.num_blocks * (2 if kept == "bfloat16" else 1)
+
+
+def test_on_cuda_keys_and_values_are_kept_as_the_model_computes():
+    machine = msgspec.structs.replace(MACHINE, cuda_devices=DEVICES)
+    for dtype in ("float32", "bfloat16", "float16"):
+        config = Config(topology=TopologyConfig(device="cuda"), model=ModelConfig(dtype=dtype))
+        assert resolved(config, machine).engine.kv_dtype == dtype
 
 
 def test_what_a_drafter_keeps_counts_as_memory():
@@ -202,6 +228,10 @@ def test_ballast_layers_count_in_the_kv_of_a_token():
             "topology.topology: '2' is not of the form",
         ),
         (Config(engine=EngineConfig(kv_memory="lots")), "engine.kv_memory: 'lots' is not a size"),
+        (
+            Config(engine=EngineConfig(kv_dtype="float16")),
+            "engine.kv_dtype: 'float16' is not known on cpu (float32, bfloat16)",
+        ),
         (Config(telemetry=TelemetryConfig(log_level="loud")), "telemetry.log_level: 'loud'"),
         (speculating("maybe"), "speculation.mode: 'maybe' is not known (off, sync, async, auto)"),
         (speculating("async"), "speculation.mode: async needs a draft process"),
@@ -360,13 +390,3 @@ def test_half_weights_are_half_as_much_memory():
 def test_on_a_cpu_tokens_are_kept_in_float32(device, dtype, expected):
     model, topology = ModelConfig(dtype=dtype), TopologyConfig(device=device)
     assert ResolvedConfig(model=model, topology=topology).state_dtype == expected
-
-
-def test_on_a_cpu_a_token_takes_as_much_room_in_any_dtype():
-    rooms = [
-        resolved(
-            Config(model=ModelConfig(dtype=dtype), engine=EngineConfig(kv_memory="16MiB"))
-        ).engine.num_blocks
-        for dtype in ("float32", "bfloat16", "float16")
-    ]
-    assert len(set(rooms)) == 1

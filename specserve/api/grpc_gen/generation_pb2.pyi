@@ -298,7 +298,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "model_type", "vocab_size", "max_model_len", "num_layers", "num_params", "ballast_params", "dtype", "half_weights", "device", "tensor_parallel", "deterministic", "eos_token_ids", "has_chat_template")
+    __slots__ = ("model", "model_type", "vocab_size", "max_model_len", "num_layers", "num_params", "ballast_params", "dtype", "half_weights", "kv_dtype", "device", "tensor_parallel", "deterministic", "eos_token_ids", "has_chat_template")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +308,7 @@ class GetModelInfoResponse(_message.Message):
     BALLAST_PARAMS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     HALF_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
@@ -322,12 +323,13 @@ class GetModelInfoResponse(_message.Message):
     ballast_params: int
     dtype: str
     half_weights: bool
+    kv_dtype: str
     device: str
     tensor_parallel: int
     deterministic: bool
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     has_chat_template: bool
-    def __init__(self, model: _Optional[str] = ..., model_type: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_params: _Optional[int] = ..., ballast_params: _Optional[int] = ..., dtype: _Optional[str] = ..., half_weights: _Optional[bool] = ..., device: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., deterministic: _Optional[bool] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., model_type: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_params: _Optional[int] = ..., ballast_params: _Optional[int] = ..., dtype: _Optional[str] = ..., half_weights: _Optional[bool] = ..., kv_dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., deterministic: _Optional[bool] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()
