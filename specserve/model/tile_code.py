@@ -18,7 +18,15 @@ cut stays in the inner caches; sums wait in y for the next part.
 """
 
 from specserve.model.row_code import checked, task
-from specserve.model.tile_steps import PANEL, ROWS, STEP, TILE_LINE, step_bytes, step_code
+from specserve.model.tile_steps import (
+    PANEL,
+    ROWS,
+    SHARES,
+    STEP,
+    TILE_LINE,
+    step_bytes,
+    step_code,
+)
 
 _CHUNK = 8  # tiles of rows that are cut at a time, ...
 PART = 1024  # ... and inputs
@@ -48,19 +56,32 @@ def code(*, rounds: bool = False) -> str:
 
 
 def _place(tile: str) -> str:
-    """%row, where a tile begins, and %height, how many rows it has."""
+    """%row, where a tile begins, and %height, how many rows it has: all have as many, or one more.
+
+    The unit takes as long for a tile as that has rows. Were all full but the last, 33 rows would
+    take as long as 48 of three tiles, and it would be configured anew as often.
+    """
     return f"""
-        %row = mul i64 {tile}, {ROWS}
-        %below = sub i64 %rows, %row
-        %is.full = icmp ugt i64 %below, {ROWS}
-        %height = select i1 %is.full, i64 {ROWS}, i64 %below"""
+        %are.higher = icmp ult i64 {tile}, %extra
+        %one.more = zext i1 %are.higher to i64
+        %height = add i64 %even, %one.more
+        %higher = select i1 %are.higher, i64 {tile}, i64 %extra
+        %row.even = mul i64 {tile}, %even
+        %row = add i64 %row.even, %higher"""
+
+
+def _heights() -> str:
+    """%even, rows of a tile at least, and %extra, tiles that have one more, the first ones."""
+    return """
+        %even = udiv i64 %rows, %tiles
+        %extra = urem i64 %rows, %tiles"""
 
 
 def _cut_all(step: int) -> str:
     """`part` inputs of tiles first to end - 1."""
     return f"""
-    define internal void @cut_all(ptr %x, i64 %in, i64 %part, i64 %rows, i64 %first, i64 %end,
-                                  ptr %room) #0 {{
+    define internal void @cut_all(ptr %x, i64 %in, i64 %part, i64 %even, i64 %extra, i64 %first,
+                                  i64 %end, ptr %room) #0 {{
     entry:
         %tile.bytes = mul i64 %part, {step // STEP}
         br label %tile
@@ -151,7 +172,7 @@ def _part(step: int) -> str:
         %inputs = select i1 %is.last, i64 %k.left, i64 %most.inputs
         %tile.bytes = mul i64 %inputs, {step // STEP}
         %x.k = getelementptr float, ptr %x, i64 %k
-        call void @cut_all(ptr %x.k, i64 %in, i64 %inputs, i64 %rows,
+        call void @cut_all(ptr %x.k, i64 %in, i64 %inputs, i64 %even, i64 %extra,
                            i64 %t.first, i64 %t.end, ptr %room)
         %w.k.offset = mul i64 %k, {2 * PANEL}
         %w.k = getelementptr i8, ptr %weight, i64 %w.k.offset
@@ -180,12 +201,14 @@ def _tiles() -> str:
     multiply:
         br i1 %is.pair, label %pair, label %single
     pair:
+        %is.later = icmp ugt i64 %n, {SHARES - 1}
+        %share = select i1 %is.later, i64 {SHARES - 1}, i64 %n
         call void @panels_2(ptr %pieces, ptr %w.panel, ptr %y.tile, i64 %inputs,
-                            i64 %panel.bytes, i64 %line, i1 %is.first)
+                            i64 %panel.bytes, i64 %line, i1 %is.first, i64 %share)
         br label %tile.end
     single:
         call void @panels_1(ptr %pieces, ptr %w.panel, ptr %y.tile, i64 %inputs,
-                            i64 %panel.bytes, i64 %line, i1 %is.first)
+                            i64 %panel.bytes, i64 %line, i1 %is.first, i64 0)
         br label %tile.end
     tile.end:
         %t.next = add i64 %t, 1
@@ -198,6 +221,7 @@ def _sizes(step: int) -> str:
     return f"""
         %rows.up = add i64 %rows, {ROWS - 1}
         %tiles = udiv i64 %rows.up, {ROWS}
+        {_heights()}
         store i64 0, ptr %configured
         %is.few = icmp ult i64 %tiles, {_CHUNK}
         %most = select i1 %is.few, i64 %tiles, i64 {_CHUNK}

@@ -17,6 +17,9 @@ PANEL = 2 * COLUMNS
 ROWS = 16  # of a tile at most
 TILE_LINE = 64
 _TILE_BYTES = 1024
+_TILE_LINES = _TILE_BYTES // LINE_BYTES
+SHARES = 3  # of a step's weights of a panel: a third of what memory can in a step's time
+_SHARE_LINES = -(-2 * _TILE_LINES // SHARES)
 # Eight registers: sums of two panels, one tile of weights, up to three pieces of a tile of rows.
 _WEIGHTS, _PIECES, _NUM_TILES = 4, 5, 8
 
@@ -105,11 +108,20 @@ def _rounded(half: int) -> Iterator[str]:
 
 
 def _panels(count: int, num_pieces: int) -> Iterator[str]:
-    """y[tile of rows, `count` panels] += sums over a part of the inputs, = over the first."""
+    """y[tile of rows, `count` panels] += sums over a part of the inputs, = over the first.
+
+    One panel comes from memory as it is read, and what follows it is asked for. Two are read by
+    some tiles of rows; of the two that follow each of the first tiles asks for its %share, so that
+    memory has work while the unit has.
+    """
     sums = range(2 * count)  # of half a panel each
     yield f"""
     define internal void @panels_{count}(ptr %pieces, ptr %weight, ptr %y, i64 %part,
-                                         i64 %panel.bytes, i64 %line, i1 %is.first) #0 {{"""
+                                         i64 %panel.bytes, i64 %line, i1 %is.first,
+                                         i64 %share) #0 {{
+        %share.bytes = mul i64 %share, {_SHARE_LINES * LINE_BYTES}
+        %next = mul i64 %panel.bytes, {count}
+        %ask = add i64 %next, %share.bytes"""
     for place in sums:
         yield f"%y.{place} = getelementptr float, ptr %y, i64 {COLUMNS * place}"
     yield from _entered(len(sums))
@@ -124,7 +136,10 @@ def _panels(count: int, num_pieces: int) -> Iterator[str]:
     for place in sums:
         panel, half = divmod(place, 2)
         yield from _weights_loaded(place, f"%w.{panel}", half)
-        yield from _asked_for(place, str(AHEAD_BYTES))
+        if count == 1:
+            yield from _asked_for(place, str(AHEAD_BYTES))
+        elif half == 0:
+            yield from _asked_for(place, "%ask", _SHARE_LINES)
         yield from _added(place, num_pieces)
     yield from _left(len(sums))
 
@@ -207,10 +222,10 @@ def _weights_loaded(place: int, panel: str, half: int) -> Iterator[str]:
         call void @llvm.x86.tileloadd64(i8 {_WEIGHTS}, ptr %b.{place}, i64 {TILE_LINE})"""
 
 
-def _asked_for(place: int, ahead: str) -> Iterator[str]:
+def _asked_for(place: int, ahead: str, num_lines: int = _TILE_LINES) -> Iterator[str]:
     """What is so many bytes ahead of these weights."""
     yield f"%ahead.{place} = getelementptr i8, ptr %b.{place}, i64 {ahead}"
-    for at in range(0, _TILE_BYTES, LINE_BYTES):
+    for at in range(0, num_lines * LINE_BYTES, LINE_BYTES):
         yield f"""
         %ahead.{place}.{at} = getelementptr i8, ptr %ahead.{place}, i64 {at}
         call void @llvm.prefetch.p0(ptr %ahead.{place}.{at}, i32 0, i32 2, i32 1)"""
