@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 
-from specserve.model.attention_code import LANES, Shape, code
+from specserve.model.attention_code import Shape, code
 from specserve.model.machine_code import Functions, host_machine
+from specserve.model.softmax_code import LANES
 
 
 class AttentionKernels:

@@ -214,7 +214,8 @@ class CompiledForward:
     def _sizes(self, first_part: int, end_part: int) -> Sizes:
         shape, block_size = self._shape, self.cache.block_size
         of_token = shape.panel, shape.num_heads, self._num_keys, shape.outputs
-        return Sizes(first_part, end_part, block_size, *of_token, self._model.config.head_dim)
+        of_pages = self.cache.head_dim, self.cache.tile
+        return Sizes(first_part, end_part, block_size, *of_token, *of_pages)
 
     def _call(self, first_part: int, end_part: int) -> None:
         record, num_threads = self._record, torch.get_num_threads()

@@ -29,7 +29,7 @@ class Code(NamedTuple):
 
     rows: Array  # [storages, n] of `row_code`
     attention: Array  # [2, n]: `score_<n>` and `weigh_<n>` of `attention_code`
-    # [4]: `soften`, `keep_key`, `keep_value` of it, and what waits for all threads of a team
+    # [4]: `soften`, `keep_key` and `keep_value` of it, and what waits for all threads of a team
     others: Array
 
 
@@ -85,6 +85,7 @@ class Sizes(NamedTuple):
     num_keys: int  # whole LANES
     outputs: int  # columns of `added`
     head_dim: int  # D
+    tile: int  # keys
 
 
 class Job(NamedTuple):

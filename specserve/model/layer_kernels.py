@@ -163,47 +163,36 @@ def _turn(x: Array, angles: Array) -> None:
 
 
 @_compiled
-def _tile(job: Job) -> int:
-    """Keys of a tile."""
-    return job.cache.keys.shape[4] * job.sizes.head_dim // job.cache.values.shape[4]
-
-
-@_compiled
 def place_heads(qkv: Array, layer: int, job: Job, tokens: slice) -> None:
-    """Split qkv [N, >= (H + 2 KV) * D] of `tokens`: norm and turn heads, keep keys and values.
-
-    Queries are scaled by D ** -.5 already.
-    """
+    """Of qkv [N, >= (H + 2 KV) * D] norm and turn heads, scale queries, keep keys and values."""
     room, cache, weights = job.room, job.cache, job.weights
     norms, eps = weights.head_norms[layer], weights.head_epsilons[layer]
     num_kv_heads, _, per_kv, size = room.queries.shape
     num_heads, page_size = num_kv_heads * per_kv, job.sizes.page_size
-    tile, num_bytes = _tile(job), cache.values.shape[4] // size
+    tile, num_bytes = job.sizes.tile, cache.values.shape[4] // size
     scale = np.float32(1) / np.sqrt(np.float32(size))
     lanes, head = np.empty(LANES, np.float32), np.empty(size, np.float32)
     for token in range(tokens.start, tokens.stop):
         position, slot = room.places[:, token]
         page, inside = slot // page_size, slot % page_size
-        angles = weights.rotary[position]
         for h in range(num_heads + num_kv_heads):
             head[:] = qkv[token, h * size : (h + 1) * size]
             if len(norms):
                 rms = _rms_scale(head, eps, lanes)
                 for i in range(size):
                     head[i] = head[i] * rms * norms[h, i]
-            _turn(head, angles)
+            _turn(head, weights.rotary[position])
             if h < num_heads:
                 query = room.queries[h // per_kv, token, h % per_kv]
                 for i in range(size):
                     query[i] = head[i] * scale
             else:
                 kept = cache.keys[layer, page, h - num_heads, inside // tile * size]
-                place = kept[inside % tile * num_bytes :].ctypes.data
-                call(job.code.others[1], (head.ctypes.data, place))
+                kept_at = kept[inside % tile * num_bytes :].ctypes.data
+                call(job.code.others[1], (head.ctypes.data, kept_at))
         for g in range(num_kv_heads):
-            value = qkv[token, (num_heads + num_kv_heads + g) * size :]
-            place = cache.values[layer, page, g, inside].ctypes.data
-            call(job.code.others[2], (value.ctypes.data, place))
+            value = qkv[token, (num_heads + num_kv_heads + g) * size :].ctypes.data
+            call(job.code.others[2], (value, cache.values[layer, page, g, inside].ctypes.data))
 
 
 @_compiled
@@ -281,7 +270,7 @@ def _attend_block(
     room, batch, cache, page_size = job.room, job.batch, job.cache, job.sizes.page_size
     place, g, first, start, height = where
     num_kv_heads, num_tokens, per_kv, size = room.queries.shape
-    num_shared, tile = batch.rows[place, 2], _tile(job)
+    num_shared, tile = batch.rows[place, 2], job.sizes.tile
     keys, values = cache.keys[layer, 0, g].ctypes.data, cache.values[layer, 0, g].ctypes.data
     page_stride = num_kv_heads * page_size * size
     scores, stride = room.scores[thread.number], room.scores.shape[2]
@@ -323,7 +312,7 @@ def _attend_to_own(
     place, g, query, at, height = part
     count, end, num_shared, sees_all = batch.rows[place]
     num_kv_heads, _, per_kv, size = job.room.queries.shape
-    tile, page_stride = _tile(job), num_kv_heads * page_size * size
+    tile, page_stride = job.sizes.tile, num_kv_heads * page_size * size
     score, weigh = job.code.attention[0, height - 1], job.code.attention[1, height - 1]
     pages, scores = batch.pages[place].ctypes.data, job.room.scores[thread.number]
     before_last = 0 if sees_all else count - 1 - (query + height - 1) // per_kv
@@ -335,7 +324,10 @@ def _attend_to_own(
     for i in range(height):
         seen = end if sees_all else end - count + 1 + (query + i) // per_kv
         sizes = seen, -(-most // LANES) * LANES
-        call(job.code.others[0], (scores[at + i].ctypes.data, *sizes, totals[at + i :].ctypes.data))
+        call(
+            job.code.others[0],
+            (scores[at + i].ctypes.data, *sizes, totals[at + i :].ctypes.data),
+        )
     rest = most - num_shared, page_size, page_stride, found[at:].ctypes.data
     call(weigh, (own_line, stride, values, pages, *rest))
 
