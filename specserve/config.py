@@ -61,8 +61,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     num_blocks: Positive | None = None  # None: from kv_memory
     kv_memory: str | None = None  # per rank, e.g. "512MiB"; None: a share of what is free
-    # float32 | bfloat16 | float16: what keys and values are rounded to when they are kept. None:
-    # bfloat16 where `model.dtype` is, else what is computed in.
+    # What keys and values are rounded to when they are kept: float32 | bfloat16 | float16 (CUDA).
+    # None: bfloat16 where `model.dtype` is, else what is computed in.
     kv_dtype: Text | None = None
     max_batch_rows: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 64  # samples that run at once
     # Tokens of one forward: decode rows, then prefill chunks.

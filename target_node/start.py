@@ -239,7 +239,7 @@ def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
         ballast_params=model.ballast_params,
         dtype=str(model.dtype).removeprefix("torch."),
         half_weights=model.half_weights,
-        kv_dtype=config.kv_dtype,
+        kv_dtype=str(node.runner.cache.kept_dtype).removeprefix("torch."),
         device=str(model.embedding.device),
         tensor_parallel=model.parallel.size,
         oversubscribed=config.oversubscribed,

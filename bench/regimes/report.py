@@ -50,7 +50,8 @@ def conditions(results: Results) -> str:
         "none of its own and takes time from target or draft."
         + ("" if served.is_pinned else " **Not pinned: times mean little.**"),
         f"- {plan.num_tokens} new tokens a prompt, end of text ignored, {served.dtype}"
-        f"{' with weights in 16 bits' if served.half_weights else ''}; every group of "
+        f"{' with weights in 16 bits' if served.half_weights else ''}, keys and values in "
+        f"{served.kv_dtype}; every group of "
         "prompts goes to all arms of its contest in rotated order, the first group once more "
         f"beforehand as warm-up (`auto`: for {plan.auto_warm_up_s:g} s). Ratios are taken inside "
         "of a contest.",

@@ -88,6 +88,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     is_pinned: bool
     dtype: str = "float32"
     half_weights: bool = False
+    kv_dtype: str = "float32"
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):

@@ -224,6 +224,7 @@ class Run:
                 is_pinned=options.is_pinned,
                 dtype=options.dtype,
                 half_weights=options.keeps_16_bits,
+                kv_dtype="bfloat16" if options.dtype == "bfloat16" else "float32",
             ),
             machine=self._machine,
             command=options.command,

@@ -42,7 +42,7 @@ _VALUE_FLAGS = (
     ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error"),
     ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),
     ("--kv-dtype", "engine.kv_dtype", "DTYPE",
-     "of keys and values: float32 or bfloat16 (default: as computed; bfloat16 with that dtype)"),
+     "of keys and values (default: bfloat16 with --dtype bfloat16, else what is computed in)"),
 )  # fmt: skip
 _SWITCHES = (
     ("--oversubscribe", "topology.oversubscribe", "share devices or cores between processes"),

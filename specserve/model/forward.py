@@ -17,6 +17,7 @@ class Cache(Protocol):
 
     num_blocks: int
     block_size: int
+    kept_dtype: torch.dtype  # of keys and values
 
     def read(self, layer: int, block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `block_ids`, in order: [num_kv_heads, positions, head_dim] each."""

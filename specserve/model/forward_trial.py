@@ -22,8 +22,10 @@ from specserve.model.rope import RotaryTable
 from specserve.model.torch_forward import TorchForward
 from specserve.model.transformer import Transformer
 
-# By what keys and values are kept in: some of them lie between two numbers of bfloat16.
-_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.005}
+# By what keys and values are kept in. One that lies half-way between two numbers of bfloat16 may be
+# rounded either way: errors of 1e-6 in embeddings moved states by .0035 at most. Without rounding
+# they are .014 off.
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.006}
 _NUM_BLOCKS, _BLOCK_SIZE = 12, 16
 
 _SMALL = ModelSpec(
@@ -35,7 +37,7 @@ _SMALL = ModelSpec(
     num_real_layers=2,
     num_heads=4,
     num_kv_heads=2,
-    head_dim=16,
+    head_dim=24,
     max_position_embeddings=64,
     rms_norm_eps=1e-6,
     rope=RopeSpec(theta=100.0),

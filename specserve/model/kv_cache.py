@@ -50,6 +50,7 @@ class KVCache:
         sizes = (self.num_layers, self.num_kv_heads, num_slots, self.head_dim)
         self.keys = torch.zeros(sizes, dtype=kept_dtype or dtype, device=device)
         self.values = torch.zeros(sizes, dtype=kept_dtype or dtype, device=device)
+        self.kept_dtype = self.keys.dtype
         self._gathered = torch.empty(0, dtype=dtype, device=device)
         # A layer's keys and values by slot and by block: a view costs what a small copy does.
         by_slot = (self.num_layers, self.num_kv_heads * num_slots, self.head_dim)
@@ -153,6 +154,7 @@ class TiledKVCache:
         num_tiles = self.block_size // self.tile
         self.keys = large_zeros((*heads, num_tiles * self.head_dim, self.tile), dtype)
         self.values = large_zeros((*heads, self.block_size, self.head_dim), dtype)
+        self.kept_dtype = dtype
         if not on_demand:
             self.keys.zero_()
             self.values.zero_()

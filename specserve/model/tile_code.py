@@ -12,9 +12,10 @@ fused multiply-adds, though not bit by bit the same. Who may round inputs has th
 bfloat16, which is one piece, and a third of the work.
 
 A weight is *paired*: a panel has, for each 32 inputs, a tile for each half of its 32 columns, [16
-pairs of inputs, 16 columns, 2]. An input's row is cut once for all panels. Two tiles of rows take a
-weight together; more are taken in chunks of tiles. Their inputs are taken in parts, so that what is
-cut stays in the inner caches; sums wait in y for the next part.
+pairs of inputs, 16 columns, 2]. An input's row is cut once for all panels (of two tiles with an odd
+number of rows the one in the middle twice). Two tiles of rows take a weight together; more are
+taken in chunks of tiles. Their inputs are taken in parts, so that what is cut stays in the inner
+caches; sums wait in y for the next part.
 """
 
 from specserve.model.row_code import checked, task
@@ -242,7 +243,7 @@ def _sizes(step: int) -> str:
 def _rows(step: int) -> str:
     """Chunks of tiles of rows, in them parts of the inputs, in them panels, in them the tiles.
 
-    One tile of rows takes panels whole and one by one, as they come from memory. More than two take
+    One tile of rows takes panels whole and one by one, as they come from memory; more than two take
     two at a time, so that the unit always has a sum that does not wait for the one before.
     """
     return f"""

@@ -143,4 +143,4 @@ def test_bfloat16_gives_equal_tokens_together_on_two_ranks_and_with_drafts(
         others = run(start_service(*brain, *flags), REQUESTS, concurrency=16, shuffle_seed=3)
         assert differing(reference, others) == [], flags
     same = [a.token_ids == b.token_ids for a, b in zip(alone, reference, strict=True)]
-    assert sum(same) > 0.5 * NUM_REQUESTS
+    assert 0.5 * NUM_REQUESTS < sum(same) < NUM_REQUESTS

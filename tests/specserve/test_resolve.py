@@ -168,6 +168,8 @@ def test_what_a_drafter_keeps_counts_as_memory():
     ngram = SpeculationConfig(mode="sync", drafter="ngram")
     assert num_blocks(sync) == (64 << 20) // (16 * 4 * (1024 + 256 + 1280))
     assert num_blocks(plain) == num_blocks(ngram) == (64 << 20) // (16 * 4 * 1024)
+    halved = (64 << 20) // (16 * (2 * 1024 + 4 * (256 + 1280)))  # drafters keep float32
+    assert num_blocks(sync, kv_dtype="bfloat16") == halved
     for_kv = {"kv_memory": "160MiB"}
     assert num_blocks(plain, **for_kv) == num_blocks(ngram, **for_kv) == 2560
     with pytest.raises(Unsupported, match=r"draft contexts, of 400\.0 MiB exceed the 256"):

@@ -79,6 +79,7 @@ def test_information_is_that_of_target_and_configuration(rig, channel):
     model = control.GetModelInfo(pb.GetModelInfoRequest())
     assert (model.model, model.vocab_size, model.max_model_len) == ("scripted", 400, 512)
     assert model.has_chat_template
+    assert (model.dtype, model.kv_dtype) == ("float32", "bfloat16")
     info = control.GetServerInfo(pb.GetServerInfoRequest())
     assert (info.topology, info.state, info.limits.max_samples) == ("1+0", "ready", 64)
     rig.until(lambda: control.GetLoad(pb.GetLoadRequest()).num_rounds > 0)

@@ -17,7 +17,6 @@ from specserve.model.forward import make_forward
 from specserve.model.forward_job import Batch
 from specserve.model.forward_record import Record
 from specserve.model.forward_trial import are_usable
-from specserve.model.kv_cache import CacheShape, TiledKVCache
 from specserve.model.linear import can_compile
 from specserve.model.torch_forward import TorchForward
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
@@ -165,6 +164,13 @@ def test_bits_do_not_depend_on_the_batch_nor_on_chunks(model, kv_dtype):
         for sizes in (counts, *(chunks(sum(counts), size) for size in (1, 5, 23, sum(counts)))):
             found = results(make(model, kv_dtype=kv_dtype), [Step({row: n}) for n in sizes])
             assert_same_bits(found, {row: expected[row]})
+
+
+def test_torch_s_bits_do_not_depend_on_chunks_either_where_keys_are_rounded(qwen3):
+    expected = results(by_torch(qwen3, kv_dtype=HALF))
+    for size in (1, 5, 23):
+        steps = [Step({0: n}) for n in chunks(expected[0].shape[1], size)]
+        assert_same_bits(results(by_torch(qwen3, kv_dtype=HALF), steps), {0: expected[0]})
 
 
 def chunks(total, size):
@@ -384,9 +390,12 @@ def anew():
     attention_module.attention_kernels.cache_clear()
 
 
+def made(model, **options):
+    return make_forward(model, num_blocks=9, block_size=16, deterministic=True, **options)
+
+
 def kind_made(model):
-    forward = make_forward(model, num_blocks=9, block_size=16, deterministic=True)
-    return type(forward)
+    return type(made(model))
 
 
 @pytest.mark.slow
@@ -412,6 +421,25 @@ def test_without_numba_torch_serves(anew, qwen3, monkeypatch, caplog):
 def test_what_is_not_float32_is_torchs(tmp_path, dtype, kind):
     model = load(write_checkpoint(tmp_path, QWEN3), dtype=dtype)
     assert kind_made(model) is kind
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "kind"),
+    [(None, CompiledForward), (HALF, CompiledForward), (torch.float16, TorchForward)],
+)
+def test_keys_and_values_are_kept_as_asked_for_by_whoever_can(qwen3, kv_dtype, kind):
+    forward = made(qwen3, kv_dtype=kv_dtype)
+    assert type(forward) is kind
+    kept = kv_dtype or torch.float32
+    assert (
+        forward.cache.kept_dtype == forward.cache.keys.dtype == forward.cache.values.dtype == kept
+    )
+
+
+def test_without_numba_keys_and_values_are_kept_as_asked_for_too(anew, qwen3, monkeypatch):
+    monkeypatch.setattr(compiled, "numba", None)
+    forward = made(qwen3, kv_dtype=HALF)
+    assert (type(forward), forward.cache.keys.dtype) == (TorchForward, HALF)
 
 
 @pytest.mark.slow
@@ -464,27 +492,3 @@ def test_a_record_refuses_what_kernels_would_misread():
         record.set_arrays(Batch(right.astype(np.int32), right, right))
     with pytest.raises(TypeError, match="kernels cannot read int64"):
         record.set_arrays(Batch(np.zeros((4, 4), np.int64)[:, :2], right, right))
-
-
-@pytest.mark.parametrize("kv_dtype", KEPT)
-@pytest.mark.parametrize("block_size", [1, 4, 6, 8, 16, 24, 32, 48])
-def test_what_is_written_to_slots_is_read_from_their_blocks(block_size, kv_dtype):
-    sizes = {"num_layers": 2, "num_kv_heads": 3, "head_dim": 5, "num_blocks": 7}
-    cache = TiledKVCache(CacheShape(**sizes, block_size=block_size), dtype=kv_dtype)
-    slots = np.random.default_rng(0).permutation(7 * block_size)[: 4 * block_size]
-    keys, values = torch.randn(2, len(slots), 2, 3, 5)
-    expected = torch.zeros(2, 2, 3, 7 * block_size, 5)  # keys and values, by slot
-    for kept, entries in zip(expected, (keys, values), strict=True):
-        kept[:, :, slots] = entries.permute(1, 2, 0, 3).to(kv_dtype).float()
-    cache.write_layers(slots, keys, values)
-    blocks = torch.tensor([5, 0, 3, 3])
-    places = (blocks[:, None] * block_size + torch.arange(block_size)).flatten()
-    for layer in range(2):
-        for found, kept in zip(cache.read(layer, blocks), expected, strict=True):
-            assert torch.equal(found, kept[layer][:, places])
-
-
-def test_tiles_are_in_one_block():
-    for block_size, tile in ((1, 1), (16, 16), (24, 8), (6, 2), (64, 16)):
-        sizes = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 4, "num_blocks": 3}
-        assert TiledKVCache(CacheShape(**sizes, block_size=block_size)).tile == tile
