@@ -59,8 +59,8 @@ def code(*, rounds: bool = False) -> str:
 def _place(tile: str) -> str:
     """%row, where a tile begins, and %height, how many rows it has: all have as many, or one more.
 
-    The unit takes as long for a tile as that has rows. Were all full but the last, 33 rows would
-    take as long as 48 of three tiles, and it would be configured anew as often.
+    Were all full but the last, 33 rows would take nearly as long as 48: a tile of one row has the
+    others' loads of weights, and the unit would be configured twice for each pair of panels.
     """
     return f"""
         %are.higher = icmp ult i64 {tile}, %extra

@@ -18,7 +18,7 @@ ROWS = 16  # of a tile at most
 TILE_LINE = 64
 _TILE_BYTES = 1024
 _TILE_LINES = _TILE_BYTES // LINE_BYTES
-SHARES = 3  # of a step's weights of a panel: a third of what memory can in a step's time
+SHARES = 3  # of a step's weights: each is about what memory can bring in a step's time
 _SHARE_LINES = -(-2 * _TILE_LINES // SHARES)
 # Eight registers: sums of two panels, one tile of weights, up to three pieces of a tile of rows.
 _WEIGHTS, _PIECES, _NUM_TILES = 4, 5, 8
@@ -111,8 +111,8 @@ def _panels(count: int, num_pieces: int) -> Iterator[str]:
     """y[tile of rows, `count` panels] += sums over a part of the inputs, = over the first.
 
     One panel comes from memory as it is read, and what follows it is asked for. Two are read by
-    some tiles of rows; of the two that follow each of the first tiles asks for its %share, so that
-    memory has work while the unit has.
+    some tiles of rows; of the two that follow each of a chunk's first three tiles asks for its
+    %share, so that memory has work while the unit has.
     """
     sums = range(2 * count)  # of half a panel each
     yield f"""

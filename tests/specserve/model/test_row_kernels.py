@@ -114,7 +114,7 @@ def test_bits_do_not_depend_on_threads_or_shards(num_threads, storage, num_rows,
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_bits_do_not_depend_on_the_rows_beside(storage):
-    """Chunks of 128 rows and parts of 128 and 1,024 inputs of the matrix unit included."""
+    """Chunks of eight tiles and parts of 128 and 1,024 inputs of the matrix unit included."""
     weight, x = torch.randn(70, 2112), torch.randn(300, 2112)
     product = compiled(weight, storage)
     alone = torch.cat([product(row[None]) for row in x])
