@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from specserve import __version__
 from specserve.commands import audit, calibrate, chat, generate, info, launch, train
 from specserve.errors import SpecserveError
+from specserve.stop_signals import interrupts_merged
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 1 for a failure, 2 for bad usage or configuration."""
     arguments = build_parser().parse_args(argv)
     try:
-        return arguments.run(arguments)
+        with interrupts_merged():
+            return arguments.run(arguments)
     except SpecserveError as error:
         sys.stderr.write(f"specserve: {error}\n")
         return EXIT_USAGE if error.code in _USAGE_CODES else EXIT_FAILED

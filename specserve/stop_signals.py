@@ -4,15 +4,18 @@
 Imports nothing slow: a process may be told to stop before it has imported anything else.
 """
 
+import math
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AT_ONCE_S = 0.5  # between two that are one; whoever means a second one takes longer
 _SIGNAL_EXIT = 128  # shells add the number of the signal that ended a command
 
 _Handler = Callable[[int, FrameType | None], object]
@@ -56,6 +59,25 @@ def stops_unwind() -> Generator[None]:
 
     theirs = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) == signal.SIG_DFL]
     with _handled(theirs, leave):
+        yield
+
+
+@contextmanager
+def interrupts_merged() -> Generator[None]:
+    """Inside, Ctrl-C twice at once is one: a second would interrupt what cleans up after the first.
+
+    gRPC's channels do not stand that: one whose end was interrupted waits for it without end.
+    """
+    interrupted_s = -math.inf
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        nonlocal interrupted_s
+        before_s, interrupted_s = interrupted_s, time.monotonic()
+        if interrupted_s - before_s > _AT_ONCE_S:
+            raise KeyboardInterrupt
+
+    is_theirs = signal.getsignal(signal.SIGINT) != signal.default_int_handler
+    with _handled([] if is_theirs else [signal.SIGINT], interrupt):
         yield
 
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from specserve.stop_signals import heard_stops, stops_deferred, stops_unwind
+from specserve import stop_signals
+from specserve.stop_signals import heard_stops, interrupts_merged, stops_deferred, stops_unwind
 
 pytestmark = pytest.mark.usefixtures("nobody_handles_stops")
 
@@ -27,6 +28,34 @@ def test_only_the_first_signal_unwinds():
         signal.raise_signal(signal.SIGTERM)
     assert ended.value.code == 143
     assert cleaned_up
+
+
+def test_an_interrupt_that_comes_twice_at_once_is_one(monkeypatch):
+    now_s = [7.0]
+    monkeypatch.setattr(stop_signals.time, "monotonic", lambda: now_s[0])
+    before, num_heard = signal.getsignal(signal.SIGINT), 0
+    with interrupts_merged():
+        for after_s, is_heard in ((0.0, True), (0.1, False), (0.4, False), (2.0, True)):
+            now_s[0] += after_s
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                num_heard += 1
+                assert is_heard
+    assert num_heard == 2
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_who_handles_interrupts_still_does():
+    heard = []
+    signal.signal(signal.SIGINT, lambda *_: heard.append(True))
+    try:
+        with interrupts_merged():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert heard == [True, True]
 
 
 def test_one_inside_another_unwinds_both():
