@@ -74,7 +74,9 @@ def code(shape: Shape) -> str:
     for lanes in sorted({shape.tile, shape.columns, LANES}):
         vector = f"<{lanes} x float>"
         parts.append(f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})")
-    parts += [*soften_code(), *_keep_key(shape), *_keep_value(shape)]
+    parts += soften_code()
+    parts += _keep(shape, "keep_key", 1, shape.tile)  # among the keys of its tile
+    parts += _keep(shape, "keep_value", shape.columns, 1)
     for size in range(1, shape.most_rows + 1):
         parts += [*_score(shape, size), *_weigh(shape, size)]
     return "\n".join(parts)
@@ -293,40 +295,18 @@ class _Sums:
 # --- what is kept --------------------------------------------------------------------------------
 
 
-def _keep_key(shape: Shape) -> Iterator[str]:
-    """One [D] among the keys of its tile."""
+def _keep(shape: Shape, name: str, lanes: int, stride: int) -> Iterator[str]:
+    """One [D], so many numbers at a time; `stride` leads from each to the next where it is kept."""
     yield f"""
-    define void @keep_key(ptr noalias %x, ptr noalias %y) #0 {{
-    entry:
-        br label %keep
-    keep:
-        %k = phi i64 [0, %entry], [%k.next, %keep]
-        %x.at = getelementptr float, ptr %x, i64 %k
-        %x.one = load <1 x float>, ptr %x.at, align 4
-        %y.place = mul i64 %k, {shape.tile}
-        %y.at = getelementptr {shape.kept}, ptr %y, i64 %y.place"""
-    yield from _kept(shape, 1, "%x.one", "%y.at")
-    yield f"""
-        %k.next = add i64 %k, 1
-        %is.more = icmp ult i64 %k.next, {shape.head_dim}
-        br i1 %is.more, label %keep, label %done
-    done:
-        ret void
-    }}"""
-
-
-def _keep_value(shape: Shape) -> Iterator[str]:
-    """One [D], side by side."""
-    lanes = shape.columns
-    yield f"""
-    define void @keep_value(ptr noalias %x, ptr noalias %y) #0 {{
+    define void @{name}(ptr noalias %x, ptr noalias %y) #0 {{
     entry:
         br label %keep
     keep:
         %k = phi i64 [0, %entry], [%k.next, %keep]
         %x.at = getelementptr float, ptr %x, i64 %k
         %x.some = load <{lanes} x float>, ptr %x.at, align 4
-        %y.at = getelementptr {shape.kept}, ptr %y, i64 %k"""
+        %y.place = mul i64 %k, {stride}
+        %y.at = getelementptr {shape.kept}, ptr %y, i64 %y.place"""
     yield from _kept(shape, lanes, "%x.some", "%y.at")
     yield f"""
         %k.next = add i64 %k, {lanes}
