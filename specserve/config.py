@@ -117,7 +117,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # A row for whose outcome nothing was prepared: auto | skip | ngram | draft_here |
     # draft_now.
     miss_policy: str = "auto"
-    # draft_now waits for a block no longer than this; None: as long as measurement says it pays.
+    # draft_now waits where no row of a round has a block, and no longer than this; None: as long as
+    # measurement says it pays.
     draft_wait_ms: Annotated[float, Meta(gt=0, le=60_000)] | None = None
     # Rejection alone: factor on the drafting weight of tokens that are prepared as outcomes
     # (SSD, Definition 14). None: 1, the drafter's own law.

@@ -3,7 +3,8 @@
     drain pushes -> find each row's block by its key -> admit -> report the round -> forward
 
 A row without a block is a *miss*; what happens to it is the miss policy's business. The one bounded
-wait is DRAFT_NOW. What the drafts know is derived state, see `target_node.streams`.
+wait is DRAFT_NOW, in rounds that would verify nothing. What the drafts know is derived state, see
+`target_node.streams`.
 """
 
 import time
@@ -208,7 +209,8 @@ class AsynchronousSpeculation:
         self, rows: list[Row], missed: list[Row], num_hits: int
     ) -> dict[Sequence, Speculation]:
         if self._miss is Miss.DRAFT_NOW:
-            return self._draft_now(missed)
+            # All rows would wait, and those with blocks lose more than the others' bring.
+            return {} if num_hits else self._draft_now(missed)
         if self._miss not in self._local.kinds:
             return {}
         # Blocks of all that draft, hits too, may compete for places.

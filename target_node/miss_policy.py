@@ -32,7 +32,7 @@ class Miss(enum.StrEnum):
 
     DRAFT_HERE = "draft_here"  # by the drafter on the target's device
     NGRAM = "ngram"  # look in its own text
-    DRAFT_NOW = "draft_now"  # by the draft process, while the target waits
+    DRAFT_NOW = "draft_now"  # by the draft process; the target waits if no row has a block
     SKIP = "skip"
 
 

@@ -313,6 +313,31 @@ def test_waiting_for_a_block_is_bounded(models):
         assert pair.ends["r0"].stats.num_drafted_tokens > 0
 
 
+def test_nobody_waits_beside_a_row_that_has_its_block(models):
+    had_blocks: dict[bool, list[int]] = {True: [], False: []}  # by whether the rows waited
+    with pair_of(models, drafting=Drafting(pace=(0, 12)), miss=Miss.DRAFT_NOW) as pair:
+        after_miss, draft_now = pair.asynchronous._after_miss, pair.asynchronous._draft_now
+        waited = []
+
+        def seen(rows, missed, num_hits):
+            waited.clear()
+            found = after_miss(rows, missed, num_hits)
+            if pair.asynchronous._miss is Miss.DRAFT_NOW:  # a draft may be silent, or gone
+                had_blocks[bool(waited)].append(num_hits)
+            return found
+
+        pair.asynchronous._after_miss = seen
+        pair.asynchronous._draft_now = lambda missed: waited.append(1) or draft_now(missed)
+        for number in range(4):
+            fields = {"seed": number, "temperature": 1.0, "ignore_eos": True}
+            pair.submit(request(f"r{number}", PROMPT, **fields))
+        pair.run_until_idle()
+    assert len(had_blocks[True]) > 5
+    assert set(had_blocks[True]) == {0}
+    assert len(had_blocks[False]) > 5
+    assert min(had_blocks[False]) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", list(VerificationRule))
 def test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen(models, rule):
