@@ -5,13 +5,12 @@ result for the sources of all that it is made of.
 """
 
 import functools
-import zlib
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
-from specserve import compiled, noise_kernel
+from specserve import compiled
+from specserve.compiled_sources import key_of
 from specserve.noise_kernel import first_of, largest
 
 Array = np.ndarray
@@ -63,8 +62,7 @@ def _entry(sources: int) -> Callable[..., None]:
     return compiled.compiled(rank_slots)
 
 
-_FILES = Path(__file__), Path(str(noise_kernel.__file__))
-rank_slots = _entry(zlib.crc32(b"".join(file.read_bytes() for file in _FILES)) | 1)
+rank_slots = _entry(key_of(__file__))
 
 
 @functools.cache

@@ -5,24 +5,19 @@ Arrays are contiguous; no index is checked here, who calls knows what there is. 
 result for the sources of all that it is made of.
 """
 
-import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from draft_node import kernels
-from draft_node.drafters import chain_worth, pass_clock
 from draft_node.drafters.chain_worth import is_worth_it
 from draft_node.drafters.pass_clock import FURTHER, look
 from draft_node.kernels import exp, features
-from specserve import address_call, compiled, noise_kernel
+from specserve import compiled
 from specserve.address_call import call
-from specserve.decoding import law_kernels, race
+from specserve.compiled_sources import key_of
 from specserve.decoding.law_kernels import draw_of_likeliest
 from specserve.decoding.race import COUPLED, GREEDY, Race
-from specserve.model import forward_job, layer_kernels
 from specserve.model.forward_job import Thread
 from specserve.model.layer_kernels import DONE, PENDING, multiply
 from specserve.noise_kernel import first_of, largest
@@ -230,16 +225,4 @@ def _entry(sources: int) -> Callable[..., tuple[int, int, bool]]:
     return compiled.compiled(draft_chains)
 
 
-MODULES = (
-    kernels,
-    chain_worth,
-    pass_clock,
-    law_kernels,
-    race,
-    noise_kernel,
-    layer_kernels,
-    forward_job,
-    address_call,
-)
-_FILES = [Path(file) for file in (__file__, *(str(m.__file__) for m in MODULES))]
-draft_chains = _entry(zlib.crc32(b"".join(file.read_bytes() for file in _FILES)) | 1)
+draft_chains = _entry(key_of(__file__))

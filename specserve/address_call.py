@@ -1,7 +1,4 @@
-"""Calls of machine code by its address, from functions that numba compiles.
-
-numba does not notice when this file changes: whoever changes it touches the files that import it.
-"""
+"""Calls of machine code by its address, from functions that numba compiles."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,8 @@
 """Functions compiled by numba, where it is installed and works: an optional extra.
 
-numba keeps what it has compiled of a function until that function's own file changes. So whatever
-a compiled function calls or reads has to be in its file, or named by what it encloses, which is
-part of the key; `address_call` aside.
+numba keeps what it has compiled of a function until that function's own file changes, or what it
+encloses. So whatever a compiled function calls or reads has to be in its file, or it encloses the
+key of the files that it is made of (`compiled_sources`).
 """
 
 import fcntl

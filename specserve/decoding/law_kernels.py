@@ -6,14 +6,13 @@ draws, `specserve.decoding.verification.verify` of the test; tests hold them aga
 """
 
 import functools
-import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from specserve import compiled, noise_kernel
+from specserve import compiled
+from specserve.compiled_sources import key_of
 from specserve.noise_kernel import exponential, power, word_floats
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
@@ -327,10 +326,7 @@ def _entries(
     return whole(likeliest), whole(race_of_likeliest), whole(by_ratio)
 
 
-_FILES = (Path(__file__), Path(str(noise_kernel.__file__)))
-find_likeliest, race_of_likeliest, judge_by_ratio = _entries(
-    zlib.crc32(b"".join(file.read_bytes() for file in _FILES)) | 1
-)
+find_likeliest, race_of_likeliest, judge_by_ratio = _entries(key_of(__file__))
 
 
 @functools.cache

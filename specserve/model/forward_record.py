@@ -3,16 +3,14 @@
 import functools
 import logging
 import time
-import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from specserve import address_call, compiled
+from specserve import compiled
 from specserve.address_call import pointer
-from specserve.model import forward_job, layer_kernels
+from specserve.compiled_sources import key_of
 from specserve.model.forward_job import (
     Array,
     Batch,
@@ -164,11 +162,8 @@ def entry() -> int:
 
     Compiles, unless that was done before, which takes a dozen seconds.
     """
-    modules = (forward_job, layer_kernels, address_call)
-    files = [Path(file) for file in (__file__, *(str(m.__file__) for m in modules))]
-    sources = zlib.crc32(b"".join(file.read_bytes() for file in files)) | 1
     began_s = time.monotonic()
-    address = compiled.address_of(_reader(sources), "void(voidptr, int64, int64)")
+    address = compiled.address_of(_reader(key_of(__file__)), "void(voidptr, int64, int64)")
     if time.monotonic() - began_s > _LONG_S:
         _LOG.info("the forward was compiled, which is kept for later starts on this machine")
     return address

@@ -174,9 +174,3 @@ def test_wrong_ones_are_not_used(wrong, monkeypatch):
     monkeypatch.setattr(block_kernels, "draw_slots", spoilt)
     with pytest.raises(ArithmeticError):
         compiled_blocks._check()
-
-
-def test_its_sources_are_its_key():
-    names = {file.name for file in block_kernels._FILES}
-    assert {"block_kernels.py", "step_kernels.py", "law_kernels.py", "noise_kernel.py"} <= names
-    assert len(names) == 2 + len(block_kernels.step_kernels.MODULES)

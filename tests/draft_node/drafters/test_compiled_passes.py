@@ -1,7 +1,6 @@
 """Compiled passes say what torch's own say, and neither read nor write what is not theirs."""
 
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draft_node import block_kernels, kernels, rank_kernels, step_kernels
+from draft_node import kernels
 from draft_node.branch_attention import Entering
 from draft_node.calibration.law_confidence import law_features
 from draft_node.context import torch_context
@@ -23,7 +22,6 @@ from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.passes import chain_passes
 from draft_node.kernel_trial import are_usable
 from specserve import compiled
-from specserve.decoding import law_kernels
 from specserve.model.linear import Kernels, PlainLinear
 from specserve.model.loader import load_with
 from specserve.model.parallel import TensorParallel
@@ -270,15 +268,6 @@ def test_drafting_writes_to_no_row(model):
     assert all(map(torch.equal, before, after))
 
 
-PACKAGES = ("draft_node", "specserve", "target_node")
-LAWS = "specserve/decoding/law_kernels.py"
-ORDERS = "draft_node/outcome_kernels.py"
-COMPILER, CALLS = "specserve/compiled.py", "specserve/address_call.py"
-IMPORTS_COMPILER = re.compile(
-    r"^[ \t]*(?:from|import) specserve(?:\.compiled| import compiled)\b", re.M
-)
-
-
 def test_one_compilation_serves_every_shape():
     """Another would be made in the middle of a round."""
     assert are_usable()
@@ -288,72 +277,6 @@ def test_one_compilation_serves_every_shape():
         law_features(torch.randn(shape).transpose(0, 1))
         law_features(torch.randn(shape)[..., :1].expand(shape))
     assert len(kernels.law_features.signatures) == before == 1
-
-
-def test_what_is_compiled_needs_no_other_file():
-    """numba keeps what it compiled as long as the file of a function is the same, and no longer."""
-    root = Path(kernels.__file__).parents[1]
-    sources = [p for name in PACKAGES for p in (root / name).rglob("*.py")]
-    texts = {str(p.relative_to(root)): p.read_text(encoding="utf-8") for p in sources}
-    assert len(texts) > 100
-    assert [name for name, text in texts.items() if "import numba" in text] == [COMPILER]
-    importers = {name for name, text in texts.items() if IMPORTS_COMPILER.search(text)}
-    # They call what is compiled elsewhere, or are compiled with what names all of their sources.
-    importers -= {"draft_node/kernel_trial.py", "specserve/model/forward_trial.py", CALLS}
-    importers -= {"specserve/model/layer_kernels.py", "specserve/model/forward_record.py"}
-    importers -= {"draft_node/drafters/steps.py", "draft_node/step_kernels.py"}
-    importers -= {"draft_node/drafters/compiled_blocks.py", "draft_node/block_kernels.py"}
-    importers -= {"draft_node/drafters/chain_worth.py", "draft_node/drafters/pass_clock.py"}
-    importers.remove(LAWS)
-    importers -= {"draft_node/kernels.py", "draft_node/rank_kernels.py"}
-    ours = re.findall(r"^(?:from|import) specserve.*", texts["draft_node/rank_kernels.py"], re.M)
-    assert ours == [
-        "from specserve import compiled, noise_kernel",
-        "from specserve.noise_kernel import first_of, largest",
-    ]
-    ours = re.findall(r"^(?:from|import) specserve.*", texts["draft_node/kernels.py"], re.M)
-    assert ours == [
-        "from specserve import compiled, noise_kernel",
-        "from specserve.noise_kernel import largest",
-    ]  # the sources that it names
-    for kept in (kernels, law_kernels, rank_kernels):
-        assert {file.name for file in kept._FILES} == {Path(kept.__file__).name, "noise_kernel.py"}
-    ours = re.findall(r"^(?:from|import) specserve.*", texts[LAWS], re.M)
-    assert ours == [
-        "from specserve import compiled, noise_kernel",
-        "from specserve.noise_kernel import exponential, power, word_floats",
-    ]  # the sources that it names
-    assert importers == {"specserve/noise_kernel.py", ORDERS}
-    ours = re.findall(
-        r"^[ \t]*(?:from|import) (?:specserve|draft_node|target_node)\b.*",
-        texts["specserve/noise_kernel.py"],
-        re.M,
-    )
-    assert ours == ["from specserve import compiled"]
-    ours = re.findall(r"^(?:from|import) .*_node.*|.*specserve.*", texts[ORDERS], re.M)
-    assert ours == ["from specserve import compiled"]
-    blocks = Path(block_kernels.__file__).read_text(encoding="utf-8")
-    read = re.findall(r"^from ((?:specserve|draft_node)\b[\w.]*) import", blocks, re.M)
-    named = {module.__name__ for module in block_kernels.MODULES}
-    assert set(read) - {"specserve", "draft_node"} <= named
-    steps = Path(step_kernels.__file__).read_text(encoding="utf-8")
-    read = re.findall(r"^from ((?:specserve|draft_node)\b[\w.]*) import (.*)", steps, re.M)
-    named = {module.__name__ for module in step_kernels.MODULES}
-    whole = {f"{package}.{name}" for package, names in read for name in names.split(", ")}
-    assert {package for package, _ in read} - {"specserve", "specserve.model"} <= named | {
-        "draft_node",
-        "draft_node.drafters",
-        "specserve.decoding",
-    }
-    assert named <= whole
-    read = re.findall(
-        r"^(?:from|import) specserve.*", texts["specserve/model/layer_kernels.py"], re.M
-    )
-    assert [line.partition(" import")[0] for line in read] == [
-        "from specserve",
-        "from specserve.address_call",
-        "from specserve.model.forward_job",
-    ]  # the sources that `forward_record.entry` names
 
 
 @pytest.fixture

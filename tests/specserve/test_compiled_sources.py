@@ -1,0 +1,150 @@
+"""Whatever a kept compiled function is made of is part of what it is kept for."""
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, ModuleType
+
+import pytest
+
+from draft_node import block_kernels, kernels, step_kernels
+from specserve import compiled, compiled_sources, noise_kernel
+from specserve.compiled_sources import key_of, sources_of
+from specserve.model import forward_record
+
+pytest.importorskip("numba")
+
+ROOT = Path(compiled.__file__).parents[1]
+ALL = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
+    for package in compiled_sources.PACKAGES
+    for path in (ROOT / package).rglob("*.py")
+}
+COMPILING = re.compile(r"\bcompiled\.compiled\b")
+
+
+def codes_of(function) -> Iterator[CodeType]:
+    """Of a compiled function, of those inside it, and of those of its own file that it calls."""
+    seen, left = set(), [function.py_func.__code__]
+    places = function.py_func.__globals__
+    while left:
+        code = left.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        yield code
+        left += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        called = (places.get(name) for name in code.co_names)
+        left += [
+            other.py_func.__code__
+            for other in called
+            if getattr(getattr(other, "py_func", None), "__globals__", None) is places
+        ]
+
+
+def is_foreign(value, name: str, text: str) -> bool:
+    """Whether a file of text has `name` from another one of ours."""
+    if value is compiled or (isinstance(value, ModuleType) and value.__name__ not in ALL):
+        return False
+    imports = re.findall(
+        r"^from (?:specserve|draft_node|target_node)[\w.]* import (\([^)]*\)|.*)", text, re.M
+    )
+    return any(re.search(rf"\b{name}\b", names) for names in imports)
+
+
+def foreign_names(function) -> set[str]:
+    places = function.py_func.__globals__
+    text = ALL[function.py_func.__module__]
+    names = {name for code in codes_of(function) for name in code.co_names if name in places}
+    return {name for name in names if is_foreign(places[name], name, text)}
+
+
+def kept_functions() -> dict[str, object]:
+    import numba.core.caching
+
+    found = {}
+    for name, text in ALL.items():
+        if not COMPILING.search(text) or name == "specserve.compiled":
+            continue
+        for key, value in vars(importlib.import_module(name)).items():
+            is_own = getattr(getattr(value, "py_func", None), "__module__", "") == name
+            if is_own and not isinstance(value._cache, numba.core.caching.NullCache):
+                found[f"{name}.{key}"] = value
+    return found
+
+
+def test_the_sources_of_a_file_are_all_that_it_imports_in_the_end():
+    names = {str(path.relative_to(ROOT)) for path in sources_of(Path(block_kernels.__file__))}
+    assert {
+        "draft_node/block_kernels.py",
+        "draft_node/step_kernels.py",
+        "draft_node/drafters/pass_clock.py",  # of `from draft_node.drafters import ...`, too
+        "specserve/decoding/law_kernels.py",
+        "specserve/noise_kernel.py",
+        "specserve/model/layer_kernels.py",
+        "specserve/model/forward_job.py",
+        "specserve/address_call.py",
+        "specserve/compiled.py",
+    } <= names
+    assert len(names) < 30  # whatever else changes does not compile all of it again
+    record = {path.name for path in sources_of(Path(forward_record.__file__))}
+    assert {"layer_kernels.py", "forward_job.py", "address_call.py"} <= record
+
+
+def test_a_change_anywhere_is_another_key(tmp_path, monkeypatch):
+    package = tmp_path / "specserve"
+    package.mkdir()
+    (package / "own.py").write_text("from specserve import between\n")
+    (package / "between.py").write_text("import math\nfrom specserve.far import (\n    ONE,\n)\n")
+    (package / "other.py").write_text("")
+    far = package / "far.py"
+    far.write_text("from specserve import own\nONE = 1\n")  # in a circle
+    monkeypatch.setattr(compiled_sources, "_ROOT", tmp_path)
+
+    def key() -> int:
+        compiled_sources.key_of.cache_clear()
+        compiled_sources._imported.cache_clear()
+        return compiled_sources.key_of(str(package / "own.py"))
+
+    try:
+        before = key()
+        (package / "other.py").write_text("TWO = 2\n")
+        assert key() == before
+        far.write_text(far.read_text().replace("1", "2"))
+        assert key() != before
+    finally:
+        compiled_sources.key_of.cache_clear()
+        compiled_sources._imported.cache_clear()
+
+
+def test_whoever_is_made_of_other_files_encloses_their_key():
+    kept = kept_functions()
+    made_of_others = {name for name, function in kept.items() if foreign_names(function)}
+    assert {
+        "draft_node.step_kernels.draft_chains",
+        "draft_node.block_kernels.draw_slots",
+        "draft_node.kernels.law_features",
+        "draft_node.rank_kernels.rank_slots",
+        "specserve.decoding.law_kernels.judge_by_ratio",
+    } <= made_of_others
+    assert any(name.startswith("specserve.noise_kernel.") for name in kept)
+    for name in made_of_others:
+        function = kept[name].py_func
+        enclosed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        file = importlib.import_module(function.__module__).__file__
+        assert enclosed["sources"].cell_contents == key_of(file), name
+
+
+def test_only_what_is_made_of_others_is_said_to_be():
+    assert foreign_names(kernels.law_features) == {"largest"}
+    assert not foreign_names(noise_kernel.largest)
+    assert {"call", "multiply"} <= foreign_names(step_kernels.draft_chains)
+
+
+def test_nobody_else_asks_numba():
+    assert [name for name, text in ALL.items() if "import numba" in text] == ["specserve.compiled"]
+    calls = {name: text.count("compiled.address_of(") for name, text in ALL.items()}
+    assert {name for name, count in calls.items() if count} == {"specserve.model.forward_record"}
+    text = ALL["specserve.model.forward_record"]
+    assert text.count("compiled.address_of(_reader(key_of(__file__))") == 1
