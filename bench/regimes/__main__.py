@@ -74,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--prompts", type=int, metavar="N", help="prompts a domain at batch 1")
     add("--tokens", type=int, metavar="N", help="new tokens per prompt")
     add("--dtype", default="float32", choices=DTYPES, help="of the target, as of specserve launch")
+    add("--kv-dtype", choices=DTYPES, help="of keys and values, as of specserve launch")
     add(
         "--half-weights",
         action=argparse.BooleanOptionalAction,
@@ -146,6 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ballasts={name: num_params(name) for name in plan.ballasts},
             is_pinned=not arguments.unpinned,
             dtype=arguments.dtype,
+            kv_dtype=arguments.kv_dtype,
             half_weights=arguments.half_weights,
             command=shlex.join(["python", "-m", _NAME, *words]),
         )

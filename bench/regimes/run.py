@@ -46,6 +46,7 @@ class Options:
     ballasts: dict[str, int]  # parameters by name; 0: none
     is_pinned: bool
     dtype: str
+    kv_dtype: str | None
     half_weights: bool | None
     command: str
 
@@ -61,6 +62,7 @@ class Options:
     def flags(self) -> list[str]:
         """Of every service."""
         flags = ["--target", str(self.target), "--device", "cpu", "--dtype", self.dtype]
+        flags += [] if self.kv_dtype is None else ["--kv-dtype", self.kv_dtype]
         if self.half_weights is not None:
             flags.append("--half-weights" if self.half_weights else "--no-half-weights")
         return (
@@ -91,6 +93,7 @@ class Run:
         self._rows: dict[Setting, list[Row]] = {}
         self._num_summed: dict[Setting, int] = {}  # groups behind those rows
         self._choice = PromptChoice({}, {}, [])
+        self._kv_dtype = ""  # as services say
 
     def results_of_everything(self) -> Results:
         """All of it, or what there was when somebody pressed Ctrl-C."""
@@ -177,6 +180,7 @@ class Run:
         num_params = self._options.ballasts[ballast]
         flags = [*self._options.flags, *(["--ballast", str(num_params)] if num_params else [])]
         with running(contest, flags, self._runner) as services, self._out_of_the_way():
+            self._kv_dtype = next(iter(services.values())).kv_dtype()
             asking = Interleaved(services, self._plan, is_late=self._is_late, advance=advance)
             for setting in self._settings(ballast, contest):
                 arms = contest.arms(self._plan.rules, setting.temperature)
@@ -224,7 +228,7 @@ class Run:
                 is_pinned=options.is_pinned,
                 dtype=options.dtype,
                 half_weights=options.keeps_16_bits,
-                kv_dtype="bfloat16" if options.dtype == "bfloat16" else "float32",
+                kv_dtype=self._kv_dtype,
             ),
             machine=self._machine,
             command=options.command,

@@ -45,6 +45,10 @@ class Running:
         """Its draft processes now, whenever they were started."""
         return children_of(self._pids, "draft")
 
+    def kv_dtype(self) -> str:
+        """What it keeps keys and values in."""
+        return self._runner.run(self._client.model_info()).kv_dtype
+
     def ask(self, job: Job) -> Trace:
         """All prompts at once, each as a stream of its own."""
         return self._runner.run(self._ask(job))

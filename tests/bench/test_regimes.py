@@ -86,11 +86,12 @@ def test_looping_text_is_measured_for_want_of_other_and_marked(tmp_path, monkeyp
     monkeypatch.setattr(domains, "MIN_DISTINCT", 1.1)  # no text is that good
     changes = {"num_candidates": 2, "num_more_candidates": 0}
     monkeypatch.setattr(command, "QUICK", msgspec.structs.replace(command.QUICK, **changes))
-    words = [*TINY.split(), "--arms", "sync-lm", "--temperatures", "0"]
+    words = [*TINY.split(), "--arms", "sync-lm", "--temperatures", "0", "--kv-dtype", "bfloat16"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert all(row["setting"]["is_looping"] for row in results["rows"])
     assert results["summary"]["t0_is_looping_text"] == 1.0
+    assert (results["served"]["dtype"], results["served"]["kv_dtype"]) == ("float32", "bfloat16")
     report = (tmp_path / "report.md").read_text()
     assert "0 looping" in report
     assert "no, fewer than 10" in report
