@@ -12,7 +12,7 @@ from draft_node.drafters.load import (
     with_gamma,
 )
 from draft_node.drafters.ngram import NgramDrafter
-from draft_node.drafters.spec import BlockSpec, Eagle3Spec
+from draft_node.drafters.spec import BlockSpec, Eagle3Spec, Layout
 from draft_node.drafters.weights import TargetWeights
 from draft_node.warm_up import warm_up
 from specserve.config import SpeculationConfig
@@ -40,6 +40,7 @@ def load(
         device=model.embedding.device,
         num_context_tokens=num_context_tokens,
         max_positions=max_positions,
+        layout=layout_of(speculation),
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=speculation.gamma,
         chains_end=speculation.min_survival is None,
@@ -71,9 +72,15 @@ def describe(speculation: SpeculationConfig) -> tuple[str, int]:
     """
     if speculation.drafter == NGRAM:
         return NGRAM, speculation.gamma or DEFAULT_GAMMA
-    spec = with_gamma(read_draft_spec(Path(speculation.drafter or "")), speculation.gamma)
+    folder = Path(speculation.drafter or "")
+    spec = with_gamma(read_draft_spec(folder, layout_of(speculation)), speculation.gamma)
     if isinstance(spec, BlockSpec):
         return spec.name, spec.gamma
     if isinstance(spec, Eagle3Spec):
         return "eagle3", spec.gamma
     return "language model", speculation.gamma or DEFAULT_HIDDEN_GAMMA
+
+
+def layout_of(speculation: SpeculationConfig) -> Layout | None:
+    """What the configuration says of the drafter's blocks."""
+    return None if speculation.layout is None else Layout(speculation.layout)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from draft_node import outcome_kernels, rank_kernels
-from draft_node.colocated import describe
+from draft_node.colocated import describe, layout_of
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.drafters.load import (
@@ -187,6 +187,7 @@ def _load(
         device=device,
         num_context_tokens=_num_context_tokens(config, folder, max_positions, device),
         max_positions=max_positions,
+        layout=layout_of(speculation),
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=describe(speculation)[1],
         bits=speculation.drafter_bits,

@@ -99,6 +99,9 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # and when nothing was prepared for an outcome (None: the embedded one beside the embedded one).
     colocated_drafter: Text | None = None
     local_head: Text | None = None  # folder of a DeLS head to add to a DFlash drafter
+    # How a drafter's blocks were trained, where its checkpoint does not tell (old ones of
+    # vllm-project/speculators): anchor-first | fill-in.
+    layout: Text | None = None
     verification: str = "foreseeable"  # of unseeded requests: rejection | foreseeable | coupled
     # Drafted tokens a round at most; None: the drafter's own.
     gamma: Annotated[int, Meta(ge=1, le=64)] | None = None
@@ -117,9 +120,9 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # A row for whose outcome nothing was prepared: auto | skip | ngram | draft_here |
     # draft_now.
     miss_policy: str = "auto"
-    # draft_now waits where no row of a round has a block, and no longer than this; None: as long as
-    # measurement says it pays.
-    draft_wait_ms: Annotated[float, Meta(gt=0, le=60_000)] | None = None
+    # draft_now waits where no row of a round has a block, for draft processes that are attached and
+    # no longer than this.
+    draft_wait_ms: Annotated[float, Meta(gt=0, le=60_000)] = 50.0
     # Rejection alone: factor on the drafting weight of tokens that are prepared as outcomes
     # (SSD, Definition 14). None: 1, the drafter's own law.
     saguaro_c: Annotated[float, Meta(ge=0, le=1)] | None = None

@@ -37,6 +37,7 @@ _NAMES = {  # keys of [speculation] that take one of a few names
     "fan_out_rule": ("measured", "geometric", "uniform"),
     "link": ("shm", "nccl", "gloo"),
     "miss_policy": ("auto", "skip", "ngram", "draft_here", "draft_now"),
+    "layout": (None, "anchor-first", "fill-in"),
 }
 _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
@@ -142,9 +143,9 @@ def _check_uses(speculation: SpeculationConfig, topology: Topology) -> None:
 
 def _check_names(speculation: SpeculationConfig) -> None:
     for key, known in _NAMES.items():
-        value: str = getattr(speculation, key)
+        value: str | None = getattr(speculation, key)
         if value not in known:
-            problem = f"{value!r} is not known ({', '.join(known)})"
+            problem = f"{value!r} is not known ({', '.join(filter(None, known))})"
             raise InvalidField(f"speculation.{key}", problem)
 
 

@@ -3,7 +3,7 @@
     drain pushes -> find each row's block by its key -> admit -> report the round -> forward
 
 A row without a block is a *miss*; what happens to it is the miss policy's business. The one bounded
-wait is DRAFT_NOW, in rounds that would verify nothing. What the drafts know is derived state, see
+wait is DRAFT_NOW, where no row has a block. What the drafts know is derived state, see
 `target_node.streams`.
 """
 
@@ -218,13 +218,21 @@ class AsynchronousSpeculation:
         return self._local.draft(self._miss, list(map(self._admission.to_draft, missed)), worth)
 
     def _draft_now(self, missed: list[Row]) -> dict[Sequence, Speculation]:
-        """Ask for blocks after these anchors and wait for them, within the policy's bound."""
+        """Ask for blocks after these anchors and wait for them, within the policy's bound.
+
+        Nobody is waited for who is gone.
+        """
         began_s = time.perf_counter()
+        peers = [self._reporter.peer_of(row.sequence) for row in missed]
+        epochs = {peer.epoch for peer in peers if peer is not None}
         self._reporter.report(missed, self._blocks, self._local, awaits=True)
         found: dict[Sequence, Speculation] = {}
         deadline_s = began_s + self.policy.max_wait_s
         while len(found) < len(missed) and time.perf_counter() < deadline_s:
             time.sleep(_POLL_S)
+            self.links.poll(has_streams=False)  # which looks now and then
+            if any(self.links.with_epoch(epoch) is None for epoch in epochs):
+                break
             found |= self._find([row for row in missed if row.sequence not in found])
         self._wait_s += time.perf_counter() - began_s
         self.policy.waited(in_vain=not found)

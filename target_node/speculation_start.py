@@ -32,7 +32,6 @@ from target_node.speculation import NoSpeculation, SpeculationSource, Synchronou
 
 # Imported when drafting is wanted, and by name: this node does not depend on the other one.
 _COLOCATED = "draft_node.colocated"
-_MAX_WAIT_S = 0.05  # for a draft, unless the configuration says otherwise
 
 
 def build_speculation(
@@ -72,9 +71,10 @@ def _fallbacks(speculation: SpeculationConfig) -> list[Miss]:
 
 
 def _drafting_with(speculation: SpeculationConfig, drafter: str) -> SpeculationConfig:
-    """The same with another drafter; a local head belongs to the one it was named with."""
-    head = speculation.local_head if drafter == speculation.drafter else None
-    return msgspec.structs.replace(speculation, drafter=drafter, local_head=head)
+    """The same with another drafter; a local head, a layout belong to the one they came with."""
+    if drafter == speculation.drafter:
+        return speculation
+    return msgspec.structs.replace(speculation, drafter=drafter, local_head=None, layout=None)
 
 
 class _Builder:
@@ -103,7 +103,6 @@ class _Builder:
         features = self._features_of(folder)
         local = self._local(speculation)
         fixed = None if speculation.miss_policy == "auto" else Miss(speculation.miss_policy)
-        wait_ms = speculation.draft_wait_ms
         return AsynchronousSpeculation(
             self._links(arguments, name, gamma, 0 if features is None else features.size),
             admission=self._admission(gamma),
@@ -111,7 +110,7 @@ class _Builder:
             policy=MissPolicy(
                 fixed=fixed,
                 kinds=local.kinds,
-                max_wait_s=_MAX_WAIT_S if wait_ms is None else wait_ms / 1e3,
+                max_wait_s=speculation.draft_wait_ms / 1e3,
             ),
             local=local,
             device=self._device,

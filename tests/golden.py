@@ -35,7 +35,8 @@ CASES: dict[str, Callable[[Case], None]] = {
     "DFlashDraftModel": compare_block_drafter,
     "DSparkSpeculator": compare_block_drafter,
     "Gemma4DSparkModel": compare_gemma4_drafter,
-    "Qwen3Eagle3Model": compare_eagle3,
+    **dict.fromkeys(("Qwen3Eagle3Model", "Eagle3DraftModel"), compare_eagle3),
+    "LlamaForCausalLMEagle3": compare_eagle3,
     LOCAL_HEAD: compare_local_head,
 }
 

@@ -30,14 +30,18 @@ class Layer(Protocol):
 
 @dataclass(frozen=True)
 class FeatureProjector:
-    """fc and hidden_norm: what the target applies to its residuals before it sends them."""
+    """fc and its norms: what the target applies to its residuals before it sends them."""
 
     fc: Linear
-    norm: RMSNorm | None
+    norm: RMSNorm | None  # hidden_norm
+    before: RMSNorm | None = None  # of [parts, width]: each of these parts of the residuals
 
     @torch.inference_mode()
     def __call__(self, features: Tensor) -> Tensor:
         """Concatenated residuals [N, layers * H] -> c_p [N, H]."""
+        if self.before is not None:
+            parts = features.view(len(features), *self.before.weight.shape)
+            features = self.before(parts).flatten(1)
         projected = self.fc(features)
         return projected if self.norm is None else self.norm(projected)
 
@@ -128,7 +132,7 @@ def load_backbone(weights: DraftWeights, spec: BlockSpec, max_positions: int) ->
     layers: list[Layer] = []
     for index in range(decoder.num_layers):
         if spec.gemma4 is None:
-            layers.append(decoder_layer(weights, decoder, index))
+            layers.append(decoder_layer(weights, decoder, index, f"layers.{index}."))
         else:
             keys_are_values = spec.gemma4.keys_are_values
             layers.append(gemma4_layer(weights, decoder, index, keys_are_values=keys_are_values))

@@ -6,7 +6,7 @@ local head is added.
 
 from draft_node.drafters.backbone import load_backbone
 from draft_node.drafters.block_drafter import BlockDrafter
-from draft_node.drafters.dspark import draft_vocabulary
+from draft_node.drafters.draft_vocabulary import draft_vocabulary
 from draft_node.drafters.passes import block_passes
 from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import BlockSpec
@@ -30,5 +30,5 @@ def load_dflash(
         backbone,
         block_passes(backbone, num_tokens=num_context_tokens),
         head=head,
-        target_ids=draft_vocabulary(weights, spec),
+        target_ids=draft_vocabulary(weights, spec.decoder.vocab_size),
     )

@@ -146,6 +146,9 @@ def read_eagle3(content: Config, path: Path) -> Eagle3Spec:
         gamma=file.ttt_length,
         feature_layers=layers,
         num_target_layers=file.num_target_layers,
+        draft_vocab_size=decoder.vocab_size,
+        target_hidden_size=decoder.hidden_size,
+        longest=file.ttt_length,
         warnings=check_feature_layers(path, layers, file.num_target_layers),
     )
 

@@ -33,6 +33,7 @@ class _DFlashFile(msgspec.Struct):
     dflash_config: _Nested = msgspec.field(default_factory=_Nested)
     block_size: Positive | None = None
     num_target_layers: Positive | None = None
+    target_layer_ids: list[int] | None = None
     is_causal: bool = False
 
 
@@ -41,6 +42,10 @@ def read_dflash(content: Config, path: Path) -> BlockSpec:
     file = convert(path, content, _DFlashFile)
     nested = file.dflash_config
     _refuse(file, path)
+    for field in ("block_size", "target_layer_ids"):
+        outer, inner = getattr(file, field), getattr(nested, field)
+        if None not in (outer, inner) and outer != inner:
+            raise Unsupported(f"{path}: {field}: {outer}, but dflash_config says {inner}")
     block_size = file.block_size or nested.block_size
     if block_size is None or block_size < 2:
         raise Unsupported(f"{path}: block_size: a fill-in block needs at least 2 slots")
@@ -50,6 +55,7 @@ def read_dflash(content: Config, path: Path) -> BlockSpec:
     check_mask_token(path, nested.mask_token_id, decoder)
     layers = tuple(
         nested.target_layer_ids
+        or file.target_layer_ids
         or default_layers(path, file.num_target_layers, file.num_hidden_layers)
     )
     return BlockSpec(

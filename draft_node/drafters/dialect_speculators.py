@@ -52,7 +52,9 @@ class _SpeculatorsFile(msgspec.Struct):
 def read_speculators(content: Config, path: Path, override: Layout | None) -> BlockSpec:
     kind = content["speculators_model_type"]
     if kind not in ("dspark", "dflash"):
-        raise Unsupported(f"{path}: speculators_model_type: {kind!r} is not one of dspark, dflash")
+        raise Unsupported(
+            f"{path}: speculators_model_type: {kind!r} is not one of dspark, dflash, eagle3"
+        )
     file = convert(path, content, _SpeculatorsFile)
     nested = file.transformer_layer_config
     if "hc_mult" in nested:
@@ -120,7 +122,7 @@ def _layout(
     if chosen is None:
         raise Unsupported(
             f"{path}: sample_from_anchor is missing and nothing tells how blocks were trained; "
-            "name the layout, anchor-first or fill-in"
+            "set speculation.layout to anchor-first or fill-in"
         )
     source = "speculative_tokens and block_size" if inferred else "the given layout"
     return chosen, (

@@ -13,6 +13,7 @@ import msgspec
 
 from draft_node.drafters.dialect_deepspec import read_deepspec, read_eagle3, read_gemma4
 from draft_node.drafters.dialect_dflash import read_dflash
+from draft_node.drafters.dialect_eagle3 import read_sglang_eagle3, read_speculators_eagle3
 from draft_node.drafters.dialect_specforge import is_specforge, read_specforge
 from draft_node.drafters.dialect_speculators import read_speculators
 from draft_node.drafters.spec import DraftSpec, LanguageModelSpec, Layout, LocalHeadSpec
@@ -35,14 +36,12 @@ _READERS: dict[str, Callable[[Config, Path], DraftSpec]] = {
     "Qwen3Eagle3Model": read_eagle3,
     "DFlashDraftModel": read_dflash,
     "DSparkDraftModel": read_specforge,
+    "LlamaForCausalLMEagle3": read_sglang_eagle3,
 }
 
 _REFUSED = {
     "DFlash2DraftModel": "DFlash2 (path selector and convolution) is another architecture",
     "DominoDraftModel": "Domino corrects logits with a jointly trained head; not implemented",
-    "LlamaForCausalLMEagle3": (
-        "SGLang-style EAGLE-3 (midlayer, reduced vocabulary); only DeepSpec's is supported"
-    ),
 }
 
 
@@ -53,6 +52,8 @@ def read_draft_spec(folder: Path, layout: Layout | None = None) -> DraftSpec:
     """
     path = folder / CONFIG_FILE
     content = read_json(path, Config)
+    if content.get("speculators_model_type") == "eagle3":
+        return read_speculators_eagle3(content, path)
     if "speculators_model_type" in content:
         return read_speculators(content, path, layout)
     if "dspark_block_size" in content or "dspark_noise_token_id" in content:
@@ -65,7 +66,7 @@ def read_draft_spec(folder: Path, layout: Layout | None = None) -> DraftSpec:
     if architecture in ARCHITECTURES:
         return LanguageModelSpec(decoder_spec(content, path))
     if architecture not in _READERS:
-        known = ", ".join([*_READERS, *ARCHITECTURES, "speculators' dspark and dflash"])
+        known = ", ".join([*_READERS, *ARCHITECTURES, "speculators' dspark, dflash and eagle3"])
         raise Unsupported(f"{path}: architectures: {architecture!r} is not one of {known}")
     if is_specforge(content, architecture):
         return read_specforge(content, path)

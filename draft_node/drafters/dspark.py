@@ -1,20 +1,14 @@
 """DSpark: a block drafter with a Markov head and a confidence head, of any supported dialect."""
 
-import torch
-from torch import Tensor
-
 from draft_node.drafters import confidence_head
 from draft_node.drafters.backbone import backbone_tensors, load_backbone
 from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.confidence_head import load_confidence_head
+from draft_node.drafters.draft_vocabulary import TABLE_DTYPES, draft_vocabulary, table_shapes
 from draft_node.drafters.markov_head import load_markov_head, markov_tensors
 from draft_node.drafters.passes import block_passes
 from draft_node.drafters.spec import BlockSpec
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights
-from specserve.errors import Unsupported
-
-OFFSETS = "d2t"  # [DV] int64: target id - draft id
-IN_DRAFT = "t2d"  # [V] bool: whether a target id has a draft id
 
 
 def block_tensors(spec: BlockSpec) -> dict[str, tuple[int, ...]]:
@@ -36,14 +30,13 @@ def block_tensors(spec: BlockSpec) -> dict[str, tuple[int, ...]]:
 
 def check_block_tensors(weights: DraftWeights, spec: BlockSpec) -> None:
     """Raise `Unsupported` unless the checkpoint holds exactly what `spec` describes."""
-    shapes, tables = block_tensors(spec), {OFFSETS: "I64", IN_DRAFT: "BOOL"}
-    shapes[OFFSETS], shapes[IN_DRAFT] = (spec.draft_vocab_size,), (spec.decoder.vocab_size,)
+    tables = table_shapes(spec.draft_vocab_size, spec.decoder.vocab_size)
     optional = [confidence_head.BIAS]
     if weights.target is not None:
-        optional += [EMBEDDING, LM_HEAD]
+        optional += [EMBEDDING] if spec.reduces_vocab else [EMBEDDING, LM_HEAD]
     if not spec.reduces_vocab:
-        optional += [OFFSETS, IN_DRAFT]
-    weights.checkpoint.check(shapes, optional, tables)
+        optional += tables
+    weights.checkpoint.check(block_tensors(spec) | tables, optional, TABLE_DTYPES)
 
 
 def load_dspark(
@@ -56,23 +49,5 @@ def load_dspark(
         block_passes(backbone, num_tokens=num_context_tokens),
         head=load_markov_head(weights, spec.markov) if spec.markov else None,
         confidence_head=load_confidence_head(weights, spec.confidence) if spec.confidence else None,
-        target_ids=draft_vocabulary(weights, spec),
+        target_ids=draft_vocabulary(weights, spec.decoder.vocab_size),
     )
-
-
-def draft_vocabulary(weights: DraftWeights, spec: BlockSpec) -> Tensor | None:
-    """Target id of every draft id, [DV]; offsets on disk, and a bitmap that must agree."""
-    if OFFSETS not in weights.checkpoint:
-        return None
-    offsets = weights.table(OFFSETS)
-    ids = offsets + torch.arange(len(offsets), device=offsets.device)
-    in_range = bool(((ids >= 0) & (ids < spec.decoder.vocab_size)).all())
-    if not in_range or len(ids.unique()) != len(ids):
-        raise Unsupported(
-            f"{weights.checkpoint.folder}: {OFFSETS}: not offsets to distinct target ids"
-        )
-    if IN_DRAFT in weights.checkpoint:
-        listed = weights.table(IN_DRAFT).nonzero().flatten()
-        if not torch.equal(listed, ids.sort().values):
-            raise Unsupported(f"{weights.checkpoint.folder}: {IN_DRAFT} contradicts {OFFSETS}")
-    return ids

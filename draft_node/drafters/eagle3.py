@@ -1,4 +1,4 @@
-"""EAGLE-3 in DeepSpec's format: one decoder layer that continues the target's features.
+"""EAGLE-3, of any supported dialect: one decoder layer that continues the target's features.
 
 Entry p of its context pairs the feature of position p with the token at p + 1. So a row's last
 feature waits for a token: the anchor, which every draft call brings itself. Only one layer deep,
@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from draft_node.chain_attention import ChainAttention
-from draft_node.context import TorchContext, torch_context
-from draft_node.drafters.backbone import ContextEntries, FeatureProjector, load_projector
+from draft_node.context import TorchContext
+from draft_node.drafters.backbone import ContextEntries, FeatureProjector
 from draft_node.drafters.batching import context_lens, flat_positions
 from draft_node.drafters.chain_ending import ChainEnding
 from draft_node.drafters.spec import Eagle3Spec
-from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
 from specserve.decoding.drawing import BlockLayout, DrawingRule
 from specserve.drafting import (
     ContextUpdate,
@@ -30,7 +29,6 @@ from specserve.drafting import (
 )
 from specserve.model.layers import AttentionRun, DecoderLayer, RMSNorm
 from specserve.model.linear import Linear
-from specserve.model.loader import layer_tensors
 from specserve.model.rope import RotaryTable
 
 
@@ -39,7 +37,7 @@ class Eagle3Decoder:
     """The weights of the one layer and what surrounds it."""
 
     spec: Eagle3Spec
-    projector: FeatureProjector  # fc without a norm
+    projector: FeatureProjector  # fc without a norm behind it
     embedding: Tensor
     layer: DecoderLayer  # its input norm is that of the embeddings
     hidden_norm: RMSNorm
@@ -48,22 +46,30 @@ class Eagle3Decoder:
     lm_head: Linear
     rotary: RotaryTable
 
-    def inputs(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
-        """Tokens [N] and the features before them [N, H]: [N, 2H]."""
+    def inputs(self, token_ids: Tensor, normed: Tensor) -> Tensor:
+        """Tokens [N] and `hidden_norm` of the features before them [N, H]: [N, 2H]."""
         embedded = self.layer.input_norm(self.embedding.index_select(0, token_ids))
-        return torch.cat([embedded, self.hidden_norm(hidden)], dim=1)
+        return torch.cat([embedded, normed], dim=1)
 
     def step(
         self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attention: AttentionRun
     ) -> Tensor:
-        """The features [N, H] that follow; `positions` are those of `hidden`."""
+        """What follows, [N, H], before the final norm; `positions` are those of `hidden`."""
         rotary = self.rotary.at(positions)
-        attended = self.layer.attend(self.inputs(token_ids, hidden), rotary, attention)
-        hidden = attended.add_(hidden)
+        normed = self.hidden_norm(hidden)
+        attended = self.layer.attend(self.inputs(token_ids, normed), rotary, attention)
+        hidden = attended.add_(normed if self.spec.norm_before_residual else hidden)
         return self.layer.feed_forward(self.layer.mlp_norm(hidden)).add_(hidden)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(self.final_norm(hidden)).float()
+    def read(self, stepped: Tensor) -> tuple[Tensor, Tensor]:
+        """Of what a step made: the features that the next one continues, and logits [N, DV]."""
+        normed = self.final_norm(stepped)
+        features = normed if self.spec.feeds_normed else stepped
+        return features, self.lm_head(normed).float()
+
+    def features(self, stepped: Tensor) -> Tensor:
+        """As `read`, where nothing is drawn."""
+        return self.final_norm(stepped) if self.spec.feeds_normed else stepped
 
 
 class Eagle3Drafter:
@@ -78,7 +84,9 @@ class Eagle3Drafter:
         context: TorchContext,
         *,
         law_confidence: LawConfidence | None = None,
+        target_ids: Tensor | None = None,
     ) -> None:
+        """`target_ids` [DV]: ids of the draft vocabulary; None where that is the target's."""
         spec = decoder.spec
         self.decoder = decoder
         self.context = context
@@ -87,6 +95,7 @@ class Eagle3Drafter:
         self.feature_size = spec.decoder.hidden_size
         self.features = FeatureSpec(spec.feature_layers, decoder.projector)
         self.law_confidence = law_confidence
+        self.target_ids = target_ids
         cache = context.cache
         self._chain = ChainAttention(
             context, num_heads=spec.decoder.num_heads, scale=spec.decoder.head_dim**-0.5
@@ -121,7 +130,8 @@ class Eagle3Drafter:
             for row, start, count in zip(update.rows, update.starts, update.counts, strict=True)
         ]
         entry_slots = torch.from_numpy(np.concatenate(paired))
-        inputs = self.decoder.inputs(token_ids, self._features[entry_slots.to(device)])
+        normed = self.decoder.hidden_norm(self._features[entry_slots.to(device)])
+        inputs = self.decoder.inputs(token_ids, normed)
         entries = self.decoder.entries(inputs, self.decoder.rotary.at(positions))
         self.context.write(entry_slots.numpy(), *entries)
 
@@ -147,13 +157,15 @@ class Eagle3Drafter:
         if pads is not None:
             hidden, positions = self._bridge(batch, hidden, positions, pads)
         drawing = rule.begin(
-            BlockLayout(positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, None)
+            BlockLayout(
+                positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, self.target_ids
+            )
         )
         token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
         self._ending.begin(batch, has_confidences=self.law_confidence is not None)
         for slot in range(self.gamma if batch.most is None else min(batch.most, self.gamma)):
-            hidden = self._step(token_ids, hidden, positions + slot)
-            logits = self.decoder.logits(hidden)[:, None]
+            hidden, logits = self.decoder.read(self._step(token_ids, hidden, positions + slot))
+            logits = logits[:, None]
             if self.law_confidence is not None:
                 confidences.append(self.law_confidence(slot, logits))
             goes_on = self._ending.goes_on(lambda: confidences[-1][:, 0].tolist())
@@ -169,11 +181,12 @@ class Eagle3Drafter:
             drawing.law(),
             torch.cat(confidences, dim=1) if confidences else None,
             logits=torch.cat(kept, dim=1) if kept else None,
+            target_ids=self.target_ids if kept else None,
             token_s=self._ending.clock.further_s,
         )
 
     def _step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
-        """The chains grow by one token each: the features [B, H] that follow."""
+        """The chains grow by one token each: what follows, [B, H], before the final norm."""
         stepped = self.decoder.step(token_ids, hidden, positions, self._chain)
         self._chain.advance()
         return stepped
@@ -190,7 +203,7 @@ class Eagle3Drafter:
         padded = [[0] * (gap - len(ids)) + list(ids) for ids in gap_ids]
         columns = torch.tensor(padded, device=hidden.device).T
         for place, token_ids in enumerate(columns):
-            stepped = self._step(token_ids, hidden, positions)
+            stepped = self.decoder.features(self._step(token_ids, hidden, positions))
             is_real = pads <= place
             hidden = torch.where(is_real[:, None], stepped, hidden)
             positions = positions + is_real
@@ -203,70 +216,3 @@ def _pads(batch: DraftBatch, device: torch.device) -> Tensor | None:
         return None
     lengths = torch.tensor([len(ids) for ids in batch.gap_ids], device=device)
     return batch.max_gap() - lengths
-
-
-def eagle3_tensors(spec: Eagle3Spec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of the checkpoint."""
-    decoder, hidden = spec.decoder, spec.decoder.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {
-        EMBEDDING: (decoder.vocab_size, hidden),
-        LM_HEAD: (decoder.vocab_size, hidden),
-        "fc.weight": (hidden, len(spec.feature_layers) * hidden),
-        "norm.weight": (hidden,),
-        "layers.0.hidden_norm.weight": (hidden,),
-    }
-    for name, shape in layer_tensors(decoder, decoder.intermediate_size).items():
-        wide = name.startswith(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"))
-        shapes[f"layers.0.{name}"] = (shape[0], 2 * shape[1]) if wide else shape
-    return shapes
-
-
-def check_eagle3_tensors(weights: DraftWeights, spec: Eagle3Spec) -> None:
-    """Raise `Unsupported` unless the checkpoint holds what `spec` describes.
-
-    Embeddings and output head may be left to the target.
-    """
-    optional = () if weights.target is None else (EMBEDDING, LM_HEAD)
-    weights.checkpoint.check(eagle3_tensors(spec), optional)
-
-
-def load_eagle3(
-    weights: DraftWeights, spec: Eagle3Spec, *, num_context_tokens: int, max_positions: int
-) -> Eagle3Drafter:
-    """The drafter of a checked checkpoint."""
-    decoder, eps = spec.decoder, spec.decoder.rms_norm_eps
-    k_norm = weights.tensor("layers.0.self_attn.k_norm.weight")
-    entries = ContextEntries(
-        kv=weights.linear("layers.0.self_attn.k_proj.weight", "layers.0.self_attn.v_proj.weight"),
-        k_norm=RMSNorm(k_norm.repeat(decoder.num_kv_heads, 1), eps),
-        v_norm=None,
-        head_dim=decoder.head_dim,
-        keys_are_values=False,
-    )
-    return Eagle3Drafter(
-        Eagle3Decoder(
-            spec=spec,
-            projector=load_projector(weights, None),
-            embedding=weights.embedding(),
-            layer=decoder_layer(weights, decoder, 0),
-            hidden_norm=weights.norm("layers.0.hidden_norm.weight", eps),
-            entries=entries,
-            final_norm=weights.norm("norm.weight", eps),
-            lm_head=weights.lm_head(),
-            rotary=RotaryTable(
-                decoder.rope,
-                head_dim=decoder.head_dim,
-                num_positions=max_positions + spec.gamma,
-                dtype=weights.dtype,
-                device=weights.device,
-            ),
-        ),
-        torch_context(
-            num_layers=1,
-            num_kv_heads=decoder.num_kv_heads,
-            head_dim=decoder.head_dim,
-            num_tokens=num_context_tokens,
-            dtype=weights.dtype,
-            device=weights.device,
-        ),
-    )

@@ -15,7 +15,13 @@ from draft_node.drafters.backbone import load_projector
 from draft_node.drafters.dflash import load_dflash
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.dspark import check_block_tensors, load_dspark
-from draft_node.drafters.eagle3 import check_eagle3_tensors, load_eagle3
+from draft_node.drafters.eagle3_weights import (
+    as_stored,
+    check_eagle3_tensors,
+    eagle3_projector,
+    load_eagle3,
+    with_usual_layers,
+)
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.drafters.local_head import load_local_head
 from draft_node.drafters.serial_head import SerialHead
@@ -100,6 +106,8 @@ def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOp
     spec = with_gamma(_read_bounded(folder, options.layout), options.gamma)
     if isinstance(spec, LocalHeadSpec):
         raise Unsupported(f"{folder}: a local head drafts nothing alone; add it to a DFlash")
+    if isinstance(spec, Eagle3Spec):
+        spec = with_usual_layers(folder, spec, None if target is None else target.spec)
     if target is not None:
         _check_fits(folder, spec, target, options.max_positions)
     if isinstance(spec, LanguageModelSpec):
@@ -139,12 +147,16 @@ def load_features(
     spec = _read_bounded(folder, Layout.ANCHOR_FIRST)
     if isinstance(spec, LanguageModelSpec | LocalHeadSpec):
         return None
+    if isinstance(spec, Eagle3Spec):
+        spec = with_usual_layers(folder, spec, target.spec)
     _check_fits(folder, spec, target, max_positions=0)
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
         weights = DraftWeights(checkpoint, dtype=dtype, device=device, target=target)
         spec = _checked(weights, spec)
-        eps = None if isinstance(spec, Eagle3Spec) else spec.decoder.rms_norm_eps
-        return FeatureSpec(spec.feature_layers, load_projector(weights, eps))
+        if isinstance(spec, Eagle3Spec):
+            return FeatureSpec(spec.feature_layers, eagle3_projector(weights, spec))
+        projector = load_projector(weights, spec.decoder.rms_norm_eps)
+        return FeatureSpec(spec.feature_layers, projector)
 
 
 def with_gamma(spec: DraftSpec, gamma: int | None) -> DraftSpec:
@@ -154,7 +166,7 @@ def with_gamma(spec: DraftSpec, gamma: int | None) -> DraftSpec:
     if isinstance(spec, BlockSpec):
         return replace(spec, block_size=spec.block_size - max(0, spec.gamma - gamma))
     if isinstance(spec, Eagle3Spec):
-        return replace(spec, gamma=min(gamma, spec.gamma))
+        return replace(spec, gamma=min(gamma, spec.longest))
     return spec
 
 
@@ -166,7 +178,8 @@ def _read_bounded(folder: Path, layout: Layout | None) -> DraftSpec:
     if isinstance(spec, BlockSpec):
         length = spec.block_size
     elif isinstance(spec, Eagle3Spec):
-        field, length = "ttt_length", spec.gamma
+        field = "ttt_length" if spec.dialect == "DeepSpec" else "speculative_tokens"
+        length = spec.gamma
     if length > _MAX_BLOCK_SIZE:
         raise Unsupported(f"{folder}: {field}: {length}, the limit is {_MAX_BLOCK_SIZE}")
     # Before anything is made for each of them.
@@ -181,10 +194,11 @@ def _checked(weights: DraftWeights, spec: BlockSpec | Eagle3Spec) -> BlockSpec |
     checkpoint = weights.checkpoint
     for name in IGNORED:
         checkpoint.ignore(name)
-    _refuse_foreign_tensors(checkpoint)
     if isinstance(spec, Eagle3Spec):
+        spec = as_stored(spec, checkpoint)
         check_eagle3_tensors(weights, spec)
         return spec
+    _refuse_foreign_tensors(checkpoint)
     spec = _as_stored(spec, checkpoint)
     check_block_tensors(weights, spec)
     return spec
@@ -216,10 +230,9 @@ def _check_fits(
                 f"but rows may have {max_positions} positions"
             )
         return
-    if ours.hidden_size != theirs.hidden_size:
-        raise Unsupported(
-            f"{folder}: hidden_size: {ours.hidden_size}, the target has {theirs.hidden_size}"
-        )
+    read = spec.target_hidden_size if isinstance(spec, Eagle3Spec) else ours.hidden_size
+    if read != theirs.hidden_size:
+        raise Unsupported(f"{folder}: hidden_size: {read}, the target has {theirs.hidden_size}")
     num_layers = spec.num_target_layers
     if num_layers not in (None, theirs.num_real_layers):
         raise Unsupported(
@@ -234,7 +247,7 @@ def _check_fits(
 def _refuse_foreign_tensors(checkpoint: Checkpoint) -> None:
     """Dialects whose configs pass for others', told by their tensors."""
     reasons = {
-        "midlayer.": "SGLang-style EAGLE-3; only DeepSpec's is supported",
+        "midlayer.": "EAGLE-3, which config.json does not call it",
         "mtp.": "a DeepSeek-V4 bundle is not supported",
         "prefix_gru.": "Domino's jointly trained head is not supported",
         "logit_head.": "heads as SpecForge first named them; export with a later SpecForge",

@@ -72,15 +72,35 @@ class BlockSpec:
         return self.draft_vocab_size != self.decoder.vocab_size
 
 
+class FeaturesNorm(enum.Enum):
+    """Whether an EAGLE-3 drafter normalises the target's residuals before it projects them."""
+
+    NONE = "none"
+    TOGETHER = "together"  # all layers' as one vector: `norm_before_fc`
+    APART = "apart"  # each layer's: `fc_norm`
+
+
 @dataclass(frozen=True)
 class Eagle3Spec:
     """A one-layer decoder that continues the target's features, one token a step."""
 
     decoder: ModelSpec
     gamma: int
-    feature_layers: tuple[int, ...]
-    num_target_layers: int
+    feature_layers: tuple[int, ...]  # (): EAGLE-3's usual ones of the target
+    num_target_layers: int | None  # None: the checkpoint does not say
+    draft_vocab_size: int
+    target_hidden_size: int
+    longest: int  # that gamma may be
+    dialect: str = "DeepSpec"  # for messages
+    layer: str = "layers.0."  # what names of the layer's tensors begin with
+    norm_before_residual: bool = False  # hidden_norm's output, not its input, is added to
+    features_norm: FeaturesNorm = FeaturesNorm.NONE
+    feeds_normed: bool = False  # the next step continues what `norm` made: EAGLE 3.1
     warnings: tuple[str, ...] = ()
+
+    @property
+    def reduces_vocab(self) -> bool:
+        return self.draft_vocab_size != self.decoder.vocab_size
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,12 @@ from specserve.model.transformer import Transformer
 EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 # What published checkpoints carry and no forward pass reads.
-IGNORED = ("mask_embedding", "mask_embedding.weight")
+IGNORED = (
+    "mask_embedding",
+    "mask_embedding.weight",
+    "verifier_norm.weight",
+    "verifier_lm_head.weight",
+)
 
 
 @dataclass(frozen=True)
@@ -151,9 +156,12 @@ def refuse_non_finite(folder: Path, name: str, tensor: Tensor) -> None:
         raise Unsupported(f"{folder}: tensor {name}: NaN or infinity among its weights, as {kind}")
 
 
-def decoder_layer(weights: DraftWeights, spec: ModelSpec, index: int) -> DecoderLayer:
-    """Layer `index` of a Qwen3 or Llama decoder; its products take inputs of the stored width."""
-    name: Callable[[str], str] = f"layers.{index}.{{}}.weight".format
+def decoder_layer(weights: DraftWeights, spec: ModelSpec, index: int, prefix: str) -> DecoderLayer:
+    """Layer `index` of a Qwen3 or Llama decoder; its products take inputs of the stored width.
+
+    `prefix`: what the names of its tensors begin with.
+    """
+    name: Callable[[str], str] = f"{prefix}{{}}.weight".format
     eps, heads, kv_heads = spec.rms_norm_eps, spec.num_heads, spec.num_kv_heads
     qk_norm = None
     if spec.qk_norm:

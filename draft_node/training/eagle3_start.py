@@ -23,6 +23,9 @@ def starting_point(
     spec = given_spec(arguments.init, target, "--init")
     if not isinstance(spec, Eagle3Spec):
         raise InvalidField("--init", f"{arguments.init}: is no eagle3")
+    if spec.dialect != "DeepSpec":
+        problem = f"{arguments.init}: is in {spec.dialect}'s format, DeepSpec's can be trained on"
+        raise InvalidField("--init", problem)
     for flag, asked, held in (
         ("--gamma", arguments.gamma, spec.gamma),
         ("--feature-layers", arguments.feature_layers, spec.feature_layers),
@@ -51,6 +54,9 @@ def new_spec(arguments: argparse.Namespace, target: FrozenTarget) -> Eagle3Spec:
         gamma=arguments.gamma or 7,
         feature_layers=layers,
         num_target_layers=num_layers,
+        draft_vocab_size=decoder.vocab_size,
+        target_hidden_size=decoder.hidden_size,
+        longest=arguments.gamma or 7,
     )
 
 

@@ -17,7 +17,7 @@ _NONE_MEANS = {  # where a resolved configuration may hold None
     "speculation.local_head": "none",
     "speculation.gamma": "the drafter's",
     "speculation.min_survival": "by the times of the rounds so far",
-    "speculation.draft_wait_ms": "by the times of the rounds so far",
+    "speculation.layout": "the drafter's",
     "speculation.saguaro_c": "1",
 }
 

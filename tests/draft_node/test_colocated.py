@@ -1,3 +1,6 @@
+import json
+
+import msgspec
 import pytest
 import torch
 
@@ -13,11 +16,18 @@ from specserve.model.parallel import TensorParallel
 from specserve.model.row_code import Storage
 from specserve.model.row_kernels import row_kernels
 from specserve.target_source import EMBEDDED_TARGET
-from tests.draft_node.drafters.checkpoints import DSPARK, EAGLE3, make_drafter, write_drafter
+from tests.draft_node.drafters.checkpoints import (
+    DSPARK,
+    EAGLE3,
+    SPECULATORS,
+    SPECULATORS_EAGLE3,
+    make_drafter,
+    write_drafter,
+)
 from tests.specserve.model.checkpoints import load
 
 
-@pytest.mark.parametrize("config", [DSPARK, EAGLE3])
+@pytest.mark.parametrize("config", [DSPARK, EAGLE3, SPECULATORS_EAGLE3])
 def test_the_projection_alone_is_that_of_the_drafter(target, tmp_path, config):
     drafter = make_drafter(tmp_path / "draft", config, target)
     model = load(target.folder)
@@ -46,6 +56,22 @@ def test_a_language_model_in_a_draft_process_may_have_chains_longer_than_usual(
     speculation = SpeculationConfig(drafter=str(target.folder), gamma=gamma)
     assert describe(speculation) == ("language model", num_tokens)
     assert 1 + DEFAULT_MOST_GAMMA > USUAL_HIDDEN_TOKENS
+
+
+@pytest.mark.parametrize(("layout", "gamma"), [("anchor-first", 4), ("fill-in", 3)])
+def test_how_blocks_were_trained_may_be_said_by_the_configuration(target, tmp_path, layout, gamma):
+    config = write_drafter(tmp_path / "draft", SPECULATORS) / "config.json"
+    content = json.loads(config.read_text())
+    del content["sample_from_anchor"], content["speculators_config"]
+    config.write_text(json.dumps(content))
+    wish = SpeculationConfig(mode="sync", drafter=str(tmp_path / "draft"))
+    with pytest.raises(Unsupported, match=r"set speculation\.layout"):
+        describe(wish)
+    wish = msgspec.structs.replace(wish, layout=layout)
+    assert describe(wish) == ("dspark", gamma)
+    sizes = {"num_context_tokens": 64, "max_positions": 64}
+    drafter = colocated.load(wish, target=target.folder, model=load(target.folder), **sizes)
+    assert drafter.gamma == gamma
 
 
 def embedded(name, **bits):

@@ -67,7 +67,7 @@ def test_resolution_survives_the_trip_to_a_child(tmp_path):
 def test_nothing_is_left_undecided_on_cpu():
     config = resolved()
     wishes = {
-        "drafter", "colocated_drafter", "local_head", "gamma", "min_survival", "draft_wait_ms",
+        "drafter", "colocated_drafter", "local_head", "gamma", "min_survival", "layout",
         "saguaro_c",
     }  # fmt: skip
     optional = {"model.ballast", "model.half_weights"} | {f"speculation.{key}" for key in wishes}

@@ -11,6 +11,7 @@ from target_node.tolerance import MAX_FAILURES
 from tests.exactness.speculative import Models, make_models
 from tests.target_node.asynchronous_pairs import PROMPT, answer, pair_of, reports_of
 from tests.target_node.in_process import request
+from tests.target_node.in_process_pair import TIMEOUT_S
 from tests.target_node.scripted_drafts import Drafting
 
 
@@ -23,6 +24,7 @@ def test_waiting_for_a_block_is_bounded(models):
     slept: list[float] = []
     with pair_of(models, drafting=Drafting(pace=(1,)), miss=Miss.DRAFT_NOW) as pair:
         pair.turn(4)
+        pair.policy.max_wait_s = TIMEOUT_S / 2
         waits: list[bool] = []
         pair.policy.waited = lambda *, in_vain: waits.append(in_vain)
         step = pair.clock.on_sleep
@@ -39,6 +41,20 @@ def test_waiting_for_a_block_is_bounded(models):
         pair.run_until_idle()
         assert pair.asynchronous.status().num_hits == 0
         assert pair.ends["r0"].stats.num_drafted_tokens > 0
+
+
+def test_who_has_gone_is_not_waited_for(models):
+    with pair_of(models, drafting=Drafting(pace=(1,)), miss=Miss.DRAFT_NOW) as pair:
+        pair.turn(4)
+        pair.policy.max_wait_s = 60.0
+        step, slept = pair.clock.on_sleep, []
+        pair.clock.on_sleep = lambda: slept.append(pair.clock.now_s)  # drafts are silent
+        pair.submit(request("r0", PROMPT, max_tokens=4, ignore_eos=True))
+        pair.turn(2)
+        assert pair.links.num_attached == 0
+        assert TIMEOUT_S / 2 < slept[-1] - slept[0] < 2 * TIMEOUT_S
+        pair.clock.on_sleep = step
+        pair.run_until_idle()
 
 
 def test_nobody_waits_beside_a_row_that_has_its_block(models):

@@ -1,6 +1,7 @@
 """Random draft checkpoints of every dialect, small, in the published formats."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from draft_node.drafters.backbone import backbone_tensors
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.dspark import block_tensors
-from draft_node.drafters.eagle3 import eagle3_tensors
+from draft_node.drafters.eagle3_weights import eagle3_tensors
 from draft_node.drafters.load import DrafterOptions, load_drafter
 from draft_node.drafters.spec import BlockSpec, DraftSpec, Eagle3Spec
 from draft_node.drafters.weights import TargetWeights
@@ -90,6 +91,24 @@ EAGLE3: dict[str, Any] = {
     "num_target_layers": 2,
     "ttt_length": 4,
 }
+_LLAMA = {**{k: v for k, v in DECODER.items() if k != "architectures"}, "num_hidden_layers": 1}
+SGLANG_EAGLE3: dict[str, Any] = {
+    **_LLAMA,
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "draft_vocab_size": 40,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 0, 0], "use_aux_hidden_state": True},
+}
+SPECULATORS_EAGLE3: dict[str, Any] = {
+    "architectures": ["Eagle3Speculator"],
+    "speculators_model_type": "eagle3",
+    "transformer_layer_config": {**_LLAMA, "model_type": "qwen3"},
+    "eagle_aux_hidden_state_layer_ids": [0, 1, 1],
+    "draft_vocab_size": 48,
+    "norm_before_residual": True,
+    "fc_norm": True,
+    "norm_output": True,
+    "speculators_config": {"proposal_methods": [{"speculative_tokens": 4}]},
+}
 LOCAL_HEAD: dict[str, Any] = {
     "vocab_size": 64,
     "embed_dim": 32,
@@ -121,7 +140,8 @@ def write_config(folder: Path, config: dict[str, Any], **changes: Any) -> Path:
 
 def shapes_of(spec: DraftSpec) -> dict[str, tuple[int, ...]]:
     if isinstance(spec, Eagle3Spec):
-        return eagle3_tensors(spec)
+        names = replace(spec, layer="midlayer.") if spec.dialect == "SGLang" else spec
+        return eagle3_tensors(names)
     assert isinstance(spec, BlockSpec)
     shapes = block_tensors(spec)
     assert backbone_tensors(spec).keys() <= shapes.keys()
@@ -146,7 +166,7 @@ def write_drafter(folder: Path, config: dict[str, Any], **changes: Any) -> Path:
     write_config(folder, config, **changes)
     spec = read_draft_spec(folder)
     tensors = random_weights(shapes_of(spec))
-    if isinstance(spec, BlockSpec) and spec.reduces_vocab:
+    if isinstance(spec, BlockSpec | Eagle3Spec) and spec.reduces_vocab:
         ids = torch.randperm(spec.decoder.vocab_size, generator=torch.Generator().manual_seed(1))
         ids = ids[: spec.draft_vocab_size].sort().values
         tensors["d2t"] = ids - torch.arange(len(ids))

@@ -2,10 +2,12 @@ import json
 
 import pytest
 
+from draft_node.drafters.dialect_eagle3 import default_layers
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.spec import (
     BlockSpec,
     Eagle3Spec,
+    FeaturesNorm,
     LanguageModelSpec,
     Layout,
     LocalHeadSpec,
@@ -18,8 +20,10 @@ from tests.draft_node.drafters.checkpoints import (
     DSPARK,
     EAGLE3,
     LOCAL_HEAD,
+    SGLANG_EAGLE3,
     SPECFORGE,
     SPECULATORS,
+    SPECULATORS_EAGLE3,
     ZLAB,
     write_config,
 )
@@ -35,13 +39,17 @@ def nested(config, key, **changes):
     return {key: {**config[key], **changes}}
 
 
+def eagle(**changes):
+    return nested(SGLANG_EAGLE3, "eagle_config", **changes)
+
+
 def test_dispatch_is_on_content(tmp_path):
     def kind(config, **changes):
         return type(read(tmp_path, config, **changes))
 
     assert kind(DSPARK) is kind(DFLASH) is kind(ZLAB) is kind(SPECULATORS) is BlockSpec
     assert kind(SPECFORGE) is BlockSpec
-    assert kind(EAGLE3) is Eagle3Spec
+    assert kind(EAGLE3) is kind(SGLANG_EAGLE3) is kind(SPECULATORS_EAGLE3) is Eagle3Spec
     assert kind(QWEN3) is LanguageModelSpec
     assert kind(LOCAL_HEAD) is LocalHeadSpec
 
@@ -70,6 +78,35 @@ def test_absent_zlab_layers_are_the_default_ones(tmp_path, total, count, layers)
     config = nested(ZLAB, "dflash_config", target_layer_ids=None)
     spec = read(tmp_path, ZLAB, **config, num_hidden_layers=count, num_target_layers=total)
     assert spec.feature_layers == layers
+
+
+def test_zlab_layers_may_stand_at_the_top_level(tmp_path):
+    config = nested(ZLAB, "dflash_config", target_layer_ids=None)
+    assert read(tmp_path, ZLAB, **config, target_layer_ids=[0, 1]).feature_layers == (0, 1)
+
+
+def test_eagle3_says_how_it_was_built(tmp_path):
+    sglang, speculators = read(tmp_path, SGLANG_EAGLE3), read(tmp_path, SPECULATORS_EAGLE3)
+    assert sglang.feature_layers == speculators.feature_layers == (-1, 0, 0)
+    assert (sglang.gamma, sglang.longest, speculators.gamma) == (5, 16, 4)
+    assert (sglang.draft_vocab_size, sglang.decoder.qk_norm) == (40, False)
+    assert (sglang.norm_before_residual, sglang.feeds_normed) == (False, False)
+    assert speculators.norm_before_residual
+    assert speculators.feeds_normed
+    assert speculators.features_norm is FeaturesNorm.APART
+    plain = {"fc_norm": False, "norm_output": False, "norm_before_residual": False}
+    spec = read(tmp_path, SPECULATORS_EAGLE3, **plain, norm_before_fc=True)
+    assert spec.features_norm is FeaturesNorm.TOGETHER
+    assert (spec.norm_before_residual, spec.feeds_normed) == (False, False)
+    assert read(tmp_path, SGLANG_EAGLE3, draft_vocab_size=None).draft_vocab_size == 64
+    assert read(tmp_path, SGLANG_EAGLE3, norm_output=True).feeds_normed
+
+
+def test_eagle3_that_names_no_layers_leaves_them_to_the_target(tmp_path):
+    assert read(tmp_path, SGLANG_EAGLE3, eagle_config=None).feature_layers == ()
+    spec = read(tmp_path, SPECULATORS_EAGLE3, eagle_aux_hidden_state_layer_ids=None)
+    assert spec.feature_layers == ()
+    assert default_layers(32) == (1, 15, 28)  # as Llama-3.1-8B's
 
 
 def test_zlab_block_size_may_be_nested(tmp_path):
@@ -104,7 +141,7 @@ def test_a_missing_layout_key_is_inferred_with_a_warning(tmp_path, drafted, layo
 
 def test_an_undecidable_layout_is_refused_unless_the_user_decides(tmp_path):
     changes = {"sample_from_anchor": None, "speculators_config": None}
-    with pytest.raises(Unsupported, match="name the layout"):
+    with pytest.raises(Unsupported, match=r"set speculation\.layout to anchor-first or fill-in"):
         read(tmp_path, SPECULATORS, **changes)
     spec = read(tmp_path, SPECULATORS, Layout.ANCHOR_FIRST, **changes)
     assert spec.layout is Layout.ANCHOR_FIRST
@@ -156,13 +193,30 @@ REFUSALS = [
     (ZLAB, {"architectures": ["DominoDraftModel"]}, "Domino"),
     (ZLAB, {"block_size": 1}, "block_size"),
     (ZLAB, {"is_causal": True}, "is_causal"),
-    (EAGLE3, {"architectures": ["LlamaForCausalLMEagle3"]}, "SGLang-style"),
+    (ZLAB, nested(ZLAB, "dflash_config", block_size=7), "block_size: 5, but dflash_config"),
+    (ZLAB, {"target_layer_ids": [0, 1]}, "target_layer_ids"),
     (EAGLE3, {"target_layer_ids": [0, 1, 1]}, "target_layer_ids"),
     (EAGLE3, {"ttt_length": None}, "ttt_length"),
     (DECODER, {"architectures": ["X"], "dspark_block_size": 5}, "DeepSeek-V4"),
     (DECODER, {"architectures": ["MambaDraft"]}, "'MambaDraft' is not one of"),
     (DECODER, {"architectures": []}, "names no model"),
-    (SPECULATORS, {"speculators_model_type": "eagle3"}, "'eagle3' is not one of dspark, dflash"),
+    (SPECULATORS, {"speculators_model_type": "mtp"}, "'mtp' is not one of dspark, dflash, eagle3"),
+    (SGLANG_EAGLE3, {"num_hidden_layers": 2}, "num_hidden_layers: 2, only 1"),
+    (SGLANG_EAGLE3, {"draft_vocab_size": 65}, "draft_vocab_size exceeds"),
+    (SGLANG_EAGLE3, {"attention_bias": True}, "attention_bias"),
+    (SGLANG_EAGLE3, eagle(use_aux_hidden_state=False), "eagle_config.use_aux_hidden_state"),
+    (SGLANG_EAGLE3, eagle(use_last_layernorm=False), "eagle_config.use_last_layernorm"),
+    (SGLANG_EAGLE3, eagle(use_mtp_layernorm=True), "eagle_config.use_mtp_layernorm"),
+    (SGLANG_EAGLE3, eagle(parallel_draft_step=2), "eagle_config.parallel_draft_step"),
+    (SGLANG_EAGLE3, eagle(eagle_aux_hidden_state_layer_ids=[-2, 0, 1]), "no layer -2"),
+    (SPECULATORS_EAGLE3, {"norm_before_residual": None}, "norm_before_residual is missing"),
+    (SPECULATORS_EAGLE3, {"norm_before_fc": True}, "exclude each other"),
+    (SPECULATORS_EAGLE3, {"transformer_layer_config": None}, "transformer_layer_config"),
+    (
+        SPECULATORS_EAGLE3,
+        nested(SPECULATORS_EAGLE3, "transformer_layer_config", model_type="gpt_oss"),
+        "transformer_layer_config.model_type: 'gpt_oss'",
+    ),
     (SPECULATORS, {"draft_vocab_size": 65}, "exceeds vocab_size"),
     (SPECULATORS, {"target_hidden_size": 64}, "target_hidden_size"),
     (SPECULATORS, nested(SPECULATORS, "transformer_layer_config", hc_mult=4), "hc_mult"),

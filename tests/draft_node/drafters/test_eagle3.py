@@ -4,19 +4,34 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from draft_node.drafters.load import load_drafter
 from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.model.rope import rotate
-from tests.draft_node.drafters.checkpoints import EAGLE3, make_drafter
+from tests.draft_node.drafters.checkpoints import (
+    EAGLE3,
+    SGLANG_EAGLE3,
+    SPECULATORS_EAGLE3,
+    make_drafter,
+    options,
+    write_drafter,
+)
 from tests.golden_blocks import Recorder
 
 HIDDEN, HEADS, KV_HEADS, DIM = 32, 8, 4, 8
 
 
 @pytest.fixture
-def drafter(target, tmp_path):
+def deepspec(target, tmp_path):
     drafter = make_drafter(tmp_path / "draft", EAGLE3, target)
     drafter.weights = load_file(tmp_path / "draft" / "model.safetensors")
+    return drafter
+
+
+@pytest.fixture(params=[EAGLE3, SGLANG_EAGLE3, SPECULATORS_EAGLE3])
+def drafter(request, target, tmp_path):
+    drafter = make_drafter(tmp_path / "draft", request.param, target)
+    drafter.gamma = 4
     return drafter
 
 
@@ -50,7 +65,8 @@ def reference_step(drafter, token_ids, g, end):
     return x + w["mlp.down_proj.weight"] @ gated
 
 
-def test_a_chain_equals_causal_passes_over_everything_before_it(drafter):
+def test_a_chain_equals_causal_passes_over_everything_before_it(deepspec):
+    drafter = deepspec
     token_ids, features = torch.randint(64, (21,)), torch.randn(21, HIDDEN)
     extend(drafter, 0, token_ids[:9], features[:9])
     extend(drafter, 0, token_ids[9:10], features[9:10])
@@ -151,3 +167,35 @@ def test_a_chain_that_is_cut_off_keeps_what_its_tokens_were_drawn_from(drafter):
     cut = drafter.draft(DraftBatch(rows, anchors, keep_logits=True, due_s=0.0), Greedy())
     assert torch.equal(cut.token_ids, whole.token_ids[:, :2])
     torch.testing.assert_close(cut.logits, whole.logits[:, :2])
+
+
+def test_a_part_of_the_vocabulary_is_drafted_by_its_target_ids(target, tmp_path):
+    drafter = make_drafter(tmp_path / "draft", SGLANG_EAGLE3, target)
+    extend(drafter, 0, torch.randint(64, (21,)), torch.randn(21, HIDDEN))
+    drafted = drafter.draft(DraftBatch([0], torch.tensor([33]), keep_logits=True), Greedy())
+    assert drafted.logits.shape == (1, 5, 40)
+    assert len(drafter.target_ids) == 40
+    assert torch.equal(drafted.target_ids, drafter.target_ids)
+    assert torch.equal(drafted.token_ids, drafter.target_ids[drafted.logits.argmax(-1)])
+    # The same path, given by its target ids, leads to the same logits.
+    recorder = Recorder(drafted.token_ids[0])
+    drafter.draft(DraftBatch([0], torch.tensor([33])), recorder)
+    torch.testing.assert_close(recorder.logits, drafted.logits[0])
+
+
+def test_a_drafter_may_be_narrower_than_its_target(target, tmp_path):
+    changes = {"hidden_size": 16, "target_hidden_size": 32, "num_attention_heads": 4}
+    drafter = make_drafter(tmp_path / "draft", SGLANG_EAGLE3, target, **changes)
+    assert drafter.feature_size == 16
+    features = drafter.features.project(torch.randn(21, 3 * 32))
+    extend(drafter, 0, torch.randint(64, (21,)), features)
+    drafted = drafter.draft(DraftBatch([0], torch.tensor([33])), Greedy())
+    assert drafted.token_ids.shape == (1, 5)
+
+
+def test_a_longer_chain_may_be_asked_for_where_the_checkpoint_names_none(target, tmp_path):
+    folder = write_drafter(tmp_path / "draft", SGLANG_EAGLE3)
+    for asked, gamma in ((3, 3), (9, 9), (40, 16), (None, 5)):
+        assert load_drafter(folder, target, options(gamma=asked)).gamma == gamma
+    folder = write_drafter(tmp_path / "deepspec", EAGLE3)
+    assert load_drafter(folder, target, options(gamma=9)).gamma == 4

@@ -17,7 +17,11 @@ DRAFT_CASES = (
     "dspark_qwen3_gated_b4",
     "dspark_qwen3_vanilla_b7",
     "eagle3_deepspec_ttt7",
+    "sglang_eagle3_midlayer",
     "speculators_dspark_anchor_n4",
+    "speculators_eagle31_fc_norm",
+    "speculators_eagle3_llama",
+    "speculators_eagle3_qwen3_normed",
     pytest.param("train_step_dspark", marks=pytest.mark.slow),
 )
 

@@ -19,8 +19,10 @@ from tests.draft_node.drafters.checkpoints import (
     DSPARK,
     EAGLE3,
     LOCAL_HEAD,
+    SGLANG_EAGLE3,
     SPECFORGE,
     SPECULATORS,
+    SPECULATORS_EAGLE3,
     ZLAB,
     change_tensors,
     options,
@@ -50,6 +52,8 @@ def running(target):
         (SPECFORGE, BlockDrafter),
         (SPECULATORS, BlockDrafter),
         (EAGLE3, Eagle3Drafter),
+        (SGLANG_EAGLE3, Eagle3Drafter),
+        (SPECULATORS_EAGLE3, Eagle3Drafter),
     ],
 )
 def test_every_dialect_loads_and_drafts(config, kind, target, tmp_path):
@@ -130,7 +134,15 @@ MALFORMED = [
     (SPECFORGE, {"logit_head.markov_head.markov_w1.weight": torch.zeros(64, 6)}, "later SpecForge"),
     (SPECFORGE, {"confidence_head.proj.weight": torch.zeros(1, 32)}, "confidence_head.proj"),
     (DSPARK, {"mtp.0.fc.weight": torch.zeros(3, 3)}, "DeepSeek-V4"),
-    (EAGLE3, {"midlayer.hidden_norm.weight": torch.zeros(32)}, "SGLang-style"),
+    (EAGLE3, {"midlayer.hidden_norm.weight": torch.zeros(32)}, "unknown tensor midlayer"),
+    (SGLANG_EAGLE3, {"layers.0.mlp.up_proj.weight": torch.zeros(64, 32)}, "unknown tensor layers"),
+    (SGLANG_EAGLE3, {"fc.bias": torch.zeros(32)}, "unknown tensor fc.bias"),
+    (SGLANG_EAGLE3, {"d2t": None}, "d2t is missing"),
+    (SGLANG_EAGLE3, {"lm_head.weight": None}, "lm_head.weight is missing"),
+    (SGLANG_EAGLE3, {"lm_head.weight": torch.zeros(64, 32)}, "lm_head.weight has shape"),
+    (SPECULATORS_EAGLE3, {"fc_norm.1.weight": None}, "fc_norm.1.weight is missing"),
+    (SPECULATORS, {"lm_head.weight": None}, "lm_head.weight is missing"),
+    (DSPARK, {"midlayer.hidden_norm.weight": torch.zeros(32)}, "config.json does not call it"),
     (EAGLE3, {"layers.0.self_attn.k_proj.weight": torch.zeros(32, 32)}, "k_proj"),
     (SPECULATORS, {"d2t": None}, "d2t is missing"),
     (SPECULATORS, {"d2t": torch.zeros(40)}, "d2t has dtype F32, not one of I64"),
@@ -156,6 +168,9 @@ def test_a_malformed_checkpoint_is_refused_by_tensor(config, changes, reason, ta
         (DSPARK, {"hidden_size": 64}, "hidden_size: 64, the target has 32"),
         (DSPARK, {"vocab_size": 80}, "vocab_size: 80, the target has 64"),
         (EAGLE3, {"num_target_layers": 3}, "num_target_layers"),
+        (SGLANG_EAGLE3, {"eagle_config": None}, "do not exist in a target of 2 layers"),
+        (SGLANG_EAGLE3, {"target_hidden_size": 64}, "hidden_size: 64, the target has 32"),
+        (SPECULATORS_EAGLE3, {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, "no layer 2"),
         (SPECULATORS, {"aux_hidden_state_layer_ids": [3]}, "the target has no layer 2"),
         (QWEN3, {"vocab_size": 80}, "vocab_size"),
     ],
@@ -263,7 +278,7 @@ def test_loading_runs_no_code_of_the_checkpoint(target, tmp_path):
     load_drafter(shutil.copytree(folder, tmp_path / "copy"), target, options())
 
 
-@pytest.mark.parametrize("config", [DSPARK, ZLAB, SPECULATORS, EAGLE3])
+@pytest.mark.parametrize("config", [DSPARK, ZLAB, SPECULATORS, EAGLE3, SGLANG_EAGLE3])
 def test_features_load_without_the_rest_of_the_drafter(config, target, tmp_path):
     folder = write_drafter(tmp_path / "draft", config)
     dtype, device = torch.float32, torch.device("cpu")
@@ -293,7 +308,7 @@ def test_positions_that_a_language_model_claims_and_nobody_uses_cost_nothing(tar
     drafter.draft(DraftBatch([0], torch.tensor([1])), Greedy())
 
 
-@pytest.mark.parametrize("config", [DSPARK, ZLAB, SPECULATORS, EAGLE3])
+@pytest.mark.parametrize("config", [DSPARK, ZLAB, SPECULATORS, EAGLE3, SGLANG_EAGLE3])
 def test_bfloat16_drafters_stay_close_to_float32(config, target, tmp_path):
     folder = write_drafter(tmp_path / "draft", config)
     logits, token_ids, residuals = [], torch.arange(20), None
@@ -303,7 +318,7 @@ def test_bfloat16_drafters_stay_close_to_float32(config, target, tmp_path):
             residuals = torch.randn(20, 32 * len(drafter.features.layers))
         features = drafter.features.project(residuals.to(dtype))
         drafter.extend(ContextUpdate([0], [0], [20], token_ids, features))
-        recorder = Recorder(torch.tensor([3, 9, 9, 2]))
+        recorder = Recorder(torch.tensor([3, 9, 9, 2, 1]))
         speculation = drafter.draft(DraftBatch([0], torch.tensor([3])), recorder)
         if speculation.confidences is not None:
             assert speculation.confidences.dtype == torch.float32
