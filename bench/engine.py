@@ -130,7 +130,14 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
     if len(cores) < arguments.threads:
         raise InvalidField("--threads", f"{arguments.threads} exceeds the {len(cores)} cores here")
     target_cores, client_cores = cores[: arguments.threads], cores[arguments.threads :] or cores
-    flags = ["--target", str(folder), "--threads", str(arguments.threads)]
+    flags = [
+        "--generation-config",
+        "none",
+        "--target",
+        str(folder),
+        "--threads",
+        str(arguments.threads),
+    ]
     flags += ["--dtype", arguments.dtype]
     flags += ["--device", "cpu", "--speculation", "off"]
     flags += ["--ballast", str(ballast)] if ballast else []

@@ -159,7 +159,16 @@ def measure(arguments: argparse.Namespace, runner: asyncio.Runner, command: str)
     }
     services = (plain, *drafted.values())
     contest = Contest(name="outage", services=services, batch_sizes=(1,), num_prompts=1)
-    flags = ["--target", str(target), "--device", "cpu", "--dtype", "float32"]
+    flags = [
+        "--generation-config",
+        "none",
+        "--target",
+        str(target),
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+    ]
     flags += ["--ballast", str(parse_count(arguments.ballast, "--ballast"))]
     if arguments.unpinned:
         flags += ["--set", "topology.pin=false", "--oversubscribe"]

@@ -40,6 +40,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: Text | None = None
     # On CPU: 16-bit weights stay in 16 bits, arithmetic is float32; None: where nothing is rounded.
     half_weights: bool | None = None
+    # What sampling fields are that a request leaves unset. auto: what the folder's
+    # generation_config.json says of temperature, top_p, top_k, min_p and repetition_penalty, and
+    # for the rest what changes no law | none: that for all.
+    generation_config: str = "auto"
     ballast: str | None = None  # e.g. "60M": pad the target to this cost with the identical law
     # Tokens, prompt and answer; None: the model's own.
     max_model_len: Annotated[int, Meta(ge=2)] | None = None
@@ -81,7 +85,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_queued_requests: Annotated[int, Meta(ge=1, le=32_768)] = 1024
     max_samples: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 64  # limit of n
     max_logprobs: Annotated[int, Meta(ge=0, le=1000)] = 20
-    max_message_bytes: Annotated[int, Meta(ge=1024, le=2**31 - 1)] = 16 * 1024 * 1024
+    # Of the API; the least is what its own description takes.
+    max_message_bytes: Annotated[int, Meta(ge=64 * 1024, le=2**31 - 1)] = 16 * 1024 * 1024
     # Rounds that a slow reader may lag before it is cut off.
     stream_buffer_rounds: Annotated[int, Meta(ge=1, le=2**20)] = 4096
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
@@ -255,7 +260,7 @@ def read_resolved(path: Path) -> ResolvedConfig:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InvalidField("--config", f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # TOML or UTF-8

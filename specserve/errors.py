@@ -25,9 +25,15 @@ class Unsupported(SpecserveError):
 
 
 class Exhausted(SpecserveError):
-    """No room now: a full queue, or not enough memory. Trying again later may work."""
+    """Too much was asked for at once, or not enough memory is there."""
 
     code = "RESOURCE_EXHAUSTED"
+
+
+class Busy(Exhausted):
+    """No room now: trying again after `RETRY_AFTER_S` may work."""
+
+    RETRY_AFTER_S = 1
 
 
 class Unavailable(SpecserveError):

@@ -115,6 +115,7 @@ def _draft_bytes_per_token(speculation: SpeculationConfig, spec: ModelSpec, *, d
 def _check_seams(config: Config, topology: Topology) -> None:
     """The wishes that no machine meets: later versions will, or nobody should."""
     _check_names(config.speculation)
+    _check_generation_config(config.model.generation_config)
     _check_mode(config.speculation.mode, topology)
     _check_uses(config.speculation, topology)
     if config.telemetry.log_level not in LOG_LEVELS:
@@ -126,6 +127,11 @@ def _check_seams(config: Config, topology: Topology) -> None:
             f"server.host: {config.server.host!r} is not a loopback address; this version has no "
             "authentication (127.0.0.1)"
         )
+
+
+def _check_generation_config(wish: str) -> None:
+    if wish not in ("auto", "none"):
+        raise InvalidField("model.generation_config", f"{wish!r} is not known (auto, none)")
 
 
 def _check_uses(speculation: SpeculationConfig, topology: Topology) -> None:
@@ -228,12 +234,12 @@ def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Pat
     max_model_len = model.max_model_len or own_len
     if max_model_len > own_len:
         raise InvalidField("model.max_model_len", f"{max_model_len} exceeds the model's {own_len}")
-    return ModelConfig(
+    return msgspec.structs.replace(
+        model,
         target=str(folder),
         name=model.name or default_name(folder),
         dtype=dtype,
         half_weights=model.half_weights if has_choice else False,
-        ballast=model.ballast,
         max_model_len=max_model_len,
     )
 

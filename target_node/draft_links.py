@@ -70,6 +70,7 @@ class DraftLinks:
         self._peers = list(peers)
         self._last_epoch = 0
         self._wanted: list[Wanted] = []
+        self._misfits: set[int] = set()  # drafts that did not fit when they came last
         self._next_look_s = 0.0
         self._poller = select.poll()
 
@@ -169,8 +170,11 @@ class DraftLinks:
     def _attach(self, message: Attach) -> None:
         limits = self._limits
         if (message.gamma, message.feature_size) != (limits.gamma, limits.feature_size):
-            log.error("draft %d does not fit this target's configuration", message.draft)
+            if message.draft not in self._misfits:  # it may go on saying so
+                self._misfits.add(message.draft)
+                log.error("draft %d does not fit this target's configuration", message.draft)
             return
+        self._misfits.discard(message.draft)
         peer = self._peers[message.draft]
         if peer.epoch:
             self._detach(peer, "attaches anew")

@@ -62,6 +62,7 @@ class Options:
     def flags(self) -> list[str]:
         """Of every service."""
         flags = ["--target", str(self.target), "--device", "cpu", "--dtype", self.dtype]
+        flags += ["--generation-config", "none"]  # what is not asked for changes no law
         flags += [] if self.kv_dtype is None else ["--kv-dtype", self.kv_dtype]
         if self.half_weights is not None:
             flags.append("--half-weights" if self.half_weights else "--no-half-weights")

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from specserve.api.sampling_defaults import sampling_defaults
 from specserve.api.server import GrpcServer
 from specserve.api.service import Service
 from specserve.api.tokenizer import TextTokenizer
@@ -63,7 +64,9 @@ async def serve(config: ResolvedConfig, control_dir: Path, ready_pipe: ReadyPipe
     if config.model.target is None:
         raise Unsupported("model.target: is not resolved to a folder")
     stop_requests = _stop_requests()
-    service = Service(config, control_dir, TextTokenizer(Path(config.model.target)))
+    folder = Path(config.model.target)
+    defaults = sampling_defaults(folder, config.model.generation_config)
+    service = Service(config, control_dir, TextTokenizer(folder), defaults)
     server = GrpcServer(service)
     await server.start()
     listening = asyncio.create_task(_listen(service), name="stdin")

@@ -4,6 +4,7 @@ import time
 from typing import Any, TypeVar
 
 import msgspec
+from google.protobuf.message import Message
 
 from specserve.api import events
 from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
@@ -31,15 +32,21 @@ _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
 
 def call_of(
-    request: pb.GenerateRequest, time_remaining_s: float | None, limits: Limits
+    request: pb.GenerateRequest,
+    time_remaining_s: float | None,
+    limits: Limits,
+    defaults: SamplingParams,
 ) -> GenerateCall:
-    """The call a request message asks for; raises InvalidField without a prompt."""
+    """The call a request message asks for; raises InvalidField without a prompt.
+
+    `defaults` are the sampling fields that it leaves unset.
+    """
     spec = _present(request.spec, ("mode", "max_verify_len", "return_stats"))
     optional = _present(request, ("request_id", "model", "seed", "cache_salt", "priority"))
     deadline_s = None if time_remaining_s is None else time.monotonic() + time_remaining_s
     return GenerateCall(
         prompt=_prompt_of(request, limits),
-        sampling=_sampling_of(request.sampling),
+        sampling=_sampling_of(request.sampling, defaults),
         deadline_s=deadline_s,
         spec=SpecOptions(**spec),
         **optional,
@@ -65,11 +72,12 @@ def _prompt_of(request: pb.GenerateRequest, limits: Limits) -> str | list[int] |
             raise InvalidField("prompt", "is missing; send one of text, token_ids, chat")
 
 
-def _sampling_of(sampling: pb.SamplingParams) -> SamplingParams:
+def _sampling_of(sampling: pb.SamplingParams, defaults: SamplingParams) -> SamplingParams:
     scalars = _present(sampling, _SCALARS)
     if scalars.get("top_k") == -1:  # an old spelling of "off"
         scalars["top_k"] = 0
-    return SamplingParams(
+    return msgspec.structs.replace(
+        defaults,
         logit_bias=dict(sampling.logit_bias),
         stop=tuple(sampling.stop),
         stop_token_ids=tuple(sampling.stop_token_ids),
@@ -82,10 +90,16 @@ def _sampling_of(sampling: pb.SamplingParams) -> SamplingParams:
 
 def struct_of(message: Any, kind: type[_StructT]) -> _StructT:  # noqa: ANN401 - any message
     """A record whose fields are all fields of `message` under the same names."""
-    values = ((name, getattr(message, name)) for name in kind.__struct_fields__)
-    scalars = (bool, int, float, str)
-    fields = {name: v if isinstance(v, scalars) else list(v) for name, v in values}
+    fields = {name: _plain(getattr(message, name)) for name in kind.__struct_fields__}
     return msgspec.convert(fields, kind)
+
+
+def _plain(value: Any) -> object:  # noqa: ANN401 - a field of any message
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Message):
+        return {field.name: _plain(part) for field, part in value.ListFields()}
+    return list(value)
 
 
 def prompt_info_of(info: pb.PromptInfo) -> events.PromptInfo:

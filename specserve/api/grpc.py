@@ -60,8 +60,10 @@ class GenerationServicer:
                 await context.write(stream_response_of(event))
 
     def _events(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[Event]:
-        call = call_of(request, context.time_remaining(), self._service.limits)
-        return self._service.session(call).stream()
+        service = self._service
+        remaining_s = context.time_remaining()
+        call = call_of(request, remaining_s, service.limits, service.sampling_defaults)
+        return service.session(call).stream()
 
 
 class ControlServicer:
@@ -94,7 +96,9 @@ class ControlServicer:
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: Context
     ) -> pb.GetModelInfoResponse:
-        return model_info_of(self._service.ready, self._service.tokenizer.has_chat_template)
+        service = self._service
+        has_template = service.tokenizer.has_chat_template
+        return model_info_of(service.ready, has_template, service.sampling_defaults)
 
     @with_status
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:

@@ -15,7 +15,7 @@ from typing import NoReturn
 import msgspec
 
 from specserve.api.open_request import OpenRequest
-from specserve.errors import Exhausted, InvalidField, SpecserveError, Unavailable
+from specserve.errors import Busy, Exhausted, InvalidField, SpecserveError, Unavailable
 from specserve.types import (
     Abort,
     Drain,
@@ -97,7 +97,7 @@ class Hub:
 
         Raises:
             Unavailable: loading, draining, or the target is lost.
-            Exhausted: too many requests in flight.
+            Busy: too many requests in flight.
             InvalidField: a live request has this id.
         """
         if self.lost.is_set():
@@ -109,7 +109,7 @@ class Hub:
         if request_id in self._requests:
             raise InvalidField("request_id", "a running request has this id")
         if len(self._requests) >= self._max_requests:
-            raise Exhausted(
+            raise Busy(
                 f"server.max_queued_requests: {self._max_requests} requests are in flight, "
                 "which is the limit"
             )

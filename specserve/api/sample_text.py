@@ -29,7 +29,7 @@ class SampleText:
             return None
         num_kept, text = self._read(delta)
         if self.end is None and delta.finish_reason is not None:
-            text += self._flush(delta)
+            text += self._flush(delta, self.num_tokens + num_kept)
         self.num_tokens += num_kept
         whole = num_kept == len(delta.token_ids)
         logprobs = delta.logprobs
@@ -61,13 +61,13 @@ class SampleText:
                 return position + 1, "".join(pieces)
         return len(token_ids), "".join(pieces)
 
-    def _flush(self, delta: SampleDelta) -> str:
-        """The target ended the sample: whatever was held back is final now."""
+    def _flush(self, delta: SampleDelta, num_tokens: int) -> str:
+        """The target ended the sample, after so many tokens: what was held back is final now."""
         assert delta.finish_reason is not None
         text = self._detokenizer.flush()
         stop_string = None
         if self._matcher is not None:
-            scan = self._matcher.push(text, armed=self.num_tokens >= self._min_tokens)
+            scan = self._matcher.push(text, armed=num_tokens >= self._min_tokens)
             stop_string = scan.stop_string
             text = scan.text if stop_string is not None else scan.text + self._matcher.flush()
         if stop_string is not None:

@@ -16,16 +16,24 @@ from specserve.api.session import Session
 from specserve.api.tokenizer import TextTokenizer
 from specserve.config import ResolvedConfig
 from specserve.errors import Unavailable
-from specserve.types import Ready
+from specserve.types import Ready, SamplingParams
 from specserve.validation import Limits
 
 
 class Service:
     """One served model. Create it inside a running loop."""
 
-    def __init__(self, config: ResolvedConfig, control_dir: Path, tokenizer: TextTokenizer) -> None:
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        control_dir: Path,
+        tokenizer: TextTokenizer,
+        sampling_defaults: SamplingParams | None = None,
+    ) -> None:
+        """`sampling_defaults`: what requests leave unset; None: what changes no law."""
         self.config = config
         self.tokenizer = tokenizer
+        self.sampling_defaults = sampling_defaults or SamplingParams()
         self.started_s = time.monotonic()
         self.hub = Hub(
             control_dir,

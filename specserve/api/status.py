@@ -1,5 +1,6 @@
 """Errors of ours as gRPC statuses, in one place. What is not ours becomes an opaque INTERNAL."""
 
+import asyncio
 import functools
 import logging
 import secrets
@@ -10,11 +11,9 @@ import grpc
 import grpc.aio
 
 from specserve.api.malformed import Malformed
-from specserve.errors import Failed, SpecserveError
+from specserve.errors import Busy, Failed, SpecserveError
 
 log = logging.getLogger(__name__)
-
-RETRY_AFTER_S = 1
 
 Context = grpc.aio.ServicerContext
 _ResultT = TypeVar("_ResultT")
@@ -35,8 +34,10 @@ def refusal_of(error: Exception) -> tuple[grpc.StatusCode, str]:
 async def abort_with(context: Context, error: Exception) -> NoReturn:
     """End the call with the status that fits."""
     code, text = refusal_of(error)
-    exhausted = code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    await context.abort(code, text, (("retry-after", str(RETRY_AFTER_S)),) if exhausted else ())
+    if context.done():  # the caller has left, and nobody hears
+        raise asyncio.CancelledError from error
+    is_busy = isinstance(error, Busy)
+    await context.abort(code, text, (("retry-after", str(Busy.RETRY_AFTER_S)),) if is_busy else ())
     raise AssertionError("abort returned")
 
 

@@ -13,7 +13,7 @@ from specserve.api.from_proto import ORIGINS
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.config import ResolvedConfig, ServerConfig
 from specserve.errors import InvalidField
-from specserve.types import Load, Logprobs, Ready
+from specserve.types import Load, Logprobs, Ready, SamplingParams
 from specserve.validation import MAX_TOP_K, OR_OFF
 
 _INTEGERS = {
@@ -265,14 +265,21 @@ class ResponseBuilder:
         return self._response
 
 
-def model_info_of(ready: Ready, has_chat_template: bool) -> pb.GetModelInfoResponse:
+def model_info_of(
+    ready: Ready, has_chat_template: bool, defaults: SamplingParams
+) -> pb.GetModelInfoResponse:
     names = (
         "model", "model_type", "vocab_size", "max_model_len", "num_layers", "num_params",
         "ballast_params", "dtype", "half_weights", "kv_dtype", "device", "tensor_parallel",
         "deterministic", "eos_token_ids",
     )  # fmt: skip
     fields = {name: getattr(ready, name) for name in names}
-    return pb.GetModelInfoResponse(has_chat_template=has_chat_template, **fields)
+    changed = msgspec.to_builtins(defaults)  # without fields that are as ours
+    return pb.GetModelInfoResponse(
+        has_chat_template=has_chat_template,
+        default_sampling=pb.SamplingParams(**changed),
+        **fields,
+    )
 
 
 def load_of(

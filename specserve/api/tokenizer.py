@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from specserve.api.call import ROLES, ChatMessage
 from specserve.api.detokenizer import Detokenizer, TokenBytes
 from specserve.errors import InvalidField, Unsupported
+from specserve.model.config import read_json
 from specserve.validation import Limits
 
 _NUM_THREADS = 2
@@ -89,9 +90,14 @@ class TextTokenizer:
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidField("prompt", "is not valid Unicode text") from error
+        if self.limits is not None and ids and max(ids) >= self.limits.vocab_size:
+            token, size = self._tokenizer.id_to_token(max(ids)), self.limits.vocab_size
+            problem = f"has {token!r}, which the tokenizer knows and the model's {size} tokens lack"
+            raise InvalidField("prompt", problem)
+        return ids
 
     def _encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         assert self._chat is not None
@@ -134,9 +140,9 @@ def _is_byte_level(decoder: Any) -> bool:  # noqa: ANN401 - parsed JSON
 
 def _load_chat_template(folder: Path) -> Callable[[list[dict[str, str]]], str] | None:
     config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config = json.loads(config_path.read_bytes()) if config_path.is_file() else {}
+    config = read_json(config_path, dict[str, Any]) if config_path.is_file() else {}
     if template_path.is_file():
-        source = template_path.read_text(encoding="utf-8")
+        source = _read_text(template_path)
     else:
         source = _default_template(config.get("chat_template"))
     if source is None:
@@ -154,8 +160,16 @@ def _load_chat_template(folder: Path) -> Callable[[list[dict[str, str]]], str] |
 def _default_template(template: Any) -> str | None:  # noqa: ANN401 - parsed JSON
     """A string, or a list of named ones of which "default" counts."""
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = (entry for entry in template if isinstance(entry, dict))
+        template = next((e.get("template") for e in named if e.get("name") == "default"), None)
     return template if isinstance(template, str) else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unsupported(f"model.target: cannot read {path}: {error}") from error
 
 
 def _token_text(token: Any) -> str:  # noqa: ANN401 - parsed JSON: a string or an object

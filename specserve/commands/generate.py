@@ -13,6 +13,8 @@ from specserve.commands.sampling_options import add_sampling_options, read_sampl
 from specserve.errors import InvalidField
 from specserve.types import Logprobs
 
+_MAX_STDIN_BYTES = 64 * 2**20  # more than any context holds
+
 if TYPE_CHECKING:
     from specserve.client import Client, CompletedSample, Completion, Options
 
@@ -53,7 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _read_stdin() -> str:
     try:
-        return sys.stdin.buffer.read().decode()
+        read = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
+        if len(read) > _MAX_STDIN_BYTES:
+            raise InvalidField("prompt", f"stdin has more than {_MAX_STDIN_BYTES} bytes")
+        return read.decode()
     except UnicodeDecodeError as error:
         raise InvalidField("prompt", f"stdin is not UTF-8 at byte {error.start}") from error
 

@@ -40,6 +40,8 @@ _VALUE_FLAGS = (
      "to draft processes: shm, nccl (between GPUs; not yet run on any) or gloo (slow, for tests)"),
     ("--saguaro-c", "speculation.saguaro_c", "FACTOR", "0 to 1, on tokens prepared for"),
     ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error"),
+    ("--generation-config", "model.generation_config", "auto|none",
+     "whether the model's own file says what unset sampling fields are (default auto)"),
     ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),
     ("--kv-dtype", "engine.kv_dtype", "DTYPE",
      "of keys and values (default: bfloat16 with --dtype bfloat16, else what is computed in)"),

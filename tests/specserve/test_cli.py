@@ -157,6 +157,13 @@ def test_a_service_that_is_not_there_is_exit_code_1(specserve, command, address)
     )
 
 
+def test_a_prompt_from_stdin_has_an_end(specserve, monkeypatch):
+    monkeypatch.setattr("specserve.commands.generate._MAX_STDIN_BYTES", 10)
+    result = specserve("generate", "-", stdin="x" * 11)
+    assert result.returncode == 2
+    assert result.stderr == "specserve: prompt: stdin has more than 10 bytes\n"
+
+
 def test_something_else_that_listens_is_no_service(specserve):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"

@@ -64,7 +64,7 @@ def test_a_number_stays_text_where_text_is_wanted():
         ),
         (
             {"server.max_message_bytes": "1"},
-            "server.max_message_bytes: expected int from 1024 to 2147483647, got 1",
+            "server.max_message_bytes: expected int from 65536 to 2147483647, got 1",
         ),
         (
             {"server.drain_timeout_s": "nan"},
@@ -100,6 +100,12 @@ def test_every_sample_that_may_be_asked_for_has_noise_of_its_own():
     OnceKeys.build([0], [MAX_SAMPLES - 1], [0], [0], [0])
     with pytest.raises(ValueError, match="sample index"):
         OnceKeys.build([0], [MAX_SAMPLES], [0], [0], [0])
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    path = tmp_path / "serve.toml"
+    path.write_bytes(b"\xef\xbb\xbf[engine]\nblock_size = 32\n")
+    assert load_config(path, {}).engine.block_size == 32
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,13 @@ def test_nothing_is_left_undecided_on_cpu():
 
 def test_resolution_changes_no_explicit_wish():
     wish = Config(
-        model=ModelConfig(name="n", dtype="bfloat16", max_model_len=100),
+        model=ModelConfig(name="n", dtype="bfloat16", max_model_len=100, generation_config="none"),
         topology=TopologyConfig(topology="2+0", device="cpu", threads=2),
         engine=EngineConfig(kv_dtype="float32", num_blocks=7, deterministic=False),
     )
     config = resolved(wish)
     assert (config.model.name, config.model.dtype) == ("n", "bfloat16")
-    assert config.model.max_model_len == 100
+    assert (config.model.max_model_len, config.model.generation_config) == (100, "none")
     assert config.topology == wish.topology
     assert msgspec.structs.replace(config.engine, kv_memory=None) == wish.engine
 

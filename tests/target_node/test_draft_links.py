@@ -243,14 +243,17 @@ def test_what_was_pushed_before_does_not_count(pair):
     assert pair.links.receive() == []
 
 
-def test_a_draft_that_does_not_fit_is_not_let_in(pair, caplog):
+@pytest.mark.parametrize("changes", [{"gamma": 5}, {"feature_size": 0}])
+def test_a_draft_that_does_not_fit_is_not_let_in_and_told_of_once(pair, caplog, changes):
     first, _ = pair.drafts
-    for changes in ({"gamma": 5}, {"feature_size": 0}):
+    for _ in range(3):
         first.introduce(**changes)
         for _ in range(20):
             pair.turn()
     assert pair.links.num_attached == 0
-    assert caplog.text.count("does not fit") == 2
+    assert caplog.text.count("does not fit") == 1
+    first.introduce()
+    pair.until(lambda: pair.links.num_attached == 1)
 
 
 def test_an_introduction_of_the_dead_is_ignored(pair):

@@ -147,6 +147,7 @@ def test_a_reader_that_lags_too_far_is_cut_off_and_the_others_are_not(make_rig):
             list(stalled)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "stream_buffer_rounds" in caught.value.details()
+    assert "retry-after" not in dict(caught.value.trailing_metadata())  # the same would happen
     assert len(rig.target.received(Abort)) == 1
 
 

@@ -92,6 +92,15 @@ def test_an_incomplete_character_at_the_end_becomes_a_replacement(rig, stub):
     assert whole.finished.samples[0].finish_reason == "length"
 
 
+def test_a_stop_string_that_only_the_end_completes_counts_the_last_token(rig, stub):
+    rig.script("🦊", eos=False)
+    rig.script_ids = rig.script_ids[:-1]
+    for min_tokens in (0, len(rig.script_ids)):
+        sampling = {"stop": ["\ufffd"], "min_tokens": min_tokens}
+        end = stub.Generate(request(sampling=sampling)).finished.samples[0]
+        assert (end.finish_reason, end.stop_string) == ("stop", "\ufffd")
+
+
 def test_three_samples_share_one_stream_and_end_each_for_its_own_reason(rig, stub):
     scripts = [[*rig.encode("the lazy dog"), 0], rig.encode("brown STOP fox"), rig.encode("a" * 40)]
     rig.target.script = lambda request, index: scripts[index]

@@ -45,6 +45,40 @@ def test_a_broken_tokenizer_file_is_one_clear_error(model_folder, tmp_path, cont
         TextTokenizer(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", b"{"),
+        ("tokenizer_config.json", b"[]"),
+        ("tokenizer_config.json", b"\xff\xfe"),
+        ("chat_template.jinja", b"\xff\xfe"),
+    ],
+)
+def test_a_broken_file_beside_the_tokenizer_is_one_clear_error(
+    model_folder, tmp_path, name, content
+):
+    folder = copy_with(model_folder, tmp_path, name, "")
+    (folder / name).write_bytes(content)
+    with pytest.raises(Unsupported, match=name):
+        TextTokenizer(folder)
+
+
+@pytest.mark.parametrize("templates", [[{"nme": "x"}], [3], [], {}, 5, [{"name": "default"}]])
+def test_a_list_of_templates_without_a_default_one_is_none(model_folder, tmp_path, templates):
+    config = json.dumps({"chat_template": templates})
+    folder = copy_with(model_folder, tmp_path, "tokenizer_config.json", config)
+    (folder / "chat_template.jinja").unlink()
+    assert not TextTokenizer(folder).has_chat_template
+
+
+def test_a_token_that_the_model_lacks_is_named(model_folder):
+    tokenizer = TextTokenizer(model_folder)
+    tokenizer.limits = Limits(vocab_size=300, max_model_len=32, max_samples=1, max_logprobs=1)
+    with pytest.raises(InvalidField, match="'<think more>', which the tokenizer knows"):
+        asyncio.run(tokenizer.encode("a <think more>"))
+    assert asyncio.run(tokenizer.encode("a"))
+
+
 def test_a_template_cannot_reach_python(model_folder, tmp_path):
     escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     folder = copy_with(model_folder, tmp_path, "chat_template.jinja", escape)

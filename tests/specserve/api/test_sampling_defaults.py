@@ -1,0 +1,69 @@
+"""What requests leave unset is as the model's publisher wishes, unless nobody wants that."""
+
+import json
+
+import pytest
+
+from specserve.api.sampling_defaults import sampling_defaults
+from specserve.client import Client
+from specserve.errors import Unsupported
+from specserve.types import SamplingParams, Submit
+
+PUBLISHED = {
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "min_p": None,
+    "eos_token_id": [1, 2],
+    "transformers_version": "5.0",
+}
+
+
+def write(folder, content):
+    (folder / "generation_config.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_the_file_says_what_is_unset(tmp_path):
+    found = sampling_defaults(write(tmp_path, PUBLISHED), "auto")
+    assert found == SamplingParams(temperature=0.6, top_k=20, top_p=0.95)
+    assert sampling_defaults(tmp_path, "none") == SamplingParams()
+    write(tmp_path, {"repetition_penalty": 1.1, "min_p": 0.1, "temperature": None})
+    found = sampling_defaults(tmp_path, "auto")
+    assert found == SamplingParams(repetition_penalty=1.1, min_p=0.1)
+
+
+def test_a_model_without_the_file_changes_no_law(tmp_path):
+    assert sampling_defaults(tmp_path, "auto") == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"temperature": -1}, r"temperature: -1\.0 is out of range.*--generation-config none"),
+        ({"top_k": "many"}, r"generation_config\.json: .*top_k"),
+        ([], r"generation_config\.json: "),
+    ],
+)
+def test_a_file_that_asks_for_what_no_request_may_is_one_clear_error(tmp_path, content, problem):
+    with pytest.raises(Unsupported, match=problem):
+        sampling_defaults(write(tmp_path, content), "auto")
+    sampling_defaults(tmp_path, "none")
+
+
+@pytest.mark.slow
+def test_they_are_those_of_fields_that_a_request_leaves_unset(make_rig):
+    rig = make_rig()
+    rig.service.sampling_defaults = SamplingParams(temperature=0.6, top_k=20)
+    with Client(rig.address) as client:
+        assert client.model_info().default_sampling == {"temperature": 0.6, "top_k": 20}
+        client.generate("fox")
+        client.generate("fox", temperature=0, top_p=0.5)
+        client.generate("fox", top_k=-1)
+    asked = [message.request.sampling for message in rig.target.received(Submit)]
+    assert [(s.temperature, s.top_k, s.top_p) for s in asked] == [
+        (0.6, 20, 1.0),
+        (0.0, 20, 0.5),
+        (0.6, 0, 1.0),
+    ]
