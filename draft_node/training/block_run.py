@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from draft_node.drafters.spec import Eagle3Spec
-from draft_node.training import losses, memory, text_source
+from draft_node.training import divergence, losses, memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.block_drafters import add_options
 from draft_node.training.block_export import TrainingRecord, rounded, write_drafter
@@ -123,6 +123,8 @@ def _export(
     log.info("measuring the stored weights")
     with trainer.autocast():
         figures = measure(objective, source.held_out, trainer.config.evaluate_tokens * 4)
+    tokens = (found.tokens_per_round for by_gap in figures.values() for found in by_gap.values())
+    divergence.refuse_numbers("a figure of the stored weights", tokens, progress.step)
     record = TrainingRecord(
         command=command_line(arguments, add_options),
         target=f"{arguments.target.name} ({weights_digest(arguments.target)[:12]})",

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draft_node.training import memory, text_source
+from draft_node.training import divergence, memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import DecoderConfig
 from draft_node.training.frozen_target import FrozenTarget
@@ -137,6 +137,7 @@ def _export(
     limit = trainer.config.evaluate_tokens
     figures = model.evaluate({domain: stream[:limit] for domain, stream in held_out.items()})
     progress = trainer.progress
+    divergence.refuse_numbers("a figure of the stored weights", figures.values(), progress.step)
     record = ModelRecord(
         command=command_line(arguments, add_options),
         target=arguments.target.name,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from draft_node.drafters.spec import LocalHeadSpec
-from draft_node.training import memory, text_source
+from draft_node.training import divergence, memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import refuse_unless_dflash
@@ -115,6 +115,8 @@ def _export(
     limit = trainer.config.evaluate_tokens
     figures = {d: model.slot_losses(s[:limit]).tolist() for d, s in source.held_out.items()}
     progress = trainer.progress
+    nats = (slot for slots in figures.values() for slot in slots)
+    divergence.refuse_numbers("a figure of the stored weights", nats, progress.step)
     record = HeadRecord(
         command=command_line(arguments, add_options),
         target=arguments.target.name,
