@@ -88,9 +88,13 @@ class Trainer:
 
     def _resume(self) -> None:
         model, optimizer, self.progress = checkpoint.load(self.path)
+        try:
+            checkpoint.refuse_other_tensors(model, self.model.state_dict())
+            self.optimizer.load_state_tensors(optimizer)
+            self.batches.resume_at(self.progress.cursors, self.progress.tokens)
+        except ValueError as error:
+            raise checkpoint.unusable(self.path, error) from error
         self.model.load_state_dict(model)
-        self.optimizer.load_state_tensors(optimizer)
-        self.batches.cursors = dict(self.progress.cursors)
         log.info("resuming at step %d, %.1f active minutes, %.1f M tokens", self.progress.step,
                  self.progress.active_s / 60, self.progress.tokens / 1e6)  # fmt: skip
 

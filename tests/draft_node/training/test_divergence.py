@@ -10,13 +10,11 @@ from draft_node.training.__main__ import main
 from draft_node.training.block_export import TrainingRecord, write_drafter
 from draft_node.training.block_objective import Figures
 from draft_node.training.frozen_target import FrozenTarget
-from draft_node.training.schedule import Schedule
 from draft_node.training.trainer import Trainer
 from specserve.errors import Failed
 from tests.draft_node.training.drafters import TEXT, make_objective, write_target
-from tests.draft_node.training.test_trainer import make_trainer
+from tests.draft_node.training.test_trainer import SCHEDULE, make_trainer
 
-SCHEDULE = Schedule(total=24, decay=8, warmup=2)
 KINDS = {
     "dspark": ("--anchors", "4", "--gamma", "3", "--rank", "4", "--layers", "1"),
     "local-head": ("--width", "12", "--rank", "5"),
