@@ -52,23 +52,23 @@ def train(arguments: argparse.Namespace) -> int:
         spec, initial = starting_point(arguments, target)
         refuse_crowded_rows(arguments, spec.gamma, target.spec.max_position_embeddings)
         config = ObjectiveConfig(_TERMS[arguments.kind], arguments.anchors, arguments.max_gap)
-        folder = claim(arguments)
-        source = text_source.gather(
-            target,
-            TextConfig(
-                work_folder(arguments), arguments.text, arguments.self_text,
-                arguments.self_tokens, seed=arguments.seed,
-            ),
-        )  # fmt: skip
-        drafter = Eagle3Model(spec) if isinstance(spec, Eagle3Spec) else BlockModel(spec)
-        sample = text_source.sample_of(source.training, target.spec.max_position_embeddings)
-        objective = BlockObjective(drafter, target, config, sample)
-        trainer = _trainer(arguments, objective, source, folder, initial)
-        schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
-        if not run_until_stopped(trainer, schedule, console):
-            log.info("stopped; the same command resumes")
-            return EXIT_STOPPED
-        _export(arguments, objective, source, trainer)
+        with claim(arguments) as folder:
+            source = text_source.gather(
+                target,
+                TextConfig(
+                    work_folder(arguments), arguments.text, arguments.self_text,
+                    arguments.self_tokens, seed=arguments.seed,
+                ),
+            )  # fmt: skip
+            drafter = Eagle3Model(spec) if isinstance(spec, Eagle3Spec) else BlockModel(spec)
+            sample = text_source.sample_of(source.training, target.spec.max_position_embeddings)
+            objective = BlockObjective(drafter, target, config, sample)
+            trainer = _trainer(arguments, objective, source, folder, initial)
+            schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
+            if not run_until_stopped(trainer, schedule, console):
+                log.info("stopped; the same command resumes")
+                return EXIT_STOPPED
+            _export(arguments, objective, source, trainer)
     return 0
 
 

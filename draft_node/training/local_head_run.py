@@ -46,24 +46,24 @@ def train(arguments: argparse.Namespace) -> int:
         spec = new_spec(arguments, target)
         if arguments.fuse_with is not None:
             refuse_unless_dflash(arguments.fuse_with, target, "--fuse-with")
-        folder = claim(arguments)
-        source = text_source.gather(
-            target,
-            TextConfig(
-                work_folder(arguments), arguments.text, arguments.self_text, seed=arguments.seed
-            ),
-        )
-        model = LocalHeadModel(spec, target, arguments.window)
-        batches = BatchSource(source.training, arguments.seed, turns=source.turns)
-        config = trainer_config(arguments, target)
-        trainer = Trainer(model, batches, source.held_out, folder, config)
-        schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=10)
-        if not run_until_stopped(trainer, schedule, console):
-            log.info("stopped; the same command resumes")
-            return EXIT_STOPPED
-        _export(arguments, model, source, trainer)
-        if arguments.fuse_with is not None:
-            _fuse(arguments, model, source, trainer)
+        with claim(arguments) as folder:
+            source = text_source.gather(
+                target,
+                TextConfig(
+                    work_folder(arguments), arguments.text, arguments.self_text, seed=arguments.seed
+                ),
+            )
+            model = LocalHeadModel(spec, target, arguments.window)
+            batches = BatchSource(source.training, arguments.seed, turns=source.turns)
+            config = trainer_config(arguments, target)
+            trainer = Trainer(model, batches, source.held_out, folder, config)
+            schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=10)
+            if not run_until_stopped(trainer, schedule, console):
+                log.info("stopped; the same command resumes")
+                return EXIT_STOPPED
+            _export(arguments, model, source, trainer)
+            if arguments.fuse_with is not None:
+                _fuse(arguments, model, source, trainer)
     return 0
 
 

@@ -4,6 +4,7 @@ Everything is in the target's vocabulary. Own text is one domain, "text"; its la
 held out. What the target writes from a domain's prompts is the domain "self-<name>".
 """
 
+import hashlib
 import logging
 from dataclasses import dataclass
 from fractions import Fraction
@@ -115,6 +116,18 @@ def own_text(path: Path, tokenizer: Tokenizer, separator: str) -> tuple[Streams,
     log.info("text: %d files, %d tokens", len(texts), len(stream))
     cut = len(stream) - num_held_out
     return {"text": stream[:cut]}, {"text": stream[cut:]}
+
+
+def text_digest(path: Path) -> str:
+    """Hexadecimal digest of what `own_text` reads of `path`; raises InvalidField if it cannot."""
+    digest = hashlib.sha256()
+    for place in _text_files(path):
+        try:
+            with place.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise InvalidField("--text", f"{place}: {error.strerror}") from error
+    return digest.hexdigest()
 
 
 def mask_token(target: FrozenTarget) -> int | None:
