@@ -71,10 +71,12 @@ def gather(target: FrozenTarget, config: TextConfig) -> TextSource:
         "self text: %d tokens in whole parts of %d, %d asked for",
         share * len(training), pool.part_len, config.self_tokens,
     )  # fmt: skip
-    written = {f"self-{n}": pool.stream(f"train-{n}", s, share) for n, s in training.items()}
+    # The target writes behind prompts out of the text: behind other text it is other writing.
+    mark = "" if config.text is None else f"-{text_digest(config.text)[:8]}"
+    written = {f"self-{n}": pool.stream(f"train-{n}{mark}", s, share) for n, s in training.items()}
     small = Pool(target, config.work, SelfTextConfig(rows=64, seed=config.seed))
     limit = config.held_out_tokens
-    kept = {f"self-{n}": small.stream(f"held-out-{n}", s, limit) for n, s in held_out.items()}
+    kept = {f"self-{n}": small.stream(f"held-out-{n}{mark}", s, limit) for n, s in held_out.items()}
     turns = take_turns(tuple(training), tuple(written), config.self_share)
     return TextSource(training | written, held_out | kept, turns)
 
