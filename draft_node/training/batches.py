@@ -5,7 +5,7 @@ where the vocabulary needs it. Every epoch visits all windows of a stream once, 
 depends on the seed and the epoch only, so a cursor per domain is the whole state.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +55,14 @@ class BatchSource:
         self.turns = list(turns or streams)
         self.cursors = dict.fromkeys(streams, 0)
         self._orders: dict[tuple[str, int], np.ndarray] = {}
+
+    def resume_at(self, cursors: Mapping[str, int], num_tokens: int) -> None:
+        """Go on where a run was that had read num_tokens; raises ValueError if it cannot be."""
+        if cursors.keys() != self.cursors.keys():
+            raise ValueError(f"its streams are {sorted(cursors)}, these {sorted(self.cursors)}")
+        if min(cursors.values()) < 0 or sum(cursors.values()) > num_tokens:
+            raise ValueError(f"no run of {num_tokens} tokens is at the rows {dict(cursors)}")
+        self.cursors = dict(cursors)
 
     def epochs(self, domain: str) -> float:
         """How often the stream has been seen."""

@@ -129,8 +129,11 @@ def _plain(figures: Figures) -> dict[str, object]:
     return {name: _round(value) for name, value in content.items()}
 
 
-def _round(value: float | list[float]) -> float | list[float]:
-    return [round(v, 4) for v in value] if isinstance(value, list) else round(value, 4)
+def _round(value: float | list[float]) -> object:
+    if isinstance(value, list):
+        # Slots that no held-out block reaches have no acceptance; JSON has no NaN.
+        return [round(v, 4) if v == v else None for v in value]
+    return round(value, 4)
 
 
 def _table(rows: list[list[str]]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from draft_node.drafters.spec import Eagle3Spec
-from draft_node.training import losses, memory, text_source
+from draft_node.training import divergence, losses, memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.block_drafters import add_options
 from draft_node.training.block_export import TrainingRecord, rounded, write_drafter
@@ -52,23 +52,23 @@ def train(arguments: argparse.Namespace) -> int:
         spec, initial = starting_point(arguments, target)
         refuse_crowded_rows(arguments, spec.gamma, target.spec.max_position_embeddings)
         config = ObjectiveConfig(_TERMS[arguments.kind], arguments.anchors, arguments.max_gap)
-        folder = claim(arguments)
-        source = text_source.gather(
-            target,
-            TextConfig(
-                work_folder(arguments), arguments.text, arguments.self_text,
-                arguments.self_tokens, seed=arguments.seed,
-            ),
-        )  # fmt: skip
-        drafter = Eagle3Model(spec) if isinstance(spec, Eagle3Spec) else BlockModel(spec)
-        sample = text_source.sample_of(source.training, target.spec.max_position_embeddings)
-        objective = BlockObjective(drafter, target, config, sample)
-        trainer = _trainer(arguments, objective, source, folder, initial)
-        schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
-        if not run_until_stopped(trainer, schedule, console):
-            log.info("stopped; the same command resumes")
-            return EXIT_STOPPED
-        _export(arguments, objective, source, trainer)
+        with claim(arguments) as folder:
+            source = text_source.gather(
+                target,
+                TextConfig(
+                    work_folder(arguments), arguments.text, arguments.self_text,
+                    arguments.self_tokens, seed=arguments.seed,
+                ),
+            )  # fmt: skip
+            drafter = Eagle3Model(spec) if isinstance(spec, Eagle3Spec) else BlockModel(spec)
+            sample = text_source.sample_of(source.training, target.spec.max_position_embeddings)
+            objective = BlockObjective(drafter, target, config, sample)
+            trainer = _trainer(arguments, objective, source, folder, initial)
+            schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
+            if not run_until_stopped(trainer, schedule, console):
+                log.info("stopped; the same command resumes")
+                return EXIT_STOPPED
+            _export(arguments, objective, source, trainer)
     return 0
 
 
@@ -123,6 +123,8 @@ def _export(
     log.info("measuring the stored weights")
     with trainer.autocast():
         figures = measure(objective, source.held_out, trainer.config.evaluate_tokens * 4)
+    tokens = (found.tokens_per_round for by_gap in figures.values() for found in by_gap.values())
+    divergence.refuse_numbers("a figure of the stored weights", tokens, progress.step)
     record = TrainingRecord(
         command=command_line(arguments, add_options),
         target=f"{arguments.target.name} ({weights_digest(arguments.target)[:12]})",

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draft_node.training import memory, text_source
+from draft_node.training import divergence, memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import DecoderConfig
 from draft_node.training.frozen_target import FrozenTarget
@@ -38,25 +38,25 @@ def train(arguments: argparse.Namespace) -> int:
         memory.keep_freed_memory()
     with num_threads(arguments.threads):
         target = load_target(arguments)
-        folder = claim(arguments)
-        model = DistilledDecoder(new_config(arguments, target), target, arguments.distill)
-        source = text_source.gather(
-            target,
-            TextConfig(
-                work_folder(arguments), arguments.text, arguments.self_text, seed=arguments.seed
-            ),
-        )
-        batches = BatchSource(source.training, arguments.seed, turns=source.turns)
-        config = trainer_config(arguments, target)
-        initial = None
-        if not is_begun(folder):
-            initial = initial_weights(arguments, model, source.training)
-        trainer = Trainer(model, batches, source.held_out, folder, config, initial=initial)
-        schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
-        if not run_until_stopped(trainer, schedule, console):
-            log.info("stopped; the same command resumes")
-            return EXIT_STOPPED
-        _export(arguments, model, source.held_out, trainer)
+        with claim(arguments) as folder:
+            model = DistilledDecoder(new_config(arguments, target), target, arguments.distill)
+            source = text_source.gather(
+                target,
+                TextConfig(
+                    work_folder(arguments), arguments.text, arguments.self_text, seed=arguments.seed
+                ),
+            )
+            batches = BatchSource(source.training, arguments.seed, turns=source.turns)
+            config = trainer_config(arguments, target)
+            initial = None
+            if not is_begun(folder):
+                initial = initial_weights(arguments, model, source.training)
+            trainer = Trainer(model, batches, source.held_out, folder, config, initial=initial)
+            schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=20)
+            if not run_until_stopped(trainer, schedule, console):
+                log.info("stopped; the same command resumes")
+                return EXIT_STOPPED
+            _export(arguments, model, source.held_out, trainer)
     return 0
 
 
@@ -137,6 +137,7 @@ def _export(
     limit = trainer.config.evaluate_tokens
     figures = model.evaluate({domain: stream[:limit] for domain, stream in held_out.items()})
     progress = trainer.progress
+    divergence.refuse_numbers("a figure of the stored weights", figures.values(), progress.step)
     record = ModelRecord(
         command=command_line(arguments, add_options),
         target=arguments.target.name,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from draft_node.drafters.spec import LocalHeadSpec
-from draft_node.training import memory, text_source
+from draft_node.training import divergence, memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import refuse_unless_dflash
@@ -46,24 +46,24 @@ def train(arguments: argparse.Namespace) -> int:
         spec = new_spec(arguments, target)
         if arguments.fuse_with is not None:
             refuse_unless_dflash(arguments.fuse_with, target, "--fuse-with")
-        folder = claim(arguments)
-        source = text_source.gather(
-            target,
-            TextConfig(
-                work_folder(arguments), arguments.text, arguments.self_text, seed=arguments.seed
-            ),
-        )
-        model = LocalHeadModel(spec, target, arguments.window)
-        batches = BatchSource(source.training, arguments.seed, turns=source.turns)
-        config = trainer_config(arguments, target)
-        trainer = Trainer(model, batches, source.held_out, folder, config)
-        schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=10)
-        if not run_until_stopped(trainer, schedule, console):
-            log.info("stopped; the same command resumes")
-            return EXIT_STOPPED
-        _export(arguments, model, source, trainer)
-        if arguments.fuse_with is not None:
-            _fuse(arguments, model, source, trainer)
+        with claim(arguments) as folder:
+            source = text_source.gather(
+                target,
+                TextConfig(
+                    work_folder(arguments), arguments.text, arguments.self_text, seed=arguments.seed
+                ),
+            )
+            model = LocalHeadModel(spec, target, arguments.window)
+            batches = BatchSource(source.training, arguments.seed, turns=source.turns)
+            config = trainer_config(arguments, target)
+            trainer = Trainer(model, batches, source.held_out, folder, config)
+            schedule = Schedule.of_drafter(arguments.minutes, arguments.steps, warmup_s=10)
+            if not run_until_stopped(trainer, schedule, console):
+                log.info("stopped; the same command resumes")
+                return EXIT_STOPPED
+            _export(arguments, model, source, trainer)
+            if arguments.fuse_with is not None:
+                _fuse(arguments, model, source, trainer)
     return 0
 
 
@@ -115,6 +115,8 @@ def _export(
     limit = trainer.config.evaluate_tokens
     figures = {d: model.slot_losses(s[:limit]).tolist() for d, s in source.held_out.items()}
     progress = trainer.progress
+    nats = (slot for slots in figures.values() for slot in slots)
+    divergence.refuse_numbers("a figure of the stored weights", nats, progress.step)
     record = HeadRecord(
         command=command_line(arguments, add_options),
         target=arguments.target.name,

@@ -13,6 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from draft_node.training.checkpoint import refuse_other_shape
 from draft_node.training.muon import Muon
 from draft_node.training.trainable import Trainable
 
@@ -21,6 +22,8 @@ from draft_node.training.trainable import Trainable
 MUON_LR = 3e-3  # in units of AdamW: the update RMS is matched to it
 ADAM_LR = 2e-3
 WEIGHT_DECAY = 0.1
+# What is kept of a parameter that has had a gradient, by AdamW or by Muon.
+_SLOTS = ({"step", "exp_avg", "exp_avg_sq"}, {"momentum_buffer"})
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,19 @@ class Optimizer:
         }
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Inverse of state_tensors."""
+        """Inverse of state_tensors; raises ValueError if one is missing or has another shape."""
         by_parameter: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             name, _, slot = key.rpartition("/")
             by_parameter.setdefault(name, {})[slot] = tensor
         for name, state, parameter in self._states():
             # A checkpoint from before the first step has no state yet.
-            for slot, tensor in by_parameter.get(name, {}).items():
+            kept = by_parameter.get(name, {})
+            if kept and kept.keys() not in _SLOTS:
+                raise ValueError(f"of optimizer/{name} there is {', '.join(sorted(kept))} alone")
+            for slot, tensor in kept.items():
+                shape = () if slot == "step" else parameter.shape
+                refuse_other_shape(f"optimizer/{name}/{slot}", tensor, shape)
                 # AdamW counts its steps in a CPU scalar whatever the device of the parameter.
                 device = "cpu" if slot == "step" else parameter.device
                 state[slot] = tensor.to(device).clone()

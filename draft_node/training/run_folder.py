@@ -1,27 +1,24 @@
 """What a run begins with: its target, and a folder whose checkpoint nobody else's run continues."""
 
 import argparse
+import fcntl
 import hashlib
-import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from draft_node.training import checkpoint
+from draft_node.training import checkpoint, run_settings
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.options import work_folder
-from draft_node.training.self_text import weights_digest
 from specserve.errors import InvalidField, Unsupported
 from specserve.output_folder import make_output_folder
 
-SETTINGS = "settings.json"
-# What a resumed run need not have in common with its start: how long, where, and what comes after
-# training. Weights, and not paths, are what has to be the same of a target and of --init.
-_MAY_CHANGE = (
-    "kind", "target", "out", "minutes", "steps", "init", "work", "device", "threads", "compile",
-    "restart", "parent_pid", "fuse_with",
-)  # fmt: skip
+log = logging.getLogger(__name__)
+
+LOCK = "lock"
 
 
 def load_target(arguments: argparse.Namespace) -> FrozenTarget:
@@ -37,11 +34,13 @@ def load_target(arguments: argparse.Namespace) -> FrozenTarget:
         raise InvalidField("--target", str(error)) from error
 
 
-def claim(arguments: argparse.Namespace) -> Path:
-    """The run's folder, one for every --out, which is made too.
+@contextmanager
+def claim(arguments: argparse.Namespace) -> Generator[Path]:
+    """The run's folder, one for every --out, which is made too; nobody else's until the end.
 
-    Raises InvalidField if nothing can be written to --out or --work, and if the folder holds the
-    checkpoint of another run, unless --restart.
+    Raises InvalidField if nothing can be written to --out or --work, while another run has the
+    folder, and if the folder holds the checkpoint of another run, unless --restart; Unsupported if
+    it cannot be told whose it is.
     """
     # Now: hours of training are a bad time to find out.
     make_output_folder(arguments.out, "--out")
@@ -50,17 +49,14 @@ def claim(arguments: argparse.Namespace) -> Path:
     name = f"{arguments.kind}-{arguments.out.name}-{place}"
     folder = work_folder(arguments) / "runs" / name
     make_output_folder(folder, "--work")
-    settings = {
-        name: _plain(value) for name, value in vars(arguments).items() if name not in _MAY_CHANGE
-    }
-    settings["target"] = weights_digest(arguments.target)
-    settings["init"] = _digest_of_initial(arguments)
-    if arguments.restart:
-        (folder / checkpoint.FILE_NAME).unlink(missing_ok=True)
-    if is_begun(folder):
-        _refuse_changes(arguments.out, folder, settings)
-    (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
-    return folder
+    with _locked(folder, arguments.out):
+        settings = run_settings.settings_of(arguments)
+        if arguments.restart:
+            (folder / checkpoint.FILE_NAME).unlink(missing_ok=True)
+        if is_begun(folder):
+            run_settings.refuse_changes(folder, settings, arguments.out)
+        run_settings.store(folder, settings)
+        yield folder
 
 
 def is_begun(folder: Path) -> bool:
@@ -68,29 +64,15 @@ def is_begun(folder: Path) -> bool:
     return (folder / checkpoint.FILE_NAME).exists()
 
 
-def _refuse_changes(out: Path, folder: Path, settings: Mapping[str, object]) -> None:
-    begun = json.loads((folder / SETTINGS).read_text())
-    for name, value in settings.items():
-        if begun.get(name, value) != value:  # an older version's may lack a name
-            flag = f"--{name.replace('_', '-')}"
-            run = f"the run that was begun into {out}, finished or not, has another value"
-            raise InvalidField(flag, f"{run}; --restart forgets it")
-
-
-def _digest_of_initial(arguments: argparse.Namespace) -> str | None:
-    folder: Path | None = getattr(arguments, "init", None)
-    if folder is None:
-        return None
-    if folder.resolve() == arguments.out.resolve():
-        return "out"  # its weights change with every export of the run itself
-    try:
-        return weights_digest(folder)
-    except OSError as error:
-        raise InvalidField("--init", f"{folder}: {error}") from error
-
-
-def _plain(value: object) -> object:
-    """As it is read from JSON again."""
-    if isinstance(value, tuple):
-        return list(value)
-    return str(value) if isinstance(value, Path) else value
+@contextmanager
+def _locked(folder: Path, out: Path) -> Generator[None]:
+    """Have the folder alone. The kernel lets go of it when the process ends, however it does."""
+    with (folder / LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            problem = "another run into it is under way; wait for its end, or stop it"
+            raise InvalidField("--out", f"{out}: {problem} ({folder / LOCK} is locked)") from error
+        except OSError as error:  # some network's file systems have no locks
+            log.warning("%s cannot be locked (%s): start no second run", folder, error.strerror)
+        yield

@@ -4,6 +4,7 @@ Everything is in the target's vocabulary. Own text is one domain, "text"; its la
 held out. What the target writes from a domain's prompts is the domain "self-<name>".
 """
 
+import hashlib
 import logging
 from dataclasses import dataclass
 from fractions import Fraction
@@ -70,10 +71,12 @@ def gather(target: FrozenTarget, config: TextConfig) -> TextSource:
         "self text: %d tokens in whole parts of %d, %d asked for",
         share * len(training), pool.part_len, config.self_tokens,
     )  # fmt: skip
-    written = {f"self-{n}": pool.stream(f"train-{n}", s, share) for n, s in training.items()}
+    # The target writes behind prompts out of the text: behind other text it is other writing.
+    mark = "" if config.text is None else f"-{text_digest(config.text)[:8]}"
+    written = {f"self-{n}": pool.stream(f"train-{n}{mark}", s, share) for n, s in training.items()}
     small = Pool(target, config.work, SelfTextConfig(rows=64, seed=config.seed))
     limit = config.held_out_tokens
-    kept = {f"self-{n}": small.stream(f"held-out-{n}", s, limit) for n, s in held_out.items()}
+    kept = {f"self-{n}": small.stream(f"held-out-{n}{mark}", s, limit) for n, s in held_out.items()}
     turns = take_turns(tuple(training), tuple(written), config.self_share)
     return TextSource(training | written, held_out | kept, turns)
 
@@ -115,6 +118,18 @@ def own_text(path: Path, tokenizer: Tokenizer, separator: str) -> tuple[Streams,
     log.info("text: %d files, %d tokens", len(texts), len(stream))
     cut = len(stream) - num_held_out
     return {"text": stream[:cut]}, {"text": stream[cut:]}
+
+
+def text_digest(path: Path) -> str:
+    """Hexadecimal digest of what `own_text` reads of `path`; raises InvalidField if it cannot."""
+    digest = hashlib.sha256()
+    for place in _text_files(path):
+        try:
+            with place.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise InvalidField("--text", f"{place}: {error.strerror}") from error
+    return digest.hexdigest()
 
 
 def mask_token(target: FrozenTarget) -> int | None:

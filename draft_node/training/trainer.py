@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_node.training import checkpoint
+from draft_node.training import checkpoint, divergence
 from draft_node.training.batches import BatchSource
 from draft_node.training.checkpoint import Progress
 from draft_node.training.optimizer import Optimizer, OptimizerConfig
@@ -88,20 +88,25 @@ class Trainer:
 
     def _resume(self) -> None:
         model, optimizer, self.progress = checkpoint.load(self.path)
+        try:
+            checkpoint.refuse_other_tensors(model, self.model.state_dict())
+            self.optimizer.load_state_tensors(optimizer)
+            self.batches.resume_at(self.progress.cursors, self.progress.tokens)
+        except ValueError as error:
+            raise checkpoint.unusable(self.path, error) from error
         self.model.load_state_dict(model)
-        self.optimizer.load_state_tensors(optimizer)
-        self.batches.cursors = dict(self.progress.cursors)
         log.info("resuming at step %d, %.1f active minutes, %.1f M tokens", self.progress.step,
                  self.progress.active_s / 60, self.progress.tokens / 1e6)  # fmt: skip
 
     def save(self) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint; raises Failed, and keeps the one before, if it is not finite."""
         self.progress.active_s = self._active.active_s
         self.progress.recent_step_s = self._active.recent
         self.progress.cursors = dict(self.batches.cursors)
-        checkpoint.save(
-            self.path, self.model.state_dict(), self.optimizer.state_tensors(), self.progress
-        )
+        model, optimizer = self.model.state_dict(), self.optimizer.state_tensors()
+        divergence.refuse_tensors(model, self.progress.step)
+        divergence.refuse_tensors(optimizer, self.progress.step)
+        checkpoint.save(self.path, model, optimizer, self.progress)
 
     def _length(self, schedule: Schedule) -> int:
         """Row length of the next step: mostly short; long rows late, half of them in the decay."""
@@ -145,11 +150,16 @@ class Trainer:
         return torch.autocast(self.config.device.split(":")[0], dtype=torch.bfloat16)
 
     def evaluate(self) -> dict[str, float]:
-        """The model's figures over the first evaluate_tokens tokens of each held-out stream."""
+        """The model's figures over the first evaluate_tokens tokens of each held-out stream.
+
+        Raises Failed if one of them is not finite.
+        """
         limit = self.config.evaluate_tokens
         streams = {domain: stream[:limit] for domain, stream in self.held_out.items()}
         with self.autocast():
             figures = self.model.evaluate(streams)
+        for name, figure in figures.items():
+            divergence.refuse_numbers(f"the held-out figure {name}", [figure], self.progress.step)
         self.progress.history.append(
             {"active_s": self._active.active_s, "tokens": self.progress.tokens, **figures}
         )
@@ -158,13 +168,16 @@ class Trainer:
     def run(self, schedule: Schedule, report: "Callable[[Trainer, float, float], None]") -> bool:
         """Train until the schedule ends (True) or `stop` is set (False).
 
-        `report(trainer, loss, tokens_per_s)` is called every log_every_s seconds.
+        `report(trainer, loss, tokens_per_s)` is called every log_every_s seconds. Raises Failed
+        once the loss, a weight or a held-out figure is not finite; what was saved before stays.
         """
         due = _Due(self._active.active_s)
         window_loss, window_steps, window_tokens, window_s = 0.0, 0, self.progress.tokens, 0.0
         while not self.stop and not schedule.finished(self.elapsed(schedule)):
             before = self._clock()
-            window_loss += self._step(schedule).item()
+            loss = self._step(schedule).item()
+            divergence.refuse_numbers("the loss", [loss], self.progress.step)
+            window_loss += loss
             window_steps += 1
             window_s += self._active.add(self._clock() - before)
             now = self._active.active_s

@@ -1,6 +1,7 @@
 """`specserve train` as a user meets it: signals and exit code pass to and from the training."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -62,6 +63,20 @@ def test_a_stopped_training_saves_and_resumes(number, command, tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert "resuming at step" in ended.stderr
     assert json.loads((tmp_path / "out" / "config.json").read_text())["markov_rank"] == 4
+
+
+@pytest.mark.slow
+def test_a_second_training_into_a_folder_is_refused_while_the_first_lives(command, tmp_path):
+    first = subprocess.Popen([*command, "--minutes", "60"], stderr=subprocess.DEVNULL)
+    child = await_training(first.pid)
+    second = run(*command, "--minutes", "0.02", "--restart")
+    assert second.returncode == 2
+    assert "--out" in second.stderr.splitlines()[-1]
+    assert "another run into it is under way" in second.stderr.splitlines()[-1]
+    os.kill(int(child), signal.SIGKILL)  # which leaves no time to let go of anything
+    first.wait()
+    ended = run(*command, "--minutes", "0.02", "--restart")
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.slow

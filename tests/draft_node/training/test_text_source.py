@@ -52,6 +52,20 @@ def test_the_target_writes_its_share_of_the_rows(target, tmp_path, monkeypatch, 
     assert batches.cursors == {"text": 30, "self-text": 10}
 
 
+def test_the_target_writes_anew_behind_other_text(target, tmp_path, monkeypatch):
+    small = SelfTextConfig(rows=4, length=40, shortest_prompt=8, longest_prompt=8)
+    monkeypatch.setattr(text_source, "SelfTextConfig", lambda **_: small)
+    path = tmp_path / "a.txt"
+    written = []
+    for text in (TEXT, TEXT, "another text, which is not the one from before; " * 200):
+        path.write_text(text)
+        source = gather(target, TextConfig(tmp_path, path, self_tokens=100, held_out_tokens=100))
+        written.append((source.training["self-text"], source.held_out["self-text"]))
+    for first, again, other in zip(*written, strict=True):
+        assert np.array_equal(first, again)
+        assert not np.array_equal(first, other)
+
+
 def test_the_help_tells_the_tokens_of_a_part():
     parser = argparse.ArgumentParser()
     parser.set_defaults(kind="dspark")

@@ -24,7 +24,7 @@ def _streams(seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def _trainer(tiny: DecoderConfig, folder: Path, **changes: object) -> Trainer:
+def make_trainer(tiny: DecoderConfig, folder: Path, **changes: object) -> Trainer:
     settings = {
         "tokens_per_step": 128, "micro_tokens": 64, "length": 16, "long_lengths": (32, 64),
         "compile": False, "checkpoint_every_s": 5.0, "evaluate_every_s": 7.0, "log_every_s": 1.0,
@@ -49,16 +49,16 @@ def _ignore(*_: object) -> None:
 def test_resumed_run_is_bit_identical_to_an_uninterrupted_one(tiny, tmp_path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
-    whole = _trainer(tiny, tmp_path / "whole")
+    whole = make_trainer(tiny, tmp_path / "whole")
     assert whole.run(SCHEDULE, _ignore)
 
-    first = _trainer(tiny, tmp_path / "parts")
+    first = make_trainer(tiny, tmp_path / "parts")
 
     def interrupt(running: Trainer, loss: float, tokens_per_s: float) -> None:
         running.stop = running.progress.step >= 11
 
     assert not first.run(SCHEDULE, interrupt)
-    second = _trainer(tiny, tmp_path / "parts")
+    second = make_trainer(tiny, tmp_path / "parts")
     assert second.progress.step == 11
     assert second.run(SCHEDULE, _ignore)
 
@@ -72,7 +72,7 @@ def test_resumed_run_is_bit_identical_to_an_uninterrupted_one(tiny, tmp_path) ->
 
 @pytest.mark.slow
 def test_training_learns_a_repeating_pattern(tiny, tmp_path) -> None:
-    run = _trainer(tiny, tmp_path)
+    run = make_trainer(tiny, tmp_path)
     before = run.evaluate()["code"]
     run.run(SCHEDULE, _ignore)
     assert run.evaluate()["code"] < before - 0.5
@@ -80,7 +80,7 @@ def test_training_learns_a_repeating_pattern(tiny, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_long_rows_come_late(tiny, tmp_path) -> None:
-    run = _trainer(tiny, tmp_path)
+    run = make_trainer(tiny, tmp_path)
     lengths = []
     original = run._length
 
