@@ -3,10 +3,20 @@
 
 from pathlib import Path
 
-from specserve.config import Config, ResolvedConfig
+import msgspec
+
+from specserve.config import Config, ResolvedConfig, SpeculationConfig
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
 from specserve.sizes import format_count, parse_count
+from specserve.topology import parse_topology
+
+_OF_DRAFTING = (
+    "drafter", "colocated_drafter", "local_head", "layout", "gamma", "num_kept", "min_survival",
+)  # fmt: skip
+_OF_DRAFT_PROCESSES = (
+    "fan_out", "wave", "fan_out_rule", "miss_policy", "draft_wait_ms", "draft_timeout_s", "link",
+)  # fmt: skip
 
 
 def context_remark(wish: Config, config: ResolvedConfig) -> str | None:
@@ -21,6 +31,25 @@ def context_remark(wish: Config, config: ResolvedConfig) -> str | None:
         f"engine.num_blocks {config.engine.num_blocks}, of {config.engine.block_size} tokens each, "
         "hold no more"
     )
+
+
+def unused_remark(wish: Config) -> str | None:
+    """What was asked of speculation that nobody will read as things are, if anything was."""
+    speculation, topology = wish.speculation, parse_topology(wish.topology.topology)
+    reasons: dict[str, str] = {}
+    if speculation.miss_policy not in ("auto", "draft_now"):
+        reasons["draft_wait_ms"] = f"miss_policy {speculation.miss_policy} never waits"
+    if speculation.verification != "rejection":
+        reasons["saguaro_c"] = f"verification is {speculation.verification}, not rejection"
+    if not topology.num_draft_processes:
+        reasons |= dict.fromkeys(_OF_DRAFT_PROCESSES, f"{topology} has no draft process")
+    if speculation.mode == "off":
+        reasons |= dict.fromkeys(_OF_DRAFTING, "speculation.mode is off")
+    usual = msgspec.structs.asdict(SpeculationConfig())
+    asked = [key for key in reasons if getattr(speculation, key) != usual[key]]
+    if not asked:
+        return None
+    return "not used: " + "; ".join(f"speculation.{key} ({reasons[key]})" for key in asked)
 
 
 def ballast_remark(config: ResolvedConfig) -> str | None:

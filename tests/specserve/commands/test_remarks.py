@@ -2,8 +2,15 @@
 
 import pytest
 
-from specserve.commands.remarks import ballast_remark, context_remark
-from specserve.config import Config, EngineConfig, ModelConfig, ResolvedConfig
+from specserve.commands.remarks import ballast_remark, context_remark, unused_remark
+from specserve.config import (
+    Config,
+    EngineConfig,
+    ModelConfig,
+    ResolvedConfig,
+    SpeculationConfig,
+    TopologyConfig,
+)
 from specserve.launch import resolve_here
 from specserve.target_source import EMBEDDED_TARGET
 
@@ -43,3 +50,38 @@ def test_a_context_that_was_asked_for_and_a_whole_one_are_no_surprise():
     assert context_of(max_model_len=32) is None
     wish = Config(engine=EngineConfig(num_blocks=128))
     assert context_remark(wish, resolve_here(wish)) is None
+
+
+@pytest.mark.parametrize(
+    ("topology", "asked", "told"),
+    [
+        ("1+0", {}, None),
+        ("1+0", {"mode": "sync", "gamma": 4, "drafter": "lm"}, None),
+        ("1+1", {"fan_out": 4, "miss_policy": "draft_now", "draft_wait_ms": 5.0}, None),
+        ("1+1", {"saguaro_c": 0.5, "verification": "rejection"}, None),
+        (
+            "1+0",
+            {"mode": "sync", "fan_out": 4, "draft_wait_ms": 5.0},
+            "speculation.draft_wait_ms (1+0 has no draft process); "
+            "speculation.fan_out (1+0 has no draft process)",
+        ),
+        ("1+0", {"mode": "off", "gamma": 4}, "speculation.gamma (speculation.mode is off)"),
+        (
+            "1+1",
+            {"miss_policy": "skip", "draft_wait_ms": 5.0},
+            "speculation.draft_wait_ms (miss_policy skip never waits)",
+        ),
+        (
+            "1+1",
+            {"saguaro_c": 0.5, "verification": "coupled"},
+            "speculation.saguaro_c (verification is coupled, not rejection)",
+        ),
+    ],
+)
+def test_wishes_that_nobody_reads_are_told(topology, asked, told):
+    speculation = SpeculationConfig(**asked)
+    wish = Config(topology=TopologyConfig(topology=topology), speculation=speculation)
+    remark = unused_remark(wish)
+    assert (remark and sorted(remark.removeprefix("not used: ").split("; "))) == (
+        told and sorted(told.split("; "))
+    )
