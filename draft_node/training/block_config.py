@@ -5,6 +5,9 @@ from draft_node.training.losses import EAGLE3_STEP_DECAY
 from specserve.model.config import ModelSpec, RopeSpec
 
 _LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_YARN = (
+    "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate", "attention_factor",
+)  # fmt: skip
 
 
 def config_json(
@@ -72,6 +75,5 @@ def _rope_json(rope: RopeSpec) -> dict[str, object]:
     content: dict[str, object] = {"rope_type": rope.kind, "rope_theta": rope.theta}
     if rope.kind != "default":
         content["factor"] = rope.factor
-    if rope.kind == "llama3":
-        content |= {name: getattr(rope, name) for name in _LLAMA3}
-    return content
+    names = {"llama3": _LLAMA3, "yarn": _YARN}.get(rope.kind, ())
+    return content | {name: getattr(rope, name) for name in names}

@@ -162,7 +162,7 @@ class BlockModel(nn.Module):
         if spec.confidence is not None:
             rank = spec.markov.rank if spec.markov and spec.confidence.with_markov else 0
             self.confidence_head = ConfidenceHead(hidden + rank)
-        self._frequencies = inverse_frequencies(decoder.rope, decoder.head_dim)
+        self._rotary = RotaryAngles(decoder)
 
     def shape(self, max_gap: int) -> BlockShape:
         """Of its blocks, behind up to `max_gap` tokens without features."""
@@ -205,18 +205,25 @@ class BlockModel(nn.Module):
         past = torch.arange(length, device=device)
         seen = past < blocks.context_lens[..., None]  # [R, A, T]
         return _View(
-            context_rotary=rotary_at(past, self._frequencies),
-            block_rotary=rotary_at(blocks.positions, self._frequencies),
+            context_rotary=self._rotary.at(past),
+            block_rotary=self._rotary.at(blocks.positions),
             context_bias=bias(seen)[:, None, :, None, None],
             block_bias=bias(blocks.visible)[:, None, :, :, None],
         )
 
 
-def rotary_at(positions: Tensor, frequencies: Tensor) -> Rotary:
-    """cos and sin [..., 1, head_dim] float32 at `positions` [...]; frequencies [head_dim / 2]."""
-    angles = positions[..., None].float() * frequencies.to(positions.device)
-    angles = torch.cat([angles, angles], dim=-1)[..., None, :]
-    return angles.cos(), angles.sin()
+class RotaryAngles:
+    """As the target's table turns, for positions that training chooses."""
+
+    def __init__(self, decoder: ModelSpec) -> None:
+        self._frequencies = inverse_frequencies(decoder.rope, decoder.head_dim)
+        self._factor = decoder.rope.attention_factor
+
+    def at(self, positions: Tensor) -> Rotary:
+        """cos and sin [..., 1, head_dim] float32 at `positions` [...]."""
+        angles = positions[..., None].float() * self._frequencies.to(positions.device)
+        angles = torch.cat([angles, angles], dim=-1)[..., None, :]
+        return angles.cos() * self._factor, angles.sin() * self._factor
 
 
 def bias(allowed: Tensor) -> Tensor:

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from draft_node.drafters.spec import Eagle3Spec
-from draft_node.training.block_model import Rotary, bias, rotary_at
+from draft_node.training.block_model import Rotary, RotaryAngles, bias
 from draft_node.training.blocks import Blocks, BlockShape, gather_rows
 from draft_node.training.decoder import MLP, DecoderConfig, RMSNorm, rotate
 from specserve.model.config import ModelSpec
-from specserve.model.rope import inverse_frequencies
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Eagle3Model(nn.Module):
         self.fc = nn.Linear(len(spec.feature_layers) * hidden, hidden, bias=False)
         self.layers = nn.ModuleList([_Layer(decoder)])
         self.norm = RMSNorm(hidden, decoder.rms_norm_eps)
-        self._frequencies = inverse_frequencies(decoder.rope, decoder.head_dim)
+        self._rotary = RotaryAngles(decoder)
 
     def shape(self, max_gap: int) -> BlockShape:
         """Of its chains, behind up to `max_gap` tokens without features; no slot is masked."""
@@ -161,7 +160,7 @@ class Eagle3Model(nn.Module):
         following = row_ids[:, 1 : projected.shape[1] + 1]
         count = following.shape[1]
         inputs = layer.inputs(F.embedding(following, embedding), projected[:, :count])
-        rotary = rotary_at(torch.arange(count, device=row_ids.device), self._frequencies)
+        rotary = self._rotary.at(torch.arange(count, device=row_ids.device))
         return _Entries(*layer.self_attn.entries(inputs, rotary))
 
     def _view(self, blocks: Blocks, num_entries: int) -> _View:
@@ -173,6 +172,6 @@ class Eagle3Model(nn.Module):
         return _View(
             row_bias=bias(seen)[:, None, :, None],
             chain_bias=bias(blocks.visible.tril())[:, None, :, :, None],
-            rotary=rotary_at(positions, self._frequencies),
+            rotary=self._rotary.at(positions),
             real=blocks.visible[:, :, -1, :, None],  # the last slot sees all there is
         )

@@ -6,6 +6,7 @@ does not implement, naming the field. Knows no tensors; never looks at `auto_map
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -28,9 +29,10 @@ PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary frequencies. `kind` is default, linear, llama3 or proportional.
+    """Rotary frequencies. `kind` is default, linear, llama3, yarn or proportional.
 
-    The factors belong to linear and llama3, the fraction of turning dimensions to proportional.
+    `factor` belongs to linear, llama3 and yarn, the two after it to llama3, beta_* and `truncate`
+    to yarn, the fraction of turning dimensions to proportional.
     """
 
     theta: float
@@ -40,6 +42,10 @@ class RopeSpec:
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
     rotary_fraction: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0  # on cos and sin, so on queries and on keys
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,12 @@ class _RopeFile(msgspec.Struct):
     high_freq_factor: PositiveFloat | None = None
     original_max_position_embeddings: Positive | None = None
     partial_rotary_factor: float | None = None
+    beta_fast: PositiveFloat | None = None
+    beta_slow: PositiveFloat | None = None
+    truncate: bool = True
+    attention_factor: PositiveFloat | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
 
 
 class _ConfigFile(msgspec.Struct):
@@ -173,6 +185,7 @@ def decoder_spec(content: object, path: Path) -> ModelSpec:
     num_kv_heads = file.num_key_value_heads or file.num_attention_heads
     if file.num_attention_heads % num_kv_heads:
         raise Unsupported(f"{path}: num_key_value_heads does not divide num_attention_heads")
+    rope = _rope(path, file)
     return ModelSpec(
         architecture=architecture,
         model_type=ARCHITECTURES[architecture],
@@ -183,9 +196,9 @@ def decoder_spec(content: object, path: Path) -> ModelSpec:
         num_heads=file.num_attention_heads,
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(path, file),
-        max_position_embeddings=file.max_position_embeddings,
+        max_position_embeddings=_num_positions(file, rope),
         rms_norm_eps=file.rms_norm_eps,
-        rope=_rope(path, file),
+        rope=rope,
         qk_norm=architecture == "Qwen3ForCausalLM",
         tie_word_embeddings=file.tie_word_embeddings,
         eos_token_ids=_eos_token_ids(path.parent, file),
@@ -262,9 +275,11 @@ def _rope(path: Path, file: _ConfigFile) -> RopeSpec:
         return RopeSpec(theta)
     if kind == "linear":
         return RopeSpec(theta, kind, _needed(path, f"{field}.factor", rope.factor))
+    if kind == "yarn":
+        return _yarn(path, field, rope, theta, file.max_position_embeddings)
     if kind != "llama3":
         raise Unsupported(
-            f"{path}: {field}.rope_type: {kind!r} is not one of default, linear, llama3"
+            f"{path}: {field}.rope_type: {kind!r} is not one of default, linear, llama3, yarn"
         )
     low = _needed(path, f"{field}.low_freq_factor", rope.low_freq_factor)
     high = _needed(path, f"{field}.high_freq_factor", rope.high_freq_factor)
@@ -278,6 +293,37 @@ def _rope(path: Path, file: _ConfigFile) -> RopeSpec:
         low,
         high,
         _needed(path, f"{field}.original_max_position_embeddings", original),
+    )
+
+
+def _num_positions(file: _ConfigFile, rope: RopeSpec) -> int:
+    """YaRN stretches a context to what its two numbers make of it, whatever stands beside them."""
+    stretched = int(rope.factor * rope.original_max_position_embeddings)
+    return max(file.max_position_embeddings, stretched if rope.kind == "yarn" else 0)
+
+
+def _yarn(path: Path, field: str, rope: _RopeFile, theta: float, max_positions: int) -> RopeSpec:
+    """With the attention factor that the file asks for or, by its mscales, implies."""
+    factor = _needed(path, f"{field}.factor", rope.factor)
+    fast, slow = rope.beta_fast or 32.0, rope.beta_slow or 1.0
+    if fast <= slow:
+        raise Unsupported(f"{path}: {field}.beta_fast must exceed beta_slow")
+
+    def scale(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    attention_factor = rope.attention_factor or scale(1.0)
+    if rope.attention_factor is None and rope.mscale and rope.mscale_all_dim:
+        attention_factor = scale(rope.mscale) / scale(rope.mscale_all_dim)
+    return RopeSpec(
+        theta,
+        "yarn",
+        factor,
+        original_max_position_embeddings=rope.original_max_position_embeddings or max_positions,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=rope.truncate,
+        attention_factor=attention_factor,
     )
 
 

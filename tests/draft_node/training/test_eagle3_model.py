@@ -99,6 +99,16 @@ def test_the_exported_drafter_computes_what_was_trained(gap, target, tmp_path):
     check_equal(objective, target, tmp_path, gap)
 
 
+def test_of_a_target_whose_context_is_stretched_too(tmp_path):
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    rope = {**yarn, "original_max_position_embeddings": 16}
+    target = FrozenTarget(write_target(tmp_path / "target", rope_parameters=rope))
+    assert target.spec.rope.attention_factor > 1.1
+    objective = make(target)
+    export(objective, tmp_path / "out")
+    check_equal(objective, target, tmp_path / "out", 1)
+
+
 def test_a_llama_with_scaled_rotations_and_its_own_head_gets_a_drafter(tmp_path):
     changes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}
     target = FrozenTarget(write_target(tmp_path / "target", LLAMA, **changes))

@@ -54,9 +54,9 @@ def test_of_both_rope_fields_the_one_counts_that_transformers_takes(tmp_path, sc
 
 def test_a_scaling_that_is_not_supported_is_refused_beside_parameters_that_are(tmp_path):
     parameters = {"rope_type": "default", "rope_theta": 1e4}
-    scaling = {"rope_type": "yarn", "factor": 4.0}
+    scaling = {"rope_type": "longrope", "factor": 4.0}
     fields = {"rope_parameters": parameters, "rope_scaling": scaling}
-    with pytest.raises(Unsupported, match=r"rope_scaling\.rope_type: 'yarn'"):
+    with pytest.raises(Unsupported, match=r"rope_scaling\.rope_type: 'longrope'"):
         read_spec(write_config(tmp_path, QWEN3, **fields))
 
 
@@ -116,7 +116,9 @@ def test_what_is_not_implemented_is_refused_naming_the_field(tmp_path, field, va
 @pytest.mark.parametrize(
     ("rope", "field"),
     [
-        ({"rope_type": "yarn", "factor": 4.0}, "rope_scaling.rope_type: 'yarn'"),
+        ({"rope_type": "longrope", "factor": 4.0}, "rope_scaling.rope_type: 'longrope'"),
+        ({"rope_type": "yarn"}, "rope_scaling.factor is missing"),
+        ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 1}, "beta_fast must exceed beta_slow"),
         ({"type": "dynamic", "factor": 2.0}, "rope_scaling.rope_type: 'dynamic'"),
         ({"rope_type": "linear"}, "rope_scaling.factor is missing"),
         ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling.low_freq_factor is missing"),
