@@ -80,8 +80,13 @@ def test_the_exported_drafter_computes_what_was_trained(kind, gap, target, tmp_p
     check_equal(objective, target, tmp_path, gap)
 
 
-def test_a_llama_with_scaled_rotations_and_its_own_head_gets_a_drafter(tmp_path):
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize("rope", [LLAMA["rope_scaling"], YARN], ids=["llama3", "yarn"])
+def test_a_llama_with_scaled_rotations_and_its_own_head_gets_a_drafter(tmp_path, rope):
     changes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}
+    changes["rope_scaling"] = rope
     folder = write_target(tmp_path / "target", LLAMA, **changes)
     target = FrozenTarget(folder)
     assert target.lm_head is not target.embedding
