@@ -88,13 +88,19 @@ class Speculation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log probabilities at one position, natural log, of the target's law before truncation."""
+    """Log probabilities at one position, natural log, of the target's law before truncation.
+
+    The target knows no text: the API adds what tokens stand for, in bytes, since a token may end
+    inside a character.
+    """
 
     token_id: int
     logprob: float
     rank: int  # 1 is the likeliest token
     top_ids: list[int] = []
     top_logprobs: list[float] = []
+    token_bytes: bytes = b""
+    top_bytes: list[bytes] = []
 
 
 class SampleDelta(msgspec.Struct, frozen=True, array_like=True):

@@ -39,6 +39,10 @@ class TokenBytes:
             found = self._bytes[token_id] = self._look_up(token_id)
         return found
 
+    def shown(self, token_id: int) -> bytes:
+        """As `[]`, but of a special token its name."""
+        return self[token_id] or (self._tokenizer.id_to_token(token_id) or "").encode()
+
     def _look_up(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:

@@ -148,6 +148,8 @@ def _logprobs_of(position: pb.TokenLogprobs) -> Logprobs:
         position.rank,
         [top.token_id for top in position.top],
         [top.logprob for top in position.top],
+        position.token_bytes,
+        [top.token_bytes for top in position.top],
     )
 
 

@@ -14,6 +14,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Iterator
 from typing import TypeVar
 
+import msgspec
+
 from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
 from specserve.api.events import Event, Finished, PromptInfo, SpecRecord, Timings, Usage
 from specserve.api.hub import Hub
@@ -129,6 +131,9 @@ class Session:
             event = sample.push(delta)
             if event is None:
                 continue
+            if event.logprobs is not None:
+                logprobs = self._tokenizer.with_bytes(event.logprobs)
+                event = msgspec.structs.replace(event, logprobs=logprobs)
             if self._first_token_s is None:
                 self._first_token_s = time.monotonic()
             if sample.end is not None and delta.finish_reason is None:
@@ -140,7 +145,9 @@ class Session:
             yield PromptInfo(
                 request_id=self.request_id,
                 num_prompt_tokens=num_prompt_tokens,
-                prompt_logprobs=logprobs.positions[start : start + _LOGPROBS_PER_EVENT],
+                prompt_logprobs=self._tokenizer.with_bytes(
+                    logprobs.positions[start : start + _LOGPROBS_PER_EVENT]
+                ),
             )
 
     def _finish(self, end: RequestEnd) -> Finished:

@@ -156,12 +156,13 @@ def _delta_of(delta: events.TokenDelta) -> pb.TokenDelta:
 
 
 def _logprobs_of(position: Logprobs) -> pb.TokenLogprobs:
-    top = zip(position.top_ids, position.top_logprobs, strict=True)
+    top = zip(position.top_ids, position.top_logprobs, position.top_bytes, strict=True)
     return pb.TokenLogprobs(
         token_id=position.token_id,
         logprob=position.logprob,
         rank=position.rank,
-        top=[pb.TopToken(token_id=token_id, logprob=logprob) for token_id, logprob in top],
+        token_bytes=position.token_bytes,
+        top=[pb.TopToken(token_id=t, logprob=logprob, token_bytes=b) for t, logprob, b in top],
     )
 
 

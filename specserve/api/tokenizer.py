@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
@@ -20,6 +21,7 @@ from specserve.api.call import ROLES, ChatMessage
 from specserve.api.detokenizer import Detokenizer, TokenBytes
 from specserve.errors import InvalidField, Unsupported
 from specserve.model.config import read_json
+from specserve.types import Logprobs
 from specserve.validation import Limits
 
 _NUM_THREADS = 2
@@ -71,6 +73,18 @@ class TextTokenizer:
         """All at once; what the pieces of a `Detokenizer` concatenate to."""
         whole = self.detokenizer()
         return whole.push(token_ids) + whole.flush()
+
+    def with_bytes(self, logprobs: Sequence[Logprobs]) -> list[Logprobs]:
+        """The same positions, with what their tokens stand for."""
+        shown = self._token_bytes.shown
+        return [
+            msgspec.structs.replace(
+                position,
+                token_bytes=shown(position.token_id),
+                top_bytes=[shown(token_id) for token_id in position.top_ids],
+            )
+            for position in logprobs
+        ]
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -103,15 +103,23 @@ def _logprobs_as_json(positions: list[Logprobs]) -> list[dict[str, object]]:
     return [
         {
             "token_id": position.token_id,
+            "token": _text_of(position.token_bytes),
             "logprob": position.logprob,
             "rank": position.rank,
             "top": [
-                {"token_id": token_id, "logprob": logprob}
-                for token_id, logprob in zip(position.top_ids, position.top_logprobs, strict=True)
+                {"token_id": token_id, "token": _text_of(token), "logprob": logprob}
+                for token_id, token, logprob in zip(
+                    position.top_ids, position.top_bytes, position.top_logprobs, strict=True
+                )
             ],
         }
         for position in positions
     ]
+
+
+def _text_of(token: bytes) -> str:
+    """A part of a character is a replacement for it."""
+    return token.decode(errors="replace")
 
 
 def _write_samples(completion: "Completion") -> None:

@@ -244,6 +244,9 @@ def test_generate_json_lists_every_sample_and_its_logprobs(service, specserve):
     assert [choice["index"] for choice in document["choices"]] == [0, 1, 2]
     assert document["choices"][0]["text"] == document["text"]
     assert [len(position["top"]) for position in document["logprobs"]] == [2, 2, 2, 2]
+    # A token may end inside a character.
+    assert document["text"].startswith(document["logprobs"][0]["token"].rstrip("\ufffd"))
+    assert all(top["token"] for position in document["logprobs"] for top in position["top"])
     assert len(document["prompt_logprobs"]) == document["usage"]["num_prompt_tokens"] - 1
 
 

@@ -122,6 +122,21 @@ def test_logprobs_travel_with_their_tokens(rig, stub):
     assert [position.token_id for position in whole.prompt.prompt_logprobs] == prompt_ids[1:]
 
 
+def test_logprobs_say_what_their_tokens_stand_for(rig, stub):
+    rig.script("a 🦊 é <think more>")
+    whole = stub.Generate(request(text="fox", sampling={"logprobs": 1, "prompt_logprobs": 0}))
+    *shown, end = whole.samples[0].logprobs
+    text = whole.samples[0].text
+    assert b"".join(position.token_bytes for position in shown) == text.encode()
+    assert any(position.token_bytes in "🦊".encode() for position in shown)  # a part of it
+    assert end.token_bytes == b"<eos>"
+    for position in (*shown, end):
+        assert position.top[0].token_bytes == position.token_bytes
+    prompt_ids = rig.encode("fox")
+    told = [position.token_bytes for position in whole.prompt.prompt_logprobs]
+    assert told == [rig.tokenizer.decode([token]).encode() for token in prompt_ids[1:]]
+
+
 def test_prompt_logprobs_of_a_long_prompt_come_complete_and_in_order(make_rig):
     rig = make_rig(max_model_len=2000)
     ids = [index % 300 for index in range(1500)]
