@@ -1,8 +1,9 @@
 """The `specserve` command, also as `python -m specserve`."""
 
+import signal
 import sys
 
-from specserve.stop_signals import exit_when_stopped, ignore_stops
+from specserve.stop_signals import ends_at_once, exit_when_stopped, heard_stops, ignore_stops
 
 EXIT_STOPPED = 0
 EXIT_INTERRUPTED = 130  # as shells report SIGINT
@@ -15,17 +16,19 @@ def main() -> int:
 
 def _launch() -> int:
     """For a service a stop is a good end, however early or late it comes."""
+    with ends_at_once(heard_stops(), EXIT_STOPPED):
+        from specserve import cli
     exit_when_stopped(EXIT_STOPPED)
     try:
-        return _main()
+        return cli.main()
     finally:
         ignore_stops()
 
 
 def _main() -> int:
-    try:
+    with ends_at_once([signal.SIGINT], EXIT_INTERRUPTED):
         from specserve import cli
-
+    try:
         return cli.main()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -279,7 +279,7 @@ def _request_of(prompt: Prompt, options: Options) -> tuple[pb.GenerateRequest, f
             sampling=SamplingParams(**fields),
             **rest,
         )
-        return to_proto.request_of(call), timeout_s
+        return to_proto.request_of(call, fields), timeout_s
     except (TypeError, ValueError) as error:
         raise InvalidField("options", str(error)) from error
 

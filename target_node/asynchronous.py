@@ -220,12 +220,15 @@ class AsynchronousSpeculation:
     def _draft_now(self, missed: list[Row]) -> dict[Sequence, Speculation]:
         """Ask for blocks after these anchors and wait for them, within the policy's bound.
 
-        Nobody is waited for who is gone.
+        Nobody is waited for who is gone, or has not heard all of a row yet.
         """
         began_s = time.perf_counter()
+        heard = self._reporter.report(missed, self._blocks, self._local, awaits=True)
+        missed = [row for row in missed if row.sequence in heard]
+        if not missed:
+            return {}
         peers = [self._reporter.peer_of(row.sequence) for row in missed]
         epochs = {peer.epoch for peer in peers if peer is not None}
-        self._reporter.report(missed, self._blocks, self._local, awaits=True)
         found: dict[Sequence, Speculation] = {}
         deadline_s = began_s + self.policy.max_wait_s
         while len(found) < len(missed) and time.perf_counter() < deadline_s:

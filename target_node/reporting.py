@@ -129,8 +129,11 @@ class Reporter:
         local: LocalDrafts,
         *,
         awaits: bool = False,
-    ) -> None:
-        """The round that starts: its rows' blocks were pushed, or drafted here, or are absent."""
+    ) -> set[Sequence]:
+        """The round that starts: its rows' blocks were pushed, or drafted here, or are absent.
+
+        Whose drafts hear of it is returned: not of rows that they are still being told of.
+        """
         # Where the link had no room for all, those left out come first.
         told = sorted(self._known_rows(rows), key=_Told.num_known)
         features = self._read([each.span for each in told])
@@ -148,9 +151,12 @@ class Reporter:
         self.lead.reported(num_tokens, is_mixed=num_decoding < len(rows))
         # How long prompts take that nobody decodes beside, no round before can tell.
         lead_s = self.lead.seconds if num_decoding else 0.0
+        heard: set[Sequence] = set()
         for of_peer in reports.values():
             for frame in _frames(of_peer):
-                self._send(frame, lead_s)
+                if self._send(frame, lead_s):
+                    heard.update(each.row.sequence for each, _ in frame)
+        return heard
 
     def _known_rows(self, rows: Rows[Row]) -> Iterator[_Told]:
         """Those whose draft knows all but what goes with the report; the others are being told."""
@@ -167,11 +173,14 @@ class Reporter:
             if end - start <= self._max_inline:
                 yield _Told(row, peer, stream, start, end)
 
-    def _send(self, frame: Rows[tuple[_Told, RowReport]], lead_s: float) -> None:
+    def _send(self, frame: Rows[tuple[_Told, RowReport]], lead_s: float) -> bool:
+        """Whether the link had room."""
         reports = [report for _, report in frame]
-        if frame[0][0].peer.end.send(Report(reports, lead_s, self.lead.sent_s)):
-            for each, _ in frame:
-                each.stream.num_sent = max(each.stream.num_sent, each.end)
+        if not frame[0][0].peer.end.send(Report(reports, lead_s, self.lead.sent_s)):
+            return False
+        for each, _ in frame:
+            each.stream.num_sent = max(each.stream.num_sent, each.end)
+        return True
 
     def _row_report(self, told: _Told, features: Floats, block: PushedBlock | None) -> RowReport:
         row, sequence = told.row, told.row.sequence

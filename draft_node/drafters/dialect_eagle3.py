@@ -7,7 +7,7 @@ long a chain is, SGLang's format leaves to whoever serves it.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -54,6 +54,7 @@ class _EagleConfig(msgspec.Struct):
 
 class _SglangFile(_Built):
     eagle_config: _EagleConfig | None = None
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
 
 
 class _Method(msgspec.Struct):
@@ -76,18 +77,19 @@ def default_layers(num_target_layers: int) -> tuple[int, ...]:
 
 
 def read_sglang_eagle3(content: Config, path: Path) -> Eagle3Spec:
-    """LlamaForCausalLMEagle3."""
-    file = convert(path, content, _SglangFile)
+    """LlamaForCausalLMEagle3, or a Llama of one layer that says how many tokens it drafts."""
+    file = convert(path, _without_nulls(content), _SglangFile)
     eagle = file.eagle_config or _EagleConfig()
     _refuse(path, eagle)
     decoder = _decoder({**content, "architectures": ["LlamaForCausalLM"]}, path)
-    # Named by the layer whose output they are.
+    # Named by the layer whose output they are; at the top level, which vLLM reads, by input.
     layers = tuple(eagle.eagle_aux_hidden_state_layer_ids)
+    layers = layers or tuple(layer - 1 for layer in file.eagle_aux_hidden_state_layer_ids or ())
     return _spec(path, "SGLang", decoder, layers, _USUAL_GAMMA, file)
 
 
 def read_speculators_eagle3(content: Config, path: Path) -> Eagle3Spec:
-    file = convert(path, content, _SpeculatorsFile)
+    file = convert(path, _without_nulls(content), _SpeculatorsFile)
     nested = {"dtype": content.get("dtype"), **file.transformer_layer_config}
     kind = nested.get("model_type")
     if kind not in _ARCHITECTURES:
@@ -103,6 +105,15 @@ def read_speculators_eagle3(content: Config, path: Path) -> Eagle3Spec:
     # "Input of layer k + 1" is the output of layer k.
     layers = tuple(layer - 1 for layer in file.eagle_aux_hidden_state_layer_ids or ())
     return _spec(path, "speculators", decoder, layers, gamma, file)
+
+
+def _without_nulls(content: Config) -> Config:
+    """null is what a key says that is not there; so deep as these formats go."""
+    return {
+        key: _without_nulls(cast("Config", value)) if isinstance(value, dict) else value
+        for key, value in content.items()
+        if value is not None
+    }
 
 
 def _decoder(content: Config, path: Path) -> ModelSpec:

@@ -37,6 +37,7 @@ _READERS: dict[str, Callable[[Config, Path], DraftSpec]] = {
     "DFlashDraftModel": read_dflash,
     "DSparkDraftModel": read_specforge,
     "LlamaForCausalLMEagle3": read_sglang_eagle3,
+    "Eagle3LlamaForCausalLM": read_sglang_eagle3,  # as vLLM calls it
 }
 
 _REFUSED = {
@@ -63,6 +64,8 @@ def read_draft_spec(folder: Path, layout: Layout | None = None) -> DraftSpec:
     architecture = _architecture(content, path)
     if architecture in _REFUSED:
         raise Unsupported(f"{path}: architectures: {architecture}: {_REFUSED[architecture]}")
+    if architecture == "LlamaForCausalLM" and "draft_vocab_size" in content:  # SafeAILab's
+        return read_sglang_eagle3(content, path)
     if architecture in ARCHITECTURES:
         return LanguageModelSpec(decoder_spec(content, path))
     if architecture not in _READERS:

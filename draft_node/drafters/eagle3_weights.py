@@ -1,5 +1,6 @@
 """EAGLE-3's tensors: what checkpoints of any supported dialect hold, and drafters made of them."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from specserve.model.layers import RMSNorm
 from specserve.model.loader import layer_tensors
 from specserve.model.rope import RotaryTable
 
+_LOG = logging.getLogger(__name__)
 _TOGETHER = "input_norm.weight"
 _LAYER_NAMES = ("layers.0.", "midlayer.")
 
@@ -56,6 +58,7 @@ def with_usual_layers(folder: Path, spec: Eagle3Spec, target: ModelSpec | None) 
             f"{folder}: eagle_aux_hidden_state_layer_ids: not given, and the usual ones do not "
             f"exist in a target of {target.num_real_layers} layers"
         )
+    _LOG.info("%s names no layers of the target: %s are read, EAGLE-3's usual ones", folder, layers)
     return replace(spec, feature_layers=layers)
 
 

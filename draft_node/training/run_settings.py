@@ -43,7 +43,10 @@ def refuse_changes(folder: Path, settings: Mapping[str, object], out: Path) -> N
     begun = _read(folder / FILE_NAME)
     run = f"the run that was begun into {out}, finished or not"
     for name, value in settings.items():
-        if begun.get(name, value) == value:  # an older version's may lack a name
+        before = begun.get(name, value)  # an older version's may lack a name
+        if name == "text" and isinstance(before, str):
+            before = str(Path(before).resolve())  # which it kept as it was typed
+        if before == value:
             continue
         if name == _TEXT:
             text = f"{settings['text']}: {run}, was begun with other text in it"

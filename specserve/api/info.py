@@ -32,7 +32,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
-    default_sampling: dict[str, float]
+    default_sampling: dict[str, int | float]
 
 
 class ServerLoad(msgspec.Struct, frozen=True, kw_only=True):

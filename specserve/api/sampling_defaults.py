@@ -22,9 +22,17 @@ class _File(msgspec.Struct):
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: int | float | None = None  # some write 50.0; -1 is an old spelling of "off"
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+
+def _top_k(value: float | None) -> dict[str, int]:
+    if value is None:
+        return {}
+    if value != int(value):
+        raise InvalidField("top_k", f"{value} is no whole number")
+    return {"top_k": 0 if value == -1 else int(value)}
 
 
 def sampling_defaults(folder: Path, wish: str) -> SamplingParams:
@@ -35,12 +43,13 @@ def sampling_defaults(folder: Path, wish: str) -> SamplingParams:
     path = folder / GENERATION_CONFIG
     if wish == "none" or not path.is_file():
         return SamplingParams()
-    file = read_json(path, _File)
-    given = {name: value for name, value in msgspec.to_builtins(file).items() if value is not None}
-    defaults = SamplingParams(**given)
     try:
+        file = read_json(path, _File)
+        given = {name: v for name, v in msgspec.to_builtins(file).items() if v is not None}
+        defaults = msgspec.convert(given | _top_k(file.top_k), SamplingParams)
         validate_sampling(defaults, _NO_LIMITS)
-    except InvalidField as error:
+    except (InvalidField, Unsupported) as error:
+        where = "" if isinstance(error, Unsupported) else f"{path}: "
         hint = "--generation-config none ignores it"
-        raise Unsupported(f"model.target: {path}: {error} ({hint})") from error
+        raise Unsupported(f"model.target: {where}{error} ({hint})") from error
     return defaults

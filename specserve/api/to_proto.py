@@ -1,7 +1,7 @@
 """Our own records to protobuf messages, field by field. Decides nothing."""
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -39,13 +39,15 @@ _DRAFTS = ("num_draft_processes", "num_drafts_attached", "speculation_regime")
 # --- requests, on the client ------------------------------------------------------------------
 
 
-def request_of(call: GenerateCall) -> pb.GenerateRequest:
-    """The message for a call; only what differs from the defaults is sent.
+def request_of(call: GenerateCall, given: Collection[str]) -> pb.GenerateRequest:
+    """The message for a call: of its sampling fields those that were `given`, however usual their
+    values, since the server's defaults may be others; of the rest what is not the default.
 
     Raises:
         InvalidField: a value that its protobuf field cannot hold.
     """
-    sampling: dict[str, Any] = msgspec.to_builtins(call.sampling, builtin_types=(), str_keys=False)
+    values = {name: getattr(call.sampling, name) for name in given}
+    sampling: dict[str, Any] = msgspec.to_builtins(values, builtin_types=(), str_keys=False)
     spec: dict[str, Any] = msgspec.structs.asdict(call.spec)
     fields: dict[str, Any] = {
         "request_id": call.request_id,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from specserve.client import Options
 
 _NUMBERS = (
-    ("temperature", float, "0 is greedy (default 1)"),
+    ("temperature", float, "0 is greedy (default: as the model's file says, or 1)"),
     ("top_p", float, "keep the likeliest tokens whose probabilities sum to this"),
     ("top_k", int, "keep this many of the likeliest tokens; 0 and -1 keep all"),
     ("min_p", float, "keep tokens at least this likely relative to the likeliest"),

@@ -69,13 +69,37 @@ main()
 def test_a_launch_that_has_ended_well_is_not_ended_otherwise_any_more():
     program = """
 import atexit, os, signal, sys
-from specserve import __main__ as entry
-entry._main = lambda: 0
+from specserve import __main__ as entry, cli
+cli.main = lambda: 0
 atexit.register(os.kill, os.getpid(), signal.SIGTERM)
 sys.argv[1:] = ["launch"]
 sys.exit(entry.main())
 """
     found = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
     )
     assert (found.returncode, found.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("words", "exit_code"), [("launch", 0), ("info", 130)])
+def test_a_stop_in_the_middle_of_an_import_ends_it_there_and_then(words, exit_code):
+    """An exception would leave modules half made; the interpreter's end has crashed on that."""
+    program = f"""
+import atexit, builtins, os, signal, sys
+from specserve import __main__ as entry
+real = builtins.__import__
+def stopped(name, *rest):
+    if name == "msgspec":
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.getsignal(signal.SIGINT)  # the interpreter looks for signals at calls
+        print("went on")
+    return real(name, *rest)
+builtins.__import__ = stopped
+atexit.register(print, "unwound")
+sys.argv[1:] = ["{words}"]
+sys.exit(entry.main())
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (exit_code, "", "")

@@ -254,6 +254,8 @@ def test_a_draft_that_does_not_fit_is_not_let_in_and_told_of_once(pair, caplog, 
     assert caplog.text.count("does not fit") == 1
     first.introduce()
     pair.until(lambda: pair.links.num_attached == 1)
+    first.introduce(**changes)
+    pair.until(lambda: caplog.text.count("does not fit") == 2)
 
 
 def test_an_introduction_of_the_dead_is_ignored(pair):

@@ -57,6 +57,19 @@ def test_who_has_gone_is_not_waited_for(models):
         pair.run_until_idle()
 
 
+def test_nobody_waits_for_a_draft_that_is_still_being_told_of_a_long_prompt(models, monkeypatch):
+    monkeypatch.setattr("target_node.reporting.MAX_INLINE", 6)
+    monkeypatch.setattr("target_node.reporting.CHUNK", 4)  # a round tells so many tokens
+    prompt = [1 + (7 * i) % 60 for i in range(60)]
+    with pair_of(models, drafting=Drafting(pace=(12,)), miss=Miss.DRAFT_NOW) as pair:
+        pair.policy.max_wait_s = 60.0
+        slept, step = [], pair.clock.on_sleep
+        pair.clock.on_sleep = lambda: slept.append(pair.clock.now_s) or step()
+        answer(pair, prompt=prompt)
+        assert pair.asynchronous.status().wait_s < 1.0
+        assert slept  # it was waited for once it knew
+
+
 def test_nobody_waits_beside_a_row_that_has_its_block(models):
     had_blocks: dict[bool, list[int]] = {True: [], False: []}  # by whether the rows waited
     with pair_of(models, drafting=Drafting(pace=(0, 12)), miss=Miss.DRAFT_NOW) as pair:

@@ -102,6 +102,22 @@ def test_eagle3_says_how_it_was_built(tmp_path):
     assert read(tmp_path, SGLANG_EAGLE3, norm_output=True).feeds_normed
 
 
+def test_eagle3_goes_by_several_names_and_says_nothing_by_null(tmp_path):
+    usual = read(tmp_path, SGLANG_EAGLE3)
+    for name in ("Eagle3LlamaForCausalLM", "LlamaForCausalLM"):
+        assert read(tmp_path, SGLANG_EAGLE3, architectures=[name]) == usual
+    # vLLM's key at the top level names inputs of layers; eagle_config, where it is, outputs.
+    named = {"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
+    assert read(tmp_path, SGLANG_EAGLE3, **named) == usual
+    folder = write_config(tmp_path / "null", SPECULATORS_EAGLE3)
+    content = json.loads((folder / "config.json").read_text())
+    content |= dict.fromkeys(("target_hidden_size", "norm_before_fc", "norm_output"))
+    content["speculators_config"]["proposal_methods"][0]["speculative_tokens"] = None
+    (folder / "config.json").write_text(json.dumps(content))
+    spec = read_draft_spec(folder)
+    assert (spec.gamma, spec.feeds_normed) == (5, False)
+
+
 def test_eagle3_that_names_no_layers_leaves_them_to_the_target(tmp_path):
     assert read(tmp_path, SGLANG_EAGLE3, eagle_config=None).feature_layers == ()
     spec = read(tmp_path, SPECULATORS_EAGLE3, eagle_aux_hidden_state_layer_ids=None)

@@ -32,6 +32,9 @@ def test_the_file_says_what_is_unset(tmp_path):
     write(tmp_path, {"repetition_penalty": 1.1, "min_p": 0.1, "temperature": None})
     found = sampling_defaults(tmp_path, "auto")
     assert found == SamplingParams(repetition_penalty=1.1, min_p=0.1)
+    for top_k, expected in ((50.0, 50), (-1, 0), (0, 0)):
+        write(tmp_path, {"top_k": top_k})
+        assert sampling_defaults(tmp_path, "auto") == SamplingParams(top_k=expected)
 
 
 def test_a_model_without_the_file_changes_no_law(tmp_path):
@@ -41,9 +44,11 @@ def test_a_model_without_the_file_changes_no_law(tmp_path):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
+        ({"top_k": 2.5}, r"top_k: 2\.5 is no whole number.*--generation-config none"),
+        ({"top_k": -2}, r"top_k: -2 is out of range.*--generation-config none"),
         ({"temperature": -1}, r"temperature: -1\.0 is out of range.*--generation-config none"),
-        ({"top_k": "many"}, r"generation_config\.json: .*top_k"),
-        ([], r"generation_config\.json: "),
+        ({"top_k": "many"}, r"generation_config\.json: .*top_k.*--generation-config none"),
+        ([], r"generation_config\.json: .*--generation-config none"),
     ],
 )
 def test_a_file_that_asks_for_what_no_request_may_is_one_clear_error(tmp_path, content, problem):
@@ -61,9 +66,12 @@ def test_they_are_those_of_fields_that_a_request_leaves_unset(make_rig):
         client.generate("fox")
         client.generate("fox", temperature=0, top_p=0.5)
         client.generate("fox", top_k=-1)
+        plain = SamplingParams()  # whose values are sent all the same
+        client.generate("fox", top_k=0, temperature=plain.temperature, top_p=plain.top_p)
     asked = [message.request.sampling for message in rig.target.received(Submit)]
     assert [(s.temperature, s.top_k, s.top_p) for s in asked] == [
         (0.6, 20, 1.0),
         (0.0, 20, 0.5),
         (0.6, 0, 1.0),
+        (1.0, 0, 1.0),
     ]

@@ -73,7 +73,8 @@ def test_a_list_of_templates_without_a_default_one_is_none(model_folder, tmp_pat
 
 def test_a_token_that_the_model_lacks_is_named(model_folder):
     tokenizer = TextTokenizer(model_folder)
-    tokenizer.limits = Limits(vocab_size=300, max_model_len=32, max_samples=1, max_logprobs=1)
+    (token_id,) = asyncio.run(tokenizer.encode("<think more>"))
+    tokenizer.limits = Limits(vocab_size=token_id, max_model_len=32, max_samples=1, max_logprobs=1)
     with pytest.raises(InvalidField, match="'<think more>', which the tokenizer knows"):
         asyncio.run(tokenizer.encode("a <think more>"))
     assert asyncio.run(tokenizer.encode("a"))
