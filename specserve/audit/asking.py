@@ -68,15 +68,19 @@ class Asker:
 
         return await asyncio.gather(*(one(asked) for asked in work))
 
+    async def max_logprobs(self) -> int:
+        """How many alternatives a request may ask for. Raises SpecserveError."""
+        async with grpc.aio.insecure_channel(self._address) as channel:
+            stub: Any = stubs.ControlStub(channel)
+            response: Any = await _answer(stub.GetServerInfo, pb.GetServerInfoRequest())
+        return response.limits.max_logprobs
+
     async def served(self) -> Served:
         """What the service says of its model and its speculation. Raises SpecserveError."""
         model = await self._client.model_info()
         async with grpc.aio.insecure_channel(self._address) as channel:
             stub: Any = stubs.SpecInfoStub(channel)
-            try:
-                response: Any = await stub.GetSpecConfig(pb.GetSpecConfigRequest())
-            except grpc.aio.AioRpcError as error:
-                raise from_code(error.code().name, error.details() or "") from error
+            response: Any = await _answer(stub.GetSpecConfig, pb.GetSpecConfigRequest())
         return Served(
             model=model.model,
             deterministic=model.deterministic,
@@ -85,3 +89,10 @@ class Asker:
             verification=response.verification,
             gamma=response.gamma,
         )
+
+
+async def _answer(call: Any, request: Any) -> Any:  # noqa: ANN401 - grpc does not type its calls
+    try:
+        return await call(request)
+    except grpc.aio.AioRpcError as error:
+        raise from_code(error.code().name, error.details() or "") from error
