@@ -277,7 +277,9 @@ def model_info_of(
         "deterministic", "eos_token_ids",
     )  # fmt: skip
     fields = {name: getattr(ready, name) for name in names}
-    changed = msgspec.to_builtins(defaults)  # without fields that are as ours
+    ours = msgspec.structs.asdict(SamplingParams())
+    found = msgspec.structs.asdict(defaults)
+    changed = {name: value for name, value in found.items() if value != ours[name]}
     return pb.GetModelInfoResponse(
         has_chat_template=has_chat_template,
         default_sampling=pb.SamplingParams(**changed),

@@ -19,6 +19,14 @@ from specserve.errors import from_code
 _T = TypeVar("_T")
 _MAX_AT_ONCE = 16  # requests
 PLAIN = SpecOptions(mode="off")
+# What nobody asks for here, a model's own file may want otherwise.
+_CHANGES_NO_LAW: Options = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 
 class Progress(Protocol):
@@ -50,7 +58,7 @@ class Asker:
         await self._client.__aexit__(kind, error, trace)
 
     async def generate(self, prompt: Prompt, options: Options, spec: SpecOptions) -> Completion:
-        return await self._client.generate(prompt, **{**options, "spec": spec})
+        return await self._client.generate(prompt, **{**_CHANGES_NO_LAW, **options, "spec": spec})
 
     async def all_of(self, text: str, work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
         """The results of all, in order; `text` is what people are told meanwhile."""
@@ -68,15 +76,19 @@ class Asker:
 
         return await asyncio.gather(*(one(asked) for asked in work))
 
+    async def max_logprobs(self) -> int:
+        """How many alternatives a request may ask for. Raises SpecserveError."""
+        async with grpc.aio.insecure_channel(self._address) as channel:
+            stub: Any = stubs.ControlStub(channel)
+            response: Any = await _answer(stub.GetServerInfo, pb.GetServerInfoRequest())
+        return response.limits.max_logprobs
+
     async def served(self) -> Served:
         """What the service says of its model and its speculation. Raises SpecserveError."""
         model = await self._client.model_info()
         async with grpc.aio.insecure_channel(self._address) as channel:
             stub: Any = stubs.SpecInfoStub(channel)
-            try:
-                response: Any = await stub.GetSpecConfig(pb.GetSpecConfigRequest())
-            except grpc.aio.AioRpcError as error:
-                raise from_code(error.code().name, error.details() or "") from error
+            response: Any = await _answer(stub.GetSpecConfig, pb.GetSpecConfigRequest())
         return Served(
             model=model.model,
             deterministic=model.deterministic,
@@ -85,3 +97,10 @@ class Asker:
             verification=response.verification,
             gamma=response.gamma,
         )
+
+
+async def _answer(call: Any, request: Any) -> Any:  # noqa: ANN401 - grpc does not type its calls
+    try:
+        return await call(request)
+    except grpc.aio.AioRpcError as error:
+        raise from_code(error.code().name, error.details() or "") from error

@@ -19,6 +19,11 @@ REPEATED = 4  # times as many samples for the second look
 DISTANCE = 0.02  # the total variation for which the power is stated
 LEAST_JUDGED = 0.05  # share of tokens that drafts must have decided for a check to say anything
 LIKELY = 0.9  # the power for which the total variation is stated
+LEAST_TOKENS = 40  # at a place of drafted blocks, for a check to say anything
+# By how much log probabilities of one token may differ that were computed in two ways, and which
+# share of them by more: where arithmetic depends on the batch, and where it does not.
+ROUNDING, ALLOWED = 0.25, 0.05
+ROUNDING_DETERMINISTIC, ALLOWED_DETERMINISTIC = 1e-3, 0.0
 
 
 class Status(enum.StrEnum):
@@ -35,6 +40,13 @@ class Subject(enum.StrEnum):
 
     TOKENS = "three tokens"
     NEIGHBOURS = "neighbours"  # samples of one request, jointly
+    PLACES_1_2 = "places 1-2"  # in drafted blocks, of longer answers
+    PLACES_3_4 = "places 3-4"
+    PLACES_FROM_5 = "places 5+"
+
+    @property
+    def is_of_places(self) -> bool:
+        return self not in (Subject.TOKENS, Subject.NEIGHBOURS)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int  # unseeded ones of each case, before any repetition
     num_candidates: int  # prompts to choose from
     num_prompts: int  # chosen for each variant
+    num_long_answers: int  # of each of their variants, before any repetition
     seed: int
 
 
@@ -103,7 +116,10 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LawCheck(msgspec.Struct, frozen=True, kw_only=True, tag="law", tag_field="check"):
-    """Unseeded answers against their exact law, or neighbours against independence."""
+    """Unseeded answers against their exact law, or neighbours against independence.
+
+    Of places in blocks the samples are tokens, and what is tested is where each lies in its law.
+    """
 
     rule: str
     subject: Subject
@@ -117,7 +133,7 @@ class LawCheck(msgspec.Struct, frozen=True, kw_only=True, tag="law", tag_field="
     def power(self, num_tests: int, distance: float = DISTANCE) -> float:
         """P(a law that is off by this total variation fails), at least.
 
-        Of neighbours: by the joint law of two.
+        Of neighbours: by the joint law of two. Of places: by the mean over contexts.
         """
         freedom = max(1, self.screening.num_cells - 1)
         drawn = self.screening.num_samples
@@ -135,8 +151,33 @@ class LawCheck(msgspec.Struct, frozen=True, kw_only=True, tag="law", tag_field="
             low, high = (low, middle) if found else (middle, high)
         return high
 
+    @property
+    def is_exercised(self) -> bool:
+        """Whether drafts decided enough of what was tested."""
+        if self.subject.is_of_places and self.screening.num_samples < LEAST_TOKENS:
+            return False
+        return self.origins.judged >= LEAST_JUDGED
 
-Check = EqualityCheck | LawCheck
+
+class LogprobCheck(msgspec.Struct, frozen=True, kw_only=True, tag="logprobs", tag_field="check"):
+    """Log probabilities that came with unseeded answers, and the target's for the same tokens."""
+
+    rule: str
+    num_tokens: int
+    origins: Origins
+    num_different: int  # by more than `rounding`
+    largest: float  # difference
+    rounding: float
+    allowed: float  # share of tokens that may differ by more
+
+    @property
+    def status(self) -> Status:
+        if self.num_different > self.allowed * self.num_tokens:
+            return Status.FAILED
+        return Status.PASSED if self.origins.judged >= LEAST_JUDGED else Status.NOT_EXERCISED
+
+
+Check = EqualityCheck | LawCheck | LogprobCheck
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,12 +189,26 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Status:
-        """The worst of the checks; what says nothing proves nothing."""
-        found = {check.status for check in self.checks}
+        """The worst of the checks; what says nothing proves nothing.
+
+        But for places in blocks: a deployment whose drafts are not that good has no such tokens.
+        """
+        found = {check.status for check in self.checks if check not in self.unreached}
         for status in (Status.FAILED, Status.NOT_EXERCISED):
             if status in found:
                 return status
         return Status.PASSED
+
+    @property
+    def unreached(self) -> list[LawCheck]:
+        """Checks of places in blocks that too few tokens had."""
+        return [
+            check
+            for check in self.checks
+            if isinstance(check, LawCheck)
+            and check.subject.is_of_places
+            and check.status is Status.NOT_EXERCISED
+        ]
 
 
 def judge(checks: Sequence[LawCheck]) -> list[LawCheck]:
@@ -177,4 +232,4 @@ def judge(checks: Sequence[LawCheck]) -> list[LawCheck]:
 def _status(check: LawCheck, *, is_wrong: bool) -> Status:
     if is_wrong:
         return Status.FAILED
-    return Status.PASSED if check.origins.judged >= LEAST_JUDGED else Status.NOT_EXERCISED
+    return Status.PASSED if check.is_exercised else Status.NOT_EXERCISED

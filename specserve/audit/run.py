@@ -15,12 +15,40 @@ from specserve.api.completion import Completion
 from specserve.audit.asking import Asker, Progress
 from specserve.audit.cases import Case, cases_of
 from specserve.audit.equality import compare, drafted_answers, plain_answers
-from specserve.audit.report import Check, EqualityCheck, LawCheck, Plan, Report, Served, judge
+from specserve.audit.places import LongAnswers
+from specserve.audit.report import (
+    ALLOWED,
+    ALLOWED_DETERMINISTIC,
+    ROUNDING,
+    ROUNDING_DETERMINISTIC,
+    Check,
+    EqualityCheck,
+    LawCheck,
+    LogprobCheck,
+    Plan,
+    Report,
+    Served,
+    judge,
+)
+from specserve.audit.reported import logprob_check
 from specserve.audit.sampling import law_checks, most_drafted
 from specserve.audit.workload import SeededCall, openings, seeded_calls
 from specserve.errors import Unsupported
 
+_MOST_PROMPT_TOKENS = 48  # before long answers: each answer is computed again behind them
+_MOST_NAMED = 20  # tokens with a log probability, at each place of a long answer
 Service = Callable[[], AbstractContextManager[str]]  # have it running: host:port while inside
+
+
+class Audited(msgspec.Struct, frozen=True):
+    """One configuration, and the same with every draft judged: long answers come from there.
+
+    Drafts are judged only where that pays; few would reach the deep places of blocks. None: the
+    service as it is has to do.
+    """
+
+    as_it_is: Service
+    every_draft: Service | None = None
 
 
 class _Plain(msgspec.Struct, frozen=True):
@@ -32,22 +60,48 @@ class _Plain(msgspec.Struct, frozen=True):
     cases: list[Case]
 
 
+class _Drafted(msgspec.Struct, frozen=True):
+    """What one service that drafts says."""
+
+    served: Served
+    equal: EqualityCheck
+    laws: list[LawCheck]  # not yet judged, as those of long answers
+
+
+class _Long(msgspec.Struct, frozen=True):
+    """What long answers say."""
+
+    logprobs: LogprobCheck
+    laws: list[LawCheck]
+
+
 def run_audit(
-    plan: Plan, reference: Service, audited: Sequence[Service], progress: Progress
+    plan: Plan, reference: Service, audited: Sequence[Audited], progress: Progress
 ) -> Report:
     """Ask, compare, judge. Raises SpecserveError when a service fails or cannot be audited."""
     with reference() as address:
         plain = asyncio.run(_plain(plan, address, progress))
-    equal: list[EqualityCheck] = []
+    exact: list[Check] = []
     sampled: list[LawCheck] = []
     served = plain.served
-    for service in audited:
-        with service() as address:
-            served, found, laws = asyncio.run(_drafted(plan, plain, address, progress))
-        equal.append(found)
-        sampled += laws
-    checks: list[Check] = [*equal, *judge(sampled)]
+    for each in audited:
+        found, long = _asked(plan, plain, each, progress)
+        served = found.served
+        exact += (found.equal, long.logprobs)
+        sampled += (*found.laws, *long.laws)
+    checks = [*exact, *judge(sampled)]
     return Report(served=served, reference=plain.served.speculation, checks=checks)
+
+
+def _asked(
+    plan: Plan, plain: _Plain, audited: Audited, progress: Progress
+) -> tuple[_Drafted, _Long]:
+    with audited.as_it_is() as address:
+        found = asyncio.run(_drafted(plan, plain, address, progress))
+        if audited.every_draft is None:
+            return found, asyncio.run(_long_answers(plan, plain.cases, address, progress))
+    with audited.every_draft() as address:
+        return found, asyncio.run(_long_answers(plan, plain.cases, address, progress))
 
 
 async def _plain(plan: Plan, address: str, progress: Progress) -> _Plain:
@@ -61,9 +115,7 @@ async def _plain(plan: Plan, address: str, progress: Progress) -> _Plain:
         )
 
 
-async def _drafted(
-    plan: Plan, plain: _Plain, address: str, progress: Progress
-) -> tuple[Served, EqualityCheck, list[LawCheck]]:
+async def _drafted(plan: Plan, plain: _Plain, address: str, progress: Progress) -> _Drafted:
     async with Asker(address, progress) as asker:
         served = await asker.served()
         if served.speculation == "off":
@@ -73,11 +125,27 @@ async def _drafted(
         rule = served.verification
         equal = compare(plain.answers, answers, rule=rule, promised=promised)
         chosen = await most_drafted(asker, plain.cases, plan.num_prompts)
-        sampled = await law_checks(
+        rng = random.Random(plan.seed)
+        laws = await law_checks(asker, chosen, rule=rule, num_samples=plan.num_samples, rng=rng)
+    return _Drafted(served, equal, laws)
+
+
+async def _long_answers(
+    plan: Plan, cases: Sequence[Case], address: str, progress: Progress
+) -> _Long:
+    async with Asker(address, progress) as asker:
+        served = await asker.served()
+        rule, rounding, allowed = served.verification, ROUNDING, ALLOWED
+        if served.deterministic:
+            rounding, allowed = ROUNDING_DETERMINISTIC, ALLOWED_DETERMINISTIC
+        asked = LongAnswers(
             asker,
-            chosen,
-            rule=rule,
-            num_samples=plan.num_samples,
+            list(dict.fromkeys(case.prompt[-_MOST_PROMPT_TOKENS:] for case in cases)),
+            num_answers=plan.num_long_answers,
+            num_named=min(_MOST_NAMED, await asker.max_logprobs()),
+            rounding=rounding,
             rng=random.Random(plan.seed),
         )
-    return served, equal, sampled
+        laws = await asked.checks(rule=rule, gamma=served.gamma)
+    found = logprob_check(asked.answers, rule=rule, rounding=rounding, allowed=allowed)
+    return _Long(found, laws)

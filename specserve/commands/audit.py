@@ -27,7 +27,7 @@ from specserve.local_service import local_service
 from specserve.topology import parse_topology
 
 if TYPE_CHECKING:
-    from specserve.audit.run import Service
+    from specserve.audit.run import Audited, Service
 
 HELP = "check that speculation leaves the output as it is"
 EXAMPLES = """examples:
@@ -41,14 +41,17 @@ EXAMPLES = """examples:
 _RULES = ("rejection", "foreseeable")  # which leave the law alone, not the text
 _THOROUGH = {"num_requests": 500, "num_samples": 40_000, "num_candidates": 24}
 _QUICK = {"num_requests": 60, "num_samples": 3_200, "num_candidates": 8}
+_QUICK_HELP = "a tenth of the questions, every draft judged; only large errors show"
+_SAMPLES_A_LONG_ANSWER = 32  # of three tokens, which take longer
 _MODE, _RULE = "speculation.mode", "speculation.verification"
+_SURVIVAL = "speculation.min_survival"
 _TOPOLOGY = "topology.topology"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags of `audit`."""
     add = parser.add_argument
-    add("--quick", action="store_true", help="a tenth of the questions; only large errors show")
+    add("--quick", action="store_true", help=_QUICK_HELP)
     add("--json", action="store_true", help="print one JSON object at the end")
     add("--requests", dest="num_requests", type=_count, metavar="N", help="seeded ones (500)")
     add("--samples", dest="num_samples", type=_count, metavar="N", help="unseeded ones (40000)")
@@ -59,14 +62,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Audit; the exit code is 0 only if every check passed. Raises SpecserveError."""
     refuse_idle_settings(arguments)
-    from specserve.audit.run import run_audit  # gRPC is slow to import, and --help needs none
+    from specserve.audit.run import (
+        Audited,
+        run_audit,
+    )  # gRPC is slow to import, and --help needs none
 
     plan = _plan(arguments)
     with _Stages() as stages:
         if arguments.connect is not None:
             require_service(arguments.connect)
             running = partial(nullcontext, str(arguments.connect))
-            reference, audited = running, [running]
+            reference, audited = running, [Audited(running)]
         else:
             reference, audited = _own_services(arguments, stages)
         report = run_audit(plan, reference, audited, stages)
@@ -82,13 +88,16 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     for name in ("num_requests", "num_samples"):
         if (given := getattr(arguments, name)) is not None:
             sizes[name] = given
-    return Plan(**sizes, num_prompts=1, seed=arguments.seed)
+    num_long = -(-sizes["num_samples"] // _SAMPLES_A_LONG_ANSWER)
+    return Plan(**sizes, num_prompts=1, num_long_answers=num_long, seed=arguments.seed)
 
 
 def _own_services(
     arguments: argparse.Namespace, stages: "_Stages"
-) -> tuple["Service", list["Service"]]:
-    """One that decodes plainly, and one for each rule. Raises InvalidField before any starts."""
+) -> tuple["Service", list["Audited"]]:
+    """One that decodes plainly, and two for each rule. Raises InvalidField before any starts."""
+    from specserve.audit.run import Audited
+
     flags, given = command_line(arguments), overrides(arguments)
     config = load_config(arguments.config, given)
     topology = parse_topology(config.topology.topology)
@@ -107,15 +116,27 @@ def _own_services(
     drafted = [settings | {_MODE: wanted, _RULE: rule} for rule in rules]
     for changes in drafted:
         resolve_here(load_config(arguments.config, given | changes))
-    return (
-        partial(_started, flags, plain, "starting a service, without drafts", stages),
-        [partial(_started, flags, c, f"starting a service, {c[_RULE]}", stages) for c in drafted],
-    )
+    started = partial(_started, flags, stages)
+    reference = partial(started, plain, "starting a service, without drafts")
+    if config.speculation.min_survival is not None:
+        return reference, [
+            Audited(partial(started, changes, _text(changes))) for changes in drafted
+        ]
+    every = [changes | {_SURVIVAL: "0"} for changes in drafted]
+    judging = [partial(started, c, _text(c) + ", every draft judged") for c in every]
+    if arguments.quick:  # no time to start a model once more
+        return reference, [Audited(service) for service in judging]
+    as_they_are = [partial(started, c, _text(c)) for c in drafted]
+    return reference, [Audited(*pair) for pair in zip(as_they_are, judging, strict=True)]
+
+
+def _text(changes: dict[str, str]) -> str:
+    return f"starting a service, {changes[_RULE]}"
 
 
 @contextmanager
 def _started(
-    flags: list[str], changes: dict[str, str], text: str, stages: "_Stages"
+    flags: list[str], stages: "_Stages", changes: dict[str, str], text: str
 ) -> Generator[str]:
     words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     stages.begin(text)

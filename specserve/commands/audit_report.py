@@ -5,6 +5,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from specserve.audit.long_answers import ANSWER_TOKENS
 from specserve.audit.report import (
     DISTANCE,
     FALSE_ALARMS,
@@ -12,6 +13,7 @@ from specserve.audit.report import (
     Check,
     EqualityCheck,
     LawCheck,
+    LogprobCheck,
     Plan,
     Report,
     Status,
@@ -19,6 +21,7 @@ from specserve.audit.report import (
 
 _HEADINGS = ("check", "rule", "of", "asked", "drafts", "kept", "result", "power", "reach", "")
 _WIDTH = 120  # of a table that goes to a file
+_MORE = "ask more (--samples)"
 _EVERY_DRAFT = "--set speculation.min_survival=0"  # whatever it costs
 
 
@@ -47,6 +50,8 @@ def print_report(report: Report) -> None:
     for check in report.checks:
         if isinstance(check, EqualityCheck):
             table.add_row(*_equality_row(check))
+        elif isinstance(check, LogprobCheck):
+            table.add_row(*_logprob_row(check))
         else:
             table.add_row(*_law_row(check, **_sureness(report, check)))
     console = Console(highlight=False)
@@ -58,6 +63,7 @@ def print_report(report: Report) -> None:
         f"\n{served.model}, drafted for by {served.drafter}, {served.gamma} tokens at most\n\n"
         "drafts  tokens that a verified draft decided, but for the first of each answer\n"
         "kept    those of them that were drafted, and accepted\n"
+        f"places  in drafted blocks, in answers of {ANSWER_TOKENS} tokens; asked: tokens there\n"
         f"power   least probability to fail for a law that is {DISTANCE:g} off (total variation)\n"
         f"reach   what a law has to be off to fail with a probability of {LIKELY:g}\n"
         f"A lossless service fails with a probability of {FALSE_ALARMS:g} at most.\n",
@@ -76,8 +82,25 @@ def _doubt(report: Report) -> str:
     laws = [check for check in report.checks if isinstance(check, LawCheck)]
     if report.verdict is not Status.PASSED or not laws:
         return ""
-    reach = max(check.reach(len(laws)) for check in laws)
-    return f"; a law that is less than {reach:.2g} off may pass, too: ask more (--samples)"
+    return (
+        f"; a law that is less than {_reach(laws)} off may pass, too: {_MORE}{_unreached(report)}"
+    )
+
+
+def _reach(laws: list[LawCheck]) -> str:
+    """Of the first tokens of answers, and at places in blocks, which fewer tokens have."""
+    asked = [check for check in laws if check.is_exercised]
+    first = [check.reach(len(laws)) for check in asked if not check.subject.is_of_places]
+    placed = [check.reach(len(laws)) for check in asked if check.subject.is_of_places]
+    text = f"{max(first):.2g}"
+    return text + f", or {max(placed):.2g} at places in blocks," if placed else text
+
+
+def _unreached(report: Report) -> str:
+    if not report.unreached:
+        return ""
+    names = dict.fromkeys(f"{c.rule}, {c.sampling}, {c.subject}" for c in report.unreached)
+    return f"; next to no drafts got to ({'; '.join(names)}): {_EVERY_DRAFT} judges all"
 
 
 def _sureness(report: Report, check: Check) -> dict[str, float]:
@@ -94,6 +117,21 @@ def _equality_row(check: EqualityCheck) -> tuple[str, ...]:
         check.rule,
         "temperature 0 to 1.5",
         str(check.num_requests),
+        f"{check.origins.judged:.0%}",
+        f"{check.origins.accepted:.0%}",
+        f"{check.num_different} differ",
+        "-",
+        "-",
+        check.status.value,
+    )
+
+
+def _logprob_row(check: LogprobCheck) -> tuple[str, ...]:
+    return (
+        "log probabilities",
+        check.rule,
+        f"to {check.rounding:g}",
+        str(check.num_tokens),
         f"{check.origins.judged:.0%}",
         f"{check.origins.accepted:.0%}",
         f"{check.num_different} differ",

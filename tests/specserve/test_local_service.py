@@ -1,6 +1,8 @@
 """Commands with a service of their own: whatever stops them, they stop it first."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from specserve import local_service as module
+from specserve.client import Client
 from specserve.local_service import local_service
+from specserve.target_source import EMBEDDED_TARGET
 
 pytestmark = pytest.mark.usefixtures("nobody_handles_stops")
 
@@ -135,3 +139,15 @@ def test_a_signal_while_the_service_stops_is_handed_to_it(ends_at_signal):
     with pytest.raises(KeyboardInterrupt), local_service():
         interrupt.start()
     interrupt.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wish", "expected"), [("auto", {"top_k": 7}), ("none", {})])
+def test_a_models_own_sampling_is_followed_unless_nobody_wants_it(tmp_path, wish, expected):
+    folder = tmp_path / "model"
+    shutil.copytree(EMBEDDED_TARGET, folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "top_k": 7}))
+    words = ["--target", str(folder), "--generation-config", wish, "--speculation", "off"]
+    with local_service([*words, *UNPINNED]) as address, Client(address) as client:
+        assert client.model_info().default_sampling == expected

@@ -116,6 +116,9 @@ def test_eagle3_goes_by_several_names_and_says_nothing_by_null(tmp_path):
     (folder / "config.json").write_text(json.dumps(content))
     spec = read_draft_spec(folder)
     assert (spec.gamma, spec.feeds_normed) == (5, False)
+    outside = nested(SPECULATORS_EAGLE3, "transformer_layer_config", dtype=None)
+    spec = read(tmp_path, SPECULATORS_EAGLE3, **outside, dtype="bfloat16")
+    assert spec.decoder.dtype == "bfloat16"
 
 
 def test_eagle3_that_names_no_layers_leaves_them_to_the_target(tmp_path):

@@ -7,11 +7,13 @@ from safetensors.torch import load_file
 from draft_node.drafters.load import load_drafter
 from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.errors import Unsupported
 from specserve.model.rope import rotate
 from tests.draft_node.drafters.checkpoints import (
     EAGLE3,
     SGLANG_EAGLE3,
     SPECULATORS_EAGLE3,
+    change_tensors,
     make_drafter,
     options,
     write_drafter,
@@ -191,6 +193,9 @@ def test_a_drafter_may_be_narrower_than_its_target(target, tmp_path):
     extend(drafter, 0, torch.randint(64, (21,)), features)
     drafted = drafter.draft(DraftBatch([0], torch.tensor([33])), Greedy())
     assert drafted.token_ids.shape == (1, 5)
+    change_tensors(tmp_path / "draft", **{"embed_tokens.weight": None})
+    with pytest.raises(Unsupported, match=r"embed_tokens\.weight is missing"):
+        load_drafter(tmp_path / "draft", target, options())
 
 
 def test_a_longer_chain_may_be_asked_for_where_the_checkpoint_names_none(target, tmp_path):

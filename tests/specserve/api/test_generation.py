@@ -99,6 +99,9 @@ def test_a_stop_string_that_only_the_end_completes_counts_the_last_token(rig, st
         sampling = {"stop": ["\ufffd"], "min_tokens": min_tokens}
         end = stub.Generate(request(sampling=sampling)).finished.samples[0]
         assert (end.finish_reason, end.stop_string) == ("stop", "\ufffd")
+    sampling = {"stop": ["\ufffd"], "min_tokens": len(rig.script_ids) + 1}
+    end = stub.Generate(request(sampling=sampling)).finished.samples[0]
+    assert end.finish_reason == "length"
 
 
 def test_three_samples_share_one_stream_and_end_each_for_its_own_reason(rig, stub):
