@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from specserve.api.call import SpecOptions
 from specserve.api.completion import CompletedSample
 from specserve.audit.asking import PLAIN, Asker
+from specserve.audit.report import ANSWER_TOKENS
 from specserve.audit.token_law import Shaping
 from specserve.client import Options
 from specserve.types import Logprobs
 
-ANSWER_TOKENS = 32
 NUM_REPORTED = 2  # alternatives that come with each token of an answer
 SAMPLES_A_REQUEST = 8
 _SPECULATIVE = SpecOptions()

@@ -19,6 +19,7 @@ REPEATED = 4  # times as many samples for the second look
 DISTANCE = 0.02  # the total variation for which the power is stated
 LEAST_JUDGED = 0.05  # share of tokens that drafts must have decided for a check to say anything
 LIKELY = 0.9  # the power for which the total variation is stated
+ANSWER_TOKENS = 32  # of a long answer
 LEAST_TOKENS = 40  # at a place of drafted blocks, for a check to say anything
 # By how much log probabilities of one token may differ that were computed in two ways, and which
 # share of them by more: where arithmetic depends on the batch, and where it does not.

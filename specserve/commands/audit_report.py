@@ -5,8 +5,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from specserve.audit.long_answers import ANSWER_TOKENS
 from specserve.audit.report import (
+    ANSWER_TOKENS,
     DISTANCE,
     FALSE_ALARMS,
     LIKELY,

@@ -1,5 +1,6 @@
 """What follows from figures: suspects, their second look, and the verdict over all."""
 
+import msgspec
 import pytest
 
 from specserve.audit.report import (
@@ -92,6 +93,22 @@ def test_the_verdict_is_the_worst_status():
     assert verdict(equality(1, promised=False), *passed) is Status.PASSED
     assert verdict(equality(), *judge([law_check(1e-9)])) is Status.FAILED
     assert verdict(equality(1), *judge([law_check(origins=PLAIN)])) is Status.FAILED
+
+
+def place_check(num_tokens: int) -> LawCheck:
+    look = Look(num_samples=num_tokens, num_cells=8, p_value=0.5)
+    subject = Subject.PLACES_FROM_5
+    return msgspec.structs.replace(law_check(), subject=subject, screening=look)
+
+
+def test_places_that_no_draft_got_to_are_named_and_leave_the_verdict(capsys):
+    checks = judge([law_check(), place_check(39), place_check(40)])
+    assert [check.status for check in checks] == ["passed", "not exercised", "passed"]
+    assert verdict(*checks) is Status.PASSED
+    print_report(report(*checks))
+    out = " ".join(capsys.readouterr().out.split())
+    named = "next to no drafts got to (rejection, whole, places 5+): --set "
+    assert named in out
 
 
 def test_power_grows_with_distance_and_reach_is_where_it_is_likely():
