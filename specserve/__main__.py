@@ -26,7 +26,8 @@ def _launch() -> int:
 
 
 def _main() -> int:
-    with ends_at_once([signal.SIGINT], EXIT_INTERRUPTED):
+    is_heard = signal.getsignal(signal.SIGINT) != signal.SIG_IGN  # not in a shell's background
+    with ends_at_once([signal.SIGINT] if is_heard else [], EXIT_INTERRUPTED):
         from specserve import cli
     try:
         return cli.main()

@@ -30,7 +30,7 @@ class _File(msgspec.Struct):
 def _top_k(value: float | None) -> dict[str, int]:
     if value is None:
         return {}
-    if value != int(value):
+    if not float(value).is_integer():  # nor infinity, which JSON of Python's may hold
         raise InvalidField("top_k", f"{value} is no whole number")
     return {"top_k": 0 if value == -1 else int(value)}
 

@@ -62,10 +62,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Audit; the exit code is 0 only if every check passed. Raises SpecserveError."""
     refuse_idle_settings(arguments)
-    from specserve.audit.run import (
-        Audited,
-        run_audit,
-    )  # gRPC is slow to import, and --help needs none
+    # gRPC is slow to import, and --help needs none.
+    from specserve.audit.run import Audited, run_audit
 
     plan = _plan(arguments)
     with _Stages() as stages:

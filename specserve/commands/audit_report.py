@@ -49,9 +49,11 @@ def print_report(report: Report) -> None:
         table.add_column(heading)
     for check in report.checks:
         if isinstance(check, EqualityCheck):
-            table.add_row(*_equality_row(check))
+            what = "temperature 0 to 1.5"
+            table.add_row(*_exact_row(check, "equal text", what, check.num_requests))
         elif isinstance(check, LogprobCheck):
-            table.add_row(*_logprob_row(check))
+            what = f"to {check.rounding:g}"
+            table.add_row(*_exact_row(check, "log probabilities", what, check.num_tokens))
         else:
             table.add_row(*_law_row(check, **_sureness(report, check)))
     console = Console(highlight=False)
@@ -111,27 +113,14 @@ def _sureness(report: Report, check: Check) -> dict[str, float]:
     return {"power": round(check.power(num_tests), 4), "reach": round(check.reach(num_tests), 4)}
 
 
-def _equality_row(check: EqualityCheck) -> tuple[str, ...]:
+def _exact_row(
+    check: EqualityCheck | LogprobCheck, name: str, what: str, count: int
+) -> tuple[str, ...]:
     return (
-        "equal text",
+        name,
         check.rule,
-        "temperature 0 to 1.5",
-        str(check.num_requests),
-        f"{check.origins.judged:.0%}",
-        f"{check.origins.accepted:.0%}",
-        f"{check.num_different} differ",
-        "-",
-        "-",
-        check.status.value,
-    )
-
-
-def _logprob_row(check: LogprobCheck) -> tuple[str, ...]:
-    return (
-        "log probabilities",
-        check.rule,
-        f"to {check.rounding:g}",
-        str(check.num_tokens),
+        what,
+        str(count),
         f"{check.origins.judged:.0%}",
         f"{check.origins.accepted:.0%}",
         f"{check.num_different} differ",

@@ -45,6 +45,7 @@ def test_a_model_without_the_file_changes_no_law(tmp_path):
     ("content", "problem"),
     [
         ({"top_k": 2.5}, r"top_k: 2\.5 is no whole number.*--generation-config none"),
+        ({"top_k": float("inf")}, r"top_k: inf is no whole number.*--generation-config none"),
         ({"top_k": -2}, r"top_k: -2 is out of range.*--generation-config none"),
         ({"temperature": -1}, r"temperature: -1\.0 is out of range.*--generation-config none"),
         ({"top_k": "many"}, r"generation_config\.json: .*top_k.*--generation-config none"),
