@@ -32,6 +32,7 @@ from target_node.admission import Admission
 from target_node.blocks import BlockPool
 from target_node.budget import PricedBudget, SurvivalBudget
 from target_node.drafting import ColocatedDraft
+from target_node.forward_times import ForwardTimes
 from target_node.node import TargetNode
 from target_node.ranks import Ranks
 from target_node.round_prices import RoundPrices
@@ -168,7 +169,7 @@ def _speculation(
     )
     least = speculating.min_survival
     device = model.embedding.device.type
-    prices = RoundPrices(device) if least is None else None
+    prices = RoundPrices(device, timed_forwards(runner, scheduler)) if least is None else None
     admission = Admission(
         gamma=draft.gamma,
         scheduler=scheduler,
@@ -177,6 +178,13 @@ def _speculation(
         prices=prices,
     )
     return SynchronousSpeculation(draft, admission)
+
+
+def timed_forwards(runner: Runner, scheduler: Scheduler) -> ForwardTimes:
+    """As a service times them at start."""
+    forwards = ForwardTimes()
+    forwards.measure(runner.forward, scheduler.pool, max_tokens=scheduler.max_batch_tokens)
+    return forwards
 
 
 class Engine:

@@ -9,6 +9,8 @@ import logging
 import time
 from pathlib import Path
 
+import torch
+
 from specserve.errors import SpecserveError, Unavailable
 from specserve.telemetry import RoundLog
 from specserve.types import (
@@ -109,10 +111,8 @@ class TargetNode:
             with record.span("draft"):
                 rows = self.speculation.attach(rows)
             batch = ForwardBatch.of(rows, self.scheduler.pool.take_fresh())
-            if self.ranks.size > 1:
-                self.ranks.broadcast(Order.FORWARD, batch.encode())
             with self._profiler.round(), record.span("forward"):
-                logits = self.runner.forward(batch)
+                logits = self.forward(batch)
             with record.span("sample"):
                 sampled = self.sampler.sample(rows, logits, self.speculation.laws(rows))
             record.rows = self.speculation.observe(rows, sampled)
@@ -126,6 +126,12 @@ class TargetNode:
                 self.control.send(RoundEvents(self._load.num_rounds, deltas))
         self._end_finished(rows, sampled)
         self._load.count_round(deltas, record)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
+        """On every rank; the logits that `batch` wants."""
+        if self.ranks.size > 1:
+            self.ranks.broadcast(Order.FORWARD, batch.encode())
+        return self.runner.forward(batch)
 
     def _commit(self, row: Row, result: SampledRow) -> SampleDelta | None:
         """Take the round's outcome over into the row's sequence; what is to be emitted of it."""

@@ -6,15 +6,18 @@ a forward is measured. At the speed at which the service makes tokens now, that 
 tokens. To verify what is likelier than that to survive is what makes the speed largest (Dinkelbach:
 the best ratio of tokens to time is the one at whose own rate no further token pays). DSpark's
 scheduler (Algorithm 1) searches a table of steps a second instead; where the table is straight the
-answer is the same, and no table is needed before the first request.
+answer is the same. Before a load has had rounds of its own, forwards that were timed at start stand
+in for them, and its speed is taken to be that of plain decoding.
 
 Receives counts and times, never tokens: a price says nothing of what was drawn in its round.
 """
 
 import time
+from collections.abc import Sequence
 
 from specserve.drafting import Worth
-from target_node.token_times import MOST, TokenTimes
+from target_node.forward_times import ForwardTimes
+from target_node.token_times import MOST, SMOOTHING, TokenTimes
 
 _LEAST_ROUNDS = 4  # before anything is believed
 
@@ -22,10 +25,12 @@ _LEAST_ROUNDS = 4  # before anything is believed
 class RoundPrices:
     """Of one way to draft. Call `begin`, `launch` and `observe` in every round that is to count."""
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, forwards: ForwardTimes | None = None) -> None:
+        """`forwards`: what was timed beforehand, if anything; may be measured later."""
         self._device_type = device_type
+        self._timed = forwards or ForwardTimes()
         self._loads: dict[tuple[int, bool], _Load] = {}
-        self._load: _Load = self._of(1, is_mixed=False)
+        self._load = _Load(device_type, ())  # before the first round
         self._began_s = self._launched_s = 0.0
         self._num_tokens = 0
 
@@ -50,33 +55,45 @@ class RoundPrices:
 
     @property
     def worth(self) -> Worth:
-        """Nothing costs anything before a few rounds were measured."""
+        """Nothing costs anything before a few rounds, or forwards beforehand, were measured."""
         return self._load.worth
 
     def _of(self, num_decoding: int, *, is_mixed: bool) -> "_Load":
-        load = (max(num_decoding, 1).bit_length(), is_mixed)
-        return self._loads.setdefault(load, _Load(self._device_type))
+        bits = max(num_decoding, 1).bit_length()
+        load = self._loads.get((bits, is_mixed))
+        if load is None:
+            timed = () if is_mixed else self._timed.of(1 << (bits - 1))
+            load = self._loads[bits, is_mixed] = _Load(self._device_type, timed)
+        return load
 
 
 class _Load:
     """Running means of the rounds of one load."""
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, timed: Sequence[tuple[int, float]]) -> None:
+        """`timed`: tokens and seconds of forwards beforehand, a token a row first."""
         self._forwards = TokenTimes(device_type)
+        for num_tokens, seconds in timed:
+            self._forwards.add(num_tokens, seconds)
+        self._plain = timed[0][0] / timed[0][1] if timed else 0.0  # tokens a second
+        self._num_rounds = 0
         self._round_s: float = 0.0  # means
         self._num_emitted: float = 0.0
 
     def add(self, num_tokens: int, forward_s: float, round_s: float, num_emitted: int) -> None:
-        if self._forwards.num_rounds:
+        if self._num_rounds:
             round_s = min(round_s, MOST * self._round_s)
         self._forwards.add(num_tokens, forward_s)
-        weight = self._forwards.newest_weight
+        self._num_rounds += 1
+        weight = max(SMOOTHING, 1 / self._num_rounds)
         self._round_s += weight * (round_s - self._round_s)
         self._num_emitted += weight * (num_emitted - self._num_emitted)
 
     @property
     def worth(self) -> Worth:
-        if self._forwards.num_rounds < _LEAST_ROUNDS or not self._round_s:
+        tokens_per_s = self._plain
+        if self._num_rounds >= _LEAST_ROUNDS and self._round_s:
+            tokens_per_s = self._num_emitted / self._round_s
+        if not tokens_per_s:
             return Worth(0.0, 0.0)
-        tokens_per_s = self._num_emitted / self._round_s
         return Worth(tokens_per_s, tokens_per_s * self._forwards.slope)

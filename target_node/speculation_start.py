@@ -22,6 +22,7 @@ from target_node.budget import PricedBudget, SurvivalBudget
 from target_node.draft_links import DraftLinks, DraftPeer
 from target_node.drafting import ColocatedDraft
 from target_node.feature_cache import FeatureCache
+from target_node.forward_times import ForwardTimes
 from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss, MissPolicy
 from target_node.round_prices import RoundPrices
@@ -40,12 +41,16 @@ def build_speculation(
     runner: Runner,
     scheduler: Scheduler,
     sampler: Sampler,
+    forwards: ForwardTimes,
 ) -> SpeculationSource:
-    """What the configured mode drafts with. Raises `Unsupported` for a drafter that cannot."""
+    """What the configured mode drafts with. Raises `Unsupported` for a drafter that cannot.
+
+    `forwards` may be measured later, before the first round.
+    """
     mode, colocated = config.speculation.mode, config.speculation.colocated_drafter
     if mode == "off":
         return NoSpeculation()
-    builder = _Builder(config, runner, scheduler, sampler)
+    builder = _Builder(config, runner, scheduler, sampler, forwards)
     if mode == "sync":
         return builder.synchronous(config.speculation)
     if mode == "async":
@@ -81,12 +86,18 @@ class _Builder:
     """Sources that share the node's parts, and feature caches where drafters agree on them."""
 
     def __init__(
-        self, config: ResolvedConfig, runner: Runner, scheduler: Scheduler, sampler: Sampler
+        self,
+        config: ResolvedConfig,
+        runner: Runner,
+        scheduler: Scheduler,
+        sampler: Sampler,
+        forwards: ForwardTimes,
     ) -> None:
         self._config = config
         self._runner = runner
         self._scheduler = scheduler
         self._sampler = sampler
+        self._forwards = forwards
         self._nodes: ModuleType = importlib.import_module(_COLOCATED)
         self._target = Path(config.model.target or "")
         self._features: dict[str, FeatureCache | None] = {}  # by drafter
@@ -210,7 +221,7 @@ class _Builder:
 
     def _admission(self, gamma: int) -> Admission:
         least = self._config.speculation.min_survival
-        prices = RoundPrices(self._device.type) if least is None else None
+        prices = RoundPrices(self._device.type, self._forwards) if least is None else None
         return Admission(
             gamma=gamma,
             scheduler=self._scheduler,

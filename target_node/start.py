@@ -23,7 +23,9 @@ from specserve.telemetry import setup_logging
 from specserve.types import Ready
 from specserve.validation import Limits
 from specserve.wire.control import TargetControl
+from target_node.batch import ForwardBatch
 from target_node.blocks import BlockPool
+from target_node.forward_times import ForwardTimes
 from target_node.node import TargetNode, follow
 from target_node.ranks import Ranks
 from target_node.runner import Runner
@@ -47,7 +49,10 @@ def run_rank(arguments: ChildArguments) -> int:
         config = read_resolved(arguments.config)
         setup_logging(f"target {arguments.rank}", config.telemetry.log_level)
         ranks, runner = _build(config, arguments)
-        node = _leader(config, arguments, ranks, runner) if arguments.rank == 0 else None
+        forwards = ForwardTimes()
+        node = None
+        if arguments.rank == 0:
+            node = _leader(config, arguments, ranks, runner, forwards)
     except (SpecserveError, OSError, RuntimeError, ValueError) as error:
         # A user's error is one line, which the supervisor prints; a defect needs its traceback.
         log.info("cannot start: %s", error, exc_info=not isinstance(error, SpecserveError))
@@ -58,7 +63,7 @@ def run_rank(arguments: ChildArguments) -> int:
         if await_leader(arguments.control_dir):
             follow(ranks, runner)
     else:
-        _lead(node, config, arguments)
+        _lead(node, config, arguments, forwards)
     if ranks.size > 1:
         dist.destroy_process_group()
     return 0
@@ -160,9 +165,13 @@ def _num_blocks(config: ResolvedConfig, model: Transformer) -> int:
 
 
 def _leader(
-    config: ResolvedConfig, arguments: ChildArguments, ranks: Ranks, runner: Runner
+    config: ResolvedConfig,
+    arguments: ChildArguments,
+    ranks: Ranks,
+    runner: Runner,
+    forwards: ForwardTimes,
 ) -> TargetNode:
-    """Rank 0's node, its control plane open."""
+    """Rank 0's node, its control plane open. `forwards` are measured before it serves."""
     spec, engine = runner.model.config, config.engine
     pool = BlockPool(runner.cache.num_blocks, engine.block_size, prefix_cache=engine.prefix_cache)
     max_model_len = context_len(config.model.max_model_len or spec.max_position_embeddings, pool)
@@ -180,7 +189,7 @@ def _leader(
         scheduler=scheduler,
         runner=runner,
         sampler=sampler,
-        speculation=build_speculation(config, arguments, runner, scheduler, sampler),
+        speculation=build_speculation(config, arguments, runner, scheduler, sampler, forwards),
         ranks=ranks,
         limits=Limits(
             vocab_size=spec.vocab_size,
@@ -213,18 +222,33 @@ def _default_rule(config: ResolvedConfig) -> VerificationRule:
     return VerificationRule(config.speculation.verification)
 
 
-def _lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
+def _lead(
+    node: TargetNode, config: ResolvedConfig, arguments: ChildArguments, forwards: ForwardTimes
+) -> None:
     """Announce what is served and run the loop until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     (arguments.control_dir / _LEADING).touch()
     watch(lambda: node.progress, config.engine.hang_timeout_s)
+    if node.speculation.gamma:
+        time_forwards(node, forwards)
     node.control.announce(_ready(node, config))
     report_ready(arguments.ready_fd)
     try:
         node.run()
     finally:
         node.control.close()
+
+
+def time_forwards(node: TargetNode, forwards: ForwardTimes) -> None:
+    """As rounds will run them, on every rank."""
+
+    def forward(batch: ForwardBatch) -> None:
+        logits = node.forward(batch)
+        if logits is not None and logits.is_cuda:
+            torch.cuda.synchronize(logits.device)
+
+    forwards.measure(forward, node.scheduler.pool, max_tokens=node.scheduler.max_batch_tokens)
 
 
 def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:

@@ -22,6 +22,7 @@ from specserve.process import ChildArguments
 from specserve.types import RequestEnd, Submit, Terminal
 from target_node.asynchronous import AsynchronousSpeculation
 from target_node.auto import AutoSpeculation
+from target_node.forward_times import ForwardTimes
 from target_node.miss_policy import Miss
 from target_node.node import TargetNode
 from tests.device import pretended
@@ -65,7 +66,11 @@ def leader(config: ResolvedConfig, given: ChildArguments) -> TargetNode:
         mock.patch.object(target_node.speculation_start, "DraftControlTarget", mock.MagicMock()),
     ):
         ranks, runner = target_node.start._build(config, given)
-        return target_node.start._leader(config, given, ranks, runner)
+        forwards = ForwardTimes()
+        node = target_node.start._leader(config, given, ranks, runner, forwards)
+        target_node.start.time_forwards(node, forwards)
+        assert forwards.of(1)
+        return node
 
 
 @contextmanager
