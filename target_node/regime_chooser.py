@@ -4,10 +4,10 @@
 Most rounds run the preferred one, which another replaces by being faster by a margin. Where one is
 safe, nothing else is preferred before it is faster beyond doubt: what leads by less than is known
 makes room until more is. A few rounds, in short runs, try another. Each kind of regime has one try
-under each law, since nothing says how it does there, and its others have theirs soon. After that,
-while one may well be faster as far as is known, so many tokens may be lost by trying it at a load;
-and always a small share of all tokens, so that what changes is noticed: the more a kind loses, the
-more rarely it is tried.
+under each law, since nothing says how it does there. After that trying others may lose a small
+share of a load's tokens, so that what changes is noticed: the more a kind loses, the more rarely
+it is tried. What may well be faster as far as is known, and what only its kind speaks against, may
+lose a little more, but together: what each may lose would add up.
 
 The first rounds after a change are slower than those that follow: contexts catch up, tables are
 empty, and so is the cache of a processor whose weights were read in another rhythm. How much is
@@ -34,9 +34,11 @@ _TRIAL_ROUNDS = 4  # at least
 _MOST_TRIAL_TOKENS, _TRIAL_LOSS = 120, 10.0
 _MARGIN = 0.02  # by which another regime has to be faster
 _SURE = 0.5  # standard deviations by which one is faster beyond doubt
-_UNKNOWN_SHARE = 0.05  # of the tokens may be lost by trying what only its kind speaks against, ...
-_LOST_SHARE = 0.01  # ... by trying what seems slower, ...
-_FIRST_LOSS = 150.0  # ... and so many by each kind at every load while one may well be faster
+_LOST_SHARE = 0.01  # of a load's tokens may be lost by trying what seems slower, ...
+_UNKNOWN_SHARE = 0.03  # ... what only its kind speaks against, ...
+_HOPEFUL_SHARE = 0.015  # ... or what may well be faster, ...
+_FIRST_LOSS = 60.0  # ... and so many besides, at first, ...
+_FIRST_OF_GAINS = 150.0  # ... or so many where what runs is faster than what is safe
 _HOPE = 0.3  # standard deviations by which `may well` is meant, at first; the more ...
 _SHORT = 200.0  # ... tokens a load has made beyond these, the more it pays to be sure
 _CHANGE_ROUNDS = 1.0  # what changing over is believed to lose, before that was measured
@@ -67,7 +69,10 @@ class RegimeChooser:
         self._preferred: dict[Load, int] = {}
         self._leading: dict[Load, int] = {}  # the same, or what stands in for it
         self._total: defaultdict[Load, float] = defaultdict(float)  # tokens
-        self._lost: defaultdict[tuple[Load, Hashable], float] = defaultdict(float)  # by trying
+        # By trying, ...
+        self._lost: defaultdict[Load, defaultdict[Hashable, float]] = defaultdict(
+            lambda: defaultdict(float)
+        )
         self._running = 0
         self._change_rounds = _CHANGE_ROUNDS
         self._changing_s = 0.0  # lost so far by the change that is under way
@@ -142,20 +147,23 @@ class RegimeChooser:
         akin = [each for each, other in enumerate(self._kinds) if other == kind]
         if not any(self._speeds.is_known(load.law, each) for each in akin):
             return True
-        is_known = self._speeds.is_known(load.law, regime)  # what is akin may be another matter
-        lost = self._lost[load, kind]
-        share = _LOST_SHARE / len(set(self._kinds)) if is_known else _UNKNOWN_SHARE
-        may_lose = share * self._total[load]
+        total, lost = self._total[load], self._lost[load]
         behind = belief.behind(regime, preferred)
         at = self._speeds.at(load)
         cost = 2 * self._change(load, preferred) - num_tokens * math.expm1(-max(0.0, behind))
-        if lost + cost < may_lose:
+        if lost[kind] + cost < _LOST_SHARE / len(set(self._kinds)) * total:
+            return True
+        lost_by_all = sum(lost.values())
+        is_known = self._speeds.is_known(load.law, regime)  # what is akin may be another matter
+        if not is_known and lost_by_all + cost < _UNKNOWN_SHARE * total:
             return True
         # What is doubted more of the two is to be measured, in turns that are not short.
         most = at[preferred].tokens * (2.0 if regime == self._running else 0.5)
-        hope = _HOPE * math.sqrt(1 + math.log1p(self._total[load] / _SHORT))
+        hope = _HOPE * math.sqrt(1 + math.log1p(total / _SHORT))
         is_hopeful = behind < hope * belief.doubt(regime, preferred)
-        return is_hopeful and at[regime].tokens < most and lost + cost < may_lose + _FIRST_LOSS
+        first = _FIRST_LOSS if preferred == self._safe else _FIRST_OF_GAINS
+        may_lose = first + _HOPEFUL_SHARE * total
+        return is_hopeful and at[regime].tokens < most and lost_by_all + cost < may_lose
 
     def _change(self, load: Load, regime: int) -> float:
         """Tokens that changing over loses."""
@@ -175,10 +183,10 @@ class RegimeChooser:
         if running != leading and age is not None:
             kind = self._kinds[running]
             if running != self._running:
-                self._lost[load, kind] += 2 * self._change(load, leading)  # and back again
+                self._lost[load][kind] += 2 * self._change(load, leading)  # and back again
             if measured.seconds:
                 slower = max(0.0, at[leading].speed - measured.speed)
-                self._lost[load, kind] += slower * seconds
+                self._lost[load][kind] += slower * seconds
         self._running = running
         self._total[load] += num_tokens
         self._speeds.fade(load, seconds)

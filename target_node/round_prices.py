@@ -20,6 +20,7 @@ from target_node.forward_times import ForwardTimes
 from target_node.token_times import MOST, SMOOTHING, TokenTimes
 
 _LEAST_ROUNDS = 4  # before anything is believed
+_TIMED_ROUNDS = 8  # of its own outweigh what was timed beforehand; the first ones read contexts
 
 
 class RoundPrices:
@@ -75,14 +76,17 @@ class _Load:
         self._forwards = TokenTimes(device_type)
         for num_tokens, seconds in timed:
             self._forwards.add(num_tokens, seconds)
-        self._plain = timed[0][0] / timed[0][1] if timed else 0.0  # tokens a second
         self._num_rounds = 0
         self._round_s: float = 0.0  # means
         self._num_emitted: float = 0.0
+        if timed:  # plain decoding
+            self._num_rounds = _TIMED_ROUNDS
+            self._num_emitted, self._round_s = timed[0]
 
     def add(self, num_tokens: int, forward_s: float, round_s: float, num_emitted: int) -> None:
         if self._num_rounds:
-            round_s = min(round_s, MOST * self._round_s)
+            usual_s = max(self._round_s, self._forwards.expected(num_tokens))
+            round_s = min(round_s, MOST * usual_s)
         self._forwards.add(num_tokens, forward_s)
         self._num_rounds += 1
         weight = max(SMOOTHING, 1 / self._num_rounds)
@@ -91,9 +95,7 @@ class _Load:
 
     @property
     def worth(self) -> Worth:
-        tokens_per_s = self._plain
-        if self._num_rounds >= _LEAST_ROUNDS and self._round_s:
-            tokens_per_s = self._num_emitted / self._round_s
-        if not tokens_per_s:
+        if self._num_rounds < _LEAST_ROUNDS or not self._round_s:
             return Worth(0.0, 0.0)
+        tokens_per_s = self._num_emitted / self._round_s
         return Worth(tokens_per_s, tokens_per_s * self._forwards.slope)

