@@ -47,7 +47,7 @@ class GenerationServicer:
 
     @with_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        builder = ResponseBuilder()
+        builder = ResponseBuilder(self._service.config.server.max_message_bytes)
         async with aclosing(self._events(request, context)) as events:
             async for event in events:
                 builder.add(event)

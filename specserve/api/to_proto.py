@@ -12,7 +12,7 @@ from specserve.api.call import ChatMessage, GenerateCall
 from specserve.api.from_proto import ORIGINS
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.config import ResolvedConfig, ServerConfig
-from specserve.errors import InvalidField
+from specserve.errors import Exhausted, InvalidField
 from specserve.types import Load, Logprobs, Ready, SamplingParams
 from specserve.validation import MAX_TOP_K, OR_OFF
 
@@ -35,6 +35,9 @@ _TAKEN = {
 _TOKEN_IDS = {"ids": "token_ids", "stop_token_ids": "stop_token_ids", "logit_bias": "logit_bias"}
 # Fields of `Load` that tell how draft processes fare.
 _DRAFTS = ("num_draft_processes", "num_drafts_attached", "speculation_regime")
+
+# Of a delta's bytes so many at most are its own and not those of the whole answer.
+_DELTA_BYTES = 16
 
 # --- requests, on the client ------------------------------------------------------------------
 
@@ -237,18 +240,25 @@ def _spec_record_of(spec: events.SpecRecord) -> pb.SpecRecord:
 class ResponseBuilder:
     """Collects the events of a stream into the one response of the unary call."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0  # at least
         self._response = pb.GenerateResponse()
         self._samples: dict[int, pb.Sample] = {}
         self._texts: dict[int, list[str]] = {}
 
     def add(self, event: events.Event) -> None:
+        """Raises `Exhausted` once the response is sure to be too large to be sent.
+
+        Else a request would be decoded to its end for nothing.
+        """
         match event:
             case events.PromptInfo():
                 info = prompt_of(event)
                 self._response.request_id = info.request_id
                 # Merging appends the further logprobs and repeats the equal scalars.
                 self._response.prompt.MergeFrom(info)
+                self._count(info.ByteSize())
             case events.TokenDelta():
                 sample = self._samples.setdefault(event.sample_index, pb.Sample())
                 delta = _delta_of(event)
@@ -256,8 +266,17 @@ class ResponseBuilder:
                 sample.origins.extend(delta.origins)
                 sample.logprobs.extend(delta.logprobs)
                 self._texts.setdefault(event.sample_index, []).append(event.text)
+                self._count(delta.ByteSize())
             case events.Finished():
                 self._response.finished.CopyFrom(finished_of(event))
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += max(0, num_bytes - _DELTA_BYTES)
+        if self._num_bytes > self._max_bytes:
+            raise Exhausted(
+                f"server.max_message_bytes: the answer is larger than {self._max_bytes} bytes; "
+                "ask for a stream, or for fewer tokens, samples or logprobs"
+            )
 
     def build(self) -> pb.GenerateResponse:
         for index in range(len(self._response.finished.samples)):

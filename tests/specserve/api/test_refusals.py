@@ -10,7 +10,7 @@ from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.api.status import refusal_of
 from specserve.errors import from_code
-from specserve.types import Submit
+from specserve.types import Abort, Submit
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,22 @@ def test_an_oversize_message_is_refused_and_others_go_on(make_rig):
         error = refused(stub.Generate, pb.GenerateRequest(text="x" * 200_000))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert stub.Generate(pb.GenerateRequest(text="fox")).samples[0].text == rig.text
+
+
+@pytest.mark.slow
+def test_an_answer_too_large_for_a_message_ends_early_and_can_be_streamed(make_rig):
+    rig = make_rig(max_message_bytes=64 * 1024, max_model_len=8192)
+    rig.target.script, rig.target.per_round = (lambda request, index: [5] * 5000), 10
+    sampling = pb.SamplingParams(max_tokens=5000, ignore_eos=True, logprobs=1)
+    asked = pb.GenerateRequest(text="fox", sampling=sampling)
+    with grpc.insecure_channel(rig.address) as channel:
+        stub = stubs.GenerationStub(channel)
+        error = refused(stub.Generate, asked)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.details().startswith("server.max_message_bytes: ")
+        rig.until(lambda: rig.target.received(Abort))
+        streamed = [event.token_delta.token_ids for event in stub.GenerateStream(asked)]
+        assert sum(map(len, streamed)) == 5000
 
 
 @pytest.mark.slow
