@@ -141,15 +141,33 @@ def test_batches_that_end_row_by_row_use_what_is_best_at_every_number_of_rows(se
     assert mean(alone) > 0.75
 
 
-def test_a_load_that_was_never_seen_begins_with_what_is_preferred_next_door(services):
+def test_a_load_that_was_never_seen_has_what_is_preferred_next_door_but_for_a_try_of_plain(
+    services,
+):
     kept = []
     for service in services(always(1, 1.1, 1.8)):
         service.steady(4, 3000)
         service.forget()
-        for _ in range(20):
-            service.round([service.text() for _ in range(2)])
+        rows = [service.text() for _ in range(2)]
+        for _ in range(50):
+            service.round(rows)
+        assert service.rounds[2, "off"] >= 12
         kept.append(service.rounds[2, "async"])
-    assert mean(kept) > 18
+    assert mean(kept) > 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [4, 16])
+def test_what_pays_next_door_is_not_kept_where_plain_decoding_is_faster(num_rows, services):
+    shares = []
+    for service in services(
+        lambda rows, _: always(1, 0.8, 0.75)(rows, 1) if rows > 1 else always(1, 1.5, 1.5)(rows, 1)
+    ):
+        service.steady(1, 6000)
+        service.forget()
+        service.steady(num_rows, 4000)
+        shares.append(service.share_lost)
+    assert mean(shares) < 0.05
 
 
 @pytest.mark.slow
