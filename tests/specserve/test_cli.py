@@ -285,6 +285,7 @@ def test_every_sampling_flag_reaches_the_service(service, specserve):
     assert json.loads(biased.stdout)["token_ids"] == [65, 65, 65]
 
 
+@pytest.mark.slow
 def test_a_prompt_can_come_from_stdin(service, specserve):
     words = ("generate", "--json", "--connect", service, "--max-tokens", "4", "--seed", "1")
     from_stdin = json.loads(specserve(*words, "-", stdin="import ").stdout)
@@ -292,12 +293,14 @@ def test_a_prompt_can_come_from_stdin(service, specserve):
     assert from_stdin["token_ids"] == from_argument["token_ids"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", ["-5=1", "-5=-1e2"])
 def test_a_negative_token_id_is_no_option(service, refused, bias):
     line = refused("generate", "--connect", service, "--logit-bias", bias, "x")
     assert line == "logit_bias: token id -5 is out of range; it must be 0 to vocab_size - 1"
 
 
+@pytest.mark.slow
 def test_stdin_that_is_not_utf_8_is_refused_by_name(service, refused):
     to_service, latin_1 = ("--connect", service), "caf\u00e9\n".encode("latin-1")
     line = refused("generate", *to_service, "-", stdin=latin_1)
@@ -334,6 +337,7 @@ def test_an_empty_and_an_overlong_prompt_are_refused(service, refused):
     assert "2047" in refused("generate", "--connect", service, "word " * 5000)
 
 
+@pytest.mark.slow
 def test_chat_takes_turns_and_survives_a_refused_one(service, specserve):
     flags = ("--connect", service, "--max-tokens", "4", "--seed", "1")
     script = f"hello\n\nhow are you?\n/reset\nhello\n{'long ' * 5000}\n/exit\nnever said\n"
@@ -351,6 +355,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "returncode"), [(io.StringIO, 1), (Terminal, 0)])
 def test_chat_fails_where_nobody_reads_a_refusal(service, capsys, monkeypatch, kind, returncode):
     monkeypatch.setattr(sys, "stdin", kind("hello\n"))

@@ -61,6 +61,7 @@ def train_a_step(model: Trainable, folder) -> None:
         assert parameter.dtype == torch.float32, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_gap", [0, 4])
 @pytest.mark.parametrize("kind", BLOCKS.values(), ids=BLOCKS)
 def test_block_drafters_train_in_bfloat16(kind, max_gap, target, tmp_path):

@@ -72,14 +72,9 @@ for page_size in (tile, 2 * tile, 8 * tile):
 _SHAPES = [(32, 16), (8, 1), (20, 4), (128, 16)]
 
 
-@pytest.mark.parametrize(
-    ("dim", "tile", "num_bytes"),
-    [
-        pytest.param(*shape, num_bytes, marks=() if shape == (20, 4) else pytest.mark.slow)
-        for shape in _SHAPES
-        for num_bytes in (4, 2)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_bytes", [4, 2])
+@pytest.mark.parametrize(("dim", "tile"), _SHAPES)
 def test_pages_are_read_as_they_lie_and_none_beyond_the_last(dim, tile, num_bytes):
     words = [sys.executable, "-c", _BESIDE_A_GUARD, *map(str, (dim, tile, num_bytes))]
     found = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)

@@ -67,6 +67,7 @@ def test_logits_agree_with_transformers(tmp_path, kind):
     assert expected.std() > 0.5  # the comparison is not one of noise around zero
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
