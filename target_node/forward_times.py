@@ -3,12 +3,15 @@
 Else the first rounds of every load would have to find out what a drafted token costs, and would
 verify whatever is drafted until they have: four rows whose plain round takes 4 ms had rounds of 25
 where arithmetic is dear. DSpark's scheduler (Algorithm 1) profiles its table at start-up as well.
+
+Starts are noisy: other processes load their models meanwhile. So takes of one size are far apart,
+and what is kept of them is a line for each load.
 """
 
 import logging
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,60 +23,83 @@ log = logging.getLogger(__name__)
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # tokens
 _A_ROW = 8  # of them: a block and what stands before it
-_TAKES = 3  # of which the shortest counts: others may have had the core
-_MOST_S = 1.0  # for all sizes: of a model that takes longer less is known beforehand
+_TAKES = 3  # of each size, of which the shortest counts: others may have had the core
+_MOST_S = 0.6  # for one take of each: of a model that takes longer fewer sizes are timed
+
+
+class Line(NamedTuple):
+    """Seconds of a forward of n tokens: fixed_s + n * token_s."""
+
+    fixed_s: float
+    token_s: float
+
+    def seconds(self, num_tokens: float) -> float:
+        return self.fixed_s + num_tokens * self.token_s
+
+    @property
+    def turning_point(self) -> float:
+        """Tokens that take as long as what every forward takes; infinite where they are free."""
+        return self.fixed_s / self.token_s if self.token_s else np.inf
 
 
 class ForwardTimes:
-    """Seconds a forward, by its tokens; empty until `measure`."""
+    """Of one target; empty until `measure`."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
+        self._seconds: dict[int, float] = {}  # by tokens
 
     def measure(
         self, forward: Callable[[ForwardBatch], object], pool: BlockPool, *, max_tokens: int
     ) -> None:
         """`forward` returns once it has been computed. Blocks of `pool` are borrowed meanwhile."""
-        taken_s, row_tokens = 0.0, min(_A_ROW, pool.block_size)
-        for size in _SIZES:
-            num_rows = -(-size // row_tokens)
-            if size > max_tokens or num_rows > pool.num_free or taken_s > _MOST_S:
-                break
-            block_ids = pool.allocate(num_rows)
-            try:
-                batch = _batch(size, row_tokens, block_ids, pool.take_fresh())
-                seconds = _shortest(forward, batch)
-            finally:
-                pool.release(block_ids)
-            self._seconds[size] = seconds
-            taken_s += _TAKES * seconds  # without what held them up
+        row_tokens = min(_A_ROW, pool.block_size)
+        room = min(max_tokens, pool.num_free * row_tokens)
+        sizes = [size for size in _SIZES if size <= room]
+        if not sizes:
+            return
+        block_ids = pool.allocate(-(-sizes[-1] // row_tokens))
+        try:
+            # The first of all also makes what all need, and erases the blocks.
+            forward(_batch(1, row_tokens, block_ids, pool.take_fresh()))
+            batches = {size: _batch(size, row_tokens, block_ids, []) for size in sizes}
+            ends_s = time.perf_counter() + _MOST_S
+            for _ in range(_TAKES):
+                for size, batch in batches.items():
+                    began_s = time.perf_counter()
+                    if size not in self._seconds and began_s > ends_s:
+                        break
+                    forward(batch)
+                    seconds = time.perf_counter() - began_s
+                    self._seconds[size] = min(seconds, self._seconds.get(size, seconds))
+                if len(self._seconds) == 1:
+                    break  # of no use
+        finally:
+            pool.release(block_ids)
         log.debug("seconds of forwards by tokens: %s", self._seconds)
 
-    def of(self, num_rows: int) -> Sequence[tuple[int, float]]:
-        """Tokens and seconds of rounds of so many rows, the fewest first."""
-        most = num_rows * _A_ROW
-        return [(size, s) for size, s in self._seconds.items() if num_rows <= size <= most]
+    def line(self, num_rows: int) -> Line | None:
+        """Through rounds of so many rows, with up to a block each; None where too few were timed.
 
-
-def _shortest(forward: Callable[[ForwardBatch], object], batch: ForwardBatch) -> float:
-    """Of a few takes in seconds; of one where that takes long by itself."""
-    shortest_s = math.inf
-    for _ in range(_TAKES):
-        began_s = time.perf_counter()
-        forward(batch)
-        shortest_s = min(shortest_s, time.perf_counter() - began_s)
-        if shortest_s > _MOST_S:
-            break
-    return shortest_s
+        A forward takes no longer than one of more tokens: what seems to was held up.
+        """
+        sizes = [size for size in self._seconds if num_rows <= size <= _A_ROW * num_rows]
+        if len(sizes) < 2:
+            return None
+        seconds = [min(s for n, s in self._seconds.items() if n >= size) for size in sizes]
+        token_s, fixed_s = np.polyfit(sizes, seconds, 1)
+        return Line(max(0.0, float(fixed_s)), max(0.0, float(token_s)))
 
 
 def _batch(size: int, row_tokens: int, block_ids: list[int], fresh: list[int]) -> ForwardBatch:
     """Rows of `row_tokens` tokens that begin a text each, the last one shorter; all want logits."""
-    counts = np.full(len(block_ids), row_tokens, dtype=np.int64)
-    counts[-1] = size - row_tokens * (len(block_ids) - 1)
+    num_rows = -(-size // row_tokens)
+    counts = np.full(num_rows, row_tokens, dtype=np.int64)
+    counts[-1] = size - row_tokens * (num_rows - 1)
     return ForwardBatch(
         token_ids=np.zeros(size, dtype=np.int64),
         logits_index=np.arange(size, dtype=np.int64),
         fresh_blocks=np.array(fresh, dtype=np.int64),
-        attention=AttentionBatch(counts, counts, [np.array([block]) for block in block_ids]),
+        attention=AttentionBatch(
+            counts, counts, [np.array([block]) for block in block_ids[:num_rows]]
+        ),
     )

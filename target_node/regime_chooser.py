@@ -37,8 +37,8 @@ _SURE = 0.5  # standard deviations by which one is faster beyond doubt
 _LOST_SHARE = 0.01  # of a load's tokens may be lost by trying what seems slower, ...
 _UNKNOWN_SHARE = 0.03  # ... what only its kind speaks against, ...
 _HOPEFUL_SHARE = 0.015  # ... or what may well be faster, ...
-_FIRST_LOSS = 60.0  # ... and so many besides, at first, ...
-_FIRST_OF_GAINS = 150.0  # ... or so many where what runs is faster than what is safe
+_FIRST_LOSS = 60.0  # ... and so many besides, or by its kind: a bad one must not use up what ...
+_FIRST_OF_GAINS = 150.0  # ... finds a good one; or so many where what runs beats what is safe
 _HOPE = 0.3  # standard deviations by which `may well` is meant, at first; the more ...
 _SHORT = 200.0  # ... tokens a load has made beyond these, the more it pays to be sure
 _CHANGE_ROUNDS = 1.0  # what changing over is believed to lose, before that was measured
@@ -169,7 +169,8 @@ class RegimeChooser:
         is_hopeful = behind < hope * belief.doubt(regime, preferred)
         first = _FIRST_LOSS if preferred == self._safe else _FIRST_OF_GAINS
         may_lose = first + _HOPEFUL_SHARE * total
-        return is_hopeful and at[regime].tokens < most and lost_by_all + cost < may_lose
+        has_room = lost_by_all + cost < may_lose or lost[kind] + cost < _FIRST_LOSS
+        return is_hopeful and at[regime].tokens < most and has_room
 
     def _change(self, load: Load, regime: int) -> float:
         """Tokens that changing over loses."""

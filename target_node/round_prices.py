@@ -13,14 +13,13 @@ Receives counts and times, never tokens: a price says nothing of what was drawn 
 """
 
 import time
-from collections.abc import Sequence
 
 from specserve.drafting import Worth
-from target_node.forward_times import ForwardTimes
+from target_node.forward_times import ForwardTimes, Line
 from target_node.token_times import MOST, SMOOTHING, TokenTimes
 
 _LEAST_ROUNDS = 4  # before anything is believed
-_TIMED_ROUNDS = 8  # of its own outweigh what was timed beforehand; the first ones read contexts
+_TIMED_ROUNDS = 8  # of its own, and what was timed beforehand says nothing of speed any more
 
 
 class RoundPrices:
@@ -31,7 +30,7 @@ class RoundPrices:
         self._device_type = device_type
         self._timed = forwards or ForwardTimes()
         self._loads: dict[tuple[int, bool], _Load] = {}
-        self._load = _Load(device_type, ())  # before the first round
+        self._load = _Load(device_type, 1, None)  # before the first round
         self._began_s = self._launched_s = 0.0
         self._num_tokens = 0
 
@@ -63,31 +62,31 @@ class RoundPrices:
         bits = max(num_decoding, 1).bit_length()
         load = self._loads.get((bits, is_mixed))
         if load is None:
-            timed = () if is_mixed else self._timed.of(1 << (bits - 1))
-            load = self._loads[bits, is_mixed] = _Load(self._device_type, timed)
+            num_rows = 1 << (bits - 1)
+            line = None if is_mixed else self._timed.line(num_rows)
+            load = self._loads[bits, is_mixed] = _Load(self._device_type, num_rows, line)
         return load
 
 
 class _Load:
     """Running means of the rounds of one load."""
 
-    def __init__(self, device_type: str, timed: Sequence[tuple[int, float]]) -> None:
-        """`timed`: tokens and seconds of forwards beforehand, a token a row first."""
-        self._forwards = TokenTimes(device_type)
-        for num_tokens, seconds in timed:
-            self._forwards.add(num_tokens, seconds)
+    def __init__(self, device_type: str, num_rows: int, timed: Line | None) -> None:
+        """`timed`: forwards of so many rows, beforehand."""
+        self._forwards = TokenTimes(device_type, None if timed is None else timed.turning_point)
+        self._num_rows = num_rows
+        self._timed = timed
         self._num_rounds = 0
         self._round_s: float = 0.0  # means
         self._num_emitted: float = 0.0
-        if timed:  # plain decoding
-            self._num_rounds = _TIMED_ROUNDS
-            self._num_emitted, self._round_s = timed[0]
 
     def add(self, num_tokens: int, forward_s: float, round_s: float, num_emitted: int) -> None:
-        if self._num_rounds:
-            usual_s = max(self._round_s, self._forwards.expected(num_tokens))
-            round_s = min(round_s, MOST * usual_s)
+        is_first = not self._forwards.num_rounds
         self._forwards.add(num_tokens, forward_s)
+        if is_first and self._timed is not None:
+            return  # it reads whole contexts, and nobody depends on it
+        if self._num_rounds:
+            round_s = min(round_s, MOST * self._round_s)
         self._num_rounds += 1
         weight = max(SMOOTHING, 1 / self._num_rounds)
         self._round_s += weight * (round_s - self._round_s)
@@ -95,7 +94,19 @@ class _Load:
 
     @property
     def worth(self) -> Worth:
+        if self._timed is not None:
+            return self._worth(self._timed)
         if self._num_rounds < _LEAST_ROUNDS or not self._round_s:
             return Worth(0.0, 0.0)
         tokens_per_s = self._num_emitted / self._round_s
         return Worth(tokens_per_s, tokens_per_s * self._forwards.slope)
+
+    def _worth(self, timed: Line) -> Worth:
+        """The first rounds are few: plain decoding as it was timed makes up what is missing."""
+        own, plain = self._num_rounds, max(0, _TIMED_ROUNDS - self._num_rounds)
+        seconds = own * self._round_s + plain * timed.seconds(self._num_rows)
+        if not seconds:
+            return Worth(0.0, 0.0)
+        tokens_per_s = (own * self._num_emitted + plain * self._num_rows) / seconds
+        slope = self._forwards.slope if self._forwards.num_rounds else timed.token_s
+        return Worth(tokens_per_s, tokens_per_s * slope)

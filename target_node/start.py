@@ -53,6 +53,7 @@ def run_rank(arguments: ChildArguments) -> int:
         node = None
         if arguments.rank == 0:
             node = _leader(config, arguments, ranks, runner, forwards)
+            _begin_to_lead(node, config, arguments, forwards)
     except (SpecserveError, OSError, RuntimeError, ValueError) as error:
         # A user's error is one line, which the supervisor prints; a defect needs its traceback.
         log.info("cannot start: %s", error, exc_info=not isinstance(error, SpecserveError))
@@ -63,7 +64,7 @@ def run_rank(arguments: ChildArguments) -> int:
         if await_leader(arguments.control_dir):
             follow(ranks, runner)
     else:
-        _lead(node, config, arguments, forwards)
+        _lead(node, config, arguments)
     if ranks.size > 1:
         dist.destroy_process_group()
     return 0
@@ -222,16 +223,20 @@ def _default_rule(config: ResolvedConfig) -> VerificationRule:
     return VerificationRule(config.speculation.verification)
 
 
-def _lead(
+def _begin_to_lead(
     node: TargetNode, config: ResolvedConfig, arguments: ChildArguments, forwards: ForwardTimes
 ) -> None:
-    """Announce what is served and run the loop until SIGTERM."""
+    """The other ranks follow from now on."""
     signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     (arguments.control_dir / _LEADING).touch()
     watch(lambda: node.progress, config.engine.hang_timeout_s)
-    if node.speculation.gamma:
+    if node.speculation.gamma and config.speculation.min_survival is None:
         time_forwards(node, forwards)
+
+
+def _lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
+    """Announce what is served and run the loop until SIGTERM."""
     node.control.announce(_ready(node, config))
     report_ready(arguments.ready_fd)
     try:
@@ -244,6 +249,7 @@ def time_forwards(node: TargetNode, forwards: ForwardTimes) -> None:
     """As rounds will run them, on every rank."""
 
     def forward(batch: ForwardBatch) -> None:
+        node.progress += 1  # which the watchdog looks at
         logits = node.forward(batch)
         if logits is not None:
             logits[0, 0].item()  # which a device has to compute first

@@ -18,9 +18,10 @@ _PRIOR_SQUARES = 6.0
 class TokenTimes:
     """Running moments of the rounds of one load."""
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, turning_point: float | None = None) -> None:
+        """`turning_point`: what was measured of it; None: what is usual on such a device."""
         self.num_rounds = 0
-        self._turning_point = TURNING_POINT[device_type]
+        self._turning_point = TURNING_POINT[device_type] if turning_point is None else turning_point
         self._num_tokens: float = 0.0  # means, ...
         self._seconds: float = 0.0
         self._variance: float = 0.0  # ... of tokens, ...

@@ -258,7 +258,7 @@ class ResponseBuilder:
                 self._response.request_id = info.request_id
                 # Merging appends the further logprobs and repeats the equal scalars.
                 self._response.prompt.MergeFrom(info)
-                self._count(info.ByteSize())
+                self._count(pb.PromptInfo(prompt_logprobs=info.prompt_logprobs).ByteSize())
             case events.TokenDelta():
                 sample = self._samples.setdefault(event.sample_index, pb.Sample())
                 delta = _delta_of(event)
@@ -266,12 +266,12 @@ class ResponseBuilder:
                 sample.origins.extend(delta.origins)
                 sample.logprobs.extend(delta.logprobs)
                 self._texts.setdefault(event.sample_index, []).append(event.text)
-                self._count(delta.ByteSize())
+                self._count(delta.ByteSize() - _DELTA_BYTES)
             case events.Finished():
                 self._response.finished.CopyFrom(finished_of(event))
 
     def _count(self, num_bytes: int) -> None:
-        self._num_bytes += max(0, num_bytes - _DELTA_BYTES)
+        self._num_bytes += max(0, num_bytes)
         if self._num_bytes > self._max_bytes:
             raise Exhausted(
                 f"server.max_message_bytes: the answer is larger than {self._max_bytes} bytes; "

@@ -64,12 +64,15 @@ def leader(config: ResolvedConfig, given: ChildArguments) -> TargetNode:
     with (
         mock.patch.object(target_node.start, "TargetControl", return_value=ScriptedControl()),
         mock.patch.object(target_node.speculation_start, "DraftControlTarget", mock.MagicMock()),
+        mock.patch.object(target_node.start, "signal", mock.MagicMock()),
+        mock.patch.object(target_node.start, "watch") as watch,
     ):
         ranks, runner = target_node.start._build(config, given)
         forwards = ForwardTimes()
         node = target_node.start._leader(config, given, ranks, runner, forwards)
-        target_node.start.time_forwards(node, forwards)
-        assert forwards.of(1)
+        target_node.start._begin_to_lead(node, config, given, forwards)
+        look_at_progress, _ = watch.call_args.args
+        assert look_at_progress() > 20  # forwards that were timed
         return node
 
 
@@ -93,6 +96,9 @@ def test_a_leader_serves_with_every_embedded_drafter(
     node = leader(config, arguments(tmp_path))
     assert isinstance(node.control, ScriptedControl)
     assert node.runner.model.embedding.device == torch.device("cuda", 0)
+    prices = node.speculation._admission._prices
+    prices.begin(2)
+    assert prices.worth.tokens_per_s > 0  # before the first round
     assert not config.engine.deterministic
     node.control.inbox += [Submit(request) for request in both_kinds()[::2]]
     for _ in range(200):

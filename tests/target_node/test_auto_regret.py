@@ -72,6 +72,16 @@ def test_where_nothing_pays_hardly_more_is_lost_by_trying_all_regimes_than_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 4])
+def test_what_a_bad_kind_loses_does_not_keep_a_good_one_from_being_found(num_rows, services):
+    shares = []
+    for service in services(always(1, 0.5, 1.5)):
+        service.steady(num_rows, 3000)
+        shares.append(service.share_lost)
+    assert mean(shares) < 0.09
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 4])
 def test_a_much_slower_regime_delays_by_less_than_fifty_tokens(num_rows, services):
     lost = []
     for service in services(always(1, 0.7, 0.7)):

@@ -1,0 +1,67 @@
+"""A unary answer is refused for its size exactly if it could not be sent."""
+
+import random
+
+import pytest
+
+from specserve.api.events import Event, Finished, PromptInfo, SampleEnd, Timings, TokenDelta, Usage
+from specserve.api.to_proto import ResponseBuilder
+from specserve.errors import Exhausted
+from specserve.types import FinishReason, Logprobs, TokenOrigin
+
+NO_LIMIT = 2**31
+
+
+def logprobs(source: random.Random) -> Logprobs:
+    count = source.choice([1, 5])
+    token_ids = [source.randrange(100_000) for _ in range(count)]
+    pieces = [b"word"] * count
+    return Logprobs(token_ids[0], -1.0, 1, token_ids, [-1.0] * count, b"word", pieces)
+
+
+def some_events(source: random.Random) -> list[Event]:
+    request_id = "x" * source.choice([1, 36, 256])
+    num_samples, wants = source.choice([1, 3]), source.random() < 0.5
+    events: list[Event] = [PromptInfo(request_id=request_id, num_prompt_tokens=10**6)]
+    for _ in range(source.choice([0, 40])):
+        positions = [logprobs(source) for _ in range(source.choice([1, 16]))]
+        events.append(
+            PromptInfo(request_id=request_id, num_prompt_tokens=10**6, prompt_logprobs=positions)
+        )
+    for _ in range(source.choice([0, 200])):
+        count = source.choice([0, 1, 1, 8])
+        events.append(
+            TokenDelta(
+                sample_index=source.randrange(num_samples),
+                token_ids=[source.randrange(100_000) for _ in range(count)],
+                text="é" * source.choice([0, 1, 4, 400]),
+                origins=[TokenOrigin.PLAIN] * count,
+                cache_hit=source.choice([None, True]),
+                logprobs=[logprobs(source) for _ in range(count)] if wants else None,
+            )
+        )
+    ends = [
+        SampleEnd(sample_index=index, finish_reason=FinishReason.LENGTH)
+        for index in range(num_samples)
+    ]
+    usage = Usage(num_prompt_tokens=1, num_cached_tokens=0, num_generated_tokens=1)
+    timings = Timings(queue_s=0, prefill_s=0, time_to_first_token_s=0, decode_s=0, total_s=0)
+    events.append(Finished(samples=ends, usage=usage, timings=timings))
+    return events
+
+
+def built(events: list[Event], max_bytes: int):
+    builder = ResponseBuilder(max_bytes)
+    for event in events:
+        builder.add(event)
+    return builder.build()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_fits_is_never_refused_and_twice_as_much_as_fits_always_is(seed):
+    events = some_events(random.Random(seed))
+    size = built(events, NO_LIMIT).ByteSize()
+    assert built(events, size).ByteSize() == size
+    if size > 10_000:
+        with pytest.raises(Exhausted, match=r"^server\.max_message_bytes: "):
+            built(events, size // 2)
