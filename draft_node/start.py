@@ -69,7 +69,8 @@ def run_draft(arguments: ChildArguments) -> int:
         node = _build(config, arguments, region, control)
     except (SpecserveError, OSError, RuntimeError, ValueError) as error:
         # A user's error is one line, which the supervisor prints; a defect needs its traceback.
-        log.info("cannot start: %s", error, exc_info=not isinstance(error, SpecserveError))
+        level = logging.DEBUG if isinstance(error, SpecserveError) else logging.ERROR
+        log.log(level, "cannot start: %s", error, exc_info=level == logging.ERROR)
         report_failure(arguments.ready_fd, error)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))

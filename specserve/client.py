@@ -11,6 +11,7 @@ Results are immutable records; every failure is a `specserve.errors.SpecserveErr
 is the gRPC status. Knows the public API only: it would serve as well against another machine.
 """
 
+import asyncio
 import math
 import queue
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -26,8 +27,8 @@ from specserve.api.completion import CompletedSample, Completion
 from specserve.api.events import Finished, PromptInfo, TokenDelta
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
-from specserve.api.info import ModelInfo, ServerInfo, ServerLoad
-from specserve.errors import InvalidField, SpecserveError, Unavailable, from_code
+from specserve.api.info import ModelInfo, ServerInfo, ServerLoad, SpecConfig, SpecStats
+from specserve.errors import Cancelled, InvalidField, SpecserveError, Unavailable, from_code
 from specserve.types import SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
@@ -35,6 +36,7 @@ Prompt = str | Sequence[int] | Sequence[ChatMessage]
 _LONGEST_TIMEOUT_S = 1e8  # three years: beyond, gRPC's own clock overflows
 _CONNECT_TIMEOUT_S = 10.0
 _CLOSED = "the client is closed"
+_DRAINING = "the service is draining"
 # Prompt logprobs and long answers exceed gRPC's default of 4 MiB.
 _CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
@@ -97,6 +99,8 @@ class Stream:
                     yield delta
         except grpc.RpcError as error:
             raise _error_of(error) from error
+        except asyncio.CancelledError as error:
+            raise _cancelled(error) from error
         finally:
             self.cancel()
 
@@ -125,6 +129,7 @@ class Client:
         self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._generation = stubs.GenerationStub(self._channel)
         self._control = stubs.ControlStub(self._channel)
+        self._spec_info = stubs.SpecInfoStub(self._channel)
 
     def __enter__(self) -> Self:
         return self
@@ -163,6 +168,22 @@ class Client:
         response = _unary(self._control.GetLoad, pb.GetLoadRequest())
         return from_proto.struct_of(response, ServerLoad)
 
+    def spec_config(self) -> SpecConfig:
+        response = _unary(self._spec_info.GetSpecConfig, pb.GetSpecConfigRequest())
+        return from_proto.struct_of(response, SpecConfig)
+
+    def spec_stats(self) -> SpecStats:
+        """As they are now; `SpecInfo.WatchSpecStats` goes on telling."""
+        call = _unary(self._spec_info.WatchSpecStats, pb.WatchSpecStatsRequest())
+        try:
+            return from_proto.struct_of(next(call), SpecStats)
+        except grpc.RpcError as error:
+            raise _error_of(error) from error
+        except StopIteration as error:
+            raise Unavailable(_DRAINING) from error
+        finally:
+            call.cancel()
+
     def abort(self, request_id: str) -> None:
         """End a request wherever it is; unknown ids are no error."""
         _unary(self._control.Abort, pb.AbortRequest(request_id=request_id))
@@ -176,6 +197,7 @@ class AsyncClient:
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._generation = stubs.GenerationStub(self._channel)
         self._control = stubs.ControlStub(self._channel)
+        self._spec_info = stubs.SpecInfoStub(self._channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -217,6 +239,25 @@ class AsyncClient:
         response = await _aio_unary(self._control.GetLoad, pb.GetLoadRequest())
         return from_proto.struct_of(response, ServerLoad)
 
+    async def spec_config(self) -> SpecConfig:
+        response = await _aio_unary(self._spec_info.GetSpecConfig, pb.GetSpecConfigRequest())
+        return from_proto.struct_of(response, SpecConfig)
+
+    async def spec_stats(self) -> SpecStats:
+        """As they are now; `SpecInfo.WatchSpecStats` goes on telling."""
+        try:
+            call = self._spec_info.WatchSpecStats(pb.WatchSpecStatsRequest())
+            async for response in call:
+                call.cancel()
+                return from_proto.struct_of(response, SpecStats)
+        except grpc.RpcError as error:
+            raise _error_of(error) from error
+        except asyncio.CancelledError as error:
+            raise _cancelled(error) from error
+        except grpc.aio.UsageError as error:
+            raise Unavailable(_CLOSED) from error
+        raise Unavailable(_DRAINING)
+
     async def abort(self, request_id: str) -> None:
         """End a request wherever it is; unknown ids are no error."""
         await _aio_unary(self._control.Abort, pb.AbortRequest(request_id=request_id))
@@ -255,8 +296,16 @@ async def _aio_unary(method: Any, request: Any, timeout_s: float | None = None) 
         return await method(request, timeout=timeout_s)
     except grpc.RpcError as error:
         raise _error_of(error) from error
+    except asyncio.CancelledError as error:
+        raise _cancelled(error) from error
     except grpc.aio.UsageError as error:
         raise Unavailable(_CLOSED) from error
+
+
+def _cancelled(error: asyncio.CancelledError) -> BaseException:
+    """`error` where the reader's task is cancelled; else the call was, which grpc tells alike."""
+    task = asyncio.current_task()
+    return error if task is None or task.cancelling() else Cancelled("the call was cancelled here")
 
 
 def _error_of(error: Any) -> SpecserveError:  # noqa: ANN401 - every RpcError of a call is a call

@@ -33,6 +33,7 @@ class LoadMeter:
         self._num_decode_rounds = 0
         self._draft_s = 0.0
         self._forward_s = 0.0
+        self._was_idle = True  # when the latest report was made
 
     def count_prefill(self, rows: list[Row]) -> None:
         """Prompt tokens of a round's rows, before its outcomes are taken over."""
@@ -65,9 +66,13 @@ class LoadMeter:
             self._num_drafted_tokens += row.verify_len
             add_positions(self._accepted, row.verify_len, row.num_accepted)
 
-    def is_due(self, num_drafts_attached: int) -> bool:
-        """A report is: regularly, and when a draft process comes or goes."""
-        return num_drafts_attached != self._num_drafts_attached or time.monotonic() >= self._next_s
+    def is_due(self, scheduler: Scheduler, num_drafts_attached: int) -> bool:
+        """A report is: regularly, when the last request ends, a draft process comes or goes."""
+        return (
+            num_drafts_attached != self._num_drafts_attached
+            or (_is_idle(scheduler) and not self._was_idle)
+            or time.monotonic() >= self._next_s
+        )
 
     def report(
         self, scheduler: Scheduler, speculation: SpeculationStatus, *, draining: bool
@@ -76,6 +81,7 @@ class LoadMeter:
         now_s = time.monotonic()
         self._num_drafts_attached = speculation.num_drafts_attached
         self._next_s = now_s + LOAD_PERIOD_S
+        self._was_idle = _is_idle(scheduler)
         pool = scheduler.pool
         return Load(
             num_running=len(scheduler.running),
@@ -100,3 +106,7 @@ class LoadMeter:
             forward_s=self._forward_s,
             **asdict(speculation),
         )
+
+
+def _is_idle(scheduler: Scheduler) -> bool:
+    return not scheduler.running and not scheduler.waiting

@@ -283,7 +283,7 @@ class TargetNode:
         self._profiler.rest()
 
     def _publish_load(self) -> None:
-        if self._load.is_due(self.speculation.num_drafts_attached):
+        if self._load.is_due(self.scheduler, self.speculation.num_drafts_attached):
             status = self.speculation.status()
             self.control.send(self._load.report(self.scheduler, status, draining=self._draining))
 

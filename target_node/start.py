@@ -56,7 +56,8 @@ def run_rank(arguments: ChildArguments) -> int:
             _begin_to_lead(node, config, arguments, forwards)
     except (SpecserveError, OSError, RuntimeError, ValueError) as error:
         # A user's error is one line, which the supervisor prints; a defect needs its traceback.
-        log.info("cannot start: %s", error, exc_info=not isinstance(error, SpecserveError))
+        level = logging.DEBUG if isinstance(error, SpecserveError) else logging.ERROR
+        log.log(level, "cannot start: %s", error, exc_info=level == logging.ERROR)
         report_failure(arguments.ready_fd, error)
         return 2
     if node is None:

@@ -105,6 +105,7 @@ class ControlServicer:
         hub = self._service.hub
         return load_of(
             hub.load,
+            age_s=time.monotonic() - hub.load_s,
             num_in_flight=hub.num_in_flight,
             num_malformed_frames=hub.num_malformed_frames,
             draining=hub.draining.is_set(),

@@ -8,6 +8,7 @@ request and nothing else. When the target is lost, every open request ends with 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -71,6 +72,7 @@ class Hub:
         self._silent = asyncio.Event()
         self._lost_detail = ""
         self.load = Load()
+        self.load_s = time.monotonic()  # when it came
         self._next_load: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
         self._handlers: dict[type, Callable[..., None]] = {
             RoundEvents: self._on_round,
@@ -282,7 +284,7 @@ class Hub:
             opened.add(message)
 
     def _on_load(self, message: Load) -> None:
-        self.load = message
+        self.load, self.load_s = message, time.monotonic()
         self._next_load.set_result(message)
         self._next_load = asyncio.get_running_loop().create_future()
 

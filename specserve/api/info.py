@@ -55,3 +55,52 @@ class ServerLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_draft_processes: int
     num_drafts_attached: int
     speculation_regime: str
+    report_age_s: float
+
+
+class SpecConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`SpecInfo.GetSpecConfig`."""
+
+    mode: str
+    gamma: int
+    num_draft_processes: int
+    drafter: str
+    verification: str
+    fan_out: int
+    wave: int
+    fan_out_rule: str
+    miss_policy: str
+
+
+class SpecStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What `SpecInfo.WatchSpecStats` tells at one time: counts since the target's start."""
+
+    uptime_s: float
+    num_rounds: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: tuple[int, ...]
+    num_lookups: int
+    num_hits: int
+    bytes_sent: int
+    bytes_received: int
+    num_draft_processes: int
+    num_drafts_attached: int
+    speculation_regime: str
+    num_waves: int
+    num_late_waves: int
+    wait_s: float
+    num_decode_rounds: int
+    draft_s: float
+    forward_s: float
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Of verified drafted tokens; None before any was."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of looked up rows, those whose block a draft process had prepared; None before any."""
+        return self.num_hits / self.num_lookups if self.num_lookups else None

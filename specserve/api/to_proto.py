@@ -307,7 +307,7 @@ def model_info_of(
 
 
 def load_of(
-    load: Load, *, num_in_flight: int, num_malformed_frames: int, draining: bool
+    load: Load, *, age_s: float, num_in_flight: int, num_malformed_frames: int, draining: bool
 ) -> pb.GetLoadResponse:
     names = (
         "num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_cached_blocks",
@@ -316,6 +316,7 @@ def load_of(
     )  # fmt: skip
     fields = {name: getattr(load, name) for name in names}
     return pb.GetLoadResponse(
+        report_age_s=age_s,
         num_in_flight=num_in_flight,
         num_malformed_frames=num_malformed_frames,
         draining=draining,

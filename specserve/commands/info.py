@@ -73,10 +73,15 @@ def _running(address: str) -> dict[str, Section]:
             "service": client.server_info(),
             "model": client.model_info(),
             "load": client.load(),
+            "speculation": client.spec_config(),
         }
+        stats = client.spec_stats()
     sections: dict[str, Section] = {
         name: msgspec.to_builtins(record) for name, record in records.items()
     }
+    if sections["speculation"]["mode"] != "off":
+        rates = {"acceptance_rate": stats.acceptance_rate, "hit_rate": stats.hit_rate}
+        sections["speculation"] |= rates | msgspec.to_builtins(stats)
     if sections["model"]["ballast_params"]:
         sections["model"]["ballast_note"] = _LAW_NOTE
     return sections

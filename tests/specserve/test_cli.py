@@ -210,6 +210,8 @@ def test_info_shows_a_running_service(service, specserve):
     assert document["service"]["topology"] == "1+0"
     assert document["model"]["model"] == "specserve-embedded"
     assert document["load"]["draining"] is False
+    assert document["speculation"]["mode"] in ("auto", "sync")
+    assert "acceptance_rate" in document["speculation"]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from specserve.errors import (
     Unavailable,
     Unsupported,
 )
-from specserve.types import Abort, FinishReason, SamplingParams, Submit
+from specserve.types import Abort, FinishReason, Load, SamplingParams, Submit
 from tests.specserve.api.conftest import (  # noqa: F401 - fixtures
     make_rig,
     model_folder,
@@ -168,7 +168,28 @@ def test_abort_by_id_raises_cancelled_in_the_reader(rig, client):  # noqa: F811
 def test_server_model_and_load_are_records(rig, client):  # noqa: F811
     assert client.server_info().state == "ready"
     assert client.model_info().eos_token_ids == (0,)
-    assert client.load().num_in_flight == 0
+    load = client.load()
+    assert load.num_in_flight == 0
+    assert 0 <= load.report_age_s < 1
+
+
+def test_what_speculation_is_and_achieves_are_records(rig, client):  # noqa: F811
+    rig.target.load = Load(
+        num_drafts=4, num_drafted_tokens=20, num_accepted_tokens=15, num_lookups=10, num_hits=9
+    )
+    rig.until(lambda: client.spec_stats().num_drafts == 4)
+    config, stats = client.spec_config(), client.spec_stats()
+    assert config.mode
+    assert (stats.acceptance_rate, stats.hit_rate) == (0.75, 0.9)
+
+    async def use():
+        async with AsyncClient(rig.address) as other:
+            assert await other.spec_config() == config
+            assert (await other.spec_stats()).num_hits == 9
+
+    rig.call(use())
+    rig.target.load = Load()
+    rig.until(lambda: client.spec_stats().hit_rate is None)
 
 
 def test_the_async_client_does_the_same(rig):  # noqa: F811
@@ -190,6 +211,44 @@ def test_the_async_client_does_the_same(rig):  # noqa: F811
             assert text == whole.text == rig.text
             assert {done.text for done in many} == {rig.text}
             assert stream.finished.usage.num_generated_tokens == len(rig.script_ids)
+
+    rig.call(use())
+
+
+def test_the_async_client_tells_a_cancelled_call_from_a_cancelled_task(rig):  # noqa: F811
+    rig.script("the lazy dog " * 400)
+    rig.target.round_s = 0.005
+
+    async def read(client: AsyncClient, then) -> None:
+        stream = client.stream("fox", max_tokens=400)
+        async for _ in stream:
+            await then(client, stream)
+
+    async def cancel(client, stream):
+        stream.cancel()
+
+    async def close(client, stream):
+        await client.close()
+
+    async def wait(client, stream):
+        await asyncio.sleep(10)
+
+    async def use():
+        for then in (cancel, close):
+            with pytest.raises(Cancelled):
+                await read(AsyncClient(rig.address), then)
+        closing = AsyncClient(rig.address)
+        asyncio.get_running_loop().call_later(0.1, asyncio.ensure_future, closing.close())
+        with pytest.raises(Cancelled):
+            await closing.generate("fox", max_tokens=400)
+        async with AsyncClient(rig.address) as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(read(client, wait), 0.1)
+            task = asyncio.ensure_future(client.generate("fox", max_tokens=400))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
     rig.call(use())
 

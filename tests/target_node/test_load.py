@@ -16,27 +16,44 @@ def clock(monkeypatch):
     return now
 
 
-def report(meter: LoadMeter, num_attached: int):
-    scheduler = Scheduler(BlockPool(4, 4, prefix_cache=False), max_batch_rows=1, max_batch_tokens=1)
+@pytest.fixture
+def scheduler():
+    return Scheduler(BlockPool(4, 4, prefix_cache=False), max_batch_rows=1, max_batch_tokens=1)
+
+
+def report(meter: LoadMeter, scheduler: Scheduler, num_attached: int):
     status = SpeculationStatus("off", num_drafts_attached=num_attached)
     return meter.report(scheduler, status, draining=False)
 
 
-def test_a_report_is_due_at_first_and_once_a_period(clock):
+def test_a_report_is_due_at_first_and_once_a_period(clock, scheduler):
     meter = LoadMeter()
-    assert meter.is_due(0)
-    assert report(meter, 0).num_running == 0
-    assert not meter.is_due(0)
+    assert meter.is_due(scheduler, 0)
+    assert report(meter, scheduler, 0).num_running == 0
+    assert not meter.is_due(scheduler, 0)
     clock[0] += 0.9 * LOAD_PERIOD_S
-    assert not meter.is_due(0)
+    assert not meter.is_due(scheduler, 0)
     clock[0] += 0.2 * LOAD_PERIOD_S
-    assert meter.is_due(0)
+    assert meter.is_due(scheduler, 0)
 
 
-def test_a_report_is_due_at_once_when_a_draft_comes_or_goes(clock):
+def test_a_report_is_due_at_once_when_a_draft_comes_or_goes(clock, scheduler):
     meter = LoadMeter()
-    report(meter, 0)
-    assert meter.is_due(1)
-    assert report(meter, 1).num_drafts_attached == 1
-    assert not meter.is_due(1)
-    assert meter.is_due(0)
+    report(meter, scheduler, 0)
+    assert meter.is_due(scheduler, 1)
+    assert report(meter, scheduler, 1).num_drafts_attached == 1
+    assert not meter.is_due(scheduler, 1)
+    assert meter.is_due(scheduler, 0)
+
+
+@pytest.mark.parametrize("queue", ["running", "waiting"])
+def test_a_report_is_due_at_once_when_the_last_request_has_ended(clock, scheduler, queue):
+    """Who asks after its answer has come sees nothing of it running."""
+    meter = LoadMeter()
+    setattr(scheduler, queue, [object()])
+    report(meter, scheduler, 0)
+    assert not meter.is_due(scheduler, 0)
+    getattr(scheduler, queue).clear()
+    assert meter.is_due(scheduler, 0)
+    report(meter, scheduler, 0)
+    assert not meter.is_due(scheduler, 0)

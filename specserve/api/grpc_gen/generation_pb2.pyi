@@ -342,7 +342,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_in_flight", "num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_cached_blocks", "num_preemptions", "num_rounds", "num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "round_s", "draining", "num_malformed_frames", "num_draft_processes", "num_drafts_attached", "speculation_regime")
+    __slots__ = ("num_in_flight", "num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_cached_blocks", "num_preemptions", "num_rounds", "num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "round_s", "draining", "num_malformed_frames", "num_draft_processes", "num_drafts_attached", "speculation_regime", "report_age_s")
     NUM_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +360,7 @@ class GetLoadResponse(_message.Message):
     NUM_DRAFT_PROCESSES_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_REGIME_FIELD_NUMBER: _ClassVar[int]
+    REPORT_AGE_S_FIELD_NUMBER: _ClassVar[int]
     num_in_flight: int
     num_running: int
     num_waiting: int
@@ -377,7 +378,8 @@ class GetLoadResponse(_message.Message):
     num_draft_processes: int
     num_drafts_attached: int
     speculation_regime: str
-    def __init__(self, num_in_flight: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., round_s: _Optional[float] = ..., draining: _Optional[bool] = ..., num_malformed_frames: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., num_drafts_attached: _Optional[int] = ..., speculation_regime: _Optional[str] = ...) -> None: ...
+    report_age_s: float
+    def __init__(self, num_in_flight: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., round_s: _Optional[float] = ..., draining: _Optional[bool] = ..., num_malformed_frames: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., num_drafts_attached: _Optional[int] = ..., speculation_regime: _Optional[str] = ..., report_age_s: _Optional[float] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)
