@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 DRAFT_LAYERS = 5  # of a large drafter
 CUDA_MEMORY_SHARE = 0.85  # of what is free once the weights are there
 _LEADING = "leading"  # a file of rank 0's, there once it leads
+# What gloo and NCCL say of it.
+_PEER_IS_GONE = ("onnection closed by peer", "onnection reset by peer", "remote process exited")
 _LOOK_S = 0.02  # between looks for it
 
 
@@ -60,12 +62,18 @@ def run_rank(arguments: ChildArguments) -> int:
         log.log(level, "cannot start: %s", error, exc_info=level == logging.ERROR)
         report_failure(arguments.ready_fd, error)
         return 2
-    if node is None:
-        report_ready(arguments.ready_fd)
-        if await_leader(arguments.control_dir):
-            follow(ranks, runner)
-    else:
-        _lead(node, config, arguments)
+    try:
+        if node is not None:
+            _lead(node, config, arguments)
+        else:
+            report_ready(arguments.ready_fd)
+            if await_leader(arguments.control_dir):
+                follow(ranks, runner)
+    except RuntimeError as error:
+        if not any(word in str(error) for word in _PEER_IS_GONE):
+            raise
+        log.info("another rank is gone")  # which the supervisor has seen, and says how
+        return 1
     if ranks.size > 1:
         dist.destroy_process_group()
     return 0

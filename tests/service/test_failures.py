@@ -125,6 +125,7 @@ def test_a_killed_rank_ends_the_service_and_every_stream_with_an_error(launch, r
     assert service.exit_code() == 1
     assert time.monotonic() - killed_s < 15
     assert f"target rank {rank}" in service.output.splitlines()[-1]
+    assert "Traceback" not in service.output
 
 
 @pytest.mark.slow
