@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from specserve import __version__
 from specserve.commands import audit, calibrate, chat, generate, info, launch, train
 from specserve.errors import SpecserveError
+from specserve.standard_streams import is_stdout_open
 from specserve.stop_signals import interrupts_merged
 
 EXIT_FAILED = 1
@@ -55,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader, such as `head`, has seen enough. What is buffered has nowhere to go either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()  # the reader, such as `head`, has seen enough
         return EXIT_PIPE_CLOSED
     except OSError as error:  # a full disk behind stdout, say
-        sys.stderr.write(f"specserve: {error}\n")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        sys.stderr.write(f"specserve: {named}\n")
+        _forget_output()
         return EXIT_FAILED
 
 
@@ -85,6 +86,12 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_options(subparser)
         subparser.set_defaults(run=command.run)
     return parser
+
+
+def _forget_output() -> None:
+    """What is still buffered has nowhere to go, and would be tried again at the end."""
+    if is_stdout_open():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):

@@ -336,7 +336,14 @@ def _request_of(prompt: Prompt, options: Options) -> tuple[pb.GenerateRequest, f
 def _prompt_of(prompt: Prompt) -> str | list[int] | list[ChatMessage]:
     if isinstance(prompt, bytes | bytearray):  # a sequence of integers to Python, never of tokens
         raise InvalidField("prompt", "is bytes; it must be a string, token ids or messages")
-    return prompt if isinstance(prompt, str) else list(prompt)  # type: ignore[return-value]
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        items = iter(prompt)
+    except TypeError as error:
+        problem = f"is of type {type(prompt).__name__}; it must be a string, token ids or messages"
+        raise InvalidField("prompt", problem) from error
+    return list(items)  # type: ignore[return-value]
 
 
 def _timeout_of(timeout_s: object) -> float | None:

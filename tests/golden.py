@@ -28,6 +28,7 @@ from tests.golden_training import compare_training_step, weights_of
 
 __all__ = ["CASES", "FIXTURES", "NotACase", "Session", "find_target", "main", "run_case"]
 
+USAGE = "usage: python -m tests.golden DIR\n"
 LOCAL_HEAD = "a DeLS local head"  # whose config names no architecture
 CASES: dict[str, Callable[[Case], None]] = {
     **dict.fromkeys(ARCHITECTURES, compare_target),
@@ -98,8 +99,11 @@ def _results(case: Case) -> list[Comparison]:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m tests.golden DIR\n")
+    if any(word in ("-h", "--help") for word in arguments):
+        sys.stdout.write(USAGE)
+        return 0
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        sys.stderr.write(USAGE)
         return 2
     torch.set_num_threads(1)
     try:

@@ -62,9 +62,20 @@ def read_prompts(path: Path, tokenizer_folder: Path, count: int, max_len: int) -
 def _read_texts(path: Path) -> list[str]:
     try:
         lines = path.read_text().splitlines()
-        return [str(json.loads(line)["text"]) for line in lines if line]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidField("--prompts", f"cannot read {path}: {error!r}") from error
+    except OSError as error:
+        raise InvalidField("--prompts", f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        problem = f"cannot read {path}: not UTF-8 at byte {error.start}"
+        raise InvalidField("--prompts", problem) from error
+    return [_text_of(line, path, number) for number, line in enumerate(lines, 1) if line]
+
+
+def _text_of(line: str, path: Path, number: int) -> str:
+    try:
+        return str(json.loads(line)["text"])
+    except (ValueError, KeyError, TypeError) as error:
+        problem = f'cannot read {path}: line {number} is no object with a "text"'
+        raise InvalidField("--prompts", problem) from error
 
 
 def write_texts(

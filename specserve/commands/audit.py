@@ -2,7 +2,6 @@
 """`specserve audit`: is it lossless? Starts the services to compare, or asks a running one."""
 
 import argparse
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -24,6 +23,7 @@ from specserve.config import DEFAULT_MODE, SpeculationConfig, load_config
 from specserve.errors import InvalidField
 from specserve.launch import resolve_here
 from specserve.local_service import local_service
+from specserve.standard_streams import require_stdout, stdout_named, write_stdout
 from specserve.topology import parse_topology
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ _SAMPLES_A_LONG_ANSWER = 32  # of three tokens, which take longer
 _MODE, _RULE = "speculation.mode", "speculation.verification"
 _SURVIVAL = "speculation.min_survival"
 _TOPOLOGY = "topology.topology"
+_OTHER_HELP = {
+    "--speculation": "sync, async or auto (default: async with draft processes, else sync)",
+    "--verification": "rejection, foreseeable or coupled (default: the first two, each in turn)",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,12 +60,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--requests", dest="num_requests", type=_count, metavar="N", help="seeded ones (500)")
     add("--samples", dest="num_samples", type=_count, metavar="N", help="unseeded ones (40000)")
     add("--seed", type=int, default=0, metavar="N", help="of the questions (default 0)")
-    add_connection_options(parser)
+    add_connection_options(parser, _OTHER_HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Audit; the exit code is 0 only if every check passed. Raises SpecserveError."""
     refuse_idle_settings(arguments)
+    require_stdout()
     # gRPC is slow to import, and --help needs none.
     from specserve.audit.run import Audited, run_audit
 
@@ -75,9 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
             reference, audited = _own_services(arguments, stages)
         report = run_audit(plan, reference, audited, stages)
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(as_json(report, plan)).decode() + "\n")
+        write_stdout(msgspec.json.encode(as_json(report, plan)).decode() + "\n")
     else:
-        print_report(report)
+        with stdout_named():
+            print_report(report)
     return 0 if report.verdict is Status.PASSED else 1
 
 

@@ -9,6 +9,7 @@ from specserve.api.call import ChatMessage
 from specserve.commands.connection import add_connection_options, service_address
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
 from specserve.errors import InvalidField, SpecserveError, Unavailable
+from specserve.standard_streams import require_stdin, require_stdout, write_stdout
 
 if TYPE_CHECKING:
     from specserve.client import Client, Options
@@ -18,17 +19,21 @@ EXAMPLES = """examples:
   specserve chat                                       start a service for the conversation
   specserve chat --connect 127.0.0.1:7411 --temperature 0.7 --system "Be brief."
 
-in the conversation: /reset forgets it, /exit or Ctrl-D ends it, Ctrl-C ends the answer
+in the conversation: /reset forgets it, /exit or Ctrl-D ends it, Ctrl-C ends the answer;
+a message that begins with a slash is written with two: //etc is what?
 questions from a pipe: the exit code is 1 if one of them was not answered
 """
 
 _EXIT_UNANSWERED = 1
+_EXIT, _RESET = "/exit", "/reset"
+_WAY_OUT = f"; {_RESET} forgets the conversation so far"
+_REFUSED = ("n", "logprobs", "prompt_logprobs")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags of `chat`."""
     parser.add_argument("--system", metavar="TEXT", help="instruction before the first turn")
-    add_sampling_options(parser)
+    add_sampling_options(parser, _REFUSED)
     add_connection_options(parser)
 
 
@@ -36,22 +41,27 @@ def run(arguments: argparse.Namespace) -> int:
     """Talk until the end of input; raises SpecserveError if there is no service."""
     from specserve.client import Client
 
-    options = read_sampling(arguments)
-    if (num_samples := options.get("n", 1)) != 1:
-        raise InvalidField("--n", f"is {num_samples}; a conversation goes on from one answer")
+    require_stdout()
+    require_stdin()
+    options = _read_options(arguments)
     opening = [ChatMessage("system", arguments.system)] if arguments.system else []
     with service_address(arguments) as address, Client(address) as client:
         client.server_info()  # before anybody types a question that nobody answers
         messages = list(opening)
         all_answered = True
         while (line := _read_line()) is not None:
-            if line == "/exit":
+            if line == _EXIT:
                 break
-            if line == "/reset":
+            if line == _RESET:
                 messages = list(opening)
+            elif line.startswith("/") and not line.startswith("//"):
+                _complain(_command_problem(line))
+                all_answered = False
             elif line:
-                asked = [*messages, ChatMessage("user", line)]
-                answer = _answer(client, asked, options)
+                said = line[1:] if line.startswith("//") else line
+                asked = [*messages, ChatMessage("user", said)]
+                way_out = _WAY_OUT if len(messages) > len(opening) else ""
+                answer = _answer(client, asked, options, way_out)
                 if answer is None:  # a refused question is not remembered
                     all_answered = False
                 else:
@@ -60,30 +70,65 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all_answered or sys.stdin.isatty() else _EXIT_UNANSWERED
 
 
-def _answer(client: "Client", asked: list[ChatMessage], options: "Options") -> str | None:
-    """What is said to the last question, also on stdout; None if that fails, and why on stderr."""
+def _read_options(arguments: argparse.Namespace) -> "Options":
+    """Raises InvalidField for what a conversation has no use for."""
+    options = read_sampling(arguments)
+    if (num_samples := options.get("n", 1)) != 1:
+        raise InvalidField("--n", f"is {num_samples}; a conversation goes on from one answer")
+    for field in ("logprobs", "prompt_logprobs"):
+        if options.get(field) is not None:
+            flag = "--" + field.replace("_", "-")
+            raise InvalidField(flag, "a conversation shows none; generate --json does")
+    return options
+
+
+def _command_problem(line: str) -> str:
+    """What is wrong with a line that begins like a command and is none."""
+    word = line.split()[0]
+    problem = f"{word} stands alone" if word in (_EXIT, _RESET) else f"unknown command {word}"
+    return (
+        f"{problem}; known are {_RESET} and {_EXIT}, and a message that begins with a slash is "
+        "written with two"
+    )
+
+
+def _complain(problem: str) -> None:
+    sys.stderr.write(f"specserve: {problem}\n")
+
+
+def _answer(
+    client: "Client", asked: list[ChatMessage], options: "Options", way_out: str
+) -> str | None:
+    """What is said to the last question, also on stdout; None if that fails, and why on stderr.
+
+    `way_out` is what may help where all of it is too long.
+    """
     answer = ""
     try:
         for delta in client.stream(asked, **options):
             answer += delta.text
-            sys.stdout.write(delta.text)
-            sys.stdout.flush()
+            write_stdout(delta.text)
     except KeyboardInterrupt:
         answer += ""  # what was said stays said
     except SpecserveError as error:
         if isinstance(error, Unavailable):
             client.server_info()  # which fails if no later question would fare better
-        sys.stderr.write(f"specserve: {error}\n")
+        _complain(f"{error}{way_out if _is_too_long(error) else ''}")
         return None
-    sys.stdout.write("\n")
+    write_stdout("\n")
     return answer
+
+
+def _is_too_long(error: SpecserveError) -> bool:
+    """Whether the service refused a prompt for its length, which only its text tells."""
+    is_of_prompt = isinstance(error, InvalidField) and error.field == "prompt"
+    return is_of_prompt and "; the limit is " in str(error)
 
 
 def _read_line() -> str | None:
     """The next line without its end; None at the end of input."""
     if sys.stdin.isatty():
-        sys.stdout.write("> ")
-        sys.stdout.flush()
+        write_stdout("> ")
     try:
         line = sys.stdin.readline()
     except KeyboardInterrupt:

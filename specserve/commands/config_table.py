@@ -41,13 +41,14 @@ def config_rows(config: ResolvedConfig) -> dict[str, str]:
         values: dict[str, object] = msgspec.structs.asdict(getattr(config, section))
         for key, value in values.items():
             dotted = f"{section}.{key}"
-            rows[dotted] = _NONE_MEANS[dotted] if value is None else _text(value)
+            rows[dotted] = _NONE_MEANS[dotted] if value is None else in_words(value)
     for placement in config.placements:
         rows[f"place.{placement.role}.{placement.rank}"] = _place(placement)
     return rows
 
 
-def _text(value: object) -> str:
+def in_words(value: object) -> str:
+    """One value, as a file or a flag would have it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

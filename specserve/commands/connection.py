@@ -3,7 +3,7 @@
 
 import argparse
 import shlex
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
@@ -13,6 +13,10 @@ from specserve.errors import InvalidField, Unavailable
 from specserve.local_service import local_service
 
 _LARGEST_PORT = 65_535
+_HELP_OF_OWN = {  # where `local_service` has another default than `launch`
+    "--port": "gRPC port (default: any free one)",
+    "--log-level": "debug, info, warning or error (default warning)",
+}
 
 
 def host_port(word: str) -> str:
@@ -38,15 +42,20 @@ def require_service(address: str) -> None:
         )
 
 
-def add_connection_options(parser: argparse.ArgumentParser) -> None:
-    """`--connect`, and the flags of the service started without it."""
+def add_connection_options(
+    parser: argparse.ArgumentParser, other_help: Mapping[str, str] | None = None
+) -> None:
+    """`--connect`, and the flags of the service started without it.
+
+    `other_help` is that of `add_service_options`.
+    """
     parser.add_argument(
         "--connect",
         type=host_port,
         metavar="HOST:PORT",
         help="use a running service; without it one is started, and stopped afterwards",
     )
-    add_service_options(parser)
+    add_service_options(parser, {**_HELP_OF_OWN, **(other_help or {})})
 
 
 @contextmanager

@@ -9,8 +9,10 @@ import msgspec
 
 from specserve.api.call import SpecOptions
 from specserve.commands.connection import add_connection_options, service_address
+from specserve.commands.remarks import unshown_remark
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
 from specserve.errors import InvalidField
+from specserve.standard_streams import require_stdin, require_stdout, write_stdout
 from specserve.types import Logprobs
 
 _MAX_STDIN_BYTES = 64 * 2**20  # more than any context holds
@@ -39,21 +41,26 @@ def run(arguments: argparse.Namespace) -> int:
     """Generate; raises SpecserveError."""
     from specserve.client import Client  # gRPC is slow to import, and --help needs none of it
 
+    require_stdout()
     options = read_sampling(arguments)
     prompt = _read_stdin() if arguments.prompt == "-" else str(arguments.prompt)
     with service_address(arguments) as address, Client(address) as client:
         if arguments.json:
             options["spec"] = SpecOptions(return_stats=True)
             completion = client.generate(prompt, **options)
-            sys.stdout.write(msgspec.json.encode(as_json(completion)).decode() + "\n")
+            write_stdout(msgspec.json.encode(as_json(completion)).decode() + "\n")
         elif options.get("n", 1) > 1:
             _write_samples(client.generate(prompt, **options))
         else:
             _write_stream(client, prompt, options)
+    # Last, where the eye is once all is written; and a refusal stays alone on its line.
+    if not arguments.json and (remark := unshown_remark(options)) is not None:
+        sys.stderr.write(f"specserve: {remark}\n")
     return 0
 
 
 def _read_stdin() -> str:
+    require_stdin()
     try:
         read = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
         if len(read) > _MAX_STDIN_BYTES:
@@ -124,12 +131,11 @@ def _text_of(token: bytes) -> str:
 
 def _write_samples(completion: "Completion") -> None:
     for sample in completion.samples:
-        sys.stdout.write(f"--- sample {sample.sample_index}: {sample.finish_reason.value}\n")
-        sys.stdout.write(sample.text + "\n")
+        heading = f"--- sample {sample.sample_index}: {sample.finish_reason.value}"
+        write_stdout(f"{heading}\n{sample.text}\n")
 
 
 def _write_stream(client: "Client", prompt: str, options: "Options") -> None:
     for delta in client.stream(prompt, **options):
-        sys.stdout.write(delta.text)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+        write_stdout(delta.text)
+    write_stdout("\n")

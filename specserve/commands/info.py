@@ -5,13 +5,13 @@ import argparse
 import hashlib
 import importlib.metadata
 import platform
-import sys
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from specserve import __version__
-from specserve.commands.config_table import config_rows
+from specserve.commands.config_table import config_rows, in_words
 from specserve.commands.connection import host_port, require_service
 from specserve.config import Config, load_config
 from specserve.errors import InvalidField
@@ -20,6 +20,7 @@ from specserve.launch import resolve_here
 from specserve.model.ballast import with_ballast
 from specserve.model.config import ModelSpec, read_spec
 from specserve.sizes import format_bytes, format_count, parse_count
+from specserve.standard_streams import require_stdout, write_stdout
 from specserve.target_source import default_name, locate_target
 
 HELP = "show a running service, or this machine and the model that would be served"
@@ -52,6 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the sections; raises SpecserveError."""
+    require_stdout()
     if arguments.connect is not None:
         for name in ("config", "target", "ballast"):
             if getattr(arguments, name) is not None:
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sections = _offline(arguments)
     text = msgspec.json.encode(sections).decode() + "\n" if arguments.json else _layout(sections)
-    sys.stdout.write(text)
+    write_stdout(text)
     return 0
 
 
@@ -165,5 +167,17 @@ def _layout(sections: dict[str, Section]) -> str:
     for name, section in sections.items():
         lines.append(name)
         width = max(len(key) for key in section)
-        lines += [f"  {key:<{width}}  {value}" for key, value in section.items()]
+        lines += [f"  {key:<{width}}  {_in_words(value)}" for key, value in section.items()]
     return "\n".join(lines) + "\n"
+
+
+def _in_words(value: object) -> str:
+    """As a launch prints its settings; what went through 32 bits has no more digits than those."""
+    if isinstance(value, float):
+        return in_words(float(f"{value:.7g}"))
+    if isinstance(value, dict):
+        fields = cast("dict[str, object]", value)
+        return ", ".join(f"{key} {_in_words(item)}" for key, item in fields.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_in_words, cast("list[object]", value))) or "none"
+    return in_words(value)

@@ -16,6 +16,7 @@ from specserve.config import Config, ResolvedConfig
 from specserve.errors import SpecserveError
 from specserve.launch import launch, resolve_here
 from specserve.process import die_with_parent, report_failure, report_ready
+from specserve.standard_streams import is_stdout_open, stdout_named, write_stdout
 from specserve.supervisor import EXIT_REFUSED, Ending
 from specserve.telemetry import setup_logging
 
@@ -59,14 +60,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Announcer:
-    """Tells a person on the terminal, or the command that started this launch, how it goes."""
+    """Tells a person on the terminal, or the command that started this launch, how it goes.
+
+    With stdout closed, as supervisors of daemons start their services, the log says it.
+    """
 
     def __init__(self, ready_fd: int | None) -> None:
         self._ready_fd = ready_fd
 
     def resolved(self, wish: Config, config: ResolvedConfig) -> None:
-        if self._ready_fd is None:
-            print_config(config)
+        if self._ready_fd is None and is_stdout_open():
+            with stdout_named():
+                print_config(config)
         if (remark := context_remark(wish, config)) is not None:
             log.warning("%s", remark)
         if (remark := unused_remark(wish)) is not None:
@@ -77,12 +82,13 @@ class _Announcer:
             log.warning("oversubscribed: processes share devices or cores; timings mean nothing")
 
     def ready(self, address: str) -> None:
-        if self._ready_fd is None:
-            sys.stdout.write(f"listening on {address}\n")
-            sys.stdout.flush()
-        else:
+        if self._ready_fd is not None:
             report_ready(self._ready_fd, address=address)
             self._ready_fd = None
+        elif is_stdout_open():
+            write_stdout(f"listening on {address}\n")
+        else:
+            log.info("listening on %s", address)
 
     def ended(self, ending: Ending) -> None:
         if not ending.error:

@@ -1,7 +1,8 @@
 # pyright: strict
-"""What a launch remarks on beside its settings, one line each. Decides nothing."""
+"""What a command remarks on beside what it prints, one line each. Decides nothing."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -10,6 +11,9 @@ from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
 from specserve.sizes import format_count, parse_count
 from specserve.topology import parse_topology
+
+if TYPE_CHECKING:
+    from specserve.client import Options
 
 _OF_DRAFTING = (
     "drafter", "colocated_drafter", "local_head", "layout", "gamma", "num_kept", "min_survival",
@@ -65,3 +69,13 @@ def ballast_remark(config: ResolvedConfig) -> str | None:
         f"the target carries {layers} of ballast, "
         f"{format_count(spec.ballast_params)} parameters, which change its cost and not its law"
     )
+
+
+def unshown_remark(options: "Options") -> str | None:
+    """What was asked of a service and is no part of plain text, if anything was."""
+    asked = {
+        "--logprobs": options.get("logprobs"),
+        "--prompt-logprobs": options.get("prompt_logprobs"),
+    }
+    flags = [flag for flag, value in asked.items() if value is not None]
+    return f"not shown: {', '.join(flags)}; --json shows them" if flags else None

@@ -2,6 +2,7 @@
 """Flags for every sampling field. Ranges are the server's business: it names field and limit."""
 
 import argparse
+from collections.abc import Collection
 from typing import TYPE_CHECKING, cast
 
 from specserve.errors import InvalidField
@@ -27,12 +28,16 @@ _NUMBERS = (
 )
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to `parser`, in a group of their own."""
+def add_sampling_options(parser: argparse.ArgumentParser, refused: Collection[str] = ()) -> None:
+    """Add the flags to `parser`, in a group of their own.
+
+    The fields that the command is going to refuse are read, for it to say why, and not shown.
+    """
     group = parser.add_argument_group("sampling")
     for field, kind, text in _NUMBERS:
         metavar = "X" if kind is float else "N"
-        group.add_argument(_flag(field), dest=field, type=kind, metavar=metavar, help=text)
+        shown = argparse.SUPPRESS if field in refused else text
+        group.add_argument(_flag(field), dest=field, type=kind, metavar=metavar, help=shown)
     group.add_argument("--ignore-eos", action="store_true", default=None, help="keep going")
     group.add_argument(
         "--stop", action="append", metavar="TEXT", help="end before this text; may be repeated"

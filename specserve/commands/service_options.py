@@ -6,6 +6,7 @@ unchecked, so that files, flags and `--set` share one set of rules and one kind 
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from specserve.config import DEFAULT_MODE, Config, load_config, parse_override
@@ -39,7 +40,7 @@ _VALUE_FLAGS = (
     ("--link", "speculation.link", "LINK",
      "to draft processes: shm, nccl (between GPUs; not yet run on any) or gloo (slow, for tests)"),
     ("--saguaro-c", "speculation.saguaro_c", "FACTOR", "0 to 1, on tokens prepared for"),
-    ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error"),
+    ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error (default info)"),
     ("--generation-config", "model.generation_config", "auto|none",
      "whether the model's own file says what unset sampling fields are (default auto)"),
     ("--kv-memory", "engine.kv_memory", "SIZE", "KV pool of each rank, e.g. 512MiB"),
@@ -58,12 +59,19 @@ _SWITCHES = (
 )
 
 
-def add_service_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to `parser`, in a group of their own."""
+def add_service_options(
+    parser: argparse.ArgumentParser, other_help: Mapping[str, str] | None = None
+) -> None:
+    """Add the flags to `parser`, in a group of their own.
+
+    `other_help` has the text, by flag, of those that mean something else to this command than to
+    `launch`.
+    """
+    help_of = other_help or {}
     group = parser.add_argument_group("service")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
     for flag, dotted, metavar, text in _VALUE_FLAGS:
-        group.add_argument(flag, dest=dotted, metavar=metavar, help=text)
+        group.add_argument(flag, dest=dotted, metavar=metavar, help=help_of.get(flag, text))
     for flag, dotted, text in _SWITCHES:
         action = argparse.BooleanOptionalAction
         group.add_argument(flag, dest=dotted, action=action, default=None, help=text)

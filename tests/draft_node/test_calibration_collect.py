@@ -195,5 +195,8 @@ def test_prompts_are_taken_from_all_files_in_turn(tmp_path):
     with pytest.raises(InvalidField, match=r"--prompts: .*b\.jsonl: prompt 1 has no tokens"):
         read_prompts(prompts, target, 2, max_len=3)
     (prompts / "b.jsonl").write_text("[]\n")
-    with pytest.raises(InvalidField, match="--prompts: cannot read"):
+    with pytest.raises(InvalidField, match=r"--prompts: .*b\.jsonl: line 1 is no object with a"):
         read_prompts(prompts, target, 1, max_len=3)
+    nowhere = tmp_path / "none.jsonl"
+    with pytest.raises(InvalidField, match=f"--prompts: cannot read {nowhere}: No such file or"):
+        read_prompts(nowhere, target, 1, max_len=3)

@@ -117,6 +117,11 @@ def test_the_version_is_printed(specserve):
             "drop --config a.toml --set 'model.name=a b'",
         ),
         (("chat", "--n", "2"), "--n: is 2; a conversation goes on from one answer"),
+        (
+            ("chat", "--logprobs", "0"),
+            "--logprobs: a conversation shows none; generate --json does",
+        ),
+        (("chat", "--prompt-logprobs", "2"), "--prompt-logprobs: a conversation shows none; gen"),
         (("info", "--ballast", "heavy"), "model.ballast: 'heavy' is not a count"),
         (("info", "--target", ""), "model.target: expected text that is not empty, got ''"),
         (("info", "--connect", "x:1", "--config", "y"), "--config: is of no use with --connect"),
@@ -399,7 +404,7 @@ def test_an_answer_that_cannot_be_written_is_one_line():
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert result.returncode == 1
-    assert result.stderr == "specserve: [Errno 28] No space left on device\n"
+    assert result.stderr == "specserve: stdout: No space left on device\n"
 
 
 @pytest.mark.slow

@@ -1,0 +1,60 @@
+"""A conversation line by line, with a real service in front of a scripted target."""
+
+import io
+
+import pytest
+
+from specserve.cli import main
+from specserve.types import Submit
+from tests.specserve.api.conftest import model_folder, rig, shared_rig  # noqa: F401 - fixtures
+
+KNOWN = "known are /reset and /exit, and a message that begins with a slash is written with two"
+
+
+@pytest.fixture
+def say(rig, capsys, monkeypatch):  # noqa: F811
+    """`say(script)` is the exit code of such a chat, and what it wrote to stderr."""
+
+    def run(script: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(script))
+        returncode = main(["chat", "--connect", rig.address])
+        return returncode, capsys.readouterr().err
+
+    return run
+
+
+def asked(rig) -> list[str]:  # noqa: F811
+    requests = [message.request for message in rig.target.received(Submit)]
+    return [rig.tokenizer.decode(request.prompt_token_ids) for request in requests]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("/quit", "unknown command /quit"),
+        ("/", "unknown command /"),
+        ("/etc is what?", "unknown command /etc"),
+        ("/reset now", "/reset stands alone"),
+    ],
+)
+def test_an_unknown_command_is_no_question(rig, say, line, problem):  # noqa: F811
+    assert say(f"{line}\n") == (1, f"specserve: {problem}; {KNOWN}\n")
+    assert asked(rig) == []
+
+
+def test_a_message_may_begin_with_a_slash(rig, say):  # noqa: F811
+    assert say("//etc is what?\n") == (0, "")
+    assert asked(rig) == ["user: /etc is what?\nassistant:"]
+
+
+def test_a_full_context_says_how_to_go_on(say):
+    returncode, error = say(f"fox\n{'x ' * 500}\n")
+    assert returncode == 1
+    assert error.startswith("specserve: prompt: has ")
+    assert error.endswith("; /reset forgets the conversation so far\n")
+
+
+def test_nothing_is_to_forget_before_the_first_answer(say):
+    returncode, error = say(f"{'x ' * 500}\n")
+    assert returncode == 1
+    assert "/reset" not in error
