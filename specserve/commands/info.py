@@ -180,4 +180,4 @@ def _in_words(value: object) -> str:
         return ", ".join(f"{key} {_in_words(item)}" for key, item in fields.items()) or "none"
     if isinstance(value, list | tuple):
         return ", ".join(map(_in_words, cast("list[object]", value))) or "none"
-    return in_words(value)
+    return in_words("none" if value in (None, "") else value)
