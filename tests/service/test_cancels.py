@@ -12,7 +12,7 @@ import pytest
 
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
-from specserve.client import AsyncClient
+from specserve.client import AsyncClient, Client
 
 NUM_REQUESTS = 10_000
 NUM_WORKERS = 24
@@ -65,3 +65,15 @@ def test_ten_thousand_cancels_and_disconnects_leak_no_block(start_service: Calla
     load = asyncio.run(_idle_load(address))
     assert (load.num_running, load.num_waiting) == (0, 0)
     assert load.num_free_blocks == load.num_blocks
+
+
+@pytest.mark.slow
+def test_a_load_that_is_asked_for_after_an_answer_has_counted_it(service: str):
+    with Client(service) as client:
+        for _ in range(20):
+            before = client.load().num_generated_tokens
+            client.generate("a", max_tokens=20, ignore_eos=True)
+            load = client.load()
+            assert load.num_generated_tokens == before + 20
+            assert load.num_running == 0
+            assert load.report_age_s < 0.2
