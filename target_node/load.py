@@ -33,7 +33,7 @@ class LoadMeter:
         self._num_decode_rounds = 0
         self._draft_s = 0.0
         self._forward_s = 0.0
-        self._was_idle = True  # when the latest report was made
+        self._has_news = False  # rounds that no report has counted
 
     def count_prefill(self, rows: list[Row]) -> None:
         """Prompt tokens of a round's rows, before its outcomes are taken over."""
@@ -51,6 +51,7 @@ class LoadMeter:
     def count_round(self, deltas: list[SampleDelta], record: RoundRecord) -> None:
         """What the round that `count_prefill` saw brought, once it is over."""
         self.num_rounds += 1
+        self._has_news = True
         self._num_generated_tokens += sum(len(delta.token_ids) for delta in deltas)
         self._count_drafts(record)
         if not self._prefills:
@@ -70,7 +71,7 @@ class LoadMeter:
         """A report is: regularly, when the last request ends, a draft process comes or goes."""
         return (
             num_drafts_attached != self._num_drafts_attached
-            or (_is_idle(scheduler) and not self._was_idle)
+            or (self._has_news and not scheduler.running and not scheduler.waiting)
             or time.monotonic() >= self._next_s
         )
 
@@ -81,7 +82,7 @@ class LoadMeter:
         now_s = time.monotonic()
         self._num_drafts_attached = speculation.num_drafts_attached
         self._next_s = now_s + LOAD_PERIOD_S
-        self._was_idle = _is_idle(scheduler)
+        self._has_news = False
         pool = scheduler.pool
         return Load(
             num_running=len(scheduler.running),
@@ -106,7 +107,3 @@ class LoadMeter:
             forward_s=self._forward_s,
             **asdict(speculation),
         )
-
-
-def _is_idle(scheduler: Scheduler) -> bool:
-    return not scheduler.running and not scheduler.waiting

@@ -124,8 +124,8 @@ class TargetNode:
             ]
             if deltas:
                 self.control.send(RoundEvents(self._load.num_rounds, deltas))
-        self._end_finished(rows, sampled)
         self._load.count_round(deltas, record)
+        self._end_finished(rows, sampled)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """On every rank; the logits that `batch` wants."""
@@ -256,6 +256,7 @@ class TargetNode:
         for sequence in live.sequences:
             sequence.finish_reason = sequence.finish_reason or FinishReason.ABORT
             self._drop(sequence)
+        self._publish_load()  # before, so that who asks once it has ended finds it counted
         self.control.send(live.end(terminal, error, code))
 
     def _fail(self, live: LiveRequest, fault: Fault) -> None:
