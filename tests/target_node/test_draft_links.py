@@ -156,6 +156,17 @@ def test_every_attachment_has_an_epoch_of_its_own(pair):
     assert pair.links.with_epoch(0) is None
 
 
+def test_a_draft_that_repeated_itself_while_the_target_loaded_attaches_once(pair, caplog):
+    first, _ = pair.drafts
+    for _ in range(4):
+        first.introduce()
+    pair.until(lambda: first.end.epoch is not None)
+    for _ in range(30):
+        pair.turn()
+    assert first.end.epoch == pair.peers[0].epoch == 1
+    assert "attaches anew" not in caplog.text
+
+
 def test_a_killed_draft_is_noticed_at_once(pair):
     first, second = pair.drafts
     pair.attach(first, second)
