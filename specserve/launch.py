@@ -41,12 +41,7 @@ def resolve_here(config: Config) -> ResolvedConfig:
 def launch(
     config: ResolvedConfig, *, runtime_root: Path, on_ready: Callable[[str], None]
 ) -> Ending:
-    """Serve until a signal or a failure; `on_ready` gets host:port once requests are accepted.
-
-    Raises InvalidField for a port in use and Unsupported for an address that this machine does not
-    have, before anything is started.
-    """
-    _require_free_port(config.server.host, config.server.grpc_port)
+    """Serve until a signal or a failure; `on_ready` gets host:port once requests are accepted."""
     with SignalPipe() as signals, run_dir(runtime_root) as folder:  # no signal keeps the folder
         path = folder / "config.json"
         write_resolved(config, path)
@@ -76,8 +71,11 @@ def plan_children(config: ResolvedConfig) -> list[ChildCommand]:
     ]
 
 
-def _require_free_port(host: str, port: int) -> None:
-    """Fail before loading a model. The API process binds later, and reports a lost race itself."""
+def require_free_port(host: str, port: int) -> None:
+    """Fail before loading a model. The API process binds later, and reports a lost race itself.
+
+    Raises InvalidField for a port in use, Unsupported for an address that this machine has not.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as listener:  # which fails where there is no IPv6

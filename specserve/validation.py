@@ -51,6 +51,7 @@ def validate_request(request: Request, limits: Limits) -> Request:
     """
     validate_sampling(request.sampling, limits)
     _check_length("request_id", request.request_id, 1, MAX_ID_CHARS)
+    _check_printable("request_id", request.request_id)  # messages and logs quote it
     _check_length("cache_salt", request.cache_salt, 0, MAX_ID_CHARS)
     _check_int("seed", request.seed, 0, 2**64 - 1)
     if request.deadline_s is not None and not abs(request.deadline_s) < float("inf"):
@@ -134,6 +135,13 @@ def _check_float(
 def _check_length(field: str, text: str, lowest: int, highest: int) -> None:
     if not lowest <= len(text) <= highest:
         raise InvalidField(field, f"has {len(text)} characters; it must have {lowest} to {highest}")
+
+
+def _check_printable(field: str, text: str) -> None:
+    for place, character in enumerate(text):
+        if not character.isprintable():
+            problem = f"has {character!r} at place {place}; it must be printable"
+            raise InvalidField(field, problem)
 
 
 def _check_count(field: str, values: Collection[object], highest: int) -> None:

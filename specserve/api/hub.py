@@ -42,6 +42,9 @@ _HELLO_PERIOD_S = 0.5
 # Longer than the target's pauses between reports. Where everything was paused, this process may
 # wake first and find its own limit over.
 _SECOND_LOOK_S = 2.0
+# Whoever started both processes knows which of its ranks died, and says so soon after the end of
+# the socket.
+_LAUNCHERS_WORD_S = 0.3
 
 
 class Hub:
@@ -236,6 +239,7 @@ class Hub:
 
     async def _watch_socket(self) -> None:
         await self._control.target_lost()
+        await asyncio.sleep(_LAUNCHERS_WORD_S)
         self.target_lost("its process closed the control socket")
 
     async def _deal_out(self) -> None:

@@ -14,7 +14,7 @@ from specserve.commands.remarks import ballast_remark, context_remark, unused_re
 from specserve.commands.service_options import add_service_options, read_config
 from specserve.config import Config, ResolvedConfig
 from specserve.errors import SpecserveError
-from specserve.launch import launch, resolve_here
+from specserve.launch import launch, require_free_port, resolve_here
 from specserve.process import die_with_parent, report_failure, report_ready
 from specserve.standard_streams import is_stdout_open, stdout_named, write_stdout
 from specserve.supervisor import EXIT_REFUSED, Ending
@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         wish = read_config(arguments)
         config = resolve_here(wish)
         setup_logging("supervisor", config.telemetry.log_level)
+        require_free_port(config.server.host, config.server.grpc_port)
         announcer.resolved(wish, config)
         ending = launch(config, runtime_root=_runtime_root(), on_ready=announcer.ready)
     except SpecserveError as error:

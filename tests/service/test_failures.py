@@ -122,6 +122,7 @@ def test_a_killed_rank_ends_the_service_and_every_stream_with_an_error(launch, r
     thread.join(30)
     assert not thread.is_alive()
     assert getattr(outcome.get("error"), "code", None) == "UNAVAILABLE", outcome
+    assert f"target rank {rank}" in str(outcome["error"])
     assert service.exit_code() == 1
     assert time.monotonic() - killed_s < 15
     assert f"target rank {rank}" in service.output.splitlines()[-1]
@@ -189,10 +190,9 @@ def test_a_port_in_use_is_one_clear_line(launch, service: str):
         timeout=120,
         check=False,
     )
-    assert second.returncode != 0
-    (line,) = second.stderr.strip().splitlines()[-1:]
+    assert second.returncode == 2
+    (line,) = (second.stdout + second.stderr).splitlines()
     assert port in line
-    assert "Traceback" not in second.stderr
 
 
 @pytest.mark.slow

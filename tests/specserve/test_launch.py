@@ -11,9 +11,9 @@ import pytest
 
 from specserve import launch as module
 from specserve.child import ChildCommand
-from specserve.config import Placement, ResolvedConfig, ServerConfig
+from specserve.config import Placement, ResolvedConfig
 from specserve.errors import InvalidField, Unsupported
-from specserve.launch import launch, plan_children
+from specserve.launch import plan_children, require_free_port
 from specserve.process import parse_child_arguments
 
 
@@ -150,22 +150,16 @@ def test_a_child_reads_what_its_command_line_says(tmp_path):
     assert parse_child_arguments(plain[plain.index("--config") :]).link_fds == ()
 
 
-def never_ready(address: str) -> None:
-    raise AssertionError(f"listened on {address}")
-
-
-def test_a_port_in_use_is_refused_by_name(tmp_path):
+def test_a_port_in_use_is_refused_by_name():
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        config = ResolvedConfig(server=ServerConfig(grpc_port=port))
-        with pytest.raises(
-            InvalidField, match=rf"server\.grpc_port: 127\.0\.0\.1:{port} is in use"
-        ):
-            launch(config, runtime_root=tmp_path, on_ready=never_ready)
+        problem = rf"server\.grpc_port: 127\.0\.0\.1:{port} is in use"
+        with pytest.raises(InvalidField, match=problem):
+            require_free_port("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("step", ["socket", "bind"])
-def test_an_address_that_this_machine_does_not_have_is_refused_by_name(tmp_path, monkeypatch, step):
+def test_an_address_that_this_machine_does_not_have_is_refused_by_name(monkeypatch, step):
     class NoSuchAddress(socket.socket):
         def __init__(self, family):
             if step == "socket":
@@ -176,6 +170,5 @@ def test_an_address_that_this_machine_does_not_have_is_refused_by_name(tmp_path,
             raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
     monkeypatch.setattr(module.socket, "socket", NoSuchAddress)
-    config = ResolvedConfig(server=ServerConfig(host="::1"))
     with pytest.raises(Unsupported, match=r"server\.host: cannot listen on ::1: (Addr|Cannot)"):
-        launch(config, runtime_root=tmp_path, on_ready=never_ready)
+        require_free_port("::1", 7411)

@@ -67,6 +67,7 @@ BAD = [
     ("seed", 2**64),
     ("request_id", ""),
     ("request_id", "x" * 257),
+    ("request_id", "mine\nERROR forged"),
     ("cache_salt", "x" * 257),
     ("deadline_s", math.nan),
     ("deadline_s", math.inf),
