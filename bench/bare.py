@@ -27,7 +27,7 @@ def load_runner(setup: Setup) -> Runner:
     model = load_model(
         setup.folder,
         dtype=getattr(torch, setup.dtype),
-        device=torch.device("cpu"),
+        device=torch.device(setup.device),
         parallel=TensorParallel(),
         ballast=setup.ballast,
         deterministic=setup.deterministic,
@@ -102,17 +102,26 @@ class Bare:
     def _forward_s(self, batch: AttentionBatch) -> float:
         """Seconds of one bare forward with logits for the last token of each row."""
         runner, counts = self._runner, batch.num_tokens
-        positions = torch.from_numpy(batch.positions())
+        device = runner.model.embedding.device
+        positions = torch.from_numpy(batch.positions()).to(device)
         token_ids = positions % runner.model.config.vocab_size  # any tokens cost the same
-        last = torch.from_numpy(np.cumsum(counts) - 1)
+        last = torch.from_numpy(np.cumsum(counts) - 1).to(device)
         runner.passes.plan(batch)
+        _await(device)
         cpu_s, start_s = time.thread_time(), time.perf_counter()
         hidden, _ = runner.passes.run(token_ids)
         rows = hidden if len(last) == len(hidden) else hidden.index_select(0, last)
         runner.model.logits(rows)
+        _await(device)
         elapsed_s = time.perf_counter() - start_s
         self._cpu_s = time.thread_time() - cpu_s
         return elapsed_s
+
+
+def _await(device: torch.device) -> None:
+    """Until the device has done what it was asked for; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

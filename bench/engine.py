@@ -3,6 +3,7 @@
     python -m bench.engine                        60M ballast target, batch 1, 4, 16
     python -m bench.engine --quick                the same in less than two minutes
     python -m bench.engine --ballast none         the embedded model as it is
+    python -m bench.engine --device cuda --dtype bfloat16 --target ./Qwen3-0.6B --ballast none
 
 Writes results.json, report.md and plots to --out; definitions are in bench/README.md.
 """
@@ -42,6 +43,7 @@ from specserve.sizes import parse_count
 from specserve.target_source import locate_target
 
 _LOAD_TIMEOUT_S = 10.0
+_CUDA_POOL = "4GiB"
 
 FULL = Plan(
     batch_sizes=(1, 4, 16),
@@ -74,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ballast", default="60M", metavar="PARAMS", help='pad the target; "none" (default 60M)'
     )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of all arms")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of all arms")
     parser.add_argument("--threads", type=int, default=1, metavar="CORES")
     parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B")
@@ -139,7 +142,9 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
         str(arguments.threads),
     ]
     flags += ["--dtype", arguments.dtype]
-    flags += ["--device", "cpu", "--speculation", "off"]
+    flags += ["--device", arguments.device, "--speculation", "off"]
+    # Three processes share a GPU, each with a pool, and a service by itself would take it all.
+    flags += ["--kv-memory", _CUDA_POOL] if arguments.device == "cuda" else []
     flags += ["--ballast", str(ballast)] if ballast else []
     machine = describe_machine()
     with serve(flags) as served:
@@ -149,6 +154,7 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
             cores=target_cores,
             threads=arguments.threads,
             ballast=ballast,
+            device=arguments.device,
             dtype=arguments.dtype,
             deterministic=served.model.deterministic,
             block_size=EngineConfig().block_size,
@@ -166,6 +172,7 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
             num_params=served.model.num_params + served.model.ballast_params,
             ballast_params=served.model.ballast_params,
             num_layers=served.model.num_layers,
+            device=served.model.device,
             dtype=served.model.dtype,
             deterministic=served.model.deterministic,
             threads=arguments.threads,

@@ -22,6 +22,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     cpu: str
     num_cores: int
+    gpus: tuple[str, ...] = ()
     load_average: tuple[float, float, float]
     platform: str
     versions: dict[str, str]
@@ -33,8 +34,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         """For reports."""
         load = " ".join(f"{value:.2f}" for value in self.load_average)
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        gpus = "".join(f"{name}, " for name in self.gpus)
         return (
-            f"{self.cpu}, {self.num_cores} cores, load average before the run {load}; "
+            f"{gpus}{self.cpu}, {self.num_cores} cores, load average before the run {load}; "
             f"{self.platform}; {self.date}; commit {self.commit}; {versions}"
         )
 
@@ -48,6 +50,7 @@ def describe_machine() -> Machine:
         # Vector units double the speed of a core, and the name does not tell them.
         cpu=f"{hardware.cpu_name} ({torch.backends.cpu.get_cpu_capability()})",
         num_cores=len(hardware.cores),
+        gpus=tuple(device.name for device in hardware.cuda_devices),
         load_average=os.getloadavg(),
         platform=platform.platform(),
         versions=versions,

@@ -22,6 +22,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     parent_pid: int
     cores: tuple[int, ...]
     threads: int = 1
+    device: str = "cpu"
     ballast: int = 0
     dtype: str = "float32"
     deterministic: bool = True

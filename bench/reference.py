@@ -24,7 +24,7 @@ def load_reference(setup: Setup) -> Any:  # noqa: ANN401 - transformers types it
     """The model of `setup` in transformers, ready to generate."""
     torch.set_num_threads(setup.threads)
     transformers.utils.logging.set_verbosity_error()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         setup.folder, dtype=getattr(torch, setup.dtype)
     )
     spec = with_ballast(read_spec(Path(setup.folder)), setup.ballast)
@@ -32,7 +32,7 @@ def load_reference(setup: Setup) -> Any:  # noqa: ANN401 - transformers types it
         append_ballast_layer(model, width)
     # The service is told to ignore the end of the text; here nothing ends it either.
     model.generation_config.eos_token_id = None
-    return model.eval()
+    return model.to(setup.device).eval()
 
 
 def append_ballast_layer(model: Any, width: int) -> None:  # noqa: ANN401
@@ -81,7 +81,8 @@ class Reference:
         # Off: the default for top_k is 50, and the service samples from the whole vocabulary.
         law = {"temperature": job.temperature, "top_k": 0, "top_p": 1.0} if sampled else {}
         before, start_s = usage(), time.perf_counter()
-        input_ids, mask = _left_padded(job.prompts)
+        device = self._model.device
+        input_ids, mask = (each.to(device) for each in _left_padded(job.prompts))
         output = self._model.generate(
             input_ids,
             attention_mask=mask,

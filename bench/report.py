@@ -70,7 +70,8 @@ def _conditions(results: Results) -> str:
     )
     lines = [
         f"- Target: {target.name}, {target.num_params / 1e6:.1f}M parameters, {ballast}; "
-        f"{target.num_layers} layers, {target.dtype}, deterministic: {target.deterministic}.",
+        f"{target.num_layers} layers, {target.device}, {target.dtype}, "
+        f"deterministic: {target.deterministic}.",
         f"- {results.machine.line}.",
         f"- Every arm computes on core(s) {_cores(target.target_cores)} with {target.threads} "
         f"thread(s). API process and client run on core(s) {_cores(target.client_cores)}: "

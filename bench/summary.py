@@ -69,6 +69,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     num_params: int  # with ballast
     ballast_params: int
     num_layers: int
+    device: str
     dtype: str
     deterministic: bool
     threads: int

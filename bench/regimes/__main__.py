@@ -3,6 +3,7 @@
     python -m bench.regimes                              everything: a night
     python -m bench.regimes --quick                      at most 15 minutes
     python -m bench.regimes --arms sync-lm async-lm --ballast 100M --batch-sizes 1
+    python -m bench.regimes --quick --device cuda --ballast 100M    one GPU or several
 
 Real services on their own cores, asked over gRPC. Writes results.json and report.md to --out, again
 after every setting, and plots in the end; definitions are in bench/README.md.
@@ -73,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--fan-outs", type=int, nargs="+", metavar="N", help="budgets of the hit-rate curves")
     add("--prompts", type=int, metavar="N", help="prompts a domain at batch 1")
     add("--tokens", type=int, metavar="N", help="new tokens per prompt")
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="of targets and drafts")
     add("--dtype", default="float32", choices=DTYPES, help="of the target, as of specserve launch")
     add("--kv-dtype", choices=DTYPES, help="of keys and values, as of specserve launch")
     add(
@@ -146,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             drafters=read_drafters(arguments.drafter),
             ballasts={name: num_params(name) for name in plan.ballasts},
             is_pinned=not arguments.unpinned,
+            device=arguments.device,
             dtype=arguments.dtype,
             kv_dtype=arguments.kv_dtype,
             half_weights=arguments.half_weights,

@@ -49,7 +49,8 @@ def conditions(results: Results) -> str:
         "it. In `1+0` the API process has the second core; in `1+1` and with two threads it has "
         "none of its own and takes time from target or draft."
         + ("" if served.is_pinned else " **Not pinned: times mean little.**"),
-        f"- {plan.num_tokens} new tokens a prompt, end of text ignored, {served.dtype}"
+        f"- {plan.num_tokens} new tokens a prompt, end of text ignored, "
+        f"{served.device}, {served.dtype}"
         f"{' with weights in 16 bits' if served.half_weights else ''}, keys and values in "
         f"{served.kv_dtype}; every group of "
         "prompts goes to all arms of its contest in rotated order, the first group once more "

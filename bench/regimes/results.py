@@ -86,6 +86,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     drafters: dict[str, str]
     num_cores: int
     is_pinned: bool
+    device: str = "cpu"
     dtype: str = "float32"
     half_weights: bool = False
     kv_dtype: str = "float32"

@@ -45,6 +45,7 @@ class Options:
     drafters: dict[str, DrafterChoice]  # by label
     ballasts: dict[str, int]  # parameters by name; 0: none
     is_pinned: bool
+    device: str
     dtype: str
     kv_dtype: str | None
     half_weights: bool | None
@@ -53,6 +54,8 @@ class Options:
     @property
     def keeps_16_bits(self) -> bool:
         """Whether the services do."""
+        if self.device != "cpu":
+            return False
         if self.dtype != "float32":
             return can_halve_exactly()
         wish = self.half_weights
@@ -61,14 +64,16 @@ class Options:
     @property
     def flags(self) -> list[str]:
         """Of every service."""
-        flags = ["--target", str(self.target), "--device", "cpu", "--dtype", self.dtype]
+        flags = ["--target", str(self.target), "--device", self.device, "--dtype", self.dtype]
         flags += ["--generation-config", "none"]  # what is not asked for changes no law
         flags += [] if self.kv_dtype is None else ["--kv-dtype", self.kv_dtype]
         if self.half_weights is not None:
             flags.append("--half-weights" if self.half_weights else "--no-half-weights")
-        return (
-            flags if self.is_pinned else [*flags, "--set", "topology.pin=false", "--oversubscribe"]
-        )
+        if not self.is_pinned:
+            flags += ["--set", "topology.pin=false"]
+        if not self.is_pinned or self.device == "cuda":  # one GPU may have to do for both
+            flags.append("--oversubscribe")
+        return flags
 
 
 class Run:
@@ -126,8 +131,10 @@ class Run:
 
     def _measure(self) -> None:
         plan = self._plan
+        # Cores that a target could have instead of a draft process: of a GPU they are no part.
+        num_cores = len(self._cores) if self._options.device == "cpu" else 1
         contests = Entrants(
-            plan=plan, drafters=self._options.drafters, num_cores=len(self._cores)
+            plan=plan, drafters=self._options.drafters, num_cores=num_cores
         ).contests()
         work = [
             (ballast, contest)
@@ -227,6 +234,7 @@ class Run:
                 drafters={label: _place(choice) for label, choice in options.drafters.items()},
                 num_cores=len(self._cores),
                 is_pinned=options.is_pinned,
+                device=options.device,
                 dtype=options.dtype,
                 half_weights=options.keeps_16_bits,
                 kv_dtype=self._kv_dtype,

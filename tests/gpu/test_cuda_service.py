@@ -8,6 +8,7 @@ import torch
 
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
+from specserve.cli import main
 from specserve.client import Client
 from tests.exactness.workload import MAX_MODEL_LEN, differing, run, seeded_requests
 
@@ -87,6 +88,11 @@ def test_processes_that_share_a_device_share_its_memory(start_service: Callable[
     with Client(address) as client:
         answer = client.generate("def add(a, b):", temperature=0, max_tokens=24, ignore_eos=True)
     assert len(answer.samples[0].token_ids) == 24
+
+
+def test_the_audit_passes():
+    flags = ("--device", "cuda", "--dtype", "float32", "--deterministic", "--drafter", "dspark")
+    assert main(["audit", "--quick", *flags]) == 0
 
 
 @pytest.mark.multigpu
