@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from draft_node.training import losses, warm_start
 from draft_node.training.block_model import BlockModel
 from draft_node.training.blocks import Blocks, cut_blocks, draw_anchors, gather_rows
+from draft_node.training.compiled_loss import stays_eager
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.losses import LossWeights
@@ -163,8 +164,7 @@ class BlockObjective(nn.Module):
         rows = np.stack([stream[s : s + length + 1] for s in starts]).astype(np.int64)
         return list(torch.from_numpy(rows).to(self._target.device).split(_EVALUATED_ROWS))
 
-    # Not compiled: random numbers, and a forward pass that has kernels of its own.
-    @torch.compiler.disable()
+    @stays_eager  # random numbers, and a forward pass that has kernels of its own
     def _draw(
         self, tokens: Tensor, generator: torch.Generator | None, max_gap: int, fixed: bool = False
     ) -> _Parts:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from draft_node.training.compiled_loss import stays_eager
 from draft_node.training.decoder import Decoder, DecoderConfig
 from draft_node.training.frozen_target import FrozenTarget
 from specserve.model.transformer import EMBEDDING_TAP
@@ -36,8 +37,7 @@ class DistilledDecoder(Decoder):
         told = F.cross_entropy(logits, self._laws(token_ids))
         return torch.lerp(plain, told, self._share)
 
-    # Not compiled: a forward pass that has kernels of its own.
-    @torch.compiler.disable()
+    @stays_eager  # a forward pass that has kernels of its own
     @torch.no_grad()
     def _laws(self, token_ids: Tensor) -> Tensor:
         """The target's probabilities of the token after each, [B * T, V] float32."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from draft_node.training import checkpoint, divergence
 from draft_node.training.batches import BatchSource
 from draft_node.training.checkpoint import Progress
+from draft_node.training.compiled_loss import compiled_loss
 from draft_node.training.optimizer import Optimizer, OptimizerConfig
 from draft_node.training.precision import fast_bfloat16
 from draft_node.training.schedule import ActiveClock, Schedule
@@ -82,9 +83,7 @@ class Trainer:
         else:
             self.model.initialise(config.seed)
         self._active = ActiveClock(self.progress.active_s, self.progress.recent_step_s)
-        loss = self.model.loss
-        # dynamic=False: three row lengths are three static kernels, each faster than a general one
-        self._loss = torch.compile(loss, dynamic=False) if config.compile else loss
+        self._loss = compiled_loss(self.model) if config.compile else self.model.loss
 
     def _resume(self) -> None:
         model, optimizer, self.progress = checkpoint.load(self.path)

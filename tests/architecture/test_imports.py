@@ -18,8 +18,23 @@ def test_import_contracts_hold():
     "module", ["specserve.cli", "specserve.launch", "specserve.api", "specserve.client"]
 )
 def test_light_processes_load_no_torch(module):
-    program = f"import sys, {module}; print('torch' in sys.modules)"
+    assert not loads(module, "torch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module",
+    ["target_node.start", "draft_node.start", "draft_node.training.__main__"]
+    + [f"draft_node.training.{kind}_run" for kind in ("block", "language_model", "local_head")],
+)
+def test_who_compiles_nothing_loads_no_compiler(module):
+    assert not loads(module, "torch._dynamo")
+
+
+def loads(module: str, other: str) -> bool:
+    """Whether importing `module` in a new process imports `other`."""
+    program = f"import sys, {module}; print({other!r} in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert result.stdout.strip() == "False"
+    return result.stdout.strip() == "True"

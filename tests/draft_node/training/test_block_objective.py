@@ -8,6 +8,7 @@ from draft_node.training import block_objective, losses
 from draft_node.training.batches import BatchSource
 from draft_node.training.block_objective import BlockObjective
 from draft_node.training.checkpoint import load
+from draft_node.training.compiled_loss import compiled_loss
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.optimizer import OptimizerConfig
 from draft_node.training.schedule import Schedule
@@ -188,14 +189,22 @@ def test_layers_to_start_from_are_spread_over_the_target():
 
 
 @pytest.mark.slow
-def test_the_compiled_step_computes_the_same(target):
+def test_the_compiled_step_computes_the_same_and_draws_as_it_is(target, monkeypatch):
+    draw_anchors, traced = block_objective.draw_anchors, []
+
+    def draw(*arguments):
+        traced.append(torch.compiler.is_compiling())
+        return draw_anchors(*arguments)
+
+    monkeypatch.setattr(block_objective, "draw_anchors", draw)
     objective = make_objective(target, "dspark", max_gap=2)
     tokens = random_tokens(2, 33)
     found = []
-    for loss in (objective.loss, torch.compile(objective.loss, dynamic=False, backend="eager")):
+    for loss in (objective.loss, compiled_loss(objective, backend="eager")):
         torch.manual_seed(1)
         found.append(loss(tokens[:, :-1], tokens[:, 1:]).detach())
     torch.testing.assert_close(*found)
+    assert traced == [False, False]
 
 
 def test_checkpoints_hold_the_drafter_alone(target, tmp_path):
