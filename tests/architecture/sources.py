@@ -1,6 +1,7 @@
 """The project's own Python files, as the architecture tests see them."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -13,5 +14,6 @@ def source_files() -> list[Path]:
     return sorted(path for path in files if "grpc_gen" not in path.parts)
 
 
+@cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
