@@ -10,6 +10,7 @@ import numpy as np
 
 from specserve import compiled
 from specserve.compiled_sources import key_of
+from specserve.exp32 import exp32
 from specserve.noise_kernel import largest
 
 Array = np.ndarray
@@ -18,9 +19,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Sums may be reordered, so that they are vectors; every token still has an order of its own, the
 # same in any batch. What is not finite stays that.
 _ARITHMETIC = {"contract", "reassoc", "arcp", "nsz"}
-_LOG2_E = np.float32(1.44269504)
-_LEAST_EXPONENT, _MOST_EXPONENT, _BIAS = np.float32(-126.0), np.float32(127.0), np.int32(127)
-_MANTISSA_BITS = np.int32(23)
 _LEAST_GAP = np.float32(-1e4)  # of logits: a token that is impossible adds nothing
 
 
@@ -32,25 +30,7 @@ def _compiled(function: _Function) -> _Function:
 # --- numbers -------------------------------------------------------------------------------------
 
 
-@_compiled
-def exp(x: np.float32) -> np.float32:
-    """e**x to the last few bits, in a form that loops are vectorised with; 1e-38 to 2e38."""
-    scaled = x * _LOG2_E
-    if scaled < _LEAST_EXPONENT:  # false for NaN, which is to stay one
-        scaled = _LEAST_EXPONENT
-    if scaled > _MOST_EXPONENT:
-        scaled = _MOST_EXPONENT
-    whole = np.floor(scaled + np.float32(0.5))
-    part = scaled - whole  # -.5 to .5, and 2**part by its series
-    power = np.float32(1.5403530e-4)
-    power = power * part + np.float32(1.3333558e-3)
-    power = power * part + np.float32(9.6181291e-3)
-    power = power * part + np.float32(5.5504109e-2)
-    power = power * part + np.float32(2.4022651e-1)
-    power = power * part + np.float32(6.9314718e-1)
-    power = power * part + np.float32(1.0)
-    bits = np.int32((np.int32(whole) + _BIAS) << _MANTISSA_BITS)
-    return power * bits.view(np.float32)
+exp = _compiled(exp32)
 
 
 @_compiled
