@@ -69,7 +69,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     num_params: int  # with ballast
     ballast_params: int
     num_layers: int
-    device: str
     dtype: str
     deterministic: bool
     threads: int
@@ -77,6 +76,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     client_cores: tuple[int, ...]
     oversubscribed: bool
     allocator: str  # tuning of the C library's allocator, in all arms
+    device: str = "cpu"
 
 
 class Repetition(msgspec.Struct, frozen=True, kw_only=True):

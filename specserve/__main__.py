@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from specserve.standard_streams import hold_closed_streams
+from specserve.standard_streams import prepare_streams
 from specserve.stop_signals import ends_at_once, exit_when_stopped, heard_stops, ignore_stops
 
 EXIT_STOPPED = 0
@@ -12,7 +12,7 @@ EXIT_INTERRUPTED = 130  # as shells report SIGINT
 
 def main() -> int:
     """The exit code; Ctrl-C is one even while modules are still being imported."""
-    hold_closed_streams()
+    prepare_streams()
     return _launch() if sys.argv[1:2] == ["launch"] else _main()
 
 

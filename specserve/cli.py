@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from specserve import __version__
 from specserve.commands import audit, calibrate, chat, generate, info, launch, train
 from specserve.errors import SpecserveError
-from specserve.standard_streams import is_stdout_open
+from specserve.standard_streams import complain, is_stdout_open, write_stdout
 from specserve.stop_signals import interrupts_merged
 
 EXIT_FAILED = 1
@@ -46,12 +46,12 @@ EXAMPLES = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 1 for a failure, 2 for bad usage or configuration."""
-    arguments = build_parser().parse_args(argv)
     try:
+        arguments = build_parser().parse_args(argv)
         with interrupts_merged():
             return arguments.run(arguments)
     except SpecserveError as error:
-        sys.stderr.write(f"specserve: {error}\n")
+        complain(str(error))
         return EXIT_USAGE if error.code in _USAGE_CODES else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_PIPE_CLOSED
     except OSError as error:  # a full disk behind stdout, say
         named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        sys.stderr.write(f"specserve: {named}\n")
+        complain(named)
         _forget_output()
         return EXIT_FAILED
 
@@ -102,6 +102,13 @@ class _Parser(argparse.ArgumentParser):
         # What begins like a negative number is a value, and whoever takes it says what is wrong
         # with it: to argparse -60M would be an option, and the one before it without a value.
         self._negative_number_matcher = re.compile(r"-\.?\d")
+
+    def _print_message(self, message: str, file: Any = None) -> None:  # noqa: ANN401
+        """argparse says nothing where there is no room for its help."""
+        if message and file is sys.stdout and is_stdout_open():
+            write_stdout(message)
+        else:
+            super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"specserve: {message} (see {self.prog} --help)\n")

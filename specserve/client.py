@@ -14,9 +14,9 @@ is the gRPC status. Knows the public API only: it would serve as well against an
 import asyncio
 import math
 import queue
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from types import TracebackType
-from typing import Any, Self, SupportsFloat, TypedDict, Unpack
+from typing import Any, NoReturn, Self, SupportsFloat, TypedDict, Unpack
 
 import grpc
 import grpc.aio
@@ -36,7 +36,8 @@ Prompt = str | Sequence[int] | Sequence[ChatMessage]
 _LONGEST_TIMEOUT_S = 1e8  # three years: beyond, gRPC's own clock overflows
 _CONNECT_TIMEOUT_S = 10.0
 _CLOSED = "the client is closed"
-_DRAINING = "the service is draining"
+_NO_PROMPT = "is of type {}; it must be a string, token ids or messages"
+_NO_STATS = "the service sent no statistics"
 # Prompt logprobs and long answers exceed gRPC's default of 4 MiB.
 _CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
@@ -100,7 +101,7 @@ class Stream:
         except grpc.RpcError as error:
             raise _error_of(error) from error
         except asyncio.CancelledError as error:
-            raise _cancelled(error) from error
+            _raise_cancelled(error)
         finally:
             self.cancel()
 
@@ -180,13 +181,13 @@ class Client:
         except grpc.RpcError as error:
             raise _error_of(error) from error
         except StopIteration as error:
-            raise Unavailable(_DRAINING) from error
+            raise Unavailable(_NO_STATS) from error
         finally:
             call.cancel()
 
     def abort(self, request_id: str) -> None:
         """End a request wherever it is; unknown ids are no error."""
-        _unary(self._control.Abort, pb.AbortRequest(request_id=request_id))
+        _unary(self._control.Abort, to_proto.abort_of(request_id))
 
 
 class AsyncClient:
@@ -253,14 +254,14 @@ class AsyncClient:
         except grpc.RpcError as error:
             raise _error_of(error) from error
         except asyncio.CancelledError as error:
-            raise _cancelled(error) from error
+            _raise_cancelled(error)
         except grpc.aio.UsageError as error:
             raise Unavailable(_CLOSED) from error
-        raise Unavailable(_DRAINING)
+        raise Unavailable(_NO_STATS)
 
     async def abort(self, request_id: str) -> None:
         """End a request wherever it is; unknown ids are no error."""
-        await _aio_unary(self._control.Abort, pb.AbortRequest(request_id=request_id))
+        await _aio_unary(self._control.Abort, to_proto.abort_of(request_id))
 
 
 def is_reachable(address: str, timeout_s: float = _CONNECT_TIMEOUT_S) -> bool:
@@ -297,15 +298,17 @@ async def _aio_unary(method: Any, request: Any, timeout_s: float | None = None) 
     except grpc.RpcError as error:
         raise _error_of(error) from error
     except asyncio.CancelledError as error:
-        raise _cancelled(error) from error
+        _raise_cancelled(error)
     except grpc.aio.UsageError as error:
         raise Unavailable(_CLOSED) from error
 
 
-def _cancelled(error: asyncio.CancelledError) -> BaseException:
+def _raise_cancelled(error: asyncio.CancelledError) -> NoReturn:
     """`error` where the reader's task is cancelled; else the call was, which grpc tells alike."""
     task = asyncio.current_task()
-    return error if task is None or task.cancelling() else Cancelled("the call was cancelled here")
+    if task is None or task.cancelling():
+        raise error
+    raise Cancelled("the call was cancelled here") from error
 
 
 def _error_of(error: Any) -> SpecserveError:  # noqa: ANN401 - every RpcError of a call is a call
@@ -320,6 +323,8 @@ def _request_of(prompt: Prompt, options: Options) -> tuple[pb.GenerateRequest, f
     timeout_s = _timeout_of(fields.pop("timeout_s", None))
     names = GenerateCall.__struct_fields__
     rest = {name: fields.pop(name) for name in list(fields) if name in names}
+    if not isinstance(rest.get("spec", SpecOptions()), SpecOptions):
+        raise InvalidField("spec", f"is {rest['spec']!r}; it must be a SpecOptions")
     if isinstance(fields.get("stop"), str):
         raise InvalidField("stop", "is a string; it must be a sequence of strings")
     try:
@@ -334,15 +339,14 @@ def _request_of(prompt: Prompt, options: Options) -> tuple[pb.GenerateRequest, f
 
 
 def _prompt_of(prompt: Prompt) -> str | list[int] | list[ChatMessage]:
-    if isinstance(prompt, bytes | bytearray):  # a sequence of integers to Python, never of tokens
-        raise InvalidField("prompt", "is bytes; it must be a string, token ids or messages")
+    if isinstance(prompt, bytes | bytearray | memoryview | Set):  # integers perhaps, never tokens
+        raise InvalidField("prompt", _NO_PROMPT.format(type(prompt).__name__))
     if isinstance(prompt, str):
         return prompt
     try:
         items = iter(prompt)
     except TypeError as error:
-        problem = f"is of type {type(prompt).__name__}; it must be a string, token ids or messages"
-        raise InvalidField("prompt", problem) from error
+        raise InvalidField("prompt", _NO_PROMPT.format(type(prompt).__name__)) from error
     return list(items)  # type: ignore[return-value]
 
 

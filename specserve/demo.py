@@ -13,6 +13,7 @@ from typing import IO
 
 from specserve.client import Client
 from specserve.errors import SpecserveError
+from specserve.standard_streams import complain
 
 _PROMPT = "def read_lines(path):\n"
 _LISTENING = "listening on "
@@ -52,7 +53,7 @@ def _generate(address: str) -> bool:
             for delta in client.stream(_PROMPT, temperature=0.7, seed=7, max_tokens=96):
                 _say(delta.text)
     except SpecserveError as error:
-        sys.stderr.write(f"specserve: {error}\n")
+        complain(str(error))
         return False
     _say("\n\n")
     return True

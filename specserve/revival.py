@@ -4,13 +4,15 @@
 Pure: every time is an argument, in seconds of CLOCK_MONOTONIC. Knows no processes.
 
 A death is followed by a pause that doubles up to `LONGEST_PAUSE_S` and starts anew once a life has
-lasted `LONG_LIFE_S`. Nothing ends the attempts: the longest pause is the circuit breaker.
+lasted `LONG_LIFE_S`; it is shorter where starts take long, so that a draft is back in time. Nothing
+ends the attempts: the longest pause is the circuit breaker.
 """
 
 import math
 
 FIRST_PAUSE_S = 0.25
-LONGEST_PAUSE_S = 5.0  # with a start behind it, still back within ten
+LONGEST_PAUSE_S = 5.0
+BACK_WITHIN_S = 9.0  # of a death, where a start takes no longer
 LONG_LIFE_S = 60.0
 FIRST_HEARTBEAT_S = 10.0  # from being ready to the first heartbeat
 LEAVING_S = 5.0  # from the last heartbeat of one that is leaving
@@ -46,9 +48,9 @@ class Revival:
         if now_s - self._started_s >= LONG_LIFE_S:
             self.num_deaths, self._pause_s = 0, FIRST_PAUSE_S
         self.num_deaths += 1
-        pause_s = self._pause_s
-        self._pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        return pause_s
+        pause_s = min(self._pause_s, BACK_WITHIN_S - self._start_took_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return max(pause_s, FIRST_PAUSE_S)
 
     def is_hung(self, heartbeat_s: float, now_s: float, *, is_leaving: bool = False) -> bool:
         """Whether the process, last heard at `heartbeat_s` (0: never), should be killed.

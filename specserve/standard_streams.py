@@ -1,5 +1,5 @@
 # pyright: strict
-"""Standard input and output where they may be closed or full.
+"""Standard input and output where they may be closed, full, or of another alphabet.
 
 Imports nothing slow: what is closed is held before anything else is opened.
 """
@@ -7,12 +7,21 @@ Imports nothing slow: what is closed is held before anything else is opened.
 import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from typing import Any, cast
 
 from specserve.errors import SpecserveError
 
 
-def hold_closed_streams() -> None:
+def prepare_streams() -> None:
+    """Before anything else is opened: what is closed is held, and all text can be written."""
+    _hold_closed_streams()
+    if sys.stdout is not None:  # as Python has stderr
+        cast("TextIOWrapper[Any]", sys.stdout).reconfigure(errors="backslashreplace")
+
+
+def _hold_closed_streams() -> None:
     """Put nothing in the place of every standard stream that is closed.
 
     Else the next file or socket would get its number, and whatever is printed; here or in a child.
@@ -45,16 +54,23 @@ def require_stdin() -> None:
 
 def write_stdout(text: str) -> None:
     """Write at once. An OSError names stdout."""
-    with stdout_named():
+    with named("stdout"):
         sys.stdout.write(text)
         sys.stdout.flush()
 
 
+def complain(problem: str) -> None:
+    """Say it on stderr, if anybody can read that; the exit code tells it, too."""
+    with suppress(OSError):
+        sys.stderr.write(f"specserve: {problem}\n")
+        sys.stderr.flush()
+
+
 @contextmanager
-def stdout_named() -> Generator[None]:
-    """An OSError from inside, where only stdout is written to, gets its name: a full disk, say."""
+def named(stream: str) -> Generator[None]:
+    """An OSError from inside, where only this stream is used, gets its name: a full disk, say."""
     try:
         yield
     except OSError as error:
-        error.filename = "stdout"
+        error.filename = stream
         raise

@@ -28,7 +28,7 @@ _MOST_S = 0.6  # for one take of each: of a model that takes longer fewer sizes 
 
 
 class Line(NamedTuple):
-    """Seconds of a forward of n tokens: fixed_s + n * token_s."""
+    """Seconds of a forward of n tokens: fixed_s + n * token_s, from a load's plain rounds on."""
 
     fixed_s: float
     token_s: float
@@ -39,7 +39,7 @@ class Line(NamedTuple):
     @property
     def turning_point(self) -> float:
         """Tokens that take as long as what every forward takes; infinite where they are free."""
-        return self.fixed_s / self.token_s if self.token_s else np.inf
+        return max(0.0, self.fixed_s / self.token_s) if self.token_s else np.inf
 
 
 class ForwardTimes:
@@ -87,7 +87,9 @@ class ForwardTimes:
             return None
         seconds = [min(s for n, s in self._seconds.items() if n >= size) for size in sizes]
         token_s, fixed_s = np.polyfit(sizes, seconds, 1)
-        return Line(max(0.0, float(fixed_s)), max(0.0, float(token_s)))
+        if fixed_s < 0:  # a bend upwards; a plain round takes what it took all the same
+            fixed_s = seconds[0] - token_s * sizes[0]
+        return Line(float(fixed_s), max(0.0, float(token_s)))
 
 
 def _batch(size: int, row_tokens: int, block_ids: list[int], fresh: list[int]) -> ForwardBatch:

@@ -34,6 +34,7 @@ class LoadMeter:
         self._draft_s = 0.0
         self._forward_s = 0.0
         self._has_news = False  # rounds that no report has counted
+        self._was_busy = False  # when the last report was made
 
     def count_prefill(self, rows: list[Row]) -> None:
         """Prompt tokens of a round's rows, before its outcomes are taken over."""
@@ -71,7 +72,7 @@ class LoadMeter:
         """A report is: regularly, when the last request ends, a draft process comes or goes."""
         return (
             num_drafts_attached != self._num_drafts_attached
-            or (self._has_news and not scheduler.running and not scheduler.waiting)
+            or ((self._has_news or self._was_busy) and not _is_busy(scheduler))
             or time.monotonic() >= self._next_s
         )
 
@@ -82,7 +83,7 @@ class LoadMeter:
         now_s = time.monotonic()
         self._num_drafts_attached = speculation.num_drafts_attached
         self._next_s = now_s + LOAD_PERIOD_S
-        self._has_news = False
+        self._has_news, self._was_busy = False, _is_busy(scheduler)
         pool = scheduler.pool
         return Load(
             num_running=len(scheduler.running),
@@ -107,3 +108,7 @@ class LoadMeter:
             forward_s=self._forward_s,
             **asdict(speculation),
         )
+
+
+def _is_busy(scheduler: Scheduler) -> bool:
+    return bool(scheduler.running or scheduler.waiting)

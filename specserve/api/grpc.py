@@ -183,16 +183,14 @@ class SpecInfoServicer:
         if not 0.1 <= interval_s <= 60:
             raise InvalidField("interval_s", f"{interval_s} is not within 0.1 to 60")
         hub = self._service.hub
-        while not hub.draining.is_set():
-            if hub.lost.is_set():
-                raise Unavailable("target lost")
-            load = hub.load
-            await context.write(spec_stats_of(load))
-            try:
-                # A drain must not wait for watchers, who would watch forever.
+        while not hub.lost.is_set():
+            await context.write(spec_stats_of(hub.load))
+            # A drain must not wait for watchers, who would watch forever.
+            with suppress(TimeoutError):
                 await asyncio.wait_for(hub.draining.wait(), interval_s)
-            except TimeoutError:
-                continue
+            if hub.draining.is_set():
+                return
+        raise Unavailable("target lost")
 
 
 def add_servicers(service: Service, server: grpc.aio.Server) -> None:

@@ -295,6 +295,7 @@ class Hub:
     def _on_ready(self, message: Ready) -> None:
         if not self.ready.done():
             self.load = Load(num_blocks=message.num_blocks, num_free_blocks=message.num_blocks)
+            self.load_s = time.monotonic()
             self.ready.set_result(message)
 
     def _on_drained(self, message: Drained) -> None:

@@ -36,9 +36,6 @@ _TOKEN_IDS = {"ids": "token_ids", "stop_token_ids": "stop_token_ids", "logit_bia
 # Fields of `Load` that tell how draft processes fare.
 _DRAFTS = ("num_draft_processes", "num_drafts_attached", "speculation_regime")
 
-# Of a delta's bytes so many at most are its own and not those of the whole answer.
-_DELTA_BYTES = 16
-
 # --- requests, on the client ------------------------------------------------------------------
 
 
@@ -64,6 +61,13 @@ def request_of(call: GenerateCall, given: Collection[str]) -> pb.GenerateRequest
     return _message(pb.GenerateRequest, fields | _prompt_of(call.prompt))
 
 
+def abort_of(request_id: str) -> pb.AbortRequest:
+    """Raises InvalidField for what is no id."""
+    if not isinstance(request_id, str):  # for anybody who calls: None would be the empty one
+        raise InvalidField("request_id", f"{request_id!r} is no string")
+    return _message(pb.AbortRequest, {"request_id": request_id})
+
+
 def _message(kind: Any, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - any kind of message
     try:
         return kind(**fields)
@@ -81,7 +85,10 @@ def _require_fit(kind: Any, name: str, value: object) -> None:  # noqa: ANN401
     except (TypeError, ValueError) as error:
         if name in _TOKEN_IDS and isinstance(value, Iterable):
             _require_token_ids(_TOKEN_IDS[name], value)
-        limits = _INTEGERS.get(kind.DESCRIPTOR.fields_by_name[name].type)
+        of_type = kind.DESCRIPTOR.fields_by_name[name].type
+        if of_type == FieldDescriptor.TYPE_STRING and not isinstance(value, str | Collection):
+            raise InvalidField(name, f"{value!r} is no string") from error
+        limits = _INTEGERS.get(of_type)
         if limits is not None and isinstance(value, bool | float | str):
             raise InvalidField(name, f"{value!r} is no integer") from error
         if limits is None:  # of another type: protobuf's own words say more
@@ -250,7 +257,8 @@ class ResponseBuilder:
     def add(self, event: events.Event) -> None:
         """Raises `Exhausted` once the response is sure to be too large to be sent.
 
-        Else a request would be decoded to its end for nothing.
+        Else a request would be decoded to its end for nothing. What is counted is what the answer
+        has of each event; the few bytes around it `build` sees.
         """
         match event:
             case events.PromptInfo():
@@ -266,25 +274,37 @@ class ResponseBuilder:
                 sample.origins.extend(delta.origins)
                 sample.logprobs.extend(delta.logprobs)
                 self._texts.setdefault(event.sample_index, []).append(event.text)
-                self._count(delta.ByteSize() - _DELTA_BYTES)
+                self._count(_content_bytes(delta))
             case events.Finished():
                 self._response.finished.CopyFrom(finished_of(event))
 
     def _count(self, num_bytes: int) -> None:
-        self._num_bytes += max(0, num_bytes)
-        if self._num_bytes > self._max_bytes:
+        self._num_bytes += num_bytes
+        self._refuse_if_more(self._num_bytes)
+
+    def _refuse_if_more(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
             raise Exhausted(
                 f"server.max_message_bytes: the answer is larger than {self._max_bytes} bytes; "
                 "ask for a stream, or for fewer tokens, samples or logprobs"
             )
 
     def build(self) -> pb.GenerateResponse:
+        """The whole of it. Raises `Exhausted` if it is too large to be sent."""
         for index in range(len(self._response.finished.samples)):
             sample = self._samples.get(index, pb.Sample())
             sample.sample_index = index
             sample.text = "".join(self._texts.get(index, ()))
             self._response.samples.append(sample)
+        self._refuse_if_more(self._response.ByteSize())
         return self._response
+
+
+def _content_bytes(delta: pb.TokenDelta) -> int:
+    """Of a delta: what an answer holds that is made of it, less the heads of fields."""
+    ids = sum(max(1, -(-token_id.bit_length() // 7)) for token_id in delta.token_ids)
+    logprobs = pb.Sample(logprobs=delta.logprobs).ByteSize() if delta.logprobs else 0
+    return len(delta.text.encode()) + ids + len(delta.origins) + logprobs
 
 
 def model_info_of(

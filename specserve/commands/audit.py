@@ -23,7 +23,7 @@ from specserve.config import DEFAULT_MODE, SpeculationConfig, load_config
 from specserve.errors import InvalidField
 from specserve.launch import resolve_here
 from specserve.local_service import local_service
-from specserve.standard_streams import require_stdout, stdout_named, write_stdout
+from specserve.standard_streams import named, require_stdout, write_stdout
 from specserve.topology import parse_topology
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write_stdout(msgspec.json.encode(as_json(report, plan)).decode() + "\n")
     else:
-        with stdout_named():
+        with named("stdout"):
             print_report(report)
     return 0 if report.verdict is Status.PASSED else 1
 

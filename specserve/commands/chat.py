@@ -9,7 +9,7 @@ from specserve.api.call import ChatMessage
 from specserve.commands.connection import add_connection_options, service_address
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
 from specserve.errors import InvalidField, SpecserveError, Unavailable
-from specserve.standard_streams import require_stdin, require_stdout, write_stdout
+from specserve.standard_streams import complain, named, require_stdin, require_stdout, write_stdout
 
 if TYPE_CHECKING:
     from specserve.client import Client, Options
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             if line == _RESET:
                 messages = list(opening)
             elif line.startswith("/") and not line.startswith("//"):
-                _complain(_command_problem(line))
+                complain(_command_problem(line))
                 all_answered = False
             elif line:
                 said = line[1:] if line.startswith("//") else line
@@ -92,10 +92,6 @@ def _command_problem(line: str) -> str:
     )
 
 
-def _complain(problem: str) -> None:
-    sys.stderr.write(f"specserve: {problem}\n")
-
-
 def _answer(
     client: "Client", asked: list[ChatMessage], options: "Options", way_out: str
 ) -> str | None:
@@ -113,7 +109,7 @@ def _answer(
     except SpecserveError as error:
         if isinstance(error, Unavailable):
             client.server_info()  # which fails if no later question would fare better
-        _complain(f"{error}{way_out if _is_too_long(error) else ''}")
+        complain(f"{error}{way_out if _is_too_long(error) else ''}")
         return None
     write_stdout("\n")
     return answer
@@ -130,7 +126,8 @@ def _read_line() -> str | None:
     if sys.stdin.isatty():
         write_stdout("> ")
     try:
-        line = sys.stdin.readline()
+        with named("stdin"):
+            line = sys.stdin.readline()
     except KeyboardInterrupt:
         return None
     except UnicodeDecodeError as error:

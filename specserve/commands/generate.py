@@ -12,7 +12,13 @@ from specserve.commands.connection import add_connection_options, service_addres
 from specserve.commands.remarks import unshown_remark
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
 from specserve.errors import InvalidField
-from specserve.standard_streams import require_stdin, require_stdout, write_stdout
+from specserve.standard_streams import (
+    complain,
+    named,
+    require_stdin,
+    require_stdout,
+    write_stdout,
+)
 from specserve.types import Logprobs
 
 _MAX_STDIN_BYTES = 64 * 2**20  # more than any context holds
@@ -55,14 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
             _write_stream(client, prompt, options)
     # Last, where the eye is once all is written; and a refusal stays alone on its line.
     if not arguments.json and (remark := unshown_remark(options)) is not None:
-        sys.stderr.write(f"specserve: {remark}\n")
+        complain(remark)
     return 0
 
 
 def _read_stdin() -> str:
     require_stdin()
     try:
-        read = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
+        with named("stdin"):
+            read = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
         if len(read) > _MAX_STDIN_BYTES:
             raise InvalidField("prompt", f"stdin has more than {_MAX_STDIN_BYTES} bytes")
         return read.decode()

@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import platform
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -34,6 +34,9 @@ EXAMPLES = """examples:
 
 _PACKAGES = ("torch", "grpcio", "msgspec", "pyzmq", "tokenizers", "safetensors")
 _LAW_NOTE = "ballast raises the cost of a forward and leaves the law as it is"
+
+if TYPE_CHECKING:
+    from specserve.client import Client
 
 Section = dict[str, object]
 
@@ -75,18 +78,27 @@ def _running(address: str) -> dict[str, Section]:
             "service": client.server_info(),
             "model": client.model_info(),
             "load": client.load(),
-            "speculation": client.spec_config(),
         }
-        stats = client.spec_stats()
+        speculation = _speculation(client)
     sections: dict[str, Section] = {
         name: msgspec.to_builtins(record) for name, record in records.items()
     }
-    if sections["speculation"]["mode"] != "off":
-        rates = {"acceptance_rate": stats.acceptance_rate, "hit_rate": stats.hit_rate}
-        sections["speculation"] |= rates | msgspec.to_builtins(stats)
+    known = {*sections["load"], *sections["service"]}  # and told there
+    sections["speculation"] = {k: v for k, v in speculation.items() if k not in known}
     if sections["model"]["ballast_params"]:
         sections["model"]["ballast_note"] = _LAW_NOTE
     return sections
+
+
+def _speculation(client: "Client") -> Section:
+    """What it is, and what it achieves where there is any."""
+    config = client.spec_config()
+    section: Section = msgspec.to_builtins(config)
+    if config.mode == "off":
+        return section
+    stats = client.spec_stats()
+    rates: Section = {"acceptance_rate": stats.acceptance_rate, "hit_rate": stats.hit_rate}
+    return section | rates | msgspec.to_builtins(stats)
 
 
 def _offline(arguments: argparse.Namespace) -> dict[str, Section]:

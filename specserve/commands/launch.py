@@ -5,7 +5,6 @@ import argparse
 import logging
 import os
 import signal
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from specserve.config import Config, ResolvedConfig
 from specserve.errors import SpecserveError
 from specserve.launch import launch, require_free_port, resolve_here
 from specserve.process import die_with_parent, report_failure, report_ready
-from specserve.standard_streams import is_stdout_open, stdout_named, write_stdout
+from specserve.standard_streams import complain, is_stdout_open, named, write_stdout
 from specserve.supervisor import EXIT_REFUSED, Ending
 from specserve.telemetry import setup_logging
 
@@ -71,7 +70,7 @@ class _Announcer:
 
     def resolved(self, wish: Config, config: ResolvedConfig) -> None:
         if self._ready_fd is None and is_stdout_open():
-            with stdout_named():
+            with named("stdout"):
                 print_config(config)
         if (remark := context_remark(wish, config)) is not None:
             log.warning("%s", remark)
@@ -95,7 +94,7 @@ class _Announcer:
         if not ending.error:
             return
         if self._ready_fd is None:
-            sys.stderr.write(f"specserve: {ending.error}\n")
+            complain(ending.error)
         else:
             report_failure(self._ready_fd, ending.error, ending.code)
 

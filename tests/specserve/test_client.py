@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from specserve.api.call import ChatMessage, SpecOptions
+from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.client import AsyncClient, Client
 from specserve.errors import (
     Cancelled,
@@ -192,6 +193,43 @@ def test_what_speculation_is_and_achieves_are_records(rig, client):  # noqa: F81
     rig.until(lambda: client.spec_stats().hit_rate is None)
 
 
+def test_statistics_are_told_while_a_service_drains(make_rig):  # noqa: F811
+    own = make_rig()
+    own.script("the lazy dog " * 400)
+    own.target.round_s = 0.02
+    with Client(own.address) as client:
+        running = client.stream("fox", max_tokens=400)
+        next(iter(running))
+        own.service.hub.draining.set()
+        assert client.server_info().state == "draining"
+        assert client.spec_stats().num_drafts == 0
+        running.cancel()
+
+
+class _Watch:
+    """A stream of statistics."""
+
+    def __init__(self, *messages):
+        self._messages = iter(messages)
+        self.is_cancelled = False
+
+    def __next__(self):
+        return next(self._messages)
+
+    def cancel(self):
+        self.is_cancelled = True
+
+
+def test_a_stream_of_statistics_is_left_after_its_first_message(client, monkeypatch):
+    watch = _Watch(*[pb.SpecStats(num_hits=3)] * 2)
+    monkeypatch.setattr(client._spec_info, "WatchSpecStats", lambda *_, **__: watch)
+    assert client.spec_stats().num_hits == 3
+    assert watch.is_cancelled
+    monkeypatch.setattr(client._spec_info, "WatchSpecStats", lambda *_, **__: _Watch())
+    with pytest.raises(Unavailable, match="no statistics"):
+        client.spec_stats()
+
+
 def test_the_async_client_does_the_same(rig):  # noqa: F811
     async def use():
         async with AsyncClient(rig.address) as client:
@@ -247,8 +285,9 @@ def test_the_async_client_tells_a_cancelled_call_from_a_cancelled_task(rig):  # 
             task = asyncio.ensure_future(client.generate("fox", max_tokens=400))
             await asyncio.sleep(0.1)
             task.cancel()
-            with pytest.raises(asyncio.CancelledError):
+            with pytest.raises(asyncio.CancelledError) as caught:
                 await task
+            assert caught.value.__cause__ is not caught.value
 
     rig.call(use())
 
@@ -284,7 +323,11 @@ def test_the_async_client_aborts_what_is_left_early(rig):  # noqa: F811
         ([7, 2**32], {}, "token_ids: token id 4294967296 is out of range"),
         ("\udcff", {}, "prompt: is not valid Unicode"),
         ("x", {"max_tokens": 3.5}, "max_tokens: 3.5 is no integer"),
-        (b"abc", {}, "prompt: is bytes; it must be a string"),
+        (b"abc", {}, "prompt: is of type bytes; it must be a string"),
+        (memoryview(b"abc"), {}, "prompt: is of type memoryview; it must be a string"),
+        ({5, 6}, {}, "prompt: is of type set; it must be a string"),
+        ("x", {"request_id": 5}, "request_id: 5 is no string"),
+        ("x", {"spec": None}, "spec: is None; it must be a SpecOptions"),
         (5, {}, "prompt: is of type int; it must be a string, token ids or messages"),
         (None, {}, "prompt: is of type NoneType; it must be"),
         (ChatMessage("user", "fox"), {}, "prompt: is of type ChatMessage; it must be"),
@@ -295,6 +338,12 @@ def test_the_async_client_aborts_what_is_left_early(rig):  # noqa: F811
 def test_values_the_wire_cannot_carry_are_refused_by_name(client, prompt, options, problem):
     with pytest.raises(InvalidField, match=problem):
         client.generate(prompt, **options)
+
+
+@pytest.mark.parametrize("request_id", [5, "\udc80", None, b"x"])
+def test_what_cannot_be_aborted_is_refused_by_name(client, request_id):
+    with pytest.raises(InvalidField, match="request_id: "):
+        client.abort(request_id)
 
 
 @pytest.mark.slow

@@ -38,6 +38,15 @@ def test_pauses_double_up_to_the_longest_and_never_end(revival):
     assert revival.num_deaths == 2000
 
 
+@pytest.mark.parametrize("start_s", [4.5, 7.5, 20.0])
+def test_where_starts_take_long_pauses_are_short(start_s):
+    revival = Revival(silence_limit_s=1.0)
+    revival.started(100.0)
+    revival.ready(100.0 + start_s)
+    found = pauses(revival, 10, life_s=0.1)
+    assert found[0] == found[-1] == 0.25 if start_s > 9 else found[-1] == 9 - start_s
+
+
 def test_a_long_life_forgives_earlier_deaths(revival):
     pauses(revival, 5, life_s=LONG_LIFE_S - 1)
     assert pauses(revival, 1, life_s=LONG_LIFE_S) == [0.25]

@@ -1,6 +1,8 @@
 """Commands whose stdin or stdout is closed or full, each in a process of its own."""
 
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from specserve.client import Client
+from specserve.target_source import EMBEDDED_TARGET
 
 SPECSERVE = [sys.executable, "-m", "specserve"]
 NOWHERE = ("--connect", "127.0.0.1:1")  # never asked: the stream is looked at first
@@ -44,7 +47,48 @@ def test_without_a_stderr_the_exit_code_is_the_same():
     assert ended(without("2>&-", "launch", "--port", "99999")) == (2, "")
 
 
-@pytest.mark.parametrize("words", [("info",), ("launch", "--port", "0", "--device", "cpu")])
+def test_a_stdin_that_nobody_may_read_is_named():
+    problem = "specserve: stdin: Bad file descriptor\n"
+    assert ended(without("0>/dev/null", "generate", *NOWHERE, "-")) == (1, problem)
+    assert ended(without("0>/dev/null", "chat", *NOWHERE))[0] == 1
+
+
+@pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-"])
+def test_with_nowhere_to_complain_the_exit_code_is_the_same(stream):
+    assert ended(without(stream, "launch", "--port", "99999")) == (2, "")
+    assert ended(without(stream, "info", "--target", "/none"))[0] == 2
+
+
+def test_what_an_alphabet_lacks_is_written_in_another_way(tmp_path):
+    folder = tmp_path / "größe"
+    folder.mkdir()
+    shutil.copy(EMBEDDED_TARGET / "config.json", folder)
+    for encoding, written in (("ascii", b"gr\\xf6\\xdfe"), ("utf-8", "größe".encode())):
+        found = subprocess.run(
+            [*SPECSERVE, "info", "--target", str(folder)],
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+        assert written in found.stdout
+        assert found.stderr == b""
+
+
+def test_what_holds_the_place_of_a_closed_stream_is_there_for_children_too():
+    program = (
+        "from specserve.standard_streams import prepare_streams as p; p(); import subprocess as s; "
+        "s.run(['sh', '-c', 'test -e /proc/self/fd/0'], check=True)"
+    )
+    words = ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, "-c", program]
+    assert ended(words) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("info",), ("launch", "--port", "0", "--device", "cpu"), ("--help",), ("--version",),
+     ("info", "--help")],
+)  # fmt: skip
 def test_a_full_stdout_is_named(words):
     with Path("/dev/full").open("w") as full:
         found = subprocess.run(

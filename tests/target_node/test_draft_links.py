@@ -167,6 +167,21 @@ def test_a_draft_that_repeated_itself_while_the_target_loaded_attaches_once(pair
     assert "attaches anew" not in caplog.text
 
 
+def test_a_draft_that_was_started_again_is_no_repetition(pair):
+    first, _ = pair.drafts
+    first.hear = lambda: None
+    first.introduce()
+    pair.until(lambda: pair.peers[0].epoch == 1)
+    former = first.process
+    first.process = subprocess.Popen(["sleep", "600"])
+    first.introduce()
+    try:
+        pair.until(lambda: pair.peers[0].epoch == 2, timeout_s=0.3)
+    finally:
+        former.kill()
+        former.wait()
+
+
 def test_a_killed_draft_is_noticed_at_once(pair):
     first, second = pair.drafts
     pair.attach(first, second)

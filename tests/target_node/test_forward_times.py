@@ -56,11 +56,28 @@ def test_a_load_sees_a_token_a_row_to_a_block_a_row():
     assert timed(bent).line(16).token_s == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    "bent", [{16: 1.0, 32: 17.0, 64: 49.0, 128: 113.0}, {16: 1.0, 32: 1.0, 64: 1.0, 128: 20.0}]
+)
+def test_where_tokens_are_dear_at_last_a_plain_round_takes_what_it_took(bent):
+    line = timed(bent).line(16)
+    assert line.seconds(16) == pytest.approx(1)
+    assert line.token_s > 0.1
+    assert line.turning_point == 0
+
+
 def test_no_forward_is_larger_than_rounds_may_be_or_blocks_allow(time):
     assert max(measured(time, max_tokens=5)._seconds) == 4
     assert max(measured(time, num_blocks=1 + 2)._seconds) == 16
     assert measured(time, num_blocks=1).line(1) is None
     assert measured(time, max_tokens=1).line(1) is None  # of which no line can be made
+
+
+def test_a_single_size_is_timed_once(time):
+    forwards, calls = ForwardTimes(), []
+    pool = BlockPool(10, 16, prefix_cache=True)
+    forwards.measure(lambda batch: calls.append(len(batch.token_ids)), pool, max_tokens=1)
+    assert calls == [1, 1]  # and the first of all
 
 
 @pytest.mark.parametrize("stalls", [{1}, {3}, {5}, {16}, {1, 5, 30}])

@@ -47,6 +47,18 @@ def test_a_report_is_due_at_once_when_a_draft_comes_or_goes(clock, scheduler):
     assert meter.is_due(scheduler, 0)
 
 
+def test_a_report_is_due_where_the_last_one_was_busy_and_no_round_has_run_since(clock, scheduler):
+    """A stop string, a client that leaves or a deadline ends a request between rounds."""
+    meter = LoadMeter()
+    scheduler.running = [object()]
+    assert report(meter, scheduler, 0).num_running == 1
+    assert not meter.is_due(scheduler, 0)
+    scheduler.running = []
+    assert meter.is_due(scheduler, 0)
+    assert report(meter, scheduler, 0).num_running == 0
+    assert not meter.is_due(scheduler, 0)
+
+
 @pytest.mark.parametrize("queue", ["running", "waiting"])
 def test_a_report_is_due_at_once_when_the_last_request_has_ended(clock, scheduler, queue):
     """However short it was: who asks after its answer has come finds it counted."""

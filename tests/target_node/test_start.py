@@ -1,13 +1,18 @@
 """Ranks come up together: the others wait for rank 0 as long as it takes, and for nothing else."""
 
 import logging
+import os
 import signal
 import threading
 import time
 
 import pytest
 
+from specserve.config import ResolvedConfig
+from specserve.process import ChildArguments
+from target_node import start
 from target_node.blocks import BlockPool
+from target_node.ranks import Ranks
 from target_node.start import await_leader, context_len
 
 
@@ -37,6 +42,27 @@ def test_a_signal_after_rank_0_has_begun_to_lead_does_not_leave_it_alone(tmp_pat
     (tmp_path / "leading").touch()
     assert await_leader(tmp_path)
     signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("what", ["Connection closed by peer [::1]:5", "index out of range"])
+def test_a_peer_that_is_gone_is_no_defect_and_everything_else_is(what, tmp_path, monkeypatch):
+    def follow(*_):
+        raise RuntimeError(what)
+
+    read, write = os.pipe()
+    arguments = ChildArguments(
+        config=tmp_path, control_dir=tmp_path, ready_fd=write, parent_pid=os.getpid(), rank=1
+    )
+    (tmp_path / "leading").touch()
+    monkeypatch.setattr(start, "read_resolved", lambda _: ResolvedConfig())
+    monkeypatch.setattr(start, "_build", lambda *_: (Ranks(1), None))
+    monkeypatch.setattr(start, "follow", follow)
+    if what.startswith("Conn"):
+        assert start.run_rank(arguments) == 1
+    else:
+        with pytest.raises(RuntimeError, match=what):
+            start.run_rank(arguments)
+    os.close(read)
 
 
 @pytest.mark.parametrize(("wanted", "served"), [(100, 64), (64, 64), (10, 10)])

@@ -10,6 +10,9 @@ from specserve.errors import Exhausted
 from specserve.types import FinishReason, Logprobs, TokenOrigin
 
 NO_LIMIT = 2**31
+END = SampleEnd(sample_index=0, finish_reason=FinishReason.LENGTH)
+USAGE = Usage(num_prompt_tokens=1, num_cached_tokens=0, num_generated_tokens=1)
+TIMINGS = Timings(queue_s=0, prefill_s=0, time_to_first_token_s=0, decode_s=0, total_s=0)
 
 
 def logprobs(source: random.Random) -> Logprobs:
@@ -44,9 +47,7 @@ def some_events(source: random.Random) -> list[Event]:
         SampleEnd(sample_index=index, finish_reason=FinishReason.LENGTH)
         for index in range(num_samples)
     ]
-    usage = Usage(num_prompt_tokens=1, num_cached_tokens=0, num_generated_tokens=1)
-    timings = Timings(queue_s=0, prefill_s=0, time_to_first_token_s=0, decode_s=0, total_s=0)
-    events.append(Finished(samples=ends, usage=usage, timings=timings))
+    events.append(Finished(samples=ends, usage=USAGE, timings=TIMINGS))
     return events
 
 
@@ -58,10 +59,22 @@ def built(events: list[Event], max_bytes: int):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_fits_is_never_refused_and_twice_as_much_as_fits_always_is(seed):
+def test_what_fits_is_never_refused_and_what_does_not_always_is(seed):
     events = some_events(random.Random(seed))
     size = built(events, NO_LIMIT).ByteSize()
     assert built(events, size).ByteSize() == size
-    if size > 10_000:
-        with pytest.raises(Exhausted, match=r"^server\.max_message_bytes: "):
-            built(events, size // 2)
+    with pytest.raises(Exhausted, match=r"^server\.max_message_bytes: "):
+        built(events, size - 1)
+
+
+@pytest.mark.parametrize("logprob", [None, [Logprobs(7, -1.0, 1, [], [], b"w", [])]])
+@pytest.mark.parametrize("token_id", [0, 127, 128, 3000, 100_000])
+def test_many_small_deltas_are_refused_long_before_the_last(token_id, logprob):
+    delta = TokenDelta(
+        sample_index=0, token_ids=[token_id], text="word", origins=[TokenOrigin.PLAIN],
+        logprobs=logprob,
+    )  # fmt: skip
+    end = Finished(samples=[END], usage=USAGE, timings=TIMINGS)
+    size = built([*[delta] * 2000, end], NO_LIMIT).ByteSize()
+    with pytest.raises(Exhausted, match=r"^server\.max_message_bytes: "):
+        built([delta] * 1010, size // 2)
