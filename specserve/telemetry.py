@@ -16,6 +16,7 @@ import msgspec
 
 _FORMAT = "%(asctime)s %(levelname).1s {process}: %(message)s"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_TALKATIVE = ("grpc", "asyncio", "numba", "llvmlite")  # whose debug lines say nothing of a service
 
 
 def setup_logging(process: str, level: str = "info") -> None:
@@ -23,6 +24,8 @@ def setup_logging(process: str, level: str = "info") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT.format(process=process), "%H:%M:%S"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.INFO, logging.root.level))
 
 
 class VerifiedRow(msgspec.Struct, kw_only=True, frozen=True):

@@ -1,5 +1,7 @@
 """Spans and round records."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -29,3 +31,23 @@ def test_a_round_that_fails_is_not_recorded():
     with pytest.raises(ZeroDivisionError), log.round():
         _ = 1 / 0
     assert not log.records
+
+
+@pytest.mark.parametrize("level", ["debug", "error"])
+def test_libraries_do_not_talk_more_than_the_service(level):
+    program = f"""
+import logging
+from specserve.telemetry import setup_logging
+setup_logging("api", {level!r})
+for name in ("specserve.api", "grpc._cython.cygrpc", "numba.core.ssa"):
+    logging.getLogger(name).debug("a detail of %s", name)
+    logging.getLogger(name).info("news of %s", name)
+    logging.getLogger(name).error("an error of %s", name)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stderr
+    assert ("a detail of specserve.api" in found) == (level == "debug")
+    assert found.count("a detail") == (level == "debug")
+    assert found.count("news") == 3 * (level == "debug")
+    assert found.count("an error") == 3
