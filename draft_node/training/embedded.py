@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,9 +19,14 @@ from safetensors.torch import load_file
 from draft_node.training import checkpoint, dataset, export, memory, prompts, report
 from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import Decoder, DecoderConfig
+from draft_node.training.options import positive_float, positive_int
+from draft_node.training.run_folder import locked
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
+from specserve.errors import SpecserveError
+from specserve.output_folder import make_output_folder
+from specserve.standard_streams import complain
 
 log = logging.getLogger("embedded")
 
@@ -28,15 +34,18 @@ DEFAULT_WORK = Path.home() / ".cache" / "specserve" / "embedded"
 DEFAULT_OUT = Path("specserve/assets/target")
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=110.0, help="active training minutes")
-    parser.add_argument("--decay-minutes", type=float, default=27.0)
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m draft_node.training.embedded", description=__doc__
+    )
+    minutes = {"type": positive_float, "metavar": "M"}
+    parser.add_argument("--minutes", default=110.0, help="active training minutes", **minutes)
+    parser.add_argument("--decay-minutes", default=27.0, help="of them at the end", **minutes)
     parser.add_argument("--work", type=Path, default=DEFAULT_WORK)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--tokens-per-step", type=int, default=8192)
+    parser.add_argument("--threads", type=positive_int, default=os.cpu_count() or 1)
+    parser.add_argument("--tokens-per-step", type=positive_int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--init", type=Path, help="model folder whose weights and tokenizer to start from"
@@ -44,7 +53,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--export-only", action="store_true", help="export the newest checkpoint")
     parser.add_argument("--no-report", action="store_true", help="export without evaluating")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def train(arguments: argparse.Namespace, console: Console) -> bool:
@@ -87,19 +96,29 @@ def export_newest(arguments: argparse.Namespace) -> None:
     log.info("exported step %d to %s", progress.step, out)
 
 
-def main() -> int:
-    """Run the command."""
-    arguments = _arguments()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 0: the model is exported, 1: a signal came first, 2: it cannot begin."""
+    arguments = _arguments(argv)
     console = start_logging()
     memory.keep_freed_memory()
-    with num_threads(arguments.threads):
-        finished = True
-        if not arguments.export_only:
-            dataset.prepare(arguments.work, arguments.init)
-            finished = train(arguments, console)
-        if finished:
-            export_newest(arguments)
-    return 0 if finished else 1
+    try:
+        make_output_folder(arguments.work, "--work")
+        with locked(arguments.work, "--work", arguments.work), num_threads(arguments.threads):
+            return 0 if _run(arguments, console) else 1
+    except SpecserveError as error:
+        complain(str(error))
+        return 2
+
+
+def _run(arguments: argparse.Namespace, console: Console) -> bool:
+    """Whether the model was exported."""
+    finished = True
+    if not arguments.export_only:
+        dataset.prepare(arguments.work, arguments.init)
+        finished = train(arguments, console)
+    if finished:
+        export_newest(arguments)
+    return finished
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def claim(arguments: argparse.Namespace) -> Generator[Path]:
     name = f"{arguments.kind}-{arguments.out.name}-{place}"
     folder = work_folder(arguments) / "runs" / name
     make_output_folder(folder, "--work")
-    with _locked(folder, arguments.out):
+    with locked(folder, "--out", arguments.out):
         settings = run_settings.settings_of(arguments)
         if arguments.restart:
             (folder / checkpoint.FILE_NAME).unlink(missing_ok=True)
@@ -65,14 +65,17 @@ def is_begun(folder: Path) -> bool:
 
 
 @contextmanager
-def _locked(folder: Path, out: Path) -> Generator[None]:
-    """Have the folder alone. The kernel lets go of it when the process ends, however it does."""
+def locked(folder: Path, flag: str, given: Path) -> Generator[None]:
+    """Have the folder alone. The kernel lets go of it when the process ends, however it does.
+
+    Raises InvalidField for the flag that was `given` while another run has it.
+    """
     with (folder / LOCK).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             problem = "another run into it is under way; wait for its end, or stop it"
-            raise InvalidField("--out", f"{out}: {problem} ({folder / LOCK} is locked)") from error
+            raise InvalidField(flag, f"{given}: {problem} ({folder / LOCK} is locked)") from error
         except OSError as error:  # some network's file systems have no locks
             log.warning("%s cannot be locked (%s): start no second run", folder, error.strerror)
         yield
