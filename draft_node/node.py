@@ -10,6 +10,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from draft_node.presolve import Presolve
 from draft_node.stream import Segment
 from draft_node.streams import Streams
@@ -63,6 +65,7 @@ class DraftNode:
         self._link: DraftLinkEnd | None = None
         self._limits: LinkLimits | None = None
         self._attach_s = 0.0
+        self._num_asked = 0
         self._heard_s = 0.0
         self._report_s = time.monotonic() + REPORT_S
 
@@ -158,7 +161,8 @@ class DraftNode:
             return
         self._attach_s = now_s + ATTACH_AGAIN_S
         self._region.draft_pid = os.getpid()
-        self._control.send(self._introduction)
+        self._control.send(replace(self._introduction, repetition=self._num_asked))
+        self._num_asked += 1
 
     def _ask_for_holes(self) -> None:
         assert self._link is not None

@@ -176,8 +176,10 @@ class DraftLinks:
             return
         self._misfits.discard(message.draft)
         peer = self._peers[message.draft]
-        if self._is_being_answered(peer, message):
-            return
+        introduction = peer.introduction
+        is_known = introduction is not None and message.pid == introduction.pid
+        if peer.epoch and message.repetition and is_known:
+            return  # said before the answer was heard; many times while a target loads
         if peer.epoch:
             self._detach(peer, "attaches anew")
         try:
@@ -200,17 +202,6 @@ class DraftLinks:
         )
         self._control.send(peer.index, answer)
         log.info("draft %d attached, epoch %d", peer.index, peer.epoch)
-
-    def _is_being_answered(self, peer: DraftPeer, message: Attach) -> bool:
-        """A draft repeats itself until it has heard, and more often while a target loads."""
-        introduction = peer.introduction
-        return (
-            peer.epoch > 0
-            and introduction is not None
-            and message.pid == introduction.pid
-            and peer.region.draft_epoch != peer.epoch
-            and time.monotonic() < peer.attached_s + _ANSWER_S
-        )
 
     def _want(self, message: Wanted) -> None:
         if self.with_epoch(message.epoch) is not None:

@@ -49,6 +49,7 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
     drafter: Annotated[str, Meta(max_length=64)]
     gamma: Count  # tokens of its blocks
     feature_size: Count  # of the context features it reads; 0: token ids alone
+    repetition: Count = 0  # how often this life has said so before
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, tag="wanted"):

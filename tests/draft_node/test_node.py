@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 
+from draft_node import node as module
 from draft_node.drafters.load import DrafterOptions
 from draft_node.node import SILENCE, DraftNode
 from draft_node.presolve import Presolve
@@ -228,6 +229,14 @@ def test_a_stream_that_has_ended_is_forgotten(peer, node, drafter):
         node.step()
     assert drafter.context_len(1) == 0
     assert len(node.presolve.cache) == 0
+
+
+def test_a_draft_counts_how_often_it_has_introduced_itself(peer, node, monkeypatch):
+    monkeypatch.setattr(module, "ATTACH_AGAIN_S", 0.0)
+    heard = []
+    while len(heard) < 3:
+        heard += [message.repetition for message in peer.wait_for(Attach, node.step)]
+    assert heard == list(range(heard[0], heard[0] + len(heard)))
 
 
 def test_who_leaves_says_so(peer, node):

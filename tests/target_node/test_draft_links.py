@@ -158,9 +158,10 @@ def test_every_attachment_has_an_epoch_of_its_own(pair):
 
 def test_a_draft_that_repeated_itself_while_the_target_loaded_attaches_once(pair, caplog):
     first, _ = pair.drafts
-    for _ in range(4):
-        first.introduce()
+    for repetition in range(3):
+        first.introduce(repetition=repetition)
     pair.until(lambda: first.end.epoch is not None)
+    first.introduce(repetition=3)  # one that was still on its way
     for _ in range(30):
         pair.turn()
     assert first.end.epoch == pair.peers[0].epoch == 1
@@ -174,7 +175,7 @@ def test_a_draft_that_was_started_again_is_no_repetition(pair):
     pair.until(lambda: pair.peers[0].epoch == 1)
     former = first.process
     first.process = subprocess.Popen(["sleep", "600"])
-    first.introduce()
+    first.introduce(repetition=5)  # all before it were lost
     try:
         pair.until(lambda: pair.peers[0].epoch == 2, timeout_s=0.3)
     finally:
