@@ -42,6 +42,7 @@ _MASK = 0xFFFFFFFF
 _NUM_ROUNDS = 10
 _SAMPLE_BITS, _ROUND_BITS, _PURPOSE_BITS, _BRANCH_BITS = 12, 20, 8, 24
 _TILE_LANES = 8192  # 64 KiB for a pair of words
+_FIRST_BLOCK = np.zeros((1, 1), np.uint64)
 _MAX_UNIFORM = 1.0 - 2.0**-24  # the largest float32 below 1
 
 
@@ -103,6 +104,18 @@ def exponential_noise_at(
     return _exponential(bits.gather(2, (token_ids & 3).unsqueeze(2)).squeeze(2))
 
 
+def once_words(sample_index: int, round_id: int, branch: int) -> tuple[int, int]:
+    """Sample and branch word of `OnceKeys`. ValueError for what does not fit."""
+    for name, value, bits in (
+        ("sample index", sample_index, _SAMPLE_BITS),
+        ("round", round_id, _ROUND_BITS),
+        ("branch", branch, _BRANCH_BITS),
+    ):
+        if not 0 <= value < 1 << bits:
+            raise ValueError(f"{name} outside 0..2**{bits} - 1: a key would be used twice")
+    return sample_index | round_id << _SAMPLE_BITS, branch << _PURPOSE_BITS
+
+
 @dataclass(frozen=True, slots=True)
 class OnceKeys:
     """Keys of R draws that happen once; no two draws of a service's life may share one.
@@ -125,17 +138,10 @@ class OnceKeys:
         device: torch.device | str = "cpu",
     ) -> "OnceKeys":
         """From host values, nonces as made by `seed_bits`. ValueError for one that does not fit."""
-        for name, values, bits in (
-            ("sample index", sample_indices, _SAMPLE_BITS),
-            ("round", rounds, _ROUND_BITS),
-            ("branch", branches, _BRANCH_BITS),
-        ):
-            if any(not 0 <= value < 1 << bits for value in values):
-                raise ValueError(f"{name} outside 0..2**{bits} - 1: a key would be used twice")
-        sample_words = [s | r << _SAMPLE_BITS for s, r in zip(sample_indices, rounds, strict=True)]
-        branch_words = [branch << _PURPOSE_BITS for branch in branches]
-        words = (list(nonces), list(positions), sample_words, branch_words)
-        return OnceKeys(*torch.tensor(words, dtype=torch.int64, device=device))
+        words = map(once_words, sample_indices, rounds, branches)
+        sample_words, branch_words = zip(*words, strict=True) if sample_indices else ((), ())
+        columns = (list(nonces), list(positions), sample_words, branch_words)
+        return OnceKeys(*torch.tensor(columns, dtype=torch.int64, device=device))
 
     def at(self, rows: Tensor) -> "OnceKeys":
         """The keys at these places, int64 [N]."""
@@ -164,6 +170,17 @@ class OnceKeys:
     def _float_bits(self, purpose: Purpose, blocks: Tensor) -> Tensor:
         words = self.branch_words + int(purpose)
         return _word_bits(self.nonces, self.sample_words, self.positions, words, blocks)
+
+
+def host_uniforms(words: np.ndarray) -> np.ndarray:
+    """`OnceKeys.uniform` where keys are on the host and few: float32 [R].
+
+    `words`, uint64 [4, R], are positions, sample words, branch words plus purposes, and nonces.
+    """
+    bits = np.empty((words.shape[1], 1, 4), np.float32)
+    fill = noise_kernel.word_floats if noise_kernel.is_usable() else _tiled_word_floats
+    fill(_FIRST_BLOCK, words[0], words[1], words[2], words[3], bits)
+    return _uniform(torch.from_numpy(bits[:, 0, 0].copy())).numpy()
 
 
 def _float_bits(

@@ -133,9 +133,13 @@ class ColocatedDraft:
         """The laws of the first tokens of blocks, given as (place, verify_len), one by one."""
         if self._drawn is None or self._drawn.law is None:
             return None
-        size = self._drawn.token_ids.shape[1]
+        law, size = self._drawn.law, self._drawn.token_ids.shape[1]
+        if len(places) == 1:  # side by side: nothing has to be copied
+            ((place, length),) = places
+            of_block = slice(place * size, place * size + length)
+            return DraftLaw(law.ids[of_block], law.probs[of_block])
         rows = [place * size + k for place, length in places for k in range(length)]
-        return self._drawn.law.rows(torch.tensor(rows, dtype=torch.int64, device=self._device))
+        return law.rows(torch.tensor(rows, dtype=torch.int64, device=self._device))
 
     def scores(self, sequence: Sequence, num_slots: int) -> SlotScores | None:
         """What may stand behind the first 0 .. num_slots - 1 tokens of this round's block."""

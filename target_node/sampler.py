@@ -17,6 +17,7 @@ from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.logprobs import token_logprobs
 from specserve.decoding.sampling import sample
 from specserve.decoding.state import SamplingState
+from specserve.decoding.verification import compiled_ratio
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
 from specserve.decoding.verification.commit import Commit, commit_of
 from specserve.decoding.verification.equality import Walk, walk
@@ -153,20 +154,22 @@ class Sampler:
         states = [self.state(row.sequence) for row in rows]
         if all(map(self._is_judged_by_equality, rows, states)):
             return self._outcomes_by_equality(rows, states, logits)
-        batch = VerificationBatch.build(
-            [
-                RowToVerify(
-                    rule=self.rule(row.sequence),
-                    state=state,
-                    drafted=row.drafted,
-                    round_id=row.sequence.num_rounds,
-                    branch=row.speculation.branch if row.speculation else 0,
-                )
-                for row, state in zip(rows, states, strict=True)
-            ],
-            self.device,
-        )
-        found = verify(logits, batch, laws)
+        to_verify = [
+            RowToVerify(
+                rule=self.rule(row.sequence),
+                state=state,
+                drafted=row.drafted,
+                round_id=row.sequence.num_rounds,
+                branch=row.speculation.branch if row.speculation else 0,
+            )
+            for row, state in zip(rows, states, strict=True)
+        ]
+        judged = compiled_ratio.judge_rows(logits, to_verify, laws)
+        if judged is not None:
+            _, broken, spoiled = judged.flags.T.tolist()
+            self._num_broken_laws += sum(broken)
+            return _Outcomes(judged.num_accepted.tolist(), judged.next_tokens.tolist(), spoiled)
+        found = verify(logits, VerificationBatch.build(to_verify, self.device), laws)
         self._num_broken_laws += found.broken_laws.sum()
         # One table, because each copy from a device waits for it.
         table = torch.stack((found.num_accepted, found.next_tokens, found.spoiled_rows.long()))

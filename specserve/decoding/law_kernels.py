@@ -13,7 +13,7 @@ import numpy as np
 
 from specserve import compiled
 from specserve.compiled_sources import key_of
-from specserve.noise_kernel import exponential, power, word_floats
+from specserve.noise_kernel import exponential, first_of, is_bad, largest, power, word_floats
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -188,23 +188,11 @@ def _chance(ids: np.ndarray, probs: np.ndarray, token: int, num_tokens: int) -> 
 
 
 @_compiled
-def _is_bad(logits: np.ndarray) -> bool:
-    """Whether nobody can sample from them."""
-    most, all_numbers = logits[0], True
-    for logit in logits:
-        all_numbers &= logit == logit
-        most = max(most, logit)
-    return not (all_numbers and np.isfinite(most))
-
-
-@_compiled
 def _weigh(logits: np.ndarray, temperature: np.float32, weights: np.ndarray) -> float:
     """weights = exp((logit - largest) / temperature); their sum in fixed point, 0 of a bad row."""
-    if _is_bad(logits):
+    most = largest(logits)
+    if is_bad(logits, most):
         return 0.0
-    most = logits[0]
-    for logit in logits:
-        most = max(most, logit)
     for token in range(len(logits)):
         scaled = (logits[token] - most) / temperature
         weights[token] = power(scaled) if scaled > _LEAST_POWER else np.float32(0)
@@ -235,13 +223,10 @@ def _winner(weights: np.ndarray, key: np.ndarray, bits: np.ndarray) -> int:
     """arg min of noise / weight, the first of equals; a weight of zero never wins."""
     blocks = np.arange(bits.shape[1]).astype(np.uint64).reshape(1, -1)
     word_floats(blocks, key[0], key[1], key[2], key[3], bits)
-    noise, winner, fastest = bits.reshape(-1), 0, np.float32(np.inf)
+    noise, speeds = bits.reshape(-1), np.empty(len(weights), np.float32)
     for token in range(len(weights)):
-        if weights[token] > np.float32(0):
-            time = exponential(noise[token]) / weights[token]
-            if time < fastest:
-                winner, fastest = token, time
-    return winner
+        speeds[token] = -(exponential(noise[token]) / weights[token])
+    return first_of(speeds, largest(speeds))
 
 
 @_compiled
@@ -267,16 +252,16 @@ def _judge_by_ratio(logits: np.ndarray, rows: RatioRows, found: RatioOutcomes) -
                 ratio = min(np.float64(prob) / np.float64(chances[place]), 1.0)
                 stands = np.float64(rows.uniforms[place]) < ratio
             place += stands
-        is_bad = total == 0.0
+        is_stuck = total == 0.0
         for rest in range(place, end + 1):
-            is_spoiled |= _is_bad(logits[rest])
+            is_spoiled |= is_bad(logits[rest], largest(logits[rest]))
         found.num_accepted[row], found.next_tokens[row] = place - start, -1
         found.flags[row, 0], found.flags[row, 1], found.flags[row, 2] = (
-            is_bad,
+            is_stuck,
             is_broken,
             is_spoiled,
         )
-        if is_bad:
+        if is_stuck:
             continue
         for token in range(num_tokens):
             weights[token] = np.float32(weights[token] / total)

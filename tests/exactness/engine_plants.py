@@ -11,6 +11,7 @@ import torch
 from specserve.decoding import drawing, law_kernels
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.state import SamplingState
+from specserve.decoding.verification import compiled_ratio
 from specserve.decoding.verification import verify as verify_module
 from specserve.drafting import Drafter, SpeculationBatch
 from target_node import sampler as sampler_module
@@ -41,8 +42,14 @@ def swap_the_laws(patch):
     patch.setattr(ColocatedDraft, "laws", laws)
 
 
-def take_the_bonus_from_the_row_before(patch):
+def by_torch(patch):
+    """What the plant changes is not what runs on a CPU."""
     patch.setattr(verify_module, "by_compiled_ratio", lambda *_: None)
+    patch.setattr(compiled_ratio, "judge_rows", lambda *_: None)
+
+
+def take_the_bonus_from_the_row_before(patch):
+    by_torch(patch)
     real = verify_module.walk_ends
 
     def walk_ends(num_accepted, group):
@@ -161,7 +168,7 @@ def accept_too_much(patch):
 
 def forget_the_residual(patch):
     """After a rejection the next token is drawn from the target's whole law."""
-    patch.setattr(verify_module, "by_compiled_ratio", lambda *_: None)
+    by_torch(patch)
     patch.setattr(verify_module, "residual_probs", lambda probs, law: probs)
 
 

@@ -8,10 +8,13 @@ import torch
 
 from specserve import noise, noise_kernel
 from specserve.noise import (
+    OnceKeys,
     Purpose,
     exponential_noise,
     exponential_noise_at,
+    host_uniforms,
     log_exponential_noise,
+    once_words,
     philox4x32,
     seed_bits,
 )
@@ -235,3 +238,16 @@ def test_the_first_of_the_largest_is_found(size):
     assert noise_kernel.largest(falling[::-1].copy()) == 0
     assert noise_kernel.first_of(falling, falling[-1]) == size - 1
     assert noise_kernel.first_of(falling, np.float32(1)) == 0
+
+
+@pytest.mark.usefixtures("way")
+def test_keys_on_the_host_have_the_uniforms_of_tensors():
+    columns = [seed_bits(seed) for seed in SEEDS], list(range(8)), [3] * 8, list(range(5, 13))
+    keys = OnceKeys.build(columns[0], columns[2], columns[1], columns[3], columns[3])
+    words = [keys.positions, keys.sample_words, keys.branch_words + Purpose.ACCEPTANCE, keys.nonces]
+    host = np.stack([each.numpy() for each in words]).view(np.uint64)
+    found = host_uniforms(host)
+    assert found.tolist() == keys.uniform(Purpose.ACCEPTANCE).tolist()
+    assert len(set(found.tolist())) == 8
+    one = OnceKeys.build([0], [3], [4], [5], [0])
+    assert once_words(3, 4, 5) == (int(one.sample_words), int(one.branch_words))

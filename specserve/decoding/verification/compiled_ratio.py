@@ -3,17 +3,25 @@
 By torch it is eighty operations on a few rows, each of which costs more than what it computes. Here
 a row's walk ends where it ends: laws behind a rejected token are never made. What it finds is what
 `verify` finds in the same arithmetic, float32 laws and a float64 ratio, under the same noise.
+
+Where all rows of a round are such, `judge_rows` reads them as they are: making a batch of tensors
+of them takes as long as judging them.
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specserve import noise
 from specserve.decoding import law_kernels
 from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.verification.batch import RatioKeys, RowGroup
+from specserve.decoding.sampling import NO_TOKEN
+from specserve.decoding.verification.batch import RatioKeys, RowGroup, RowToVerify
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.noise import Purpose
+from specserve.noise import OnceKeys, Purpose, once_words
 
 _NO_LAWS = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
 
@@ -22,8 +30,7 @@ def is_for(logits: Tensor, group: RowGroup) -> bool:
     """Whether the rows' laws are those of the logits at a temperature, and this machine can."""
     sampling = group.sampling
     is_plain = sampling.edits is None and sampling.truncation is None
-    on_host = logits.device.type == "cpu" and logits.dtype == torch.float32
-    return is_plain and on_host and sampling.greedy_rows is None and law_kernels.are_usable()
+    return is_plain and sampling.greedy_rows is None and _can(logits)
 
 
 def judge(
@@ -32,18 +39,9 @@ def judge(
     """`logits` [N, V] of the group's rows; ValueError where drafted tokens come without a law."""
     if draft_law is None and group.max_verify_len:
         raise ValueError("drafted tokens under the ratio test, but no draft law")
-    num_rows, num_logits = len(group.rows), len(group.drafted)
-    if len(logits) != num_logits:
-        raise ValueError(f"{len(logits)} rows of logits, {num_logits} are judged")
-    laws = np.zeros(num_logits, np.int64)
+    laws = np.zeros(len(group.drafted), np.int64)
     laws[ratio.law_places.numpy()] = ratio.law_rows.numpy()
-    law_ids, law_probs = _NO_LAWS
-    if draft_law is not None:
-        law_ids = draft_law.ids.to(torch.int64).contiguous().numpy()
-        law_probs = draft_law.probs.to(torch.float32).contiguous().numpy()
-    # What follows is read by address: an index that is not there would be anybody's memory.
-    if law_ids.shape != law_probs.shape or laws.max() >= max(1, len(law_ids)):
-        raise IndexError(f"laws of {law_ids.shape}, {law_probs.shape} for {laws.max() + 1} tokens")
+    law_ids, law_probs = _entries(draft_law)
     rows = law_kernels.RatioRows(
         starts=group.starts.numpy(),
         verify_lens=group.verify_lens.numpy(),
@@ -53,8 +51,123 @@ def judge(
         law_probs=law_probs,
         temperatures=group.sampling.temperatures.numpy().astype(np.float32),
         uniforms=ratio.once.uniform(Purpose.ACCEPTANCE).contiguous().numpy(),
-        keys=_output_keys(group, ratio),
+        keys=_output_keys(group.rule, ratio.once, group.sampling.keys),
     )
+    return _judge(logits, rows)
+
+
+def judge_rows(
+    logits: Tensor, rows: Sequence[RowToVerify], draft_law: DraftLaw | None
+) -> law_kernels.RatioOutcomes | None:
+    """The same of rows on the host; None where one of them is not for this.
+
+    `logits` [N, V], row after row, and a law for each drafted token. ValueError for a round or
+    branch too large for its key, and where drafted tokens come without a law.
+    """
+    rule = rows[0].rule
+    if rule is VerificationRule.COUPLED or not _can(logits):
+        return None
+    if not all(row.rule is rule and _is_plain(row) for row in rows):
+        return None
+    sizes = [len(row.drafted) + 1 for row in rows]
+    if draft_law is None and max(sizes) > 1:
+        raise ValueError("drafted tokens under the ratio test, but no draft law")
+    # Lists of the few numbers there are: every array that is begun costs as much as all of them.
+    starts, drafted, laws, temperatures = list[int](), list[int](), list[int](), list[float]()
+    once, shared = _Words([], [], [], []), _Words([], [], [], [])
+    for row, size in zip(rows, sizes, strict=True):
+        state, first_law = row.state, len(laws) - len(starts)
+        starts.append(len(drafted))
+        drafted += (*row.drafted, NO_TOKEN)
+        laws += (*range(first_law, first_law + size - 1), 0)
+        temperatures += [state.temperature] * size
+        sample_word, branch_word = once_words(state.sample_index, row.round_id, row.branch)
+        positions = range(state.position, state.position + size)
+        once.add(positions, sample_word, branch_word, state.seed_bits)
+        shared.add(positions, state.sample_index, int(Purpose.OUTPUT), state.seed_bits)
+    keys = shared if rule is VerificationRule.FORESEEABLE else once.plus(Purpose.RECOVERY)
+    law_ids, law_probs = _entries(draft_law)
+    return _judge(
+        logits,
+        law_kernels.RatioRows(
+            starts=np.array(starts),
+            verify_lens=np.array(sizes) - 1,
+            drafted=np.array(drafted),
+            laws=np.array(laws),
+            law_ids=law_ids,
+            law_probs=law_probs,
+            temperatures=np.array(temperatures, np.float32),
+            uniforms=noise.host_uniforms(once.plus(Purpose.ACCEPTANCE).array()),
+            keys=keys.array(),
+        ),
+    )
+
+
+class _Words(NamedTuple):
+    """Keys of noise, a list for each word of theirs."""
+
+    positions: list[int]
+    samples: list[int]
+    purposes: list[int]
+    seeds: list[int]
+
+    def add(self, positions: Sequence[int], sample: int, purpose: int, seed: int) -> None:
+        size = len(positions)
+        self.positions.extend(positions)
+        self.samples.extend([sample] * size)
+        self.purposes.extend([purpose] * size)
+        self.seeds.extend([seed] * size)
+
+    def plus(self, purpose: Purpose) -> "_Words":
+        return self._replace(purposes=[word + int(purpose) for word in self.purposes])
+
+    def array(self) -> np.ndarray:
+        """uint64 [4, N]."""
+        return np.array(self, np.int64).view(np.uint64)
+
+
+def _can(logits: Tensor) -> bool:
+    on_host = logits.device.type == "cpu" and logits.dtype == torch.float32
+    return on_host and law_kernels.are_usable()
+
+
+def _is_plain(row: RowToVerify) -> bool:
+    """Whether its laws are those of the logits at a temperature, along all that was drafted."""
+    state = row.state
+    return not (state.is_greedy or state.edits_logits or state.is_truncated)
+
+
+def _entries(draft_law: DraftLaw | None) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and probabilities of the laws."""
+    if draft_law is None:
+        return _NO_LAWS
+    ids = draft_law.ids.to(torch.int64).contiguous().numpy()
+    return ids, draft_law.probs.to(torch.float32).contiguous().numpy()
+
+
+def _output_keys(rule: VerificationRule, once: OnceKeys, shared: Tensor) -> np.ndarray:
+    """As of `output_noise`: positions, sample words, purpose words and seeds, uint64 [4, N].
+
+    `shared`, int64 [3, N], are the positions, sample indices and seeds that a draft knows, too.
+    """
+    if rule is VerificationRule.FORESEEABLE:
+        positions, sample_indices, seeds = shared
+        words = (positions, sample_indices, torch.full_like(seeds, int(Purpose.OUTPUT)), seeds)
+    else:
+        purposes = once.branch_words + int(Purpose.RECOVERY)
+        words = (once.positions, once.sample_words, purposes, once.nonces)
+    return np.stack([word.numpy() for word in words]).view(np.uint64)
+
+
+def _judge(logits: Tensor, rows: law_kernels.RatioRows) -> law_kernels.RatioOutcomes:
+    if len(logits) != len(rows.drafted):
+        raise ValueError(f"{len(logits)} rows of logits, {len(rows.drafted)} are judged")
+    # What follows is read by address: an index that is not there would be anybody's memory.
+    ids, probs = rows.law_ids.shape, rows.law_probs.shape
+    num_laws = rows.laws.max() + 1 if rows.verify_lens.any() else 0
+    if ids != probs or num_laws > ids[0]:
+        raise IndexError(f"laws of {ids}, {probs} for {num_laws} tokens")
+    num_rows = len(rows.starts)
     found = law_kernels.RatioOutcomes(
         num_accepted=np.empty(num_rows, np.int64),
         next_tokens=np.empty(num_rows, np.int64),
@@ -62,16 +175,3 @@ def judge(
     )
     law_kernels.judge_by_ratio(logits.contiguous().numpy(), rows, found)
     return found
-
-
-def _output_keys(group: RowGroup, ratio: RatioKeys) -> np.ndarray:
-    """As of `output_noise`: positions, sample words, purpose words and seeds, uint64 [4, N]."""
-    if group.rule is VerificationRule.FORESEEABLE:
-        keys = group.sampling
-        purposes = torch.full_like(keys.seeds, int(Purpose.OUTPUT))
-        words = (keys.positions, keys.sample_indices, purposes, keys.seeds)
-    else:
-        once = ratio.once
-        purposes = once.branch_words + int(Purpose.RECOVERY)
-        words = (once.positions, once.sample_words, purposes, once.nonces)
-    return np.stack([word.numpy() for word in words]).view(np.uint64)

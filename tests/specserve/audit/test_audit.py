@@ -113,13 +113,13 @@ def test_a_running_service_is_audited_as_it_is(audit, tiny, start_service):
 
 
 BONUS_FROM_THE_ROW_BEFORE = """
-from specserve.decoding.verification import verify
+from specserve.decoding.verification import compiled_ratio, verify
 real = verify.walk_ends
 def walk_ends(num_accepted, group):
     full = (num_accepted == group.verify_lens) & (group.verify_lens > 0)
     return real(num_accepted, group) - (full.long() if group.ratio else 0)
 verify.walk_ends = walk_ends
-verify.by_compiled_ratio = lambda *_: None
+verify.by_compiled_ratio = compiled_ratio.judge_rows = lambda *_: None
 """
 FORGETS_PENALTIES_OF_DRAFTED_TOKENS = """
 import dataclasses
@@ -150,7 +150,7 @@ batch.VerificationBatch.build = staticmethod(build)
 """
 ACCEPTS_FROM_THE_FIFTH = """
 import torch
-from specserve.decoding.verification import verify
+from specserve.decoding.verification import compiled_ratio, verify
 real = verify.leading_accepts
 def leading_accepts(accepted, group):
     if group.ratio is not None:
@@ -159,7 +159,7 @@ def leading_accepts(accepted, group):
         accepted = accepted | (torch.arange(len(accepted)) - starts >= 4)
     return real(accepted, group)
 verify.leading_accepts = leading_accepts
-verify.by_compiled_ratio = lambda *_: None
+verify.by_compiled_ratio = compiled_ratio.judge_rows = lambda *_: None
 """
 LOGPROBS_OF_THE_FIRST_ROW = """
 import dataclasses

@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from specserve import compiled
 from specserve.decoding import law_kernels
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
 from specserve.decoding.sampling import NO_TOKEN
+from specserve.decoding.verification import compiled_ratio
 from specserve.decoding.verification import verify as verify_module
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
 from specserve.decoding.verification.ratio import accept_probs, accepts
 from specserve.decoding.verification.rule import VerificationRule
 from tests.specserve.decoding.test_sampling import state
 
-pytestmark = pytest.mark.skipif(not law_kernels.are_usable(), reason="no numba here")
+pytestmark = pytest.mark.skipif(compiled.numba is None, reason="no numba here")
 
 RATIO_RULES = (VerificationRule.REJECTION, VerificationRule.FORESEEABLE)
 FIELDS = ("num_accepted", "next_tokens", "bad_rows", "broken_laws", "spoiled_rows")
@@ -85,6 +87,68 @@ def test_it_is_what_runs():
     logits = torch.randn(sum(len(row.drafted) + 1 for row in rows), 20)
     with mock.patch.object(verify_module, "_by_ratio", side_effect=AssertionError):
         verify_module.verify(logits, VerificationBatch.build(rows), law)
+
+
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_rows_on_the_host_have_the_outcomes_of_a_batch_of_tensors(rule):
+    for seed in range(10):
+        rows = rows_of(random.Random(seed), 1 + seed, 300, rules=(rule,))
+        law, scores = laws_of(rows, 300, 64, torch.Generator().manual_seed(seed))
+        logits = torch.randn(sum(len(row.drafted) + 1 for row in rows), 300)
+        logits[[n for n, last in enumerate(is_last(rows)) if not last]] += scores
+        if seed > 5:
+            logits[seed, 7], law.probs[seed] = torch.nan, 0.5
+        expected = verify_module.verify(logits, VerificationBatch.build(rows), law)
+        found = compiled_ratio.judge_rows(logits, rows, law)
+        assert found is not None
+        bad_rows, broken_laws, spoiled_rows = found.flags.T
+        assert found.num_accepted.tolist() == expected.num_accepted.tolist()
+        assert found.next_tokens.tolist() == expected.next_tokens.tolist()
+        assert bad_rows.tolist() == expected.bad_rows.tolist()
+        assert broken_laws.tolist() == expected.broken_laws.tolist()
+        assert spoiled_rows.tolist() == expected.spoiled_rows.tolist()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    "other",
+    [
+        RowToVerify(VerificationRule.COUPLED, state(), [3]),
+        RowToVerify(VerificationRule.FORESEEABLE, state(), [3]),
+        *(
+            RowToVerify(VerificationRule.REJECTION, state(**fields), [3])
+            for fields in (
+                {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1},
+                {"presence_penalty": 1.0}, {"repetition_penalty": 1.1}, {"logit_bias": {3: 1.0}},
+                {"min_tokens": 4, "stop_token_ids": [1]},
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_rows_of_another_kind_are_left_to_verify(other, place):
+    rows = [RowToVerify(VerificationRule.REJECTION, state(), [3])] * 2
+    rows[place] = other
+    law = DraftLaw.certain(torch.tensor([3, 3]))
+    assert compiled_ratio.judge_rows(torch.randn(4, 8), rows, law) is None
+    twice = [rows[1 - place]] * 2
+    assert compiled_ratio.judge_rows(torch.randn(4, 8), twice, law) is not None
+    assert compiled_ratio.judge_rows(torch.randn(4, 8).double(), twice, law) is None
+
+
+def test_rows_on_the_host_are_refused_where_they_do_not_fit():
+    rows = [RowToVerify(VerificationRule.REJECTION, state(), [3])]
+    law, logits = DraftLaw.certain(torch.tensor([3])), torch.randn(2, 8)
+    with pytest.raises(ValueError, match="no draft law"):
+        compiled_ratio.judge_rows(logits, rows, None)
+    with pytest.raises(ValueError, match="rows of logits"):
+        compiled_ratio.judge_rows(logits[:1], rows, law)
+    with pytest.raises(IndexError):
+        compiled_ratio.judge_rows(logits, rows, DraftLaw(law.ids[:0], law.probs[:0]))
+    for changes in ({"round_id": 1 << 20}, {"branch": -1}):
+        with pytest.raises(ValueError, match="a key would be used twice"):
+            compiled_ratio.judge_rows(
+                logits, [RowToVerify(VerificationRule.REJECTION, state(), [3], **changes)], law
+            )
 
 
 @pytest.mark.parametrize("fields", [{"top_p": 0.5}, {"top_k": 3}, {"presence_penalty": 1.0}])

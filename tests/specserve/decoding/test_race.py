@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from specserve import noise_kernel
+from specserve import compiled, noise_kernel
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.sampling import sample
 from specserve.noise import Purpose, exponential_noise
 from tests.specserve.decoding.test_sampling import state
 
-pytestmark = pytest.mark.skipif(not noise_kernel.is_usable(), reason="no numba here")
+pytestmark = pytest.mark.skipif(compiled.numba is None, reason="no numba here")
 
 
 def random_keys(rng, num_rows):

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from specserve import compiled
 from specserve.decoding import law_kernels
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
 from specserve.decoding.drawing import BlockLayout, Sampled, likeliest
 from specserve.noise import OnceKeys
 
-pytestmark = pytest.mark.skipif(not law_kernels.are_usable(), reason="no numba here")
+pytestmark = pytest.mark.skipif(compiled.numba is None, reason="no numba here")
 
 
 def draws(logits, temperatures, num_kept):
