@@ -59,6 +59,8 @@ class DraftLaw:
     @staticmethod
     def joined(laws: Sequence["DraftLaw"]) -> "DraftLaw":
         """The rows of all, one after the other, padded to the widest."""
+        if len(laws) == 1:
+            return laws[0]
         widths = [law.ids.shape[1] for law in laws]
         missing = [(0, max(widths) - width) for width in widths]
         return DraftLaw(
