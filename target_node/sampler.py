@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specserve import noise
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.logprobs import token_logprobs
-from specserve.decoding.sampling import sample
+from specserve.decoding.sampling import prepare, sample
 from specserve.decoding.state import SamplingState
 from specserve.decoding.verification import compiled_ratio
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
@@ -83,7 +82,9 @@ class Sampler:
         default_rule: VerificationRule = VerificationRule.COUPLED,
     ) -> None:
         """`default_rule` is that of requests without a seed of their own."""
-        noise.prepare(device)
+        prepare(device)
+        if default_rule is not VerificationRule.COUPLED:
+            compiled_ratio.prepare(device)
         self.eos_token_ids = eos_token_ids
         self.max_model_len = max_model_len
         self.device = device

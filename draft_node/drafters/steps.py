@@ -17,6 +17,7 @@ from draft_node.drafters.chain_steps import Chains, ChainSteps, TorchSteps
 from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.compiled_steps import CompiledSteps
 from specserve import compiled
+from specserve.decoding import law_kernels, truncation_kernels
 from specserve.decoding.drawing import BlockLayout, Coupled, DrawingRule, Greedy, Sampled
 from specserve.drafting import DraftBatch
 from specserve.model.forward_trial import small_model
@@ -90,6 +91,8 @@ if __name__ == "__main__":
         ("draws of blocks", compiled_blocks.are_usable),
         ("ranks of candidates", rank_kernels.are_usable),
         ("orders of outcomes", outcome_kernels.are_usable),
+        ("truncated laws", truncation_kernels.are_usable),
+        ("ratio tests", law_kernels.are_usable),
     ):
         made_by = "compiled kernels" if can() else "torch"
         sys.stdout.write(f"{what} on this CPU are made by {made_by}\n")

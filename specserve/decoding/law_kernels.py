@@ -13,6 +13,8 @@ import numpy as np
 
 from specserve import compiled
 from specserve.compiled_sources import key_of
+from specserve.decoding.ranks import boundary, orders_of
+from specserve.decoding.truncation_kernels import keep_possible, mass_of, unit_of, weight_of
 from specserve.noise_kernel import exponential, first_of, is_bad, largest, power, word_floats
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
@@ -25,41 +27,8 @@ def _compiled(function: _Function) -> _Function:
 
 # --- the race of the likeliest -------------------------------------------------------------------
 
-_SIGN, _ALL_BITS = np.int32(31), np.int32(0x7FFFFFFF)
-_DIGITS = ((21, 11), (10, 11), (0, 10))  # of an order: their first bits, and how many
 _PAD_ID = 2**31 - 1  # that of `specserve.decoding.draft_law`
 _LEAST_POWER = np.float32(-87.0)  # of e, that is a weight
-
-
-@_compiled
-def _orders(x: np.ndarray, orders: np.ndarray) -> bool:
-    """orders int64 [N] ascend as x does, from 0; False where one is no number."""
-    bits, all_numbers = x.view(np.int32), True
-    for i in range(len(x)):
-        all_numbers &= x[i] == x[i]
-        word = bits[i]
-        orders[i] = np.int64(word ^ ((word >> _SIGN) & _ALL_BITS)) + np.int64(2147483648)
-    return all_numbers
-
-
-@_compiled
-def _boundary(orders: np.ndarray, num_kept: int) -> tuple[int, int]:
-    """The least of the `num_kept` largest, and how many equal to it are among them."""
-    least, left = 0, num_kept
-    counts = np.empty(2048, np.int64)
-    for first, width in _DIGITS:
-        counts[:] = 0
-        behind, mask = first + width, (1 << width) - 1
-        above = least >> behind
-        for order in orders:
-            if order >> behind == above:
-                counts[(order >> first) & mask] += 1
-        digit = mask
-        while counts[digit] < left:
-            left -= counts[digit]
-            digit -= 1
-        least += digit << first
-    return least, left
 
 
 @_compiled
@@ -68,9 +37,9 @@ def _find_likeliest(logits: np.ndarray, ids: np.ndarray, orders: np.ndarray) -> 
 
     Of equals the first ones. orders int64 [V] is room. NaN where a logit is no number.
     """
-    if not _orders(logits, orders):
+    if not orders_of(logits, orders):
         return np.float32(np.nan)
-    least, num_equal = _boundary(orders, len(ids))
+    least, num_equal = boundary(orders, len(ids))
     most, count = np.float32(-np.inf), 0
     for token in range(len(logits)):
         order = orders[token]
@@ -158,6 +127,7 @@ class RatioRows(NamedTuple):
     law_ids: np.ndarray  # int64 [D, M]
     law_probs: np.ndarray  # float32 [D, M]
     temperatures: np.ndarray  # float32 [N]
+    cuts: np.ndarray  # float64 [N, 3]: top_k, top_p and min_p; 0, 1 and 0 are off
     uniforms: np.ndarray  # float32 [N]
     keys: np.ndarray  # uint64 [4, N], of the next token: positions, sample and purpose words, seeds
 
@@ -187,22 +157,32 @@ def _chance(ids: np.ndarray, probs: np.ndarray, token: int, num_tokens: int) -> 
     return found if abs(total - 1.0) <= _MOST_EXCESS else np.float32(0)
 
 
+class _Room(NamedTuple):
+    """For one law."""
+
+    weights: np.ndarray  # float32 [V]
+    scaled: np.ndarray  # float32 [V]
+    ids: np.ndarray  # int64 [V]
+
+
 @_compiled
-def _weigh(logits: np.ndarray, temperature: np.float32, weights: np.ndarray) -> float:
-    """weights = exp((logit - largest) / temperature); their sum in fixed point, 0 of a bad row."""
+def _weigh(logits: np.ndarray, temperature: np.float32, cut: np.ndarray, room: _Room) -> float:
+    """room.weights = exp((logit - largest) / temperature), zero where it is cut.
+
+    Their sum in fixed point; 0 of a bad row. cut float64 [3]: top_k, top_p, min_p.
+    """
     most = largest(logits)
     if is_bad(logits, most):
         return 0.0
-    for token in range(len(logits)):
-        scaled = (logits[token] - most) / temperature
-        weights[token] = power(scaled) if scaled > _LEAST_POWER else np.float32(0)
-    bits = 62
-    while len(logits) >> (62 - bits):
-        bits -= 1
-    unit, mass = np.float32(2.0**bits), 0
-    for weight in weights:
-        mass += np.int64(weight * unit)
-    return mass * 2.0**-bits
+    num_tokens, unit = len(logits), unit_of(len(logits))
+    if cut[0] > 0 or cut[1] < 1 or cut[2] > 0:
+        for token in range(num_tokens):
+            room.scaled[token] = (logits[token] - most) / temperature
+        keep_possible(room.scaled, int(cut[0]), cut[1], cut[2], room.weights, room.ids)
+    else:
+        for token in range(num_tokens):
+            room.weights[token] = weight_of((logits[token] - most) / temperature)
+    return np.float64(mass_of(room.weights, unit)) / np.float64(unit)
 
 
 @_compiled
@@ -233,7 +213,8 @@ def _winner(weights: np.ndarray, key: np.ndarray, bits: np.ndarray) -> int:
 def _judge_by_ratio(logits: np.ndarray, rows: RatioRows, found: RatioOutcomes) -> None:
     """The ratio test of every row of logits float32 [N, V], and the tokens that follow."""
     num_tokens = logits.shape[1]
-    weights = np.empty(num_tokens, np.float32)
+    weights, scaled = np.empty(num_tokens, np.float32), np.empty(num_tokens, np.float32)
+    room = _Room(weights, scaled, np.empty(num_tokens, np.int64))
     bits = np.empty((1, (num_tokens + 3) // 4, 4), np.float32)
     chances = np.empty(len(logits), np.float32)  # of each drafted token, under its own law
     for row in range(len(rows.starts)):
@@ -245,7 +226,7 @@ def _judge_by_ratio(logits: np.ndarray, rows: RatioRows, found: RatioOutcomes) -
             is_broken |= chances[place] == np.float32(0)
         place, stands, total = start, True, 0.0
         while stands:
-            total = _weigh(logits[place], rows.temperatures[place], weights)  # pyright: ignore[reportArgumentType]
+            total = _weigh(logits[place], rows.temperatures[place], rows.cuts[place], room)  # pyright: ignore[reportArgumentType]
             stands = place < end and total > 0.0 and chances[place] > np.float32(0)
             if stands:
                 prob = np.float32(weights[rows.drafted[place]] / total)
@@ -328,6 +309,7 @@ def _run() -> None:
     race_of_likeliest(logits, scales, few, ids, few.copy(), winners)
     ints, floats, keys = np.zeros(1, np.int64), np.ones(1, np.float32), np.ones((4, 1), np.uint64)
     laws = np.zeros((1, 3), np.int64), np.ones((1, 3), np.float32)
-    rows = RatioRows(ints, ints, ints, ints, *laws, floats, floats, keys)
+    cuts = np.ones((1, 3), np.float64)
+    rows = RatioRows(ints, ints, ints, ints, *laws, floats, cuts, floats, keys)
     flags = np.empty((1, 3), np.bool_)
     judge_by_ratio(logits[:1], rows, RatioOutcomes(ints.copy(), ints.copy(), flags))

@@ -16,13 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specserve import noise_kernel
-from specserve.decoding.batch import SamplingBatch
+from specserve import noise, noise_kernel
+from specserve.decoding import truncation_kernels
+from specserve.decoding.batch import SamplingBatch, Truncation
 from specserve.decoding.logit_edits import apply_edits
 from specserve.decoding.truncation import fixed_point_mass, mass_bits, truncate
 from specserve.noise import Purpose, exponential_noise
 
 NO_TOKEN = noise_kernel.NOBODY
+
+
+def prepare(device: torch.device) -> None:
+    """Compile now what would otherwise be compiled in the middle of a round, if it is needed."""
+    noise.prepare(device)
+    if device.type == "cpu":
+        truncation_kernels.are_usable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +175,33 @@ def _race(edited: Tensor, batch: SamplingBatch) -> Tensor:
     truncation = batch.truncation
     if truncation is None:
         return _compiled_race(rows, batch)
-    places = truncation.places
-    scaled = _scaled(rows[places], batch.temperatures[places])
-    truncated = _race_of(truncate(scaled, scaled.exp(), truncation), batch, places)
-    if len(places) == len(rows):
-        return truncated
+    if len(truncation.places) == len(rows):
+        return _truncated_race(rows, batch, truncation)
     winners = _compiled_race(rows, batch)
-    winners[places] = truncated
+    winners[truncation.places] = _truncated_race(rows[truncation.places], batch, truncation)
     return winners
+
+
+def _truncated_race(rows: Tensor, batch: SamplingBatch, truncation: Truncation) -> Tensor:
+    """Of `rows`, those that truncate; compiled where that is to be had."""
+    places = truncation.places
+    temperatures = batch.temperatures[places]
+    if not truncation_kernels.are_usable():
+        scaled = _scaled(rows, temperatures)
+        return _race_of(truncate(scaled, scaled.exp(), truncation), batch, places)
+    positions, sample_indices, seeds = batch.keys[:, places]
+    purposes = torch.full_like(seeds, int(Purpose.OUTPUT))
+    winners = np.empty(len(rows), np.int64)
+    truncation_kernels.race_of_possible(
+        rows.contiguous().numpy(),
+        temperatures.numpy().astype(np.float32),
+        truncation.top_k.numpy(),
+        truncation.top_p.numpy(),
+        truncation.min_p.numpy(),
+        torch.stack((positions, sample_indices, purposes, seeds)).numpy().view(np.uint64),
+        winners,
+    )
+    return torch.from_numpy(winners)
 
 
 def _race_of(weights: Tensor, batch: SamplingBatch, places: Tensor | slice) -> Tensor:

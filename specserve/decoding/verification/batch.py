@@ -85,16 +85,15 @@ class VerificationBatch:
         )
 
 
-# Rows of a group are judged together; under the ratio test those whose laws nothing edits or cuts
-# have a group of their own, since theirs is the faster way.
+# Rows of a group are judged together; under the ratio test those whose laws nothing edits have a
+# group of their own, since theirs is the faster way.
 _Kind = tuple[VerificationRule, bool]
 _KINDS: tuple[_Kind, ...] = tuple(itertools.product(VerificationRule, (False, True)))
 
 
 def _kind(row: RowToVerify) -> _Kind:
-    rule, state = row.judged_by, row.state
-    is_changed = state.edits_logits or state.is_truncated
-    return rule, is_changed and rule is not VerificationRule.COUPLED
+    rule = row.judged_by
+    return rule, row.state.edits_logits and rule is not VerificationRule.COUPLED
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:

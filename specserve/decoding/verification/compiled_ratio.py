@@ -1,4 +1,4 @@
-"""The ratio test of `verify` in one compiled call, on a CPU, for laws that nothing edits or cuts.
+"""The ratio test of `verify` in one compiled call, on a CPU, for laws that nothing edits.
 
 By torch it is eighty operations on a few rows, each of which costs more than what it computes. Here
 a row's walk ends where it ends: laws behind a rejected token are never made. What it finds is what
@@ -26,11 +26,16 @@ from specserve.noise import OnceKeys, Purpose, once_words
 _NO_LAWS = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
 
 
+def prepare(device: torch.device) -> None:
+    """Compile now what would otherwise be compiled in the middle of a round, if it is needed."""
+    if device.type == "cpu":
+        law_kernels.are_usable()
+
+
 def is_for(logits: Tensor, group: RowGroup) -> bool:
-    """Whether the rows' laws are those of the logits at a temperature, and this machine can."""
+    """Whether the rows' laws are those of the model's logits, and this machine can."""
     sampling = group.sampling
-    is_plain = sampling.edits is None and sampling.truncation is None
-    return is_plain and sampling.greedy_rows is None and _can(logits)
+    return sampling.edits is None and sampling.greedy_rows is None and _can(logits)
 
 
 def judge(
@@ -50,6 +55,7 @@ def judge(
         law_ids=law_ids,
         law_probs=law_probs,
         temperatures=group.sampling.temperatures.numpy().astype(np.float32),
+        cuts=_cuts(group),
         uniforms=ratio.once.uniform(Purpose.ACCEPTANCE).contiguous().numpy(),
         keys=_output_keys(group.rule, ratio.once, group.sampling.keys),
     )
@@ -74,6 +80,7 @@ def judge_rows(
         raise ValueError("drafted tokens under the ratio test, but no draft law")
     # Lists of the few numbers there are: every array that is begun costs as much as all of them.
     starts, drafted, laws, temperatures = list[int](), list[int](), list[int](), list[float]()
+    cuts: list[tuple[float, float, float]] = []
     once, shared = _Words([], [], [], []), _Words([], [], [], [])
     for row, size in zip(rows, sizes, strict=True):
         state, first_law = row.state, len(laws) - len(starts)
@@ -81,6 +88,7 @@ def judge_rows(
         drafted += (*row.drafted, NO_TOKEN)
         laws += (*range(first_law, first_law + size - 1), 0)
         temperatures += [state.temperature] * size
+        cuts += [(state.params.top_k, state.params.top_p, state.params.min_p)] * size
         sample_word, branch_word = once_words(state.sample_index, row.round_id, row.branch)
         positions = range(state.position, state.position + size)
         once.add(positions, sample_word, branch_word, state.seed_bits)
@@ -97,6 +105,7 @@ def judge_rows(
             law_ids=law_ids,
             law_probs=law_probs,
             temperatures=np.array(temperatures, np.float32),
+            cuts=np.array(cuts, np.float64),
             uniforms=noise.host_uniforms(once.plus(Purpose.ACCEPTANCE).array()),
             keys=keys.array(),
         ),
@@ -132,9 +141,18 @@ def _can(logits: Tensor) -> bool:
 
 
 def _is_plain(row: RowToVerify) -> bool:
-    """Whether its laws are those of the logits at a temperature, along all that was drafted."""
-    state = row.state
-    return not (state.is_greedy or state.edits_logits or state.is_truncated)
+    """Whether its laws are those of the model's logits, along all that was drafted."""
+    return not (row.state.is_greedy or row.state.edits_logits)
+
+
+def _cuts(group: RowGroup) -> np.ndarray:
+    """float64 [N, 3]"""
+    cuts = np.tile([0.0, 1.0, 0.0], (len(group.drafted), 1))
+    truncation = group.sampling.truncation
+    if truncation is not None:
+        columns = (truncation.top_k, truncation.top_p, truncation.min_p)
+        cuts[truncation.places.numpy()] = np.stack([each.numpy() for each in columns], 1)
+    return cuts
 
 
 def _entries(draft_law: DraftLaw | None) -> tuple[np.ndarray, np.ndarray]:

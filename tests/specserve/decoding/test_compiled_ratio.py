@@ -21,6 +21,7 @@ from tests.specserve.decoding.test_sampling import state
 pytestmark = pytest.mark.skipif(compiled.numba is None, reason="no numba here")
 
 RATIO_RULES = (VerificationRule.REJECTION, VerificationRule.FORESEEABLE)
+CUTS = ({}, {}, {"top_p": 0.7}, {"top_k": 5}, {"min_p": 0.05}, {"top_k": 40, "top_p": 0.9})
 FIELDS = ("num_accepted", "next_tokens", "bad_rows", "broken_laws", "spoiled_rows")
 
 
@@ -31,6 +32,7 @@ def rows_of(source, num_rows, num_tokens, rules=RATIO_RULES):
             seed=source.getrandbits(60),
             temperature=source.choice([0.3, 0.8, 1.0, 1.4]),
             sample_index=source.randrange(3),
+            **source.choice(CUTS),
         )
         drafted = [source.randrange(num_tokens) for _ in range(source.randrange(6))]
         rows.append(RowToVerify(source.choice(rules), own, drafted, round_id=place, branch=place))
@@ -118,7 +120,7 @@ def test_rows_on_the_host_have_the_outcomes_of_a_batch_of_tensors(rule):
         *(
             RowToVerify(VerificationRule.REJECTION, state(**fields), [3])
             for fields in (
-                {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1},
+                {"temperature": 0.0},
                 {"presence_penalty": 1.0}, {"repetition_penalty": 1.1}, {"logit_bias": {3: 1.0}},
                 {"min_tokens": 4, "stop_token_ids": [1]},
             )
@@ -151,8 +153,10 @@ def test_rows_on_the_host_are_refused_where_they_do_not_fit():
             )
 
 
-@pytest.mark.parametrize("fields", [{"top_p": 0.5}, {"top_k": 3}, {"presence_penalty": 1.0}])
-def test_laws_that_are_edited_or_cut_are_torchs_business(fields):
+@pytest.mark.parametrize(
+    "fields", [{"presence_penalty": 1.0}, {"logit_bias": {3: 1.0}}, {"repetition_penalty": 1.1}]
+)
+def test_laws_that_are_edited_are_torchs_business(fields):
     row = RowToVerify(VerificationRule.REJECTION, state(**fields), [3])
     law = DraftLaw.certain(torch.tensor([3]))
     batch = VerificationBatch.build([row])

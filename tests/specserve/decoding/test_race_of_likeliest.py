@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specserve import compiled
-from specserve.decoding import law_kernels
+from specserve.decoding import law_kernels, ranks
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
 from specserve.decoding.drawing import BlockLayout, Sampled, likeliest
 from specserve.noise import OnceKeys
@@ -130,7 +130,7 @@ def test_one_compilation_serves_every_shape():
 def test_orders_are_those_of_the_numbers():
     x = np.array([-np.inf, -1e30, -2, -1e-30, 0, 1e-30, 2, 1e30, np.inf], np.float32)
     orders = np.empty(len(x), np.int64)
-    assert law_kernels._orders(x, orders)
+    assert ranks.orders_of(x, orders)
     assert (np.diff(orders) > 0).all()
     assert orders.min() >= 0
     assert orders.max() < 2**32
