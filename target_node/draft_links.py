@@ -99,7 +99,8 @@ class DraftLinks:
             return
         for message in self._control.receive():
             if isinstance(message, Attach):
-                self._attach(message)
+                if not self._was_said(message):
+                    self._attach(message)
             else:
                 self._want(message)
         if not is_due:
@@ -176,10 +177,6 @@ class DraftLinks:
             return
         self._misfits.discard(message.draft)
         peer = self._peers[message.draft]
-        introduction = peer.introduction
-        is_known = introduction is not None and message.pid == introduction.pid
-        if peer.epoch and message.repetition and is_known:
-            return  # said before the answer was heard; many times while a target loads
         if peer.epoch:
             self._detach(peer, "attaches anew")
         try:
@@ -202,6 +199,13 @@ class DraftLinks:
         )
         self._control.send(peer.index, answer)
         log.info("draft %d attached, epoch %d", peer.index, peer.epoch)
+
+    def _was_said(self, message: Attach) -> bool:
+        """Before its answer was heard: many times while a target loads."""
+        peer = self._peers[message.draft]
+        known = peer.introduction
+        is_known = known is not None and message.pid == known.pid
+        return peer.epoch > 0 and message.repetition > 0 and is_known
 
     def _want(self, message: Wanted) -> None:
         if self.with_epoch(message.epoch) is not None:

@@ -177,7 +177,7 @@ def _weigh(logits: np.ndarray, temperature: np.float32, cut: np.ndarray, room: _
     num_tokens, unit = len(logits), unit_of(len(logits))
     if cut[0] > 0 or cut[1] < 1 or cut[2] > 0:
         for token in range(num_tokens):
-            room.scaled[token] = (logits[token] - most) / temperature
+            room.scaled[token] = (logits[token] - most) / temperature + np.float32(0)  # no -0.0
         keep_possible(room.scaled, int(cut[0]), cut[1], cut[2], room.weights, room.ids)
     else:
         for token in range(num_tokens):

@@ -46,7 +46,7 @@ def boundary(orders: np.ndarray, num_kept: int) -> tuple[int, int]:
             if order >> behind == above:
                 counts[(order >> first) & mask] += 1
         digit = mask
-        while counts[digit] < left:
+        while digit > 0 and counts[digit] < left:
             left -= counts[digit]
             digit -= 1
         least += digit << first

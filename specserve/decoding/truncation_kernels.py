@@ -24,6 +24,7 @@ from specserve.noise_kernel import NOBODY, exponential, is_bad, largest, power, 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 _STRIPE, _LANES = 256, 64  # tokens of a stripe, and of them looked at together
+_NO_SIGN = np.float32(0)  # added to -0.0 it gives 0.0, whose order is another
 _LEAST_POWER = np.float32(-87.0)  # of e, that is a weight
 _FIRST_LOOK = 256  # likely tokens that a nucleus is looked for among, before it is among all
 
@@ -226,7 +227,7 @@ def keep_possible(
 
 @_compiled
 def _winner(weights: np.ndarray, ids: np.ndarray, key: np.ndarray) -> int:
-    """arg min of noise / weight over these tokens, the first of equals; key uint64 [4, 1]."""
+    """arg min of noise / weight over tokens that ascend, the first of equals; key uint64 [4, 1]."""
     blocks = (ids >> 2).astype(np.uint64).reshape(1, -1)
     bits = np.empty((1, len(ids), 4), np.float32)
     word_floats(blocks, key[0], key[1], key[2], key[3], bits)
@@ -234,7 +235,7 @@ def _winner(weights: np.ndarray, ids: np.ndarray, key: np.ndarray) -> int:
     for k in range(len(ids)):
         token = ids[k]
         time = exponential(bits[0, k, token & 3]) / weights[token]
-        if time < fastest or (time == fastest and token < winner):
+        if time < fastest:
             winner, fastest = token, time
     return winner
 
@@ -269,7 +270,7 @@ def _entry(sources: int) -> Callable[..., None]:
                 winners[row] = NOBODY
                 continue
             for token in range(num_tokens):
-                scaled[token] = (own[token] - most) / temperature
+                scaled[token] = (own[token] - most) / temperature + _NO_SIGN
             num_kept = keep_possible(scaled, top_k[row], top_p[row], min_p[row], weights, ids)
             winners[row] = _winner(weights, ids[:num_kept], keys[:, row : row + 1].copy())
 

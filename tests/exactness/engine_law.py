@@ -143,6 +143,10 @@ QUESTIONS = (
 )
 
 
+# Those of which a round may be read as it is, see `compiled_ratio.judge_rows`.
+NUM_PLAIN = 2
+
+
 # --- the loop --------------------------------------------------------------------------------
 
 
@@ -162,6 +166,7 @@ class Engine:
     num_blocks: int = 2000
     block_size: int = 4
     max_batch_tokens: int = 300
+    is_plain: bool = False  # only the first `NUM_PLAIN` questions are asked, and nothing between
 
 
 @dataclass
@@ -192,26 +197,31 @@ def ask(models: Models, engine: Engine, num_samples: int, *, seed: int = 0) -> A
         max_batch_rows=128,
         max_batch_tokens=engine.max_batch_tokens,
     )
-    return answers_of(target, num_samples, seed=seed)
+    return answers_of(target, num_samples, seed=seed, is_plain=engine.is_plain)
 
 
 def answers_of(
-    target: InProcessTarget, num_samples: int, *, seed: int, depth: int = DEPTH
+    target: InProcessTarget,
+    num_samples: int,
+    *,
+    seed: int,
+    depth: int = DEPTH,
+    is_plain: bool = False,
 ) -> Answers:
     """About `num_samples` answers to each question, of at least `depth` tokens."""
     rng = random.Random(seed)
     asked: dict[str, int] = {}
-    counts = [0] * len(QUESTIONS)
+    counts = [0] * (NUM_PLAIN if is_plain else len(QUESTIONS))
     while min(counts) < num_samples:
         place = counts.index(min(counts))
         request = _request(f"r{len(asked)}", QUESTIONS[place], rng, depth)
         asked[request.request_id] = place
         counts[place] += request.sampling.n
         target.submit(request)
-        if rng.random() < 0.1:
+        if rng.random() < 0.1 and not is_plain:
             target.submit(_bystander(f"b{len(asked)}", rng))
     target.run_until_idle(limit=100_000)
-    tokens: list[list[list[int]]] = [[] for _ in QUESTIONS]
+    tokens: list[list[list[int]]] = [[] for _ in counts]
     for (name, _), answer in sorted(target.tokens.items()):
         if name in asked:
             tokens[asked[name]].append(answer)

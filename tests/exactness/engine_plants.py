@@ -27,6 +27,9 @@ def shift_the_verified_rows(patch):
     real = sampler_module.verify
     shifted = lambda logits, batch, laws: real(logits.roll(1, 0), batch, laws)  # noqa: E731
     patch.setattr(sampler_module, "verify", shifted)
+    judge = compiled_ratio.judge_rows
+    shifted_rows = lambda logits, rows, laws: judge(logits.roll(1, 0), rows, laws)  # noqa: E731
+    patch.setattr(compiled_ratio, "judge_rows", shifted_rows)
 
 
 def swap_the_laws(patch):

@@ -16,11 +16,22 @@ from functools import partial
 
 import pytest
 
+from specserve import compiled
 from specserve.audit.chi_square import Fit, power, survival
+from specserve.decoding.verification import compiled_ratio
 from specserve.decoding.verification.rule import VerificationRule
 from target_node.budget import SurvivalBudget
 from tests.exactness import engine_plants as plants
-from tests.exactness.engine_law import QUESTIONS, Answers, Engine, Models, ask, fits, make_models
+from tests.exactness.engine_law import (
+    NUM_PLAIN,
+    QUESTIONS,
+    Answers,
+    Engine,
+    Models,
+    ask,
+    fits,
+    make_models,
+)
 from tests.exactness.speculative import MoodyPrices, confident
 
 FALSE_ALARMS = 1e-6
@@ -162,6 +173,51 @@ def test_without_a_plant_the_same_check_passes(models, laws, rule):
 def test_a_planted_bug_is_found(models, laws, monkeypatch, plant, rule):
     plant(monkeypatch)
     assert least_p_value(fits(laws, ask(models, SOUND(rule=rule), NUM_PLANTED))) < FALSE_ALARMS
+
+
+PLAIN = partial(Engine, "language model", budget=SurvivalBudget, is_plain=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_answers_have_their_law_where_rows_are_judged_as_they_are(models, laws, monkeypatch, rule):
+    judged = []
+    real = compiled_ratio.judge_rows
+
+    def judge_rows(*arguments):
+        found = real(*arguments)
+        judged.append(found is not None)
+        return found
+
+    monkeypatch.setattr(compiled_ratio, "judge_rows", judge_rows)
+    found = ask(models, PLAIN(rule=rule), NUM_PLANTED)
+    assert least_p_value(fits(laws[:NUM_PLAIN], found)) > FALSE_ALARMS
+    assert found.num_accepted > 100
+    assert all(judged) is (compiled.numba is not None)
+    assert len(judged) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "plant",
+    [
+        plants.shift_the_verified_rows,
+        plants.swap_the_laws,
+        plants.keep_the_laws_of_the_round_before,
+        plants.draft_greedily,
+        plants.ship_a_flatter_law,
+        plants.accept_too_much,
+        plants.share_nonces,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_a_planted_bug_is_found_where_rows_are_judged_as_they_are(
+    models, laws, monkeypatch, plant, rule
+):
+    plant(monkeypatch)
+    found = ask(models, PLAIN(rule=rule), NUM_PLANTED)
+    assert least_p_value(fits(laws[:NUM_PLAIN], found)) < FALSE_ALARMS
 
 
 @pytest.mark.slow

@@ -233,10 +233,12 @@ def test_a_draft_that_was_silent_and_then_died_is_not_let_in(pair):
 
 
 @pytest.mark.slow
-def test_a_draft_that_did_not_hear_its_epoch_gets_another(pair):
+@pytest.mark.parametrize("repetition", [0, 3])
+def test_a_draft_that_did_not_hear_its_epoch_gets_another(pair, repetition):
+    """Whichever of its introductions was the first to arrive."""
     first, _ = pair.drafts
     hear, first.hear = first.hear, lambda: None
-    first.introduce()
+    first.introduce(repetition=repetition)
     pair.until(lambda: pair.peers[0].epoch == 1)
     pair.until(lambda: pair.peers[0].epoch == 2)
     first.hear = hear
@@ -244,9 +246,11 @@ def test_a_draft_that_did_not_hear_its_epoch_gets_another(pair):
 
 
 @pytest.mark.slow
-def test_a_broken_link_is_made_again_under_another_epoch(pair, monkeypatch):
+@pytest.mark.parametrize("repetition", [0, 3])
+def test_a_broken_link_is_made_again_under_another_epoch(pair, monkeypatch, repetition):
     first, _ = pair.drafts
-    pair.attach(first)
+    first.introduce(repetition=repetition)
+    pair.until(lambda: first.end.epoch == 1)
     monkeypatch.setattr(RingTargetEnd, "is_broken", property(lambda end: end.epoch == 1))
     assert 0.3 < pair.until(lambda: first.end.epoch == 2) < 2
     for _ in range(100):

@@ -121,6 +121,45 @@ def test_a_mass_is_reached_at_the_same_value_as_by_a_sort():
                 assert reached.min() == least
 
 
+@pytest.mark.parametrize(
+    ("needed", "least"), [(0.5, 3), (2.0, 3), (np.nextafter(2.0, 3.0), 2), (3.0, 2), (4.0, 1)]
+)
+def test_what_is_needed_is_enough(needed, least):
+    orders, masses = np.array([3, 2, 1]), np.array([2, 1, 1])
+    assert ranks.boundary_of_mass(orders, masses, needed) == least
+
+
+@pytest.mark.parametrize("share", [0.9999, 1.0001])
+def test_the_first_look_is_left_where_it_holds_less_than_is_needed(share):
+    """256 tokens that hold half of it to four digits, and 255 times as many that hold the rest."""
+    scaled = torch.full((65_536,), -np.log(255.0))
+    scaled[::256] = 0.0
+    weights = torch.from_numpy(np.array([weight_of(x) for x in scaled.numpy()[:2]], np.float32))
+    first = 256 / (256 + 65_280 * float(weights[1]))
+    assert np.count_nonzero(possible(scaled, 0, first * share, 0.0)) == (
+        256 if share < 1 else 65_536
+    )
+
+
+def test_a_rank_beyond_all_is_the_last():
+    assert ranks.boundary(np.array([3, 2, 1]), 4)[0] == 0
+
+
+def test_nothing_has_a_sign():
+    """-0.0 is a tie with 0.0: a gap of the smallest float at temperature 2."""
+    tiny = np.float32(1e-45)
+    logits = np.array([[tiny, 0.0, -1.0]], np.float32)
+    assert np.signbit((logits[0, 1] - logits[0, 0]) / np.float32(2))
+    winners = np.empty(1, np.int64)
+    found = set()
+    for seed in range(40):
+        keys = np.array([[0], [0], [0], [seed]], np.uint64)
+        twos, zeros = np.full(1, 2, np.float32), np.zeros(1)
+        race_of_possible(logits, twos, np.zeros(1, np.int64), zeros + 1e-9, zeros, keys, winners)
+        found.add(int(winners[0]))
+    assert found == {0, 1}
+
+
 def test_one_compilation_serves_every_shape():
     """Another would be made in the middle of a round."""
     for count, num_tokens in ((1, 3), (4, 500)):
