@@ -42,23 +42,27 @@ def test_a_question_without_a_stdin_is_refused_by_name(words):
     assert ended(without("<&-", *words)) == (1, problem)
 
 
+@pytest.mark.slow
 def test_without_a_stderr_the_exit_code_is_the_same():
     assert ended(without("2>&-", "generate", *NOWHERE, "a")) == (1, "")
     assert ended(without("2>&-", "launch", "--port", "99999")) == (2, "")
 
 
+@pytest.mark.slow
 def test_a_stdin_that_nobody_may_read_is_named():
     problem = "specserve: stdin: Bad file descriptor\n"
     assert ended(without("0>/dev/null", "generate", *NOWHERE, "-")) == (1, problem)
     assert ended(without("0>/dev/null", "chat", *NOWHERE))[0] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-"])
 def test_with_nowhere_to_complain_the_exit_code_is_the_same(stream):
     assert ended(without(stream, "launch", "--port", "99999")) == (2, "")
     assert ended(without(stream, "info", "--target", "/none"))[0] == 2
 
 
+@pytest.mark.slow
 def test_what_an_alphabet_lacks_is_written_in_another_way(tmp_path):
     folder = tmp_path / "größe"
     folder.mkdir()

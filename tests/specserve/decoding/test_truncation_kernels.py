@@ -40,6 +40,7 @@ def possible(scaled: torch.Tensor, top_k: int, top_p: float, min_p: float) -> np
     return weights
 
 
+@pytest.mark.slow  # compiles by itself what is called as it is
 @pytest.mark.parametrize("kind", ["distinct", "ties", "impossible"])
 @pytest.mark.parametrize("num_tokens", SIZES)
 def test_the_tokens_of_torch_stay_possible(num_tokens, kind):
@@ -103,6 +104,7 @@ def test_winners_have_the_law_of_what_is_left():
     assert ((shares[:4] - law).abs() <= 6 * (law * (1 - law) / count).sqrt()).all()
 
 
+@pytest.mark.slow
 def test_a_mass_is_reached_at_the_same_value_as_by_a_sort():
     source = np.random.default_rng(0)
     for size in (1, 2, 50, 3000):
@@ -121,6 +123,7 @@ def test_a_mass_is_reached_at_the_same_value_as_by_a_sort():
                 assert reached.min() == least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("needed", "least"), [(0.5, 3), (2.0, 3), (np.nextafter(2.0, 3.0), 2), (3.0, 2), (4.0, 1)]
 )
@@ -129,6 +132,7 @@ def test_what_is_needed_is_enough(needed, least):
     assert ranks.boundary_of_mass(orders, masses, needed) == least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.9999, 1.0001])
 def test_the_first_look_is_left_where_it_holds_less_than_is_needed(share):
     """256 tokens that hold half of it to four digits, and 255 times as many that hold the rest."""
@@ -141,6 +145,7 @@ def test_the_first_look_is_left_where_it_holds_less_than_is_needed(share):
     )
 
 
+@pytest.mark.slow
 def test_a_rank_beyond_all_is_the_last():
     assert ranks.boundary(np.array([3, 2, 1]), 4)[0] == 0
 
