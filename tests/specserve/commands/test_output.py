@@ -41,4 +41,4 @@ def test_info_shows_a_service_in_the_words_of_a_launch(rig, capsys, monkeypatch)
     assert shown["eos_token_ids"] == "0, 2"
     assert shown["default_sampling"] == "top_p 0.95, top_k 20"
     assert (shown["draining"], shown["has_chat_template"]) == ("false", "true")
-    assert len(shown["uptime_s"].replace(".", "")) <= 7
+    assert len(shown["uptime_s"].replace(".", "").lstrip("0")) <= 7  # digits that say something
