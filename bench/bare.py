@@ -37,6 +37,7 @@ def load_runner(setup: Setup) -> Runner:
         num_blocks=setup.num_blocks + 1,
         block_size=setup.block_size,
         deterministic=setup.deterministic,
+        kv_dtype=getattr(torch, setup.kv_dtype),
     )
 
 

@@ -156,6 +156,7 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
             ballast=ballast,
             device=arguments.device,
             dtype=arguments.dtype,
+            kv_dtype=served.model.kv_dtype,
             deterministic=served.model.deterministic,
             block_size=EngineConfig().block_size,
             num_blocks=_num_blocks(served),

@@ -25,6 +25,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     ballast: int = 0
     dtype: str = "float32"
+    kv_dtype: str = "float32"
     deterministic: bool = True
     block_size: int = 16
     num_blocks: int = 1024

@@ -28,10 +28,10 @@ from draft_node.streams import Streams
 from draft_node.wave_size import WaveSize
 from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
 from specserve.drafting import Drafter
+from specserve.link.frames import MAX_ROUND
 from specserve.link.messages import Push, Report, RowReport
 
 _LATEST_S = 1.0  # that a report may be behind: a clock that says more is another machine's
-_MAX_ROUND = 2**20 - 1  # what the noise has room for
 
 
 class Presolve:
@@ -110,7 +110,7 @@ class Presolve:
         now = Round(stream, row, kind, block, due_s, sent_s + lead_s)
         # No block follows an empty context, or fits behind a full one, or has keys in that round.
         is_last = row.position + 2 >= self._max_positions
-        now.is_closed = row.position < 1 or is_last or row.round >= _MAX_ROUND
+        now.is_closed = row.position < 1 or is_last or row.round >= MAX_ROUND
         # What the target waits for is on its way: a second report will say what it verifies.
         now.is_closed |= row.awaits and block is not None
         self._rounds[row.stream] = now

@@ -5,6 +5,7 @@ rows, noise used once for the rejection family. Knows nothing of outcomes.
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
 from specserve.decoding.noise_table import NoiseTable
 from specserve.drafting import DraftBatch, Drafter, SpeculationBatch, Worth
+from specserve.link.frames import MAX_BLOCKS
 from specserve.link.messages import BlockKey, Push, RowReport
 from specserve.noise import OnceKeys
 from specserve.noise import prepare as prepare_noise
@@ -51,7 +53,8 @@ class WaveSettings:
 
     def most_blocks(self, num_rows: int) -> int:
         """Of a wave without laws: of many rows more, as one of many costs less than one of few."""
-        return self.size * min(_MOST_WAVES, max(1, num_rows // _ROWS_OF_WAVE))
+        wanted = self.size * min(_MOST_WAVES, max(1, num_rows // _ROWS_OF_WAVE))
+        return min(wanted, MAX_BLOCKS)
 
     @property
     def num_scored(self) -> int:
@@ -82,6 +85,7 @@ class Wave:
     blocks: list[DraftedBlock]
     drawn: SpeculationBatch
     law: DraftLaw | None  # rejection family
+    seconds: float  # that drafting took
 
     def push(self) -> Push:
         """As it travels; of a wave with at least one block."""
@@ -103,6 +107,7 @@ class Wave:
             law_probs=np.empty((len(blocks), width, 0), np.float32)
             if law is None
             else _on_host(law.probs.view(shape), np.float32)[places],
+            wave_s=self.seconds,
         )
 
 
@@ -140,6 +145,7 @@ class WaveDrafter:
         Gaps of the rejection family are laid out `min_gap` long, so that the work of a wave does
         not depend on which of the tokens in flight its outcomes accept.
         """
+        began_s = time.perf_counter()
         by_ratio = branches[0].kind.needs_law
         degrees = [max(0.0, branch.report.temperature) for branch in branches]
         temperatures = torch.tensor(degrees, dtype=torch.float32, device=self._device)
@@ -166,7 +172,8 @@ class WaveDrafter:
         scores = BatchScores.of(drawn, scales, self._settings.num_scored)
         blocks = self._blocks(branches, drawn, scores)
         self._cache.add(blocks)
-        return Wave(blocks, drawn, drawn.law if by_ratio else None)
+        law = drawn.law if by_ratio else None
+        return Wave(blocks, drawn, law, time.perf_counter() - began_s)
 
     def _batch(self, branches: Sequence[Branch], *, min_gap: int, keep_logits: bool) -> DraftBatch:
         has_gaps = not self._drafter.holds_tokens_in_flight

@@ -21,7 +21,6 @@ from specserve.errors import InvalidField
 
 Text = Annotated[str, Meta(min_length=1)]
 Positive = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[int, Meta(ge=0)]
 DAY_S = 86_400.0  # no timer of ours is longer, and every timer of the kernel can hold it
 Seconds = Annotated[float, Meta(gt=0, le=DAY_S)]
 Port = Annotated[int, Meta(ge=0, le=65535)]

@@ -128,9 +128,9 @@ class DraftKeeper:
             self._schedule(draft, f"cannot be started: {error}")
 
     def _schedule(self, draft: _Draft, what: str) -> None:
+        now_s, heard_s = time.monotonic(), draft.region.heartbeat_ns / 1e9
         draft.region.heartbeat_ns = 0  # tells the target at once
-        now_s = time.monotonic()
-        pause_s = draft.revival.died(now_s)
+        pause_s = draft.revival.died(now_s, max(0.0, now_s - heard_s) if heard_s else 0.0)
         draft.restart_s = now_s + pause_s
         self._say(draft, f"{what}; starting it again in {pause_s:g} s")
 

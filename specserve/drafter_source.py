@@ -7,7 +7,6 @@ Two places can draft: the target's own process (`sync`, `auto` when that is fast
 what nothing was prepared for), and draft processes (`async`, and `auto` where there are any).
 """
 
-import logging
 from pathlib import Path
 
 import msgspec
@@ -26,8 +25,6 @@ NGRAM = "ngram"  # prompt lookup: no files
 _COLOCATED_DEFAULTS = ("lm", "dspark")
 _ASYNC_DEFAULTS = ("lm", "dspark-async", "dspark")
 
-log = logging.getLogger(__name__)
-
 
 def locate_drafter(
     speculation: SpeculationConfig, target: Path, num_draft_processes: int = 0
@@ -43,7 +40,6 @@ def locate_drafter(
     speculation = _named(speculation, target, num_draft_processes)
     if speculation.drafter is None:
         if speculation.mode == "auto" and num_draft_processes == 0:
-            log.info("speculation is off: a target of your own has no drafter until you name one")
             return msgspec.structs.replace(speculation, mode="off")
         problem = f"is needed for a target of your own: a folder, a hub id, or {NGRAM}"
         raise InvalidField("speculation.drafter", problem)
@@ -79,7 +75,7 @@ def _named(speculation: SpeculationConfig, target: Path, num_drafts: int) -> Spe
         async_default, colocated_default = map(_first, (_ASYNC_DEFAULTS, _COLOCATED_DEFAULTS))
     match speculation.mode:
         case "sync":
-            drafter, colocated = drafter or colocated_default, None
+            drafter, colocated = drafter or colocated or colocated_default, None
         case "async":
             # Beside the target, for misses: not without being asked where it was not sized for it.
             if drafter is None:

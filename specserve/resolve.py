@@ -118,6 +118,7 @@ def _check_seams(config: Config, topology: Topology) -> None:
     _check_generation_config(config.model.generation_config)
     _check_mode(config.speculation.mode, topology)
     _check_uses(config.speculation, topology)
+    _check_wait(config)
     if config.telemetry.log_level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
         level = config.telemetry.log_level
@@ -141,10 +142,21 @@ def _check_uses(speculation: SpeculationConfig, topology: Topology) -> None:
             if getattr(speculation, key) != getattr(SpeculationConfig(), key):
                 problem = f"is for draft processes, {topology} has none"
                 raise InvalidField(f"speculation.{key}", problem)
+    if topology.num_draft_processes and speculation.gamma == 1:
+        problem = "1: the last token of a block that is pushed is never verified, so 2 is the least"
+        raise InvalidField("speculation.gamma", problem)
     misses = speculation.mode in ("async", "auto") and topology.num_draft_processes
     if misses and speculation.miss_policy == "draft_here" and speculation.colocated_drafter is None:
         problem = "draft_here needs a speculation.colocated_drafter"
         raise InvalidField("speculation.miss_policy", problem)
+
+
+def _check_wait(config: Config) -> None:
+    """No round may take so long that it looks like a hang."""
+    wait_s, hang_s = config.speculation.draft_wait_ms / 1e3, config.engine.hang_timeout_s
+    if wait_s >= hang_s / 2:
+        limit = f"has to be less than half of engine.hang_timeout_s, {hang_s:g} s"
+        raise InvalidField("speculation.draft_wait_ms", f"{wait_s * 1e3:g} {limit}")
 
 
 def _check_names(speculation: SpeculationConfig) -> None:

@@ -12,7 +12,9 @@ import math
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
-BACK_WITHIN_S = 9.0  # of a death, where a start takes no longer
+# Of whatever ended it, where a start takes no longer: of that, and not of the kill that a hang is
+# answered with, somebody asks for 10 s, and joining the target takes one or two of them.
+BACK_WITHIN_S = 8.0
 LONG_LIFE_S = 60.0
 FIRST_HEARTBEAT_S = 10.0  # from being ready to the first heartbeat
 LEAVING_S = 5.0  # from the last heartbeat of one that is leaving
@@ -43,12 +45,12 @@ class Revival:
         self._start_took_s = max(self._start_took_s, took_s) if known else took_s
         self._ready_s = now_s
 
-    def died(self, now_s: float) -> float:
-        """Seconds to wait before the next start."""
+    def died(self, now_s: float, silent_s: float = 0.0) -> float:
+        """Seconds to wait before the next start of one that was last heard `silent_s` ago."""
         if now_s - self._started_s >= LONG_LIFE_S:
             self.num_deaths, self._pause_s = 0, FIRST_PAUSE_S
         self.num_deaths += 1
-        pause_s = min(self._pause_s, BACK_WITHIN_S - self._start_took_s)
+        pause_s = min(self._pause_s, BACK_WITHIN_S - silent_s - self._start_took_s)
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         return max(pause_s, FIRST_PAUSE_S)
 

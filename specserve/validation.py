@@ -6,7 +6,7 @@ here can be served by the engine without another check. Knows no queues and no m
 is room now is the scheduler's question.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sized
 
 import msgspec
 
@@ -16,10 +16,8 @@ from specserve.types import Request, SamplingParams
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01  # below, logits overflow
 MAX_REPETITION_PENALTY = 10.0
-MAX_BIAS_ENTRIES = 1024
-MAX_STOP_STRINGS = 16
+MAX_ENTRIES = {"stop": 16, "stop_token_ids": 64, "logit_bias": 1024}
 MAX_STOP_CHARS = 256
-MAX_STOP_TOKENS = 64
 MAX_ID_CHARS = 256  # request_id and cache_salt
 MAX_TOP_K = 2**31 - 1
 OR_OFF = " (or -1, which means 0)"  # of top_k, to clients
@@ -76,6 +74,15 @@ def check_prompt_len(field: str, num_tokens: int, limits: Limits) -> None:
         raise InvalidField(field, f"has {num_tokens} tokens; the limit is {limit}")
 
 
+def check_num_entries(field: str, values: Sized) -> None:
+    """Raise `InvalidField` naming `field`, one of MAX_ENTRIES, if there are too many of them.
+
+    The edge asks this of a message, before its entries become objects.
+    """
+    if len(values) > (highest := MAX_ENTRIES[field]):
+        raise InvalidField(field, f"has {len(values)} entries; the limit is {highest}")
+
+
 def validate_sampling(params: SamplingParams, limits: Limits) -> None:
     """Raise `InvalidField` at the first parameter out of range; needs no prompt yet."""
     _check_int("n", params.n, 1, limits.max_samples)
@@ -103,15 +110,15 @@ def validate_sampling(params: SamplingParams, limits: Limits) -> None:
 
 
 def _check_stops(params: SamplingParams, limits: Limits) -> None:
-    _check_count("stop", params.stop, MAX_STOP_STRINGS)
+    check_num_entries("stop", params.stop)
     for text in params.stop:
         _check_length("stop", text, 1, MAX_STOP_CHARS)
-    _check_count("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS)
+    check_num_entries("stop_token_ids", params.stop_token_ids)
     _check_token_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
 
 
 def _check_bias(bias: dict[int, float], limits: Limits) -> None:
-    _check_count("logit_bias", bias, MAX_BIAS_ENTRIES)
+    check_num_entries("logit_bias", bias)
     _check_token_ids("logit_bias", bias, limits.vocab_size)
     for token_id, value in bias.items():
         _check_float(f"logit_bias[{token_id}]", value, -100.0, 100.0)
@@ -142,11 +149,6 @@ def _check_printable(field: str, text: str) -> None:
         if not character.isprintable():
             problem = f"has {character!r} at place {place}; it must be printable"
             raise InvalidField(field, problem)
-
-
-def _check_count(field: str, values: Collection[object], highest: int) -> None:
-    if len(values) > highest:
-        raise InvalidField(field, f"has {len(values)} entries; the limit is {highest}")
 
 
 def _check_token_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:

@@ -167,6 +167,7 @@ class AsynchronousSpeculation:
             bytes_received=received,
             num_waves=self._table.num_waves,
             num_late_waves=self._table.num_late_waves,
+            wave_s=self._table.wave_s,
             wait_s=self._wait_s,
         )
 

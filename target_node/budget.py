@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from target_node.round_prices import RoundPrices
 
 _KEPT = 0.995  # a round, of what was seen of a position that is not looked at
+_REMEMBERED = 1 - 1 / 512  # a token, of what was seen of a position that is
 _TRY_EVERY = 16
 
 
@@ -59,7 +60,8 @@ class AcceptanceHistory:
     """Running P(position k accepted | those before it were), for drafters without confidences.
 
     What is not looked at any more is forgotten: a position that is never verified because it was
-    rejected once too often would else never get another chance.
+    rejected once too often would else never get another chance. So is what was long ago of one that
+    is: texts change, and a day of one kind would outweigh hours of another.
     """
 
     def __init__(self, gamma: int, *, prior: float = 0.7, weight: float = 16.0) -> None:
@@ -82,8 +84,8 @@ class AcceptanceHistory:
         num_judged = min(verify_len, num_accepted + 1)
         self._num_looked_at = max(self._num_looked_at, num_judged)
         for k in range(num_judged):
-            self._seen[k] += 1
-            self._accepted[k] += k < num_accepted
+            self._seen[k] = _REMEMBERED * self._seen[k] + 1
+            self._accepted[k] = _REMEMBERED * self._accepted[k] + (k < num_accepted)
 
     @property
     def confidences(self) -> list[float]:

@@ -33,8 +33,9 @@ class RoundProfiler:
         """
         if not num_rounds:
             if self._profiler is not None and path == self._path:
-                self._profiler.stop()
-                self._profiler = None
+                profiler, self._profiler = self._profiler, None
+                with contextlib.suppress(RuntimeError):  # nobody is left to hear of it
+                    profiler.stop()
             return
         if self._profiler is not None:
             self._send(Profiled(str(path), "profile: another profile is being recorded"))
@@ -44,8 +45,13 @@ class RoundProfiler:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._remaining, self._path, self._is_empty = num_rounds, path, True
         self._ends_s = time.monotonic() + IDLE_LIMIT_S
-        self._profiler = torch.profiler.profile(activities=activities)
-        self._profiler.start()
+        profiler = torch.profiler.profile(activities=activities)
+        try:
+            profiler.start()
+        except RuntimeError as problem:  # another profiler has the device, say
+            self._send(Profiled(str(path), f"profile: cannot begin: {problem}"))
+            return
+        self._profiler = profiler
 
     @contextlib.contextmanager
     def round(self) -> Iterator[None]:
@@ -64,14 +70,13 @@ class RoundProfiler:
 
     def _finish(self, profiler: torch.profiler.profile) -> None:
         self._profiler = None
-        profiler.stop()
-        if self._is_empty:
-            error = f"profile: no round ran within {IDLE_LIMIT_S:g} s; send a request meanwhile"
-            self._send(Profiled(str(self._path), error))
-            return
         error = ""
         try:
-            profiler.export_chrome_trace(str(self._path))
+            profiler.stop()
+            if self._is_empty:
+                error = f"profile: no round ran within {IDLE_LIMIT_S:g} s; send a request meanwhile"
+            else:
+                profiler.export_chrome_trace(str(self._path))
         except (OSError, RuntimeError) as problem:
             error = f"profile: cannot write {self._path}: {problem}"
             log.warning(error)

@@ -37,6 +37,7 @@ _SURE = 0.5  # standard deviations by which one is faster beyond doubt
 _LOST_SHARE = 0.01  # of a load's tokens may be lost by trying what seems slower, ...
 _UNKNOWN_SHARE = 0.03  # ... what only its kind speaks against, ...
 _HOPEFUL_SHARE = 0.015  # ... or what may well be faster, ...
+_MEMORY = 100_000.0  # tokens; else what was saved in an hour could be lost at a stretch
 _FIRST_LOSS = 60.0  # ... and so many besides, or by its kind: a bad one must not use up what ...
 _FIRST_OF_GAINS = 150.0  # ... finds a good one; or so many where what runs beats what is safe
 _HOPE = 0.3  # standard deviations by which `may well` is meant, at first; the more ...
@@ -68,8 +69,8 @@ class RegimeChooser:
         self._speeds = RegimeSpeeds(self._kinds)
         self._preferred: dict[Load, int] = {}
         self._leading: dict[Load, int] = {}  # the same, or what stands in for it
-        self._total: defaultdict[Load, float] = defaultdict(float)  # tokens
-        # By trying, ...
+        # Tokens, those long ago weigh less; and how many of them were lost by trying a kind.
+        self._total: defaultdict[Load, float] = defaultdict(float)
         self._lost: defaultdict[Load, defaultdict[Hashable, float]] = defaultdict(
             lambda: defaultdict(float)
         )
@@ -195,13 +196,20 @@ class RegimeChooser:
                 slower = max(0.0, at[leading].speed - measured.speed)
                 self._lost[load][kind] += slower * seconds
         self._running = running
-        self._total[load] += num_tokens
+        self._count_tokens(load, num_tokens)
         self._speeds.fade(load, seconds)
         if running == leading and measured.rounds > 2 * _SETTLING and measured.speed:
             self._count_change(measured, num_tokens, seconds, age)
         if age is not None:
             slower = self._change_rounds * (1 - _NEXT) * _NEXT**age if age < _SETTLING else 0.0
             measured.add(num_tokens, seconds / (1 + min(slower, _MOST_SLOWER)))
+
+    def _count_tokens(self, load: Load, num_tokens: int) -> None:
+        kept = max(0.0, 1 - num_tokens / _MEMORY)
+        self._total[load] = kept * self._total[load] + num_tokens
+        lost = self._lost[load]
+        for kind in lost:
+            lost[kind] *= kept
 
     def _count_change(
         self, measured: Measured, num_tokens: int, seconds: float, age: int | None

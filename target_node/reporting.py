@@ -16,7 +16,7 @@ import torch
 
 from specserve.link.frames import MAX_FRAME_BYTES
 from specserve.link.messages import Floats, Report, RowReport
-from specserve.wire.draft_control import Context
+from specserve.wire.draft_control import Context, feature_bytes
 from target_node.admission import Admission
 from target_node.draft_links import DraftLinks, DraftPeer
 from target_node.feature_cache import FeatureCache, Span
@@ -96,7 +96,7 @@ class Reporter:
             stream=stream.number,
             start=start,
             token_ids=sequence.token_ids[start:end],
-            features=features.tobytes(),
+            features=feature_bytes(features),
         )
         if self._links.tell(peer, message):
             stream.num_sent = end

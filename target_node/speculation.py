@@ -30,6 +30,7 @@ class SpeculationStatus:
     bytes_received: int = 0
     num_waves: int = 0
     num_late_waves: int = 0
+    wave_s: float = 0.0
     wait_s: float = 0.0
 
 

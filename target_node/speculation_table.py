@@ -45,10 +45,12 @@ class SpeculationTable:
         self._blocks: dict[int, dict[BlockKey, PushedBlock]] = {}
         self.num_waves = 0
         self.num_late_waves = 0  # without a block that could still be used
+        self.wave_s = 0.0
 
     def add(self, push: Push, round_of: Callable[[int], int | None]) -> None:
         """Take over the blocks for the coming round of each stream, None for one that has ended."""
         self.num_waves += 1
+        self.wave_s += push.wave_s
         is_late = True
         for place, key in enumerate(push.keys):
             if round_of(key.stream) != key.round:

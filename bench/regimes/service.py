@@ -61,11 +61,7 @@ class Running:
         return self._runner.run(self._ask_without(gone, job))
 
     def close(self) -> None:
-        self._runner.run(self._close())
-
-    async def _close(self) -> None:
-        await self._counters.close()
-        await self._client.close()
+        self._runner.run(self._client.close())
 
     async def _await_draft(self, gone: Collection[int] = ()) -> float:
         """Seconds until one is attached that is none of `gone`."""
@@ -147,7 +143,7 @@ class _Batch:
 
 async def _connect(address: str) -> tuple[AsyncClient, CounterReader]:
     client = AsyncClient(address)  # inside the loop that will use it
-    return client, CounterReader(client, address)
+    return client, CounterReader(client)
 
 
 @contextmanager

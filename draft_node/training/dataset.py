@@ -3,10 +3,12 @@
 Layout: tokenizer/, train-<domain>.npy, held-out-<domain>.npy (uint16), held-out.jsonl (documents).
 """
 
+import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,7 +22,25 @@ from draft_node.training.corpus import DOMAINS, Document
 log = logging.getLogger(__name__)
 
 TOKENIZER_CHARS = 8_000_000  # per domain; more text changes next to nothing in 4,096 entries
-_DONE = "data.json"
+_DONE, _LOCK = "data.json", "text-lock"
+
+
+@contextmanager
+def preparing(work: Path) -> Generator[None]:
+    """Have what runs share below --work alone, for as long as text is collected and written.
+
+    Waits for a run that does so now, and then finds what that has made.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / _LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another run prepares its text in %s; waiting for it", work)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:  # some network's file systems have no locks
+            log.warning("%s cannot be locked (%s): start no second run", work, error.strerror)
+        yield
 
 
 def prepare(work: Path, tokenizer_folder: Path | None = None) -> None:

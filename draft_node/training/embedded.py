@@ -1,8 +1,9 @@
-"""One command: data, tokenizer and weights of the embedded default target.
+"""One command: data, tokenizer and weights of a model like the embedded target.
 
-    python -m draft_node.training.embedded --minutes 110 --decay-minutes 27
+    python -m draft_node.training.embedded --minutes 110 --decay-minutes 27 --out my-target
 
 Resumes by itself when the work folder holds a checkpoint; --minutes may differ from the first run.
+Evaluation prompts go beside --out. A target that is replaced wants all of its drafters anew.
 """
 
 import argparse
@@ -16,22 +17,32 @@ from pathlib import Path
 from rich.console import Console
 from safetensors.torch import load_file
 
-from draft_node.training import checkpoint, dataset, export, memory, prompts, report
+from draft_node.training import (
+    checkpoint,
+    dataset,
+    export,
+    memory,
+    prompts,
+    report,
+    run_settings,
+)
 from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import Decoder, DecoderConfig
-from draft_node.training.options import positive_float, positive_int
-from draft_node.training.run_folder import locked
+from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
+from draft_node.training.options import positive_float, positive_int, whole_number
+from draft_node.training.run_folder import is_begun, locked
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
+from draft_node.training.self_text import weights_digest
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
-from specserve.errors import SpecserveError
+from specserve.errors import Failed, InvalidField, SpecserveError
 from specserve.output_folder import make_output_folder
 from specserve.standard_streams import complain
 
 log = logging.getLogger("embedded")
 
 DEFAULT_WORK = Path.home() / ".cache" / "specserve" / "embedded"
-DEFAULT_OUT = Path("specserve/assets/target")
+_MOST_SEED = 2**32 - 1
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -42,13 +53,19 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", default=110.0, help="active training minutes", **minutes)
     parser.add_argument("--decay-minutes", default=27.0, help="of them at the end", **minutes)
     parser.add_argument("--work", type=Path, default=DEFAULT_WORK)
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=positive_int, default=os.cpu_count() or 1)
     parser.add_argument("--tokens-per-step", type=positive_int, default=8192)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=whole_number(0, _MOST_SEED), default=0)
+    parser.add_argument(
+        "--rate", type=positive_float, default=1.0, help="times the usual learning rates"
+    )
     parser.add_argument(
         "--init", type=Path, help="model folder whose weights and tokenizer to start from"
+    )
+    parser.add_argument(
+        "--restart", action="store_true", help="forget the checkpoint instead of resuming from it"
     )
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--export-only", action="store_true", help="export the newest checkpoint")
@@ -64,6 +81,9 @@ def train(arguments: argparse.Namespace, console: Console) -> bool:
         device=arguments.device,
         compile=not arguments.no_compile,
         seed=arguments.seed,
+        optimizer=OptimizerConfig(
+            muon_lr=MUON_LR * arguments.rate, adam_lr=ADAM_LR * arguments.rate
+        ),
     )
     held_out = dataset.streams(arguments.work, "held-out")
     initial = load_file(arguments.init / "model.safetensors") if arguments.init else None
@@ -89,7 +109,7 @@ def export_newest(arguments: argparse.Namespace) -> None:
         log.info("evaluating the exported weights")
         command = (
             f"python -m draft_node.training.embedded --minutes {progress.active_s / 60:.0f} "
-            f"--decay-minutes {arguments.decay_minutes:.0f}"
+            f"--decay-minutes {arguments.decay_minutes:.0f} --out {out.name}"
         )
         report.write(out, work, prompt_folder, progress, command)
     export.write_checksums(out)
@@ -97,7 +117,7 @@ def export_newest(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0: the model is exported, 1: a signal came first, 2: it cannot begin."""
+    """Run the command; 0: the model is exported, 1: it ended before that, 2: it cannot begin."""
     arguments = _arguments(argv)
     console = start_logging()
     memory.keep_freed_memory()
@@ -107,18 +127,35 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0 if _run(arguments, console) else 1
     except SpecserveError as error:
         complain(str(error))
-        return 2
+        return 1 if isinstance(error, Failed) else 2
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> bool:
     """Whether the model was exported."""
     finished = True
     if not arguments.export_only:
-        dataset.prepare(arguments.work, arguments.init)
+        _begin(arguments)
+        with dataset.preparing(arguments.work):
+            dataset.prepare(arguments.work, arguments.init)
         finished = train(arguments, console)
     if finished:
         export_newest(arguments)
     return finished
+
+
+def _begin(arguments: argparse.Namespace) -> None:
+    """Refuse --init that is no model, and a run that was begun with other settings than these."""
+    work, init = arguments.work, arguments.init
+    for name in ("model.safetensors", "tokenizer.json") if init else ():
+        if not (init / name).is_file():
+            raise InvalidField("--init", f"{init}: {name} is missing")
+    settings = {name: getattr(arguments, name) for name in ("seed", "rate", "tokens_per_step")}
+    settings["init"] = None if init is None else weights_digest(init)
+    if arguments.restart:
+        (work / checkpoint.FILE_NAME).unlink(missing_ok=True)
+    if is_begun(work):
+        run_settings.refuse_changes(work, settings, arguments.out)
+    run_settings.store(work, settings)
 
 
 if __name__ == "__main__":

@@ -63,10 +63,10 @@ def train(arguments: argparse.Namespace) -> int:
 def new_config(arguments: argparse.Namespace, target: FrozenTarget) -> DecoderConfig:
     """The shape by the flags, with the target's vocabulary and positions.
 
-    A model cut out of the target has the target's widths.
+    A model cut out of the target has the target's widths, norms and rotary frequencies.
     """
+    spec, usual = target.spec, DecoderConfig()
     if arguments.cut is not None:
-        spec = target.spec
         arguments.layers, arguments.hidden = len(arguments.cut), spec.hidden_size
         arguments.heads, arguments.kv_heads = spec.num_heads, spec.num_kv_heads
         arguments.head_dim = spec.head_dim
@@ -75,14 +75,16 @@ def new_config(arguments: argparse.Namespace, target: FrozenTarget) -> DecoderCo
     if arguments.head_dim % 2:
         raise InvalidField("--head-dim", "has to be even: rotary positions turn pairs")
     return DecoderConfig(
-        vocab_size=target.spec.vocab_size,
+        vocab_size=spec.vocab_size,
         hidden_size=arguments.hidden,
         num_hidden_layers=arguments.layers,
         num_attention_heads=arguments.heads,
         num_key_value_heads=arguments.kv_heads,
         head_dim=arguments.head_dim,
         intermediate_size=arguments.intermediate,
-        max_position_embeddings=target.spec.max_position_embeddings,
+        rope_theta=usual.rope_theta if arguments.cut is None else spec.rope.theta,
+        rms_norm_eps=usual.rms_norm_eps if arguments.cut is None else spec.rms_norm_eps,
+        max_position_embeddings=spec.max_position_embeddings,
     )
 
 

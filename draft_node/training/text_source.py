@@ -57,6 +57,11 @@ class TextSource:
 
 def gather(target: FrozenTarget, config: TextConfig) -> TextSource:
     """All streams; collects, encodes and lets the target write what is not there yet."""
+    with dataset.preparing(config.work):
+        return _gathered(target, config)
+
+
+def _gathered(target: FrozenTarget, config: TextConfig) -> TextSource:
     tokenizer = _tokenizer(target.folder)
     if config.text is None:
         training, held_out = _corpus(tokenizer, target.folder, config.work)

@@ -11,7 +11,7 @@ from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.errors import InvalidField
 from specserve.types import FinishReason, Logprobs, SamplingParams, TokenOrigin
-from specserve.validation import Limits, check_prompt_len
+from specserve.validation import MAX_ENTRIES, Limits, check_num_entries, check_prompt_len
 
 ORIGINS = {
     TokenOrigin.PLAIN: pb.TOKEN_ORIGIN_PLAIN,
@@ -67,12 +67,18 @@ def _prompt_of(request: pb.GenerateRequest, limits: Limits) -> str | list[int] |
             check_prompt_len("token_ids", len(ids), limits)  # before millions become objects
             return list(ids)
         case "chat":
-            return [ChatMessage(turn.role, turn.content) for turn in request.chat.messages]
+            turns = request.chat.messages
+            if len(turns) >= limits.max_model_len:
+                limit = f"{limits.max_model_len - 1}, at a token each"
+                raise InvalidField("chat", f"has {len(turns)} messages; the limit is {limit}")
+            return [ChatMessage(turn.role, turn.content) for turn in turns]
         case _:
             raise InvalidField("prompt", "is missing; send one of text, token_ids, chat")
 
 
 def _sampling_of(sampling: pb.SamplingParams, defaults: SamplingParams) -> SamplingParams:
+    for name in MAX_ENTRIES:
+        check_num_entries(name, getattr(sampling, name))
     scalars = _present(sampling, _SCALARS)
     if scalars.get("top_k") == -1:  # an old spelling of "off"
         scalars["top_k"] = 0

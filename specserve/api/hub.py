@@ -127,9 +127,13 @@ class Hub:
         return opened
 
     def submit(self, opened: OpenRequest, request: Request) -> None:
-        """Send it to the target; raises Unavailable if that is impossible."""
-        if self.lost.is_set():
-            self._raise_lost()
+        """Send it to the target.
+
+        Raises what the request ended with if it has ended already, while its prompt was encoded:
+        the target would decode for nobody. Raises Unavailable if the target takes no more.
+        """
+        if opened.failure is not None:
+            raise opened.failure
         self._control.send(Submit(msgspec.structs.replace(request, request_id=opened.wire_id)))
         opened.submitted = True
 

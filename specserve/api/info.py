@@ -4,13 +4,24 @@
 import msgspec
 
 
+class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request may ask of a service, whatever its model. A 0 is not sent: hence defaults."""
+
+    max_queued_requests: int = 0
+    max_samples: int = 0
+    max_logprobs: int = 0
+    max_message_bytes: int = 0
+    stream_buffer_rounds: int = 0
+
+
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """`Control.GetServerInfo`, without the limits."""
+    """`Control.GetServerInfo`."""
 
     version: str
     topology: str
     oversubscribed: bool
     uptime_s: float
+    limits: ServerLimits
     state: str
 
 
@@ -90,6 +101,7 @@ class SpecStats(msgspec.Struct, frozen=True, kw_only=True):
     speculation_regime: str
     num_waves: int
     num_late_waves: int
+    wave_s: float
     wait_s: float
     num_decode_rounds: int
     draft_s: float

@@ -25,16 +25,16 @@ class OpenRequest:
         self._max_rounds = max_rounds
         self._events: deque[TargetEvent] = deque()
         self._last_round: int | None = None
-        self._failure: SpecserveError | None = None
+        self.failure: SpecserveError | None = None  # what it ended with, if not by the target
         self._arrived = asyncio.Event()
 
     async def next(self) -> TargetEvent:
         """The next round, prompt logprobs or end; raises the error the request ended with."""
-        while not self._events and self._failure is None:
+        while not self._events and self.failure is None:
             self._arrived.clear()
             await self._arrived.wait()
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         return self._events.popleft()
 
     def add_delta(self, round_id: int, delta: SampleDelta) -> bool:
@@ -56,5 +56,5 @@ class OpenRequest:
     def fail(self, error: SpecserveError) -> None:
         """End it for its reader, at once: buffered rounds are dropped, the first error counts."""
         self._events.clear()
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         self._arrived.set()

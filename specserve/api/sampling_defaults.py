@@ -9,11 +9,10 @@ from pathlib import Path
 import msgspec
 
 from specserve.errors import InvalidField, Unsupported
-from specserve.model.config import read_json
+from specserve.model.config import GENERATION_CONFIG_FILE, read_json
 from specserve.types import SamplingParams
 from specserve.validation import Limits, validate_sampling
 
-GENERATION_CONFIG = "generation_config.json"
 _NO_LIMITS = Limits(vocab_size=1, max_model_len=2**31, max_samples=1, max_logprobs=0)
 
 
@@ -40,7 +39,7 @@ def sampling_defaults(folder: Path, wish: str) -> SamplingParams:
 
     Raises `Unsupported` for a file that asks for what no request may.
     """
-    path = folder / GENERATION_CONFIG
+    path = folder / GENERATION_CONFIG_FILE
     if wish == "none" or not path.is_file():
         return SamplingParams()
     try:

@@ -210,8 +210,8 @@ def spec_stats_of(load: Load) -> pb.SpecStats:
     """What speculation has achieved since the target started."""
     names = (
         "uptime_s", "num_rounds", "num_drafts", "num_accepted_tokens", "num_lookups", "num_hits",
-        "bytes_sent", "bytes_received", "num_waves", "num_late_waves", "wait_s",
-        "num_decode_rounds", "draft_s", "forward_s", *_DRAFTS,
+        "bytes_sent", "bytes_received", "num_waves", "num_late_waves", "wave_s",
+        "wait_s", "num_decode_rounds", "draft_s", "forward_s", *_DRAFTS,
     )  # fmt: skip
     return pb.SpecStats(
         num_draft_tokens=load.num_drafted_tokens,

@@ -6,15 +6,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-import grpc.aio
-
 from specserve.api.call import SpecOptions
 from specserve.api.completion import Completion
-from specserve.api.grpc_gen import generation_pb2 as pb
-from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.audit.report import Served
 from specserve.client import AsyncClient, Options, Prompt
-from specserve.errors import from_code
 
 _T = TypeVar("_T")
 _MAX_AT_ONCE = 16  # requests
@@ -41,7 +36,6 @@ class Asker:
     """One service, asked by several requests at a time; for use inside one event loop."""
 
     def __init__(self, address: str, progress: Progress) -> None:
-        self._address = address
         self._client = AsyncClient(address)
         self._progress = progress
 
@@ -78,29 +72,16 @@ class Asker:
 
     async def max_logprobs(self) -> int:
         """How many alternatives a request may ask for. Raises SpecserveError."""
-        async with grpc.aio.insecure_channel(self._address) as channel:
-            stub: Any = stubs.ControlStub(channel)
-            response: Any = await _answer(stub.GetServerInfo, pb.GetServerInfoRequest())
-        return response.limits.max_logprobs
+        return (await self._client.server_info()).limits.max_logprobs
 
     async def served(self) -> Served:
         """What the service says of its model and its speculation. Raises SpecserveError."""
-        model = await self._client.model_info()
-        async with grpc.aio.insecure_channel(self._address) as channel:
-            stub: Any = stubs.SpecInfoStub(channel)
-            response: Any = await _answer(stub.GetSpecConfig, pb.GetSpecConfigRequest())
+        model, speculation = await self._client.model_info(), await self._client.spec_config()
         return Served(
             model=model.model,
             deterministic=model.deterministic,
-            speculation=response.mode,
-            drafter=response.drafter,
-            verification=response.verification,
-            gamma=response.gamma,
+            speculation=speculation.mode,
+            drafter=speculation.drafter,
+            verification=speculation.verification,
+            gamma=speculation.gamma,
         )
-
-
-async def _answer(call: Any, request: Any) -> Any:  # noqa: ANN401 - grpc does not type its calls
-    try:
-        return await call(request)
-    except grpc.aio.AioRpcError as error:
-        raise from_code(error.code().name, error.details() or "") from error

@@ -105,7 +105,7 @@ def _answer(
             answer += delta.text
             write_stdout(delta.text)
     except KeyboardInterrupt:
-        answer += ""  # what was said stays said
+        pass  # what was said stays said
     except SpecserveError as error:
         if isinstance(error, Unavailable):
             client.server_info()  # which fails if no later question would fare better

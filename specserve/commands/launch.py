@@ -9,7 +9,12 @@ import tempfile
 from pathlib import Path
 
 from specserve.commands.config_table import print_config
-from specserve.commands.remarks import ballast_remark, context_remark, unused_remark
+from specserve.commands.remarks import (
+    ballast_remark,
+    context_remark,
+    no_drafter_remark,
+    unused_remark,
+)
 from specserve.commands.service_options import add_service_options, read_config
 from specserve.config import Config, ResolvedConfig
 from specserve.errors import SpecserveError
@@ -74,8 +79,10 @@ class _Announcer:
                 print_config(config)
         if (remark := context_remark(wish, config)) is not None:
             log.warning("%s", remark)
-        if (remark := unused_remark(wish)) is not None:
+        if (remark := unused_remark(wish, config)) is not None:
             log.warning("%s", remark)
+        if (remark := no_drafter_remark(wish, config)) is not None:
+            log.info("%s", remark)
         if (remark := ballast_remark(config)) is not None:
             log.info("%s", remark)
         if config.oversubscribed:

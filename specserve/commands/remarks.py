@@ -37,7 +37,17 @@ def context_remark(wish: Config, config: ResolvedConfig) -> str | None:
     )
 
 
-def unused_remark(wish: Config) -> str | None:
+def no_drafter_remark(wish: Config, config: ResolvedConfig) -> str | None:
+    """That nothing drafts, where nobody said so."""
+    if wish.speculation.mode == config.speculation.mode or config.speculation.mode != "off":
+        return None
+    return (
+        "speculation is off: a target of your own has no drafter until you name one "
+        "(--drafter FOLDER, or --drafter ngram for prompt lookup)"
+    )
+
+
+def unused_remark(wish: Config, config: ResolvedConfig) -> str | None:
     """What was asked of speculation that nobody will read as things are, if anything was."""
     speculation, topology = wish.speculation, parse_topology(wish.topology.topology)
     reasons: dict[str, str] = {}
@@ -47,7 +57,7 @@ def unused_remark(wish: Config) -> str | None:
         reasons["saguaro_c"] = f"verification is {speculation.verification}, not rejection"
     if not topology.num_draft_processes:
         reasons |= dict.fromkeys(_OF_DRAFT_PROCESSES, f"{topology} has no draft process")
-    if speculation.mode == "off":
+    if config.speculation.mode == "off":
         reasons |= dict.fromkeys(_OF_DRAFTING, "speculation.mode is off")
     usual = msgspec.structs.asdict(SpeculationConfig())
     asked = [key for key in reasons if getattr(speculation, key) != usual[key]]

@@ -6,22 +6,20 @@ Decoding copies nothing: arrays are views of the frame, which its receiver has t
 memory before (`ring.ByteRing.read` makes the one copy), so nobody can change them afterwards.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specserve.link.envelope import Kind, Part, Unsound, unseal
+from specserve.link.envelope import Part, Unsound
 from specserve.link.messages import Floats, Tokens
 
+MAX_BLOCKS = 256  # of a push
 MAX_ROUND = 2**20 - 1  # what the noise has room for
 MAX_FRAME_BYTES = 4 * 1024 * 1024  # of a report; every carrier has room for two of them
 TOKEN = np.dtype("<i4")
 FLOAT = np.dtype("<f4")
-
-M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +32,7 @@ class LinkLimits:
     max_positions: int  # of a stream: the model's context
     max_rows: int  # of a report
     max_kept: int  # M, entries of a law
-    max_blocks: int = 256  # of a push
-
-
-def decoded(frame: Part, kind: Kind, epoch: int, unpack: Callable[[memoryview], M]) -> M | None:
-    """What `unpack` makes of the payload; None for anything unsound or of another epoch."""
-    try:
-        envelope = unseal(frame, kind)
-        return unpack(envelope.payload) if envelope.epoch == epoch else None
-    except Unsound:
-        return None
+    max_blocks: int = MAX_BLOCKS
 
 
 def require(sound: bool, reason: str) -> None:

@@ -8,7 +8,7 @@ All arrays are numpy, contiguous and on the host. Positions are absolute, rounds
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,27 +92,4 @@ class Push:
     confidences: Floats  # [B, G]; [B, 0] where the drafter has none
     law_ids: Tokens  # [B, G, M]; M = 0 without a law
     law_probs: Floats  # [B, G, M]
-
-
-class TargetEnd(Protocol):
-    """The target's end of a link. Nothing here blocks or raises on what arrives."""
-
-    def send(self, report: Report) -> bool:
-        """False: dropped, the ring is full or nobody is attached."""
-        ...
-
-    def receive(self) -> list[Push]:
-        """Sound pushes of the current epoch, in order of arrival."""
-        ...
-
-
-class DraftEnd(Protocol):
-    """The draft's end of a link. Nothing here blocks or raises on what arrives."""
-
-    def send(self, push: Push) -> bool:
-        """False: dropped, the ring is full."""
-        ...
-
-    def receive(self) -> list[Report]:
-        """Sound reports of the current epoch, in order of arrival."""
-        ...
+    wave_s: float = 0.0  # seconds that drafting them took

@@ -1,7 +1,8 @@
 # pyright: strict
 """Pushes as bytes of fixed layout, and back, with every field in its range.
 
-    blocks, width G, confidences (0 or 1) and law entries M, u32 each; a record a block;
+    blocks, width G, confidences (0 or 1) and law entries M, u32 each; float64 seconds of the wave;
+    a record a block;
     int32 tokens [B, G]; float32 confidences [B, G]; int32 law ids, float32 probs [B, G, M]
 
 Tokens and confidences behind a block's length are padding and must be in range too; zeros do.
@@ -21,13 +22,13 @@ from specserve.link.frames import (
     LinkLimits,
     check_confidences,
     check_tokens,
-    decoded,
     flat,
     require,
 )
 from specserve.link.messages import BlockKey, Push
 
-_COUNTS = struct.Struct("<IIII")
+_COUNTS = struct.Struct("<IIIId")
+_MOST_WAVE_S = 3600.0
 _BLOCK = struct.Struct("<qqiiii")
 
 
@@ -46,7 +47,8 @@ def encode_push(push: Push, epoch: int, sequence: int) -> list[Part]:
     """The frame in parts; they alias the push's arrays until they are written."""
     width, num_kept = push.token_ids.shape[1], push.law_ids.shape[2]
     has_confidences = push.confidences.shape[1] > 0
-    parts: list[Part] = [_COUNTS.pack(len(push.keys), width, has_confidences, num_kept)]
+    counts = (len(push.keys), width, has_confidences, num_kept)
+    parts: list[Part] = [_COUNTS.pack(*counts, push.wave_s)]
     fields = zip(push.keys, push.speculation_ids, push.lengths, strict=True)
     parts += [
         _BLOCK.pack(key.stream, speculation_id, key.round, key.position, key.anchor_id, length)
@@ -61,11 +63,6 @@ def encode_push(push: Push, epoch: int, sequence: int) -> list[Part]:
     return seal(Kind.PUSH, epoch, sequence, parts)
 
 
-def decode_push(frame: Part, epoch: int, limits: LinkLimits) -> Push | None:
-    """The push in `frame`; None for anything unsound or of another epoch. Never raises."""
-    return decoded(frame, Kind.PUSH, epoch, lambda payload: unpack_push(payload, limits))
-
-
 def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
     """The push in an unsealed payload.
 
@@ -73,11 +70,12 @@ def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
         Unsound: a length or a field out of range.
     """
     require(len(payload) >= _COUNTS.size, "payload shorter than its counts")
-    num_blocks, width, has_confidences, num_kept = _COUNTS.unpack_from(payload)
+    num_blocks, width, has_confidences, num_kept, wave_s = _COUNTS.unpack_from(payload)
     require(num_blocks <= limits.max_blocks, "too many blocks")
     require(1 <= width <= limits.gamma, "block width out of range")
     require(has_confidences <= 1, "neither with nor without confidences")
     require(num_kept <= limits.max_kept, "too many law entries")
+    require(0 <= wave_s <= _MOST_WAVE_S, "seconds out of range")
     cursor = Cursor(payload, _COUNTS.size)
     records = [_Block._make(b) for b in _BLOCK.iter_unpack(cursor.take(num_blocks * _BLOCK.size))]
     for record in records:
@@ -98,6 +96,7 @@ def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
         confidences=confidences.reshape(num_blocks, width * has_confidences),
         law_ids=law_ids.reshape(num_blocks, width, num_kept),
         law_probs=law_probs.reshape(num_blocks, width, num_kept),
+        wave_s=wave_s,
     )
 
 

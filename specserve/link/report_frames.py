@@ -24,7 +24,6 @@ from specserve.link.frames import (
     LinkLimits,
     check_confidences,
     check_tokens,
-    decoded,
     flat,
     require,
 )
@@ -79,11 +78,6 @@ def encode_report(report: Report, epoch: int, sequence: int) -> list[Part]:
             foresights += _foresight_parts(row.foresight)
     counts = _COUNTS.pack(len(report.rows), feature_size, report.lead_s, report.sent_s)
     return seal(Kind.REPORT, epoch, sequence, [counts, records, *tokens, *features, *foresights])
-
-
-def decode_report(frame: Part, epoch: int, limits: LinkLimits) -> Report | None:
-    """The report in `frame`; None for anything unsound or of another epoch. Never raises."""
-    return decoded(frame, Kind.REPORT, epoch, lambda payload: unpack_report(payload, limits))
 
 
 def unpack_report(payload: memoryview, limits: LinkLimits) -> Report:

@@ -7,22 +7,12 @@ how many such layers there are and how wide; `specserve.model.loader` fills them
 """
 
 import math
-import re
 from dataclasses import replace
 
 from specserve.errors import InvalidField
 from specserve.model.config import ModelSpec
 
 WIDTH_STEP = 64  # widths stay divisible by every useful tile and number of ranks
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
-
-
-def parse_size(text: str) -> int:
-    """Parameters meant by "60M", "1.5B", "800K" or "12345". Raises `InvalidField`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBG]?)", text.strip().upper())
-    if match is None:
-        raise InvalidField("ballast", f'{text!r} is not a size such as "60M" or "1.5B"')
-    return round(float(match[1]) * _UNITS[match[2]])
 
 
 def with_ballast(spec: ModelSpec, num_params: int) -> ModelSpec:

@@ -155,7 +155,6 @@ class _ConfigFile(msgspec.Struct):
     rope_parameters: dict[str, Any] | None = None
     partial_rotary_factor: float | None = None
     use_sliding_window: bool = False
-    sliding_window: int | None = None
     layer_types: list[str] | None = None
     eos_token_id: int | list[int] | None = None
     dtype: str | None = None

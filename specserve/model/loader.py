@@ -1,9 +1,8 @@
-"""From a folder or a hub id to a `Transformer`: reads this rank's shard of every weight, no more.
+"""From a folder to a `Transformer`: reads this rank's shard of every weight, no more.
 
 No code that comes with a checkpoint is ever executed.
 """
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,33 +21,11 @@ from specserve.model.projection import GatheredProjection, Projection, ReducedPr
 from specserve.model.rope import RotaryTable
 from specserve.model.transformer import Transformer
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_HUB_PATTERNS = ("*.safetensors", "*.json", "tokenizer*", "*.jinja")
 _HALVES = ("BF16", "F16")  # as safetensors calls them
 
 
-def resolve_source(source: str | Path) -> Path:
-    """The folder of a checkpoint: `source` itself, or its download when it is a hub id."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    if not isinstance(source, str) or not _HUB_ID.fullmatch(source) or source.startswith("."):
-        raise Unsupported(f"target: {str(source)!r} is neither a folder nor a hub id (owner/name)")
-    import huggingface_hub  # a second's import that local folders do not need
-
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                source, allow_patterns=list(_HUB_PATTERNS), ignore_patterns=["*/*"]
-            )
-        )
-    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise Unsupported(f"target: {source!r} is no folder, nor to be had: {reason}") from error
-
-
 def load_model(
-    source: str | Path,
+    folder: str | Path,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -57,14 +34,14 @@ def load_model(
     num_positions: int | None = None,
     deterministic: bool,
 ) -> Transformer:
-    """This rank's share of the model in `source`, ready to run.
+    """This rank's share of the model in `folder`, ready to run.
 
     `ballast` is the number of parameters to pad the model to, 0 for none; `num_positions` is how
     many positions of a row will be used, None for all that the model has. With `deterministic`, a
     token's result has the same bits in every batch and for every number of ranks. Raises
     `Unsupported` for a checkpoint that is malformed or not implemented, `InvalidField` for ballast.
     """
-    folder = resolve_source(source)
+    folder = Path(folder)
     kernels = kernels_for(folder, dtype=dtype, device=device, deterministic=deterministic)
     return load_with(kernels, folder, parallel, ballast=ballast, num_positions=num_positions)
 
@@ -127,14 +104,13 @@ def _beyond(folder: Path, dtypes: Collection[str]) -> tuple[str, str] | None:
 
 def load_with(
     kernels: Kernels,
-    source: str | Path,
+    folder: Path,
     parallel: TensorParallel,
     *,
     ballast: int = 0,
     num_positions: int | None = None,
 ) -> Transformer:
     """The same as `load_model` with products of the caller's choice, on their device."""
-    folder = resolve_source(source)
     spec = read_spec(folder)
     spec.check_divisible(parallel.size)
     padded, own_len = with_ballast(spec, ballast), spec.max_position_embeddings

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from draft_node.waves import WaveSettings
 from specserve.link.frames import LinkLimits
-from specserve.link.push_frames import decode_push, encode_push
+from specserve.link.push_frames import encode_push
 from tests.draft_node.rounds import TEXT, VOCAB, Rounds, in_flight_of, language_model
+from tests.specserve.link.messages import decode_push
 
 LIMITS = LinkLimits(
     vocab_size=VOCAB, gamma=8, feature_size=0, max_positions=128, max_rows=8, max_kept=16
@@ -136,3 +138,10 @@ def test_a_chain_of_many_rows_has_to_bring_more(target):
         rounds.finish()
         worths[num_rows] = max(batch.worth.tokens_per_s for batch in batches)
     assert worths[6] > 4 * worths[1]
+
+
+def test_no_wave_has_more_blocks_than_a_push_may_have():
+    for size in (16, 64, 128, 256):
+        for num_rows in (1, 12, 64, 1024):
+            assert WaveSettings(size=size).most_blocks(num_rows) <= LIMITS.max_blocks
+    assert WaveSettings(size=16).most_blocks(64) == 64

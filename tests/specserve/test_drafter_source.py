@@ -1,4 +1,3 @@
-import logging
 from pathlib import Path
 
 import pytest
@@ -44,10 +43,15 @@ def test_a_target_of_ones_own_needs_a_drafter_of_ones_own(tmp_path):
             locate(tmp_path, mode, drafts)
 
 
-def test_auto_without_any_drafter_is_off_and_says_so(tmp_path, caplog):
-    with caplog.at_level(logging.INFO):
-        assert locate(tmp_path, "auto").mode == "off"
-    assert "speculation is off" in caplog.text
+def test_auto_without_any_drafter_is_off(tmp_path):
+    assert locate(tmp_path, "auto").mode == "off"
+
+
+def test_where_one_place_drafts_either_name_is_its_drafters():
+    for mode in ("sync", "auto"):
+        for field in ("drafter", "colocated_drafter"):
+            found = names(locate(mode=mode, **{field: "dspark"}))
+            assert found == ("dspark", None if mode == "sync" else "dspark")
 
 
 @pytest.mark.parametrize("field", ["drafter", "local_head"])

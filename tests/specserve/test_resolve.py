@@ -246,6 +246,14 @@ def test_ballast_layers_count_in_the_kv_of_a_token():
             speculating("sync", saguaro_c=0.5),
             "speculation.saguaro_c: is for draft processes, 1+0 has none",
         ),
+        (
+            speculating("auto", "1+1", gamma=1),
+            "speculation.gamma: 1: the last token of a block that is pushed is never verified",
+        ),
+        (
+            speculating("auto", "1+1", draft_wait_ms=60_000.0),
+            "speculation.draft_wait_ms: 60000 has to be less than half of engine.hang_timeout_s",
+        ),
         (speculating("sync", "2+1"), "topology.topology: 2+1 has draft processes"),
         (
             speculating("auto", miss_policy="wait"),

@@ -44,7 +44,17 @@ def test_where_starts_take_long_pauses_are_short(start_s):
     revival.started(100.0)
     revival.ready(100.0 + start_s)
     found = pauses(revival, 10, life_s=0.1)
-    assert found[0] == found[-1] == 0.25 if start_s > 9 else found[-1] == 9 - start_s
+    assert found[0] == found[-1] == 0.25 if start_s > 7.75 else found[-1] == 8 - start_s
+
+
+def test_after_a_silence_the_pause_is_so_much_shorter():
+    revival = Revival(silence_limit_s=1.0)
+    revival.started(100.0)
+    revival.ready(104.0)
+    pauses(revival, 10, life_s=0.1)
+    for silent_s, pause_s in ((1.5, 8 - 1.5 - 4), (0.0, 8 - 4), (60.0, 0.25)):
+        revival.started(300.0)
+        assert revival.died(310.0, silent_s) == pause_s
 
 
 def test_a_long_life_forgives_earlier_deaths(revival):

@@ -5,6 +5,7 @@ import random
 import time
 
 import pytest
+import torch
 
 from specserve.types import (
     Abort,
@@ -14,6 +15,7 @@ from specserve.types import (
     Load,
     Profile,
     Profiled,
+    RequestEnd,
     RoundEvents,
     StopSample,
     Terminal,
@@ -321,6 +323,23 @@ def test_a_profile_is_given_up_when_whoever_asked_has_left(model, tmp_path):
     assert report == Profiled(str(other), "")
     assert other.exists()
     assert not path.exists()
+
+
+def test_a_profiler_that_fails_costs_nobody_a_request(model, tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("somebody else profiles")
+
+    for method in ("start", "stop"):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.profiler.profile, method, fail)
+            target = InProcessTarget(model)
+            target.submit(request("a", prompt(8), max_tokens=6, ignore_eos=True))
+            target.control.inbox.append(Profile(2, str(tmp_path / "trace.json")))
+            target.run_until_idle()
+        (report,) = [each for each in target.control.sent if isinstance(each, Profiled)]
+        assert report.error.endswith("somebody else profiles")
+        (end,) = [each for each in target.control.sent if isinstance(each, RequestEnd)]
+        assert end.terminal is Terminal.FINISHED
 
 
 def test_a_profile_of_an_idle_target_ends_with_an_error(model, tmp_path, monkeypatch):

@@ -254,3 +254,16 @@ def test_many_rounds_without_tokens_or_time_are_no_trouble_either(num_tokens, se
     for age in (*range(40), None, *range(10)):
         chooser.observe(ONE, "off", num_tokens, seconds, age=age)
     assert chooser.next_run(ONE)[1] > 0
+
+
+@pytest.mark.parametrize(("before", "after"), [("async", "off"), ("off", "async")])
+def test_after_hours_of_one_regime_a_better_one_does_not_wait_for_minutes(before, after):
+    """What was not lost in hours of one regime may not be lost at a stretch once it is slow."""
+    speeds = {"off": 100.0, "sync": 90.0, "async": 90.0}
+    service = Service(lambda _: {**speeds, before: 150.0})
+    service.run(60.0)
+    for _ in range(1000):  # as much as an hour and a half of a larger batch
+        service.chooser.observe(ONE, before, 10_000, 10_000 / 150, age=9)
+    service._speeds_at = lambda _: {**speeds, before: 70.0, after: 150.0}
+    service.run(90.0)
+    assert service.run(60.0) > 0.95

@@ -152,16 +152,14 @@ class GenerateStreamResponse(_message.Message):
     def __init__(self, prompt: _Optional[_Union[PromptInfo, _Mapping]] = ..., token_delta: _Optional[_Union[TokenDelta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class PromptInfo(_message.Message):
-    __slots__ = ("request_id", "num_prompt_tokens", "num_cached_tokens", "prompt_logprobs")
+    __slots__ = ("request_id", "num_prompt_tokens", "prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     num_prompt_tokens: int
-    num_cached_tokens: int
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, request_id: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class TokenDelta(_message.Message):
     __slots__ = ("sample_index", "token_ids", "text", "origins", "cache_hit", "logprobs")
@@ -448,7 +446,7 @@ class WatchSpecStatsRequest(_message.Message):
     def __init__(self, interval_s: _Optional[float] = ...) -> None: ...
 
 class SpecStats(_message.Message):
-    __slots__ = ("uptime_s", "num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_lookups", "num_hits", "bytes_sent", "bytes_received", "num_draft_processes", "num_drafts_attached", "speculation_regime", "num_waves", "num_late_waves", "wait_s", "num_decode_rounds", "draft_s", "forward_s")
+    __slots__ = ("uptime_s", "num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_lookups", "num_hits", "bytes_sent", "bytes_received", "num_draft_processes", "num_drafts_attached", "speculation_regime", "num_waves", "num_late_waves", "wait_s", "num_decode_rounds", "draft_s", "forward_s", "wave_s")
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
@@ -468,6 +466,7 @@ class SpecStats(_message.Message):
     NUM_DECODE_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_S_FIELD_NUMBER: _ClassVar[int]
     FORWARD_S_FIELD_NUMBER: _ClassVar[int]
+    WAVE_S_FIELD_NUMBER: _ClassVar[int]
     uptime_s: float
     num_rounds: int
     num_drafts: int
@@ -487,4 +486,5 @@ class SpecStats(_message.Message):
     num_decode_rounds: int
     draft_s: float
     forward_s: float
-    def __init__(self, uptime_s: _Optional[float] = ..., num_rounds: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_lookups: _Optional[int] = ..., num_hits: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., num_drafts_attached: _Optional[int] = ..., speculation_regime: _Optional[str] = ..., num_waves: _Optional[int] = ..., num_late_waves: _Optional[int] = ..., wait_s: _Optional[float] = ..., num_decode_rounds: _Optional[int] = ..., draft_s: _Optional[float] = ..., forward_s: _Optional[float] = ...) -> None: ...
+    wave_s: float
+    def __init__(self, uptime_s: _Optional[float] = ..., num_rounds: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_lookups: _Optional[int] = ..., num_hits: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., num_drafts_attached: _Optional[int] = ..., speculation_regime: _Optional[str] = ..., num_waves: _Optional[int] = ..., num_late_waves: _Optional[int] = ..., wait_s: _Optional[float] = ..., num_decode_rounds: _Optional[int] = ..., draft_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., wave_s: _Optional[float] = ...) -> None: ...

@@ -1,5 +1,6 @@
 """A standalone language model: what it learns of the target, and that others load the result."""
 
+import argparse
 import json
 
 import numpy as np
@@ -11,11 +12,12 @@ from torch.nn import functional as F  # noqa: N812
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.drafters.load import load_drafter
 from draft_node.drafters.weights import TargetWeights
-from draft_node.training import language_model_run, report, text_source
+from draft_node.training import language_model, language_model_run, report, text_source
 from draft_node.training.__main__ import main
 from draft_node.training.decoder import DecoderConfig
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.language_model_distilled import DistilledDecoder, micro_tokens
+from draft_node.training.pruning import cut
 from draft_node.training.self_text import SelfTextConfig
 from draft_node.training.trainer import Trainer
 from specserve.decoding.drawing import Greedy
@@ -190,6 +192,18 @@ def test_a_run_can_begin_as_layers_of_the_target(target, train, monkeypatch, cap
             assert torch.equal(begun[f"model.layers.{place}.{name}"], weight)
     assert train("--cut", "0", "3", "--restart") == 2
     assert "specserve: --cut: the target has no layer 3" in capsys.readouterr().err
+
+
+def test_a_model_cut_out_of_a_target_turns_and_norms_as_that_does(tmp_path):
+    """Published targets have other frequencies than the embedded one."""
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    target = FrozenTarget(write_target(tmp_path, rope_parameters=rope, rms_norm_eps=1e-5))
+    parser = argparse.ArgumentParser()
+    language_model.add_options(parser)
+    flags = ("--out", "unused", "--intermediate", "24", "--cut", "0", "2")
+    shape = language_model_run.new_config(parser.parse_args(flags), target)
+    assert (shape.rope_theta, shape.rms_norm_eps) == (1e6, 1e-5)
+    cut(target, (0, 2), shape, torch.arange(32)[None])
 
 
 def test_a_resumed_run_does_not_cut_its_target_again(train, monkeypatch):

@@ -6,8 +6,17 @@ import time
 import pytest
 
 from specserve.api.hub import Hub
-from specserve.errors import Unavailable
-from specserve.types import Profile, Profiled, RoundEvents, SampleDelta, TokenOrigin
+from specserve.errors import Cancelled, Unavailable
+from specserve.types import (
+    Hello,
+    Profile,
+    Profiled,
+    Request,
+    RoundEvents,
+    SampleDelta,
+    SamplingParams,
+    TokenOrigin,
+)
 from specserve.wire.control import TargetControl
 from tests.specserve.api.scripted_target import ready
 
@@ -36,6 +45,36 @@ def test_a_reader_that_reads_all_the_time_keeps_up_after_the_loop_was_held_up(tm
         target.close()
 
     asyncio.run(read_all())
+
+
+@pytest.mark.parametrize("error", [Cancelled("aborted"), Unavailable("frames were lost")])
+def test_what_ended_while_its_prompt_was_encoded_never_reaches_the_target(error, tmp_path):
+    async def submit():
+        hub, target = hub_in(tmp_path), TargetControl(tmp_path)
+        running = asyncio.create_task(hub.run())
+        target.announce(ready(400))
+        await hub.ready
+        target.receive()  # the greeting
+        opened, other = hub.admit("r"), hub.admit("other")
+        sampling = SamplingParams()
+        request = Request(request_id="r", prompt_token_ids=[1, 2], sampling=sampling, seed=0)
+        hub.abort("r", error)
+        with pytest.raises(type(error)):
+            hub.submit(opened, request)
+        hub.submit(other, request)  # what comes first is what was sent first
+        received = []
+        async with asyncio.timeout(10):
+            while not received:
+                received = [each for each in target.receive() if not isinstance(each, Hello)]
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+        hub.close()
+        target.close()
+        return [message.request.request_id for message in received], other.wire_id
+
+    received, wire_id = asyncio.run(submit())
+    assert received == [wire_id]
 
 
 def test_a_profile_is_given_up_with_the_call_that_asked_for_it(tmp_path):

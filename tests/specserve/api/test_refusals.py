@@ -6,11 +6,13 @@ from itertools import product
 import grpc
 import pytest
 
+from specserve.api import from_proto
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.api.status import refusal_of
-from specserve.errors import from_code
-from specserve.types import Abort, Submit
+from specserve.errors import InvalidField, from_code
+from specserve.types import Abort, SamplingParams, Submit
+from specserve.validation import Limits
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,27 @@ BAD_SAMPLING = [
     ("logit_bias", {1: NAN}), ("logit_bias", {10**6: 1.0}), ("stop", [""]), ("stop", ["x" * 10**4]),
     ("stop", ["x"] * 1000), ("stop_token_ids", [10**6]), ("stop_token_ids", [1] * 1000),
 ]  # fmt: skip
+
+
+def test_a_flood_of_entries_is_refused_before_any_becomes_an_object():
+    """The edge runs on the event loop, where a million objects hold up everybody else."""
+    limits = Limits(vocab_size=64, max_model_len=8, max_samples=1, max_logprobs=0)
+    plain = SamplingParams()
+    floods = {
+        "stop": pb.SamplingParams(stop=["x"] * 17),
+        "stop_token_ids": pb.SamplingParams(stop_token_ids=[1] * 65),
+        "logit_bias": pb.SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)),
+    }
+    for field, sampling in floods.items():
+        request = pb.GenerateRequest(text="fox", sampling=sampling)
+        with pytest.raises(InvalidField, match=rf"^{field}: has \d+ entries; the limit is"):
+            from_proto.call_of(request, None, limits, plain)
+    turns = [pb.ChatMessage(role="user", content="fox")] * 8
+    request = pb.GenerateRequest(chat=pb.ChatMessages(messages=turns))
+    with pytest.raises(InvalidField, match=r"^chat: has 8 messages; the limit is 7, at a token"):
+        from_proto.call_of(request, None, limits, plain)
+    del request.chat.messages[7:]
+    assert len(from_proto.call_of(request, None, limits, plain).prompt) == 7
 
 
 @pytest.mark.parametrize(("field", "value"), BAD_SAMPLING, ids=str)

@@ -1,8 +1,14 @@
 """What a launch remarks on: what its reader could not tell from the settings."""
 
+import msgspec
 import pytest
 
-from specserve.commands.remarks import ballast_remark, context_remark, unused_remark
+from specserve.commands.remarks import (
+    ballast_remark,
+    context_remark,
+    no_drafter_remark,
+    unused_remark,
+)
 from specserve.config import (
     Config,
     EngineConfig,
@@ -52,6 +58,26 @@ def test_a_context_that_was_asked_for_and_a_whole_one_are_no_surprise():
     assert context_remark(wish, resolve_here(wish)) is None
 
 
+def resolved_as(wish: Config, mode: str | None = None) -> ResolvedConfig:
+    speculation = wish.speculation
+    if mode is not None:
+        speculation = msgspec.structs.replace(speculation, mode=mode)
+    return ResolvedConfig(speculation=speculation)
+
+
+def test_a_target_without_a_drafter_is_told_how_to_name_one():
+    wish = Config(speculation=SpeculationConfig(mode="auto", gamma=4))
+    remark = no_drafter_remark(wish, resolved_as(wish, "off")) or ""
+    assert remark.startswith("speculation is off: ")
+    assert "--drafter FOLDER" in remark
+    assert unused_remark(wish, resolved_as(wish, "off")) == (
+        "not used: speculation.gamma (speculation.mode is off)"
+    )
+    assert no_drafter_remark(wish, resolved_as(wish)) is None
+    wish = Config(speculation=SpeculationConfig(mode="off"))
+    assert no_drafter_remark(wish, resolved_as(wish)) is None
+
+
 @pytest.mark.parametrize(
     ("topology", "asked", "told"),
     [
@@ -81,7 +107,7 @@ def test_a_context_that_was_asked_for_and_a_whole_one_are_no_surprise():
 def test_wishes_that_nobody_reads_are_told(topology, asked, told):
     speculation = SpeculationConfig(**asked)
     wish = Config(topology=TopologyConfig(topology=topology), speculation=speculation)
-    remark = unused_remark(wish)
+    remark = unused_remark(wish, resolved_as(wish))
     assert (remark and sorted(remark.removeprefix("not used: ").split("; "))) == (
         told and sorted(told.split("; "))
     )

@@ -2,8 +2,11 @@
 
 import numpy as np
 
+from specserve.link.envelope import Kind, Unsound, unseal
 from specserve.link.frames import LinkLimits
 from specserve.link.messages import BlockKey, Foresight, Push, Report, RowReport
+from specserve.link.push_frames import unpack_push
+from specserve.link.report_frames import unpack_report
 
 LIMITS = LinkLimits(
     vocab_size=1000,
@@ -15,6 +18,23 @@ LIMITS = LinkLimits(
     max_blocks=9,
 )
 RULES = ("rejection", "foreseeable", "coupled")
+
+
+def decode_push(frame, epoch, limits=LIMITS):
+    """None for anything unsound or of another epoch."""
+    return _decoded(frame, Kind.PUSH, epoch, limits, unpack_push)
+
+
+def decode_report(frame, epoch, limits=LIMITS):
+    return _decoded(frame, Kind.REPORT, epoch, limits, unpack_report)
+
+
+def _decoded(frame, kind, epoch, limits, unpack):
+    try:
+        envelope = unseal(frame, kind)
+        return unpack(envelope.payload, limits) if envelope.epoch == epoch else None
+    except Unsound:
+        return None
 
 
 def random_row(source, limits=LIMITS, num_verified=None):
@@ -76,6 +96,7 @@ def random_push(source, limits=LIMITS):
         confidences=source.random((num_blocks, width * with_confidences), dtype=np.float32),
         law_ids=source.integers(0, 2**31, (*shape, num_kept)).astype(np.int32),
         law_probs=source.random((*shape, num_kept), dtype=np.float32),
+        wave_s=float(source.random()),
     )
 
 

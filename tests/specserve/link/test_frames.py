@@ -9,9 +9,17 @@ import pytest
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.link.envelope import HEADER_BYTES, Kind, restamp, seal
 from specserve.link.messages import BlockKey, Foresight, Push, Report, RowReport
-from specserve.link.push_frames import decode_push, encode_push
-from specserve.link.report_frames import decode_report, encode_report
-from tests.specserve.link.messages import LIMITS, RULES, random_push, random_report, same
+from specserve.link.push_frames import encode_push
+from specserve.link.report_frames import encode_report
+from tests.specserve.link.messages import (
+    LIMITS,
+    RULES,
+    decode_push,
+    decode_report,
+    random_push,
+    random_report,
+    same,
+)
 
 EPOCH = 3
 FORESIGHT = Foresight(
@@ -223,6 +231,9 @@ def test_a_row_with_a_field_out_of_range_is_nothing(fields):
         {"law_ids": np.zeros((1, 1, 1), ids)},
         {"law_probs": np.zeros((1, 2, 2), np.float32)},
         {"law_ids": np.zeros((1, 2, 8), ids), "law_probs": np.zeros((1, 2, 8), np.float32)},
+        {"wave_s": -0.001},
+        {"wave_s": math.nan},
+        {"wave_s": 3601.0},
     ],
     ids=str,
 )

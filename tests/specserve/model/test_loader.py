@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from specserve.errors import Unsupported
-from specserve.model.loader import load_model, resolve_source
+from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from tests.golden import Session
 from tests.specserve.model.checkpoints import (
@@ -190,28 +190,6 @@ def test_code_in_the_folder_is_never_executed(tmp_path, architecture):
     else:
         load(folder)
     assert not canary.exists()
-
-
-@pytest.mark.parametrize("source", ["no-such-folder", "./a/b", "../a/b", "a/b/c", "", "a b/c"])
-def test_a_source_that_is_neither_folder_nor_hub_id_is_refused(source, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    if source == "":
-        source = str(tmp_path / "gone")
-    with pytest.raises(Unsupported, match="neither a folder nor a hub id"):
-        resolve_source(source)
-
-
-def test_a_hub_id_that_cannot_be_had_is_one_clear_error(monkeypatch):
-    import huggingface_hub
-
-    def unreachable(repo_id, **options):
-        assert options["ignore_patterns"] == ["*/*"]
-        assert "*.bin" not in options["allow_patterns"]
-        raise huggingface_hub.errors.LocalEntryNotFoundError("cannot reach the hub\nand more")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(Unsupported, match=r"owner/name.*cannot reach the hub$"):
-        resolve_source("owner/name")
 
 
 def test_too_many_ranks_are_refused_before_anything_is_read(tmp_path):
