@@ -42,6 +42,12 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
         return self.regime in (ASYNC, AUTO)
 
     @property
+    def learns(self) -> bool:
+        """Whether it chooses by what it has measured: regimes, or what is done about misses."""
+        by_misses = self.regime == ASYNC and self.miss_policy == DEFAULT_MISS_POLICY
+        return self.regime == AUTO or by_misses
+
+    @property
     def label(self) -> str:
         """Without the rule of verification, which is not the service's alone."""
         parts = [self.regime]

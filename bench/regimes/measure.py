@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bench.regimes.arms import AUTO, Arm, Service
+from bench.regimes.arms import Arm, Service
 from bench.regimes.plan import Plan
 from bench.regimes.records import Job, Setting, Trace
 from specserve.decoding.verification.rule import VerificationRule
@@ -89,8 +89,7 @@ class Interleaved:
     ) -> None:
         """Seeds are those of groups from `first_number` on: nobody has seen what is measured."""
         for arm in arms if others else ():
-            is_auto = arm.service.regime == AUTO
-            ends_s = time.monotonic() + (self._plan.auto_warm_up_s if is_auto else 0.0)
+            ends_s = time.monotonic() + (self._plan.warm_up_s if arm.service.learns else 0.0)
             for number in itertools.count(first_number):
                 self._ask(arm, others[number % len(others)], setting, number)
                 if time.monotonic() >= ends_s:

@@ -33,9 +33,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_candidates: int  # prompts a domain, of which greedy decoding takes those with sound text
     num_more_candidates: int  # from the held-out text of this installation, if those do not suffice
     min_greedy_prompts: int = MIN_GREEDY_PROMPTS
-    # `auto` chooses by what it has measured, as a service does that has run for a while, on other
-    # prompts. What looking costs is not shown: at batch 16 it finds the best in 14 to 20 seconds.
-    auto_warm_up_s: float = 30.0
+    # `auto`, and async with its misses, choose by what they have measured, as services do that have
+    # run for a while, on other prompts. What looking costs is not shown: at batch 16 `auto` finds
+    # the best in 14 to 20 seconds.
+    warm_up_s: float = 30.0
     budget_s: float | None = None  # after that long, as little as possible of what is left
 
     @property
@@ -92,6 +93,6 @@ QUICK = msgspec.structs.replace(
     fan_out_drafters=("lm",),
     num_candidates=64,
     num_more_candidates=192,
-    auto_warm_up_s=12.0,
+    warm_up_s=12.0,
     budget_s=700.0,
 )
