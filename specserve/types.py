@@ -259,6 +259,7 @@ class Load(msgspec.Struct, frozen=True, tag="load", omit_defaults=True):
     bytes_received: int = 0
     num_waves: int = 0  # pushes that arrived
     num_late_waves: int = 0  # those that no round could use any more
+    num_broken_laws: int = 0  # rows whose drafted tokens came with laws that are none
     wave_s: float = 0.0  # that draft processes took for those that arrived
     wait_s: float = 0.0  # for drafts, where the miss policy waits; part of `draft_s`
     num_decode_rounds: int = 0  # without prefill; the times are of these

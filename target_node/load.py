@@ -77,7 +77,12 @@ class LoadMeter:
         )
 
     def report(
-        self, scheduler: Scheduler, speculation: SpeculationStatus, *, draining: bool
+        self,
+        scheduler: Scheduler,
+        speculation: SpeculationStatus,
+        *,
+        num_broken_laws: int,
+        draining: bool,
     ) -> Load:
         """All of it; the next is due a while later."""
         now_s = time.monotonic()
@@ -106,6 +111,7 @@ class LoadMeter:
             num_decode_rounds=self._num_decode_rounds,
             draft_s=self._draft_s,
             forward_s=self._forward_s,
+            num_broken_laws=num_broken_laws,
             **asdict(speculation),
         )
 

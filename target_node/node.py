@@ -286,7 +286,13 @@ class TargetNode:
     def _publish_load(self) -> None:
         if self._load.is_due(self.scheduler, self.speculation.num_drafts_attached):
             status = self.speculation.status()
-            self.control.send(self._load.report(self.scheduler, status, draining=self._draining))
+            load = self._load.report(
+                self.scheduler,
+                status,
+                num_broken_laws=self.sampler.num_broken_laws,
+                draining=self._draining,
+            )
+            self.control.send(load)
 
 
 def follow(ranks: Ranks, runner: Runner) -> None:

@@ -102,6 +102,7 @@ class SpecStats(msgspec.Struct, frozen=True, kw_only=True):
     num_waves: int
     num_late_waves: int
     wave_s: float
+    num_broken_laws: int
     wait_s: float
     num_decode_rounds: int
     draft_s: float

@@ -210,7 +210,7 @@ def spec_stats_of(load: Load) -> pb.SpecStats:
     """What speculation has achieved since the target started."""
     names = (
         "uptime_s", "num_rounds", "num_drafts", "num_accepted_tokens", "num_lookups", "num_hits",
-        "bytes_sent", "bytes_received", "num_waves", "num_late_waves", "wave_s",
+        "bytes_sent", "bytes_received", "num_waves", "num_late_waves", "wave_s", "num_broken_laws",
         "wait_s", "num_decode_rounds", "draft_s", "forward_s", *_DRAFTS,
     )  # fmt: skip
     return pb.SpecStats(

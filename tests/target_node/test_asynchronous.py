@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.types import Abort
+from specserve.types import Abort, Load
 from target_node.feature_cache import FeatureCache
 from target_node.miss_policy import Miss
 from tests.exactness.speculative import Models, make_models, requests
@@ -166,6 +166,8 @@ def test_laws_that_are_none_cost_drafts_and_nothing_else(models, spoil):
         assert len(answer(pair)) == 20
         assert pair.asynchronous.status().num_hits > 0
         assert pair.sampler.num_broken_laws > 0
+        loads = [each for each in pair.control.sent if isinstance(each, Load)]
+        assert loads[-1].num_broken_laws == pair.sampler.num_broken_laws
         assert pair.ends["r0"].stats.num_accepted_tokens == 0
 
 

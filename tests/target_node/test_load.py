@@ -24,7 +24,7 @@ def scheduler():
 
 def report(meter: LoadMeter, scheduler: Scheduler, num_attached: int):
     status = SpeculationStatus("off", num_drafts_attached=num_attached)
-    return meter.report(scheduler, status, draining=False)
+    return meter.report(scheduler, status, num_broken_laws=0, draining=False)
 
 
 def test_a_report_is_due_at_first_and_once_a_period(clock, scheduler):
