@@ -27,7 +27,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 def usage(pid: int | None = None) -> Usage:
     """Of a process since it started, this one by default; zeros if it is gone."""
     pid = os.getpid() if pid is None else pid
-    ran_ns = sum(_schedstat(path)[0] for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    folder = Path(f"/proc/{pid}/task")
+    try:
+        threads = os.listdir(folder)
+    except OSError:  # it has ended, perhaps just now
+        return Usage()
+    ran_ns = sum(_schedstat(folder / thread / "schedstat")[0] for thread in threads)
     # Helper threads wait for the main one; only the main one's waiting is somebody else's fault.
     waited_ns = _schedstat(Path(f"/proc/{pid}/schedstat"))[1]
     return Usage(ran_s=ran_ns / 1e9, waited_s=waited_ns / 1e9)

@@ -118,7 +118,7 @@ def _check_seams(config: Config, topology: Topology) -> None:
     _check_generation_config(config.model.generation_config)
     _check_mode(config.speculation.mode, topology)
     _check_uses(config.speculation, topology)
-    _check_wait(config)
+    _check_wait(config, topology)
     if config.telemetry.log_level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
         level = config.telemetry.log_level
@@ -151,8 +151,15 @@ def _check_uses(speculation: SpeculationConfig, topology: Topology) -> None:
         raise InvalidField("speculation.miss_policy", problem)
 
 
-def _check_wait(config: Config) -> None:
+def _check_wait(config: Config, topology: Topology) -> None:
     """No round may take so long that it looks like a hang."""
+    speculation = config.speculation
+    waits = speculation.mode in ("async", "auto") and speculation.miss_policy in (
+        "auto",
+        "draft_now",
+    )
+    if not waits or not topology.num_draft_processes:
+        return
     wait_s, hang_s = config.speculation.draft_wait_ms / 1e3, config.engine.hang_timeout_s
     if wait_s >= hang_s / 2:
         limit = f"has to be less than half of engine.hang_timeout_s, {hang_s:g} s"

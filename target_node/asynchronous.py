@@ -35,7 +35,6 @@ from target_node.speculation_table import PushedBlock, SpeculationTable
 from target_node.streams import Streams
 
 _POLL_S = 20e-6  # between looks at the ring during DRAFT_NOW
-_LAST_OVER_FIRST = 3.0  # how long its last block is waited for, in times of the first one's
 
 
 class AsynchronousSpeculation:
@@ -238,12 +237,7 @@ class AsynchronousSpeculation:
             self.links.poll(has_streams=False)  # which looks now and then
             if any(self.links.with_epoch(epoch) is None for epoch in epochs):
                 break
-            fresh = self._find([row for row in missed if row.sequence not in found])
-            if fresh and not found:
-                # The others' come with the same wave or soon behind it, if at all.
-                took_s = time.perf_counter() - began_s
-                deadline_s = min(deadline_s, began_s + _LAST_OVER_FIRST * took_s)
-            found |= fresh
+            found |= self._find([row for row in missed if row.sequence not in found])
         self._wait_s += time.perf_counter() - began_s
         self.policy.waited(in_vain=not found)
         return found

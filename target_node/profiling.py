@@ -78,6 +78,6 @@ class RoundProfiler:
             else:
                 profiler.export_chrome_trace(str(self._path))
         except (OSError, RuntimeError) as problem:
-            error = f"profile: cannot write {self._path}: {problem}"
+            error = f"profile: cannot end and write {self._path}: {problem}"
             log.warning(error)
         self._send(Profiled(str(self._path), error))

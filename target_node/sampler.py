@@ -89,13 +89,8 @@ class Sampler:
         self.max_model_len = max_model_len
         self.device = device
         self.default_rule = default_rule
-        self._num_broken_laws = torch.zeros((), dtype=torch.int64, device=device)
+        self.num_broken_laws = 0  # rows whose drafted tokens came with laws that are none
         self._states: dict[Sequence, SamplingState] = {}
-
-    @property
-    def num_broken_laws(self) -> int:
-        """Draft laws so far that were none. Waits for the device, which no round does for it."""
-        return int(self._num_broken_laws)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
@@ -168,13 +163,14 @@ class Sampler:
         judged = compiled_ratio.judge_rows(logits, to_verify, laws)
         if judged is not None:
             _, broken, spoiled = judged.flags.T.tolist()
-            self._num_broken_laws += sum(broken)
+            self.num_broken_laws += sum(broken)
             return _Outcomes(judged.num_accepted.tolist(), judged.next_tokens.tolist(), spoiled)
         found = verify(logits, VerificationBatch.build(to_verify, self.device), laws)
-        self._num_broken_laws += found.broken_laws.sum()
         # One table, because each copy from a device waits for it.
-        table = torch.stack((found.num_accepted, found.next_tokens, found.spoiled_rows.long()))
-        num_accepted, next_tokens, spoiled = table.tolist()
+        flags = found.spoiled_rows.long(), found.broken_laws.long()
+        table = torch.stack((found.num_accepted, found.next_tokens, *flags))
+        num_accepted, next_tokens, spoiled, broken = table.tolist()
+        self.num_broken_laws += sum(broken)
         return _Outcomes(num_accepted, next_tokens, [bool(each) for each in spoiled])
 
     def _is_judged_by_equality(self, row: Row, state: SamplingState) -> bool:

@@ -10,13 +10,21 @@ import os
 import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.processes import usage
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_UTIME = 11  # fields of /proc/PID/stat after the name: user and system time
-_IDLE, _IOWAIT, _STOLEN = 3, 4, 7  # columns of /proc/stat: those that are no work, and others' work
-_NUM_COLUMNS = 8  # guests are counted under user already
+_UTIME, _CHILDREN = 11, 13  # fields of /proc/PID/stat after the name: user and system time of each
+_STOLEN = 7  # column of /proc/stat: what a machine below this one gave to others
+
+
+class _Ran(NamedTuple):
+    """What a process has run, in seconds."""
+
+    exact_s: float  # of the threads that live
+    ticks_s: float  # of those that have ended, too, but in whole ticks
+    children_s: float  # of children that have ended and were waited for, in ticks
 
 
 class ForeignLoad:
@@ -24,39 +32,47 @@ class ForeignLoad:
 
     def __init__(self, own: Collection[int]) -> None:
         self._own = frozenset(own)
+        self._before = self._others()
+        self._stolen_s = _stolen_s()
         self._start_s = time.monotonic()
-        self._ran = self._others()
-        self._busy_s, self._stolen_s = self._ticks()
 
     def share(self) -> float:
         """Of one core: 1.0 is a core kept busy all the time. 0 for no time."""
-        busy_s, stolen_s = self._ticks()
-        ran = self._others()
-        ran_s = sum(seconds - self._ran.get(pid, 0.0) for pid, seconds in ran.items())
         passed_s = time.monotonic() - self._start_s
-        # Who came and went unseen shows in ticks alone, of which every process may hide one.
-        hidden_s = busy_s - self._busy_s - (len(self._own) + 2) * _TICK_S
-        used_s = max(0.0, ran_s + stolen_s - self._stolen_s, hidden_s)
-        return used_s / passed_s if passed_s > 0 else 0.0
+        # A tick may be the end of one that began long before.
+        stolen_s = max(0.0, _stolen_s() - self._stolen_s - _TICK_S)
+        nothing = _Ran(0.0, 0.0, 0.0)
+        ran_s = sum(
+            _rise(self._before.get(pid, nothing), now) for pid, now in self._others().items()
+        )
+        return (ran_s + stolen_s) / passed_s if passed_s > 0 else 0.0
 
-    def _others(self) -> dict[int, float]:
-        """Seconds that each process has run, but for our own."""
-        pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
-        return {pid: usage(pid).ran_s for pid in pids if pid not in self._own}
-
-    def _ticks(self) -> tuple[float, float]:
-        """Seconds, in ticks: of all cores but what our own processes used; stolen from them."""
-        text = Path("/proc/stat").read_text(encoding="ascii")
-        ticks = [int(column) for column in text.split("\n", 1)[0].split()[1 : 1 + _NUM_COLUMNS]]
-        busy_s = (sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT]) * _TICK_S
-        return busy_s - sum(map(_process_s, self._own)), ticks[_STOLEN] * _TICK_S
+    def _others(self) -> dict[int, _Ran]:
+        pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
+        return {pid: _ran(pid) for pid in pids if pid not in self._own}
 
 
-def _process_s(pid: int) -> float:
-    """Processor time of all threads, in ticks; 0 for a process that is gone."""
+def _rise(before: _Ran, now: _Ran) -> float:
+    """What a process and its children that have ended meanwhile have run since."""
+    exact_s = now.exact_s - before.exact_s
+    # Less than nothing: a thread has ended, and what it ran is among the ticks alone.
+    own_s = exact_s if exact_s >= 0 else max(0.0, now.ticks_s - before.ticks_s)
+    return own_s + now.children_s - before.children_s
+
+
+def _ran(pid: int) -> _Ran:
+    """Nothing for a process that has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return 0.0
+        return _Ran(0.0, 0.0, 0.0)
     fields = text.rpartition(")")[2].split()
-    return (int(fields[_UTIME]) + int(fields[_UTIME + 1])) * _TICK_S
+    ticks_s, children_s = (
+        (int(fields[at]) + int(fields[at + 1])) * _TICK_S for at in (_UTIME, _CHILDREN)
+    )
+    return _Ran(usage(pid).ran_s, ticks_s, children_s)
+
+
+def _stolen_s() -> float:
+    columns = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    return int(columns[_STOLEN]) * _TICK_S

@@ -89,7 +89,8 @@ class Interleaved:
     ) -> None:
         """Seeds are those of groups from `first_number` on: nobody has seen what is measured."""
         for arm in arms if others else ():
-            ends_s = time.monotonic() + (self._plan.warm_up_s if arm.service.learns else 0.0)
+            is_long = arm.service.learns and not self._is_late()
+            ends_s = time.monotonic() + (self._plan.warm_up_s if is_long else 0.0)
             for number in itertools.count(first_number):
                 self._ask(arm, others[number % len(others)], setting, number)
                 if time.monotonic() >= ends_s:

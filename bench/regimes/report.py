@@ -54,8 +54,8 @@ def conditions(results: Results) -> str:
         f"{' with weights in 16 bits' if served.half_weights else ''}, keys and values in "
         f"{served.kv_dtype}; every group of "
         "prompts goes to all arms of its contest in rotated order, the first group once more "
-        f"beforehand as warm-up (`auto` and async, which learn: for {plan.warm_up_s:g} s). Ratios "
-        "are taken inside of a contest.",
+        "beforehand as warm-up (`auto`, and async that chooses what to do about misses: for "
+        f"{plan.warm_up_s:g} s). Ratios are taken inside of a contest.",
         "- tok/s: while every row decodes; 95 % bootstrap intervals over groups, ratios draw the "
         f"same groups for both arms. Groups in which other processes used over {QUIET_SHARE:.0%} "
         "of a core are left out where enough others remain.",

@@ -247,7 +247,7 @@ def parts_of(traces: Sequence[Trace]) -> Parts | None:
         verify_ms=ms(rates.counted("forward_s", "num_decode_rounds")),
         draft_ms=ms(rates.counted("draft_s", "num_decode_rounds")),
         wait_ms=ms(rates.counted("wait_s", "num_decode_rounds")),
-        wave_ms=ms(rates.counted("wave_s", "num_decode_rounds")),
+        wave_ms=ms(rates.counted("wave_s", "num_decode_rounds")) or None,  # nobody drafts beside
         target_cpu_ms=ms(rates.processor_s("target")) or 0.0,
         draft_cpu_ms=ms(rates.processor_s("draft")) or 0.0,
     )

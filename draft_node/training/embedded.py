@@ -3,7 +3,8 @@
     python -m draft_node.training.embedded --minutes 110 --decay-minutes 27 --out my-target
 
 Resumes by itself when the work folder holds a checkpoint; --minutes may differ from the first run.
-Evaluation prompts go beside --out. A target that is replaced wants all of its drafters anew.
+Evaluation prompts go beside --out, into a folder of its name and "-prompts". Drafters of a target
+that is replaced have to be trained anew.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from draft_node.training import (
     checkpoint,
@@ -33,7 +35,6 @@ from draft_node.training.options import positive_float, positive_int, whole_numb
 from draft_node.training.run_folder import is_begun, locked
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
-from draft_node.training.self_text import weights_digest
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
 from specserve.errors import Failed, InvalidField, SpecserveError
 from specserve.output_folder import make_output_folder
@@ -42,6 +43,7 @@ from specserve.standard_streams import complain
 log = logging.getLogger("embedded")
 
 DEFAULT_WORK = Path.home() / ".cache" / "specserve" / "embedded"
+TOKENS_PER_STEP = 8192
 _MOST_SEED = 2**32 - 1
 
 
@@ -56,7 +58,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=positive_int, default=os.cpu_count() or 1)
-    parser.add_argument("--tokens-per-step", type=positive_int, default=8192)
+    parser.add_argument("--tokens-per-step", type=positive_int, default=TOKENS_PER_STEP)
     parser.add_argument("--seed", type=whole_number(0, _MOST_SEED), default=0)
     parser.add_argument(
         "--rate", type=positive_float, default=1.0, help="times the usual learning rates"
@@ -102,18 +104,26 @@ def export_newest(arguments: argparse.Namespace) -> None:
     work, out = arguments.work, arguments.out
     weights, _, progress = checkpoint.load(work / checkpoint.FILE_NAME)
     export.write_model(weights, DecoderConfig(), work / "tokenizer", out)
-    prompt_folder = out.parent / "prompts"
+    prompt_folder = out.with_name(f"{out.name}-prompts")
     prompts.write(dataset.held_out_documents(work), prompt_folder, platform.python_version())
     export.write_checksums(out)  # now, as the report takes minutes, and again with the report
     if not arguments.no_report:
         log.info("evaluating the exported weights")
-        command = (
-            f"python -m draft_node.training.embedded --minutes {progress.active_s / 60:.0f} "
-            f"--decay-minutes {arguments.decay_minutes:.0f} --out {out.name}"
-        )
-        report.write(out, work, prompt_folder, progress, command)
+        report.write(out, work, prompt_folder, progress, _command(arguments, progress.active_s))
     export.write_checksums(out)
     log.info("exported step %d to %s", progress.step, out)
+
+
+def _command(arguments: argparse.Namespace, active_s: float) -> str:
+    """What gives this run, with all flags that say what it is."""
+    words = ["python -m draft_node.training.embedded", f"--minutes {active_s / 60:.0f}"]
+    words.append(f"--decay-minutes {arguments.decay_minutes:.0f}")
+    for name, usual in (("seed", 0), ("rate", 1.0), ("tokens_per_step", TOKENS_PER_STEP)):
+        if (value := getattr(arguments, name)) != usual:
+            words.append(f"--{name.replace('_', '-')} {value:g}")
+    if arguments.init is not None:
+        words.append(f"--init {arguments.init.name}")
+    return " ".join([*words, f"--out {arguments.out.name}"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,11 +142,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, console: Console) -> bool:
     """Whether the model was exported."""
+    make_output_folder(arguments.out, "--out")  # hours later is a bad time to find out
     finished = True
     if not arguments.export_only:
         _begin(arguments)
         with dataset.preparing(arguments.work):
             dataset.prepare(arguments.work, arguments.init)
+            _refuse_other_tokenizer(arguments)
         finished = train(arguments, console)
     if finished:
         export_newest(arguments)
@@ -150,12 +162,22 @@ def _begin(arguments: argparse.Namespace) -> None:
         if not (init / name).is_file():
             raise InvalidField("--init", f"{init}: {name} is missing")
     settings = {name: getattr(arguments, name) for name in ("seed", "rate", "tokens_per_step")}
-    settings["init"] = None if init is None else weights_digest(init)
+    settings["init"] = run_settings.digest_of_initial(arguments)
     if arguments.restart:
         (work / checkpoint.FILE_NAME).unlink(missing_ok=True)
     if is_begun(work):
         run_settings.refuse_changes(work, settings, arguments.out)
     run_settings.store(work, settings)
+
+
+def _refuse_other_tokenizer(arguments: argparse.Namespace) -> None:
+    """Raise InvalidField unless the text in --work is in the vocabulary of --init."""
+    if arguments.init is None:
+        return
+    own = Tokenizer.from_file(str(arguments.init / "tokenizer.json"))
+    if own.to_str() != dataset.load_tokenizer(arguments.work).to_str():
+        problem = f"the text there was made with another tokenizer than that of {arguments.init}"
+        raise InvalidField("--work", f"{arguments.work}: {problem}")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,8 @@ def write(out: Path, work: Path, prompt_folder: Path, progress: Progress, comman
     log.info("held out: %s", json.dumps(figures["losses"]))
     log.info("greedy text that does not repeat itself: %s", varied)
     (out / FIGURES).write_text(json.dumps(figures, indent=2) + "\n")
-    (out / "README.md").write_text(_card(losses, varied, figures["training"], work, command))
+    card = _card(losses, varied, figures["training"], work, command, prompt_folder.name)
+    (out / "README.md").write_text(card)
 
 
 def _epochs(progress: Progress, work: Path) -> dict[str, float]:
@@ -112,7 +113,12 @@ def _table(rows: Sequence[Sequence[object]]) -> str:
 
 
 def _card(
-    losses: dict[str, Loss], varied: dict[str, float], training: dict, work: Path, command: str
+    losses: dict[str, Loss],
+    varied: dict[str, float],
+    training: dict,
+    work: Path,
+    command: str,
+    prompts: str,
 ) -> str:
     """The model card."""
     sizes = dataset.statistics(work)
@@ -129,7 +135,7 @@ def _card(
     varied_text = ", ".join(f"{domain} {share:.1%}" for domain, share in varied.items())
     return _CARD.format(
         losses=_table(loss_rows), data=_table(data_rows), varied=varied_text, command=command,
-        num_greedy=NUM_GREEDY, floor=DISTINCT_FLOOR, context=CONTEXT,
+        prompts=prompts, num_greedy=NUM_GREEDY, floor=DISTINCT_FLOOR, context=CONTEXT,
         steps=training["steps"], tokens=training["tokens"] / 1e6,
         minutes=training["active_minutes"], date=datetime.datetime.now(datetime.UTC).date(),
         machine=f"{platform.machine()}, torch {torch.__version__}, "
@@ -154,7 +160,7 @@ of {context} tokens:
 {losses}
 
 Greedy continuations of {num_greedy} tokens with at least {floor:.0%} distinct 4-grams, over the
-prompts of `../prompts`: {varied}.
+prompts of `../{prompts}`: {varied}.
 
 ## Training
 

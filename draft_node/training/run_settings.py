@@ -30,7 +30,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, object]:
         name: _plain(value) for name, value in vars(arguments).items() if name not in _MAY_CHANGE
     }
     settings["target"] = weights_digest(arguments.target)
-    settings["init"] = _digest_of_initial(arguments)
+    settings["init"] = digest_of_initial(arguments)
     settings[_TEXT] = None if arguments.text is None else text_digest(arguments.text)
     return settings
 
@@ -78,7 +78,8 @@ def _read(path: Path) -> dict[str, object]:
     return settings
 
 
-def _digest_of_initial(arguments: argparse.Namespace) -> str | None:
+def digest_of_initial(arguments: argparse.Namespace) -> str | None:
+    """Of the weights of --init, None without; raises InvalidField if they cannot be read."""
     folder: Path | None = getattr(arguments, "init", None)
     if folder is None:
         return None

@@ -170,14 +170,14 @@ class LinkEnd(Generic[_Sent, _Received]):
 
 
 class TargetLinkEnd(LinkEnd[Report, Push]):
-    """A `TargetEnd`: sends reports, receives pushes."""
+    """The target's: sends reports, receives pushes. Nothing blocks, or raises on what arrives."""
 
     def __init__(self, outgoing: Channel, incoming: Channel, limits: LinkLimits) -> None:
         super().__init__(outgoing, incoming, limits, encode_report, Kind.PUSH, unpack_push)
 
 
 class DraftLinkEnd(LinkEnd[Push, Report]):
-    """A `DraftEnd`: sends pushes, receives reports."""
+    """The draft's: sends pushes, receives reports. Nothing blocks, or raises on what arrives."""
 
     def __init__(self, outgoing: Channel, incoming: Channel, limits: LinkLimits) -> None:
         super().__init__(outgoing, incoming, limits, encode_push, Kind.REPORT, unpack_report)

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from bench.drafter_choice import DrafterChoice
+from bench.processes import usage
 from bench.regimes.arms import OFF, Arm, Contest, Entrants, Service
-from bench.regimes.machine_load import ForeignLoad
+from bench.regimes.machine_load import ForeignLoad, _Ran, _ran, _rise
 from bench.regimes.measure import Interleaved
 from bench.regimes.plan import FULL, QUICK, Plan
 from bench.regimes.prompts import PromptChoice
@@ -162,6 +163,29 @@ def test_nobody_warms_up_on_what_is_measured():
     assert not seeds & {seed for _, job in warm_up for seed in job.seeds or ()}
 
 
+@pytest.mark.parametrize(
+    ("service", "is_late", "learns"),
+    [
+        (Service(regime=OFF), False, False),
+        (Service(regime="sync", drafter=CHOICES["lm"]), False, False),
+        (Service(regime="auto", drafter=CHOICES["lm"]), False, True),
+        (Service(regime="async", drafter=CHOICES["lm"]), False, True),
+        (Service(regime="async", drafter=CHOICES["lm"], miss_policy="skip"), False, False),
+        (Service(regime="auto", drafter=CHOICES["lm"]), True, False),  # the bench has no time left
+    ],
+    ids=str,
+)
+def test_who_learns_has_the_time_to(service, is_late, learns):
+    log: list[tuple[str, Job]] = []
+    plan = msgspec.structs.replace(QUICK, warm_up_s=0.05)
+    asking = Interleaved(
+        {service: Asked("it", log)}, plan, is_late=lambda: is_late, advance=lambda what: None
+    )
+    asking._services[service].ask = lambda job: log.append(("it", job)) or time.sleep(0.01)
+    asking._warm_up(AT_1, [Arm(service=service)], [[[98]]], first_number=3)
+    assert (len(log) > 1) == learns
+
+
 def test_late_settings_are_cut_short_but_not_left_empty():
     assert len(run(6, is_late=True)) == 2 * 3
 
@@ -183,14 +207,44 @@ def test_other_prompts_are_those_that_are_left_or_else_the_same():
     assert choice.others("code", 4, 1, is_sound=True) == [prompts[:4]]
 
 
+BURNS = "import time\nwhile time.process_time() < 0.4: pass\n"
+
+
 @pytest.mark.slow
 def test_processor_time_of_others_is_told_from_ones_own():
-    code = "import time\nwhile time.process_time() < 0.4: pass\ntime.sleep(60)"
-    child = subprocess.Popen([sys.executable, "-c", code])
+    child = subprocess.Popen([sys.executable, "-c", BURNS + "time.sleep(60)"])
     try:
         everyone, ours = ForeignLoad([]), ForeignLoad([child.pid])
         time.sleep(1.0)
-        assert everyone.share() - ours.share() > 0.1
+        assert everyone.share() - ours.share() > 0.25
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.slow
+def test_what_others_ran_counts_though_they_have_ended():
+    parent = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {BURNS!r}])\n"
+    parent = subprocess.Popen([sys.executable, "-c", parent + "time.sleep(60)"])
+    try:
+        everyone, ours = ForeignLoad([]), ForeignLoad([parent.pid])
+        time.sleep(1.5)
+        assert everyone.share() - ours.share() > 0.15
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_a_thread_that_ends_takes_nothing_from_what_others_ran():
+    """Its nanoseconds vanish from the process's; the ticks of the process keep them."""
+    before = _Ran(exact_s=5.0, ticks_s=5.0, children_s=0.0)
+    assert _rise(before, _Ran(0.1, 5.02, 0.0)) == pytest.approx(0.02)
+    assert _rise(before, _Ran(5.003, 5.0, 0.0)) == pytest.approx(0.003)
+    assert _rise(before, _Ran(5.0, 5.0, 0.25)) == 0.25
+
+
+def test_a_process_that_has_just_ended_ran_nothing():
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert usage(child.pid).ran_s == 0.0
+    assert _rise(_Ran(1.0, 1.0, 1.0), _ran(child.pid)) <= 0.0

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -167,7 +168,11 @@ def test_abort_by_id_raises_cancelled_in_the_reader(rig, client):  # noqa: F811
 
 
 def test_server_model_and_load_are_records(rig, client):  # noqa: F811
-    assert client.server_info().state == "ready"
+    info = client.server_info()
+    assert info.state == "ready"
+    limits = msgspec.structs.asdict(info.limits)
+    assert limits["max_samples"] == 64
+    assert min(limits.values()) > 0
     assert client.model_info().eos_token_ids == (0,)
     load = client.load()
     assert load.num_in_flight == 0

@@ -179,8 +179,8 @@ def test_the_same_script_gives_the_same_run(models):
             for each in requests(10, seed=8):
                 pair.submit(each)
             pair.run_until_idle()
-            return replace(pair.asynchronous.status(), wave_s=0.0), [
-                draft.num_lives for draft in pair.drafts
-            ]
+            status = pair.asynchronous.status()
+            assert status.wave_s > 0
+            return replace(status, wave_s=0.0), [draft.num_lives for draft in pair.drafts]
 
     assert run() == run()

@@ -70,25 +70,6 @@ def test_nobody_waits_for_a_draft_that_is_still_being_told_of_a_long_prompt(mode
         assert slept  # it was waited for once it knew
 
 
-def test_a_row_that_is_never_answered_does_not_hold_up_the_others_for_long(models):
-    with pair_of(models, drafting=Drafting(pace=(12,)), miss=Miss.DRAFT_NOW) as pair:
-        pair.policy.max_wait_s = 60.0
-        find, silenced = pair.asynchronous._table.find, set[int]()
-
-        def silent(key):
-            silenced.add(min({key.stream, *silenced}))
-            return None if key.stream in silenced else find(key)
-
-        pair.asynchronous._table.find = silent
-        for number, max_tokens in enumerate((8, 40)):  # the silenced one ends first
-            pair.submit(request(f"r{number}", PROMPT, max_tokens=max_tokens, ignore_eos=True))
-        pair.run_until_idle()
-        status = pair.asynchronous.status()
-    assert len(silenced) == 1
-    assert status.num_hits > 0
-    assert 0 < status.wait_s < 5.0
-
-
 def test_nobody_waits_beside_a_row_that_has_its_block(models):
     had_blocks: dict[bool, list[int]] = {True: [], False: []}  # by whether the rows waited
     with pair_of(models, drafting=Drafting(pace=(0, 12)), miss=Miss.DRAFT_NOW) as pair:

@@ -326,11 +326,15 @@ def test_a_profile_is_given_up_when_whoever_asked_has_left(model, tmp_path):
 
 
 def test_a_profiler_that_fails_costs_nobody_a_request(model, tmp_path, monkeypatch):
-    def fail(*_: object) -> None:
+    def never(*_: object) -> None:
         raise RuntimeError("somebody else profiles")
 
+    fail = never
+    really_stop = torch.profiler.profile.stop
     for method in ("start", "stop"):
         with monkeypatch.context() as patch:
+            if method == "stop":
+                fail = lambda profiler: really_stop(profiler) or never(profiler)  # noqa: E731
             patch.setattr(torch.profiler.profile, method, fail)
             target = InProcessTarget(model)
             target.submit(request("a", prompt(8), max_tokens=6, ignore_eos=True))

@@ -1,7 +1,9 @@
 """Bad input ends in the right status, names its field, and disturbs nothing."""
 
 import time
+from collections.abc import Iterator
 from itertools import product
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -47,6 +49,16 @@ BAD_SAMPLING = [
 ]  # fmt: skip
 
 
+class Flood:
+    """Entries that nobody should look at."""
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def __iter__(self) -> Iterator[str]:
+        pytest.fail("they become objects")
+
+
 def test_a_flood_of_entries_is_refused_before_any_becomes_an_object():
     """The edge runs on the event loop, where a million objects hold up everybody else."""
     limits = Limits(vocab_size=64, max_model_len=8, max_samples=1, max_logprobs=0)
@@ -60,6 +72,11 @@ def test_a_flood_of_entries_is_refused_before_any_becomes_an_object():
         request = pb.GenerateRequest(text="fox", sampling=sampling)
         with pytest.raises(InvalidField, match=rf"^{field}: has \d+ entries; the limit is"):
             from_proto.call_of(request, None, limits, plain)
+    flood = SimpleNamespace(
+        stop=Flood(), stop_token_ids=(), logit_bias={}, HasField=lambda _: False
+    )
+    with pytest.raises(InvalidField, match=r"^stop: has 1000000 entries"):
+        from_proto._sampling_of(flood, plain)
     turns = [pb.ChatMessage(role="user", content="fox")] * 8
     request = pb.GenerateRequest(chat=pb.ChatMessages(messages=turns))
     with pytest.raises(InvalidField, match=r"^chat: has 8 messages; the limit is 7, at a token"):

@@ -5,9 +5,11 @@ import random
 import pytest
 
 from specserve.api.events import Event, Finished, PromptInfo, SampleEnd, Timings, TokenDelta, Usage
-from specserve.api.to_proto import ResponseBuilder
+from specserve.api.from_proto import struct_of
+from specserve.api.info import SpecStats
+from specserve.api.to_proto import ResponseBuilder, spec_stats_of
 from specserve.errors import Exhausted
-from specserve.types import FinishReason, Logprobs, TokenOrigin
+from specserve.types import FinishReason, Load, Logprobs, TokenOrigin
 
 NO_LIMIT = 2**31
 END = SampleEnd(sample_index=0, finish_reason=FinishReason.LENGTH)
@@ -78,3 +80,20 @@ def test_many_small_deltas_are_refused_long_before_the_last(token_id, logprob):
     size = built([*[delta] * 2000, end], NO_LIMIT).ByteSize()
     with pytest.raises(Exhausted, match=r"^server\.max_message_bytes: "):
         built([delta] * 1010, size // 2)
+
+
+def test_every_statistic_of_speculation_arrives_as_what_it_is():
+    renamed = {
+        "num_draft_tokens": "num_drafted_tokens",
+        "num_accepted_tokens_per_pos": "num_accepted_per_position",
+    }
+    special = {"num_accepted_tokens_per_pos": [5, 3], "speculation_regime": "async"}
+    known = {
+        name: special.get(name, 2 + number)
+        for number, name in enumerate(SpecStats.__struct_fields__)
+    }
+    load = Load(**{renamed.get(name, name): value for name, value in known.items()})
+    stats = struct_of(spec_stats_of(load), SpecStats)
+    for name, value in known.items():
+        found = getattr(stats, name)
+        assert (list(found) if isinstance(value, list) else found) == value, name
