@@ -65,6 +65,7 @@ def test_rounds_account_for_every_token(model, drafter, rule):
     assert any(found.verify_len for answer in run.answers for found in answer.rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_coupled_text_is_that_of_plain_decoding(model, drafter, temperature):
     coupled = Speculating(drafter, VerificationRule.COUPLED, gamma=4, num_kept=16)

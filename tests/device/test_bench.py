@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from bench.records import ForwardJob, RoundJob, Setup
 from tests.device.pretended import PretendedCuda
 
@@ -21,6 +23,7 @@ def setup(device: str) -> Setup:
     )
 
 
+@pytest.mark.slow
 def test_bare_forwards_and_rounds(cuda: PretendedCuda):
     from bench.bare import Bare
 

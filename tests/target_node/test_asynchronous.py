@@ -37,6 +37,7 @@ def test_nothing_is_left_of_requests_that_ended_or_were_aborted(models):
         assert pair.pool.num_free == pair.pool.num_blocks
 
 
+@pytest.mark.slow
 def test_what_comes_after_all_requests_have_ended_is_read_before_the_next_one(models):
     with pair_of(models) as pair:
         (peer,), (draft,) = pair.links._peers, pair.drafts
