@@ -173,7 +173,6 @@ class DraftNode:
                     epoch=self._link.epoch or 1,
                     stream=hole.stream,
                     start=hole.start,
-                    end=hole.end,
                 )
             )
 

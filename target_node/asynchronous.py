@@ -21,11 +21,9 @@ from specserve.types import Speculation
 from target_node.admission import Admission
 from target_node.draft_links import DraftLinks
 from target_node.feature_cache import FeatureCache
-from target_node.judging import prevailing
 from target_node.lead import Lead
 from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss, MissPolicy
-from target_node.regime_speeds import Load
 from target_node.reporting import Reporter
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
@@ -61,10 +59,6 @@ class AsynchronousSpeculation:
         self._streams = Streams()
         self._reporter = Reporter(links, self._streams, admission, features, Lead(device.type))
         self._blocks: dict[Sequence, PushedBlock] = {}  # of this round's rows
-        self._began_s = 0.0  # the round; when the one before ended, if its rows go on
-        self._ended_s = 0.0
-        self._miss = Miss.SKIP  # what is done about misses of this round
-        self._latest: dict[Sequence, int] = {}  # the number of each row's round
         self._hits: dict[Sequence, bool] = {}  # of this round's rows
         self._num_lookups = 0
         self._num_hits = 0
@@ -73,7 +67,6 @@ class AsynchronousSpeculation:
     # --- a round -------------------------------------------------------------------------------
 
     def attach(self, rows: list[Row]) -> list[Row]:
-        self._begin(rows)
         self._reporter.lead.looked()
         self.follow(rows)
         self._blocks.clear()
@@ -88,20 +81,6 @@ class AsynchronousSpeculation:
         admitted = self._admission.admit(rows, found)
         self._reporter.report(admitted, self._blocks, self._local)
         return admitted
-
-    def _begin(self, rows: list[Row]) -> None:
-        # Other regimes may have run in between, or nothing.
-        follows = any(self._latest.get(row.sequence) == row.sequence.num_rounds - 1 for row in rows)
-        self._began_s = self._ended_s if follows else time.perf_counter()
-        self._latest = {row.sequence: row.sequence.num_rounds for row in rows}
-        decoding = [row.sequence for row in rows if row.sequence.is_decoding]
-        if decoding:
-            self._miss = self.policy.choose(
-                Load.of(len(rows), prevailing(map(self._admission.judging_of, decoding))),
-                can_wait=all(self._reporter.peer_of(each) is not None for each in decoding),
-                is_mixed=len(decoding) < len(rows),
-                follows=follows,
-            )
 
     def _count(self, rows: Rows[Row], found: Mapping[Sequence, Speculation]) -> None:
         self._hits = {row.sequence: row.sequence in found for row in rows}
@@ -142,10 +121,6 @@ class AsynchronousSpeculation:
         return DraftLaw.joined(parts) if parts else None
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
-        self._ended_s = time.perf_counter()
-        if all(row.sequence.is_decoding for row in rows):
-            num_tokens = sum(len(result.token_ids) for result in sampled)
-            self.policy.observe(num_tokens, self._ended_s - self._began_s)
         return self._admission.observe(rows, sampled)
 
     def was_hit(self, sequence: Sequence) -> bool | None:
@@ -179,6 +154,9 @@ class AsynchronousSpeculation:
         self._table.forget(stream.number)
         self.links.free(stream.epoch, stream.number)
 
+    def close(self) -> None:
+        self.links.close()
+
     # --- finding blocks --------------------------------------------------------------------------
 
     def _take_pushes(self) -> None:
@@ -209,14 +187,16 @@ class AsynchronousSpeculation:
     def _after_miss(
         self, rows: list[Row], missed: list[Row], num_hits: int
     ) -> dict[Sequence, Speculation]:
-        if self._miss is Miss.DRAFT_NOW:
+        can_wait = all(self._reporter.peer_of(row.sequence) is not None for row in missed)
+        miss = self.policy.choose(can_wait=can_wait)
+        if miss is Miss.DRAFT_NOW:
             # All rows would wait, and those with blocks lose more than the others' bring.
             return {} if num_hits else self._draft_now(missed)
-        if self._miss not in self._local.kinds:
+        if miss not in self._local.kinds:
             return {}
         # Blocks of all that draft, hits too, may compete for places.
         worth = self._admission.worth(rows, num_hits + len(missed))
-        return self._local.draft(self._miss, list(map(self._admission.to_draft, missed)), worth)
+        return self._local.draft(miss, list(map(self._admission.to_draft, missed)), worth)
 
     def _draft_now(self, missed: list[Row]) -> dict[Sequence, Speculation]:
         """Ask for blocks after these anchors and wait for them, within the policy's bound.

@@ -1,4 +1,4 @@
-"""`auto`: run whichever of off, synchronous and asynchronous speculation is fastest right now.
+"""Run whichever regime is fastest right now: off, synchronous or asynchronous speculation.
 
 Each regime's speed (tokens a second of decode rounds) is measured while it runs, apart for each
 load (`target_node.regime_speeds`), and `target_node.regime_chooser` decides by that. This hands
@@ -10,8 +10,9 @@ two is the regime's as well, and a draft that keeps another core busy makes it l
 
 What async is worth depends on what is done about misses: with a draft here rounds are long and
 drafts are in time, without anything they are short and drafts are not. So each of these is a regime
-of its own to choose from, though one source runs them all. None of them is while no draft process
-is attached, nor a wait while nobody would answer: what they do then is not what they are judged by.
+of its own to choose from, though one source runs them all; `--speculation async` leaves it at
+these. None of them is while no draft process is attached, unless there is no other, nor a wait
+while nobody would answer: what they do then is not what they are judged by.
 
 Rounds that read prompts besides are not measured, so nothing is tried in them: what is preferred
 for all their rows runs, since those will decode soon. A run of that load goes on through some of
@@ -87,11 +88,15 @@ class AutoSpeculation:
         self._misses = dict(misses or {})
         self._policy = policy or MissPolicy()
         self._rule_of = rule_of
-        safe = next(iter(regimes))
-        self._chooser = RegimeChooser(list(regimes), list(regimes.values()), safe=safe)
+        self.regime = next(iter(regimes))
+        self._is_drafted_always = set(self._misses) == set(regimes)
+        self._chooser = (
+            RegimeChooser(list(regimes))
+            if self._is_drafted_always
+            else RegimeChooser(list(regimes), list(regimes.values()), safe=self.regime)
+        )
         self.gamma = max(source.gamma for source in regimes.values())
         self.drafter = next((s.drafter for s in reversed(list(regimes.values())) if s.drafter), "")
-        self.regime = safe
         self._run = _Run(None, self.regime, left=0, mixed_left=0)
         self._sequences: list[Sequence] = []  # of the latest round that decoded
         self._load = Load(0, "")  # theirs
@@ -127,9 +132,9 @@ class AutoSpeculation:
 
     def _unusable(self) -> set[str]:
         """Regimes that could not do what they are judged by."""
-        if not self.num_drafts_attached:
+        if not self.num_drafts_attached and not self._is_drafted_always:
             return set(self._misses)
-        if self._policy.is_silent:
+        if not self.num_drafts_attached or self._policy.is_silent:
             return {name for name, miss in self._misses.items() if miss is Miss.DRAFT_NOW}
         return set()
 
@@ -147,6 +152,8 @@ class AutoSpeculation:
             judgings = (judging_of(each, self._rule_of(each)) for each in sequences)
             self._load = Load.of(len(rows), prevailing(judgings))
             self._sequences = sequences
+        if self._is_drafted_always and not self.num_drafts_attached:
+            return self._load._replace(law=f"{self._load.law}, alone")
         return self._load
 
     def _is_ready(self, rows: list[Row]) -> bool:
@@ -198,3 +205,7 @@ class AutoSpeculation:
     def forget(self, sequence: Sequence) -> None:
         for source in self._sources:
             source.forget(sequence)
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()

@@ -78,6 +78,10 @@ class SpeculationSource(Protocol):
         """The sequence has ended."""
         ...
 
+    def close(self) -> None:
+        """Nothing is asked any more."""
+        ...
+
 
 class NoSpeculation:
     """`SpeculationSource` of plain decoding."""
@@ -108,6 +112,9 @@ class NoSpeculation:
         return SpeculationStatus("off")
 
     def forget(self, sequence: Sequence) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -158,3 +165,6 @@ class SynchronousSpeculation:
 
     def forget(self, sequence: Sequence) -> None:
         self._draft.forget(sequence)
+
+    def close(self) -> None:
+        pass

@@ -53,16 +53,18 @@ def build_speculation(
     builder = _Builder(config, runner, scheduler, sampler, forwards)
     if mode == "sync":
         return builder.synchronous(config.speculation)
-    if mode == "async":
-        return builder.asynchronous(arguments)
-    regimes: dict[str, SpeculationSource] = {"off": NoSpeculation()}
-    if colocated is not None:
-        regimes["sync"] = builder.synchronous(_drafting_with(config.speculation, colocated))
-    if not arguments.link_fds:
-        return AutoSpeculation(regimes, sampler.rule)
+    regimes: dict[str, SpeculationSource] = {}
+    if mode == "auto":
+        regimes["off"] = NoSpeculation()
+        if colocated is not None:
+            regimes["sync"] = builder.synchronous(_drafting_with(config.speculation, colocated))
+        if not arguments.link_fds:
+            return AutoSpeculation(regimes, sampler.rule)
     source = builder.asynchronous(arguments)
     misses = {f"async {miss}": miss for miss in _fallbacks(config.speculation)}
     regimes |= dict.fromkeys(misses, source)
+    if len(regimes) == 1:
+        return source
     return AutoSpeculation(regimes, sampler.rule, misses, source.policy)
 
 
@@ -113,15 +115,12 @@ class _Builder:
         name, gamma = self._nodes.describe(speculation)
         features = self._features_of(folder)
         local = self._local(speculation)
-        fixed = None if speculation.miss_policy == "auto" else Miss(speculation.miss_policy)
         return AsynchronousSpeculation(
             self._links(arguments, name, gamma, 0 if features is None else features.size),
             admission=self._admission(gamma),
             features=features,
             policy=MissPolicy(
-                fixed=fixed,
-                kinds=local.kinds,
-                max_wait_s=speculation.draft_wait_ms / 1e3,
+                _fallbacks(speculation)[0], max_wait_s=speculation.draft_wait_ms / 1e3
             ),
             local=local,
             device=self._device,

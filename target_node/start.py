@@ -251,6 +251,7 @@ def _lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -
     try:
         node.run()
     finally:
+        node.speculation.close()
         node.control.close()
 
 

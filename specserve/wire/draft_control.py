@@ -53,13 +53,12 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, tag="wanted"):
-    """Send the context of `stream` at positions `start` to `end` - 1, as `Context`."""
+    """Send the context of `stream` from position `start` on, as `Context`."""
 
     draft: Count
     epoch: Epoch
     stream: Identity
     start: Count
-    end: Count
 
 
 FromDraft = Attach | Wanted

@@ -30,7 +30,6 @@ from target_node.draft_links import DraftLinks, DraftPeer
 from target_node.drafting import ColocatedDraft
 from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss, MissPolicy
-from target_node.regime_speeds import Load
 from target_node.speculation import NoSpeculation, SpeculationSource, SynchronousSpeculation
 from tests.target_node.in_process import InProcessTarget
 from tests.target_node.scripted_drafts import CPU, Clock, ControlWire, Drafting, DraftLife
@@ -80,12 +79,10 @@ class AnyMiss(MissPolicy):
     """Any of the kinds, now this one, now that."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(kinds=list(Miss))
+        super().__init__()
         self._source = random.Random(seed)
 
-    def choose(
-        self, load: Load, *, can_wait: bool, is_mixed: bool = False, follows: bool = True
-    ) -> Miss:
+    def choose(self, *, can_wait: bool) -> Miss:
         miss = self._source.choice(list(Miss))
         return miss if can_wait or miss is not Miss.DRAFT_NOW else Miss.SKIP
 
@@ -100,12 +97,16 @@ class InProcessPair(InProcessTarget):
         drafting: Drafting | None = None,
         *,
         miss: Miss | None = None,
+        misses: Collection[Miss] = (),
         auto: bool = False,
         budget: Callable[[], Allocator] = SurvivalBudget,
         max_extension: int = 512,
         **target,
     ) -> None:
-        """`miss`: None: any kind at any time. `auto`: any regime at any time."""
+        """`miss`: None: any kind at any time. `misses`: as measured, of these instead.
+
+        `auto`: any regime at any time.
+        """
         super().__init__(model, **target)
         self.clock = Clock()
         self.drafting = drafting or Drafting()
@@ -136,8 +137,8 @@ class InProcessPair(InProcessTarget):
         lookup = NgramDrafter(gamma=drafter.gamma, shortest=1)
         self._here = self._colocated(make_drafter())
         drafts = {Miss.NGRAM: self._colocated(lookup), Miss.DRAFT_HERE: self._here}
-        is_any = miss is None and not auto  # `auto` tells which
-        self.policy = AnyMiss(self.drafting.seed) if is_any else MissPolicy(fixed=miss)
+        is_any = not (miss or misses or auto)  # those tell which
+        self.policy = AnyMiss(self.drafting.seed) if is_any else MissPolicy(miss or Miss.SKIP)
         self.asynchronous = AsynchronousSpeculation(
             self.links,
             admission=self._admission(drafter.gamma),
@@ -147,7 +148,11 @@ class InProcessPair(InProcessTarget):
             device=CPU,
         )
         self.chooser: ScriptedChooser | None = None
-        self.speculation = self._auto() if auto else self.asynchronous
+        self.speculation: SpeculationSource = self.asynchronous
+        if auto:
+            self.speculation = self._auto()
+        elif misses:
+            self.speculation = self._measured(misses)
         self.node.speculation = self.speculation
         self.clock.on_sleep = self._step_drafts
         self._stack = ExitStack()
@@ -191,6 +196,11 @@ class InProcessPair(InProcessTarget):
             draft.step()
 
     # --- parts -----------------------------------------------------------------------------------
+
+    def _measured(self, misses: Collection[Miss]) -> AutoSpeculation:
+        names = {f"async {miss}": miss for miss in misses}
+        regimes = dict.fromkeys(names, self.asynchronous)
+        return AutoSpeculation(regimes, self.sampler.rule, names, self.policy)
 
     def _auto(self) -> AutoSpeculation:
         draft, misses = self._here, {f"async {miss}": miss for miss in Miss}

@@ -7,11 +7,18 @@ hits depends on what its round before was.
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import SimpleNamespace
 from typing import NamedTuple
+from unittest import mock
 
+import target_node.auto
+import target_node.miss_policy
+from target_node.auto import AutoSpeculation
 from target_node.miss_policy import Miss, MissPolicy
-from target_node.regime_speeds import Load
+from target_node.speculation import NoSpeculation
+from tests.scripted_time import ScriptedTime
+from tests.target_node.recorded_regimes import decoding_row
 
 _PASSAGE = 24  # rounds of a text that are about alike
 _SCATTER = 0.25  # standard deviation of what a passage makes of drafts
@@ -29,15 +36,27 @@ class After(NamedTuple):
 Life = Mapping[Miss | None, After]  # None: a hit
 
 
-class SimulatedLives:
-    """Rows one after another, under a policy of their own."""
+class _Drafts(NoSpeculation):
+    """Draft processes, of which nothing is asked but whether there are any."""
 
-    def __init__(self, life: Life, seed: int, num_rows: int = 1, **options) -> None:
-        self.policy = MissPolicy(kinds={Miss.NGRAM, Miss.DRAFT_HERE}, **options)
+    num_drafts_attached = 1
+
+
+class SimulatedLives:
+    """Rows one after another, whose misses `AutoSpeculation` chooses a fall-back for."""
+
+    def __init__(self, life: Life, seed: int, misses: Collection[Miss] = tuple(Miss)) -> None:
+        self.clock = ScriptedTime()
+        self.policy = MissPolicy()
+        self.drafts = _Drafts()
+        regimes = {str(miss): self.drafts for miss in misses}
+        rule_of = lambda sequence: sequence.request.rule  # noqa: E731
+        named = {str(miss): miss for miss in misses}
+        self.auto = AutoSpeculation(regimes, rule_of, named, self.policy)
         self.chosen: Counter[Miss] = Counter()  # by round
-        self.can_wait = True
         self.life = life
-        self._load = Load.of(num_rows, "greedy")
+        self.rows = [decoding_row()]
+        self.is_late = False  # whether drafts answer in the next round
         self._random = random.Random(seed)
         self._before: Miss | None = None
         self._passage = 0.0
@@ -53,25 +72,34 @@ class SimulatedLives:
         return self.num_tokens / self.seconds
 
     def rounds(self, number: int) -> None:
-        for _ in range(number):
-            self._round()
+        with (
+            mock.patch.object(target_node.auto, "time", self.clock),
+            mock.patch.object(target_node.miss_policy, "time", self.clock),
+        ):
+            for _ in range(number):
+                self._round()
 
     def _round(self) -> None:
         source, kept = self._random, 1 - 1 / _PASSAGE
         scatter = _SCATTER * math.sqrt(1 - kept * kept)
         self._passage = kept * self._passage + source.gauss(0, scatter)
-        miss = self.policy.choose(self._load, can_wait=self.can_wait)
+        self.auto.tend()
+        self.auto.attach(self.rows)
+        if self.is_late:
+            self.policy.heard()
+        miss = self.policy.choose(can_wait=self.drafts.num_drafts_attached > 0)
         self.chosen[miss] += 1
         hits = self.life[self._before].hits + 0.2 * self._passage
         became = None if source.random() < min(0.97, max(0.0, hits)) else miss
         round_ = self.life[became]
         num_tokens = self._draw(1 + (round_.tokens - 1) * math.exp(self._passage))
         seconds = round_.round_s * math.exp(source.gauss(0, 0.08))
+        self.clock.now_s += seconds
         if became is Miss.DRAFT_NOW:
             self.policy.waited(in_vain=round_.tokens == 1)
         elif became is None:
             self.policy.heard()
-        self.policy.observe(num_tokens, seconds)
+        self.auto.observe(self.rows, [SimpleNamespace(token_ids=[0] * num_tokens)])
         self._before = became
         self.num_tokens += num_tokens
         self.seconds += seconds

@@ -26,7 +26,7 @@ class Drafted(Recording):
         self.done: list[Miss] = []
 
     def attach(self, rows):
-        self.done.append(self.policy.choose(Load.of(len(rows), "coupled"), can_wait=True))
+        self.done.append(self.policy.choose(can_wait=True))
         return super().attach(rows)
 
     def status(self):
@@ -172,3 +172,67 @@ def test_what_runs_while_another_prepares_can_be_run(make_service):
     service.tokens["sync"] = 2
     service.round()
     assert chooser.left_out == {"sync", *MISSES}
+
+
+def alone_service(make_service, misses=MISSES) -> Service:
+    """`--speculation async`: whatever runs, draft processes draft for it."""
+    service = make_service(misses=misses)
+    service.source = auto(dict.fromkeys(misses, service.drafted), misses, service.policy)
+    del service.tokens["off"]
+    return service
+
+
+def test_async_alone_chooses_among_what_to_do_about_misses(make_service):
+    service = alone_service(make_service)
+    service.learn(skip=2, draft_now=4)
+    assert service.rounds(100).count("async draft_now") > 75
+    service.learn(skip=6, draft_now=4)
+    assert service.rounds(100).count("async skip") > 75
+    assert service.source.status().speculation_regime == "async"
+
+
+def test_async_alone_goes_on_without_drafts_and_nothing_is_forgotten_meanwhile(make_service):
+    service = alone_service(make_service)
+    service.learn(skip=2, draft_now=4)
+    chooser, load = service.source._chooser, Load.of(1, "coupled")
+    speed = chooser.speed(load, "async skip")
+    service.drafted.num_drafts_attached = 0
+    service.tokens["async skip"] = 1
+    assert set(service.rounds(300)) == {"async skip"}
+    assert chooser.speed(load, "async skip") == pytest.approx(speed)
+    service.drafted.num_drafts_attached = 1
+    assert service.rounds(60).count("async draft_now") > 30
+
+
+def test_async_alone_waits_for_nobody_who_is_silent(make_service):
+    service = alone_service(make_service)
+    service.learn(skip=2, draft_now=4)
+    assert "async draft_now" in service.rounds(40)
+    service.policy.waited(in_vain=True)
+    assert set(service.rounds(90)) == {"async skip"}
+    service.policy.heard()
+    assert service.rounds(60).count("async draft_now") > 30
+
+
+def test_loads_are_kept_apart(make_service):
+    """Waiting pays for one row and not where one of four holds up the others."""
+    service = alone_service(make_service)
+    one, four = [decoding_row()], [decoding_row() for _ in range(4)]
+    chosen: dict[int, list[str]] = {1: [], 4: []}
+    for turn in range(3000):
+        service.rows = four if turn // 60 % 2 else one
+        service.tokens = (
+            {"async skip": 2, "async draft_now": 4}
+            if service.rows is one
+            else {"async skip": 12, "async draft_now": 8}
+        )
+        chosen[len(service.rows)].append(service.round())
+    assert chosen[1][-600:].count("async draft_now") > 500
+    assert chosen[4][-600:].count("async skip") > 500
+
+
+def test_nothing_is_tried_while_prompts_are_read(make_service):
+    service = alone_service(make_service)
+    service.rounds(200)
+    service.rows = [*(decoding_row() for _ in range(3)), decoding_row(is_decoding=False)]
+    assert len(set(service.rounds(300))) == 1

@@ -65,7 +65,7 @@ class FakeDraft:
         assert eventually(lambda: self._control.send(attach))
 
     def want(self, epoch: int) -> None:
-        wanted = Wanted(draft=self._index, epoch=epoch, stream=7, start=3, end=9)
+        wanted = Wanted(draft=self._index, epoch=epoch, stream=7, start=3)
         assert eventually(lambda: self._control.send(wanted))
 
     def beat(self) -> None:

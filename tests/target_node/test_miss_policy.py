@@ -4,11 +4,10 @@ from statistics import mean
 
 import pytest
 
+import target_node.miss_policy
 from target_node.miss_policy import Miss, MissPolicy
-from target_node.regime_speeds import Load
+from tests.scripted_time import ScriptedTime
 from tests.target_node.simulated_lives import After, SimulatedLives
-
-ONE, FOUR = Load.of(1, "greedy"), Load.of(4, "greedy")
 
 # As measured beside a target of 30M parameters on two cores, one row, and as with 100M.
 SMALL_DRAWN = {
@@ -50,7 +49,7 @@ def lives_of(life, seeds=range(8), **options):
 def best_speed(life) -> float:
     speeds: list[float] = []
     for miss in Miss:
-        lives = lives_of(life, fixed=miss)
+        lives = lives_of(life, misses=[miss])
         for each in lives:
             each.rounds(5000)
         speeds.append(mean(each.speed for each in lives))
@@ -90,49 +89,48 @@ def test_what_leads_to_hits_is_worth_more_than_its_own_round():
 
 def test_nobody_waits_for_a_draft_that_is_not_there():
     (each,) = lives_of(SMALL_GREEDY, [0])
-    each.can_wait = False
+    each.drafts.num_drafts_attached = 0
     each.rounds(1000)
     assert each.chosen[Miss.DRAFT_NOW] == 0
-    fixed = MissPolicy(fixed=Miss.DRAFT_NOW)
-    assert fixed.choose(ONE, can_wait=False) is Miss.SKIP
-    assert fixed.choose(ONE, can_wait=True) is Miss.DRAFT_NOW
+    fixed = MissPolicy(Miss.DRAFT_NOW)
+    assert fixed.choose(can_wait=False) is Miss.SKIP
+    assert fixed.choose(can_wait=True) is Miss.DRAFT_NOW
 
 
 def test_what_pays_beside_a_draft_process_is_another_matter_without_one():
     alone = SMALL_DRAWN | {Miss.DRAFT_HERE: After(2.98, 0.03, 0.0), None: After(3.05, 0.0054, 0.0)}
     for each in lives_of(SMALL_DRAWN | {Miss.DRAFT_NOW: After(1.5, 0.0078, 0.48)}, range(4)):
         each.rounds(1500)
-        with_draft, each.life, each.can_wait = each.life, alone, False
+        with_draft, each.life, each.drafts.num_drafts_attached = each.life, alone, 0
         each.rounds(300)
         each.forget()
         each.rounds(700)
         assert each.chosen[Miss.SKIP] + each.chosen[Miss.NGRAM] > 600
-        each.life, each.can_wait = with_draft, True
+        each.life, each.drafts.num_drafts_attached = with_draft, 1
         each.forget()
         each.rounds(200)
         assert each.chosen[Miss.DRAFT_HERE] > 120  # at once: it is known from before
 
 
 @pytest.mark.parametrize("miss", Miss)
-def test_a_fixed_policy_is_always_the_same(miss):
-    (each,) = lives_of(SMALL_GREEDY, [0], fixed=miss)
-    each.rounds(256)
-    assert set(each.chosen) == {miss}
-
-
-def test_who_decides_elsewhere_is_obeyed_as_far_as_can_be():
-    """And nobody waits again for a draft that has not answered."""
-    policy = MissPolicy(kinds={Miss.DRAFT_HERE, Miss.NGRAM})
-    for miss in (Miss.DRAFT_HERE, Miss.SKIP, Miss.NGRAM, Miss.DRAFT_NOW):
-        policy.tell(miss)
-        for _ in range(40):
-            assert policy.choose(ONE, can_wait=True) is miss
-            policy.observe(1, 0.01)
-    assert policy.choose(ONE, can_wait=False) is Miss.SKIP
-    policy.waited(in_vain=True)
-    assert policy.choose(ONE, can_wait=True) is Miss.SKIP
-    policy.heard()
-    assert policy.choose(ONE, can_wait=True) is Miss.DRAFT_NOW
+def test_what_was_told_is_done_as_far_as_can_be(miss, monkeypatch):
+    """And nobody waits again for a draft that has not answered, before a second has passed."""
+    clock = ScriptedTime()
+    monkeypatch.setattr(target_node.miss_policy, "time", clock)
+    told, waits = MissPolicy(), miss is Miss.DRAFT_NOW
+    told.tell(miss)
+    for policy in (MissPolicy(miss), told):
+        assert policy.choose(can_wait=True) is miss
+        assert policy.choose(can_wait=False) is (Miss.SKIP if waits else miss)
+        for pause_s, becomes_heard in ((0.5, True), (1.5, False)):
+            policy.waited(in_vain=True)
+            assert policy.choose(can_wait=True) is (Miss.SKIP if waits else miss)
+            clock.now_s += pause_s
+            if becomes_heard:
+                policy.heard()
+            assert policy.choose(can_wait=True) is miss
+        policy.waited(in_vain=False)
+        assert policy.choose(can_wait=True) is miss
 
 
 def test_a_draft_that_never_answers_is_waited_for_seldom():
@@ -159,64 +157,9 @@ def test_nor_is_one_that_answers_too_late():
     }
     life[Miss.DRAFT_NOW] = After(1.0, 0.055, 0.0)
     for each in lives_of(life, range(4)):
-        num_waits = 0
+        num_waits, each.is_late = 0, True
         for _ in range(3000):
             before = each.seconds
             each.rounds(1)
             num_waits += each.seconds - before > 0.04
-            each.policy.heard()
         assert 1 <= num_waits <= 12
-
-
-def test_while_a_draft_is_silent_the_best_of_the_others_runs():
-    policy = MissPolicy(fixed=None, kinds={Miss.DRAFT_HERE})
-    chosen = []
-    for _ in range(400):
-        chosen.append(policy.choose(ONE, can_wait=True))
-        if chosen[-1] is Miss.DRAFT_NOW:
-            policy.waited(in_vain=len(chosen) > 200)
-        policy.observe(3, 0.004 if chosen[-1] is Miss.DRAFT_NOW else 0.006)
-    assert chosen[150:200].count(Miss.DRAFT_NOW) > 25
-    assert chosen[201:].count(Miss.DRAFT_NOW) == 0
-    policy.heard()
-    after = [policy.choose(ONE, can_wait=True) for _ in range(20)]
-    assert after.count(Miss.DRAFT_NOW) > 10
-
-
-def test_loads_are_kept_apart():
-    """Waiting pays for one row and not where one of four holds up the others."""
-    policy = MissPolicy(kinds=())
-    chosen = {ONE: [], FOUR: []}
-    for turn in range(3000):
-        load = FOUR if turn // 60 % 2 else ONE
-        chosen[load].append(policy.choose(load, can_wait=True))
-        waits = chosen[load][-1] is Miss.DRAFT_NOW
-        policy.observe(
-            *((3, 0.006) if waits else (1, 0.004))
-            if load is ONE
-            else ((9, 0.014) if waits else (8, 0.008))
-        )
-    assert chosen[ONE][-600:].count(Miss.DRAFT_NOW) > 500
-    assert chosen[FOUR][-600:].count(Miss.SKIP) > 500
-
-
-def test_nothing_is_tried_while_prompts_are_read():
-    policy = MissPolicy(kinds={Miss.DRAFT_HERE})
-    for _ in range(600):
-        policy.choose(ONE, can_wait=True)
-        policy.observe(3, 0.006)
-    mixed = {policy.choose(FOUR, can_wait=True, is_mixed=True) for _ in range(300)}
-    assert len(mixed) == 1
-
-
-def test_rounds_after_a_pause_say_what_beginning_takes():
-    """Other regimes ran in between: contexts catch up, tables are empty."""
-    policy = MissPolicy(kinds=())
-    for _ in range(400):
-        policy.choose(ONE, can_wait=False)
-        policy.observe(2, 0.005)
-    speed = policy._choosers[False].speed(ONE, Miss.SKIP)
-    for turn in range(200):
-        policy.choose(ONE, can_wait=False, follows=turn % 10 != 0)
-        policy.observe(2, 0.009 if turn % 10 < 2 else 0.005)
-    assert policy._choosers[False].speed(ONE, Miss.SKIP) == pytest.approx(speed, rel=0.01)

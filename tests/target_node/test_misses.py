@@ -74,16 +74,17 @@ def test_nobody_waits_beside_a_row_that_has_its_block(models):
     had_blocks: dict[bool, list[int]] = {True: [], False: []}  # by whether the rows waited
     with pair_of(models, drafting=Drafting(pace=(0, 12)), miss=Miss.DRAFT_NOW) as pair:
         after_miss, draft_now = pair.asynchronous._after_miss, pair.asynchronous._draft_now
-        waited = []
+        waited, chosen, choose = [], [], pair.policy.choose
 
         def seen(rows, missed, num_hits):
             waited.clear()
             found = after_miss(rows, missed, num_hits)
-            if pair.asynchronous._miss is Miss.DRAFT_NOW:  # a draft may be silent, or gone
+            if chosen[-1] is Miss.DRAFT_NOW:  # a draft may be silent, or gone
                 had_blocks[bool(waited)].append(num_hits)
             return found
 
         pair.asynchronous._after_miss = seen
+        pair.policy.choose = lambda **asked: chosen.append(choose(**asked)) or chosen[-1]
         pair.asynchronous._draft_now = lambda missed: waited.append(1) or draft_now(missed)
         for number in range(4):
             fields = {"seed": number, "temperature": 1.0, "ignore_eos": True}

@@ -35,7 +35,7 @@ LIMITS = LinkLimits(
     vocab_size=100, gamma=4, feature_size=3, max_positions=50, max_rows=4, max_kept=8
 )
 ATTACH = Attach(draft=0, pid=7, drafter="dspark", gamma=4, feature_size=3)
-WANTED = Wanted(draft=1, epoch=2, stream=2**63 - 1, start=0, end=9)
+WANTED = Wanted(draft=1, epoch=2, stream=2**63 - 1, start=0)
 ATTACHED = Attached(epoch=1, vocab_size=100, max_positions=50, max_rows=4, max_kept=8)
 CONTEXT = Context(epoch=1, stream=3, start=4, token_ids=[5, 6], features=bytes(range(24)))
 FREE = Free(epoch=1, streams=[1, 2**63 - 1])
