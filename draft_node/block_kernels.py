@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draft_node import step_kernels
-from draft_node.step_kernels import Drawn, Head, draw
+from draft_node.step_kernels import Drawn, Head, draw, room_of
 from specserve import compiled
 from specserve.compiled_sources import key_of
 from specserve.decoding.race import Race
@@ -39,7 +39,7 @@ def _draw_slots(logits: Array, anchor_ids: Array, markov: Markov, draws: Race, d
     embedding, head = markov.embedding, markov.head
     before = np.empty((num_blocks, embedding.shape[1]), np.float32)
     biases = np.empty((num_blocks, markov.width), np.float32)
-    room, previous = np.empty(num_tokens, np.int64), anchor_ids.copy()
+    room, previous = room_of(num_tokens, draws), anchor_ids.copy()
     for slot in range(num_slots):
         for block in range(num_blocks):
             before[block] = embedding[previous[block]]

@@ -54,6 +54,9 @@ class Saguaro:
         def take(self, law: DraftLaw) -> None:
             self.inner.take(law)
 
+        def note(self, token_ids: Tensor) -> None:
+            self.inner.note(token_ids)
+
 
 def prepared_per_slot(fan_out: int, gamma: int) -> int:
     """F: how many outcomes a slot gets on average, at least 1."""

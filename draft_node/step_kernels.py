@@ -18,6 +18,7 @@ from specserve.address_call import call
 from specserve.compiled_sources import key_of
 from specserve.decoding.law_kernels import draw_of_likeliest
 from specserve.decoding.race import COUPLED, GREEDY, Race
+from specserve.decoding.shaping_kernels import ShapingRoom, room_for, shaped_row
 from specserve.model.forward_job import Thread
 from specserve.model.layer_kernels import DONE, PENDING, multiply
 from specserve.noise_kernel import first_of, largest
@@ -79,6 +80,13 @@ class Ending(NamedTuple):
     chances: Array  # [B]
 
 
+class Room(NamedTuple):
+    """For one draw."""
+
+    orders: Array  # int64 [V]
+    shaping: ShapingRoom
+
+
 class ChainJob(NamedTuple):
     """A draft call of B chains."""
 
@@ -104,18 +112,26 @@ def _confidence(logits: Array, slot: int, by: Confidence) -> np.float32:
 
 
 @part
-def draw(logits: Array, slot: int, chain: int, by: Race, drawn: Drawn, room: Array) -> int:
+def room_of(num_tokens: int, by: Race) -> Room:
+    return Room(np.empty(num_tokens, np.int64), room_for(num_tokens, by.fields))
+
+
+@part
+def draw(logits: Array, slot: int, chain: int, by: Race, drawn: Drawn, room: Room) -> int:
     """A token; -1 where a law to draw from is not to be had."""
+    if len(by.fields.temperatures):
+        drafted = drawn.token_ids[:slot, chain].copy()
+        logits = shaped_row(logits, chain, drafted, by.fields, room.shaping)
     if by.kind == GREEDY:
         return first_of(logits, largest(logits))
     noise, scale = by.noise[by.places[chain, slot]], by.scales[chain]
     if by.kind == COUPLED:
-        times, sign = room.view(np.float32)[: len(logits)], by.signs[chain]
+        times, sign = room.orders.view(np.float32)[: len(logits)], by.signs[chain]
         for token in range(len(logits)):
             times[token] = noise[token] * sign + logits[token] * scale
         return first_of(times, largest(times))
     law = drawn.law_ids[slot, chain], drawn.law_probs[slot, chain]
-    return draw_of_likeliest(logits, scale, noise, law[0], law[1], room)
+    return draw_of_likeliest(logits, scale, noise, law[0], law[1], room.orders)
 
 
 @part
@@ -132,11 +148,11 @@ def _look(
 
 
 @part
-def _draw(slot: int, draws: Race, drawn: Drawn, room: Array) -> int:
-    """A token of every chain, out of len(room) ones."""
+def _draw(slot: int, draws: Race, drawn: Drawn, num_tokens: int, room: Room) -> int:
+    """A token of every chain."""
     by_chain = drawn.logits[min(slot, len(drawn.logits) - 1)]
     for chain in range(len(by_chain)):
-        token = draw(by_chain[chain][: len(room)], slot, chain, draws, drawn, room)
+        token = draw(by_chain[chain][:num_tokens], slot, chain, draws, drawn, room)
         if token < 0:
             return NO_LAW
         drawn.token_ids[slot, chain] = token
@@ -202,7 +218,7 @@ def _entry(sources: int) -> Callable[..., tuple[int, int, bool]]:
         """
         num_tokens, most = sizes
         passes, sure, drawn = job.passes, job.sure, job.drawn
-        room = np.empty(num_tokens, np.int64)
+        room = room_of(num_tokens, job.draws)
         if not sources:
             return BROKE_OFF, first_slot, False
         for token_ids in (job.anchor_ids, passes.entering_ids):
@@ -217,7 +233,7 @@ def _entry(sources: int) -> Callable[..., tuple[int, int, bool]]:
             _look(slot, hidden, job.head, sure, drawn, num_tokens)
             # Before the draw, so that what is drawn cannot decide whether it will be verified.
             goes_on = _goes_on(slot, sure, drawn, job.ending, _now_s(clock_gettime))
-            made = _draw(slot, job.draws, drawn, room)
+            made = _draw(slot, job.draws, drawn, num_tokens, room)
             if made != MADE or not goes_on:
                 return made, slot + 1, goes_on
         return MADE, most, False

@@ -58,6 +58,8 @@ class Recorder:
 
     def take(self, law: DraftLaw) -> None: ...
 
+    def note(self, token_ids: torch.Tensor) -> None: ...
+
     @property
     def logits(self) -> torch.Tensor:
         """[G, DV] of the first block."""

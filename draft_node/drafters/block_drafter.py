@@ -157,6 +157,8 @@ class BlockDrafter:
         drawn = [] if at_once is None else [at_once]
         confidences: list[Tensor] = []
         run, first = head.begin(hidden, base_logits), sum(part.shape[1] for part in drawn)
+        if at_once is not None and first < self.gamma:
+            drawing.note(at_once)
         previous_ids = drawn[0][:, -1] if first else batch.anchor_ids
         for slot in range(first, self.gamma):
             has_bias = at_once is not None and slot == first

@@ -58,7 +58,7 @@ class CompiledSteps:
             np.empty((most, num_chains, num_kept), np.int64),
             np.empty((most, num_chains, num_kept), np.float32),
         )
-        self._num_laws = 0  # that the drawing has kept
+        self._num_kept = 0  # steps that the drawing has heard of
 
     def run(self, ending: ChainEnding) -> SpeculationBatch:
         """As of `ChainSteps`."""
@@ -75,7 +75,6 @@ class CompiledSteps:
         rest = job, (self._num_tokens, chains.most), _CLOCK_GETTIME
         made, count, goes_on = step_kernels.draft_chains(0, *rest)
         while made == step_kernels.NO_LAW:
-            self._keep_laws(count - 1)
             self._draw_by_torch(count - 1)
             if not goes_on or count == chains.most:
                 break
@@ -91,16 +90,19 @@ class CompiledSteps:
         """Of the steps so far that nobody has kept one of yet."""
         drawn, drawing = self._drawn, self._chains.drawing
         if drawn.law_ids.shape[2]:
-            for slot in range(self._num_laws, num_steps):
+            for slot in range(self._num_kept, num_steps):
                 ids, probs = drawn.law_ids[slot], drawn.law_probs[slot]
                 drawing.take(DraftLaw(torch.from_numpy(ids), torch.from_numpy(probs)))
-        self._num_laws = num_steps
+        self._num_kept = num_steps
 
     def _draw_by_torch(self, slot: int) -> None:
+        known = np.ascontiguousarray(self._drawn.token_ids[self._num_kept : slot].T)
+        self._chains.drawing.note(torch.from_numpy(known))
+        self._keep_laws(slot)
         logits = self._logits()[:, min(slot, len(self._drawn.logits) - 1)]
         token_ids = self._chains.drawing.draw(slot, logits[:, None])  # which keeps the law, too
         self._drawn.token_ids[slot] = token_ids[:, 0].numpy()
-        self._num_laws = slot + 1
+        self._num_kept = slot + 1
 
     def _logits(self) -> Tensor:
         """[B, slots, V]"""

@@ -99,6 +99,10 @@ class Drawing(Protocol):
         """The laws [B] of a slot that was drawn so, if the rule needs any."""
         ...
 
+    def note(self, token_ids: Tensor) -> None:
+        """Tokens [B, S] of slots that were drawn so: `draw` goes on behind them."""
+        ...
+
 
 class DrawingRule(Protocol):
     def begin(self, layout: BlockLayout) -> Drawing: ...
@@ -124,6 +128,8 @@ class Greedy:
             return Race.greedy() if self.target_ids is None else None
 
         def take(self, law: DraftLaw) -> None: ...
+
+        def note(self, token_ids: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,8 @@ class Coupled:
             )
 
         def take(self, law: DraftLaw) -> None: ...
+
+        def note(self, token_ids: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -277,6 +285,8 @@ class Sampled:
 
         def take(self, law: DraftLaw) -> None:
             self.laws.append(law)
+
+        def note(self, token_ids: Tensor) -> None: ...
 
 
 def _arg_max(scores: Tensor) -> Tensor:

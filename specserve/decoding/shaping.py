@@ -10,14 +10,16 @@ Confidences are not touched: they are known before, and are those of the drafter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from specserve.decoding.batch import LogitEdits, SamplingBatch
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import BlockLayout, Drawing, DrawingRule, likeliest
 from specserve.decoding.logit_edits import apply_edits
-from specserve.decoding.race import Race
+from specserve.decoding.race import Fields, Listed, Race
 from specserve.decoding.state import SamplingState
 
 _NUM_CANDIDATES = 512  # tokens among which a nucleus is looked for; a larger one is not cut
@@ -67,10 +69,19 @@ class Shaped:
             return self.inner.law()
 
         def race(self) -> Race | None:
-            return None
+            race, fields = self.inner.race(), _fields_of(self.states)
+            lists = fields.seen, fields.bias, fields.held
+            ids = np.concatenate([each.ids for each in lists])
+            # Nobody looks at an index later on.
+            are_there = not len(ids) or 0 <= ids.min() <= ids.max() < self.layout.vocab_size
+            return race._replace(fields=fields) if race is not None and are_there else None
 
         def take(self, law: DraftLaw) -> None:
             self.inner.take(law)
+
+        def note(self, token_ids: Tensor) -> None:
+            self._advance(token_ids)
+            self.inner.note(token_ids)
 
         def _advance(self, token_ids: Tensor) -> None:
             """Penalties and `min_tokens` know the drafted tokens before."""
@@ -80,6 +91,31 @@ class Shaped:
                 for token_id in drawn:
                     state.append(token_id)
             self.shape = None
+
+
+def _fields_of(states: Sequence[SamplingState]) -> Fields:
+    """For compiled draws; `states` [B] are those of each block's first token."""
+    cuts, penalties, seen, bias, held = [], [], [], [], []
+    for state in states:
+        own = state.params
+        cuts.append((0, 1, 0) if state.is_greedy else (own.top_k, own.top_p, own.min_p))
+        penalties.append((own.repetition_penalty, own.frequency_penalty, own.presence_penalty))
+        table, num_held = state.penalties, own.min_tokens - state.num_generated
+        seen.append(((), ()) if table is None else (table.ids, table.counts))
+        bias.append((state.bias_ids, state.bias_values))
+        ids = state.forbidden_ids
+        held.append((ids, [num_held] * len(ids)))
+    temperatures = np.array([state.temperature for state in states], np.float32)
+    cuts_and_penalties = np.array(cuts, np.float64), np.array(penalties, np.float64)
+    return Fields(temperatures, *cuts_and_penalties, _listed(seen), _listed(bias), _listed(held))
+
+
+def _listed(of_blocks: Sequence[tuple[ArrayLike, ArrayLike]]) -> Listed:
+    """Tokens and their numbers, by block."""
+    ids = [np.asarray(block_ids, np.int64) for block_ids, _ in of_blocks]
+    values = [np.asarray(block_values, np.float64) for _, block_values in of_blocks]
+    starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+    return Listed(starts, np.concatenate(ids), np.concatenate(values))
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from draft_node.drafters.compiled_blocks import CompiledDraws
 from draft_node.drafters.markov_head import GatedHead, VanillaHead
 from specserve.decoding.drawing import BlockLayout, Coupled, Greedy, Sampled
 from specserve.decoding.noise_table import NoiseTable
+from specserve.decoding.shaping import shaped
 from specserve.model.linear import Kernels
 from specserve.noise import OnceKeys
+from tests.draft_node.drafters.requests_fields import SHAPED, states_under
 
 pytest.importorskip("numba")
-RULES = ["greedy", "coupled", "sampled"]
+RULES = ["greedy", "coupled", "sampled", "greedy shaped", "coupled shaped", "sampled shaped"]
 NUM_SLOTS, RANK = 5, 8
 CPU = torch.device("cpu")
 pytestmark = [
@@ -36,6 +38,9 @@ def head_of(num_tokens):
 
 def rule_of(kind, count):
     temperatures = torch.tensor([1.0, 0.4, 0.0, 2.0] * count)[:count]
+    if kind.endswith(SHAPED):
+        rule = rule_of(kind.removesuffix(SHAPED), count)
+        return shaped(rule, states_under(temperatures * (kind != "greedy shaped")))
     numbers = torch.arange(count)
     if kind == "greedy":
         return Greedy()
@@ -79,7 +84,7 @@ def test_tokens_logits_and_laws_are_torchs(kind, num_blocks, num_tokens):
     found, ours, drawing = blocks.at_once()
     assert torch.equal(found, expected)
     torch.testing.assert_close(ours, logits)
-    if kind == "sampled":
+    if kind.startswith("sampled"):
         torch.testing.assert_close(drawing.law().probs, law.probs)
         assert torch.equal(drawing.law().ids, law.ids)
     else:
@@ -115,10 +120,11 @@ class _Batch:
 
 
 @pytest.mark.parametrize("broken", range(NUM_SLOTS))
+@pytest.mark.parametrize("kind", ["sampled", "sampled shaped"])
 @torch.inference_mode()
-def test_from_a_slot_without_a_law_torch_goes_on(broken):
+def test_from_a_slot_without_a_law_torch_goes_on(kind, broken):
     """Logits that are no numbers have none; others of the wave are drawn as they would be."""
-    blocks = Blocks("sampled", 4, 64)
+    blocks = Blocks(kind, 4, 64)
     whole, _, _ = blocks.by_torch()
     blocks.base[2, broken] = torch.nan
     found, _, _ = blocks.at_once()

@@ -22,8 +22,10 @@ from draft_node.drafters.steps import chain_steps
 from draft_node.saguaro import Saguaro
 from specserve.decoding.drawing import BlockLayout, Coupled, Greedy, Sampled
 from specserve.decoding.noise_table import NoiseTable
+from specserve.decoding.shaping import shaped
 from specserve.drafting import ContextUpdate, DraftBatch, Worth
 from specserve.noise import OnceKeys
+from tests.draft_node.drafters.requests_fields import SHAPED, states_under
 from tests.draft_node.drafters.test_compiled_passes import LENGTHS, passes_of
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
@@ -31,7 +33,7 @@ pytest.importorskip("numba")
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_STEPS = 5
 CHAINS = [([0], [20]), ([1, 0, 1, 3, 1, 2], [33, 20, 12, 16, 33, 1]), ([1] * 15, [33] * 15)]
-RULES = ["greedy", "coupled", "sampled"]
+RULES = ["greedy", "coupled", "sampled", "greedy shaped", "coupled shaped", "sampled shaped"]
 CONFIDENCE = LawModel(log_max_prob=1.5, entropy=-0.2, biases=[0.5, 0.2])
 
 
@@ -44,6 +46,9 @@ def model(request, tmp_path_factory):
 
 def rule_of(kind, count):
     temperatures = torch.tensor([1.0, 0.4, 0.0, 2.0] * 4)[:count]
+    if kind.endswith(SHAPED):
+        rule = rule_of(kind.removesuffix(SHAPED), count)
+        return shaped(rule, states_under(temperatures * (kind != "greedy shaped")))
     numbers = torch.arange(count)
     if kind == "greedy":
         return Greedy()
@@ -106,7 +111,7 @@ def test_steps_are_those_of_torch(model, kind, rows, lengths, count):
     assert found.token_ids.shape == (len(rows), count)
     torch.testing.assert_close(found.confidences, expected.confidences)
     torch.testing.assert_close(found.logits, expected.logits)
-    if kind == "sampled":
+    if kind.startswith("sampled"):
         assert torch.equal(found.law.ids, expected.law.ids)
         torch.testing.assert_close(found.law.probs, expected.law.probs)
     else:
@@ -174,7 +179,7 @@ def test_a_slot_without_a_law_is_drawn_by_torch_from_its_own_logits(
     found = drawn_by(CompiledSteps, model, rule_of(kind, 6), rows, lengths, **options)
     assert refused == [0, 2, 4]
     assert torch.equal(found.token_ids, expected.token_ids)
-    if kind == "sampled":
+    if kind.startswith("sampled"):
         assert torch.equal(found.law.ids, expected.law.ids)
 
 
