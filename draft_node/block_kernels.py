@@ -53,6 +53,8 @@ def _draw_slots(logits: Array, anchor_ids: Array, markov: Markov, draws: Race, d
             if token < 0:
                 return slot
             drawn.token_ids[slot, block] = token
+        for block in range(len(room.shaping.rows)):  # not before all of them are drawn
+            logits[block, slot] = room.shaping.rows[block]
         previous[:] = drawn.token_ids[slot]
     return num_slots
 

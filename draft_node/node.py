@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from draft_node.fields import FollowedFields
 from draft_node.presolve import Presolve
 from draft_node.stream import Segment
 from draft_node.streams import Streams
@@ -23,6 +24,7 @@ from specserve.wire.draft_control import (
     Attached,
     Context,
     DraftControlDraft,
+    Fields,
     Free,
     ToDraft,
     Wanted,
@@ -111,10 +113,14 @@ class DraftNode:
         match message:
             case Attached():
                 self._attach(message)
-            case Context() | Free() if self._link is None or message.epoch != self._link.epoch:
+            case Context() | Fields() | Free() if (
+                self._link is None or message.epoch != self._link.epoch
+            ):
                 log.debug("dropped a message of epoch %d", message.epoch)
             case Context():
                 self._take_context(message)
+            case Fields():
+                self._take_fields(message)
             case Free(streams=streams):
                 self._free(streams)
 
@@ -152,6 +158,14 @@ class DraftNode:
             log.warning("dropped a context of stream %d that fits nothing", message.stream)
             return
         self.streams.take_context(message.stream, Segment(message.start, *arrays))
+
+    def _take_fields(self, message: Fields) -> None:
+        assert self._limits is not None
+        fields = FollowedFields.of(message, self._limits.vocab_size)
+        if fields is None:
+            log.warning("dropped fields of stream %d that name no tokens", message.stream)
+            return
+        self.streams.take_fields(message.stream, fields)
 
     # --- what is asked -----------------------------------------------------------------------
 

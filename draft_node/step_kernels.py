@@ -149,13 +149,16 @@ def _look(
 
 @part
 def _draw(slot: int, draws: Race, drawn: Drawn, num_tokens: int, room: Room) -> int:
-    """A token of every chain."""
+    """A token of every chain. The logits become those that they are drawn from."""
     by_chain = drawn.logits[min(slot, len(drawn.logits) - 1)]
     for chain in range(len(by_chain)):
         token = draw(by_chain[chain][:num_tokens], slot, chain, draws, drawn, room)
         if token < 0:
             return NO_LAW
         drawn.token_ids[slot, chain] = token
+    # All of them, or torch would shape again what is shaped.
+    for chain in range(len(room.shaping.rows)):
+        by_chain[chain][:num_tokens] = room.shaping.rows[chain]
     return MADE
 
 

@@ -6,6 +6,7 @@ Knows no drafter; `streams` does.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from draft_node.fields import FollowedFields
 from specserve.link.messages import Floats, RowReport, Tokens
 
 GRACE_S = 0.005  # context and report come by different ways: the slower one may be near
@@ -52,6 +53,7 @@ class Stream:
     last_heard: int = 0  # rows that had been reported by then
     hole: Hole | None = None  # the one that is waited for
     ask_s: float = 0.0  # when to ask for it
+    fields: FollowedFields | None = None  # the request's own; None: it has none, as far as is known
     num_branches: dict[int, int] = field(default_factory=dict[int, int])  # by round
 
     @property

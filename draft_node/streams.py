@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from draft_node.failures import Failures
+from draft_node.fields import FollowedFields
 from draft_node.stream import Hole, Segment, Stream, due_hole, num_equal
 from specserve.drafting import ContextUpdate, Drafter
 from specserve.errors import Exhausted
@@ -66,6 +67,10 @@ class Streams:
     def take_context(self, number: int, segment: Segment) -> None:
         """Verified tokens outside of reports: a prompt, or an answer to a hole."""
         self._add(self._hear(number), segment)
+
+    def take_fields(self, number: int, fields: FollowedFields) -> None:
+        """The request's own."""
+        self._hear(number).fields = fields
 
     def free(self, numbers: Iterable[int]) -> None:
         """These have ended. For each, a few starved ones may try again, those that waited longest.

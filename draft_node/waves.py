@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draft_node.fields import PLAIN
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.saguaro import Saguaro, factors_of, prepared_per_slot
 from draft_node.speculation_cache import DraftedBlock, SpeculationCache
@@ -22,6 +23,8 @@ from draft_node.stream import Stream
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
 from specserve.decoding.noise_table import NoiseTable
+from specserve.decoding.shaping import shaped
+from specserve.decoding.state import SamplingState
 from specserve.drafting import DraftBatch, Drafter, SpeculationBatch, Worth
 from specserve.link.frames import MAX_BLOCKS
 from specserve.link.messages import BlockKey, Push, RowReport
@@ -72,6 +75,14 @@ class Branch:
     key: BlockKey
     gap: tuple[int, ...]  # tokens in flight before the anchor: none for a root
     chance: float = 1.0  # that the target asks for it
+
+    @property
+    def state(self) -> SamplingState:
+        """The request's fields at the block's first token."""
+        stream, more = self.stream, (*self.gap, self.key.anchor_id)
+        if stream.fields is None:
+            return PLAIN
+        return stream.fields.behind(stream.token_ids, self.report.position, more)
 
     @property
     def is_root(self) -> bool:
@@ -150,6 +161,7 @@ class WaveDrafter:
         degrees = [max(0.0, branch.report.temperature) for branch in branches]
         temperatures = torch.tensor(degrees, dtype=torch.float32, device=self._device)
         rule = (self._sampled if by_ratio else self._coupled)(branches, temperatures)
+        rule = shaped(rule, [branch.state for branch in branches])
         is_foreseen = any(branch.kind.shares_noise for branch in branches)
         keep_logits = not by_ratio or is_foreseen or self._settings.saguaro_c is not None
         batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 
+from specserve.decoding.state import SamplingState
 from specserve.decoding.verification.admission import Allocator
 from specserve.drafting import Worth
 from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
 from target_node.budget import AcceptanceHistory, survival_of
 from target_node.drafting import RowToDraft, needs_law
-from target_node.judging import judging_of
 from target_node.round_prices import RoundPrices
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
@@ -81,10 +81,11 @@ class Admission:
 
     def to_draft(self, row: Row) -> RowToDraft:
         sequence = row.sequence
-        return RowToDraft(sequence, self._sampler.state(sequence), self._sampler.rule(sequence))
+        return RowToDraft(sequence, self.state(sequence), self._sampler.rule(sequence))
 
-    def judging_of(self, sequence: Sequence) -> str:
-        return judging_of(sequence, self._sampler.rule(sequence))
+    def state(self, sequence: Sequence) -> SamplingState:
+        """At the sequence's next token."""
+        return self._sampler.state(sequence)
 
     def needs_law(self, row: Row) -> bool:
         return needs_law(self.to_draft(row))

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from specserve.decoding.shaping import is_shaped
 from specserve.link.frames import MAX_FRAME_BYTES
 from specserve.link.messages import Floats, Report, RowReport
-from specserve.wire.draft_control import Context, feature_bytes
+from specserve.wire.draft_control import Context, Fields, feature_bytes
 from target_node.admission import Admission
 from target_node.draft_links import DraftLinks, DraftPeer
 from target_node.feature_cache import FeatureCache, Span
@@ -120,7 +121,24 @@ class Reporter:
         """From which position on the peer has to be told; who was told before may forget."""
         if stream.epoch != peer.epoch:
             self._links.free(stream.epoch, stream.number)
-        return stream.told(peer.epoch)
+        start = stream.told(peer.epoch)
+        if not stream.knows_fields:
+            stream.knows_fields = self._tell_fields(stream, peer)
+        return start
+
+    def _tell_fields(self, stream: Stream, peer: DraftPeer) -> bool:
+        """Whether that is done, or there is nothing to tell."""
+        state = self._admission.state(stream.sequence)
+        if not is_shaped(state):
+            return True
+        message = Fields(
+            epoch=peer.epoch,
+            stream=stream.number,
+            num_prompt=stream.sequence.num_prompt,
+            end_token_ids=state.end_token_ids,
+            sampling=state.params,
+        )
+        return self._links.tell(peer, message)
 
     def report(
         self,

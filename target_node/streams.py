@@ -18,11 +18,12 @@ class Stream:
     sequence: Sequence
     epoch: int = 0  # of the draft that was told; 0: nobody
     num_sent: int = 0  # positions below this were sent to it
+    knows_fields: bool = False  # whether the request's own fields were
 
     def told(self, epoch: int) -> int:
         """From which position on the draft of this epoch has to be told."""
         if epoch != self.epoch:
-            self.epoch, self.num_sent = epoch, 0
+            self.epoch, self.num_sent, self.knows_fields = epoch, 0, False
         return self.num_sent
 
 

@@ -49,7 +49,10 @@ class TorchSteps:
         for _ in range(self._chains.most):
             logits = self._pass()
             goes_on = ending.goes_on(self._last_confidences)
-            self._token_ids.append(self._chains.drawing.draw(len(self._token_ids), logits))
+            slot = len(self._token_ids)
+            self._token_ids.append(self._chains.drawing.draw(slot, logits))
+            if self._kept is not None:
+                self._kept[:, slot] = logits[:, 0]
             if not goes_on:
                 break
         return self._drawn()
@@ -60,8 +63,6 @@ class TorchSteps:
         previous = self._token_ids[-1][:, 0] if slot else chains.batch.anchor_ids
         hidden = chains.passes.run(previous)
         logits = chains.model.lm_head(hidden).float()[:, None]
-        if self._kept is not None:
-            self._kept[:, slot] = logits[:, 0]
         if chains.law_confidence is not None:
             self._confidences.append(chains.law_confidence(slot, logits))
         return logits

@@ -84,7 +84,10 @@ class Drawing(Protocol):
     """The draws of one batch of blocks."""
 
     def draw(self, first_slot: int, logits: Tensor) -> Tensor:
-        """Tokens [B, S] int64 (target ids) from logits [B, S, DV] float32, slots in order."""
+        """Tokens [B, S] int64 (target ids) from logits [B, S, DV] float32, slots in order.
+
+        The logits become those that the tokens are drawn from.
+        """
         ...
 
     def law(self) -> DraftLaw | None:

@@ -4,7 +4,8 @@ Penalties, bias, held-back ends and truncation change the target's law; a draft 
 of them is as exact and guesses worse. Here draft logits are edited and cut before a token is drawn,
 so the law that is drawn from, and shipped, is the one so shaped. What is cut is nearly what the
 target would cut of the same logits: nothing but acceptance depends on it, so it may be cheap.
-Confidences are not touched: they are known before, and are those of the drafter's own law.
+Confidences are not touched: they are known before, and are those of the drafter's own law. What may
+follow instead is told by logits so edited and cut, as the target's next token is drawn from such.
 """
 
 from collections.abc import Sequence
@@ -30,10 +31,11 @@ def shaped(rule: DrawingRule, states: Sequence[SamplingState]) -> DrawingRule:
 
     `rule` itself where no request has any such field.
     """
-    return Shaped(rule, states) if any(map(_is_shaped, states)) else rule
+    return Shaped(rule, states) if any(map(is_shaped, states)) else rule
 
 
-def _is_shaped(state: SamplingState) -> bool:
+def is_shaped(state: SamplingState) -> bool:
+    """Whether the request's fields make another law of what a drafter says."""
     return state.edits_logits or (state.is_truncated and not state.is_greedy)
 
 
@@ -61,7 +63,7 @@ class Shaped:
                 batch = SamplingBatch.build(states, logits.device)
                 self.shape = _Shape(batch.edits, _Cut.of(batch), self.layout)
             rows = self.shape.applied_to(logits.flatten(0, 1))
-            token_ids = self.inner.draw(first_slot, rows.view(logits.shape))
+            token_ids = self.inner.draw(first_slot, logits.copy_(rows.view(logits.shape)))
             self._advance(token_ids)
             return token_ids
 

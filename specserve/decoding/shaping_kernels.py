@@ -3,6 +3,9 @@
 By torch a row is twenty small operations, three times what a step of a chain of a small model
 takes, and most services cut every request by default. Arrays are contiguous, and no index is
 checked here: who calls knows that listed tokens are of the vocabulary.
+
+All tokens are looked at, whatever the logits: how late a draft of the rejection family is must not
+depend on what it drew.
 """
 
 from collections.abc import Callable
@@ -12,7 +15,8 @@ import numpy as np
 
 from specserve import compiled
 from specserve.decoding.race import Fields
-from specserve.decoding.truncation_kernels import keep_possible
+from specserve.decoding.ranks import boundary, boundary_of_mass, orders_of
+from specserve.decoding.truncation_kernels import unit_of, weight_of
 from specserve.noise_kernel import is_bad, largest
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
@@ -24,19 +28,22 @@ def _compiled(function: _Function) -> _Function:
 
 
 class ShapingRoom(NamedTuple):
-    """For one row; of no tokens where nobody has such fields."""
+    """Of nothing where nobody has such fields."""
 
-    row: np.ndarray  # float32 [V]
+    rows: np.ndarray  # float32 [B, V], what a slot's tokens are drawn from
     scaled: np.ndarray  # float32 [V]
     weights: np.ndarray  # float32 [V]
-    ids: np.ndarray  # int64 [V]
+    orders: np.ndarray  # int64 [V]
+    masses: np.ndarray  # int64 [V]
 
 
 @_compiled
 def room_for(num_tokens: int, fields: Fields) -> ShapingRoom:
-    size = num_tokens if len(fields.temperatures) else 0
-    floats = np.empty((3, size), np.float32)
-    return ShapingRoom(floats[0], floats[1], floats[2], np.empty(size, np.int64))
+    num_blocks = len(fields.temperatures)
+    size = num_tokens if num_blocks else 0
+    rows, floats = np.empty((num_blocks, size), np.float32), np.empty((2, size), np.float32)
+    integers = np.empty((2, size), np.int64)
+    return ShapingRoom(rows, floats[0], floats[1], integers[0], integers[1])
 
 
 @_compiled
@@ -69,15 +76,27 @@ def _penalise(
 
 @_compiled
 def _cut(row: np.ndarray, block: int, fields: Fields, room: ShapingRoom) -> None:
-    """Minus infinity for what the target would not draw of these logits."""
+    """Minus infinity for what the target would not draw: see `specserve.decoding.truncation`."""
     most, temperature, cut = largest(row), fields.temperatures[block], fields.cuts[block]
     if is_bad(row, most):
         return
-    for token in range(len(row)):
+    num_tokens, top_k, least, total = len(row), int(cut[0]), np.int64(0), np.int64(0)
+    unit, floor = unit_of(num_tokens), np.float32(cut[2])
+    for token in range(num_tokens):
         room.scaled[token] = (row[token] - most) / temperature + np.float32(0)  # no -0.0
-    keep_possible(room.scaled, int(cut[0]), cut[1], cut[2], room.weights, room.ids)
-    for token in range(len(row)):
-        if not room.weights[token] > np.float32(0):
+        room.weights[token] = weight_of(room.scaled[token])  # pyright: ignore[reportArgumentType]
+    orders_of(room.scaled, room.orders)
+    if 0 < top_k < num_tokens:
+        least = boundary(room.orders, top_k)[0]
+    if cut[1] < 1:
+        for token in range(num_tokens):
+            mass = np.int64(room.weights[token] * unit)
+            room.masses[token] = mass if room.orders[token] >= least else 0
+            total += room.masses[token]
+        least = boundary_of_mass(room.orders, room.masses, np.float64(total) * cut[1])
+    for token in range(num_tokens):
+        weight = room.weights[token]
+        if room.orders[token] < least or weight < floor or weight == np.float32(0):
             row[token] = -np.float32(np.inf)
 
 
@@ -89,7 +108,7 @@ def shaped_row(
 
     drafted int64 [S] are the block's tokens so far, of S slots.
     """
-    row, penalties, cut = room.row, fields.penalties[block], fields.cuts[block]
+    row, penalties, cut = room.rows[block], fields.penalties[block], fields.cuts[block]
     row[:] = logits
     if penalties[0] != 1 or penalties[1] != 0 or penalties[2] != 0:
         _penalise(row, logits, block, drafted, fields)

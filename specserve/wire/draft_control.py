@@ -1,8 +1,8 @@
 # pyright: strict
 """The control plane between the target leader and its draft processes: everything but the rounds.
 
-Attaching, context for a draft to catch up with, and letting streams go. Knows sockets and framing;
-what a stream is, or why its context is wanted, is the nodes' affair.
+Attaching, context for a draft to catch up with, requests' own fields, and letting streams go. Knows
+sockets and framing; what a stream is, or why its context is wanted, is the nodes' affair.
 
 As in `specserve.wire.control`, each side binds the socket it reads and connects those it writes, in
 the same folder. Unlike there, nothing waits for an absent reader and nothing is promised: a frame
@@ -23,6 +23,7 @@ from msgspec import Meta
 
 from specserve.link.frames import LinkLimits
 from specserve.link.messages import Floats, Tokens
+from specserve.types import SamplingParams
 from specserve.wire.control import FrameReader, FrameWriter, context_on
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,16 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, tag="context"):
     features: bytes  # little-endian float32 [n, H]; empty for drafters that read token ids alone
 
 
+class Fields(msgspec.Struct, frozen=True, kw_only=True, tag="fields"):
+    """How the request of a stream samples, where that changes what is worth drafting for it."""
+
+    epoch: Epoch
+    stream: Identity
+    num_prompt: Count
+    end_token_ids: tuple[Count, ...]  # what `min_tokens` holds back
+    sampling: SamplingParams
+
+
 class Free(msgspec.Struct, frozen=True, kw_only=True, tag="free"):
     """These streams have ended; nobody will report on them again."""
 
@@ -94,7 +105,7 @@ class Free(msgspec.Struct, frozen=True, kw_only=True, tag="free"):
     streams: list[Identity]
 
 
-ToDraft = Attached | Context | Free
+ToDraft = Attached | Context | Fields | Free
 
 
 def feature_bytes(features: Floats) -> bytes:

@@ -22,6 +22,7 @@ from draft_node.drafters.steps import chain_steps
 from draft_node.saguaro import Saguaro
 from specserve.decoding.drawing import BlockLayout, Coupled, Greedy, Sampled
 from specserve.decoding.noise_table import NoiseTable
+from specserve.decoding.race import Race
 from specserve.decoding.shaping import shaped
 from specserve.drafting import ContextUpdate, DraftBatch, Worth
 from specserve.noise import OnceKeys
@@ -166,9 +167,10 @@ def test_a_slot_without_a_law_is_drawn_by_torch_from_its_own_logits(
     draft_chains, refused = step_kernels.draft_chains, []
 
     def refusing(slot, job, sizes, clock):
-        """One step at a time, every second of which has no law."""
+        """One step at a time, every second of which has no law: its logits are left as they are."""
         num_tokens, _ = sizes
-        draft_chains(slot, job, (num_tokens, slot + 1), clock)
+        part = job if slot % 2 else job._replace(draws=Race.greedy())
+        draft_chains(slot, part, (num_tokens, slot + 1), clock)
         if slot % 2:
             return refusing(slot + 1, job, sizes, clock)
         job.drawn.token_ids[slot] = -1

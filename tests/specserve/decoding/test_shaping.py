@@ -76,7 +76,7 @@ def test_equal_logits_give_the_token_that_the_target_would_draw_all_along_the_bl
     logits = spread_logits(states)
     drawing = shaped(coupled(states), states).begin(layout_of(states))
     for slot in range(SLOTS):
-        drawn = drawing.draw(slot, logits[:, slot : slot + 1])[:, 0]
+        drawn = drawing.draw(slot, logits[:, slot : slot + 1].clone())[:, 0]
         expected = sample(logits[:, slot], SamplingBatch.build(states)).token_ids
         assert torch.equal(drawn, expected)
         for state, token_id in zip(states, expected.tolist(), strict=True):
@@ -131,7 +131,7 @@ def test_the_law_that_is_shipped_is_the_targets_law_of_equal_logits(fields):
     expected, drawn = [], []
     for slot in range(SLOTS):
         expected.append(target_probs(logits[:, slot], SamplingBatch.build(states)))
-        drawn.append(drawing.draw(slot, logits[:, slot : slot + 1])[:, 0])
+        drawn.append(drawing.draw(slot, logits[:, slot : slot + 1].clone())[:, 0])
         for state, token_id in zip(states, drawn[-1].tolist(), strict=True):
             state.append(token_id)
     law = drawing.law()
@@ -145,7 +145,8 @@ def test_the_law_that_is_shipped_is_the_targets_law_of_equal_logits(fields):
 def test_rows_of_one_batch_do_not_feel_each_other():
     states = states_of(FIELDS, 3)
     logits = spread_logits(states)
-    together = shaped(coupled(states), states).begin(layout_of(states)).draw(0, logits[:, :1])
+    drawing = shaped(coupled(states), states).begin(layout_of(states))
+    together = drawing.draw(0, logits[:, :1].clone())
     for place, state in enumerate(states):
         alone = shaped(coupled([state]), [state]).begin(layout_of([state]))
         assert torch.equal(alone.draw(0, logits[place : place + 1, :1])[0], together[place])

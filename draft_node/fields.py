@@ -1,0 +1,53 @@
+"""A request's own fields in a draft process: the sampling state that follows its stream.
+
+Blocks are drawn under it as beside the target: what the target will refuse need not be drafted.
+Who was not told of any drafts as ever; nothing but acceptance depends on it.
+"""
+
+from collections.abc import Sequence
+
+from specserve.decoding.state import SamplingState
+from specserve.types import SamplingParams
+from specserve.wire.draft_control import Fields
+
+# Of who has no fields, where others of a wave have some.
+PLAIN = SamplingState(SamplingParams(), seed=0, prompt_token_ids=())
+
+
+class FollowedFields:
+    """Of one stream."""
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+        self._state: SamplingState | None = None  # behind the verified tokens it has been told of
+
+    @staticmethod
+    def of(fields: Fields, vocab_size: int) -> "FollowedFields | None":
+        """None for fields that name tokens which are not there."""
+        sampling = fields.sampling
+        named = (*fields.end_token_ids, *sampling.stop_token_ids, *sampling.logit_bias)
+        are_there = all(0 <= token_id < vocab_size for token_id in named)
+        return FollowedFields(fields) if are_there else None
+
+    def behind(self, token_ids: Sequence[int], length: int, more: Sequence[int]) -> SamplingState:
+        """Behind the first `length` of the verified `token_ids`, and `more` of a branch."""
+        state = self._followed(token_ids, length)
+        if state.penalties is None and not state.forbidden_ids:
+            return state  # nothing of it depends on what was generated
+        state = state.fork()
+        for token_id in more:
+            state.append(token_id)
+        return state
+
+    def _followed(self, token_ids: Sequence[int], length: int) -> SamplingState:
+        state, num_prompt = self._state, self._fields.num_prompt
+        if state is None or state.position > length:
+            state = self._state = SamplingState(
+                self._fields.sampling,
+                seed=0,  # noise is the report's affair
+                prompt_token_ids=token_ids[: min(num_prompt, length)],
+                end_token_ids=self._fields.end_token_ids,
+            )
+        for token_id in token_ids[state.position : length]:
+            state.append(token_id)
+        return state
