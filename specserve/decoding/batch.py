@@ -34,6 +34,37 @@ class LogitEdits:
     forbidden_rows: Tensor
     forbidden_ids: Tensor
 
+    @staticmethod
+    def of(states: Sequence[SamplingState], device: torch.device | str = "cpu") -> "LogitEdits":
+        """Of every row's state."""
+        penalised = [(r, s) for r, s in enumerate(states) if s.penalties is not None]
+        biased = [(row, state) for row, state in enumerate(states) if state.has_bias]
+        forbidding = [(row, state.forbidden_ids) for row, state in enumerate(states)]
+
+        def concatenated(arrays: list[np.ndarray]) -> Tensor:
+            joined = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+            return torch.from_numpy(joined).to(device)
+
+        tables = [state.penalties for _, state in penalised if state.penalties is not None]
+        ids = [table.ids for table in tables]
+        penalised_rows = np.array([row for row, _ in penalised], np.int64)
+        repeated_rows = np.repeat(penalised_rows, [len(each) for each in ids])
+        return LogitEdits(
+            penalty_rows=torch.from_numpy(repeated_rows).to(device),
+            penalty_ids=concatenated(ids),
+            counts=concatenated([table.counts for table in tables]),
+            presence=_floats([state.params.presence_penalty for state in states], device),
+            frequency=_floats([state.params.frequency_penalty for state in states], device),
+            repetition=_floats([state.params.repetition_penalty for state in states], device),
+            bias_rows=_ints([row for row, state in biased for _ in state.bias_ids], device),
+            bias_ids=_ints(
+                [token_id for _, state in biased for token_id in state.bias_ids], device
+            ),
+            bias_values=_floats([v for _, state in biased for v in state.bias_values], device),
+            forbidden_rows=_ints([row for row, ids in forbidding for _ in ids], device),
+            forbidden_ids=_ints([token_id for _, ids in forbidding for token_id in ids], device),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
@@ -86,7 +117,7 @@ class SamplingBatch:
             random_rows=_places(rows, len(states), device),
             temperatures=temperatures,
             keys=keys,
-            edits=_edits(states, device) if any(s.edits_logits for s in states) else None,
+            edits=LogitEdits.of(states, device) if any(s.edits_logits for s in states) else None,
             truncation=_truncation(random, device)
             if any(state.is_truncated for state in random)
             else None,
@@ -138,32 +169,4 @@ def _truncation(random: Sequence[SamplingState], device: torch.device | str) -> 
         min_p=_floats([p.min_p for p in params], device),
         max_top_k=max(p.top_k for p in params),
         any_top_p=any(p.top_p < 1 for p in params),
-    )
-
-
-def _edits(states: Sequence[SamplingState], device: torch.device | str) -> LogitEdits:
-    penalised = [(r, s) for r, s in enumerate(states) if s.penalties is not None]
-    biased = [(row, state) for row, state in enumerate(states) if state.has_bias]
-    forbidding = [(row, state.forbidden_ids) for row, state in enumerate(states)]
-
-    def concatenated(arrays: list[np.ndarray]) -> Tensor:
-        joined = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
-        return torch.from_numpy(joined).to(device)
-
-    tables = [state.penalties for _, state in penalised if state.penalties is not None]
-    ids = [table.ids for table in tables]
-    penalised_rows = np.array([row for row, _ in penalised], np.int64)
-    repeated_rows = np.repeat(penalised_rows, [len(each) for each in ids])
-    return LogitEdits(
-        penalty_rows=torch.from_numpy(repeated_rows).to(device),
-        penalty_ids=concatenated(ids),
-        counts=concatenated([table.counts for table in tables]),
-        presence=_floats([state.params.presence_penalty for state in states], device),
-        frequency=_floats([state.params.frequency_penalty for state in states], device),
-        repetition=_floats([state.params.repetition_penalty for state in states], device),
-        bias_rows=_ints([row for row, state in biased for _ in state.bias_ids], device),
-        bias_ids=_ints([token_id for _, state in biased for token_id in state.bias_ids], device),
-        bias_values=_floats([v for _, state in biased for v in state.bias_values], device),
-        forbidden_rows=_ints([row for row, ids in forbidding for _ in ids], device),
-        forbidden_ids=_ints([token_id for _, ids in forbidding for token_id in ids], device),
     )

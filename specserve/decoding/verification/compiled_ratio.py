@@ -1,11 +1,11 @@
-"""The ratio test of `verify` in one compiled call, on a CPU, for laws that nothing edits.
+"""The ratio test of `verify` in one compiled call, on a CPU.
 
 By torch it is eighty operations on a few rows, each of which costs more than what it computes. Here
 a row's walk ends where it ends: laws behind a rejected token are never made. What it finds is what
 `verify` finds in the same arithmetic, float32 laws and a float64 ratio, under the same noise.
 
 Where all rows of a round are such, `judge_rows` reads them as they are: making a batch of tensors
-of them takes as long as judging them.
+of them takes as long as judging them. Requests' own edits are made beforehand, by torch.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,9 @@ from torch import Tensor
 
 from specserve import noise
 from specserve.decoding import law_kernels
+from specserve.decoding.batch import LogitEdits
 from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.logit_edits import apply_edits
 from specserve.decoding.sampling import NO_TOKEN
 from specserve.decoding.verification.batch import RatioKeys, RowGroup, RowToVerify
 from specserve.decoding.verification.rule import VerificationRule
@@ -33,17 +35,22 @@ def prepare(device: torch.device) -> None:
 
 
 def is_for(logits: Tensor, group: RowGroup) -> bool:
-    """Whether the rows' laws are those of the model's logits, and this machine can."""
-    sampling = group.sampling
-    return sampling.edits is None and sampling.greedy_rows is None and _can(logits)
+    """Whether all rows draw, and this machine can."""
+    return group.sampling.greedy_rows is None and _can(logits)
 
 
 def judge(
     logits: Tensor, group: RowGroup, ratio: RatioKeys, draft_law: DraftLaw | None
-) -> law_kernels.RatioOutcomes:
-    """`logits` [N, V] of the group's rows; ValueError where drafted tokens come without a law."""
+) -> law_kernels.RatioOutcomes | None:
+    """`logits` [N, V] of the group's rows; ValueError where drafted tokens come without a law.
+
+    None where rows that are edited have logits nobody can sample from: edits may hide that.
+    """
     if draft_law is None and group.max_verify_len:
         raise ValueError("drafted tokens under the ratio test, but no draft law")
+    edited = _edited(logits, group.sampling.edits)
+    if edited is None:
+        return None
     laws = np.zeros(len(group.drafted), np.int64)
     laws[ratio.law_places.numpy()] = ratio.law_rows.numpy()
     law_ids, law_probs = _entries(draft_law)
@@ -59,13 +66,13 @@ def judge(
         uniforms=ratio.once.uniform(Purpose.ACCEPTANCE).contiguous().numpy(),
         keys=_output_keys(group.rule, ratio.once, group.sampling.keys),
     )
-    return _judge(logits, rows)
+    return _judge(edited, rows)
 
 
 def judge_rows(
     logits: Tensor, rows: Sequence[RowToVerify], draft_law: DraftLaw | None
 ) -> law_kernels.RatioOutcomes | None:
-    """The same of rows on the host; None where one of them is not for this.
+    """The same of rows on the host; None where one of them is not for this, too.
 
     `logits` [N, V], row after row, and a law for each drafted token. ValueError for a round or
     branch too large for its key, and where drafted tokens come without a law.
@@ -73,11 +80,14 @@ def judge_rows(
     rule = rows[0].rule
     if rule is VerificationRule.COUPLED or not _can(logits):
         return None
-    if not all(row.rule is rule and _is_plain(row) for row in rows):
+    if not all(row.rule is rule and not row.state.is_greedy for row in rows):
         return None
     sizes = [len(row.drafted) + 1 for row in rows]
     if draft_law is None and max(sizes) > 1:
         raise ValueError("drafted tokens under the ratio test, but no draft law")
+    edited = _edited(logits, _edits_of(rows))
+    if edited is None:
+        return None
     # Lists of the few numbers there are: every array that is begun costs as much as all of them.
     starts, drafted, laws, temperatures = list[int](), list[int](), list[int](), list[float]()
     cuts: list[tuple[float, float, float]] = []
@@ -96,7 +106,7 @@ def judge_rows(
     keys = shared if rule is VerificationRule.FORESEEABLE else once.plus(Purpose.RECOVERY)
     law_ids, law_probs = _entries(draft_law)
     return _judge(
-        logits,
+        edited,
         law_kernels.RatioRows(
             starts=np.array(starts),
             verify_lens=np.array(sizes) - 1,
@@ -140,9 +150,20 @@ def _can(logits: Tensor) -> bool:
     return on_host and law_kernels.are_usable()
 
 
-def _is_plain(row: RowToVerify) -> bool:
-    """Whether its laws are those of the model's logits, along all that was drafted."""
-    return not (row.state.is_greedy or row.state.edits_logits)
+def _edits_of(rows: Sequence[RowToVerify]) -> LogitEdits | None:
+    """Along all that was drafted: who edits nothing before it edits nothing behind it."""
+    if not any(row.state.edits_logits for row in rows):
+        return None
+    return LogitEdits.of([each for row in rows for each in row.state.along(row.drafted)])
+
+
+def _edited(logits: Tensor, edits: LogitEdits | None) -> Tensor | None:
+    """None where a row was bad before."""
+    if edits is None:
+        return logits
+    if not np.isfinite(logits.numpy().max(axis=1)).all():
+        return None
+    return apply_edits(logits, edits)
 
 
 def _cuts(group: RowGroup) -> np.ndarray:

@@ -91,6 +91,8 @@ def by_compiled_ratio(
     if not compiled_ratio.is_for(logits, group):
         return None
     found = compiled_ratio.judge(logits, group, ratio, draft_law)
+    if found is None:
+        return None
     bad_rows, broken_laws, spoiled_rows = torch.from_numpy(found.flags).unbind(1)
     return VerificationOutcomes(
         num_accepted=torch.from_numpy(found.num_accepted),
