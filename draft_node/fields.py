@@ -31,6 +31,8 @@ class FollowedFields:
 
     def behind(self, token_ids: Sequence[int], length: int, more: Sequence[int]) -> SamplingState:
         """Behind the first `length` of the verified `token_ids`, and `more` of a branch."""
+        if length < self._fields.num_prompt:  # the round that ends a prompt
+            return self._state_of([*token_ids[:length], *more])
         state = self._followed(token_ids, length)
         if state.penalties is None and not state.forbidden_ids:
             return state  # nothing of it depends on what was generated
@@ -40,14 +42,21 @@ class FollowedFields:
         return state
 
     def _followed(self, token_ids: Sequence[int], length: int) -> SamplingState:
-        state, num_prompt = self._state, self._fields.num_prompt
+        state = self._state
         if state is None or state.position > length:
-            state = self._state = SamplingState(
-                self._fields.sampling,
-                seed=0,  # noise is the report's affair
-                prompt_token_ids=token_ids[: min(num_prompt, length)],
-                end_token_ids=self._fields.end_token_ids,
-            )
+            state = self._state = self._state_of(token_ids[: self._fields.num_prompt])
         for token_id in token_ids[state.position : length]:
+            state.append(token_id)
+        return state
+
+    def _state_of(self, text: Sequence[int]) -> SamplingState:
+        num_prompt = self._fields.num_prompt
+        state = SamplingState(
+            self._fields.sampling,
+            seed=0,  # noise is the report's affair
+            prompt_token_ids=text[:num_prompt],
+            end_token_ids=self._fields.end_token_ids,
+        )
+        for token_id in text[num_prompt:]:
             state.append(token_id)
         return state

@@ -187,8 +187,7 @@ class AsynchronousSpeculation:
     def _after_miss(
         self, rows: list[Row], missed: list[Row], num_hits: int
     ) -> dict[Sequence, Speculation]:
-        can_wait = all(self._reporter.peer_of(row.sequence) is not None for row in missed)
-        miss = self.policy.choose(can_wait=can_wait)
+        miss = self.policy.choose()
         if miss is Miss.DRAFT_NOW:
             # All rows would wait, and those with blocks lose more than the others' bring.
             return {} if num_hits else self._draft_now(missed)

@@ -100,6 +100,7 @@ class AutoSpeculation:
         self._run = _Run(None, self.regime, left=0, mixed_left=0)
         self._sequences: list[Sequence] = []  # of the latest round that decoded
         self._load = Load(0, "")  # theirs
+        self._is_alone = False  # draft processes are all there is to use, and there is none
         self._age = 0  # rounds that the regime has had in a row
         self._began_s = 0.0
         self._ended_s = 0.0
@@ -117,6 +118,9 @@ class AutoSpeculation:
         return self._regimes[self.regime].attach(rows)
 
     def _choose(self, rows: list[Row], *, is_mixed: bool) -> None:
+        is_alone = self._is_drafted_always and not self.num_drafts_attached
+        if is_alone != self._is_alone:  # who has come has contexts to catch up with
+            self._is_alone, self._age = is_alone, 0
         load, unusable = self._load_of(rows), self._unusable()
         is_over = self._run.is_over(is_mixed=is_mixed) or self._run.regime in unusable
         if load != self._run.load or is_over:
@@ -134,9 +138,9 @@ class AutoSpeculation:
         """Regimes that could not do what they are judged by."""
         if not self.num_drafts_attached and not self._is_drafted_always:
             return set(self._misses)
-        if not self.num_drafts_attached or self._policy.is_silent:
-            return {name for name, miss in self._misses.items() if miss is Miss.DRAFT_NOW}
-        return set()
+        waits = {name for name, miss in self._misses.items() if miss is Miss.DRAFT_NOW}
+        is_in_vain = not self.num_drafts_attached or self._policy.is_silent
+        return waits if is_in_vain and len(waits) < len(self._regimes) else set()
 
     def _next_run(self, load: Load, unusable: Collection[str], *, is_mixed: bool) -> _Run:
         if is_mixed:
@@ -152,9 +156,7 @@ class AutoSpeculation:
             judgings = (judging_of(each, self._rule_of(each)) for each in sequences)
             self._load = Load.of(len(rows), prevailing(judgings))
             self._sequences = sequences
-        if self._is_drafted_always and not self.num_drafts_attached:
-            return self._load._replace(law=f"{self._load.law}, alone")
-        return self._load
+        return self._load._replace(law=f"{self._load.law}, alone") if self._is_alone else self._load
 
     def _is_ready(self, rows: list[Row]) -> bool:
         self._run.num_told += 1

@@ -8,9 +8,8 @@ miss, and what a hit takes, depend on what is done about misses. So whole runs o
 measured, hits and misses alike, tokens a second: each fall-back is a regime of its own, and
 `target_node.auto` says before each round which. Here is what of that can be done.
 
-Nobody waits for a draft that is not there, nor again for one that has left a wait unanswered,
-before something came from it or a second has passed: where nobody waits, it may have nothing to
-say.
+Nobody waits again for a draft that has left a wait unanswered, before something came from it or a
+second has passed: where nobody waits, it may have nothing to say.
 """
 
 import enum
@@ -18,7 +17,7 @@ import time
 
 
 class Miss(enum.StrEnum):
-    """What to do with a row that has no block. What was never measured is tried in this order."""
+    """What to do with a row that has no block."""
 
     DRAFT_HERE = "draft_here"  # by the drafter on the target's device
     NGRAM = "ngram"  # look in its own text
@@ -47,10 +46,10 @@ class MissPolicy:
         """From now on this is done about misses, where it can be."""
         self._miss = miss
 
-    def choose(self, *, can_wait: bool) -> Miss:
-        """For all misses of a round; `can_wait`: there is a draft process for every row."""
-        may = self._miss is not Miss.DRAFT_NOW or (can_wait and not self.is_silent)
-        return self._miss if may else Miss.SKIP
+    def choose(self) -> Miss:
+        """For all misses of a round."""
+        is_in_vain = self._miss is Miss.DRAFT_NOW and self.is_silent
+        return Miss.SKIP if is_in_vain else self._miss
 
     def waited(self, *, in_vain: bool) -> None:
         """A wait is over; `in_vain`: nothing has come at all."""

@@ -251,8 +251,10 @@ def _lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -
     try:
         node.run()
     finally:
-        node.speculation.close()
-        node.control.close()
+        try:
+            node.control.close()  # first: what it still has to say is for clients
+        finally:
+            node.speculation.close()
 
 
 def time_forwards(node: TargetNode, forwards: ForwardTimes) -> None:

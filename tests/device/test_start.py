@@ -172,11 +172,16 @@ def test_ranks_talk_over_nccl_unless_they_share_a_device(
     ("changes", "regimes", "local"),
     [
         ({}, ["off", "sync", "draft_here", "draft_now", "skip"], {Miss.DRAFT_HERE}),
+        (
+            {"mode": "async"},
+            ["draft_here", "ngram", "draft_now", "skip"],
+            {Miss.DRAFT_HERE, Miss.NGRAM},
+        ),
         ({"miss_policy": "ngram"}, ["off", "sync", "ngram"], {Miss.NGRAM}),
         ({"miss_policy": "draft_now"}, ["off", "sync", "draft_now"], set()),
         ({"colocated_drafter": None}, ["off", "draft_now", "skip"], set()),
     ],
-    ids=["usual", "own text", "wait", "no drafter here"],
+    ids=["usual", "async", "own text", "wait", "no drafter here"],
 )
 def test_a_leader_with_draft_processes_starts(
     cuda: PretendedCuda, tmp_path: Path, changes: dict[str, str], regimes: list[str], local: set
@@ -196,7 +201,24 @@ def test_a_leader_with_draft_processes_starts(
         assert set(asynchronous._local.kinds) == local  # nothing is loaded that nobody asks
         assert node.speculation._policy is asynchronous.policy
         assert all(name == f"async {miss}" for name, miss in node.speculation._misses.items())
-        asynchronous.links.close()
+        node.speculation.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("miss", Miss)
+def test_async_with_one_thing_to_do_about_misses_has_nothing_to_choose(
+    cuda: PretendedCuda, tmp_path: Path, miss: Miss
+):
+    config = resolved("1+1", mode="async", miss_policy=str(miss), draft_wait_ms=35.0)
+    with shared_memory() as (fd, _):
+        source = leader(config, arguments(tmp_path, fd)).speculation
+        assert isinstance(source, AsynchronousSpeculation)
+        assert source.policy.choose() is miss
+        assert source.policy.max_wait_s == pytest.approx(0.035)
+        with mock.patch.object(source.links, "close") as closed:
+            source.close()
+        closed.assert_called_once()
+        source.links.close()
 
 
 @pytest.mark.slow

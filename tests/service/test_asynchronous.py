@@ -102,6 +102,7 @@ def test_an_answer_says_what_was_drafted_elsewhere(pair: Launched):
     ("topology", "settings"),
     [
         ("1+1", ("speculation.miss_policy=draft_now",)),
+        ("1+1", ("speculation.miss_policy=auto",)),
         ("1+1", ("speculation.miss_policy=ngram", "speculation.drafter=lm")),
         ("1+1", ("speculation.mode=auto", "speculation.miss_policy=auto")),
         ("1+2", ()),

@@ -82,9 +82,8 @@ class AnyMiss(MissPolicy):
         super().__init__()
         self._source = random.Random(seed)
 
-    def choose(self, *, can_wait: bool) -> Miss:
-        miss = self._source.choice(list(Miss))
-        return miss if can_wait or miss is not Miss.DRAFT_NOW else Miss.SKIP
+    def choose(self) -> Miss:
+        return self._source.choice(list(Miss))
 
 
 class InProcessPair(InProcessTarget):

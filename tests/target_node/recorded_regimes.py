@@ -28,6 +28,9 @@ class Recording(NoSpeculation):
     def forget(self, sequence):
         self.asked.append("forget")
 
+    def close(self):
+        self.asked.append("close")
+
 
 def decoding_row(is_decoding: bool = True, temperature: float = 1.0, rule: str = "coupled"):
     sampling = SimpleNamespace(temperature=temperature)

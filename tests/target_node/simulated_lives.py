@@ -87,7 +87,7 @@ class SimulatedLives:
         self.auto.attach(self.rows)
         if self.is_late:
             self.policy.heard()
-        miss = self.policy.choose(can_wait=self.drafts.num_drafts_attached > 0)
+        miss = self.policy.choose()
         self.chosen[miss] += 1
         hits = self.life[self._before].hits + 0.2 * self._passage
         became = None if source.random() < min(0.97, max(0.0, hits)) else miss

@@ -21,8 +21,9 @@ def test_one_regime_attaches_and_the_others_are_left_alone():
     source.attach([row])
     source.tend()
     source.forget(row.sequence)
+    source.close()
     asked = sorted(regime.asked for regime in regimes.values())
-    assert asked == [["attach", "tend", "forget"]] + 2 * [["tend", "forget"]]
+    assert asked == [["attach", "tend", "forget", "close"]] + 2 * [["tend", "forget", "close"]]
 
 
 @pytest.mark.parametrize("num_unready", [0, 1, 7, MOST_TOLD, 1000])

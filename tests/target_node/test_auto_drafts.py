@@ -26,7 +26,7 @@ class Drafted(Recording):
         self.done: list[Miss] = []
 
     def attach(self, rows):
-        self.done.append(self.policy.choose(can_wait=True))
+        self.done.append(self.policy.choose())
         return super().attach(rows)
 
     def status(self):
@@ -95,7 +95,8 @@ def test_regimes_of_one_source_are_prepared_once_and_told_apart(make_service):
     assert chooser.observed == observed
     service.source.tend()
     service.source.forget(service.rows[0].sequence)
-    assert asked[-2:] == ["tend", "forget"]
+    service.source.close()
+    assert asked[-3:] == ["tend", "forget", "close"]  # once for all of them
     assert asked.count("tend") == asked.count("forget") == 1
 
 
@@ -236,3 +237,21 @@ def test_nothing_is_tried_while_prompts_are_read(make_service):
     service.rounds(200)
     service.rows = [*(decoding_row() for _ in range(3)), decoding_row(is_decoding=False)]
     assert len(set(service.rounds(300))) == 1
+
+
+def test_where_waiting_is_all_there_is_and_nobody_to_wait_for_it_runs_and_waits_not(make_service):
+    """As it is where nothing else may be done about misses, under `--speculation async`."""
+    service = alone_service(make_service, {"async draft_now": Miss.DRAFT_NOW})
+    service.policy.waited(in_vain=True)
+    service.drafted.num_drafts_attached = 0
+    assert set(service.rounds(30)) == {"async draft_now"}
+    assert set(service.drafted.done) == {Miss.SKIP}
+
+
+def test_rounds_after_a_draft_has_come_or_gone_are_as_after_a_change(make_service):
+    service = alone_service(make_service)
+    chooser = service.source._chooser = Choosing()
+    chooser.regime = "async skip"
+    for service.drafted.num_drafts_attached in (1, 0, 1):
+        service.rounds(3)
+    assert [age for _, age in chooser.observed] == 3 * [0, 1, 2]

@@ -92,9 +92,6 @@ def test_nobody_waits_for_a_draft_that_is_not_there():
     each.drafts.num_drafts_attached = 0
     each.rounds(1000)
     assert each.chosen[Miss.DRAFT_NOW] == 0
-    fixed = MissPolicy(Miss.DRAFT_NOW)
-    assert fixed.choose(can_wait=False) is Miss.SKIP
-    assert fixed.choose(can_wait=True) is Miss.DRAFT_NOW
 
 
 def test_what_pays_beside_a_draft_process_is_another_matter_without_one():
@@ -120,17 +117,16 @@ def test_what_was_told_is_done_as_far_as_can_be(miss, monkeypatch):
     told, waits = MissPolicy(), miss is Miss.DRAFT_NOW
     told.tell(miss)
     for policy in (MissPolicy(miss), told):
-        assert policy.choose(can_wait=True) is miss
-        assert policy.choose(can_wait=False) is (Miss.SKIP if waits else miss)
+        assert policy.choose() is miss
         for pause_s, becomes_heard in ((0.5, True), (1.5, False)):
             policy.waited(in_vain=True)
-            assert policy.choose(can_wait=True) is (Miss.SKIP if waits else miss)
+            assert policy.choose() is (Miss.SKIP if waits else miss)
             clock.now_s += pause_s
             if becomes_heard:
                 policy.heard()
-            assert policy.choose(can_wait=True) is miss
+            assert policy.choose() is miss
         policy.waited(in_vain=False)
-        assert policy.choose(can_wait=True) is miss
+        assert policy.choose() is miss
 
 
 def test_a_draft_that_never_answers_is_waited_for_seldom():

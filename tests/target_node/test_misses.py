@@ -84,7 +84,7 @@ def test_nobody_waits_beside_a_row_that_has_its_block(models):
             return found
 
         pair.asynchronous._after_miss = seen
-        pair.policy.choose = lambda **asked: chosen.append(choose(**asked)) or chosen[-1]
+        pair.policy.choose = lambda: chosen.append(choose()) or chosen[-1]
         pair.asynchronous._draft_now = lambda missed: waited.append(1) or draft_now(missed)
         for number in range(4):
             fields = {"seed": number, "temperature": 1.0, "ignore_eos": True}

@@ -7,7 +7,7 @@ import torch
 
 from specserve.slot_scores import SlotScores
 from specserve.types import Speculation
-from specserve.wire.draft_control import Context
+from specserve.wire.draft_control import Context, Fields
 from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss
 from target_node.reporting import MAX_INLINE
@@ -240,3 +240,52 @@ def test_a_preempted_row_is_foreseen_when_it_is_computed_again(models):
     assert (after[0].position, len(after[0].block)) == (known - 1, 0)
     assert after[1].round == after[0].round + 1
     assert len(after[1].block)
+
+
+SHAPING = [
+    {"top_k": 2},
+    {"top_p": 0.4},
+    {"repetition_penalty": 3.0, "frequency_penalty": 2.0},
+    {"logit_bias": {11: 30.0, 12: 30.0, 13: 30.0}, "presence_penalty": 1.5},
+    {"min_tokens": 15, "stop_token_ids": tuple(range(8, 40)), "ignore_eos": False},
+]
+
+
+def accepted_share(models, *, is_told: bool, deaths: int = 0, **fields) -> float:
+    with pair_of(models, "the target itself", miss=Miss.SKIP) as pair:
+        if not is_told:
+            tell = pair.links.tell
+            lost = lambda message: isinstance(message, Fields)  # noqa: E731
+            pair.links.tell = lambda peer, message: lost(message) or tell(peer, message)
+        pair.submit(request("r0", PROMPT, **{"max_tokens": 40, "ignore_eos": True} | fields))
+        for _ in range(deaths):
+            pair.turn(4)
+            pair.drafts[0].die()
+        pair.run_until_idle()
+        stats = pair.ends["r0"].stats
+        assert stats.num_drafted_tokens > 10
+        return stats.num_accepted_tokens / stats.num_drafted_tokens
+
+
+@pytest.mark.parametrize("fields", SHAPING, ids=lambda fields: next(iter(fields)))
+def test_drafts_know_a_requests_fields_and_so_what_the_target_will_say(models, fields):
+    """By the target itself: all that it drafts then stands."""
+    fields = {"temperature": 1.3, "seed": 4, "request_seeded_by_user": True} | fields
+    assert accepted_share(models, is_told=True, **fields) == 1.0
+    assert accepted_share(models, is_told=False, **fields) < 0.9
+
+
+def test_who_takes_a_drafts_place_is_told_of_fields_again(models):
+    fields = {"temperature": 1.3, "seed": 4, "request_seeded_by_user": True, "top_k": 2}
+    assert accepted_share(models, is_told=True, deaths=2, **fields) == 1.0
+
+
+def test_requests_without_fields_cost_no_message(models):
+    with pair_of(models) as pair:
+        told, tell = [], pair.links.tell
+        pair.links.tell = lambda peer, message: told.append(message) or tell(peer, message)
+        answer(pair, temperature=0.0, top_p=0.5)  # which cuts nothing at temperature 0
+        answer(pair)
+        assert not [each for each in told if isinstance(each, Fields)]
+        answer(pair, top_p=0.5)
+        assert len([each for each in told if isinstance(each, Fields)]) == 1

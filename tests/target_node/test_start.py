@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 
@@ -71,3 +72,35 @@ def test_a_context_that_memory_has_no_room_for_is_cut_and_told(wanted, served, c
     with caplog.at_level(logging.WARNING):
         assert context_len(wanted, pool) == served
     assert ("max_model_len is 64 instead of 100" in caplog.text) == (served < wanted)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a round failed")])
+def test_however_the_loop_ends_clients_are_told_and_links_closed(tmp_path, monkeypatch, error):
+    done = []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            done.append(self.name)
+
+        def announce(self, _) -> None: ...
+
+    class Node:
+        control, speculation = Part("control"), Part("speculation")
+
+        def run(self) -> None:
+            done.append("run")
+            if error:
+                raise error
+
+    read, write = os.pipe()
+    arguments = ChildArguments(
+        config=tmp_path, control_dir=tmp_path, ready_fd=write, parent_pid=os.getpid(), rank=0
+    )
+    monkeypatch.setattr(start, "_ready", lambda *_: None)
+    with pytest.raises(RuntimeError) if error else nullcontext():
+        start._lead(Node(), ResolvedConfig(), arguments)
+    assert done == ["run", "control", "speculation"]
+    os.close(read)

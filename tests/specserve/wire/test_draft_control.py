@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from specserve.link.frames import LinkLimits
+from specserve.types import SamplingParams
 from specserve.wire import draft_control
 from specserve.wire.control import FrameReader, FrameWriter
 from specserve.wire.draft_control import (
@@ -23,6 +24,7 @@ from specserve.wire.draft_control import (
     Context,
     DraftControlDraft,
     DraftControlTarget,
+    Fields,
     Free,
     FromDraft,
     ToDraft,
@@ -39,6 +41,8 @@ WANTED = Wanted(draft=1, epoch=2, stream=2**63 - 1, start=0)
 ATTACHED = Attached(epoch=1, vocab_size=100, max_positions=50, max_rows=4, max_kept=8)
 CONTEXT = Context(epoch=1, stream=3, start=4, token_ids=[5, 6], features=bytes(range(24)))
 FREE = Free(epoch=1, streams=[1, 2**63 - 1])
+SAMPLING = SamplingParams(top_p=0.9, top_k=20, logit_bias={7: -2.5}, stop_token_ids=(4, 5))
+FIELDS = Fields(epoch=1, stream=3, num_prompt=9, end_token_ids=(2, 4), sampling=SAMPLING)
 DRAFT_PROGRAM = """
 import sys, time
 from pathlib import Path
@@ -90,15 +94,15 @@ def test_messages_arrive_as_they_were_sent_in_both_directions(target, draft):
     for message in (ATTACH, WANTED):
         insist(draft.send, message)
     assert poll(target, 2) == [ATTACH, WANTED]
-    for message in (ATTACHED, CONTEXT, FREE):
+    for message in (ATTACHED, CONTEXT, FIELDS, FREE):
         insist(target.send, 0, message)
-    assert poll(draft, 3) == [ATTACHED, CONTEXT, FREE]
+    assert poll(draft, 4) == [ATTACHED, CONTEXT, FIELDS, FREE]
     assert target.num_malformed == draft.num_malformed == 0
     assert target.receive() == draft.receive() == []
 
 
 def test_one_call_reads_all_that_has_come(target, draft):
-    messages, seen = [ATTACHED, CONTEXT, FREE], []
+    messages, seen = [ATTACHED, CONTEXT, FIELDS, FREE], []
     for _ in range(20):  # they are on their way for a moment
         for message in messages:
             insist(target.send, 0, message)
@@ -269,6 +273,9 @@ def test_one_call_does_not_follow_a_flood(tmp_path, target):
         (msgspec.structs.replace(CONTEXT, token_ids=[5, -1]), ToDraft),
         (msgspec.structs.replace(CONTEXT, start=0.5), ToDraft),
         (msgspec.structs.replace(FREE, streams=[-1]), ToDraft),
+        (msgspec.structs.replace(FIELDS, num_prompt=-1), ToDraft),
+        (msgspec.structs.replace(FIELDS, end_token_ids=(-1,)), ToDraft),
+        (FIELDS, FromDraft),
         (ATTACH, ToDraft),
         (FREE, FromDraft),
     ],
