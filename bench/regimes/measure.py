@@ -103,6 +103,7 @@ class Interleaved:
             prompts=prompts,
             num_tokens=self._plan.num_tokens,
             temperature=setting.temperature,
+            sampling=self._plan.sampling,
             # Without a seed the service's own rule judges the drafts.
             seeds=list(range(first_seed, first_seed + len(prompts))) if is_seeded else None,
         )

@@ -28,6 +28,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_side_prompts: int  # the same where neither DSpark nor the LM is compared with sync
     least_groups: int  # of a large batch
     num_tokens: int  # of an answer
+    sampling: dict[str, float] = {}  # of every request, besides its temperature
     fan_outs: tuple[int, ...]  # budgets for the curves of hit rates
     fan_out_drafters: tuple[str, ...]
     num_candidates: int  # prompts a domain, of which greedy decoding takes those with sound text

@@ -17,6 +17,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     temperature: float
     seeds: list[int] | None  # None: not seeded, so the service's own rule judges the drafts
+    sampling: dict[str, float] = {}  # fields besides the temperature
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

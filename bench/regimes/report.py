@@ -1,7 +1,7 @@
 # pyright: strict
 """The tables of `bench.regimes`, for people; decides nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.domains import greedy_table
 from bench.regimes.results import QUIET_SHARE, Results, Row
@@ -50,6 +50,7 @@ def conditions(results: Results) -> str:
         "none of its own and takes time from target or draft."
         + ("" if served.is_pinned else " **Not pinned: times mean little.**"),
         f"- {plan.num_tokens} new tokens a prompt, end of text ignored, "
+        f"{_sampling(plan.sampling)}"
         f"{served.device}, {served.dtype}"
         f"{' with weights in 16 bits' if served.half_weights else ''}, keys and values in "
         f"{served.kv_dtype}; every group of "
@@ -66,6 +67,10 @@ def conditions(results: Results) -> str:
         + ("." if results.is_complete else "; **stopped before the end**."),
     ]
     return "\n".join(lines)
+
+
+def _sampling(fields: Mapping[str, float]) -> str:
+    return "".join(f"**{name} {value:g}**, " for name, value in fields.items())
 
 
 def _place(row: Row) -> tuple[str, str, int]:

@@ -9,13 +9,14 @@ import itertools
 import time
 from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import cast
 
 from bench.processes import ServiceProcesses, Usage, children_of, descendants
 from bench.regimes.arms import Contest, Service
 from bench.regimes.counters import CounterReader, rise
 from bench.regimes.machine_load import ForeignLoad
 from bench.regimes.records import Delta, Job, RowTrace, Trace
-from specserve.client import AsyncClient
+from specserve.client import AsyncClient, Options
 from specserve.local_service import local_service
 from specserve.types import TokenOrigin
 
@@ -116,14 +117,15 @@ class _Batch:
 
     async def _row(self, row: int, salt: str) -> RowTrace:
         job = self._job
-        stream = self._client.stream(
-            job.prompts[row],
-            max_tokens=job.num_tokens,
-            temperature=job.temperature,
-            ignore_eos=True,
-            seed=None if job.seeds is None else job.seeds[row],
-            cache_salt=salt,
-        )
+        options: Options = {
+            "max_tokens": job.num_tokens,
+            "temperature": job.temperature,
+            "ignore_eos": True,
+            "seed": None if job.seeds is None else job.seeds[row],
+            "cache_salt": salt,
+        }
+        options.update(cast(Options, job.sampling))
+        stream = self._client.stream(job.prompts[row], **options)
         deltas: list[Delta] = []
         token_ids: list[int] = []
         async for delta in stream:

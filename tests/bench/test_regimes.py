@@ -72,13 +72,16 @@ def test_a_stopped_run_keeps_what_it_has(tmp_path, monkeypatch, any_greedy_text_
         return ask(self, arm, prompts, setting, number)
 
     monkeypatch.setattr(Interleaved, "_ask", interrupted)
-    words = [*TINY.split(), "--arms", "sync-lm", "--temperatures", "1"]
+    words = [*TINY.split(), "--arms", "sync-lm", "--temperatures", "1", "--sampling", "top_k=20"]
     assert main([*words, "--out", str(tmp_path)]) == 130
     results = json.loads((tmp_path / "results.json").read_text())
     assert not results["is_complete"]
     assert {row["num_groups"] for row in results["rows"]} == {1}
     assert {row["arm"] for row in results["rows"]} == {"off", "sync lm"}
-    assert "stopped before the end" in (tmp_path / "report.md").read_text()
+    report = (tmp_path / "report.md").read_text()
+    assert "stopped before the end" in report
+    assert "**top_k 20**" in report
+    assert results["plan"]["sampling"] == {"top_k": 20}
 
 
 @pytest.mark.slow
@@ -106,6 +109,8 @@ def test_looping_text_is_measured_for_want_of_other_and_marked(tmp_path, monkeyp
         (["--temperatures", "-1"], "--temperatures"),
         (["--fan-outs", "0"], "--fan-outs"),
         (["--ballast", "many"], "--ballast"),
+        (["--sampling", "temperature=1"], "--sampling"),
+        (["--sampling", "top_p=much"], "--sampling"),
     ],
 )
 def test_a_senseless_flag_is_named(flags, field):
