@@ -42,7 +42,10 @@ class Saguaro:
         def draw(self, first_slot: int, logits: Tensor) -> Tensor:
             num_prepared = min(self.num_prepared, logits.shape[-1] - 1)
             prepared = logits.topk(num_prepared, dim=-1).indices
-            shifts = self.shifts.expand(prepared.shape)
+            # Of a row that is cut to these there would be nothing left.
+            num_possible = (logits > -torch.inf).sum(dim=-1, keepdim=True)
+            shifts = self.shifts.masked_fill(num_possible <= num_prepared, 0.0)
+            shifts = shifts.expand(prepared.shape)
             return self.inner.draw(first_slot, logits.scatter_add(2, prepared, shifts))
 
         def law(self) -> DraftLaw | None:

@@ -103,6 +103,7 @@ class AsynchronousSpeculation:
                 self.links.free(wanted.epoch, wanted.stream)
             else:
                 stream.num_sent = min(stream.num_sent, wanted.start)
+                stream.knows_fields = False  # what lost the one may have lost the other
         for row in rows:
             self._reporter.send_context(row.sequence)
         return was_told

@@ -71,12 +71,15 @@ class Shaped:
             return self.inner.law()
 
         def race(self) -> Race | None:
-            race, fields = self.inner.race(), _fields_of(self.states)
+            race = self.inner.race()
+            if race is None:
+                return None
+            fields = _fields_of(self.states)
             lists = fields.seen, fields.bias, fields.held
             ids = np.concatenate([each.ids for each in lists])
             # Nobody looks at an index later on.
             are_there = not len(ids) or 0 <= ids.min() <= ids.max() < self.layout.vocab_size
-            return race._replace(fields=fields) if race is not None and are_there else None
+            return race._replace(fields=fields) if are_there else None
 
         def take(self, law: DraftLaw) -> None:
             self.inner.take(law)

@@ -72,3 +72,20 @@ def test_outcomes_per_slot_are_shared_out_evenly():
     assert prepared_per_slot(32, 7) == 4
     assert prepared_per_slot(1, 7) == 1
     assert prepared_per_slot(10, 3) == math.ceil(2.5)
+
+
+@pytest.mark.parametrize("num_possible", [1, 2])
+def test_of_a_row_that_is_cut_to_what_is_prepared_nothing_is_taken(num_possible):
+    logits = torch.full((1, 1, 6), -torch.inf)
+    logits[..., 1 : 1 + num_possible] = torch.tensor([2.0, 1.0][:num_possible])
+    zeros = [0]
+    keys = OnceKeys.build(zeros, zeros, zeros, zeros, zeros)
+    rule = Saguaro(Sampled(torch.ones(1), keys, 6), torch.ones(1), torch.zeros(1), 2)
+    drawing = rule.begin(BlockLayout(torch.zeros(1, dtype=torch.int64), 1, 6, None))
+    assert 1 <= int(drawing.draw(0, logits.clone())) <= num_possible
+    law = drawing.law()
+    expected = logits[0, 0].softmax(0)
+    found = torch.zeros(6).index_add(
+        0, law.ids[0][law.probs[0] > 0], law.probs[0][law.probs[0] > 0]
+    )
+    torch.testing.assert_close(found, expected)

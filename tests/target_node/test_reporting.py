@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from draft_node.fields import FollowedFields
+from specserve.decoding.state import SamplingState
 from specserve.slot_scores import SlotScores
 from specserve.types import Speculation
 from specserve.wire.draft_control import Context, Fields
@@ -15,6 +17,7 @@ from target_node.speculation import NoSpeculation
 from tests.exactness.speculative import Models, make_models
 from tests.target_node.asynchronous_pairs import PROMPT, answer, pair_of, reports_of
 from tests.target_node.in_process import request
+from tests.target_node.scripted_drafts import Drafting
 
 
 @pytest.fixture(scope="module")
@@ -289,3 +292,48 @@ def test_requests_without_fields_cost_no_message(models):
         assert not [each for each in told if isinstance(each, Fields)]
         answer(pair, top_p=0.5)
         assert len([each for each in told if isinstance(each, Fields)]) == 1
+
+
+def test_a_draft_that_asks_for_what_it_lost_is_told_of_fields_too(models):
+    fields = {"temperature": 1.3, "top_k": 2, "max_tokens": 40, "ignore_eos": True}
+    with pair_of(models, "the target itself") as pair:
+        told, tell = [], pair.links.tell
+        pair.links.tell = lambda peer, message: told.append(message) or tell(peer, message)
+        pair.submit(request("r0", PROMPT, **fields))
+        pair.turn(5)
+        streams = pair.drafts[0].node.streams
+        (number,) = [stream.number for stream in streams]
+        streams.free([number])  # as one that was not heard of for long
+        pair.run_until_idle()
+        assert len([each for each in told if isinstance(each, Fields)]) == 2
+
+
+@pytest.mark.parametrize("name", ["the target itself", "dspark vanilla", "ngram"])
+def test_a_branchs_state_is_the_targets_behind_the_same_tokens(models, name, monkeypatch):
+    """Whatever a draft was told by which way, and whatever is in flight."""
+    fields = {"presence_penalty": 0.7, "repetition_penalty": 1.3, "min_tokens": 9, "top_p": 0.9}
+    behind, num_asked = FollowedFields.behind, 0
+
+    def checked(self, token_ids, length, more):
+        nonlocal num_asked
+        num_asked += 1
+        found, text = behind(self, token_ids, length, more), [*token_ids[:length], *more]
+        truth = SamplingState(
+            self._fields.sampling,
+            seed=0,
+            prompt_token_ids=PROMPT,
+            end_token_ids=self._fields.end_token_ids,
+        )
+        for token_id in text[len(PROMPT) :]:
+            truth.append(token_id)
+        assert found.forbidden_ids == truth.forbidden_ids
+        seen = zip(found.penalties.ids, found.penalties.counts, strict=True)
+        assert dict(seen) == dict(zip(truth.penalties.ids, truth.penalties.counts, strict=True))
+        return found
+
+    monkeypatch.setattr(FollowedFields, "behind", checked)
+    asked = {"temperature": 1.0, "max_tokens": 40, "stop_token_ids": (7, 8)} | fields
+    with pair_of(models, name, drafting=Drafting(pace=(12,), death=0.02)) as pair:
+        for number in range(3):
+            answer(pair, seed=number, ignore_eos=False, **asked)
+    assert num_asked > 30

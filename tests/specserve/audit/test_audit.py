@@ -147,6 +147,11 @@ def build(rows, device='cpu'):
         device,
     )
 batch.VerificationBatch.build = staticmethod(build)
+from specserve.decoding.verification import compiled_ratio
+judge = compiled_ratio.judge_rows
+def judge_rows(logits, rows, law):
+    return judge(logits, [dataclasses.replace(r, state=Forgetful(r.state)) for r in rows], law)
+compiled_ratio.judge_rows = judge_rows
 """
 ACCEPTS_FROM_THE_FIFTH = """
 import torch
