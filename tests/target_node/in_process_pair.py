@@ -113,14 +113,7 @@ class InProcessPair(InProcessTarget):
         drafter = make_drafter()  # for what it says of itself
         features = None if drafter.features is None else self.runner.keep_features(drafter.features)
         self._features = features
-        limits = LinkLimits(
-            vocab_size=model.config.vocab_size,
-            gamma=drafter.gamma,
-            feature_size=drafter.feature_size,
-            max_positions=self.sampler.max_model_len,
-            max_rows=self.scheduler.max_batch_rows,
-            max_kept=self.drafting.num_kept,
-        )
+        limits = self._limits(drafter)
         wire = ControlWire(self.drafting.num_drafts, self.drafting.control_loss, self.drafting.seed)
         self.drafts = [
             DraftLife(index, make_drafter, self.drafting, wire, limits)
@@ -195,6 +188,16 @@ class InProcessPair(InProcessTarget):
             draft.step()
 
     # --- parts -----------------------------------------------------------------------------------
+
+    def _limits(self, drafter: Drafter) -> LinkLimits:
+        return LinkLimits(
+            vocab_size=self.runner.model.config.vocab_size,
+            gamma=drafter.gamma,
+            feature_size=drafter.feature_size,
+            max_positions=self.sampler.max_model_len,
+            max_rows=self.scheduler.max_batch_rows,
+            max_kept=self.drafting.num_kept,
+        )
 
     def _measured(self, misses: Collection[Miss]) -> AutoSpeculation:
         names = {f"async {miss}": miss for miss in misses}
