@@ -119,6 +119,7 @@ def test_rounds_that_read_prompts_are_not_counted(models):
     assert len(heard.rounds) == heard.num_decoding
 
 
+@pytest.mark.slow
 def test_all_that_may_be_done_about_misses_is_done_and_told_apart(models):
     heard = told(models, Drafting(pace=(0, 12)), *Miss, num_requests=24)
     assert heard.regimes == {f"async {miss}" for miss in Miss}

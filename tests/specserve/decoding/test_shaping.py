@@ -83,6 +83,7 @@ def test_equal_logits_give_the_token_that_the_target_would_draw_all_along_the_bl
             state.append(token_id)
 
 
+@pytest.mark.slow  # compiled anew; chains and blocks, kept compiled, have tests of it besides
 @pytest.mark.parametrize("fields", FIELDS[:-1], ids="+".join)
 def test_compiled_rows_lead_to_the_same_tokens(fields):
     pytest.importorskip("numba")
@@ -111,6 +112,7 @@ def test_tokens_that_are_not_there_are_left_to_torch_which_refuses_them(bad):
     assert shaped(coupled(states), states).begin(layout_of(states)).race() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logit", [np.nan, np.inf, -np.inf])
 def test_of_what_nobody_could_draw_from_nothing_is_cut(logit):
     pytest.importorskip("numba")
