@@ -16,7 +16,8 @@ from specserve.noise import OnceKeys
 from tests.draft_node.drafters.requests_fields import SHAPED, states_under
 
 pytest.importorskip("numba")
-RULES = ["greedy", "coupled", "sampled", "greedy shaped", "coupled shaped", "sampled shaped"]
+KINDS = ["greedy", "coupled", "sampled", "greedy shaped", "coupled shaped", "sampled shaped"]
+RULES = [pytest.param(kind, marks=pytest.mark.slow if SHAPED in kind else ()) for kind in KINDS]
 NUM_SLOTS, RANK = 5, 8
 CPU = torch.device("cpu")
 pytestmark = [
@@ -120,7 +121,7 @@ class _Batch:
 
 
 @pytest.mark.parametrize("broken", range(NUM_SLOTS))
-@pytest.mark.parametrize("kind", ["sampled", "sampled shaped"])
+@pytest.mark.parametrize("kind", [RULES[2], RULES[5]])
 @torch.inference_mode()
 def test_from_a_slot_without_a_law_torch_goes_on(kind, broken):
     """Logits that are no numbers have none; others of the wave are drawn as they would be."""

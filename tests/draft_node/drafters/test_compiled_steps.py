@@ -34,7 +34,8 @@ pytest.importorskip("numba")
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_STEPS = 5
 CHAINS = [([0], [20]), ([1, 0, 1, 3, 1, 2], [33, 20, 12, 16, 33, 1]), ([1] * 15, [33] * 15)]
-RULES = ["greedy", "coupled", "sampled", "greedy shaped", "coupled shaped", "sampled shaped"]
+KINDS = ["greedy", "coupled", "sampled", "greedy shaped", "coupled shaped", "sampled shaped"]
+RULES = [pytest.param(kind, marks=pytest.mark.slow if SHAPED in kind else ()) for kind in KINDS]
 CONFIDENCE = LawModel(log_max_prob=1.5, entropy=-0.2, biases=[0.5, 0.2])
 
 
@@ -236,7 +237,7 @@ def test_one_compilation_serves_every_call(model):
         drafter.extend(ContextUpdate([row], [0], [count], torch.arange(count), None))
     for confidence in (None, fitted()):
         drafter.law_confidence = confidence
-        for kind in RULES:
+        for kind in KINDS:
             for keep_logits in (False, True):
                 for rows in ([0], [1, 1, 2]):
                     batch = DraftBatch(rows, torch.tensor(rows), keep_logits=keep_logits)
