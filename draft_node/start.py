@@ -39,6 +39,7 @@ from specserve.link.ends import DraftLinkEnd
 from specserve.link.frames import LinkLimits
 from specserve.link.ring import DEFAULT_RING_BYTES, RingDraftEnd, SharedRegion
 from specserve.model.config import ModelSpec
+from specserve.nccl_environment import set_nccl_environment
 from specserve.process import (
     ChildArguments,
     pin,
@@ -104,6 +105,8 @@ def _build(
     device = torch.device(placement.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        sharing = config.num_sharing(placement.device)
+        set_nccl_environment(f"draft {arguments.rank}", shares_device=sharing > 1)
     dtype = getattr(torch, config.state_dtype)
     target = TargetWeights.of(Path(config.model.target or ""))
     drafter = _load(config, target, dtype, device)

@@ -56,6 +56,9 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     threads: Positive = 1  # cores per target rank on CPU
     pin: bool = True  # tie each process to its own cores, where there are enough of them
     oversubscribe: bool = False  # allow more ranks than devices; marked in every report
+    # What carries tensors between ranks: gloo | nccl (CUDA). None: nccl between CUDA devices, gloo
+    # between processes that share one.
+    collectives: str | None = None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,8 +135,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     saguaro_c: Annotated[float, Meta(ge=0, le=1)] | None = None
     # A draft process whose loop is silent for longer is killed and started again.
     draft_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 1.0
-    # Rounds travel by: shm, memory that both processes share | nccl: between GPUs, has not run on
-    # hardware yet | gloo: slowly; for tests of what nccl needs.
+    # Rounds travel by: shm, memory that both processes share | nccl: between GPUs | gloo: slowly;
+    # for tests of what nccl needs.
     link: str = "shm"
     draft_threads: Positive | None = None  # cores per draft process on CPU; None: as for a rank
     # On CPU: of a drafter's weights and inputs at least, where fewer make its products faster. What

@@ -39,6 +39,7 @@ _NAMES = {  # keys of [speculation] that take one of a few names
     "miss_policy": ("auto", "skip", "ngram", "draft_here", "draft_now"),
     "layout": (None, "anchor-first", "fill-in"),
 }
+_COLLECTIVES = ("gloo", "nccl")
 _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 _KV_SHARE_OF_MEMORY = 0.25  # of host memory, all ranks together
@@ -57,7 +58,8 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     spec.check_divisible(topology.num_target_ranks)
     device = _resolve_device(config, topology, hardware)
     placements, oversubscribed = _place(config, topology, device, hardware)
-    _check_link(config.speculation.link, device, oversubscribed=oversubscribed)
+    _check_nccl("speculation.link", config.speculation.link, device)
+    collectives = _resolve_collectives(config.topology.collectives, device, oversubscribed)
     model = _resolve_model(config.model, device, spec, folder)
     if model.ballast is not None:
         spec = with_ballast(spec, parse_count(model.ballast, "model.ballast"))
@@ -82,7 +84,9 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         _check_memory(weights, pools, hardware.available_memory)
     return ResolvedConfig(
         model=model,
-        topology=msgspec.structs.replace(config.topology, topology=str(topology), device=device),
+        topology=msgspec.structs.replace(
+            config.topology, topology=str(topology), device=device, collectives=collectives
+        ),
         engine=_resolve_engine(config.engine, device, num_blocks, kv_dtype, pool),
         server=config.server,
         speculation=msgspec.structs.replace(
@@ -190,12 +194,19 @@ def _check_mode(mode: str, topology: Topology) -> None:
         )
 
 
-def _check_link(link: str, device: str, *, oversubscribed: bool) -> None:
-    if link == "nccl" and (device != "cuda" or oversubscribed):
-        raise Unsupported(
-            "speculation.link: nccl needs a CUDA device of its own for every target rank and every "
-            "draft process (shm)"
-        )
+def _check_nccl(field: str, name: str, device: str) -> None:
+    if name == "nccl" and device != "cuda":
+        raise Unsupported(f"{field}: nccl carries tensors between CUDA devices, this is {device}")
+
+
+def _resolve_collectives(name: str | None, device: str, oversubscribed: bool) -> str:
+    if name is None:
+        return "nccl" if device == "cuda" and not oversubscribed else "gloo"
+    if name not in _COLLECTIVES:
+        problem = f"{name!r} is not known ({', '.join(_COLLECTIVES)})"
+        raise InvalidField("topology.collectives", problem)
+    _check_nccl("topology.collectives", name, device)
+    return name
 
 
 def _check_batch(engine: EngineConfig) -> None:

@@ -16,6 +16,7 @@ from specserve.errors import Exhausted, SpecserveError
 from specserve.model.loader import kernels_for, load_with
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
+from specserve.nccl_environment import set_nccl_environment
 from specserve.process import ChildArguments, pin, report_failure, report_ready, sleep_exactly
 from specserve.resolve import kv_bytes_per_token
 from specserve.sizes import parse_count
@@ -104,7 +105,9 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
     device = torch.device(placement.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    _join_group(config, arguments, device)
+        sharing = config.num_sharing(placement.device)
+        set_nccl_environment(f"target {arguments.rank}", shares_device=sharing > 1)
+    _join_group(config, arguments)
     ballast = parse_count(config.model.ballast) if config.model.ballast else 0
     folder = Path(config.model.target or "")
     kernels = kernels_for(
@@ -135,16 +138,14 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
     return ranks, runner
 
 
-def _join_group(config: ResolvedConfig, arguments: ChildArguments, device: torch.device) -> None:
+def _join_group(config: ResolvedConfig, arguments: ChildArguments) -> None:
     if arguments.world_size == 1:
         return
-    # Both listen on this host only; a rendezvous through a file needs no port at all. NCCL refuses
-    # ranks that share a device; gloo takes their tensors by way of the host.
-    has_nccl = device.type == "cuda" and not config.oversubscribed
-    for backend in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo")
+    # Both listen on this host only; a rendezvous through a file needs no port at all.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    has_nccl = config.topology.collectives == "nccl"
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
+        "cpu:gloo,cuda:nccl" if has_nccl else "gloo",  # which takes tensors by way of the host
         init_method=f"file://{arguments.control_dir}/rendezvous",
         rank=arguments.rank,
         world_size=arguments.world_size,

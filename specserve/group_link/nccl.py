@@ -37,7 +37,6 @@ def prepare() -> None:
     if not torch.distributed.is_nccl_available():
         raise Unsupported("speculation.link: this build of torch has no NCCL (shm)")
     os.environ.update(_ENVIRONMENT)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 class _Slot:

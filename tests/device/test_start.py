@@ -54,6 +54,13 @@ def resolved(topology: str = "1+0", *, num_devices: int = 2, **speculation: str)
         return specserve.launch.resolve_here(load_config(None, keys))
 
 
+@pytest.fixture(autouse=True)
+def _environment_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_HOSTID"):
+        monkeypatch.setenv(name, "")  # so that what is set here is taken back
+        monkeypatch.delenv(name)
+
+
 def arguments(folder: Path, *link_fds: int) -> ChildArguments:
     return ChildArguments(
         config=folder, control_dir=folder, ready_fd=-1, parent_pid=os.getpid(), link_fds=link_fds
@@ -154,17 +161,32 @@ def test_processes_that_share_a_device_share_its_memory(cuda: PretendedCuda, tmp
     ("num_devices", "backend"), [(2, "cpu:gloo,cuda:nccl"), (1, "gloo")], ids=["own", "shared"]
 )
 def test_ranks_talk_over_nccl_unless_they_share_a_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_devices: int, backend: str
+    tmp_path: Path, num_devices: int, backend: str
 ):
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.setenv(name, "")  # so that what is set here is taken back
-        monkeypatch.delenv(name)
     config = resolved("2+0", num_devices=num_devices, mode="off")
     given = msgspec.structs.replace(arguments(tmp_path), rank=1, world_size=2)
     with mock.patch.object(target_node.start.dist, "init_process_group") as joined:
-        target_node.start._join_group(config, given, torch.device("cuda"))
+        target_node.start._join_group(config, given)
     assert joined.call_args.args == (backend,)
-    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize("num_devices", [2, 1])
+def test_processes_that_share_a_device_are_hosts_of_their_own_to_nccl(
+    cuda: PretendedCuda, tmp_path: Path, num_devices: int
+):
+    config = resolved("1+1", num_devices=num_devices, mode="async")
+    names = []
+    with shared_memory() as (fd, region):
+        for build in (
+            lambda given: target_node.start._build(config, given),
+            lambda given: draft_node.start._build(config, given, region, mock.MagicMock()),
+        ):
+            build(arguments(tmp_path, fd))
+            assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
+            names.append(os.environ.pop("NCCL_HOSTID", None))
+    assert (None in names) == (num_devices == 2)
+    assert len(set(names)) == (1 if num_devices == 2 else 2)
 
 
 @pytest.mark.slow

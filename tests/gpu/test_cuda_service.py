@@ -45,6 +45,15 @@ def model_info(address: str) -> pb.GetModelInfoResponse:
         return stubs.ControlStub(channel).GetModelInfo(pb.GetModelInfoRequest())
 
 
+def bytes_received(address: str) -> int:
+    """From draft processes, so far."""
+    with grpc.insecure_channel(address) as channel:
+        watch = stubs.SpecInfoStub(channel).WatchSpecStats(pb.WatchSpecStatsRequest(interval_s=0.3))
+        found = next(watch).bytes_received
+        watch.cancel()
+    return found
+
+
 @pytest.mark.parametrize("mode", ["off", "sync", "auto"])
 def test_a_service_with_default_dtype_and_measured_memory(
     start_service: Callable[..., str], mode: str
@@ -66,19 +75,34 @@ def test_every_embedded_drafter_beside_the_target(
     assert differing(plain, run(address, seeded_requests(40), concurrency=8, shuffle_seed=1)) == []
 
 
-@pytest.mark.parametrize("drafter", ["dspark", "lm", "ngram"])
+@pytest.mark.parametrize(
+    ("drafter", "link"), [("dspark", "shm"), ("lm", "shm"), ("ngram", "shm"), ("dspark", "nccl")]
+)
 def test_a_draft_process_on_the_same_device(
-    start_service: Callable[..., str], plain: list, drafter: str
+    start_service: Callable[..., str], plain: list, drafter: str, link: str
 ):
-    flags = ("--topology", "1+1", "--oversubscribe", "--speculation", "async")
+    flags = ("--topology", "1+1", "--oversubscribe", "--speculation", "async", "--link", link)
     address = start_service(*EXACT, *flags, "--drafter", drafter)
     assert differing(plain, run(address, seeded_requests(40), concurrency=8, shuffle_seed=2)) == []
+    assert bytes_received(address) > 0
 
 
-def test_two_ranks_on_the_same_device(start_service: Callable[..., str], plain: list):
-    """NCCL refuses this; gloo carries the tensors."""
-    address = start_service(*EXACT, "--topology", "2+0", "--oversubscribe", "--speculation", "off")
+@pytest.mark.parametrize("collectives", ["gloo", "nccl"])
+def test_two_ranks_on_the_same_device(
+    start_service: Callable[..., str], plain: list, collectives: str
+):
+    flags = ("--topology", "2+0", "--oversubscribe", "--collectives", collectives)
+    address = start_service(*EXACT, *flags, "--speculation", "off")
+    assert model_info(address).tensor_parallel == 2
     assert differing(plain, run(address, seeded_requests(40), concurrency=8)) == []
+
+
+def test_everything_over_nccl_on_the_same_device(start_service: Callable[..., str], plain: list):
+    """Ranks and a draft process: groups of the target and of the link in one process."""
+    flags = ("--topology", "2+1", "--oversubscribe", "--collectives", "nccl", "--link", "nccl")
+    address = start_service(*EXACT, *flags, "--speculation", "async", "--drafter", "dspark")
+    assert differing(plain, run(address, seeded_requests(40), concurrency=8, shuffle_seed=4)) == []
+    assert bytes_received(address) > 0
 
 
 def test_processes_that_share_a_device_share_its_memory(start_service: Callable[..., str]):
@@ -103,10 +127,7 @@ def test_a_draft_process_on_a_device_of_its_own(
     flags = ("--topology", "1+1", "--speculation", "async", "--link", link)
     address = start_service(*EXACT, *flags)
     assert differing(plain, run(address, seeded_requests(40), concurrency=8, shuffle_seed=3)) == []
-    with grpc.insecure_channel(address) as channel:
-        watch = stubs.SpecInfoStub(channel).WatchSpecStats(pb.WatchSpecStatsRequest(interval_s=0.3))
-        assert next(watch).bytes_received > 0
-        watch.cancel()
+    assert bytes_received(address) > 0
 
 
 @pytest.mark.multigpu

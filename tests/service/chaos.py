@@ -15,6 +15,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 from tests.exactness.workload import (
@@ -83,9 +85,10 @@ def attack(
         watch.close()
 
 
-def plainly(requests: list) -> list[Outcome]:
+def plainly(requests: list, *settings: str) -> list[Outcome]:
     """By a service without drafts, which ends before this returns."""
-    launched = Launched(*_COMMON, "--speculation", "off", "--set", "topology.pin=false")
+    flags = [word for setting in ("topology.pin=false", *settings) for word in ("--set", setting)]
+    launched = Launched(*_COMMON, "--speculation", "off", *flags)
     try:
         return run(launched.address(), requests, concurrency=8)
     finally:
@@ -108,6 +111,22 @@ def launch_async(topology: str = "1+1", *settings: str, oversubscribe: bool = Tr
     if oversubscribe:
         mode.append("--oversubscribe")
     return Launched(*_COMMON, *mode, *flags)
+
+
+@contextmanager
+def launched_async(*settings: str) -> Iterator[Launched]:
+    """A `1+1` that is told to stop in the end, and has to end well."""
+    made = launch_async("1+1", *settings)
+    try:
+        made.address()
+        yield made
+    finally:
+        if made.process.poll() is None:
+            made.process.send_signal(signal.SIGTERM)
+        code = made.exit_code(90)
+        assert made.process.stdout
+        made.process.stdout.close()
+    assert code == 0, made.output
 
 
 def end(launched: Launched) -> None:

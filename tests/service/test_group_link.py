@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.exactness.workload import Outcome, differing, run, seeded_requests
-from tests.service.chaos import launch_async, plainly
+from tests.service.chaos import launched_async, plainly
 from tests.service.draft_watch import DraftWatch, draft_pids
 from tests.service.test_failures import Launched
 
@@ -25,17 +25,8 @@ def plain() -> list[Outcome]:
 @pytest.fixture
 def launched() -> Iterator[Launched]:
     # Light enough to be in time beside a bare target even on a machine that does other things.
-    made = launch_async("1+1", "speculation.link=gloo", "speculation.drafter=dspark-async")
-    try:
-        made.address()
+    with launched_async("speculation.link=gloo", "speculation.drafter=dspark-async") as made:
         yield made
-    finally:
-        if made.process.poll() is None:
-            made.process.send_signal(signal.SIGTERM)
-        code = made.exit_code(90)
-        assert made.process.stdout
-        made.process.stdout.close()
-    assert code == 0, made.output
 
 
 def strike(launched: Launched, signum: int) -> None:

@@ -83,7 +83,7 @@ def test_nothing_is_left_undecided_on_cpu():
 def test_resolution_changes_no_explicit_wish():
     wish = Config(
         model=ModelConfig(name="n", dtype="bfloat16", max_model_len=100, generation_config="none"),
-        topology=TopologyConfig(topology="2+0", device="cpu", threads=2),
+        topology=TopologyConfig(topology="2+0", device="cpu", threads=2, collectives="gloo"),
         engine=EngineConfig(kv_dtype="float32", num_blocks=7, deterministic=False),
     )
     config = resolved(wish)
@@ -103,15 +103,19 @@ def test_cuda_is_chosen_where_there_are_enough_devices():
     assert config.topology.device == "cpu"
 
 
-def test_nccl_is_for_processes_with_a_device_each():
+def test_nccl_is_for_cuda_devices_and_chosen_for_ranks_with_one_each():
     machine = msgspec.structs.replace(MACHINE, cuda_devices=DEVICES)
     config = resolved(speculating("async", "1+1", link="nccl"), machine)
-    assert config.speculation.link == "nccl"
+    assert (config.speculation.link, config.topology.collectives) == ("nccl", "nccl")
     assert config.placement("target").device != config.placement("draft").device
-    topology = TopologyConfig(topology="1+2", device="cuda", oversubscribe=True)
-    with pytest.raises(Unsupported, match=r"speculation\.link: nccl needs a CUDA device"):
-        resolved(Config(topology=topology, speculation=config.speculation), machine)
-    assert resolved(speculating("async", "1+1")).speculation.link == "shm"
+    shared = TopologyConfig(topology="1+2", device="cuda", oversubscribe=True)
+    config = resolved(Config(topology=shared, speculation=config.speculation), machine)
+    assert (config.speculation.link, config.topology.collectives) == ("nccl", "gloo")
+    wished = msgspec.structs.replace(shared, collectives="nccl")
+    config = resolved(Config(topology=wished, speculation=config.speculation), machine)
+    assert config.topology.collectives == "nccl"
+    config = resolved(speculating("async", "1+1"))
+    assert (config.speculation.link, config.topology.collectives) == ("shm", "gloo")
 
 
 def test_blocks_hold_sixteen_full_contexts_where_memory_allows():
@@ -268,6 +272,10 @@ def test_ballast_layers_count_in_the_kv_of_a_token():
             speculating("auto", link="tcp"),
             "speculation.link: 'tcp' is not known (shm, nccl, gloo)",
         ),
+        (
+            Config(topology=TopologyConfig(topology="2+0", collectives="mpi")),
+            "topology.collectives: 'mpi' is not known (gloo, nccl)",
+        ),
     ],
 )
 def test_a_value_that_is_never_right_is_an_invalid_field(config, message):
@@ -323,7 +331,11 @@ def test_a_number_of_speculation_out_of_range_is_refused(key, value):
         (Config(topology=TopologyConfig(device="cuda")), "no CUDA device"),
         (Config(server=ServerConfig(host="0.0.0.0")), "server.host: '0.0.0.0' is not a loopback"),
         (Config(engine=EngineConfig(kv_memory="1k")), "no room for a single block"),
-        (speculating("async", "1+1", link="nccl"), r"speculation\.link: nccl needs a CUDA device"),
+        (speculating("async", "1+1", link="nccl"), r"speculation\.link: nccl .* this is cpu"),
+        (
+            Config(topology=TopologyConfig(topology="2+0", collectives="nccl")),
+            r"topology\.collectives: nccl .* this is cpu",
+        ),
     ],
 )
 def test_a_wish_that_cannot_be_met_is_unsupported(config, message):

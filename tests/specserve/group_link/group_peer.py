@@ -1,8 +1,8 @@
 """A draft process that does nothing but answer reports: run as a module, killed at any moment.
 
-Arguments: descriptor of the region, folder to meet in, epoch, manner. "echo" answers a report with
-the push of the number that it carries as its lead; "mute" attaches and reads nothing; "rubbish"
-sends what is no frame before every answer. Follows the region's word to another epoch.
+Arguments: descriptor of the region, folder to meet in, epoch, manner, backend. "echo" answers a
+report with the push of the number that it carries as its lead; "mute" attaches and reads nothing;
+"rubbish" sends what is no frame before every answer. Follows the region's word to another epoch.
 """
 
 import os
@@ -14,15 +14,15 @@ import torch
 
 from specserve.group_link.ends import GroupDraftEnd, Meeting
 from specserve.link.ring import SharedRegion
+from specserve.nccl_environment import set_nccl_environment
 from tests.specserve.link.messages import LIMITS, numbered_push
 
 TIMEOUT_S = 5.0
 
 
-def meeting_in(folder: Path, timeout_s: float = TIMEOUT_S) -> Meeting:
-    return Meeting(
-        folder=folder, draft=0, backend="gloo", device=torch.device("cpu"), timeout_s=timeout_s
-    )
+def meeting_in(folder: Path, backend: str = "gloo", timeout_s: float = TIMEOUT_S) -> Meeting:
+    device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
+    return Meeting(folder=folder, draft=0, backend=backend, device=device, timeout_s=timeout_s)
 
 
 def insist(send):
@@ -32,9 +32,11 @@ def insist(send):
 
 
 def main():
-    fd, folder, epoch, manner = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    fd, folder, epoch = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    manner, backend = sys.argv[4:]
+    set_nccl_environment("draft 0", shares_device=True)
     region = SharedRegion.attach(fd)
-    end = GroupDraftEnd(region, LIMITS, meeting_in(folder))
+    end = GroupDraftEnd(region, LIMITS, meeting_in(folder, backend))
     region.draft_pid, region.draft_epoch, end.epoch = os.getpid(), epoch, epoch
     while manner == "mute":
         time.sleep(1)

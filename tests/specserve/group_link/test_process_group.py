@@ -25,11 +25,11 @@ PROMPT_S = 0.4  # no call takes longer, even on a machine that does other things
 class Target:
     """The target's end; every call to it is timed."""
 
-    def __init__(self, folder, timeout_s: float) -> None:
-        self.folder = folder
+    def __init__(self, folder, timeout_s: float, backend: str = "gloo") -> None:
+        self.folder, self.backend = folder, backend
         self.fd = SharedRegion.create(2**16)
         self.region = SharedRegion.attach(self.fd)
-        self.end = GroupTargetEnd(self.region, LIMITS, meeting_in(folder, timeout_s))
+        self.end = GroupTargetEnd(self.region, LIMITS, meeting_in(folder, backend, timeout_s))
         self.longest_s = 0.0
 
     def enter(self, epoch: int | None) -> None:
@@ -92,8 +92,8 @@ def draft(target: Target, epoch: int, manner: str = "echo"):
 @contextmanager
 def starting(target: Target, epoch: int, manner: str = "echo"):
     module = "tests.specserve.group_link.group_peer"
-    words = [sys.executable, "-m", module, str(target.fd), str(target.folder), str(epoch), manner]
-    process = subprocess.Popen(words, pass_fds=[target.fd])
+    words = [module, target.fd, target.folder, epoch, manner, target.backend]
+    process = subprocess.Popen([sys.executable, "-m", *map(str, words)], pass_fds=[target.fd])
     try:
         yield process
     finally:

@@ -1,0 +1,57 @@
+"""Frames over NCCL between two real processes: what is tested over gloo holds on a GPU.
+
+Both share one device here, so that NCCL goes through sockets; the lanes, their streams and their
+memory are those of two devices.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from specserve.nccl_environment import set_nccl_environment
+from tests.specserve.group_link.group_peer import TIMEOUT_S
+from tests.specserve.group_link.test_process_group import (  # noqa: F401
+    PROMPT_S,
+    Target,
+    test_a_killed_peer_ends_the_epoch_and_the_next_one_works,
+    test_a_peer_killed_before_it_has_joined_is_forgotten,
+    test_a_peer_that_does_not_read_costs_dropped_frames_and_then_the_link,
+    test_a_peer_that_goes_on_after_the_link_was_given_up_comes_to_the_next_epoch,
+    test_a_peer_that_never_joins_blocks_nobody,
+    test_a_stopped_peer_takes_what_may_be_under_way_and_no_more,
+    test_frames_cross_both_ways_in_order,
+    test_rubbish_is_counted_and_what_follows_is_sound,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _a_host_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_SOCKET_IFNAME", "NCCL_HOSTID"):
+        monkeypatch.setenv(name, "")  # so that what is set here is taken back
+        monkeypatch.delenv(name)
+    set_nccl_environment("target 0", shares_device=True)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Target]:
+    yield from over_nccl(tmp_path, TIMEOUT_S)
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Target]:
+    yield from over_nccl(tmp_path, 0.5)
+
+
+def over_nccl(folder: Path, timeout_s: float) -> Iterator[Target]:
+    made = Target(folder, timeout_s, "nccl")
+    yield made
+    made.close()
+    assert made.longest_s < PROMPT_S
