@@ -165,13 +165,17 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Small normal weights; projections into the residual stream start at zero."""
+        """Small normal weights; projections into the residual stream start at zero.
+
+        Drawn on the CPU, so that they are the same on every device.
+        """
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.zero_()
             elif parameter.ndim == 2:
-                parameter.normal_(0.0, 0.02, generator=generator)
+                drawn = torch.empty(parameter.shape).normal_(0.0, 0.02, generator=generator)
+                parameter.copy_(drawn)
 
     def hidden(self, token_ids: Tensor) -> Tensor:
         """token_ids [B, T] -> normalised final hidden states [B, T, hidden]"""

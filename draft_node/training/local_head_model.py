@@ -126,9 +126,15 @@ def unigram_counts(
 
 
 def _principal(weight: Tensor, rank: int) -> Tensor:
-    """[V, H] -> [V, rank]: its rows along their principal directions, of mean square 1."""
+    """[V, H] -> [V, rank]: its rows along their principal directions, of mean square 1.
+
+    Each direction's largest entry is positive: its sign is the library's choice, another one on
+    another device, and all other weights are the same there.
+    """
     centred = weight - weight.mean(dim=0)
     _, directions = torch.linalg.eigh(centred.T @ centred)
+    largest = directions.abs().argmax(dim=0, keepdim=True)
+    directions = directions * directions.gather(0, largest).sign()
     reduced = centred @ directions.flip(1)[:, :rank]
     if reduced.shape[1] < rank:
         reduced = F.pad(reduced, (0, rank - reduced.shape[1]))

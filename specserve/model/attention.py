@@ -3,11 +3,12 @@
 A row brings 1..n new tokens (decode, verification and prefill chunks are the same thing here).
 `plan` does the host's work once a forward; `run` is called by every layer.
 
-`TorchAttention` is the reference for CPU and CUDA. When deterministic, a token's result has the
-same bits whatever else is in the batch and however its prompt was chunked: queries are computed in
-tiles whose height provably (by a probe of this machine's kernels) does not matter, keys in tiles of
-fixed width whose partial sums are added in the order of positions, and masked keys contribute exact
-zeros. See docs/decisions/0002-deterministic-arithmetic.md.
+`TorchAttention` is the reference for CPU and CUDA. When deterministic, on CPU, a token's result has
+the same bits whatever else is in the batch and however its prompt was chunked: queries are computed
+in tiles whose height provably (by a probe of this machine's kernels) does not matter, keys in tiles
+of fixed width whose partial sums are added in the order of positions, and masked keys contribute
+exact zeros. On CUDA that is `fixed_attention`'s, because kernels are chosen by every dimension
+there. See docs/decisions/0002-deterministic-arithmetic.md.
 """
 
 import functools
@@ -116,7 +117,7 @@ class TorchAttention:
         self.tile, self.step = 1, MAX_QUERIES[cache.device.type]
         if deterministic:
             self.tile, self.step = _invariant_tiling(
-                cache.head_dim, self.queries_per_kv, cache.dtype, cache.device.type
+                cache.head_dim, self.queries_per_kv, cache.dtype
             )
         self._groups: list[_Group] = []
         self._flat_slots = torch.empty(0, dtype=torch.int64)
@@ -276,20 +277,18 @@ def _round_up(num_keys: int) -> int:
 
 
 @functools.cache
-def _invariant_tiling(
-    head_dim: int, queries_per_kv: int, dtype: torch.dtype, device: str
-) -> tuple[int, int]:
+def _invariant_tiling(head_dim: int, queries_per_kv: int, dtype: torch.dtype) -> tuple[int, int]:
     """The smallest (tile, step) in tokens for which a query's bits do not depend on its company.
 
     Kernels differ for one or two rows, not beyond: products of m rows are compared with the same
     rows inside a product of MAX_QUERIES tokens. Where nothing passes, every product has FIXED_TILE
     tokens, which is invariant by construction.
     """
-    most = MAX_QUERIES[device]
+    most = MAX_QUERIES["cpu"]
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(dtype).to(device)
+        return torch.randn(shape, generator=generator).to(dtype)
 
     queries = random(2, most * queries_per_kv, head_dim)
     weights = random(2, most * queries_per_kv, 2 * KEY_TILE)

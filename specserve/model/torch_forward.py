@@ -3,6 +3,7 @@
 import torch
 
 from specserve.model.attention import AttentionBatch, TorchAttention
+from specserve.model.fixed_attention import FixedAttention
 from specserve.model.kv_cache import CacheShape, KVCache
 from specserve.model.transformer import Transformer
 
@@ -35,8 +36,11 @@ class TorchForward:
             device=model.embedding.device,
             kept_dtype=kv_dtype,
         )
-        self._attention = TorchAttention(
-            self.cache, num_heads=spec.num_heads // num_ranks, deterministic=deterministic
+        num_heads = spec.num_heads // num_ranks
+        self._attention = (
+            FixedAttention(self.cache, num_heads=num_heads)
+            if deterministic and self.cache.device.type == "cuda"
+            else TorchAttention(self.cache, num_heads=num_heads, deterministic=deterministic)
         )
 
     def plan(self, batch: AttentionBatch) -> None:

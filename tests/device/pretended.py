@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specserve import noise
-from specserve.model import attention
 from tests.device.tensors import PretendedTensor, as_on, values_of
 
 DEVICE = torch.device("cuda", 1)  # not the first one: whoever names no device gets noticed
@@ -125,6 +124,7 @@ class PretendedCuda(TorchDispatchMode):
         device = _result_device(wanted, ours)
         self.num_operations += device.type != "cpu" or packet in _COPIES
         self._check(func, args, tensors, ours)
+        self._check_generator(kwargs.get("generator"), device)
         self._count(func, args, tensors, device)
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
@@ -148,6 +148,13 @@ class PretendedCuda(TorchDispatchMode):
         if not strangers:
             return
         self._refuse(str(packet), tensors)
+
+    def _check_generator(self, generator: torch.Generator | None, device: torch.device) -> None:
+        """A device draws with generators of its own."""
+        if generator is not None and generator.device.type != device.type:
+            mix = f"Expected a {device.type!r} generator, not {generator.device} at {_line()}"
+            self.mixes.append(mix)
+            raise Mixed(mix)
 
     def _refuse(self, name: str, tensors: list) -> NoReturn:
         devices = ", ".join(f"{x.device}{list(x.shape)}" for x in tensors)
@@ -246,10 +253,7 @@ def _without_inference_mode() -> Iterator[None]:
 @contextmanager
 def pretended_cuda() -> Iterator[PretendedCuda]:
     """A machine with CUDA devices while inside. Fails at the end if devices were ever mixed."""
-    caches: list[Callable[[], None]] = [
-        noise._constants.cache_clear,
-        attention._invariant_tiling.cache_clear,
-    ]
+    caches: list[Callable[[], None]] = [noise._constants.cache_clear]
     current = [DEVICE]
     cuda = {
         "set_device": lambda device: current.__setitem__(0, torch.device(device)),
@@ -258,8 +262,6 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
         "mem_get_info": lambda device=None: (FREE_BYTES, FREE_BYTES),
     }
     with ExitStack() as stack:
-        # Probing the tiles that a device would use takes minutes here.
-        stack.enter_context(mock.patch.dict(attention.MAX_QUERIES, cuda=32))
         for name, function in cuda.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, function))
         for clear in caches:

@@ -23,8 +23,13 @@ class Drafted:
     law: torch.Tensor | None
 
 
-def drafted(drafter: Drafter, device: torch.device, rule: str) -> Drafted:
-    """Blocks behind two contexts of fixed tokens and features; behind tokens in flight, too."""
+def drafted(
+    drafter: Drafter, device: torch.device, rule: str, dtype: torch.dtype = torch.float32
+) -> Drafted:
+    """Blocks behind two contexts of fixed tokens and features; behind tokens in flight, too.
+
+    `dtype` is what the drafter computes in, and its target, whose the features are.
+    """
     generator = torch.Generator().manual_seed(0)
     total = sum(LENGTHS)
     token_ids = torch.randint(1, 60, (total,), generator=generator)
@@ -35,7 +40,7 @@ def drafted(drafter: Drafter, device: torch.device, rule: str) -> Drafted:
             starts=[0, 0],
             counts=list(LENGTHS),
             token_ids=token_ids.to(device),
-            features=features.to(device) if drafter.feature_size else None,
+            features=features.to(device, dtype) if drafter.feature_size else None,
         )
     )
     batch = DraftBatch(

@@ -35,7 +35,7 @@ def test_every_drafter_runs_in_bfloat16(models: Models, name: str):
     device = torch.device("cuda", 0)
     drafter = drafter_on_device(models, name, torch.bfloat16, device)
     for rule in RULES:
-        found = drafted(drafter, device, rule)
+        found = drafted(drafter, device, rule, torch.bfloat16)
         assert ((found.token_ids >= 0) & (found.token_ids < 64)).all()
         assert found.logits is None or found.logits.isfinite().all()
         drafter.free(0)

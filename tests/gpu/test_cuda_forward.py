@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from specserve.model.attention import AttentionBatch
+from specserve.model.fixed_attention import FixedAttention
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from target_node.batch import ForwardBatch
 from target_node.runner import Runner
+from tests.specserve.model.attended import LENGTHS, NUM_KV_HEADS, Rows, differing
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,3 +47,63 @@ def test_logits_on_cuda_agree_with_the_cpu(embedded_target: Path, deterministic:
         logits[device] = runner.forward(batch(model.config.vocab_size)).cpu()
     difference = (logits["cpu"] - logits["cuda"]).abs().max().item()
     assert difference < 2e-3, f"largest logit difference {difference:.2e}"
+
+
+def fixed(cache, num_heads):
+    return FixedAttention(cache, num_heads=num_heads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_of_fixed_attention_do_not_depend_on_the_company_or_ranks(dtype: torch.dtype):
+    device = torch.device("cuda")
+    rows = Rows(device, fixed, dtype=dtype)
+    assert differing(rows) == []
+    whole = [(row, 0, length) for row, length in enumerate(LENGTHS)]
+    expected = torch.cat(rows.attend(whole))
+    for num_ranks in (2, 4):
+        width = NUM_KV_HEADS // num_ranks
+        parts = [
+            torch.cat(
+                Rows(device, fixed, kv_heads=slice(at, at + width), dtype=dtype).attend(whole)
+            )
+            for at in range(0, NUM_KV_HEADS, width)
+        ]
+        assert torch.equal(torch.cat(parts, dim=1), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_of_logits_do_not_depend_on_the_company(embedded_target: Path, dtype: torch.dtype):
+    """Of all tokens of two prompts: alone, together, in chunks, beside others."""
+    device = torch.device("cuda")
+    model = load_model(
+        embedded_target,
+        dtype=dtype,
+        device=device,
+        parallel=TensorParallel(),
+        deterministic=True,
+    )
+    runner = Runner(model, num_blocks=200, block_size=16, deterministic=True)
+    tables = [np.arange(1 + 40 * i, 1 + 40 * (i + 1)) for i in range(4)]
+    tokens = np.random.default_rng(1).integers(0, model.config.vocab_size, (4, 512))
+
+    def logits(*pieces: tuple[int, int, int]) -> list[torch.Tensor]:
+        """Of all tokens of each piece: row, first token, end."""
+        rows, firsts, ends = (np.array(x) for x in zip(*pieces, strict=True))
+        plan = AttentionBatch(ends - firsts, ends, [tables[row] for row in rows])
+        flat = np.concatenate([tokens[row, first:end] for row, first, end in pieces])
+        work = ForwardBatch(flat, np.arange(len(flat)), np.zeros(0, np.int64), plan)
+        found = runner.forward(work)
+        assert found is not None
+        return list(found.cpu().split((ends - firsts).tolist()))
+
+    (long,), (short,) = logits((0, 0, 300)), logits((1, 0, 130))
+    assert long.std() > 0.1
+    together = logits((2, 0, 70), (0, 0, 300), (1, 0, 130), (3, 0, 12))
+    assert torch.equal(together[1], long)
+    assert torch.equal(together[2], short)
+    chunks = [logits((0, at, min(at + 77, 300)), (3, 12, 13))[0] for at in range(0, 300, 77)]
+    assert torch.equal(torch.cat(chunks), long)
+    for size in (1, 2, 5, 8, 17):
+        few = logits((1, 130 - size, 130), (3, 12, 13), (0, 300 - size, 300), (2, 60, 70))
+        assert torch.equal(few[0], short[-size:])
+        assert torch.equal(few[2], long[-size:])

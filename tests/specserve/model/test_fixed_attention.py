@@ -1,0 +1,77 @@
+"""Products of one shape: the attention of `TorchAttention`, with bits that no company changes."""
+
+import pytest
+import torch
+
+from specserve.model import fixed_attention
+from specserve.model.attention import TorchAttention
+from specserve.model.fixed_attention import FixedAttention
+from tests.specserve.model.attended import LENGTHS, NUM_KV_HEADS, Rows, companies, differing
+
+CPU = torch.device("cpu")
+
+
+def fixed(cache, num_heads):
+    return FixedAttention(cache, num_heads=num_heads)
+
+
+def plain(cache, num_heads):
+    return TorchAttention(cache, num_heads=num_heads, deterministic=False)
+
+
+@pytest.mark.parametrize("block_size", [16, 24, 1, 128, 300])
+def test_it_attends_as_the_other_does(block_size):
+    ours, theirs = (Rows(CPU, make, block_size=block_size) for make in (fixed, plain))
+    for pieces in companies()[:: 1 if block_size == 16 else 5]:
+        for found, expected in zip(ours.attend(pieces), theirs.attend(pieces), strict=True):
+            torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_it_takes_other_dtypes(dtype):
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 2e-6  # of the other, whose scores are float32
+    whole = [(row, 0, length) for row, length in enumerate(LENGTHS)]
+    ours, theirs = (Rows(CPU, make, dtype=dtype).attend(whole) for make in (fixed, plain))
+    for found, expected in zip(ours, theirs, strict=True):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_bits_do_not_depend_on_the_company():
+    assert differing(Rows(CPU, fixed)) == []
+
+
+def test_bits_do_not_depend_on_the_number_of_ranks():
+    whole = [(row, 0, length) for row, length in enumerate(LENGTHS)]
+    expected = torch.cat(Rows(CPU, fixed).attend(whole))
+    for num_ranks in (2, 4):
+        width = NUM_KV_HEADS // num_ranks
+        parts = [
+            torch.cat(Rows(CPU, fixed, kv_heads=slice(at, at + width)).attend(whole))
+            for at in range(0, NUM_KV_HEADS, width)
+        ]
+        assert torch.equal(torch.cat(parts, dim=1), expected)
+
+
+def test_every_product_has_one_shape(monkeypatch):
+    shapes = set()
+    bmm = torch.bmm
+
+    def noted(a, b, *, out):
+        shapes.add((a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride()))
+        return bmm(a, b, out=out)
+
+    monkeypatch.setattr(fixed_attention.torch, "bmm", noted)
+    for kv_heads in (slice(None), slice(1), slice(2)):
+        rows = Rows(CPU, fixed, kv_heads=kv_heads)
+        for pieces in companies():
+            rows.attend(pieces)
+    assert len(shapes) == 2  # of scores, and of values
+
+
+def test_what_a_masked_key_holds_does_not_matter():
+    rows = Rows(CPU, fixed)
+    expected = rows.attend([(2, 10, 20)])[0]
+    rows.cache.keys[:, :, :16] = 9.0  # the null block's, which pads
+    rows.cache.values[:, :, :16] = 9.0
+    assert torch.equal(rows.attend([(2, 10, 20)])[0], expected)
