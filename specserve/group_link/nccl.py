@@ -1,10 +1,14 @@
-"""Lanes over NCCL between two GPUs; has not run on hardware yet.
+"""Lanes over NCCL between two GPUs, or between two processes on one: see `nccl_environment`.
 
 Each direction has a communicator and a stream of its own: transfers of one communicator happen one
 after the other, so two processes that both send first would wait for each other for ever. A frame
 goes from pinned memory to a buffer on the device, from there to the peer's, and into its pinned
 memory; an event behind the last step says when. The host waits for none of it, and no other stream
 does. All memory is taken before the first transfer, since taking it may wait for the whole device.
+
+A transfer that was sent is over when NCCL has taken it, which buffers what is small: a peer that
+has stopped may have hundreds of frames on their way. The ring of headers bounds them, a receiver
+whose frame does not come ends the link, and the heartbeat tells of a draft that is silent.
 """
 
 import datetime

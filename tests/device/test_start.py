@@ -79,7 +79,7 @@ def leader(config: ResolvedConfig, given: ChildArguments) -> TargetNode:
         node = target_node.start._leader(config, given, ranks, runner, forwards)
         target_node.start._begin_to_lead(node, config, given, forwards)
         look_at_progress, _ = watch.call_args.args
-        assert look_at_progress() > 20  # forwards that were timed
+        assert look_at_progress() >= 7  # forwards: one, and three of at least two sizes
         return node
 
 
