@@ -4,7 +4,8 @@ Each direction has a communicator and a stream of its own: transfers of one comm
 after the other, so two processes that both send first would wait for each other for ever. A frame
 goes from pinned memory to a buffer on the device, from there to the peer's, and into its pinned
 memory; an event behind the last step says when. The host waits for none of it, and no other stream
-does. All memory is taken before the first transfer, since taking it may wait for the whole device.
+does. NCCL is called by a thread of the lane's own: see `call_thread`. All memory is taken before
+the first transfer, since taking it may wait for the whole device.
 
 A transfer that was sent is over when NCCL has taken it, which buffers what is small: a peer that
 has stopped may have hundreds of frames on their way. The ring of headers bounds them, a receiver
@@ -20,6 +21,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from specserve.errors import Unsupported
+from specserve.group_link.call_thread import Call, CallThread
 from specserve.group_link.lanes import MAX_FRAME_BYTES, MAX_MOVING, Lanes
 from specserve.link.envelope import Part
 
@@ -54,20 +56,21 @@ class _Slot:
 class NcclTransfer:
     """A frame on its way, in a slot."""
 
-    def __init__(self, event: torch.cuda.Event, on_host: torch.Tensor) -> None:
+    def __init__(self, call: Call[torch.cuda.Event], on_host: torch.Tensor) -> None:
         self.began_s = time.monotonic()
-        self._event = event
+        self._call = call
         self._on_host = on_host
 
     def is_done(self) -> bool:
-        return self._event.query()
+        event = self._call.result()
+        return event is not None and event.query()
 
     def frame(self) -> bytearray:
         return bytearray(self._on_host.numpy().data)
 
 
 class NcclLane:
-    """One direction: its own communicator, stream and memory."""
+    """One direction: its own communicator, stream, memory and thread."""
 
     def __init__(
         self, store: Store, rank: int, device: torch.device, *, name: str, num_slots: int
@@ -84,29 +87,39 @@ class NcclLane:
         with torch.cuda.device(device), torch.cuda.stream(self._stream):
             self._slots = [_Slot(device) for _ in range(num_slots)]
         self._num_begun = 0
+        self._calls: CallThread[torch.cuda.Event] = CallThread(f"nccl-{name}")
 
     def send(self, parts: Sequence[Part], num_bytes: int) -> NcclTransfer:
         slot = self._next_slot()
         on_host, on_device = slot.on_host[:num_bytes], slot.on_device[:num_bytes]
         on_host.numpy().data[:] = b"".join(parts)
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            on_device.copy_(on_host, non_blocking=True)
-            work = self._group.send([on_device], self._peer, 0)  # pyright: ignore[reportAttributeAccessIssue]
-            work.synchronize()  # this stream with it, not the host
-            return self._begun(on_host)
+
+        def begin() -> torch.cuda.Event:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                on_device.copy_(on_host, non_blocking=True)
+                work = self._group.send([on_device], self._peer, 0)  # pyright: ignore[reportAttributeAccessIssue]
+                work.synchronize()  # this stream with it, not the host
+                return _recorded()
+
+        return NcclTransfer(self._calls.make(begin), on_host)
 
     def receive(self, num_bytes: int) -> NcclTransfer:
         slot = self._next_slot()
         on_host, on_device = slot.on_host[:num_bytes], slot.on_device[:num_bytes]
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            work = self._group.recv([on_device], self._peer, 0)  # pyright: ignore[reportAttributeAccessIssue]
-            work.synchronize()  # this stream with it, not the host
-            on_host.copy_(on_device, non_blocking=True)
-            return self._begun(on_host)
+
+        def begin() -> torch.cuda.Event:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                work = self._group.recv([on_device], self._peer, 0)  # pyright: ignore[reportAttributeAccessIssue]
+                work.synchronize()  # this stream with it, not the host
+                on_host.copy_(on_device, non_blocking=True)
+                return _recorded()
+
+        return NcclTransfer(self._calls.make(begin), on_host)
 
     def close(self) -> None:
         """Ends what is under way on this device, even if the peer is gone."""
         self._group.abort()
+        self._calls.close()
 
     def _next_slot(self) -> _Slot:
         # Transfers end in the order in which they begin, and no more are under way than slots.
@@ -114,10 +127,12 @@ class NcclLane:
         self._num_begun += 1
         return slot
 
-    def _begun(self, on_host: torch.Tensor) -> NcclTransfer:
-        event = torch.cuda.Event()
-        event.record()
-        return NcclTransfer(event, on_host)
+
+def _recorded() -> torch.cuda.Event:
+    """Of all that this thread's stream was asked for."""
+    event = torch.cuda.Event()
+    event.record()
+    return event
 
 
 def join(store: Store, rank: int, device: torch.device, join_s: float) -> Lanes:

@@ -17,6 +17,7 @@ from tests.specserve.group_link.group_peer import TIMEOUT_S
 from tests.specserve.group_link.test_process_group import (  # noqa: F401
     PROMPT_S,
     Target,
+    test_a_killed_peer_ends_the_epoch_and_the_next_one_works,
     test_a_peer_that_never_joins_blocks_nobody,
     test_frames_cross_both_ways_in_order,
     test_rubbish_is_counted_and_what_follows_is_sound,
