@@ -23,6 +23,7 @@ def test_blocks_are_those_of_the_cpu(cuda: PretendedCuda, models: Models, name: 
     assert_close(found, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_entries_of_a_context_are_read_where_they_are(cuda: PretendedCuda, models: Models):
     drafter = drafter_on_device(models, "dspark vanilla")
     drafted(drafter, DEVICE, "greedy")

@@ -171,6 +171,7 @@ def test_ranks_talk_over_nccl_unless_they_share_a_device(
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [2, 1])
 def test_processes_that_share_a_device_are_hosts_of_their_own_to_nccl(
     cuda: PretendedCuda, tmp_path: Path, num_devices: int

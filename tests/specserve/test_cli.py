@@ -152,7 +152,13 @@ def test_bad_usage_is_one_line_naming_the_field_and_exit_code_2(words, message, 
 
 
 @pytest.mark.parametrize("command", [("generate", "-"), ("chat",), ("info",), ("audit",)])
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "foo.invalid:7411", "[::1]:1"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "foo.invalid:7411",
+        *(pytest.param(a, marks=pytest.mark.slow) for a in ("127.0.0.1:1", "[::1]:1")),
+    ],
+)
 def test_a_service_that_is_not_there_is_exit_code_1(specserve, command, address):
     result = specserve(*command, "--connect", address, stdin="x\n")
     assert (result.returncode, result.stdout) == (1, "")

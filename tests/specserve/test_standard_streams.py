@@ -36,6 +36,7 @@ def test_an_answer_without_a_stdout_is_refused_by_name(words):
     assert ended(without(">&-", *words)) == (1, problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("generate", *NOWHERE, "-"), ("chat", *NOWHERE)])
 def test_a_question_without_a_stdin_is_refused_by_name(words):
     problem = "specserve: stdin: is closed; what to ask is read from there\n"
@@ -79,6 +80,7 @@ def test_what_an_alphabet_lacks_is_written_in_another_way(tmp_path):
         assert found.stderr == b""
 
 
+@pytest.mark.slow
 def test_what_holds_the_place_of_a_closed_stream_is_there_for_children_too():
     program = (
         "from specserve.standard_streams import prepare_streams as p; p(); import subprocess as s; "

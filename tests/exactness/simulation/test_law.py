@@ -110,6 +110,7 @@ class Foreseeing(Streams):
         self.hits += int(self.hit.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [VerificationRule.FORESEEABLE, VerificationRule.REJECTION])
 def test_hits_that_depend_on_noise_up_to_their_token_leave_the_law_alone(rule):
     streams = Foreseeing(rule, NUM_STREAMS, first_nonce=77)
@@ -117,6 +118,7 @@ def test_hits_that_depend_on_noise_up_to_their_token_leave_the_law_alone(rule):
     assert 0.3 < streams.hits / streams.guesses < 0.9
 
 
+@pytest.mark.slow
 def test_the_next_token_can_be_foreseen_under_shared_noise_only():
     """By a draft that has the exact residual, and noise that plain rejection does not use."""
 

@@ -54,6 +54,7 @@ def test_a_full_context_says_how_to_go_on(say):
     assert error.endswith("; /reset forgets the conversation so far\n")
 
 
+@pytest.mark.slow
 def test_nothing_is_to_forget_before_the_first_answer(say):
     returncode, error = say(f"{'x ' * 500}\n")
     assert returncode == 1

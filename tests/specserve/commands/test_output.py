@@ -8,6 +8,7 @@ from specserve.client import Client
 from tests.specserve.api.conftest import model_folder, rig, shared_rig  # noqa: F401 - fixtures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

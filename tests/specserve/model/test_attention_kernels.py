@@ -91,6 +91,7 @@ EDGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "tile"), [(32, 16), (8, 1), (20, 4), (37, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_kept_has_the_bits_that_torch_rounds_to(dim, tile, dtype):

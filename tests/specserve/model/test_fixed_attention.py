@@ -19,7 +19,9 @@ def plain(cache, num_heads):
     return TorchAttention(cache, num_heads=num_heads, deterministic=False)
 
 
-@pytest.mark.parametrize("block_size", [16, 24, 1, 128, 300])
+@pytest.mark.parametrize(
+    "block_size", [24, *(pytest.param(n, marks=pytest.mark.slow) for n in (16, 1, 128, 300))]
+)
 def test_it_attends_as_the_other_does(block_size):
     ours, theirs = (Rows(CPU, make, block_size=block_size) for make in (fixed, plain))
     for pieces in companies()[:: 1 if block_size == 16 else 5]:
