@@ -56,8 +56,8 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     threads: Positive = 1  # cores per target rank on CPU
     pin: bool = True  # tie each process to its own cores, where there are enough of them
     oversubscribe: bool = False  # allow more ranks than devices; marked in every report
-    # What carries tensors between ranks: gloo | nccl (CUDA). None: nccl between CUDA devices, gloo
-    # between processes that share one.
+    # What carries tensors between ranks: gloo | nccl (CUDA). None: nccl on CUDA where no device is
+    # shared, else gloo.
     collectives: str | None = None
 
 

@@ -40,7 +40,7 @@ _VALUE_FLAGS = (
     ("--link", "speculation.link", "LINK",
      "to draft processes: shm, nccl (between GPUs) or gloo (slow, for tests)"),
     ("--collectives", "topology.collectives", "gloo|nccl",
-     "between target ranks (default: nccl between CUDA devices, else gloo)"),
+     "between target ranks (default: nccl on CUDA where no device is shared, else gloo)"),
     ("--saguaro-c", "speculation.saguaro_c", "FACTOR", "0 to 1, on tokens prepared for"),
     ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error (default info)"),
     ("--generation-config", "model.generation_config", "auto|none",

@@ -16,6 +16,7 @@ import datetime
 import os
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -32,6 +33,7 @@ _ENVIRONMENT = {
 }
 _FOR_EVER = datetime.timedelta(days=1)  # deadlines are `transit`'s affair
 _POLL_S = 0.001  # while joining
+_CALL_S = 0.1  # that beginning a transfer takes, by far
 
 
 def prepare() -> None:
@@ -118,8 +120,9 @@ class NcclLane:
 
     def close(self) -> None:
         """Ends what is under way on this device, even if the peer is gone."""
+        self._calls.end(_CALL_S)  # or it is stuck, which only `abort` can end
         self._group.abort()
-        self._calls.close()
+        self._calls.join()
 
     def _next_slot(self) -> _Slot:
         # Transfers end in the order in which they begin, and no more are under way than slots.
@@ -137,17 +140,13 @@ def _recorded() -> torch.cuda.Event:
 
 def join(store: Store, rank: int, device: torch.device, join_s: float) -> Lanes:
     """Two groups of two, never the default one; waits for the peer. Raises `FAILURES`."""
-    lanes = [
-        NcclLane(store, rank, device, name=name, num_slots=MAX_MOVING if sends else 1)
-        for name, sends in (("0", rank == 0), ("1", rank == 1))
-    ]
-    outgoing, incoming = lanes[rank], lanes[1 - rank]
-
-    def close() -> None:
-        for lane in lanes:
-            lane.close()
-
-    try:
+    with ExitStack() as made:
+        lanes: list[NcclLane] = []
+        for name, sends in (("0", rank == 0), ("1", rank == 1)):
+            num_slots = MAX_MOVING if sends else 1
+            lanes.append(NcclLane(store, rank, device, name=name, num_slots=num_slots))
+            made.callback(lanes[-1].close)
+        outgoing, incoming = lanes[rank], lanes[1 - rank]
         for lane in lanes:  # in the same order on both sides: the first transfer connects
             transfer = lane.send([b"x"], 1) if lane is outgoing else lane.receive(1)
             deadline_s = time.monotonic() + join_s
@@ -155,7 +154,4 @@ def join(store: Store, rank: int, device: torch.device, join_s: float) -> Lanes:
                 if time.monotonic() > deadline_s:
                     raise TimeoutError("the peer does not answer over NCCL")
                 time.sleep(_POLL_S)
-    except BaseException:
-        close()
-        raise
-    return Lanes(outgoing, incoming, close)
+        return Lanes(outgoing, incoming, made.pop_all().close)

@@ -116,6 +116,7 @@ class TorchAttention:
         # A row's tokens are padded to a multiple of `tile` and multiplied `step` at a time.
         self.tile, self.step = 1, MAX_QUERIES[cache.device.type]
         if deterministic:
+            assert cache.device.type == "cpu", "FixedAttention's"
             self.tile, self.step = _invariant_tiling(
                 cache.head_dim, self.queries_per_kv, cache.dtype
             )

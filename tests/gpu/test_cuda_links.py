@@ -6,6 +6,7 @@ gloo, since NCCL has taken a frame long before the peer has it; what the service
 that stop or die is in test_cuda_draft_failure.
 """
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,3 +45,6 @@ def target(tmp_path: Path) -> Iterator[Target]:
     yield made
     made.close()
     assert made.longest_s < PROMPT_S
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith(("link", "nccl"))
+    ]

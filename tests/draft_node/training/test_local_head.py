@@ -23,7 +23,12 @@ from draft_node.training.__main__ import main
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.local_head_export import HeadRecord, write_head
 from draft_node.training.local_head_fusion import Chosen, FusionPlan, choose_weights, search
-from draft_node.training.local_head_model import DECAY, LocalHeadModel, unigram_counts
+from draft_node.training.local_head_model import (
+    DECAY,
+    LocalHeadModel,
+    _principal,
+    unigram_counts,
+)
 from draft_node.training.self_text import SelfTextConfig
 from draft_node.training.trainer import Trainer
 from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, options, write_drafter
@@ -323,3 +328,17 @@ def test_errors_name_the_flag(flags, problem, train, capsys):
     assert train(*flags) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"specserve: {problem}")
+
+
+def test_first_weights_do_not_have_the_signs_that_a_library_chose(monkeypatch: pytest.MonkeyPatch):
+    weight = torch.randn(60, 12, generator=torch.Generator().manual_seed(0))
+    expected = _principal(weight, 5)
+    eigh = torch.linalg.eigh
+    signs = torch.tensor([1.0, -1.0] * 6)
+
+    def other_signs(matrix: torch.Tensor):
+        values, directions = eigh(matrix)
+        return values, directions * signs
+
+    monkeypatch.setattr(torch.linalg, "eigh", other_signs)
+    torch.testing.assert_close(_principal(weight, 5), expected)

@@ -3,28 +3,29 @@
 What NCCL itself makes of frames is for tests/gpu; here are the threads that call it.
 """
 
+import gc
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._C import _distributed_c10d
-from torch._C._distributed_c10d import FileStore, ProcessGroupGloo
+from torch._C._distributed_c10d import FileStore
 
 from specserve.group_link import nccl
-from specserve.group_link.lanes import Lanes, Transfer
+from specserve.group_link.lanes import MAX_MOVING, Lanes, Transfer
 
 CPU = torch.device("cpu")
 _thread = threading.local()
 
 
 class Group:
-    """Gloo's transfers behind NCCL's face.
+    """A group of two that has NCCL's face, and whose frames go through its store.
 
     A transfer that raises leaves its thread with calls that are never begun, of any group: torch
     opens a group of NCCL calls before a transfer, and closes it behind one that has not raised.
@@ -36,31 +37,48 @@ class Group:
         def __init__(self, **_: object) -> None:
             self.config = SimpleNamespace()
 
-    def __init__(self, store, rank: int, size: int, _options: Options) -> None:
-        options = ProcessGroupGloo._Options()
-        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=20)
-        self._gloo = ProcessGroupGloo(store, rank, size, options)
-        self.is_broken = False
+    def __init__(self, store, rank: int, size: int, options: Options) -> None:
+        self._store = store
+        self._count = 0
+        self.is_broken = self._is_aborted = False
 
     def send(self, tensors, peer: int, tag: int):
-        return self._begin(lambda: self._gloo.send(tensors, peer, tag))
+        def wait() -> None:
+            self._await(f"wanted {number}")
+            self._store.set(f"frame {number}", tensors[0].numpy().tobytes().hex())
+
+        number = self._begun()
+        return SimpleNamespace(synchronize=wait if number else lambda: None)
 
     def recv(self, tensors, peer: int, tag: int):
-        return self._begin(lambda: self._gloo.recv(tensors, peer, tag))
+        def wait() -> None:
+            self._store.set(f"wanted {number}", "")
+            self._await(f"frame {number}")
+            frame = bytearray.fromhex(self._store.get(f"frame {number}").decode())
+            tensors[0].copy_(torch.frombuffer(frame, dtype=torch.uint8))
+
+        number = self._begun()
+        return SimpleNamespace(synchronize=wait if number else lambda: None)
 
     def abort(self) -> None:
-        self._gloo.abort()
+        self._is_aborted = True
 
-    def _begin(self, call):
+    def _begun(self) -> int:
+        """The number of a transfer, from 1; 0: one that never begins."""
         if getattr(_thread, "is_spoiled", False):
-            return SimpleNamespace(synchronize=lambda: None)
+            return 0
         if self.is_broken:
             _thread.is_spoiled = True
             self.spoiled.append(threading.current_thread().name)
             raise RuntimeError("NCCL error: remote process exited")
-        work = call()
-        return SimpleNamespace(synchronize=work.wait)
+        self._count += 1
+        return self._count
+
+    def _await(self, key: str) -> None:
+        while not self._store.check([key]):
+            if self._is_aborted:
+                raise RuntimeError("aborted")
+            time.sleep(0.001)
 
 
 @pytest.fixture(autouse=True)
@@ -120,21 +138,101 @@ def test_frames_cross_both_ways(tmp_path: Path):
     assert no_thread_is_left()
 
 
-def test_after_an_error_the_next_lanes_of_the_same_caller_work(tmp_path: Path):
+@pytest.mark.parametrize("direction", ["outgoing", "incoming"])
+def test_after_an_error_the_next_lanes_of_the_same_caller_work(tmp_path: Path, direction: str):
     first, second = joined(tmp_path / "0")
     assert cross(first, second, b"sound") == b"sound"
-    first.outgoing._group.is_broken = True  # pyright: ignore[reportAttributeAccessIssue]
-    late = [first.outgoing.send([b"late"], 4) for _ in range(3)]
+    lane = getattr(first, direction)
+    lane._group.is_broken = True
+    begin = {"outgoing": lambda: lane.send([b"late"], 4), "incoming": lambda: lane.receive(4)}
+    late = [begin[direction]() for _ in range(1 if direction == "incoming" else 3)]
     for transfer in late:
         with pytest.raises(RuntimeError, match="remote process exited"):
             await_end(transfer)
     first.close()
     second.close()
     assert no_thread_is_left()
-    assert Group.spoiled == ["nccl-0"]
+    assert Group.spoiled == ["nccl-0" if direction == "outgoing" else "nccl-1"]
 
     first, second = joined(tmp_path / "1")
     assert cross(first, second, b"again") == b"again"
     assert cross(second, first, b"and back") == b"and back"
     first.close()
     second.close()
+
+
+def test_a_link_that_failed_is_freed_at_once(tmp_path: Path):
+    first, second = joined(tmp_path / "store")
+    lane = first.outgoing
+    lane._group.is_broken = True  # pyright: ignore[reportAttributeAccessIssue]
+    transfer = lane.send([b"late"], 4)
+    with pytest.raises(RuntimeError, match="remote process exited"):
+        await_end(transfer)
+    kept = weakref.ref(lane._group)  # pyright: ignore[reportAttributeAccessIssue]
+    gc.disable()
+    try:
+        first.close()
+        second.close()
+        del first, lane
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_as_many_frames_as_may_move_lie_apart_and_are_copied_before_send_returns(tmp_path: Path):
+    first, second = joined(tmp_path / "store")
+    buffer, sent = bytearray(8), []
+    for number in range(MAX_MOVING):  # none of them leaves before somebody receives it
+        buffer[:] = bytes([number]) * 8
+        sent.append(first.outgoing.send([buffer], 8))
+    buffer[:] = b"overturn"
+    for number in range(MAX_MOVING):
+        coming = second.incoming.receive(8)
+        await_end(coming)
+        assert bytes(coming.frame()) == bytes([number]) * 8
+    for transfer in sent:
+        await_end(transfer)
+    first.close()
+    second.close()
+
+
+def test_a_close_ends_what_waits_for_the_peer_and_begins_nothing_more(tmp_path: Path):
+    first, second = joined(tmp_path / "store")
+    waiting = first.incoming.receive(8)
+    behind = [first.outgoing.send([b"unread"], 6) for _ in range(3)]
+    assert not waiting.is_done()
+    closing = threading.Thread(target=first.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+    second.close()
+    assert no_thread_is_left()
+    assert not any(map(is_over, behind[1:]))
+
+
+def is_over(transfer: Transfer) -> bool:
+    try:
+        return transfer.is_done()
+    except RuntimeError:
+        return False
+
+
+def test_a_second_lane_that_cannot_be_made_leaves_nothing_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made: list[str] = []
+
+    class Scarce(Group):
+        def __init__(self, *arguments: object) -> None:
+            if made:
+                raise RuntimeError("out of memory")
+            made.append("one")
+
+        def abort(self) -> None:
+            made.append("aborted")
+
+    monkeypatch.setattr(_distributed_c10d, "ProcessGroupNCCL", Scarce)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        nccl.join(FileStore(str(tmp_path / "store"), -1), 0, CPU, 5.0)
+    assert made == ["one", "aborted"]
+    assert no_thread_is_left()

@@ -24,15 +24,19 @@ class Rows:
         block_size: int = 16,
         kv_heads: slice = slice(None),
         dtype: torch.dtype = torch.float32,
+        rounded_to: torch.dtype | None = None,
+        query_scale: float = 1.0,
     ) -> None:
+        """`rounded_to`: all values are of that dtype, though `dtype` is computed with."""
         generator = torch.Generator().manual_seed(0)
 
         def random(heads: int) -> list[torch.Tensor]:
             of_all = [torch.randn(n, heads, HEAD_DIM, generator=generator) for n in LENGTHS]
-            return [x.to(device, dtype) for x in of_all]
+            return [x.to(rounded_to or dtype).to(device, dtype) for x in of_all]
 
         q, k, v = random(NUM_HEADS), random(NUM_KV_HEADS), random(NUM_KV_HEADS)
         per_kv = NUM_HEADS // NUM_KV_HEADS
+        q = [x * query_scale for x in q]
         self._q = [x.unflatten(1, (-1, per_kv))[:, kv_heads].flatten(1, 2) for x in q]
         self._k, self._v = ([x[:, kv_heads] for x in each] for each in (k, v))
         num_kv_heads = self._k[0].shape[1]
@@ -51,6 +55,11 @@ class Rows:
         self.cache = KVCache(shape, dtype=dtype, device=device)
         self.attention = make(self.cache, num_kv_heads * per_kv)
         self.attend([(row, 0, length) for row, length in enumerate(LENGTHS)])  # keep them all
+
+    def slots(self, row: int, end: int) -> list[int]:
+        """Where the first `end` tokens of a row are kept."""
+        size, table = self.cache.block_size, self._tables[row]
+        return [int(table[i // size]) * size + i % size for i in range(end)]
 
     def attend(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """One forward of `pieces`: [tokens, heads, head_dim] of each."""

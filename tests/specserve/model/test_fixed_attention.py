@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from specserve.errors import Unsupported
 from specserve.model import fixed_attention
 from specserve.model.attention import TorchAttention
 from specserve.model.fixed_attention import FixedAttention
@@ -71,9 +72,40 @@ def test_every_product_has_one_shape(monkeypatch):
     assert len(shapes) == 2  # of scores, and of values
 
 
-def test_what_a_masked_key_holds_does_not_matter():
+def test_nothing_beyond_a_context_is_read():
     rows = Rows(CPU, fixed)
     expected = rows.attend([(2, 10, 20)])[0]
-    rows.cache.keys[:, :, :16] = 9.0  # the null block's, which pads
-    rows.cache.values[:, :, :16] = 9.0
+    own = set(rows.slots(2, 20))
+    others = [slot for slot in range(rows.cache.keys.shape[2]) if slot not in own]
+    rows.cache.keys[:, :, others] = torch.nan
+    rows.cache.values[:, :, others] = torch.nan
     assert torch.equal(rows.attend([(2, 10, 20)])[0], expected)
+
+
+def test_large_scores_do_not_overflow():
+    whole = [(row, 0, length) for row, length in enumerate(LENGTHS)]
+    ours, theirs = (Rows(CPU, make, query_scale=60.0).attend(whole) for make in (fixed, plain))
+    for found, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+
+
+def test_sixteen_bits_are_only_kept_and_never_computed_with():
+    last = [(5, 500, 517)]
+    halves = Rows(CPU, fixed, dtype=torch.bfloat16)
+    exact = Rows(CPU, fixed, rounded_to=torch.bfloat16).attend(last)[0]
+    assert torch.equal(halves.attend(last)[0], exact.bfloat16())
+
+
+def test_where_equal_rows_differ_it_is_refused(monkeypatch):
+    fixed_attention._check_rows.cache_clear()
+    multiply = fixed_attention._multiply
+
+    def leaking(a, b):
+        found = multiply(a, b)
+        found[:, 1::2] *= 1 + 1e-6
+        return found
+
+    monkeypatch.setattr(fixed_attention, "_multiply", leaking)
+    with pytest.raises(Unsupported, match=r"engine\.deterministic: .* heads of 32 in float32"):
+        Rows(CPU, fixed)
+    fixed_attention._check_rows.cache_clear()
