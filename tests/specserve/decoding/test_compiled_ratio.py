@@ -61,7 +61,7 @@ def assert_same(found, expected, least_share=1.0):
         assert same.float().mean() >= least_share, field
 
 
-@pytest.mark.parametrize("num_tokens", [2, 7, 300, 4099])
+@pytest.mark.parametrize("num_tokens", [2, 7, 300, pytest.param(4099, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("num_kept", [1, 6, 512])
 def test_outcomes_are_torchs(num_tokens, num_kept):
     source, generator = random.Random(num_tokens), torch.Generator().manual_seed(num_kept)

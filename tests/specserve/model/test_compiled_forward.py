@@ -141,6 +141,7 @@ def test_keys_and_values_are_torchs(model):
         torch.testing.assert_close(found, expected, atol=5e-5, rtol=0)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_keys_and_values_are_rounded_when_they_are_kept(model):
     exact, ours, others = make(model), make(model, kv_dtype=HALF), by_torch(model, kv_dtype=HALF)
@@ -293,6 +294,7 @@ def test_a_row_that_is_no_number_stays_alone(qwen3):
     assert torch.equal(found[0], expected[0][:, :60])
 
 
+@pytest.mark.slow
 def test_a_profile_names_it(qwen3):
     with torch.profiler.profile() as profile:
         results(make(qwen3), STEPS[:1])
@@ -410,6 +412,7 @@ def test_without_numba_torch_serves(anew, qwen3, monkeypatch, caplog):
     assert "forwards are made without numba, which is slower" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     [
@@ -469,7 +472,7 @@ def test_wrong_ones_are_not_used(anew, qwen3, monkeypatch, caplog, right, wrong)
     assert "forwards are made without compiled kernels: ArithmeticError" in caplog.text
 
 
-@pytest.mark.parametrize("block", [0, -1, 37, 1 << 40])
+@pytest.mark.parametrize("block", [37, *(pytest.param(n, marks=SLOW) for n in (0, -1, 1 << 40))])
 @torch.inference_mode()
 def test_shared_blocks_that_are_not_there_are_refused(qwen3, block):
     forward = make(qwen3)

@@ -100,7 +100,9 @@ def test_bits_do_not_depend_on_the_width_of_vectors(storage):
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "num_threads", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 5))]
+)
 @pytest.mark.parametrize(("num_rows", "in_size"), [(9, 128), (25, 320), (40, 1088)])
 def test_bits_do_not_depend_on_threads_or_shards(num_threads, storage, num_rows, in_size):
     weight, x = torch.randn(4 * 56, in_size), torch.randn(num_rows, in_size)
