@@ -14,6 +14,8 @@ import pytest
 from specserve.client import Client
 from specserve.target_source import EMBEDDED_TARGET
 
+pytestmark = pytest.mark.slow
+
 SPECSERVE = [sys.executable, "-m", "specserve"]
 NOWHERE = ("--connect", "127.0.0.1:1")  # never asked: the stream is looked at first
 
@@ -36,34 +38,29 @@ def test_an_answer_without_a_stdout_is_refused_by_name(words):
     assert ended(without(">&-", *words)) == (1, problem)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", [("generate", *NOWHERE, "-"), ("chat", *NOWHERE)])
 def test_a_question_without_a_stdin_is_refused_by_name(words):
     problem = "specserve: stdin: is closed; what to ask is read from there\n"
     assert ended(without("<&-", *words)) == (1, problem)
 
 
-@pytest.mark.slow
 def test_without_a_stderr_the_exit_code_is_the_same():
     assert ended(without("2>&-", "generate", *NOWHERE, "a")) == (1, "")
     assert ended(without("2>&-", "launch", "--port", "99999")) == (2, "")
 
 
-@pytest.mark.slow
 def test_a_stdin_that_nobody_may_read_is_named():
     problem = "specserve: stdin: Bad file descriptor\n"
     assert ended(without("0>/dev/null", "generate", *NOWHERE, "-")) == (1, problem)
     assert ended(without("0>/dev/null", "chat", *NOWHERE))[0] == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-"])
 def test_with_nowhere_to_complain_the_exit_code_is_the_same(stream):
     assert ended(without(stream, "launch", "--port", "99999")) == (2, "")
     assert ended(without(stream, "info", "--target", "/none"))[0] == 2
 
 
-@pytest.mark.slow
 def test_what_an_alphabet_lacks_is_written_in_another_way(tmp_path):
     folder = tmp_path / "größe"
     folder.mkdir()
@@ -80,7 +77,6 @@ def test_what_an_alphabet_lacks_is_written_in_another_way(tmp_path):
         assert found.stderr == b""
 
 
-@pytest.mark.slow
 def test_what_holds_the_place_of_a_closed_stream_is_there_for_children_too():
     program = (
         "from specserve.standard_streams import prepare_streams as p; p(); import subprocess as s; "
@@ -103,7 +99,6 @@ def test_a_full_stdout_is_named(words):
     assert (found.returncode, found.stderr) == (1, "specserve: stdout: No space left on device\n")
 
 
-@pytest.mark.slow
 def test_a_launch_without_stdin_and_stdout_serves_and_logs_its_address(tmp_path):
     flags = ("--device", "cpu", "--port", "0", "--set", "topology.pin=false")
     log = tmp_path / "log"

@@ -18,6 +18,8 @@ from tests.exactness.simulation.streams import (
     p_value,
 )
 
+pytestmark = pytest.mark.slow
+
 FALSE_ALARMS = 1e-6
 NUM_STREAMS = 60_000
 
@@ -32,13 +34,12 @@ def law_p_value(streams, num_tokens=3, target=TARGET):
     ("target", "draft"),
     [
         pytest.param(TARGET, DRAFT, id="different"),
-        pytest.param(TARGET, TARGET, id="equal", marks=pytest.mark.slow),
+        pytest.param(TARGET, TARGET, id="equal"),
         pytest.param(TARGET, [[0.0, 0.0, 1.0]], id="one-hot"),
         pytest.param(
             [[0.6, 0.4, 0.0], [0.0, 0.3, 0.7]],
             [[0.1, 0.1, 0.8], [0.9, 0.0, 0.1]],
             id="zeros",
-            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -47,7 +48,6 @@ def test_three_tokens_have_their_law(rule, target, draft):
     assert law_p_value(streams, target=target) > FALSE_ALARMS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", VerificationRule)
 def test_three_tokens_have_their_law_to_a_hundredth(rule):
     class Long(Streams):
@@ -58,7 +58,7 @@ def test_three_tokens_have_their_law_to_a_hundredth(rule):
 
 @pytest.mark.parametrize(
     ("num_streams", "distance"),
-    [(NUM_STREAMS, 0.02), pytest.param(400_000, 0.008, marks=pytest.mark.slow)],
+    [(NUM_STREAMS, 0.02), pytest.param(400_000, 0.008)],
 )
 def test_the_power_is_as_stated(num_streams, distance):
     """For the direction that is hardest to see: all probabilities of one half of the law scaled."""
@@ -77,7 +77,6 @@ def test_the_power_is_as_stated(num_streams, distance):
     assert found >= 54
 
 
-@pytest.mark.slow
 def test_p_values_of_a_sound_rule_are_uniform():
     """Kolmogorov-Smirnov over 100 independent runs, at 1e-4."""
     values = torch.tensor(
@@ -110,7 +109,6 @@ class Foreseeing(Streams):
         self.hits += int(self.hit.sum())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", [VerificationRule.FORESEEABLE, VerificationRule.REJECTION])
 def test_hits_that_depend_on_noise_up_to_their_token_leave_the_law_alone(rule):
     streams = Foreseeing(rule, NUM_STREAMS, first_nonce=77)
@@ -118,7 +116,6 @@ def test_hits_that_depend_on_noise_up_to_their_token_leave_the_law_alone(rule):
     assert 0.3 < streams.hits / streams.guesses < 0.9
 
 
-@pytest.mark.slow
 def test_the_next_token_can_be_foreseen_under_shared_noise_only():
     """By a draft that has the exact residual, and noise that plain rejection does not use."""
 

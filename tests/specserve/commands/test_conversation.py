@@ -8,6 +8,8 @@ from specserve.cli import main
 from specserve.types import Submit
 from tests.specserve.api.conftest import model_folder, rig, shared_rig  # noqa: F401 - fixtures
 
+pytestmark = pytest.mark.slow
+
 KNOWN = "known are /reset and /exit, and a message that begins with a slash is written with two"
 
 
@@ -54,7 +56,6 @@ def test_a_full_context_says_how_to_go_on(say):
     assert error.endswith("; /reset forgets the conversation so far\n")
 
 
-@pytest.mark.slow
 def test_nothing_is_to_forget_before_the_first_answer(say):
     returncode, error = say(f"{'x ' * 500}\n")
     assert returncode == 1

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.skipif(
 )
 TAPS = (1, -1, 0)
 HALF = torch.bfloat16
-KEPT = [torch.float32, HALF]
 SLOW = pytest.mark.slow
+KEPT = [torch.float32, pytest.param(HALF, marks=SLOW)]
 # Head sizes beside the vectors', one query head a key head and several, hidden sizes beside both.
 SHAPES = {
     "qwen3": (QWEN3, {}),
