@@ -3,7 +3,13 @@
 import argparse
 from pathlib import Path
 
-from draft_node.training.options import add_run_options, positive_float, positive_int, whole_number
+from draft_node.training.options import (
+    add_run_options,
+    command_line,
+    positive_float,
+    positive_int,
+    whole_number,
+)
 
 EXAMPLES = """examples:
   specserve train dspark --out drafters/dspark --minutes 15
@@ -75,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Imports torch, which --help does not need.
     from draft_node.training.block_run import train
 
-    return train(arguments)
+    return train(arguments, command_line(arguments, add_options))
 
 
 def _layers(text: str) -> tuple[int, ...]:

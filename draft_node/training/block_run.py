@@ -9,7 +9,6 @@ from torch import Tensor
 from draft_node.drafters.spec import Eagle3Spec
 from draft_node.training import divergence, losses, memory, text_source
 from draft_node.training.batches import BatchSource
-from draft_node.training.block_drafters import add_options
 from draft_node.training.block_export import TrainingRecord, rounded, write_drafter
 from draft_node.training.block_model import BlockModel
 from draft_node.training.block_objective import (
@@ -21,7 +20,7 @@ from draft_node.training.block_objective import (
 from draft_node.training.block_start import starting_point
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.optimizer import OptimizerConfig
-from draft_node.training.options import command_line, work_folder
+from draft_node.training.options import work_folder
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
@@ -42,8 +41,8 @@ LONG_LENGTHS = (512, 1024)
 _TERMS = {"dspark": losses.DSPARK, "dflash": losses.DFLASH, "eagle3": losses.EAGLE3}
 
 
-def train(arguments: argparse.Namespace) -> int:
-    """The command; 0 when the drafter is exported, 130 when a signal came first."""
+def train(arguments: argparse.Namespace, command: str) -> int:
+    """0 when the drafter is exported, 130 when a signal came first. `command` gives this run again."""
     console = start_logging()
     if arguments.device == "cpu":
         memory.keep_freed_memory()
@@ -68,7 +67,7 @@ def train(arguments: argparse.Namespace) -> int:
             if not run_until_stopped(trainer, schedule, console):
                 log.info("stopped; the same command resumes")
                 return EXIT_STOPPED
-            _export(arguments, objective, source, trainer)
+            _export(arguments, command, objective, source, trainer)
     return 0
 
 
@@ -114,7 +113,11 @@ def _trainer(
 
 
 def _export(
-    arguments: argparse.Namespace, objective: BlockObjective, source: TextSource, trainer: Trainer
+    arguments: argparse.Namespace,
+    command: str,
+    objective: BlockObjective,
+    source: TextSource,
+    trainer: Trainer,
 ) -> None:
     """Measure the weights as they will be stored, then write the folder."""
     drafter, progress = objective.drafter, trainer.progress
@@ -126,7 +129,7 @@ def _export(
     tokens = (found.tokens_per_round for by_gap in figures.values() for found in by_gap.values())
     divergence.refuse_numbers("a figure of the stored weights", tokens, progress.step)
     record = TrainingRecord(
-        command=command_line(arguments, add_options),
+        command=command,
         target=f"{arguments.target.name} ({weights_digest(arguments.target)[:12]})",
         steps=progress.step,
         tokens=progress.tokens,

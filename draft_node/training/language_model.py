@@ -3,7 +3,13 @@
 import argparse
 from pathlib import Path
 
-from draft_node.training.options import add_run_options, positive_float, positive_int, share
+from draft_node.training.options import (
+    add_run_options,
+    command_line,
+    positive_float,
+    positive_int,
+    share,
+)
 
 EXAMPLES = """examples:
   specserve train lm --out drafters/lm --minutes 15
@@ -54,4 +60,4 @@ def run(arguments: argparse.Namespace) -> int:
     # Imports torch, which --help does not need.
     from draft_node.training.language_model_run import train
 
-    return train(arguments)
+    return train(arguments, command_line(arguments, add_options))

@@ -12,11 +12,10 @@ from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import DecoderConfig
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import given_weights
-from draft_node.training.language_model import add_options
 from draft_node.training.language_model_distilled import DistilledDecoder, micro_tokens
 from draft_node.training.language_model_export import ModelRecord, write_language_model
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
-from draft_node.training.options import command_line, work_folder
+from draft_node.training.options import work_folder
 from draft_node.training.pruning import cut
 from draft_node.training.run_folder import claim, is_begun, load_target
 from draft_node.training.running import run_until_stopped, start_logging
@@ -31,8 +30,8 @@ EXIT_STOPPED = 130
 LONG_LENGTHS = (512, 1024)
 
 
-def train(arguments: argparse.Namespace) -> int:
-    """The command; 0 when the model is exported, 130 when a signal came first."""
+def train(arguments: argparse.Namespace, command: str) -> int:
+    """0 when the model is exported, 130 when a signal came first. `command` gives this run again."""
     console = start_logging()
     if arguments.device == "cpu":
         memory.keep_freed_memory()
@@ -56,7 +55,7 @@ def train(arguments: argparse.Namespace) -> int:
             if not run_until_stopped(trainer, schedule, console):
                 log.info("stopped; the same command resumes")
                 return EXIT_STOPPED
-            _export(arguments, model, source.held_out, trainer)
+            _export(arguments, command, model, source.held_out, trainer)
     return 0
 
 
@@ -131,7 +130,11 @@ def trainer_config(arguments: argparse.Namespace, target: FrozenTarget) -> Train
 
 
 def _export(
-    arguments: argparse.Namespace, model: DistilledDecoder, held_out: Streams, trainer: Trainer
+    arguments: argparse.Namespace,
+    command: str,
+    model: DistilledDecoder,
+    held_out: Streams,
+    trainer: Trainer,
 ) -> None:
     """Measure the weights as they will be stored, then write the folder."""
     weights = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
@@ -141,7 +144,7 @@ def _export(
     progress = trainer.progress
     divergence.refuse_numbers("a figure of the stored weights", figures.values(), progress.step)
     record = ModelRecord(
-        command=command_line(arguments, add_options),
+        command=command,
         target=arguments.target.name,
         steps=progress.step,
         tokens=progress.tokens,

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from draft_node.training.options import add_run_options, positive_float, positive_int
+from draft_node.training.options import add_run_options, command_line, positive_float, positive_int
 
 EXAMPLES = """examples:
   specserve train local-head --out drafters/local --minutes 5
@@ -44,4 +44,4 @@ def run(arguments: argparse.Namespace) -> int:
     # Imports torch, which --help does not need.
     from draft_node.training.local_head_run import train
 
-    return train(arguments)
+    return train(arguments, command_line(arguments, add_options))

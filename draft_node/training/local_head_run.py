@@ -11,12 +11,11 @@ from draft_node.training import divergence, memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import refuse_unless_dflash
-from draft_node.training.local_head import add_options
 from draft_node.training.local_head_export import HeadRecord, write_head
 from draft_node.training.local_head_fusion import choose_weights
 from draft_node.training.local_head_model import LocalHeadModel, unigram_counts
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
-from draft_node.training.options import command_line, work_folder
+from draft_node.training.options import work_folder
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
@@ -34,8 +33,8 @@ _MAX_LOGITS = 1 << 25  # at once
 _RATE = 5.0
 
 
-def train(arguments: argparse.Namespace) -> int:
-    """The command; 0 when the head is exported, 130 when a signal came first."""
+def train(arguments: argparse.Namespace, command: str) -> int:
+    """0 when the head is exported, 130 when a signal came first. `command` gives this run again."""
     console = start_logging()
     if arguments.device == "cpu":
         memory.keep_freed_memory()
@@ -61,9 +60,9 @@ def train(arguments: argparse.Namespace) -> int:
             if not run_until_stopped(trainer, schedule, console):
                 log.info("stopped; the same command resumes")
                 return EXIT_STOPPED
-            _export(arguments, model, source, trainer)
+            _export(arguments, command, model, source, trainer)
             if arguments.fuse_with is not None:
-                _fuse(arguments, model, source, trainer)
+                _fuse(arguments, command, model, source, trainer)
     return 0
 
 
@@ -105,6 +104,7 @@ def trainer_config(arguments: argparse.Namespace, target: FrozenTarget) -> Train
 
 def _export(
     arguments: argparse.Namespace,
+    command: str,
     model: LocalHeadModel,
     source: TextSource,
     trainer: Trainer,
@@ -118,7 +118,7 @@ def _export(
     nats = (slot for slots in figures.values() for slot in slots)
     divergence.refuse_numbers("a figure of the stored weights", nats, progress.step)
     record = HeadRecord(
-        command=command_line(arguments, add_options),
+        command=command,
         target=arguments.target.name,
         steps=progress.step,
         tokens=progress.tokens,
@@ -131,7 +131,11 @@ def _export(
 
 
 def _fuse(
-    arguments: argparse.Namespace, model: LocalHeadModel, source: TextSource, trainer: Trainer
+    arguments: argparse.Namespace,
+    command: str,
+    model: LocalHeadModel,
+    source: TextSource,
+    trainer: Trainer,
 ) -> None:
     """Choose alpha and beta with the DFlash that the head is for, and store them."""
     chosen = choose_weights(
@@ -143,4 +147,4 @@ def _fuse(
         chosen.accept_len_without, chosen.accept_len, chosen.alpha, chosen.beta,
     )  # fmt: skip
     model.spec = replace(model.spec, alpha=chosen.alpha, beta=chosen.beta)
-    _export(arguments, model, source, trainer)
+    _export(arguments, command, model, source, trainer)
