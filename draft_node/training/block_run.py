@@ -42,7 +42,7 @@ _TERMS = {"dspark": losses.DSPARK, "dflash": losses.DFLASH, "eagle3": losses.EAG
 
 
 def train(arguments: argparse.Namespace, command: str) -> int:
-    """0 when the drafter is exported, 130 when a signal came first. `command` gives this run again."""
+    """0 when the drafter is exported, 130 when a signal came first. `command` gives this run."""
     console = start_logging()
     if arguments.device == "cpu":
         memory.keep_freed_memory()

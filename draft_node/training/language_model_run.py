@@ -31,7 +31,7 @@ LONG_LENGTHS = (512, 1024)
 
 
 def train(arguments: argparse.Namespace, command: str) -> int:
-    """0 when the model is exported, 130 when a signal came first. `command` gives this run again."""
+    """0 when the model is exported, 130 when a signal came first. `command` gives this run."""
     console = start_logging()
     if arguments.device == "cpu":
         memory.keep_freed_memory()

@@ -34,7 +34,7 @@ _RATE = 5.0
 
 
 def train(arguments: argparse.Namespace, command: str) -> int:
-    """0 when the head is exported, 130 when a signal came first. `command` gives this run again."""
+    """0 when the head is exported, 130 when a signal came first. `command` gives this run."""
     console = start_logging()
     if arguments.device == "cpu":
         memory.keep_freed_memory()
