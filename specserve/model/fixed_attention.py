@@ -142,11 +142,17 @@ def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _check_rows(head_dim: int, num_rows: int, dtype: torch.dtype, device: torch.device) -> None:
     """Raise `Unsupported` where equal rows of one product differ by where they stand in it."""
     generator = torch.Generator().manual_seed(0)
-    for inner, width in ((head_dim, KEY_TILE), (KEY_TILE, head_dim + _SUMS)):
-        row = torch.randn(inner, generator=generator, dtype=dtype)
-        one = torch.randn(inner, width, generator=generator, dtype=dtype)
-        rows = row.expand(PAIRS, num_rows, inner).to(device).contiguous()
-        found = _multiply(rows, one.expand(PAIRS, inner, width).to(device).contiguous())
+
+    def alike(*sizes: int) -> torch.Tensor:
+        """As many times as there are pairs."""
+        one = torch.randn(sizes, generator=generator, dtype=dtype)
+        return one.expand(PAIRS, *sizes).to(device).contiguous()
+
+    # In the layouts of `run`, which choose the kernel as shapes do.
+    keys, values = alike(KEY_TILE, head_dim).transpose(1, 2), alike(KEY_TILE, head_dim + _SUMS)
+    for other in (keys, values):
+        rows = alike(1, other.shape[1]).expand(-1, num_rows, -1).contiguous()
+        found = _multiply(rows, other)
         if not torch.equal(found, found[:1, :1].expand_as(found)):
             raise Unsupported(
                 "engine.deterministic: on this machine equal rows of a product have other bits in "
