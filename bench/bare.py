@@ -38,6 +38,7 @@ def load_runner(setup: Setup) -> Runner:
         block_size=setup.block_size,
         deterministic=setup.deterministic,
         kv_dtype=getattr(torch, setup.kv_dtype),
+        cuda_graphs=setup.cuda_graphs,
     )
 
 

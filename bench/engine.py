@@ -158,6 +158,7 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
             dtype=arguments.dtype,
             kv_dtype=served.model.kv_dtype,
             deterministic=served.model.deterministic,
+            cuda_graphs=served.model.cuda_graphs,
             block_size=EngineConfig().block_size,
             num_blocks=_num_blocks(served),
             max_batch_tokens=EngineConfig().max_batch_tokens,

@@ -27,6 +27,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     kv_dtype: str = "float32"
     deterministic: bool = True
+    cuda_graphs: bool = False
     block_size: int = 16
     num_blocks: int = 1024
     max_batch_tokens: int = 512

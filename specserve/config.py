@@ -75,6 +75,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_batch_tokens: Annotated[int, Meta(ge=1, le=2**20)] = 512
     prefix_cache: bool = True
     deterministic: bool | None = None  # None: on for CPU, off for CUDA
+    # Forwards of few tokens are recorded. None: on for CUDA, unless `deterministic`.
+    cuda_graphs: bool | None = None
     # A longer round ends the service.
     hang_timeout_s: Annotated[float, Meta(ge=2, le=DAY_S)] = 120.0
 

@@ -66,6 +66,8 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     context_len, dtype = model.max_model_len or spec.max_position_embeddings, model.dtype or ""
     ranks = topology.num_target_ranks
     kept, kv_dtype = state_dtype(device, dtype), _resolve_kv_dtype(config.engine, device, dtype)
+    obstacle = _graph_obstacle(topology, device, collectives)
+    engine = _resolve_engine(config.engine, device, kv_dtype, obstacle)
     kv_bytes = kv_bytes_per_token(spec, dtype=kv_dtype, tensor_parallel=ranks)
     draft_bytes = _draft_bytes_per_token(config.speculation, spec, dtype=kept)
     pool = _KvPool(
@@ -87,7 +89,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         topology=msgspec.structs.replace(
             config.topology, topology=str(topology), device=device, collectives=collectives
         ),
-        engine=_resolve_engine(config.engine, device, num_blocks, kv_dtype, pool),
+        engine=_with_pool(engine, num_blocks, pool),
         server=config.server,
         speculation=msgspec.structs.replace(
             config.speculation, draft_threads=_draft_threads(config)
@@ -319,19 +321,41 @@ def _resolve_kv_dtype(engine: EngineConfig, device: str, dtype: str) -> str:
 
 
 def _resolve_engine(
-    engine: EngineConfig, device: str, num_blocks: int | None, kv_dtype: str, pool: _KvPool
+    engine: EngineConfig, device: str, kv_dtype: str, obstacle: str | None
 ) -> EngineConfig:
-    """With the pool of `num_blocks`; a wish for its memory that blocks overrule is not repeated."""
-    kv_memory, deterministic = engine.kv_memory, engine.deterministic
-    if num_blocks is not None and (kv_memory is None or engine.num_blocks is not None):
-        kv_memory = format_bytes(num_blocks * pool.block_bytes)
+    """But for the pool. `obstacle`: see `_resolve_cuda_graphs`."""
+    deterministic = device == "cpu" if engine.deterministic is None else engine.deterministic
+    if deterministic:
+        obstacle = obstacle or "engine.deterministic fixes the order of every sum"
     return msgspec.structs.replace(
         engine,
-        deterministic=device == "cpu" if deterministic is None else deterministic,
-        num_blocks=num_blocks,
-        kv_memory=kv_memory,
+        deterministic=deterministic,
+        cuda_graphs=_resolve_cuda_graphs(engine.cuda_graphs, obstacle),
         kv_dtype=kv_dtype,
     )
+
+
+def _resolve_cuda_graphs(wish: bool | None, obstacle: str | None) -> bool:
+    """`obstacle`: why forwards cannot be recorded, if they cannot; InvalidField for a wish then."""
+    if wish and obstacle is not None:
+        raise InvalidField("engine.cuda_graphs", f"cannot be on: {obstacle}")
+    return obstacle is None and wish is not False
+
+
+def _graph_obstacle(topology: Topology, device: str, collectives: str) -> str | None:
+    if device != "cuda":
+        return f"the device is {device}"
+    if topology.num_target_ranks > 1 and collectives != "nccl":
+        return f"ranks meet by {collectives}, through the host (topology.collectives)"
+    return None
+
+
+def _with_pool(engine: EngineConfig, num_blocks: int | None, pool: _KvPool) -> EngineConfig:
+    """Of `num_blocks`; a wish for its memory that blocks overrule is not repeated."""
+    kv_memory = engine.kv_memory
+    if num_blocks is not None and (kv_memory is None or engine.num_blocks is not None):
+        kv_memory = format_bytes(num_blocks * pool.block_bytes)
+    return msgspec.structs.replace(engine, num_blocks=num_blocks, kv_memory=kv_memory)
 
 
 def _resolve_num_blocks(engine: EngineConfig, device: str, pool: _KvPool) -> int | None:

@@ -195,6 +195,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     tensor_parallel: int
     oversubscribed: bool
     deterministic: bool
+    cuda_graphs: bool
     block_size: int
     num_blocks: int
     max_batch_rows: int

@@ -49,9 +49,17 @@ class ForwardTimes:
         self._seconds: dict[int, float] = {}  # by tokens
 
     def measure(
-        self, forward: Callable[[ForwardBatch], object], pool: BlockPool, *, max_tokens: int
+        self,
+        forward: Callable[[ForwardBatch], object],
+        pool: BlockPool,
+        *,
+        max_tokens: int,
+        rehearse: bool = False,
     ) -> None:
-        """`forward` returns once it has been computed. Blocks of `pool` are borrowed meanwhile."""
+        """`forward` returns once it has been computed. Blocks of `pool` are borrowed meanwhile.
+
+        `rehearse`: the first forward of each size makes what others of its size need; untimed.
+        """
         row_tokens = min(_A_ROW, pool.block_size)
         room = min(max_tokens, pool.num_free * row_tokens)
         sizes = [size for size in _SIZES if size <= room]
@@ -62,6 +70,9 @@ class ForwardTimes:
             # The first of all also makes what all need, and erases the blocks.
             forward(_batch(1, row_tokens, block_ids, pool.take_fresh()))
             batches = {size: _batch(size, row_tokens, block_ids, []) for size in sizes}
+            if rehearse:
+                for batch in batches.values():
+                    forward(batch)
             ends_s = time.perf_counter() + _MOST_S
             for _ in range(_TAKES):
                 for size, batch in batches.items():

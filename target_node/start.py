@@ -133,6 +133,7 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         block_size=config.engine.block_size,
         deterministic=bool(config.engine.deterministic),
         kv_dtype=getattr(torch, config.kv_dtype),
+        cuda_graphs=bool(config.engine.cuda_graphs),
     )
     ranks = Ranks(arguments.world_size, hang_timeout_s=config.engine.hang_timeout_s)
     return ranks, runner
@@ -267,7 +268,12 @@ def time_forwards(node: TargetNode, forwards: ForwardTimes) -> None:
         if logits is not None:
             logits[0, 0].item()  # which a device has to compute first
 
-    forwards.measure(forward, node.scheduler.pool, max_tokens=node.scheduler.max_batch_tokens)
+    forwards.measure(
+        forward,
+        node.scheduler.pool,
+        max_tokens=node.scheduler.max_batch_tokens,
+        rehearse=node.runner.model.embedding.device.type == "cuda",
+    )
 
 
 def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
@@ -287,6 +293,7 @@ def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
         tensor_parallel=model.parallel.size,
         oversubscribed=config.oversubscribed,
         deterministic=bool(engine.deterministic),
+        cuda_graphs=bool(engine.cuda_graphs),
         block_size=engine.block_size,
         num_blocks=node.scheduler.pool.num_blocks,
         max_batch_rows=engine.max_batch_rows,

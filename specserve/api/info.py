@@ -41,6 +41,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     tensor_parallel: int
     deterministic: bool
+    cuda_graphs: bool
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     default_sampling: dict[str, int | float]

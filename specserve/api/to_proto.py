@@ -313,7 +313,7 @@ def model_info_of(
     names = (
         "model", "model_type", "vocab_size", "max_model_len", "num_layers", "num_params",
         "ballast_params", "dtype", "half_weights", "kv_dtype", "device", "tensor_parallel",
-        "deterministic", "eos_token_ids",
+        "deterministic", "cuda_graphs", "eos_token_ids",
     )  # fmt: skip
     fields = {name: getattr(ready, name) for name in names}
     ours = msgspec.structs.asdict(SamplingParams())

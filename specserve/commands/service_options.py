@@ -57,6 +57,7 @@ _SWITCHES = (
         "on CPU keep 16-bit weights so (default: if exact)",
     ),
     ("--deterministic", "engine.deterministic", "same bits in every batch and at every T"),
+    ("--cuda-graphs", "engine.cuda_graphs", "replay forwards of few tokens (default on CUDA)"),
     ("--prefix-cache", "engine.prefix_cache", "share the KV blocks of equal prefixes"),
 )
 

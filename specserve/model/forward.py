@@ -1,4 +1,7 @@
-"""A target's forward pass over a paged cache: laid out once, then run, by torch or compiled."""
+"""A target's forward pass over a paged cache: laid out once, then run.
+
+By torch's operations, recorded or one by one, or compiled.
+"""
 
 from typing import Protocol
 
@@ -8,6 +11,7 @@ import torch
 from specserve.model.attention import AttentionBatch
 from specserve.model.compiled_forward import CompiledForward
 from specserve.model.forward_trial import are_usable
+from specserve.model.recorded_forward import CudaGraphs, RecordedForward
 from specserve.model.torch_forward import TorchForward
 from specserve.model.transformer import Transformer
 
@@ -50,19 +54,24 @@ def make_forward(
     block_size: int,
     deterministic: bool,
     kv_dtype: torch.dtype | None = None,
+    cuda_graphs: bool = False,
 ) -> Forward:
-    """The faster one that this model and machine have, the same on every rank.
+    """The fastest one that this model and machine have, the same on every rank.
 
     `kv_dtype`: keys and values are kept in it; None: in the one that is computed with.
+    `cuda_graphs`: forwards may be recorded, on CUDA, where bits may depend on the company.
     """
     kept = kv_dtype or model.embedding.dtype
     is_readable = kept in (torch.float32, torch.bfloat16)
     if model.parallel.agree(is_readable and CompiledForward.suits(model) and are_usable()):
         return CompiledForward(model, num_blocks=num_blocks, block_size=block_size, kv_dtype=kept)
-    return TorchForward(
+    plain = TorchForward(
         model,
         num_blocks=num_blocks,
         block_size=block_size,
         deterministic=deterministic,
         kv_dtype=kept,
     )
+    if cuda_graphs and not deterministic and plain.cache.device.type == "cuda":
+        return RecordedForward(model, plain, CudaGraphs())
+    return plain

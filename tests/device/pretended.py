@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -20,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specserve import noise
+from specserve.model import forward
+from tests.device.tape import Tape
 from tests.device.tensors import PretendedTensor, as_on, values_of
 
 DEVICE = torch.device("cuda", 1)  # not the first one: whoever names no device gets noticed
@@ -270,5 +273,6 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
         stack.enter_context(_without_inference_mode())
         stack.enter_context(_WithIndex())
         mode = stack.enter_context(PretendedCuda())
+        stack.enter_context(mock.patch.object(forward, "CudaGraphs", partial(Tape, mode)))
         yield mode
     assert not mode.mixes, "\n".join(mode.mixes)

@@ -20,7 +20,9 @@ def time(monkeypatch):
     return found
 
 
-def measured(time, *, a_token_s=0.5e-3, num_blocks=100, max_tokens=512, stalls=()) -> ForwardTimes:
+def measured(
+    time, *, a_token_s=0.5e-3, num_blocks=100, max_tokens=512, stalls=(), rehearse=False
+) -> ForwardTimes:
     """Forwards of 2 ms and `a_token_s` a token; the calls in `stalls` take 1 s more."""
     forwards, pool, calls = ForwardTimes(), BlockPool(num_blocks, 16, prefix_cache=True), []
 
@@ -29,7 +31,7 @@ def measured(time, *, a_token_s=0.5e-3, num_blocks=100, max_tokens=512, stalls=(
         time.now_s += 2e-3 + a_token_s * len(batch.token_ids)
         time.now_s += len(calls) in stalls
 
-    forwards.measure(forward, pool, max_tokens=max_tokens)
+    forwards.measure(forward, pool, max_tokens=max_tokens, rehearse=rehearse)
     assert pool.num_free == pool.num_blocks
     assert not pool.num_cached
     return forwards
@@ -39,6 +41,14 @@ def timed(seconds: dict[int, float]) -> ForwardTimes:
     forwards = ForwardTimes()
     forwards._seconds = seconds
     return forwards
+
+
+def test_what_a_first_forward_of_a_size_prepares_is_not_timed(time):
+    """One second each, so long that timed ones would be the last, too."""
+    stalls = range(1, 16)
+    line = measured(time, stalls=stalls, rehearse=True).line(4)
+    assert line.turning_point == pytest.approx(4)
+    assert measured(time, stalls=stalls).line(4) is None
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 4, 8, 16])

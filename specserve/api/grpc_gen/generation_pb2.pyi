@@ -300,7 +300,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "model_type", "vocab_size", "max_model_len", "num_layers", "num_params", "ballast_params", "dtype", "half_weights", "kv_dtype", "device", "tensor_parallel", "deterministic", "eos_token_ids", "has_chat_template", "default_sampling")
+    __slots__ = ("model", "model_type", "vocab_size", "max_model_len", "num_layers", "num_params", "ballast_params", "dtype", "half_weights", "kv_dtype", "device", "tensor_parallel", "deterministic", "cuda_graphs", "eos_token_ids", "has_chat_template", "default_sampling")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +314,7 @@ class GetModelInfoResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    CUDA_GRAPHS_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -330,10 +331,11 @@ class GetModelInfoResponse(_message.Message):
     device: str
     tensor_parallel: int
     deterministic: bool
+    cuda_graphs: bool
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     has_chat_template: bool
     default_sampling: SamplingParams
-    def __init__(self, model: _Optional[str] = ..., model_type: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_params: _Optional[int] = ..., ballast_params: _Optional[int] = ..., dtype: _Optional[str] = ..., half_weights: _Optional[bool] = ..., kv_dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., deterministic: _Optional[bool] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., model_type: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_params: _Optional[int] = ..., ballast_params: _Optional[int] = ..., dtype: _Optional[str] = ..., half_weights: _Optional[bool] = ..., kv_dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., deterministic: _Optional[bool] = ..., cuda_graphs: _Optional[bool] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,63 @@
+"""The same batches to a forward that is recorded and to one that is not."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from specserve.model.attention import AttentionBatch
+from specserve.model.recorded_forward import RecordedForward
+from specserve.model.torch_forward import TorchForward
+from specserve.model.transformer import Transformer
+
+BLOCK, NUM_BLOCKS = 16, 200
+TAPS = (-1, 1)
+
+
+class Rows:
+    """Rows that grow, and two forwards over them: plain and recorded."""
+
+    def __init__(self, model: Transformer, kv_dtype: torch.dtype, graphs: Any) -> None:
+        sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK, "deterministic": False}
+        plain, behind = (TorchForward(model, **sizes, kv_dtype=kv_dtype) for _ in range(2))
+        self.plain, self.recorded = plain, RecordedForward(model, behind, graphs)
+        self._device = model.embedding.device
+        self._rng = np.random.default_rng(0)
+        self._vocab_size = model.config.vocab_size
+        blocks = self._rng.permutation(np.arange(1, NUM_BLOCKS))
+        self._tables = [blocks[20 * row : 20 * (row + 1)] for row in range(9)]
+        self._lengths = np.zeros(9, dtype=np.int64)
+
+    def forward(self, **num_tokens: int) -> list[list[torch.Tensor]]:
+        """So many new tokens of each row, `r3=2`: hidden states and taps of both."""
+        rows = [int(name[1:]) for name in num_tokens]
+        counts = np.array(list(num_tokens.values()))
+        self._lengths[rows] += counts
+        ends = self._lengths[rows]
+        batch = AttentionBatch(counts, ends, [self._tables[row] for row in rows])
+        ids = self._rng.integers(0, self._vocab_size, counts.sum())
+        token_ids = torch.from_numpy(ids).to(self._device)
+        found = []
+        for forward in (self.plain, self.recorded):
+            forward.plan(batch)
+            hidden, taps = forward.run(token_ids, TAPS)
+            found.append([x.cpu() for x in (hidden, *taps)])
+        return found
+
+    def forget(self, row: int, num_tokens: int) -> None:
+        """As after a rejection: what is kept there is written again."""
+        self._lengths[row] -= num_tokens
+
+    def kept(self) -> list[torch.Tensor]:
+        """Keys and values of all rows in the cache of the recorded forward, then of the other."""
+        blocks = torch.from_numpy(np.concatenate(self._tables))
+        caches = (self.recorded.cache, self.plain.cache)
+        return [
+            torch.cat([x.cpu() for layer in range(2) for x in cache.read(layer, blocks)])
+            for cache in caches
+        ]
+
+
+def assert_near(found: list[list[torch.Tensor]], near: float) -> None:
+    for plain, recorded in zip(*found, strict=True):
+        torch.testing.assert_close(recorded, plain, atol=near, rtol=near)

@@ -1,0 +1,158 @@
+"""Recorded forwards: padded to few shapes, replayed with what is in memory alone."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from specserve.model import recorded_forward
+from specserve.model.attention import AttentionBatch
+from specserve.model.loader import load_model
+from specserve.model.padded_attention import PaddedShape
+from specserve.model.parallel import TensorParallel
+from specserve.model.recorded_forward import RecordedForward
+from tests.device.growing_rows import BLOCK, Rows, assert_near
+from tests.device.pretended import DEVICE, PretendedCuda
+from tests.device.tape import Tape
+from tests.device.test_target import finished
+from tests.device.workload import both_kinds
+from tests.device.worlds import target_on_device
+from tests.exactness.speculative import Models
+from tests.specserve.model.checkpoints import LLAMA, QWEN3, write_checkpoint
+from tests.target_node.in_process import InProcessTarget
+
+DTYPES = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float32, torch.bfloat16),
+]
+NEAR = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+
+
+@pytest.fixture(params=[QWEN3, LLAMA], ids=["qwen3", "llama"])
+def make(cuda: PretendedCuda, tmp_path, request) -> Callable[..., Rows]:
+    folder = write_checkpoint(tmp_path, request.param, max_position_embeddings=512)
+
+    def make(
+        dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype = torch.float32,
+        graphs: object | None = None,
+    ) -> Rows:
+        model = load_model(
+            folder, dtype=dtype, device=DEVICE, parallel=TensorParallel(), deterministic=False
+        )
+        return Rows(model, kv_dtype, graphs or Tape(cuda))
+
+    return make
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES)
+def test_what_is_replayed_is_what_would_have_been_run(
+    make: Callable[..., Rows], dtype: torch.dtype, kv_dtype: torch.dtype
+):
+    rows, near = make(dtype, kv_dtype), max(NEAR[dtype], NEAR[kv_dtype])
+    forward = rows.forward
+    assert_near(forward(r0=40, r1=5), near)  # a piece of a prompt: of no shape
+    assert rows.recorded.num_recordings == 0
+    for _ in range(3):
+        assert_near(forward(r0=1), near)
+    assert rows.recorded.num_recordings == 1
+    assert_near(forward(r1=1), near)  # another row: the same recording
+    assert rows.recorded.num_recordings == 1
+    assert_near(forward(r0=4, r1=1), near)
+    rows.forget(0, 3)
+    assert_near(forward(r0=3, r1=2), near)
+    assert_near(forward(r1=4, r0=4), near)
+    assert rows.recorded.num_recordings == 2
+    assert_near(forward(r2=7, r3=1, r4=3), near)  # new rows, and one that is none
+    assert_near(forward(r4=2, r2=1, r3=5, r5=8), near)
+    assert rows.recorded.num_recordings == 3
+    assert_near(forward(r0=100), near)
+    assert_near(forward(r0=2, r1=2), near)  # past the first tile of keys
+    assert rows.recorded.num_recordings == 4
+    torch.testing.assert_close(*rows.kept(), atol=near, rtol=near)
+    assert not rows.recorded.cache.keys.cpu()[:, :, :BLOCK].any()  # the null block
+
+
+def test_many_random_batches(make: Callable[..., Rows]):
+    rows, rng = make(), np.random.default_rng(1)
+    for _ in range(40):
+        chosen = rng.permutation(9)[: rng.integers(1, 10)]
+        assert_near(rows.forward(**{f"r{row}": int(rng.integers(1, 9)) for row in chosen}), 1e-4)
+        rows.forget(chosen[0], int(rng.integers(0, 2)))
+    assert 3 <= rows.recorded.num_recordings <= 30
+
+
+def test_no_more_are_kept_than_there_is_room_for(
+    make: Callable[..., Rows], monkeypatch: pytest.MonkeyPatch, cuda: PretendedCuda
+):
+    monkeypatch.setattr(recorded_forward, "MOST_RECORDINGS", 2)
+    tape = Tape(cuda)
+    rows = make(graphs=tape)
+    for counts in ({"r0": 1}, {"r0": 2}, {"r0": 1}, {"r0": 4}, {"r0": 1}, {"r0": 2}):
+        assert_near(rows.forward(**counts), 1e-4)
+    assert rows.recorded.num_recordings == 2
+    assert tape.num_recorded == 4  # one token thrice, two tokens twice: forgotten in between
+
+
+def test_where_nothing_can_be_recorded_forwards_are_run(
+    make: Callable[..., Rows], caplog: pytest.LogCaptureFixture
+):
+    class Broken:
+        def record(self, function: Callable[[], None]) -> None:
+            function()
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    rows = make(graphs=Broken())
+    for counts in ({"r0": 1, "r1": 3}, {"r0": 1, "r1": 3}, {"r0": 1}):
+        assert_near(rows.forward(**counts), 1e-5)
+    torch.testing.assert_close(*rows.kept(), atol=1e-5, rtol=1e-5)
+    assert rows.recorded.num_recordings == 0
+    (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "not permitted" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("counts", "ends", "shape"),
+    [
+        ([1], [1], (1, 1, 128)),
+        ([1], [129], (1, 1, 256)),
+        ([3, 1, 8], [300, 4, 9], (4, 8, 512)),
+        ([16], [16], (1, 16, 128)),
+        ([17], [17], None),
+        ([1, 33], [1, 33], None),
+        ([16] * 64, [16] * 64, (64, 16, 128)),
+        ([16] * 65, [16] * 65, None),
+        ([1] * 64, [1024] * 64, (64, 1, 1024)),
+        ([1] * 64, [1025] * 64, None),
+    ],
+)
+def test_the_least_shape_of_few(counts: list, ends: list, shape: tuple | None):
+    batch = AttentionBatch(np.array(counts), np.array(ends), [])
+    assert PaddedShape.of(batch, 16) == (None if shape is None else PaddedShape(*shape))
+
+
+def test_keys_are_whole_blocks():
+    batch = AttentionBatch(np.array([1]), np.array([1]), [])
+    assert PaddedShape.of(batch, 48) == PaddedShape(1, 1, 144)
+    assert PaddedShape.of(batch, 1024) == PaddedShape(1, 1, 1024)
+
+
+def recording(target: InProcessTarget, tape: Tape) -> InProcessTarget:
+    target.runner.passes = RecordedForward(target.runner.model, target.runner.passes, tape)
+    return target
+
+
+@pytest.mark.parametrize("name", [None, "dspark vanilla"])
+def test_a_target_says_what_it_says_without(cuda: PretendedCuda, models: Models, name: str | None):
+    tape = Tape(cuda)
+    asked = partial(both_kinds, max_tokens=12)
+    plain = finished(target_on_device(models), asked())["samples"]
+    found = finished(recording(target_on_device(models, name), tape), asked())["samples"]
+    assert tape.num_recorded > 2
+    assert {key: tokens for key, (tokens, *_) in found.items()} == {
+        key: tokens for key, (tokens, *_) in plain.items()
+    }

@@ -1,0 +1,81 @@
+"""Forwards replayed as CUDA graphs: those of torch's own operations, in any company."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specserve.client import Client
+from specserve.model.loader import load_model
+from specserve.model.parallel import TensorParallel
+from specserve.model.recorded_forward import CudaGraphs
+from tests.device.growing_rows import Rows, assert_near
+from tests.gpu.test_cuda_service import SMALL, model_info
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+PROMPTS = ("def add(a, b):", "Once upon a time", "import os\n", "The sun is")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "near"),
+    [
+        (torch.float32, torch.float32, 2e-3),
+        (torch.bfloat16, torch.bfloat16, 0.2),
+        (torch.float32, torch.bfloat16, 0.05),
+    ],
+)
+def test_what_is_replayed_is_what_would_have_been_run(
+    embedded_target: Path, dtype: torch.dtype, kv_dtype: torch.dtype, near: float
+):
+    model = load_model(
+        embedded_target,
+        dtype=dtype,
+        device=torch.device("cuda", 0),
+        parallel=TensorParallel(),
+        deterministic=False,
+    )
+    with torch.inference_mode():
+        rows, rng = Rows(model, kv_dtype, CudaGraphs()), np.random.default_rng(1)
+        for _ in range(40):
+            chosen = rng.permutation(9)[: rng.integers(1, 10)]
+            counts = {f"r{row}": int(rng.integers(1, 9)) for row in chosen}
+            assert_near(rows.forward(**counts), near)
+        torch.testing.assert_close(*rows.kept(), atol=near, rtol=near)
+    assert 3 <= rows.recorded.num_recordings <= 30
+
+
+def greedy(address: str) -> list[list[int]]:
+    with Client(address) as client:
+        return [
+            client.generate(prompt, temperature=0, max_tokens=32, ignore_eos=True)
+            .samples[0]
+            .token_ids
+            for prompt in PROMPTS
+        ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [None, "dspark", "lm"])
+def test_services_say_what_they_say_without(start_service: Callable[..., str], drafter: str | None):
+    """In float32, where two tokens are hardly ever so near that the order of a sum decides."""
+    flags = ("--speculation", "off") if drafter is None else ("--speculation", "sync")
+    flags = (*SMALL, "--dtype", "float32", *flags, *(("--drafter", drafter) if drafter else ()))
+    recorded, plain = start_service(*flags), start_service(*flags, "--no-cuda-graphs")
+    assert model_info(recorded).cuda_graphs
+    assert not model_info(plain).cuda_graphs
+    assert greedy(recorded) == greedy(plain)
+
+
+@pytest.mark.slow
+def test_two_ranks_record_their_collectives(start_service: Callable[..., str]):
+    flags = (*SMALL, "--dtype", "float32", "--speculation", "off")
+    ranks = ("--topology", "2+0", "--oversubscribe", "--collectives", "nccl")
+    recorded, plain = start_service(*flags, *ranks), start_service(*flags, "--no-cuda-graphs")
+    assert model_info(recorded).cuda_graphs
+    assert greedy(recorded) == greedy(plain)
