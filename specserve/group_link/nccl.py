@@ -14,6 +14,7 @@ whose frame does not come ends the link, and the heartbeat tells of a draft that
 
 import datetime
 import os
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,13 +24,19 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from specserve.errors import Unsupported
 from specserve.group_link.call_thread import Call, CallThread
-from specserve.group_link.lanes import MAX_FRAME_BYTES, MAX_MOVING, Lanes
+from specserve.group_link.lanes import FAILURES, MAX_FRAME_BYTES, MAX_MOVING, Lanes
 from specserve.link.envelope import Part
 
 _ENVIRONMENT = {
     # What the watchdog notices must not end the process, which is what it would do by default, ...
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # ... nor may a watchdog that is held up itself.
+    # It would write down for others what was under way, by default for a minute a transfer, and
+    # keep its group alive meanwhile. There is nothing to find out about a draft that died.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",  # the same, as newer versions call it
 }
 _FOR_EVER = datetime.timedelta(days=1)  # deadlines are `transit`'s affair
 _POLL_S = 0.001  # while joining
@@ -140,12 +147,12 @@ def _recorded() -> torch.cuda.Event:
 
 def join(store: Store, rank: int, device: torch.device, join_s: float) -> Lanes:
     """Two groups of two, never the default one; waits for the peer. Raises `FAILURES`."""
+    lanes: list[NcclLane] = []
     with ExitStack() as made:
-        lanes: list[NcclLane] = []
+        made.callback(_close, lanes)
         for name, sends in (("0", rank == 0), ("1", rank == 1)):
             num_slots = MAX_MOVING if sends else 1
             lanes.append(NcclLane(store, rank, device, name=name, num_slots=num_slots))
-            made.callback(lanes[-1].close)
         outgoing, incoming = lanes[rank], lanes[1 - rank]
         for lane in lanes:  # in the same order on both sides: the first transfer connects
             transfer = lane.send([b"x"], 1) if lane is outgoing else lane.receive(1)
@@ -155,3 +162,29 @@ def join(store: Store, rank: int, device: torch.device, join_s: float) -> Lanes:
                     raise TimeoutError("the peer does not answer over NCCL")
                 time.sleep(_POLL_S)
         return Lanes(outgoing, incoming, made.pop_all().close)
+
+
+def _close(lanes: Sequence[NcclLane]) -> None:
+    """All at once. Raises `FAILURES`.
+
+    The end of one gives memory back, which waits for all that the device does, and what the other
+    does for a peer that is gone ends only with the other.
+    """
+    failures: list[Exception] = []
+
+    def close(lane: NcclLane) -> None:
+        try:
+            lane.close()
+        except FAILURES as error:
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=close, args=(lane,), name="nccl-close", daemon=True)
+        for lane in lanes
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]

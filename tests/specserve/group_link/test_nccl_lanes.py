@@ -29,17 +29,20 @@ class Group:
 
     A transfer that raises leaves its thread with calls that are never begun, of any group: torch
     opens a group of NCCL calls before a transfer, and closes it behind one that has not raised.
+    The end of a group gives memory back, which waits for all transfers of its device.
     """
 
     spoiled: list[str] = []  # names of threads
+    made: weakref.WeakSet["Group"] = weakref.WeakSet()  # a rank has a device of its own
 
     class Options:
         def __init__(self, **_: object) -> None:
             self.config = SimpleNamespace()
 
     def __init__(self, store, rank: int, size: int, options: Options) -> None:
-        self._store = store
-        self._count = 0
+        self._store, self._rank = store, rank
+        self._count = self._num_waiting = 0
+        self.made.add(self)
         self.is_broken = self._is_aborted = False
 
     def send(self, tensors, peer: int, tag: int):
@@ -62,6 +65,11 @@ class Group:
 
     def abort(self) -> None:
         self._is_aborted = True
+        deadline_s = time.monotonic() + 5
+        while any(group._num_waiting for group in tuple(self.made) if group._rank == self._rank):
+            if time.monotonic() > deadline_s:
+                raise RuntimeError("the device is never idle")
+            time.sleep(0.001)
 
     def _begun(self) -> int:
         """The number of a transfer, from 1; 0: one that never begins."""
@@ -75,16 +83,21 @@ class Group:
         return self._count
 
     def _await(self, key: str) -> None:
-        while not self._store.check([key]):
-            if self._is_aborted:
-                raise RuntimeError("aborted")
-            time.sleep(0.001)
+        self._num_waiting += 1
+        try:
+            while not self._store.check([key]):
+                if self._is_aborted:
+                    raise RuntimeError("aborted")
+                time.sleep(0.001)
+        finally:
+            self._num_waiting -= 1
 
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_distributed_c10d, "ProcessGroupNCCL", Group, raising=False)
     monkeypatch.setattr(Group, "spoiled", [])
+    monkeypatch.setattr(Group, "made", weakref.WeakSet())
     empty = torch.empty
 
     def pageable(*sizes: int, pin_memory: bool = False, **options: object) -> torch.Tensor:
@@ -201,10 +214,8 @@ def test_a_close_ends_what_waits_for_the_peer_and_begins_nothing_more(tmp_path: 
     waiting = first.incoming.receive(8)
     behind = [first.outgoing.send([b"unread"], 6) for _ in range(3)]
     assert not waiting.is_done()
-    closing = threading.Thread(target=first.close, daemon=True)
-    closing.start()
-    closing.join(10)
-    assert not closing.is_alive()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(first.close).result(10)
     second.close()
     assert no_thread_is_left()
     assert not any(map(is_over, behind[1:]))
