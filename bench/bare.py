@@ -15,6 +15,7 @@ from bench.breakdown import measure_rounds
 from bench.pinned_child import answer_jobs
 from bench.processes import usage
 from bench.records import ForwardJob, ForwardTimes, RoundJob, RoundTimes, Setup
+from specserve import cuda_graphs
 from specserve.model.attention import AttentionBatch
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
@@ -24,6 +25,8 @@ from target_node.runner import Runner
 def load_runner(setup: Setup) -> Runner:
     """The model and cache that a rank of the service would have."""
     torch.set_num_threads(setup.threads)
+    if setup.cuda_graphs:
+        cuda_graphs.use()
     model = load_model(
         setup.folder,
         dtype=getattr(torch, setup.dtype),
@@ -38,7 +41,6 @@ def load_runner(setup: Setup) -> Runner:
         block_size=setup.block_size,
         deterministic=setup.deterministic,
         kv_dtype=getattr(torch, setup.kv_dtype),
-        cuda_graphs=setup.cuda_graphs,
     )
 
 

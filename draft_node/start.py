@@ -29,6 +29,7 @@ from draft_node.presolve import Presolve
 from draft_node.streams import Streams
 from draft_node.warm_up import warm_up
 from draft_node.waves import WaveSettings
+from specserve import cuda_graphs
 from specserve.config import ResolvedConfig, read_resolved
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafter_source import NGRAM
@@ -107,6 +108,8 @@ def _build(
         torch.cuda.set_device(device)
         sharing = config.num_sharing(placement.device)
         set_nccl_environment(f"draft {arguments.rank}", shares_device=sharing > 1)
+        if config.engine.cuda_graphs:
+            cuda_graphs.use()
     dtype = getattr(torch, config.state_dtype)
     target = TargetWeights.of(Path(config.model.target or ""))
     drafter = _load(config, target, dtype, device)

@@ -30,7 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specserve import noise_kernel
+from specserve import cuda_graphs, noise_kernel
+from specserve.cuda_graphs import Recordings, padded
 
 # On the CPU the integers are compiled (`noise_kernel`), or made by numpy over the same memory:
 # its calls cost a third of torch's, which is what counts at a few thousand lanes. numpy and torch
@@ -42,6 +43,7 @@ _MASK = 0xFFFFFFFF
 _NUM_ROUNDS = 10
 _SAMPLE_BITS, _ROUND_BITS, _PURPOSE_BITS, _BRANCH_BITS = 12, 20, 8, 24
 _TILE_LANES = 8192  # 64 KiB for a pair of words
+_MOST_RECORDED_LANES = 1 << 19  # whose kernels take no longer than beginning them does
 _FIRST_BLOCK = np.zeros((1, 1), np.uint64)
 _MAX_UNIFORM = 1.0 - 2.0**-24  # the largest float32 below 1
 
@@ -204,11 +206,53 @@ def _word_bits(
         bits = np.empty((len(seeds), blocks.shape[1], 4), np.float32)
         fill(words[0], words[1], words[2], words[3], words[4], bits)
         return torch.from_numpy(bits)
+    rows, num_lanes = (seeds, sample_words, positions, purpose_words), len(seeds) * blocks.shape[1]
+    if cuda_graphs.are_used(seeds.device) and 0 < num_lanes <= _MOST_RECORDED_LANES:
+        key = _Shape(padded(len(seeds)), blocks.shape[1], len(blocks) == 1, seeds.device)
+        made = _recordings().run(key, lambda each: each.fill(rows, blocks))
+        if made is not None:
+            return made.bits[: len(seeds)].clone()  # which callers write to
+    return _device_word_bits(seeds, sample_words, positions, purpose_words, blocks)
+
+
+def _device_word_bits(
+    seeds: Tensor, sample_words: Tensor, positions: Tensor, purpose_words: Tensor, blocks: Tensor
+) -> Tensor:
     columns = (row.unsqueeze(1) for row in (positions, sample_words, purpose_words))
     counter = torch.stack(torch.broadcast_tensors(blocks, *columns))
     key = torch.stack((seeds & _MASK, (seeds >> 32) & _MASK))
     lanes = [torch.as_tensor(word) for word in philox4x32(counter, key)]
     return torch.stack(lanes, dim=2).to(torch.float32)
+
+
+class _Shape(NamedTuple):
+    num_rows: int
+    num_blocks: int
+    share_blocks: bool  # one row of them for all
+    device: torch.device
+
+
+class _RecordedBits:
+    """`_device_word_bits` of a shape: eighty kernels of a microsecond or two."""
+
+    def __init__(self, shape: _Shape) -> None:
+        self._rows = torch.zeros(4, shape.num_rows, dtype=torch.int64, device=shape.device)
+        num_rows = 1 if shape.share_blocks else shape.num_rows
+        self._blocks = self._rows.new_zeros(num_rows, shape.num_blocks)
+
+    def fill(self, rows: Sequence[Tensor], blocks: Tensor) -> None:
+        """What is behind them belongs to some rows before, and is made for nobody."""
+        torch.stack(list(rows), out=self._rows[:, : len(rows[0])])
+        self._blocks[: len(blocks)].copy_(blocks)
+
+    def __call__(self) -> None:
+        seeds, sample_words, positions, purpose_words = self._rows.unbind(0)
+        self.bits = _device_word_bits(seeds, sample_words, positions, purpose_words, self._blocks)
+
+
+@functools.cache
+def _recordings() -> Recordings[_Shape, _RecordedBits]:
+    return Recordings(_RecordedBits)
 
 
 def _words(lanes: Tensor) -> np.ndarray:

@@ -25,9 +25,8 @@ class Runner:
         block_size: int,
         deterministic: bool,
         kv_dtype: torch.dtype | None = None,
-        cuda_graphs: bool = False,
     ) -> None:
-        """`kv_dtype`, `cuda_graphs`: see `make_forward`."""
+        """`kv_dtype`: see `make_forward`."""
         self.model = model
         self.features: list[FeatureCache] = []  # one for each drafter that reads any
         self.passes = make_forward(
@@ -36,7 +35,6 @@ class Runner:
             block_size=block_size,
             deterministic=deterministic,
             kv_dtype=kv_dtype,
-            cuda_graphs=cuda_graphs,
         )
 
     @property

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from specserve import cuda_graphs
 from specserve.config import ResolvedConfig, read_resolved
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import Exhausted, SpecserveError
@@ -107,6 +108,8 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         torch.cuda.set_device(device)
         sharing = config.num_sharing(placement.device)
         set_nccl_environment(f"target {arguments.rank}", shares_device=sharing > 1)
+        if config.engine.cuda_graphs:
+            cuda_graphs.use()
     _join_group(config, arguments)
     ballast = parse_count(config.model.ballast) if config.model.ballast else 0
     folder = Path(config.model.target or "")
@@ -133,7 +136,6 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         block_size=config.engine.block_size,
         deterministic=bool(config.engine.deterministic),
         kv_dtype=getattr(torch, config.kv_dtype),
-        cuda_graphs=bool(config.engine.cuda_graphs),
     )
     ranks = Ranks(arguments.world_size, hang_timeout_s=config.engine.hang_timeout_s)
     return ranks, runner

@@ -47,11 +47,11 @@ class TorchBlockPasses:
         spec = backbone.spec
         self.context = context
         self._backbone = backbone
-        scale = 1.0 if spec.gemma4 is not None else spec.decoder.head_dim**-0.5
+        self.scale = 1.0 if spec.gemma4 is not None else spec.decoder.head_dim**-0.5  # of scores
         num_heads = spec.decoder.num_heads
-        self._attention = BranchAttention(context, num_heads=num_heads, scale=scale)
+        self._attention = BranchAttention(context, num_heads=num_heads, scale=self.scale)
         self._causal = TorchAttention(context.cache, num_heads=num_heads, deterministic=False)
-        self._causal.scale = scale
+        self._causal.scale = self.scale
         self._device = backbone.embedding.device
 
     def enter(self, entering: Entering) -> None:

@@ -5,6 +5,8 @@ from draft_node.drafters.backbone import Backbone
 from draft_node.drafters.block_passes import BlockPasses, TorchBlockPasses
 from draft_node.drafters.chain_passes import ChainPasses, TorchPasses
 from draft_node.drafters.compiled_passes import CompiledPasses
+from draft_node.drafters.recorded_passes import RecordedBlockPasses
+from specserve import cuda_graphs
 from specserve.model.config import ModelSpec
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
@@ -40,7 +42,10 @@ def block_passes(backbone: Backbone, *, num_tokens: int) -> BlockPasses:
         dtype=backbone.embedding.dtype,
         device=backbone.embedding.device,
     )
-    return TorchBlockPasses(backbone, context)
+    plain = TorchBlockPasses(backbone, context)
+    if cuda_graphs.are_used(context.cache.device):
+        return RecordedBlockPasses(backbone, plain)
+    return plain
 
 
 def _shape(spec: ModelSpec) -> dict[str, int]:

@@ -8,10 +8,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from specserve import cuda_graphs
 from specserve.model.attention import AttentionBatch
 from specserve.model.compiled_forward import CompiledForward
 from specserve.model.forward_trial import are_usable
-from specserve.model.recorded_forward import CudaGraphs, RecordedForward
+from specserve.model.recorded_forward import RecordedForward
 from specserve.model.torch_forward import TorchForward
 from specserve.model.transformer import Transformer
 
@@ -54,12 +55,10 @@ def make_forward(
     block_size: int,
     deterministic: bool,
     kv_dtype: torch.dtype | None = None,
-    cuda_graphs: bool = False,
 ) -> Forward:
     """The fastest one that this model and machine have, the same on every rank.
 
     `kv_dtype`: keys and values are kept in it; None: in the one that is computed with.
-    `cuda_graphs`: forwards may be recorded, on CUDA, where bits may depend on the company.
     """
     kept = kv_dtype or model.embedding.dtype
     is_readable = kept in (torch.float32, torch.bfloat16)
@@ -72,6 +71,6 @@ def make_forward(
         deterministic=deterministic,
         kv_dtype=kept,
     )
-    if cuda_graphs and not deterministic and plain.cache.device.type == "cuda":
-        return RecordedForward(model, plain, CudaGraphs())
+    if cuda_graphs.are_used(plain.cache.device) and not deterministic:
+        return RecordedForward(model, plain)
     return plain

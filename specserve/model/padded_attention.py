@@ -8,12 +8,12 @@ What pads a batch repeats some token of it, with all that it attends to: its key
 written twice to one place, and are the same. Keys beyond a row's context are masked.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from specserve.cuda_graphs import padded
 from specserve.model.attention import KEY_TILE, AttentionBatch
 from specserve.model.kv_cache import NULL_BLOCK, KVCache
 
@@ -33,9 +33,8 @@ class PaddedShape:
     @classmethod
     def of(cls, batch: AttentionBatch, block_size: int) -> "PaddedShape | None":
         """The least that holds `batch`, of few; None where padding costs more than it may save."""
-        rows, tokens = _round_up(len(batch.num_tokens)), _round_up(int(batch.num_tokens.max()))
-        keys = KEY_TILE * _round_up(-(-int(batch.context_lens.max()) // KEY_TILE))
-        keys = -(-keys // block_size) * block_size
+        rows, tokens = padded(len(batch.num_tokens)), padded(int(batch.num_tokens.max()))
+        keys = padded_keys(int(batch.context_lens.max()), block_size)
         may_pay = (
             tokens <= MOST_TOKENS
             and rows * tokens <= MOST_PADDED_TOKENS
@@ -47,17 +46,22 @@ class PaddedShape:
 class PaddedAttention:
     """See `Attention`; `fill` is its `plan`, and `begin` comes first of what is recorded."""
 
-    def __init__(self, cache: KVCache, *, num_heads: int, shape: PaddedShape) -> None:
+    def __init__(
+        self, cache: KVCache, *, num_heads: int, shape: PaddedShape, scale: float | None = None
+    ) -> None:
+        """`scale`: of scores; None: head_dim ** -0.5."""
         self.shape = shape
+        self._scale = cache.head_dim**-0.5 if scale is None else scale
         self._cache = cache
         self._per_kv = num_heads // cache.num_kv_heads
-        padded = shape.num_rows * shape.num_tokens
+        tokens = shape.num_rows * shape.num_tokens
         blocks = shape.num_rows * shape.num_keys // cache.block_size
-        self._inputs = torch.zeros(4 * padded + blocks, dtype=torch.int64, device=cache.device)
-        sizes = [padded] * 4 + [blocks]
+        self._inputs = torch.zeros(4 * tokens + blocks, dtype=torch.int64, device=cache.device)
+        # Of every padded token the one that it is in the batch, its position and its slot; which
+        # padded tokens are the batch's own; the blocks of all rows.
         self.sources, self.positions, self._slots, self._outputs, self._blocks = self._inputs.split(
-            sizes
-        )  # of every padded token the one that it is in the batch, its position and slot; ...
+            [tokens] * 4 + [blocks]
+        )
         self._columns = torch.arange(shape.num_keys, device=cache.device)
         self._num_outputs = 0
 
@@ -74,10 +78,12 @@ class PaddedAttention:
         steps = np.where(is_real, offsets, 0)
         sources, positions = firsts + steps, ends - counts + steps
         blocks = np.full((shape.num_rows, shape.num_keys // block_size), NULL_BLOCK)
-        for padded, of in zip(blocks, row, strict=True):
-            used = batch.block_tables[of][: -(-int(batch.context_lens[of]) // block_size)]
-            padded[: len(used)] = used
-        slots = batch.slots(block_size)[sources]
+        num_used = (-(-batch.context_lens // block_size)).tolist()
+        for own, table, used in zip(blocks, batch.block_tables, num_used, strict=False):
+            own[:used] = table[:used]
+        blocks[num_rows:] = blocks[0]
+        slots = np.take_along_axis(blocks, positions // block_size, axis=1) * block_size
+        slots += positions % block_size
         outputs = np.zeros(sources.size, dtype=np.int64)
         places = np.flatnonzero(is_real[:num_rows])
         outputs[: len(places)] = places
@@ -114,7 +120,7 @@ class PaddedAttention:
             keys,
             values,
             self._mask,
-            scale=1 / math.sqrt(cache.head_dim),
+            scale=self._scale,
         )
         found = found.unflatten(2, (shape.num_tokens, self._per_kv)).transpose(1, 2)
         return found.reshape(q.shape)
@@ -132,6 +138,7 @@ class PaddedAttention:
         return x.index_select(0, self._outputs[: self._num_outputs])
 
 
-def _round_up(count: int) -> int:
-    """To a power of two."""
-    return 1 << (count - 1).bit_length()
+def padded_keys(count: int, block_size: int) -> int:
+    """So many tiles of keys that they are a power of two, and then whole blocks."""
+    keys = KEY_TILE * padded(-(-count // KEY_TILE))
+    return -(-keys // block_size) * block_size

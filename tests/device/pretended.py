@@ -20,8 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specserve import noise
-from specserve.model import forward
+from specserve import cuda_graphs, noise
 from tests.device.tape import Tape
 from tests.device.tensors import PretendedTensor, as_on, values_of
 
@@ -256,7 +255,10 @@ def _without_inference_mode() -> Iterator[None]:
 @contextmanager
 def pretended_cuda() -> Iterator[PretendedCuda]:
     """A machine with CUDA devices while inside. Fails at the end if devices were ever mixed."""
-    caches: list[Callable[[], None]] = [noise._constants.cache_clear]
+    caches: list[Callable[[], None]] = [
+        noise._constants.cache_clear,
+        noise._recordings.cache_clear,
+    ]
     current = [DEVICE]
     cuda = {
         "set_device": lambda device: current.__setitem__(0, torch.device(device)),
@@ -273,6 +275,7 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
         stack.enter_context(_without_inference_mode())
         stack.enter_context(_WithIndex())
         mode = stack.enter_context(PretendedCuda())
-        stack.enter_context(mock.patch.object(forward, "CudaGraphs", partial(Tape, mode)))
+        stack.enter_context(mock.patch.object(cuda_graphs, "CudaGraphs", partial(Tape, mode)))
+        stack.callback(cuda_graphs._is_used.clear)
         yield mode
     assert not mode.mixes, "\n".join(mode.mixes)

@@ -1,7 +1,8 @@
-"""What a CUDA graph is to a forward, without CUDA: operations kept with their memory, done again.
+"""What a CUDA graph is to a function, without CUDA: operations kept with their memory, done again.
 
 Whatever the host knew while they were recorded is what they go by forever; a result lies where it
-lay then. So what a recording must not depend on shows as a wrong result.
+lay then; and what is recorded together shares memory, so that whoever reads a result too late finds
+another's. What a recording must not depend on shows as a wrong result.
 """
 
 from collections.abc import Callable
@@ -26,12 +27,23 @@ class _Listener(TorchDispatchMode):
         self.done.append((func, args, kwargs, found))
         return found
 
+    def made(self) -> list[torch.Tensor]:
+        """In memory that the function took."""
+        return [
+            each
+            for func, _, _, found in self.done
+            if not any(each.alias_info for each in func._schema.returns)
+            for each in (found if isinstance(found, list | tuple) else [found])
+            if isinstance(each, torch.Tensor)
+        ]
+
 
 class Tape:
     """Stands in for `CudaGraphs`; fails where a device would have to wait for the host."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self._made: list[torch.Tensor] = []  # by all that was recorded
         self.num_recorded = 0
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
@@ -39,10 +51,13 @@ class Tape:
         waits = self._device.num_waits()
         with _Listener() as listener:
             function()
-        assert self._device.num_waits() == waits, "a recorded forward waits for its device"
+        assert self._device.num_waits() == waits, "a recorded function waits for its device"
         self.num_recorded += 1
+        self._made += listener.made()
 
         def replay() -> None:
+            for tensor in self._made:
+                tensor.fill_(torch.nan if tensor.is_floating_point() else 1)
             for func, args, kwargs, kept in listener.done:
                 _move(func(*args, **kwargs), kept)
 

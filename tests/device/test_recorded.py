@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specserve.model import recorded_forward
+from specserve import cuda_graphs
 from specserve.model.attention import AttentionBatch
 from specserve.model.loader import load_model
 from specserve.model.padded_attention import PaddedShape
@@ -89,7 +89,7 @@ def test_many_random_batches(make: Callable[..., Rows]):
 def test_no_more_are_kept_than_there_is_room_for(
     make: Callable[..., Rows], monkeypatch: pytest.MonkeyPatch, cuda: PretendedCuda
 ):
-    monkeypatch.setattr(recorded_forward, "MOST_RECORDINGS", 2)
+    monkeypatch.setattr(cuda_graphs, "MOST_RECORDINGS", 2)
     tape = Tape(cuda)
     rows = make(graphs=tape)
     for counts in ({"r0": 1}, {"r0": 2}, {"r0": 1}, {"r0": 4}, {"r0": 1}, {"r0": 2}):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from specserve.client import Client
+from specserve.cuda_graphs import CudaGraphs
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
-from specserve.model.recorded_forward import CudaGraphs
 from tests.device.growing_rows import Rows, assert_near
 from tests.gpu.test_cuda_service import SMALL, model_info
 

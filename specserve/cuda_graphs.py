@@ -1,0 +1,113 @@
+"""CUDA graphs: what a function does on a device, begun by one call instead of one a kernel.
+
+Beginning a kernel from Python takes several microseconds, and most kernels of a round last no
+longer. Only what has the same shapes has the same kernels on the same memory, so functions are
+recorded by shape, when it is first met. See docs/decisions/0024-cuda-graphs.md.
+"""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+MOST_RECORDINGS = 128  # of one kind that are kept: those of the shapes that were met last
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Made = TypeVar("_Made", bound=Callable[[], None])
+
+log = logging.getLogger(__name__)
+
+
+class Recorder(Protocol):
+    def record(self, function: Callable[[], None]) -> Callable[[], object]:
+        """What does again what `function` does, on the same memory.
+
+        `function` waits for nothing on the device, and decides nothing by what is there. It has
+        been called when this returns. RuntimeError where that cannot be.
+        """
+        ...
+
+
+class CudaGraphs:
+    """What it records shares memory: what one function made is overwritten by any other."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], object]:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            function()  # what a first call makes for all others must not be in the recording
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, of links, may ask anything of the device meanwhile.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            function()
+        return graph.replay
+
+
+class Recordings(Generic[_Key, _Made]):
+    """Recorded calls of what `make` makes for a key; each has memory of its own for its inputs.
+
+    What one of them found is overwritten by the next call of any of them, and by nothing else.
+    """
+
+    def __init__(self, make: Callable[[_Key], _Made], recorder: Recorder | None = None) -> None:
+        """`recorder`: by default one of CUDA graphs."""
+        self._make = make
+        self._recorder = recorder or CudaGraphs()
+        self._found: OrderedDict[_Key, tuple[_Made, Callable[[], object]]] = OrderedDict()
+        self._has_failed = False
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def run(self, key: _Key, fill: Callable[[_Made], None]) -> _Made | None:
+        """What was made for `key`, called again with the inputs that `fill` gives it.
+
+        None, now and from now on, where nothing can be recorded.
+        """
+        if self._has_failed:
+            return None
+        if key in self._found:
+            self._found.move_to_end(key)
+            made, replay = self._found[key]
+            fill(made)
+            replay()
+            return made
+        made = self._make(key)
+        fill(made)
+        try:
+            replay = self._recorder.record(made)
+        except RuntimeError as error:
+            log.warning("goes on without CUDA graphs, which is slower: %s", error)
+            self._has_failed = True
+            return None
+        replay()
+        self._found[key] = made, replay
+        if len(self._found) > MOST_RECORDINGS:
+            self._found.popitem(last=False)
+        return made
+
+
+_is_used = threading.Event()  # in this process
+
+
+def use() -> None:
+    """From now on what is made for CUDA devices in this process is recorded."""
+    _is_used.set()
+
+
+def are_used(device: torch.device) -> bool:
+    return device.type == "cuda" and _is_used.is_set()
+
+
+def padded(count: int) -> int:
+    """To a power of two: few shapes, none of them twice as large as it need be."""
+    return 1 << (count - 1).bit_length()
