@@ -105,7 +105,7 @@ class PaddedBlocks:
             own[: len(tables[row])] = tables[row]
         parts = (positions, lengths, shape.gap - gaps, gap_ids, pages)
         packed = torch.from_numpy(np.concatenate([part[block].ravel() for part in parts]))
-        # Not pinned: the copy has left this memory when the call returns, and waits for nothing.
+        # Not pinned: the copy has left this memory when the call returns.
         self._inputs.copy_(packed, non_blocking=True)
         # What is behind the blocks are those of some batch before, computed for nobody.
         self._own_ids[:num_blocks].copy_(batch.token_ids)
@@ -126,6 +126,10 @@ class PaddedBlocks:
         mask = mask.expand(-1, -1, -1, self._per_kv, -1)
         self._mask = mask.reshape(shape.num_blocks, 1, -1, mask.shape[-1])
         return torch.cat([self._gap_ids, self._own_ids], dim=1).flatten()
+
+    def end(self) -> None:
+        """Give back what `begin` made: a recording makes it again, and keeps nothing for it."""
+        del self._flat_pages, self._mask
 
     def run(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B * T, heads, head_dim], k and v [B * T, kv_heads, head_dim]: like q."""

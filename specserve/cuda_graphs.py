@@ -7,6 +7,7 @@ recorded by shape, when it is first met. See docs/decisions/0024-cuda-graphs.md.
 
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
@@ -32,7 +33,10 @@ class Recorder(Protocol):
 
 
 class CudaGraphs:
-    """What it records shares memory: what one function made is overwritten by any other."""
+    """What it records shares memory: what one function made is overwritten by any other.
+
+    Recording waits for nothing: a transfer of a link may stand still on the device meanwhile.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -40,15 +44,16 @@ class CudaGraphs:
 
     def record(self, function: Callable[[], None]) -> Callable[[], object]:
         self._stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             function()  # what a first call makes for all others must not be in the recording
+            # Other threads, of links, may ask anything of the device meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                function()
+            finally:
+                graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads, of links, may ask anything of the device meanwhile.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            function()
         return graph.replay
 
 
@@ -58,12 +63,20 @@ class Recordings(Generic[_Key, _Made]):
     What one of them found is overwritten by the next call of any of them, and by nothing else.
     """
 
-    def __init__(self, make: Callable[[_Key], _Made], recorder: Recorder | None = None) -> None:
-        """`recorder`: by default one of CUDA graphs."""
+    def __init__(
+        self,
+        make: Callable[[_Key], _Made],
+        recorder: Recorder | None = None,
+        *,
+        may_fail: bool = True,
+    ) -> None:
+        """`recorder`: by default one of CUDA graphs. `may_fail`: who calls can do without."""
         self._make = make
         self._recorder = recorder or CudaGraphs()
+        self._may_fail = may_fail
         self._found: OrderedDict[_Key, tuple[_Made, Callable[[], object]]] = OrderedDict()
         self._has_failed = False
+        _all.add(self)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -71,7 +84,7 @@ class Recordings(Generic[_Key, _Made]):
     def run(self, key: _Key, fill: Callable[[_Made], None]) -> _Made | None:
         """What was made for `key`, called again with the inputs that `fill` gives it.
 
-        None, now and from now on, where nothing can be recorded.
+        None, now and from now on, where nothing can be recorded. RuntimeError if that may not be.
         """
         if self._has_failed:
             return None
@@ -79,21 +92,36 @@ class Recordings(Generic[_Key, _Made]):
             self._found.move_to_end(key)
             made, replay = self._found[key]
             fill(made)
-            replay()
-            return made
-        made = self._make(key)
-        fill(made)
-        try:
-            replay = self._recorder.record(made)
-        except RuntimeError as error:
-            log.warning("goes on without CUDA graphs, which is slower: %s", error)
-            self._has_failed = True
-            return None
+        else:
+            try:
+                made = self._make(key)
+                fill(made)
+                replay = self._recorder.record(made)
+            except RuntimeError as error:
+                if not self._may_fail:
+                    raise
+                log.warning("goes on without CUDA graphs, which is slower: %s", error)
+                self._has_failed = True
+                self.forget()
+                return None
+            self._found[key] = made, replay
+            if len(self._found) > MOST_RECORDINGS:
+                self._found.popitem(last=False)
         replay()
-        self._found[key] = made, replay
-        if len(self._found) > MOST_RECORDINGS:
-            self._found.popitem(last=False)
         return made
+
+    def forget(self) -> None:
+        """Give the memory of all recordings back."""
+        self._found.clear()
+
+
+_all: weakref.WeakSet[Recordings] = weakref.WeakSet()
+
+
+def forget() -> None:
+    """All recordings of this process: NCCL does not end a group whose collectives are in one."""
+    for recordings in tuple(_all):
+        recordings.forget()
 
 
 _is_used = threading.Event()  # in this process

@@ -77,6 +77,7 @@ def run_rank(arguments: ChildArguments) -> int:
         log.info("another rank is gone")  # which the supervisor has seen, and says how
         return 1
     if ranks.size > 1:
+        cuda_graphs.forget()
         dist.destroy_process_group()
     return 0
 

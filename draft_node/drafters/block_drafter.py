@@ -15,8 +15,10 @@ from draft_node.drafters.block_passes import BlockPasses
 from draft_node.drafters.compiled_blocks import CompiledDraws
 from draft_node.drafters.confidence_head import ConfidenceHead
 from draft_node.drafters.in_flight import InFlightTokens
+from draft_node.drafters.recorded_draws import RecordedDraws
 from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import Layout
+from specserve.cuda_graphs import are_used
 from specserve.decoding.drawing import BlockLayout, Drawing, DrawingRule
 from specserve.drafting import (
     ContextUpdate,
@@ -66,6 +68,7 @@ class BlockDrafter:
         self._in_flight = InFlightTokens()
         device = backbone.embedding.device
         self._block_ids = torch.full((1, spec.block_size), spec.mask_token_id, device=device)
+        self._recorded = RecordedDraws(self._drawn, device) if are_used(device) else None
 
     def context_len(self, row: int) -> int:
         return self.context.rows.length(row)
@@ -101,25 +104,32 @@ class BlockDrafter:
         lengths = context_lens(batch, self.context.rows)
         anchor_positions = self._anchor_positions(batch, lengths)
         hidden = self.block_hidden(batch, lengths)[:, self._first_slot :]
-        logits = self.backbone.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         layout = BlockLayout(
             positions=anchor_positions + 1,
             num_slots=self.gamma,
             vocab_size=self.backbone.spec.decoder.vocab_size,
             target_ids=self.target_ids,
         )
-        drawing = rule.begin(layout)
-        if self.head is None:
-            drawn = self._draw_all(logits, drawing)
-        else:
-            drawn = self._draw_serially(self.head, hidden, logits, batch, drawing)
-        if self.confidence_head is not None:
-            token_ids = drawn.token_ids
-            previous_ids = torch.cat([batch.anchor_ids[:, None], token_ids[:, :-1]], dim=1)
-            drawn = replace(drawn, confidences=self.confidence_head(hidden, previous_ids))
+        drawing, drawn = rule.begin(layout), None
+        if self._recorded is not None:
+            drawn = self._recorded.draw(hidden, batch.anchor_ids, drawing)
+        if drawn is None:
+            drawn = self._drawn(hidden, batch.anchor_ids, drawing)
         if not batch.keep_logits:
             return replace(drawn, logits=None)
         return replace(drawn, target_ids=self.target_ids)
+
+    def _drawn(self, hidden: Tensor, anchor_ids: Tensor, drawing: Drawing) -> SpeculationBatch:
+        """From the pass's hidden states [B, G, H]; with the logits."""
+        logits = self.backbone.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+        if self.head is None:
+            drawn = self._draw_all(logits, drawing)
+        else:
+            drawn = self._draw_serially(self.head, hidden, logits, anchor_ids, drawing)
+        if self.confidence_head is None:
+            return drawn
+        previous_ids = torch.cat([anchor_ids[:, None], drawn.token_ids[:, :-1]], dim=1)
+        return replace(drawn, confidences=self.confidence_head(hidden, previous_ids))
 
     def block_hidden(self, batch: DraftBatch, lengths: Sequence[int]) -> Tensor:
         """Final hidden states [B, block_size, H] of all slots."""
@@ -147,19 +157,19 @@ class BlockDrafter:
         head: SerialHead,
         hidden: Tensor,
         base_logits: Tensor,
-        batch: DraftBatch,
+        anchor_ids: Tensor,
         drawing: Drawing,
     ) -> SpeculationBatch:
         reads_laws = self.law_confidence is not None and self.confidence_head is None
         at_once = None
         if self._draws is not None and not reads_laws:
-            at_once = self._draws.draw(base_logits, batch.anchor_ids, drawing)
+            at_once = self._draws.draw(base_logits, anchor_ids, drawing)
         drawn = [] if at_once is None else [at_once]
         confidences: list[Tensor] = []
         run, first = head.begin(hidden, base_logits), sum(part.shape[1] for part in drawn)
         if at_once is not None and first < self.gamma:
             drawing.note(at_once)
-        previous_ids = drawn[0][:, -1] if first else batch.anchor_ids
+        previous_ids = drawn[0][:, -1] if first else anchor_ids
         for slot in range(first, self.gamma):
             has_bias = at_once is not None and slot == first
             logits = base_logits[:, slot] if has_bias else run.logits(slot, previous_ids)

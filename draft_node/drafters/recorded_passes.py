@@ -103,6 +103,7 @@ class _Entered:
     def __call__(self) -> None:
         self._attention.begin()
         self._backbone.hidden(self._token_ids, self._attention.positions, self._attention)
+        self._attention.end()
 
 
 class _Drafted:
@@ -119,5 +120,6 @@ class _Drafted:
         shape = self._attention.shape
         token_ids = self._attention.begin()
         found = self._backbone.hidden(token_ids, self._attention.positions, self._attention)
+        self._attention.end()
         # Final hidden states [B, S, H], without those of gaps.
         self.hidden = found.view(shape.num_blocks, -1, found.shape[1])[:, shape.gap :]

@@ -8,8 +8,8 @@ Knows neither drafters nor verification. The one duty of the rejection family is
 is shipped is the law that was drawn from.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -107,6 +107,19 @@ class Drawing(Protocol):
         ...
 
 
+@runtime_checkable
+class TensorDrawing(Drawing, Protocol):
+    """One that nothing but tensors tells from others of its kind, for who records it."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name; the first dimension counts blocks, or what blocks refer to."""
+        ...
+
+    def over(self, tensors: dict[str, Tensor]) -> Drawing:
+        """The same with these instead, before its first slot."""
+        ...
+
+
 class DrawingRule(Protocol):
     def begin(self, layout: BlockLayout) -> Drawing: ...
 
@@ -133,6 +146,12 @@ class Greedy:
         def take(self, law: DraftLaw) -> None: ...
 
         def note(self, token_ids: Tensor) -> None: ...
+
+        def tensors(self) -> dict[str, Tensor]:
+            return {}
+
+        def over(self, tensors: dict[str, Tensor]) -> "Greedy._Draws":
+            return self
 
 
 @dataclass(frozen=True)
@@ -191,6 +210,13 @@ class Coupled:
         def take(self, law: DraftLaw) -> None: ...
 
         def note(self, token_ids: Tensor) -> None: ...
+
+        def tensors(self) -> dict[str, Tensor]:
+            names = ("scales", "signs", "noise", "places")
+            return {name: getattr(self, name) for name in names}
+
+        def over(self, tensors: dict[str, Tensor]) -> "Coupled._Draws":
+            return replace(self, **tensors)
 
 
 @dataclass(frozen=True)
@@ -290,6 +316,12 @@ class Sampled:
             self.laws.append(law)
 
         def note(self, token_ids: Tensor) -> None: ...
+
+        def tensors(self) -> dict[str, Tensor]:
+            return {"scales": self.scales, "noise": self.noise}
+
+        def over(self, tensors: dict[str, Tensor]) -> "Sampled._Draws":
+            return replace(self, laws=[], **tensors)
 
 
 def _arg_max(scores: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from specserve.errors import Unsupported
 from specserve.group_link.call_thread import Call, CallThread
-from specserve.group_link.lanes import FAILURES, MAX_FRAME_BYTES, MAX_MOVING, Lanes
+from specserve.group_link.lanes import MAX_FRAME_BYTES, MAX_MOVING, Lanes
 from specserve.link.envelope import Part
 
 _ENVIRONMENT = {
@@ -165,7 +165,7 @@ def join(store: Store, rank: int, device: torch.device, join_s: float) -> Lanes:
 
 
 def _close(lanes: Sequence[NcclLane]) -> None:
-    """All at once. Raises `FAILURES`.
+    """All at once. Raises what the first of them does.
 
     The end of one gives memory back, which waits for all that the device does, and what the other
     does for a peer that is gone ends only with the other.
@@ -175,7 +175,7 @@ def _close(lanes: Sequence[NcclLane]) -> None:
     def close(lane: NcclLane) -> None:
         try:
             lane.close()
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001  # raised below
             failures.append(error)
 
     threads = [

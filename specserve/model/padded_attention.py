@@ -5,7 +5,7 @@ is filled before a forward and read by it on the device. So the operations of tw
 shape are the same, on the same memory.
 
 What pads a batch repeats some token of it, with all that it attends to: its keys and values are
-written twice to one place, and are the same. Keys beyond a row's context are masked.
+written twice to one place, and differ by rounding at most. Keys beyond a row's context are masked.
 """
 
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class PaddedAttention:
         places = np.flatnonzero(is_real[:num_rows])
         outputs[: len(places)] = places
         parts = (sources, positions, slots, outputs, blocks)
-        # Not pinned: the copy has left this memory when the call returns, and waits for nothing.
+        # Not pinned: the copy has left this memory when the call returns.
         packed = torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
         self._inputs.copy_(packed, non_blocking=True)
         self._num_outputs = len(places)
@@ -104,6 +104,10 @@ class PaddedAttention:
         mask = mask.view(shape.num_rows, 1, shape.num_tokens, 1, shape.num_keys)
         mask = mask.expand(-1, -1, -1, self._per_kv, -1)
         self._mask = mask.reshape(shape.num_rows, 1, -1, shape.num_keys)
+
+    def end(self) -> None:
+        """Give back what `begin` made: a recording makes it again, and keeps nothing for it."""
+        del self._flat_slots, self._flat_blocks, self._mask
 
     def run(
         self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor

@@ -29,7 +29,9 @@ class RecordedForward:
     ) -> None:
         self._model = model
         self._plain = plain
-        self._recordings = Recordings(self._make, recorder)
+        # A rank that went on without would not pad what it exchanges with others.
+        is_alone = model.parallel.size == 1
+        self._recordings = Recordings(self._make, recorder, may_fail=is_alone)
         self._shape: PaddedShape | None = None
 
     @property
@@ -85,6 +87,7 @@ class _PaddedForward:
         self._hidden, self._tapped = self._model.forward(
             self._token_ids, self._attention.positions, self._attention, self._taps
         )
+        self._attention.end()
 
     def found(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Of the batch, without what pads it."""

@@ -27,12 +27,18 @@ class Rows:
         blocks = self._rng.permutation(np.arange(1, NUM_BLOCKS))
         self._tables = [blocks[20 * row : 20 * (row + 1)] for row in range(9)]
         self._lengths = np.zeros(9, dtype=np.int64)
+        for cache in (plain.cache, behind.cache):  # what nobody may read
+            for kept in (cache.keys, cache.values):
+                kept.fill_(torch.nan)
+                kept[:, :, :BLOCK].zero_()
 
-    def forward(self, **num_tokens: int) -> list[list[torch.Tensor]]:
+    def forward(self, taps: tuple[int, ...] = TAPS, **num_tokens: int) -> list[list[torch.Tensor]]:
         """So many new tokens of each row, `r3=2`: hidden states and taps of both."""
         rows = [int(name[1:]) for name in num_tokens]
         counts = np.array(list(num_tokens.values()))
+        begun = -(-self._lengths[rows] // BLOCK)
         self._lengths[rows] += counts
+        self._erase(rows, begun)
         ends = self._lengths[rows]
         batch = AttentionBatch(counts, ends, [self._tables[row] for row in rows])
         ids = self._rng.integers(0, self._vocab_size, counts.sum())
@@ -40,9 +46,18 @@ class Rows:
         found = []
         for forward in (self.plain, self.recorded):
             forward.plan(batch)
-            hidden, taps = forward.run(token_ids, TAPS)
-            found.append([x.cpu() for x in (hidden, *taps)])
+            hidden, tapped = forward.run(token_ids, taps)
+            found.append([x.cpu() for x in (hidden, *tapped)])
         return found
+
+    def _erase(self, rows: list[int], begun: np.ndarray) -> None:
+        """Blocks that a row comes to, behind those `begun`."""
+        ends = -(-self._lengths[rows] // BLOCK)
+        fresh = [
+            self._tables[row][first:end] for row, first, end in zip(rows, begun, ends, strict=True)
+        ]
+        for forward in (self.plain, self.recorded):
+            forward.cache.zero_blocks(np.concatenate(fresh))
 
     def forget(self, row: int, num_tokens: int) -> None:
         """As after a rejection: what is kept there is written again."""
@@ -50,7 +65,8 @@ class Rows:
 
     def kept(self) -> list[torch.Tensor]:
         """Keys and values of all rows in the cache of the recorded forward, then of the other."""
-        blocks = torch.from_numpy(np.concatenate(self._tables))
+        used = zip(self._tables, -(-self._lengths // BLOCK), strict=True)
+        blocks = torch.from_numpy(np.concatenate([table[:count] for table, count in used]))
         caches = (self.recorded.cache, self.plain.cache)
         return [
             torch.cat([x.cpu() for layer in range(2) for x in cache.read(layer, blocks)])

@@ -86,6 +86,15 @@ def test_many_random_batches(make: Callable[..., Rows]):
     assert 3 <= rows.recorded.num_recordings <= 30
 
 
+def test_what_is_tapped_belongs_to_a_recording(make: Callable[..., Rows]):
+    rows = make()
+    for taps in ((), (1,), (1, -1), (-1, 1), (1,), ()):
+        found = rows.forward(taps, r0=1)
+        assert len(found[1]) == 1 + len(taps)
+        assert_near(found, 1e-4)
+    assert rows.recorded.num_recordings == 4
+
+
 def test_no_more_are_kept_than_there_is_room_for(
     make: Callable[..., Rows], monkeypatch: pytest.MonkeyPatch, cuda: PretendedCuda
 ):
@@ -111,8 +120,49 @@ def test_where_nothing_can_be_recorded_forwards_are_run(
         assert_near(rows.forward(**counts), 1e-5)
     torch.testing.assert_close(*rows.kept(), atol=1e-5, rtol=1e-5)
     assert rows.recorded.num_recordings == 0
+    assert len(caplog.records) == 1
     (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "not permitted" in record.getMessage()
+
+
+class Failing:
+    """Records so many functions, and no other."""
+
+    def __init__(self, cuda: PretendedCuda, count: int) -> None:
+        self._tape = Tape(cuda)
+        self._count = count
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        if self._tape.num_recorded == self._count:
+            raise torch.OutOfMemoryError("out of memory")
+        return self._tape.record(function)
+
+
+def test_a_failure_forgets_what_was_recorded_before(make: Callable[..., Rows], cuda: PretendedCuda):
+    rows = make(graphs=Failing(cuda, 2))
+    for num_tokens, kept in ((1, 1), (2, 2), (4, 0), (1, 0)):
+        assert_near(rows.forward(r0=num_tokens), 1e-4)
+        assert rows.recorded.num_recordings == kept
+    torch.testing.assert_close(*rows.kept(), atol=1e-4, rtol=1e-4)
+
+
+def test_several_ranks_record_all_or_end(
+    make: Callable[..., Rows], cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch
+):
+    """One that went on without would exchange other sizes than the rest."""
+    rows = make(graphs=Failing(cuda, 0))
+    monkeypatch.setattr(rows.recorded._recordings, "_may_fail", False)
+    with pytest.raises(torch.OutOfMemoryError):
+        rows.forward(r0=1)
+
+
+def test_all_recordings_of_a_process_are_forgotten_at_once(make: Callable[..., Rows]):
+    rows = make()
+    rows.forward(r0=1)
+    assert rows.recorded.num_recordings == 1
+    cuda_graphs.forget()
+    assert rows.recorded.num_recordings == 0
+    assert_near(rows.forward(r0=1), 1e-4)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,13 @@ import draft_node.start
 import specserve.launch
 import target_node.speculation_start
 import target_node.start
+from draft_node.drafters.block_drafter import BlockDrafter
+from draft_node.drafters.recorded_passes import RecordedBlockPasses
 from specserve.config import ResolvedConfig, load_config
 from specserve.errors import Exhausted
 from specserve.hardware import CudaDevice, Hardware
 from specserve.link.ring import SharedRegion
+from specserve.model.recorded_forward import RecordedForward
 from specserve.process import ChildArguments
 from specserve.types import RequestEnd, Submit, Terminal
 from target_node.asynchronous import AsynchronousSpeculation
@@ -155,6 +158,38 @@ def test_processes_that_share_a_device_share_its_memory(cuda: PretendedCuda, tmp
         )
     for whole, half in zip(*sizes, strict=True):
         assert whole // 2 - 1 <= half <= whole // 2
+
+
+def with_graphs(config: ResolvedConfig, wish: bool | None) -> ResolvedConfig:
+    """None: as it was resolved."""
+    assert config.engine.cuda_graphs
+    if wish is None:
+        return config
+    engine = msgspec.structs.replace(config.engine, cuda_graphs=wish)
+    return msgspec.structs.replace(config, engine=engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wish", [None, False])
+def test_forwards_of_a_leader_are_recorded(cuda: PretendedCuda, tmp_path: Path, wish: bool | None):
+    node = leader(with_graphs(resolved(mode="sync"), wish), arguments(tmp_path))
+    passes = node.runner.passes
+    assert isinstance(passes, RecordedForward) is (wish is None)
+    if isinstance(passes, RecordedForward):
+        assert passes.num_recordings > 3  # of the sizes that were timed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wish", [None, False])
+def test_passes_of_a_draft_process_are_recorded(
+    cuda: PretendedCuda, tmp_path: Path, wish: bool | None
+):
+    config = with_graphs(resolved("1+1", mode="async", drafter="dspark"), wish)
+    with shared_memory() as (fd, region):
+        node = draft_node.start._build(config, arguments(tmp_path, fd), region, mock.Mock())
+        drafter = node.presolve._drafter
+        assert isinstance(drafter, BlockDrafter)
+        assert isinstance(drafter._passes, RecordedBlockPasses) is (wish is None)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Forwards replayed as CUDA graphs: those of torch's own operations, in any company."""
 
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from tests.device.growing_rows import Rows, assert_near
 from tests.gpu.test_cuda_service import SMALL, model_info
+from tests.service.test_failures import Launched
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,9 +76,24 @@ def test_services_say_what_they_say_without(start_service: Callable[..., str], d
 
 
 @pytest.mark.slow
-def test_two_ranks_record_their_collectives(start_service: Callable[..., str]):
+def test_two_ranks_record_their_collectives_and_stop_at_once(start_service: Callable[..., str]):
+    """NCCL does not end a group whose collectives are still in a recording."""
     flags = (*SMALL, "--dtype", "float32", "--speculation", "off")
-    ranks = ("--topology", "2+0", "--oversubscribe", "--collectives", "nccl")
-    recorded, plain = start_service(*flags, *ranks), start_service(*flags, "--no-cuda-graphs")
-    assert model_info(recorded).cuda_graphs
-    assert greedy(recorded) == greedy(plain)
+    plain = start_service(*flags, "--no-cuda-graphs")
+    launched = Launched(
+        *flags, "--topology", "2+0", "--oversubscribe", "--collectives", "nccl"
+    )  # fmt: skip
+    try:
+        recorded = launched.address()
+        assert model_info(recorded).cuda_graphs
+        assert greedy(recorded) == greedy(plain)
+    finally:
+        launched.process.send_signal(signal.SIGTERM)
+        began_s = time.monotonic()
+        code = launched.exit_code(60)
+        assert launched.process.stdout
+        launched.process.stdout.close()
+    assert code == 0, launched.output
+    assert time.monotonic() - began_s < 9
+    assert "did not stop" not in launched.output
+    assert "without CUDA graphs" not in launched.output

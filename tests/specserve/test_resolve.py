@@ -29,8 +29,6 @@ FOLDER = Path("/models/tiny")
 GIB = 1 << 30
 MACHINE = Hardware(cores=(0, 1, 2, 3), cpu_name="test", available_memory=8 * GIB)
 DEVICES = tuple(CudaDevice(index=i, name="test", memory=80 * GIB) for i in range(2))
-CUDA = TopologyConfig(device="cuda")
-OVER_GLOO = TopologyConfig(topology="2+0", device="cuda", collectives="gloo")
 SPEC = ModelSpec(
     architecture="Qwen3ForCausalLM",
     model_type="qwen3",
@@ -120,37 +118,6 @@ def test_nccl_is_for_cuda_devices_and_chosen_for_ranks_with_one_each():
     assert config.topology.collectives == "nccl"
     config = resolved(speculating("async", "1+1"))
     assert (config.speculation.link, config.topology.collectives) == ("shm", "gloo")
-
-
-def graphs(wish: bool | None = None, topology: TopologyConfig = CUDA, **engine: bool) -> bool:
-    """What becomes of a wish for CUDA graphs on a machine with devices."""
-    machine = msgspec.structs.replace(MACHINE, cuda_devices=DEVICES)
-    wished = EngineConfig(cuda_graphs=wish, **engine)
-    return bool(resolved(Config(topology=topology, engine=wished), machine).engine.cuda_graphs)
-
-
-def test_forwards_are_recorded_where_they_can_be():
-    assert graphs()
-    assert graphs(topology=TopologyConfig(topology="2+0"))  # over NCCL
-    assert not graphs(False)
-    assert not graphs(deterministic=True)
-    assert not graphs(topology=OVER_GLOO)
-    assert not graphs(topology=TopologyConfig(device="cpu"))
-
-
-@pytest.mark.parametrize(
-    ("topology", "deterministic", "problem"),
-    [
-        (TopologyConfig(device="cpu"), False, "the device is cpu"),
-        (OVER_GLOO, False, "ranks meet by gloo"),
-        (CUDA, True, "engine.deterministic"),
-    ],
-)
-def test_a_wish_for_recordings_that_cannot_be_is_refused(
-    topology: TopologyConfig, deterministic: bool, problem: str
-):
-    with pytest.raises(InvalidField, match=f"engine.cuda_graphs: .*{problem}"):
-        graphs(True, topology, deterministic=deterministic)
 
 
 def test_blocks_hold_sixteen_full_contexts_where_memory_allows():
