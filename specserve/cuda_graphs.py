@@ -81,6 +81,7 @@ class Recordings(Generic[_Key, _Made]):
     def __len__(self) -> int:
         return len(self._found)
 
+    @torch.inference_mode()  # whose tensors nobody else may write to: all of them are made in it
     def run(self, key: _Key, fill: Callable[[_Made], None]) -> _Made | None:
         """What was made for `key`, called again with the inputs that `fill` gives it.
 

@@ -16,6 +16,7 @@ from draft_node.drafters.compiled_blocks import CompiledDraws
 from draft_node.drafters.confidence_head import ConfidenceHead
 from draft_node.drafters.in_flight import InFlightTokens
 from draft_node.drafters.recorded_draws import RecordedDraws
+from draft_node.drafters.recorded_entries import RecordedEntries
 from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import Layout
 from specserve.cuda_graphs import are_used
@@ -68,7 +69,10 @@ class BlockDrafter:
         self._in_flight = InFlightTokens()
         device = backbone.embedding.device
         self._block_ids = torch.full((1, spec.block_size), spec.mask_token_id, device=device)
-        self._recorded = RecordedDraws(self._drawn, device) if are_used(device) else None
+        self._recorded = self._entries = None
+        if are_used(device):
+            self._recorded = RecordedDraws(self._drawn, device)
+            self._entries = RecordedEntries(backbone, passes.context)
 
     def context_len(self, row: int) -> int:
         return self.context.rows.length(row)
@@ -82,8 +86,12 @@ class BlockDrafter:
             token_ids = update.token_ids.tolist()
             self._in_flight.add(update.rows, update.starts, update.counts, token_ids)
             return
-        positions = flat_positions(update.starts, update.counts).to(self._block_ids.device)
-        self.context.write(slots, *self.backbone.context_entries(update.features, positions))
+        positions = flat_positions(update.starts, update.counts)
+        if self._entries is None or not self._entries.keep(
+            update.features, positions.numpy(), slots
+        ):
+            positions = positions.to(self._block_ids.device)
+            self.context.write(slots, *self.backbone.context_entries(update.features, positions))
 
     def _compute_in_flight(self) -> None:
         entering = self._in_flight.all()

@@ -2,18 +2,21 @@
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from specserve import cuda_graphs
 from specserve.client import Client
 from specserve.cuda_graphs import CudaGraphs
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
+from tests.device.both_drafters import compare_blocks, compare_noise
 from tests.device.growing_rows import Rows, assert_near
+from tests.exactness.speculative import Models, make_models
 from tests.gpu.test_cuda_service import SMALL, model_info
 from tests.service.test_failures import Launched
 
@@ -22,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+DEVICE = torch.device("cuda", 0)
 PROMPTS = ("def add(a, b):", "Once upon a time", "import os\n", "The sun is")
 
 
@@ -39,7 +43,7 @@ def test_what_is_replayed_is_what_would_have_been_run(
     model = load_model(
         embedded_target,
         dtype=dtype,
-        device=torch.device("cuda", 0),
+        device=DEVICE,
         parallel=TensorParallel(),
         deterministic=False,
     )
@@ -51,6 +55,25 @@ def test_what_is_replayed_is_what_would_have_been_run(
             assert_near(rows.forward(**counts), near)
         torch.testing.assert_close(*rows.kept(), atol=near, rtol=near)
     assert 3 <= rows.recorded.num_recordings <= 30
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Iterator[Models]:
+    """Of tests in which recording begins."""
+    yield make_models(tmp_path)
+    cuda_graphs._is_used.clear()
+
+
+def test_recorded_noise_has_the_bits_of_other_noise(models: Models):
+    compare_noise(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["dspark vanilla", "dspark rnn", "dflash fill in"])
+def test_blocks_are_those_of_a_pass_that_is_not_recorded(
+    models: Models, name: str, dtype: torch.dtype
+):
+    compare_blocks(models, name, dtype, DEVICE, 2e-3 if dtype is torch.float32 else 0.3)
 
 
 def greedy(address: str) -> list[list[int]]:

@@ -1,0 +1,149 @@
+"""A drafter of blocks whose passes are recorded and one whose are not, asked the same."""
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from draft_node.drafters.block_drafter import BlockDrafter
+from draft_node.drafters.recorded_passes import RecordedBlockPasses
+from specserve import cuda_graphs, noise
+from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
+from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.noise import OnceKeys, Purpose
+from tests.device.worlds import drafter_on_device
+from tests.exactness.speculative import Models
+
+
+class Both:
+    """A drafter whose passes are recorded and one whose are not, with the same contexts."""
+
+    def __init__(self, models: Models, name: str, dtype: torch.dtype, device: torch.device) -> None:
+        plain = drafter_on_device(models, name, dtype, device)
+        cuda_graphs.use()
+        recorded = drafter_on_device(models, name, dtype, device)
+        assert isinstance(plain, BlockDrafter)
+        assert isinstance(recorded, BlockDrafter)
+        assert isinstance(recorded._passes, RecordedBlockPasses)
+        self.recorded, self.passes = recorded, recorded._passes
+        self.drafters = plain, recorded
+        self._dtype, self.device = dtype, device
+        self._rng = np.random.default_rng(3)
+
+    def extend(self, row: int, count: int, *, in_flight: bool = False) -> None:
+        features = torch.from_numpy(self._rng.normal(size=(count, self.recorded.feature_size)))
+        update = ContextUpdate(
+            rows=[row],
+            starts=[self.recorded.context_len(row)],
+            counts=[count],
+            token_ids=self._ints(1, 60, count),
+            features=None if in_flight else features.to(self.device, self._dtype),
+        )
+        for drafter in self.drafters:
+            drafter.extend(update)
+
+    def _ints(self, low: int, high: int, count: int) -> torch.Tensor:
+        return torch.from_numpy(self._rng.integers(low, high, count)).to(self.device)
+
+    def truncate(self, row: int, length: int) -> None:
+        for drafter in self.drafters:
+            drafter.truncate(row, length)
+
+    def assert_drafts_are_near(
+        self, rows: list[int], rule: DrawingRule, near: float, **fields: object
+    ) -> None:
+        anchors = self._ints(1, 60, len(rows))
+        batch = DraftBatch(rows, anchors, keep_logits=True, **fields)
+        plain, found = (drafter.draft(batch, rule) for drafter in self.drafters)
+        assert found.logits is not None
+        assert plain.logits is not None
+        # Behind another token other logits follow: only before the first that differs.
+        same = (plain.token_ids == found.token_ids).cpu().long().cumprod(1)
+        assert same.float().mean() > (0.9 if self._dtype is torch.float32 else 0.3)
+        counts = torch.cat([torch.ones(len(rows), 1), same[:, :-1]], dim=1).bool()
+        for name in ("logits", "confidences"):
+            ours, theirs = getattr(found, name), getattr(plain, name)
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                ours, theirs = ours.cpu()[counts], theirs.cpu()[counts]
+                torch.testing.assert_close(ours, theirs, atol=near, rtol=near)
+
+
+def rule_of(kind: int, num_blocks: int, device: torch.device) -> DrawingRule:
+    temperatures = torch.linspace(0, 1, num_blocks).to(device)
+    seeds, zeros = torch.arange(num_blocks, device=device), [0] * num_blocks
+    keys = OnceKeys.build(range(num_blocks), zeros, zeros, range(num_blocks), zeros, device)
+    return [
+        Greedy(),
+        Coupled(temperatures, seeds, torch.zeros_like(seeds)),
+        Sampled(temperatures, keys, 16),
+    ][kind]
+
+
+def compare_blocks(
+    models: Models, name: str, dtype: torch.dtype, device: torch.device, near: float
+) -> None:
+    """Blocks of all kinds, behind contexts that grow and shrink."""
+    both, rng = Both(models, name, dtype, device), np.random.default_rng(7)
+    for row, count in enumerate((5, 16, 17, 40)):
+        both.extend(row, count)
+    for step in range(24):
+        rows = rng.integers(0, 4, rng.integers(1, 7)).tolist()
+        rule = rule_of(step % 3, len(rows), device)
+        kind = step % 4
+        if kind == 0:
+            both.assert_drafts_are_near(rows, rule, near)
+        elif kind == 1:
+            gaps = [rng.integers(1, 60, rng.integers(0, 5)).tolist() for _ in rows]
+            both.assert_drafts_are_near(rows, rule, near, gap_ids=gaps, min_gap=step % 3)
+        elif kind == 2:
+            row, length = rows[0], both.recorded.context_len(rows[0])
+            both.extend(row, int(rng.integers(1, 6)), in_flight=True)
+            ends = [int(rng.integers(1, both.recorded.context_len(each) + 1)) for each in rows]
+            both.assert_drafts_are_near(rows, rule, near, context_lens=ends)
+            both.assert_drafts_are_near(rows, rule, near)  # its entries are there
+            both.truncate(row, length)
+        else:
+            both.extend(rows[0], int(rng.integers(1, 4)))
+    entered, drafted = both.passes.num_recordings
+    assert entered > 1
+    assert drafted > 4
+    assert both.recorded._entries is not None
+    assert len(both.recorded._entries) > 3
+    assert both.recorded._recorded is not None
+    assert len(both.recorded._recorded) > 4
+    for row in range(4):
+        for layer in range(both.recorded.backbone.spec.decoder.num_layers):
+            plain, found = (each.context.read(row, layer) for each in both.drafters)
+            for ours, theirs in zip(found, plain, strict=True):
+                torch.testing.assert_close(ours.cpu(), theirs.cpu(), atol=near, rtol=near)
+
+
+def compare_noise(device: torch.device) -> None:
+    """Bit for bit, of every kind."""
+
+    def on_device(numbers: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(device)
+
+    noise._recordings.cache_clear()
+    rng = np.random.default_rng(0)
+    wanted = []
+    for num_rows in (1, 2, 3, 5, 5, 8, 3):
+        columns = rng.integers(-(2**62), 2**62, (2, num_rows)), rng.integers(0, 500, (3, num_rows))
+        seeds, nonces = map(on_device, columns[0])
+        samples, positions, branches = map(on_device, columns[1])
+        ids = on_device(rng.integers(0, 64, (num_rows, 7)))
+        keys = OnceKeys(nonces, positions, samples, branches << 8)
+        wanted += [
+            partial(noise.exponential_noise, seeds, samples, positions, Purpose.OUTPUT, 64),
+            partial(noise.exponential_noise_at, seeds, samples, positions, Purpose.OUTPUT, ids),
+            partial(keys.exponential, Purpose.DRAFT, 10),
+            partial(keys.exponential_at, Purpose.RECOVERY, ids),
+            partial(keys.uniform, Purpose.ACCEPTANCE),
+        ]
+    plain = [make().cpu() for make in wanted]
+    cuda_graphs.use()
+    found = [make() for make in wanted]
+    assert len(noise._recordings()) == 4 * 4  # numbers of rows, and kinds that share no shape
+    for ours, theirs in zip(found, plain, strict=True):
+        assert torch.equal(ours.cpu(), theirs)
