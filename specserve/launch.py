@@ -19,7 +19,7 @@ from specserve.drafter_source import locate_drafter
 from specserve.errors import InvalidField, Unsupported
 from specserve.hardware import probe
 from specserve.model.config import read_spec
-from specserve.resolve import resolve
+from specserve.resolve import resolve, resolve_device
 from specserve.run_dir import run_dir
 from specserve.signal_pipe import SignalPipe
 from specserve.supervisor import Ending, Supervisor
@@ -33,9 +33,12 @@ def resolve_here(config: Config) -> ResolvedConfig:
     """`resolve` on this machine and the configured model. Raises InvalidField, Unsupported."""
     folder = locate_target(config.model.target)
     topology = parse_topology(config.topology.topology)
-    speculation = locate_drafter(config.speculation, folder, topology.num_draft_processes)
+    hardware = probe()
+    device = resolve_device(config, topology, hardware)
+    num_drafts = topology.num_draft_processes
+    speculation = locate_drafter(config.speculation, folder, num_drafts, device=device)
     config = msgspec.structs.replace(config, speculation=speculation)
-    return resolve(config, probe(), read_spec(folder), folder)
+    return resolve(config, hardware, read_spec(folder), folder)
 
 
 def launch(

@@ -56,7 +56,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     _check_seams(config, topology)
     _check_batch(config.engine)
     spec.check_divisible(topology.num_target_ranks)
-    device = _resolve_device(config, topology, hardware)
+    device = resolve_device(config, topology, hardware)
     placements, oversubscribed = _place(config, topology, device, hardware)
     _check_nccl("speculation.link", config.speculation.link, device)
     collectives = _resolve_collectives(config.topology.collectives, device, oversubscribed)
@@ -222,7 +222,8 @@ def _check_batch(engine: EngineConfig) -> None:
     raise InvalidField("engine.max_batch_tokens", problem)
 
 
-def _resolve_device(config: Config, topology: Topology, hardware: Hardware) -> str:
+def resolve_device(config: Config, topology: Topology, hardware: Hardware) -> str:
+    """cpu or cuda. Raises InvalidField."""
     device = config.topology.device
     if device is None:
         needed = topology.num_target_ranks + topology.num_draft_processes

@@ -169,6 +169,16 @@ def with_graphs(config: ResolvedConfig, wish: bool | None) -> ResolvedConfig:
     return msgspec.structs.replace(config, engine=engine)
 
 
+def test_drafters_by_default_are_those_whose_passes_are_recorded():
+    names = [
+        Path(folder or "").name
+        for mode in ("sync", "auto", "async")
+        for found in [resolved("1+0" if mode == "sync" else "1+1", mode=mode).speculation]
+        for folder in (found.drafter, found.colocated_drafter)
+    ]
+    assert names == ["dspark", "", "dspark-async", "dspark", "dspark-async", "dspark"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("wish", [None, False])
 def test_forwards_of_a_leader_are_recorded(cuda: PretendedCuda, tmp_path: Path, wish: bool | None):
