@@ -2,7 +2,8 @@
 
 Every block is a row of its own, so that branches of one request gather its context once each: that
 is memory's time, of which there is more than of kernels. What tells one batch from another is in
-one tensor of integers, beside the blocks' own tokens; a block that pads repeats the first.
+one tensor of integers, beside the blocks' own tokens. A block that pads stands where the first one
+does.
 """
 
 from collections.abc import Sequence

@@ -27,6 +27,7 @@ from draft_node.speculation_cache import SpeculationCache, told_block
 from draft_node.streams import Streams
 from draft_node.wave_size import WaveSize
 from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
+from specserve import cuda_graphs
 from specserve.drafting import Drafter
 from specserve.link.frames import MAX_ROUND
 from specserve.link.messages import Push, Report, RowReport
@@ -208,11 +209,12 @@ class Presolve:
             for each in family:  # time only gets less
                 each.is_closed |= each.due_s == due_s
             return self._draft_outcomes(rounds)  # others may have more of it
-        began_s = time.perf_counter()
+        began_s, num_recorded = time.perf_counter(), cuda_graphs.num_recorded()
         branches = self._take_wave(family, size)
         wave = self._draft(family, branches, due_s=due_s)
         if wave is not None:
             self._send(wave)
+        if wave is not None and cuda_graphs.num_recorded() == num_recorded:
             self._sizes.observe(
                 needs_law=family[0].kind.needs_law,
                 num_blocks=len(branches),

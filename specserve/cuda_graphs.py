@@ -6,10 +6,10 @@ recorded by shape, when it is first met. See docs/decisions/0024-cuda-graphs.md.
 """
 
 import logging
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -45,15 +45,17 @@ class CudaGraphs:
     def record(self, function: Callable[[], None]) -> Callable[[], object]:
         self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            function()  # what a first call makes for all others must not be in the recording
-            # Other threads, of links, may ask anything of the device meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                function()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                function()  # what a first call makes for all others must not be in the recording
+                # Other threads, of links, may ask anything of the device meanwhile.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    function()
+                finally:
+                    graph.capture_end()
+        finally:  # the first call may still be at work, on memory that others get after a failure
+            torch.cuda.current_stream().wait_stream(self._stream)
         return graph.replay
 
 
@@ -94,6 +96,7 @@ class Recordings(Generic[_Key, _Made]):
             made, replay = self._found[key]
             fill(made)
         else:
+            _process.num_recorded += 1
             try:
                 made = self._make(key)
                 fill(made)
@@ -125,16 +128,29 @@ def forget() -> None:
         recordings.forget()
 
 
-_is_used = threading.Event()  # in this process
+@dataclass
+class _Process:
+    """This one; its only loop records."""
+
+    uses: bool = False
+    num_recorded: int = 0
+
+
+_process = _Process()
 
 
 def use() -> None:
     """From now on what is made for CUDA devices in this process is recorded."""
-    _is_used.set()
+    _process.uses = True
 
 
 def are_used(device: torch.device) -> bool:
-    return device.type == "cuda" and _is_used.is_set()
+    return device.type == "cuda" and _process.uses
+
+
+def num_recorded() -> int:
+    """So far; what took a while in which it grew says nothing of the next time."""
+    return _process.num_recorded
 
 
 def padded(count: int) -> int:

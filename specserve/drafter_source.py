@@ -22,7 +22,7 @@ NGRAM = "ngram"  # prompt lookup: no files
 # The first that comes with this installation, in the target's process and in draft processes. On a
 # CPU a chain of the language model takes thrice as long as a block of DSpark's and is kept so much
 # longer that it is faster at every batch size measured: see bench/results/sync. On CUDA its passes
-# cost what a target's forward does: .64 of plain decoding where DSpark has 1.8 (results/gpu/NOTES.md).
+# cost what a target's forward does: .64 of plain decoding where DSpark has 1.8 (results/gpu).
 _COLOCATED_DEFAULTS = {"cpu": ("lm", "dspark"), "cuda": ("dspark",)}
 _ASYNC_DEFAULTS = {"cpu": ("lm", "dspark-async", "dspark"), "cuda": ("dspark-async", "dspark")}
 

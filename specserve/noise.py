@@ -206,9 +206,11 @@ def _word_bits(
         bits = np.empty((len(seeds), blocks.shape[1], 4), np.float32)
         fill(words[0], words[1], words[2], words[3], words[4], bits)
         return torch.from_numpy(bits)
-    rows, num_lanes = (seeds, sample_words, positions, purpose_words), len(seeds) * blocks.shape[1]
+    rows = (seeds, sample_words, positions, purpose_words)
+    num_rows = padded(max(1, len(seeds)))
+    num_lanes = num_rows * blocks.shape[1] if len(seeds) else 0
     if cuda_graphs.are_used(seeds.device) and 0 < num_lanes <= _MOST_RECORDED_LANES:
-        key = _Shape(padded(len(seeds)), blocks.shape[1], len(blocks) == 1, seeds.device)
+        key = _Shape(num_rows, blocks.shape[1], len(blocks) == 1, seeds.device)
         made = _recordings().run(key, lambda each: each.fill(rows, blocks))
         if made is not None:
             return made.bits[: len(seeds)].clone()  # which callers write to

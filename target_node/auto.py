@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
+from specserve import cuda_graphs
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow
@@ -104,12 +105,14 @@ class AutoSpeculation:
         self._age = 0  # rounds that the regime has had in a row
         self._began_s = 0.0
         self._ended_s = 0.0
+        self._num_recorded = 0
         self._links = self._sources[-1]  # what knows draft processes, if any does
         self._num_turns = 1  # of the target's loop since the latest round; before the first, any
 
     def attach(self, rows: list[Row]) -> list[Row]:
         follows = self._num_turns == 1
         self._began_s = self._ended_s if follows else time.perf_counter()
+        self._num_recorded = cuda_graphs.num_recorded()
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         if num_decoding:
             self._choose(rows, is_mixed=num_decoding < len(rows))
@@ -184,6 +187,8 @@ class AutoSpeculation:
         self._ended_s, self._num_turns = time.perf_counter(), 0
         age, self._age = self._age, self._age + 1
         load = self._run.load
+        if cuda_graphs.num_recorded() != self._num_recorded:
+            return records  # the round took longer than it will again
         if load is not None and all(row.sequence.is_decoding for row in rows):
             num_tokens = sum(len(result.token_ids) for result in sampled)
             elapsed_s = self._ended_s - self._began_s

@@ -14,6 +14,7 @@ Receives counts and times, never tokens: a price says nothing of what was drawn 
 
 import time
 
+from specserve import cuda_graphs
 from specserve.drafting import Worth
 from target_node.forward_times import ForwardTimes, Line
 from target_node.token_times import MOST, SMOOTHING, TokenTimes
@@ -32,7 +33,7 @@ class RoundPrices:
         self._loads: dict[tuple[int, bool], _Load] = {}
         self._load = _Load(device_type, 1, None)  # before the first round
         self._began_s = self._launched_s = 0.0
-        self._num_tokens = 0
+        self._num_tokens = self._num_recorded = 0
 
     def begin(self, num_decoding: int, *, is_mixed: bool = False) -> None:
         """A round of that many decoding rows begins; nothing is drafted yet.
@@ -40,7 +41,7 @@ class RoundPrices:
         Prompts or parts of them are read in a mixed one besides.
         """
         self._load = self._of(num_decoding, is_mixed=is_mixed)
-        self._began_s = time.perf_counter()
+        self._began_s, self._num_recorded = time.perf_counter(), cuda_graphs.num_recorded()
 
     def launch(self, num_tokens: int) -> None:
         """The forward of so many tokens begins."""
@@ -48,6 +49,8 @@ class RoundPrices:
 
     def observe(self, num_emitted: int) -> None:
         """The round is over, and made so many tokens."""
+        if cuda_graphs.num_recorded() != self._num_recorded:
+            return  # which took longer than it will again
         now_s = time.perf_counter()
         self._load.add(
             self._num_tokens, now_s - self._launched_s, now_s - self._began_s, num_emitted

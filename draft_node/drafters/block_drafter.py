@@ -31,7 +31,10 @@ from specserve.drafting import (
 
 
 class BlockDrafter:
-    """`Drafter` over a `Backbone`; every part beyond it may be absent."""
+    """`Drafter` over a `Backbone`; every part beyond it may be absent.
+
+    Where draws are recorded, confidences have to be there before the first of them.
+    """
 
     holds_tokens_in_flight = True
     stops_in_time = False
@@ -71,7 +74,7 @@ class BlockDrafter:
         self._block_ids = torch.full((1, spec.block_size), spec.mask_token_id, device=device)
         self._recorded = self._entries = None
         if are_used(device):
-            self._recorded = RecordedDraws(self._drawn, device)
+            self._recorded = RecordedDraws(self._drawn, spec.draft_vocab_size, device)
             self._entries = RecordedEntries(backbone, passes.context)
 
     def context_len(self, row: int) -> int:
@@ -120,7 +123,9 @@ class BlockDrafter:
         )
         drawing, drawn = rule.begin(layout), None
         if self._recorded is not None:
-            drawn = self._recorded.draw(hidden, batch.anchor_ids, drawing)
+            drawn = self._recorded.draw(
+                hidden, batch.anchor_ids, drawing, keep_logits=batch.keep_logits
+            )
         if drawn is None:
             drawn = self._drawn(hidden, batch.anchor_ids, drawing)
         if not batch.keep_logits:

@@ -3,7 +3,8 @@
 A serial head makes every slot a few kernels of its own, and drawing from a law twenty.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from specserve.cuda_graphs import Recordings, padded
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import Drawing, TensorDrawing
 from specserve.drafting import SpeculationBatch
+
+_MOST_LOGITS = 1 << 24  # of a batch; beginning kernels does not count where there are more
 
 Draws = Callable[[Tensor, Tensor, Drawing], SpeculationBatch]  # of hidden states and anchors
 
@@ -25,60 +28,67 @@ class _Input(NamedTuple):
 
 class _Key(NamedTuple):
     kind: type[TensorDrawing]
+    keep_logits: bool
     inputs: tuple[_Input, ...]
 
 
 class RecordedDraws:
     """Of one drafter: `draws` waits for nothing on the device."""
 
-    def __init__(self, draws: Draws, device: torch.device) -> None:
+    def __init__(self, draws: Draws, vocab_size: int, device: torch.device) -> None:
+        """`vocab_size`: columns of the logits."""
         self._draws = draws
+        self._vocab_size = vocab_size
         self._device = device
-        self._drawing: TensorDrawing | None = None  # of the batch that is being drawn
         self._recordings = Recordings(self._make)
 
     def __len__(self) -> int:
         return len(self._recordings)
 
-    def draw(self, hidden: Tensor, anchor_ids: Tensor, drawing: Drawing) -> SpeculationBatch | None:
+    def draw(
+        self, hidden: Tensor, anchor_ids: Tensor, drawing: Drawing, *, keep_logits: bool
+    ) -> SpeculationBatch | None:
         """Of B blocks: hidden [B, G, H], anchor_ids [B]; None where it cannot be recorded."""
-        if not isinstance(drawing, TensorDrawing):
+        num_blocks = padded(len(hidden))
+        num_logits = num_blocks * hidden.shape[1] * self._vocab_size
+        if not isinstance(drawing, TensorDrawing) or num_logits > _MOST_LOGITS:
             return None
-        self._drawing = drawing
         tensors = {"hidden": hidden, "anchor_ids": anchor_ids, **drawing.tensors()}
-        inputs = (
-            _Input(name, (padded(len(x)), *x.shape[1:]), x.dtype) for name, x in tensors.items()
-        )
-        key = _Key(type(drawing), tuple(inputs))
-        made = self._recordings.run(key, lambda each: each.fill(tensors.values()))
+        inputs = (_Input(name, (num_blocks, *x.shape[1:]), x.dtype) for name, x in tensors.items())
+        key = _Key(type(drawing), keep_logits, tuple(inputs))
+        made = self._recordings.run(key, lambda each: each.fill(tensors, drawing))
         return None if made is None else _first(made.found, len(hidden))
 
     def _make(self, key: _Key) -> "_Drawn":
-        assert self._drawing is not None
-        return _Drawn(self._draws, self._drawing, key.inputs, self._device)
+        return _Drawn(self._draws, key, self._device)
 
 
 class _Drawn:
     """What is recorded: draws of one kind from inputs of one shape."""
 
-    def __init__(
-        self, draws: Draws, like: TensorDrawing, inputs: tuple[_Input, ...], device: torch.device
-    ) -> None:
+    def __init__(self, draws: Draws, key: _Key, device: torch.device) -> None:
         self._draws = draws
-        self._like = like
+        self._keep_logits = key.keep_logits
         self._inputs = {
-            name: torch.zeros(shape, dtype=dtype, device=device) for name, shape, dtype in inputs
+            name: torch.zeros(shape, dtype=dtype, device=device)
+            for name, shape, dtype in key.inputs
         }
+        self._drawing: TensorDrawing | None = None
 
-    def fill(self, tensors: Iterable[Tensor]) -> None:
+    def fill(self, tensors: dict[str, Tensor], like: TensorDrawing) -> None:
         """What is behind them are those of some batch before, drawn for nobody."""
-        for kept, x in zip(self._inputs.values(), tensors, strict=True):
-            kept[: len(x)].copy_(x)
+        for name, x in tensors.items():
+            self._inputs[name][: len(x)].copy_(x)
+        if self._drawing is None:  # over tensors of its own: those of a batch need not be kept
+            self._drawing = like.over({name: self._inputs[name] for name in like.tensors()})
 
     def __call__(self) -> None:
+        assert self._drawing is not None
         others = dict(self._inputs)
         hidden, anchor_ids = others.pop("hidden"), others.pop("anchor_ids")
-        self.found = self._draws(hidden, anchor_ids, self._like.over(others))
+        self.found = self._draws(hidden, anchor_ids, self._drawing.over(others))
+        if not self._keep_logits:
+            self.found = replace(self.found, logits=None)
 
 
 def _first(found: SpeculationBatch, num_blocks: int) -> SpeculationBatch:

@@ -109,13 +109,13 @@ class Drawing(Protocol):
 
 @runtime_checkable
 class TensorDrawing(Drawing, Protocol):
-    """One that nothing but tensors tells from others of its kind, for who records it."""
+    """One that nothing but tensors tells from others of its drafter, for who records it."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name; the first dimension counts blocks, or what blocks refer to."""
+        """By name; the first dimension counts blocks."""
         ...
 
-    def over(self, tensors: dict[str, Tensor]) -> Drawing:
+    def over(self, tensors: dict[str, Tensor]) -> "TensorDrawing":
         """The same with these instead, before its first slot."""
         ...
 
@@ -212,11 +212,16 @@ class Coupled:
         def note(self, token_ids: Tensor) -> None: ...
 
         def tensors(self) -> dict[str, Tensor]:
-            names = ("scales", "signs", "noise", "places")
-            return {name: getattr(self, name) for name in names}
+            # Of a table of noise only what these blocks ask for.
+            noise = self.noise.index_select(0, self.places.flatten())
+            noise = noise.view(*self.places.shape, -1)
+            return {"scales": self.scales, "signs": self.signs, "noise": noise}
 
         def over(self, tensors: dict[str, Tensor]) -> "Coupled._Draws":
-            return replace(self, **tensors)
+            noise = tensors["noise"]
+            places = torch.arange(noise.shape[0] * noise.shape[1], device=noise.device)
+            noise, places = noise.flatten(0, 1), places.view(noise.shape[:2])
+            return replace(self, **tensors | {"noise": noise, "places": places})
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A drafter of blocks whose passes are recorded and one whose are not, asked the same."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -9,29 +10,37 @@ from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.recorded_passes import RecordedBlockPasses
 from specserve import cuda_graphs, noise
 from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
-from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.decoding.noise_table import NoiseTable
+from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
 from specserve.noise import OnceKeys, Purpose
-from tests.device.worlds import drafter_on_device
-from tests.exactness.speculative import Models
+from tests.exactness.speculative import VOCAB_SIZE
+
+Make = Callable[[torch.dtype, torch.device], Drafter]
 
 
 class Both:
     """A drafter whose passes are recorded and one whose are not, with the same contexts."""
 
-    def __init__(self, models: Models, name: str, dtype: torch.dtype, device: torch.device) -> None:
-        plain = drafter_on_device(models, name, dtype, device)
+    def __init__(self, make: Make, dtype: torch.dtype, device: torch.device) -> None:
+        plain = make(dtype, device)
         cuda_graphs.use()
-        recorded = drafter_on_device(models, name, dtype, device)
+        recorded = make(dtype, device)
         assert isinstance(plain, BlockDrafter)
         assert isinstance(recorded, BlockDrafter)
         assert isinstance(recorded._passes, RecordedBlockPasses)
         self.recorded, self.passes = recorded, recorded._passes
         self.drafters = plain, recorded
+        self._read: list[tuple[torch.Tensor, torch.Tensor]] = []  # results, and copies of then
         self._dtype, self.device = dtype, device
         self._rng = np.random.default_rng(3)
 
-    def extend(self, row: int, count: int, *, in_flight: bool = False) -> None:
+    def extend(
+        self, row: int, count: int, *, in_flight: bool = False, broken: int | None = None
+    ) -> None:
+        """`broken`: a token whose features are not finite."""
         features = torch.from_numpy(self._rng.normal(size=(count, self.recorded.feature_size)))
+        if broken is not None:
+            features[broken] = torch.nan
         update = ContextUpdate(
             rows=[row],
             starts=[self.recorded.context_len(row)],
@@ -55,21 +64,47 @@ class Both:
         anchors = self._ints(1, 60, len(rows))
         batch = DraftBatch(rows, anchors, keep_logits=True, **fields)
         plain, found = (drafter.draft(batch, rule) for drafter in self.drafters)
+        law = () if found.law is None else (found.law.ids, found.law.probs)
+        for result in (found.token_ids, found.logits, found.confidences, *law):
+            if result is not None:
+                self._read.append((result, result.clone()))
         assert found.logits is not None
         assert plain.logits is not None
         # Behind another token other logits follow: only before the first that differs.
         same = (plain.token_ids == found.token_ids).cpu().long().cumprod(1)
         assert same.float().mean() > (0.9 if self._dtype is torch.float32 else 0.3)
         counts = torch.cat([torch.ones(len(rows), 1), same[:, :-1]], dim=1).bool()
-        for name in ("logits", "confidences"):
-            ours, theirs = getattr(found, name), getattr(plain, name)
+        for kind in (of_logits, of_confidences, of_law):
+            ours, theirs = kind(found), kind(plain)
             assert (ours is None) == (theirs is None)
             if ours is not None:
                 ours, theirs = ours.cpu()[counts], theirs.cpu()[counts]
                 torch.testing.assert_close(ours, theirs, atol=near, rtol=near)
 
+    def assert_nothing_has_changed(self) -> None:
+        """Of what was read of recordings that were replayed since."""
+        for result, copy in self._read:
+            assert torch.equal(result.nan_to_num(), copy.nan_to_num())
 
-def rule_of(kind: int, num_blocks: int, device: torch.device) -> DrawingRule:
+
+def of_logits(drawn: SpeculationBatch) -> torch.Tensor | None:
+    return drawn.logits
+
+
+def of_confidences(drawn: SpeculationBatch) -> torch.Tensor | None:
+    return drawn.confidences
+
+
+def of_law(drawn: SpeculationBatch) -> torch.Tensor | None:
+    """[B, G, V], whatever the order of its entries."""
+    if drawn.law is None:
+        return None
+    ids, probs = drawn.law.ids.cpu(), drawn.law.probs.cpu()
+    dense = torch.zeros(len(ids), VOCAB_SIZE + 1).scatter_add_(1, ids.clamp(max=VOCAB_SIZE), probs)
+    return dense.view(*drawn.token_ids.shape, -1)
+
+
+def rule_of(kind: int, num_blocks: int, device: torch.device, table: NoiseTable) -> DrawingRule:
     temperatures = torch.linspace(0, 1, num_blocks).to(device)
     seeds, zeros = torch.arange(num_blocks, device=device), [0] * num_blocks
     keys = OnceKeys.build(range(num_blocks), zeros, zeros, range(num_blocks), zeros, device)
@@ -77,20 +112,21 @@ def rule_of(kind: int, num_blocks: int, device: torch.device) -> DrawingRule:
         Greedy(),
         Coupled(temperatures, seeds, torch.zeros_like(seeds)),
         Sampled(temperatures, keys, 16),
+        Coupled(temperatures, seeds, torch.zeros_like(seeds), table),
     ][kind]
 
 
-def compare_blocks(
-    models: Models, name: str, dtype: torch.dtype, device: torch.device, near: float
-) -> None:
+def compare_blocks(make: Make, dtype: torch.dtype, device: torch.device, near: float) -> None:
     """Blocks of all kinds, behind contexts that grow and shrink."""
-    both, rng = Both(models, name, dtype, device), np.random.default_rng(7)
+    both, rng = Both(make, dtype, device), np.random.default_rng(7)
+    table = NoiseTable(4 * 64 * 40)
     for row, count in enumerate((5, 16, 17, 40)):
         both.extend(row, count)
-    for step in range(24):
+    both.extend(3, 5, broken=2)
+    for step in range(28):
         rows = rng.integers(0, 4, rng.integers(1, 7)).tolist()
-        rule = rule_of(step % 3, len(rows), device)
-        kind = step % 4
+        rule = rule_of(step % 4, len(rows), device, table)
+        kind = step % 7 % 4
         if kind == 0:
             both.assert_drafts_are_near(rows, rule, near)
         elif kind == 1:
@@ -105,6 +141,7 @@ def compare_blocks(
             both.truncate(row, length)
         else:
             both.extend(rows[0], int(rng.integers(1, 4)))
+    both.assert_nothing_has_changed()
     entered, drafted = both.passes.num_recordings
     assert entered > 1
     assert drafted > 4

@@ -276,6 +276,6 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
         stack.enter_context(_WithIndex())
         mode = stack.enter_context(PretendedCuda())
         stack.enter_context(mock.patch.object(cuda_graphs, "CudaGraphs", partial(Tape, mode)))
-        stack.callback(cuda_graphs._is_used.clear)
+        stack.enter_context(mock.patch.object(cuda_graphs, "_process", cuda_graphs._Process()))
         yield mode
     assert not mode.mixes, "\n".join(mode.mixes)

@@ -1,23 +1,29 @@
 """Recorded noise and recorded passes of block drafters: those of torch's own operations."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
+from draft_node.drafters import recorded_draws
+from draft_node.drafters.load import load_drafter
 from specserve import cuda_graphs, noise
 from specserve.decoding.drawing import Greedy
 from specserve.decoding.verification.rule import VerificationRule
+from specserve.drafting import Drafter
 from specserve.noise import Purpose
 from target_node.miss_policy import Miss
 from tests.device.both_drafters import Both, compare_blocks, compare_noise
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.test_target import finished
 from tests.device.workload import both_kinds
-from tests.device.worlds import pair_on_device, target_on_device
-from tests.exactness.speculative import Models
+from tests.device.worlds import drafter_on_device, pair_on_device, target_on_device
+from tests.exactness.speculative import Models, confident
+from tests.golden_blocks import options
 from tests.target_node.scripted_drafts import Drafting
 
+GEMMA4 = Path(__file__).parents[1] / "fixtures/golden/dspark_gemma4_b4_draftonly"
 NAMES = ["dspark vanilla", "dspark gated", "dspark rnn", "dflash fill in", "speculators"]
 QUICK = ["dspark vanilla", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
 
@@ -33,16 +39,62 @@ def test_noise_of_many_lanes_is_not_recorded(cuda: PretendedCuda):
     assert len(noise._recordings()) == 0
 
 
+def near(dtype: torch.dtype) -> float:
+    return 1e-4 if dtype is torch.float32 else 0.1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", QUICK)
 def test_blocks_are_those_of_a_pass_that_is_not_recorded(
     cuda: PretendedCuda, models: Models, name: str, dtype: torch.dtype
 ):
-    compare_blocks(models, name, dtype, DEVICE, 1e-4 if dtype is torch.float32 else 0.1)
+    compare_blocks(partial(drafter_on_device, models, name), dtype, DEVICE, near(dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dflash anchor first", "dflash with a local head"])
+def test_confidences_of_laws_are_recorded_with_the_draws(
+    cuda: PretendedCuda, models: Models, name: str
+):
+    def make(dtype: torch.dtype, device: torch.device) -> Drafter:
+        return confident(drafter_on_device(models, name, dtype, device))
+
+    compare_blocks(make, torch.float32, DEVICE, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_of_gemma4(cuda: PretendedCuda, dtype: torch.dtype):
+    def make(dtype: torch.dtype, device: torch.device) -> Drafter:
+        given = options(device=device, dtype=dtype, num_context_tokens=4096, max_positions=256)
+        return load_drafter(GEMMA4, None, given)
+
+    compare_blocks(make, dtype, DEVICE, 2 * near(dtype))
+
+
+def test_many_logits_are_not_recorded(
+    cuda: PretendedCuda, models: Models, monkeypatch: pytest.MonkeyPatch
+):
+    both = Both(partial(drafter_on_device, models, "dspark vanilla"), torch.float32, DEVICE)
+    both.extend(0, 9)
+    monkeypatch.setattr(recorded_draws, "_MOST_LOGITS", 4 * 64 * both.recorded.gamma)
+    for count, num_recordings in ((5, 0), (4, 1)):
+        both.assert_drafts_are_near([0] * count, Greedy(), 1e-4)
+        assert both.recorded._recorded is not None
+        assert len(both.recorded._recorded) == num_recordings
+
+
+def test_gaps_are_as_long_as_they_are_laid_out_at_least(cuda: PretendedCuda, models: Models):
+    both = Both(partial(drafter_on_device, models, "dspark vanilla"), torch.float32, DEVICE)
+    both.extend(0, 9)
+    for min_gap, num_recordings in ((0, 1), (2, 2), (1, 3), (2, 3)):
+        gap = [1] if min_gap else []
+        both.assert_drafts_are_near([0], Greedy(), 1e-4, gap_ids=[gap], min_gap=min_gap)
+        assert both.passes.num_recordings == (0, num_recordings)
 
 
 def test_what_fits_no_shape_is_not_recorded(cuda: PretendedCuda, models: Models):
-    both = Both(models, "dspark vanilla", torch.float32, DEVICE)
+    both = Both(partial(drafter_on_device, models, "dspark vanilla"), torch.float32, DEVICE)
     both.extend(0, 30)
     both.extend(0, 20, in_flight=True)  # more than a recording takes
     both.assert_drafts_are_near([0], Greedy(), 1e-4)

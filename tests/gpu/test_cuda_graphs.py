@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from tests.device.both_drafters import compare_blocks, compare_noise
 from tests.device.growing_rows import Rows, assert_near
+from tests.device.worlds import drafter_on_device
 from tests.exactness.speculative import Models, make_models
 from tests.gpu.test_cuda_service import SMALL, model_info
 from tests.service.test_failures import Launched
@@ -61,7 +63,7 @@ def test_what_is_replayed_is_what_would_have_been_run(
 def models(tmp_path: Path) -> Iterator[Models]:
     """Of tests in which recording begins."""
     yield make_models(tmp_path)
-    cuda_graphs._is_used.clear()
+    cuda_graphs._process.uses = False
 
 
 def test_recorded_noise_has_the_bits_of_other_noise(models: Models):
@@ -73,7 +75,8 @@ def test_recorded_noise_has_the_bits_of_other_noise(models: Models):
 def test_blocks_are_those_of_a_pass_that_is_not_recorded(
     models: Models, name: str, dtype: torch.dtype
 ):
-    compare_blocks(models, name, dtype, DEVICE, 2e-3 if dtype is torch.float32 else 0.3)
+    near = 2e-3 if dtype is torch.float32 else 0.3
+    compare_blocks(partial(drafter_on_device, models, name), dtype, DEVICE, near)
 
 
 def greedy(address: str) -> list[list[int]]:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import target_node.auto
+from specserve import cuda_graphs
 from target_node.auto import MOST_TOLD
 from tests.scripted_time import ScriptedTime
 from tests.target_node.recorded_regimes import Choosing, Recording, auto, decoding_row
@@ -77,6 +78,18 @@ def test_what_passes_between_two_rounds_counts_and_idle_time_does_not(monkeypatc
     turn(0.001)
     expected = [ROUND_S, ROUND_S + 0.002, ROUND_S, ROUND_S + 0.001]
     assert chooser.seconds == pytest.approx(expected)
+
+
+def test_a_round_in_which_something_was_recorded_does_not_count(monkeypatch):
+    source = auto({name: Recording() for name in REGIMES})
+    source._chooser = chooser = Choosing()
+    process = cuda_graphs._Process()
+    monkeypatch.setattr(cuda_graphs, "_process", process)
+    for num_recorded in (0, 1, 1, 3, 3):
+        rows = source.attach([decoding_row()])
+        process.num_recorded = num_recorded
+        source.observe(rows, [SimpleNamespace(token_ids=[1])])
+    assert len(chooser.seconds) == 3
 
 
 @pytest.mark.slow

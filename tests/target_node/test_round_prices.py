@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from specserve import cuda_graphs
 from target_node import round_prices
 from target_node.budget import PricedBudget
 from target_node.round_prices import RoundPrices
@@ -46,6 +47,20 @@ def test_nothing_costs_anything_before_rounds_were_measured(prices, time):
     assert price(prices) == 0
     play(prices, time, 5, forward_s=0.03)
     assert price(prices) > 0
+
+
+def test_a_round_in_which_something_was_recorded_does_not_count(prices, time, monkeypatch):
+    process = cuda_graphs._Process()
+    monkeypatch.setattr(cuda_graphs, "_process", process)
+    for _ in range(8):
+        play(prices, time, 5, forward_s=0.03, num_emitted=3)
+    before = price(prices), prices.worth.tokens_per_s
+    prices.begin(1)
+    prices.launch(5)
+    time.now_s += 5
+    process.num_recorded += 1
+    prices.observe(1)
+    assert (price(prices), prices.worth.tokens_per_s) == before
 
 
 def test_a_token_costs_what_it_adds_to_a_forward_at_the_speed_of_late(prices, time):
