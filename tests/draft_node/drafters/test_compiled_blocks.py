@@ -115,11 +115,6 @@ class _Drafter:
     draw = BlockDrafter._draw_serially
 
 
-class _Batch:
-    def __init__(self, anchor_ids):
-        self.anchor_ids = anchor_ids
-
-
 @pytest.mark.parametrize("broken", range(NUM_SLOTS))
 @pytest.mark.parametrize("kind", [RULES[2], RULES[5]])
 @torch.inference_mode()
@@ -133,7 +128,7 @@ def test_from_a_slot_without_a_law_torch_goes_on(kind, broken):
     assert torch.equal(found, whole[:, :broken])
     drawing = blocks.rule.begin(blocks.layout)
     drafter = _Drafter(blocks.head)
-    drawn = drafter.draw(blocks.head, blocks.base, blocks.base, _Batch(blocks.anchors), drawing)
+    drawn = drafter.draw(blocks.head, blocks.base, blocks.base, blocks.anchors, drawing)
     others = [0, 1, 3]
     assert torch.equal(drawn.token_ids[others], whole[others])
     assert drawn.law.ids.shape[0] == 4 * NUM_SLOTS
