@@ -77,6 +77,7 @@ def test_what_is_replayed_is_what_would_have_been_run(
     assert not rows.recorded.cache.keys.cpu()[:, :, :BLOCK].any()  # the null block
 
 
+@pytest.mark.slow
 def test_many_random_batches(make: Callable[..., Rows]):
     rows, rng = make(), np.random.default_rng(1)
     for _ in range(40):
@@ -196,6 +197,7 @@ def recording(target: InProcessTarget, tape: Tape) -> InProcessTarget:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [None, "dspark vanilla"])
 def test_a_target_says_what_it_says_without(cuda: PretendedCuda, models: Models, name: str | None):
     tape = Tape(cuda)

@@ -43,7 +43,9 @@ def near(dtype: torch.dtype) -> float:
     return 1e-4 if dtype is torch.float32 else 0.1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", QUICK)
 def test_blocks_are_those_of_a_pass_that_is_not_recorded(
     cuda: PretendedCuda, models: Models, name: str, dtype: torch.dtype
