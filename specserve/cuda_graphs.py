@@ -6,9 +6,10 @@ recorded by shape, when it is first met. See docs/decisions/0024-cuda-graphs.md.
 """
 
 import logging
+import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -97,6 +98,7 @@ class Recordings(Generic[_Key, _Made]):
             fill(made)
         else:
             _process.num_recorded += 1
+            _process.is_recording = True  # what is recorded calls functions that would record
             try:
                 made = self._make(key)
                 fill(made)
@@ -108,6 +110,8 @@ class Recordings(Generic[_Key, _Made]):
                 self._has_failed = True
                 self.forget()
                 return None
+            finally:
+                _process.is_recording = False
             self._found[key] = made, replay
             if len(self._found) > MOST_RECORDINGS:
                 self._found.popitem(last=False)
@@ -133,6 +137,7 @@ class _Process:
     """This one; its only loop records."""
 
     uses: bool = False
+    is_recording: bool = False
     num_recorded: int = 0
 
 
@@ -145,7 +150,8 @@ def use() -> None:
 
 
 def are_used(device: torch.device) -> bool:
-    return device.type == "cuda" and _process.uses
+    """Whether to record what is done there now; not within another recording."""
+    return device.type == "cuda" and _process.uses and not _process.is_recording
 
 
 def num_recorded() -> int:
@@ -156,3 +162,48 @@ def num_recorded() -> int:
 def padded(count: int) -> int:
     """To a power of two: few shapes, none of them twice as large as it need be."""
     return 1 << (count - 1).bit_length()
+
+
+class RecordedRows:
+    """A function that finds one number for each of R rows, recorded by the padded number of them.
+
+    A row's number depends on that row alone: what pads it are rows of some call before.
+    """
+
+    def __init__(self, function: Callable[..., torch.Tensor], most: int) -> None:
+        """`function` takes tensors [R, ...], of up to `most` elements each when padded."""
+        self._function = function
+        self._most = most
+        self._recordings = Recordings(self._make)
+
+    def __len__(self) -> int:
+        return len(self._recordings)
+
+    def __call__(self, *rows: torch.Tensor) -> torch.Tensor | None:
+        """[R]; None where it is not recorded."""
+        num_rows = padded(max(1, len(rows[0])))
+        key = tuple(((num_rows, *x.shape[1:]), x.dtype, x.device) for x in rows)
+        if max(math.prod(shape) for shape, *_ in key) > self._most or not len(rows[0]):
+            return None
+        made = self._recordings.run(key, lambda each: each.fill(rows))
+        return None if made is None else made.found[: len(rows[0])].clone()
+
+    def _make(self, key: tuple) -> "_PaddedRows":
+        return _PaddedRows(self._function, key)
+
+
+class _PaddedRows:
+    """What is recorded."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], key: tuple) -> None:
+        self._function = function
+        self._rows = [
+            torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in key
+        ]
+
+    def fill(self, rows: Sequence[torch.Tensor]) -> None:
+        for own, x in zip(self._rows, rows, strict=True):
+            own[: len(x)].copy_(x)
+
+    def __call__(self) -> None:
+        self.found = self._function(*self._rows)

@@ -81,6 +81,17 @@ def exponential_noise(
     return _exponential(bits.flatten(1))[:, :num_tokens]
 
 
+def exponential_noise_of(words: Tensor, num_tokens: int) -> Tensor:
+    """`exponential_noise` under whole counters and keys: int64 [4, R] to float32 [R, num_tokens].
+
+    `words` are positions, sample words, purpose words and seeds.
+    """
+    positions, sample_words, purpose_words, seeds = words
+    blocks = torch.arange((num_tokens + 3) // 4, device=words.device).unsqueeze(0)
+    bits = _word_bits(seeds, sample_words, positions, purpose_words, blocks)
+    return _exponential(bits.flatten(1))[:, :num_tokens]
+
+
 def log_exponential_noise(
     seeds: Tensor, sample_indices: Tensor, positions: Tensor, purpose: Purpose, num_tokens: int
 ) -> Tensor:

@@ -97,9 +97,9 @@ class TargetNode:
         rows = self.scheduler.next_batch()
         if rows:
             self._run_round(rows)
-        else:
+        self._publish_load()  # before any rest: a draft process that has ended is news
+        if not rows:
             self._idle()
-        self._publish_load()
 
     # --- one round ---------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.logprobs import token_logprobs
 from specserve.decoding.sampling import prepare, sample
 from specserve.decoding.state import SamplingState
-from specserve.decoding.verification import compiled_ratio
+from specserve.decoding.verification import compiled_ratio, recorded_ratio
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
 from specserve.decoding.verification.commit import Commit, commit_of
 from specserve.decoding.verification.equality import Walk, walk
@@ -85,6 +85,7 @@ class Sampler:
         prepare(device)
         if default_rule is not VerificationRule.COUPLED:
             compiled_ratio.prepare(device)
+            recorded_ratio.prepare(device)
         self.eos_token_ids = eos_token_ids
         self.max_model_len = max_model_len
         self.device = device
@@ -160,7 +161,8 @@ class Sampler:
             )
             for row, state in zip(rows, states, strict=True)
         ]
-        judged = compiled_ratio.judge_rows(logits, to_verify, laws)
+        way = compiled_ratio if logits.device.type == "cpu" else recorded_ratio
+        judged = way.judge_rows(logits, to_verify, laws)
         if judged is not None:
             _, broken, spoiled = judged.flags.T.tolist()
             self.num_broken_laws += sum(broken)

@@ -10,13 +10,15 @@ a stage runs on the rows that ask for it and on no other. So a row's result does
 last bit, on the batch it is in. This module knows no requests and no speculation.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specserve import noise, noise_kernel
+from specserve import cuda_graphs, noise, noise_kernel
+from specserve.cuda_graphs import RecordedRows
 from specserve.decoding import truncation_kernels
 from specserve.decoding.batch import SamplingBatch, Truncation
 from specserve.decoding.logit_edits import apply_edits
@@ -24,6 +26,7 @@ from specserve.decoding.truncation import fixed_point_mass, mass_bits, truncate
 from specserve.noise import Purpose, exponential_noise
 
 NO_TOKEN = noise_kernel.NOBODY
+MOST_RECORDED = 1 << 22  # logits, whose kernels take no longer than beginning them does
 
 
 def prepare(device: torch.device) -> None:
@@ -53,8 +56,10 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     if batch.edits is None:
         if batch.random_rows is None:
             return Sampled(_likeliest(logits))
-        if batch.greedy_rows is None and batch.truncation is None and _is_compiled(logits):
-            return Sampled(_compiled_race(logits, batch))
+        if batch.greedy_rows is None and batch.truncation is None:
+            winners = _plain_race(logits, batch)
+            if winners is not None:
+                return Sampled(winners)
     edited, bad_rows = _edited(logits, batch)
     if batch.random_rows is None:
         token_ids = edited.argmax(dim=1)
@@ -215,6 +220,28 @@ def _race_of(weights: Tensor, batch: SamplingBatch, places: Tensor | slice) -> T
     )
     # Noise is finite and above zero, so noise / 0 is infinity and loses to the likeliest token.
     return noise.div_(weights).argmin(dim=1)
+
+
+def _plain_race(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
+    """Of a batch whose rows all draw, unedited, from all tokens; None: nothing is made for that."""
+    if _is_compiled(logits):
+        return _compiled_race(logits, batch)
+    if cuda_graphs.are_used(logits.device):
+        return _recorded_races()(logits, batch.temperatures, batch.keys.T)
+    return None
+
+
+@functools.cache
+def _recorded_races() -> RecordedRows:
+    return RecordedRows(_unedited_race, MOST_RECORDED)
+
+
+def _unedited_race(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+    """By operations of torch: logits [R, V], temperatures [R], keys [R, 3]."""
+    weights = _scaled(logits, temperatures).exp_()
+    positions, sample_indices, seeds = keys.unbind(1)
+    made = exponential_noise(seeds, sample_indices, positions, Purpose.OUTPUT, logits.shape[1])
+    return made.div_(weights).argmin(dim=1).masked_fill_(_are_bad(logits), NO_TOKEN)
 
 
 def _compiled_race(rows: Tensor, batch: SamplingBatch) -> Tensor:

@@ -21,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specserve import cuda_graphs, noise
+from specserve.decoding import sampling
+from specserve.decoding.verification import recorded_ratio
 from tests.device.tape import Tape
 from tests.device.tensors import PretendedTensor, as_on, values_of
 
@@ -258,6 +260,8 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
     caches: list[Callable[[], None]] = [
         noise._constants.cache_clear,
         noise._recordings.cache_clear,
+        sampling._recorded_races.cache_clear,
+        recorded_ratio._recordings.cache_clear,
     ]
     current = [DEVICE]
     cuda = {

@@ -13,9 +13,11 @@ import torch
 from specserve import cuda_graphs
 from specserve.client import Client
 from specserve.cuda_graphs import CudaGraphs
+from specserve.decoding.verification.rule import VerificationRule
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from tests.device.both_drafters import compare_blocks, compare_noise
+from tests.device.both_samplers import compare_races, compare_tests
 from tests.device.growing_rows import Rows, assert_near
 from tests.device.worlds import drafter_on_device
 from tests.exactness.speculative import Models, make_models
@@ -68,6 +70,15 @@ def models(tmp_path: Path) -> Iterator[Models]:
 
 def test_recorded_noise_has_the_bits_of_other_noise(models: Models):
     compare_noise(DEVICE)
+
+
+def test_recorded_races_have_the_outcomes_of_others(models: Models):
+    compare_races(DEVICE, 40)
+
+
+@pytest.mark.parametrize("rule", [VerificationRule.REJECTION, VerificationRule.FORESEEABLE])
+def test_recorded_ratio_tests_have_the_outcomes_of_others(models: Models, rule: VerificationRule):
+    assert compare_tests(DEVICE, rule, 100) > 150
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,23 +9,19 @@ of them takes as long as judging them. Requests' own edits are made beforehand, 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specserve import noise
 from specserve.decoding import law_kernels
 from specserve.decoding.batch import LogitEdits
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.logit_edits import apply_edits
-from specserve.decoding.sampling import NO_TOKEN
 from specserve.decoding.verification.batch import RatioKeys, RowGroup, RowToVerify
+from specserve.decoding.verification.ratio_rows import NO_LAWS, ratio_rows
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.noise import OnceKeys, Purpose, once_words
-
-_NO_LAWS = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
+from specserve.noise import OnceKeys, Purpose
 
 
 def prepare(device: torch.device) -> None:
@@ -82,67 +78,12 @@ def judge_rows(
         return None
     if not all(row.rule is rule and not row.state.is_greedy for row in rows):
         return None
-    sizes = [len(row.drafted) + 1 for row in rows]
-    if draft_law is None and max(sizes) > 1:
+    if draft_law is None and any(row.drafted for row in rows):
         raise ValueError("drafted tokens under the ratio test, but no draft law")
     edited = _edited(logits, _edits_of(rows))
     if edited is None:
         return None
-    # Lists of the few numbers there are: every array that is begun costs as much as all of them.
-    starts, drafted, laws, temperatures = list[int](), list[int](), list[int](), list[float]()
-    cuts: list[tuple[float, float, float]] = []
-    once, shared = _Words([], [], [], []), _Words([], [], [], [])
-    for row, size in zip(rows, sizes, strict=True):
-        state, first_law = row.state, len(laws) - len(starts)
-        starts.append(len(drafted))
-        drafted += (*row.drafted, NO_TOKEN)
-        laws += (*range(first_law, first_law + size - 1), 0)
-        temperatures += [state.temperature] * size
-        cuts += [(state.params.top_k, state.params.top_p, state.params.min_p)] * size
-        sample_word, branch_word = once_words(state.sample_index, row.round_id, row.branch)
-        positions = range(state.position, state.position + size)
-        once.add(positions, sample_word, branch_word, state.seed_bits)
-        shared.add(positions, state.sample_index, int(Purpose.OUTPUT), state.seed_bits)
-    keys = shared if rule is VerificationRule.FORESEEABLE else once.plus(Purpose.RECOVERY)
-    law_ids, law_probs = _entries(draft_law)
-    return _judge(
-        edited,
-        law_kernels.RatioRows(
-            starts=np.array(starts),
-            verify_lens=np.array(sizes) - 1,
-            drafted=np.array(drafted),
-            laws=np.array(laws),
-            law_ids=law_ids,
-            law_probs=law_probs,
-            temperatures=np.array(temperatures, np.float32),
-            cuts=np.array(cuts, np.float64),
-            uniforms=noise.host_uniforms(once.plus(Purpose.ACCEPTANCE).array()),
-            keys=keys.array(),
-        ),
-    )
-
-
-class _Words(NamedTuple):
-    """Keys of noise, a list for each word of theirs."""
-
-    positions: list[int]
-    samples: list[int]
-    purposes: list[int]
-    seeds: list[int]
-
-    def add(self, positions: Sequence[int], sample: int, purpose: int, seed: int) -> None:
-        size = len(positions)
-        self.positions.extend(positions)
-        self.samples.extend([sample] * size)
-        self.purposes.extend([purpose] * size)
-        self.seeds.extend([seed] * size)
-
-    def plus(self, purpose: Purpose) -> "_Words":
-        return self._replace(purposes=[word + int(purpose) for word in self.purposes])
-
-    def array(self) -> np.ndarray:
-        """uint64 [4, N]."""
-        return np.array(self, np.int64).view(np.uint64)
+    return _judge(edited, ratio_rows(rows, *_entries(draft_law)))
 
 
 def _can(logits: Tensor) -> bool:
@@ -179,7 +120,7 @@ def _cuts(group: RowGroup) -> np.ndarray:
 def _entries(draft_law: DraftLaw | None) -> tuple[np.ndarray, np.ndarray]:
     """Ids and probabilities of the laws."""
     if draft_law is None:
-        return _NO_LAWS
+        return NO_LAWS
     ids = draft_law.ids.to(torch.int64).contiguous().numpy()
     return ids, draft_law.probs.to(torch.float32).contiguous().numpy()
 

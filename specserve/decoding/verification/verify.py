@@ -9,6 +9,7 @@ Nothing waits for the device (but for the short cut of top_p), and no row feels 
 block came from, how confident its drafter was and how many tokens were left out is unknown here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -106,43 +107,51 @@ def by_compiled_ratio(
 def _by_ratio(
     logits: Tensor, group: RowGroup, ratio: RatioKeys, draft_law: DraftLaw | None
 ) -> VerificationOutcomes:
-    target = target_laws(logits, group.sampling)
-    law, broken = _aligned_laws(group, ratio, draft_law, num_tokens=logits.shape[1])
-    drafted = group.drafted.clamp(0, logits.shape[1] - 1)  # what that changes, no law covers
-    standing = accept_probs(target.at(drafted), law.at(drafted))
-    accepted = accepts(ratio.once.uniform(Purpose.ACCEPTANCE), standing)
-    num_accepted = leading_accepts(accepted, group)
-    ends = walk_ends(num_accepted, group)
-    weights = residual_probs(target.rows(ends), law.rows(ends))
-    next_tokens = race(output_noise(group, ratio, ends, logits.shape[1]), weights)
-    bad_rows = target.bad_rows[ends]
-    return VerificationOutcomes(
-        num_accepted=num_accepted,
-        next_tokens=next_tokens.masked_fill(bad_rows, NO_TOKEN),
-        bad_rows=bad_rows,
-        broken_laws=_any_in_row(broken, group),
-        spoiled_rows=_spoiled(target.bad_rows, group),
-    )
-
-
-def _aligned_laws(
-    group: RowGroup, ratio: RatioKeys, draft_law: DraftLaw | None, num_tokens: int
-) -> tuple[DraftLaw, Tensor]:
-    """A law for each of the N logits rows, empty where nothing usable was drafted; what is broken.
-
-    A token that its own law calls impossible was not drawn from it, and is dropped with the law.
-    That is exact as long as what breaks a law is blind to the token.
-    """
     if draft_law is None:
         if group.max_verify_len:
             raise ValueError("drafted tokens under the ratio test, but no draft law")
         draft_law = DraftLaw.certain(group.drafted[:0])
-    law = draft_law.rows(ratio.law_rows)
-    drafted = group.drafted[ratio.law_places]
-    sound = law.sound(num_tokens) & (law.at(drafted) > 0)
-    broken = torch.zeros_like(group.drafted, dtype=torch.bool)
-    broken[ratio.law_places] = ~sound
-    return law.only(sound).spread(ratio.law_places, len(group.drafted)), broken
+    return by_ratio(
+        logits,
+        group,
+        draft_law.rows(ratio.law_rows).spread(ratio.law_places, len(group.drafted)),
+        uniforms=ratio.once.uniform(Purpose.ACCEPTANCE),
+        noise_at=lambda ends: output_noise(group, ratio, ends, logits.shape[1]),
+    )
+
+
+def by_ratio(
+    logits: Tensor,
+    group: RowGroup,
+    draft_law: DraftLaw,
+    *,
+    uniforms: Tensor,
+    noise_at: Callable[[Tensor], Tensor],
+) -> VerificationOutcomes:
+    """The test itself, of a group's logits [N, V]; waits for nothing.
+
+    `draft_law` are N laws, empty ones where nothing was drafted; `uniforms` [N] decide what stands;
+    `noise_at` gives the noise of the tokens drawn at logits rows: int64 [B] to float32 [B, V].
+    """
+    target = target_laws(logits, group.sampling)
+    # A token that its own law calls impossible was not drawn from it, and is dropped with the law.
+    # That is exact as long as what breaks a law is blind to the token.
+    sound = draft_law.sound(logits.shape[1]) & (draft_law.at(group.drafted) > 0)
+    broken = ~sound & (group.drafted != NO_TOKEN)
+    law = draft_law.only(sound)
+    drafted = group.drafted.clamp(0, logits.shape[1] - 1)  # what that changes, no law covers
+    standing = accept_probs(target.at(drafted), law.at(drafted))
+    num_accepted = leading_accepts(accepts(uniforms, standing), group)
+    ends = walk_ends(num_accepted, group)
+    weights = residual_probs(target.rows(ends), law.rows(ends))
+    bad_rows = target.bad_rows[ends]
+    return VerificationOutcomes(
+        num_accepted=num_accepted,
+        next_tokens=race(noise_at(ends), weights).masked_fill(bad_rows, NO_TOKEN),
+        bad_rows=bad_rows,
+        broken_laws=_any_in_row(broken, group),
+        spoiled_rows=_spoiled(target.bad_rows, group),
+    )
 
 
 def race(noise: Tensor, weights: Tensor) -> Tensor:

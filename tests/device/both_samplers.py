@@ -1,0 +1,114 @@
+"""Sampling and the ratio test, recorded and not recorded, asked the same."""
+
+import random
+from unittest import mock
+
+import numpy as np
+import torch
+
+from specserve import cuda_graphs
+from specserve.decoding import sampling
+from specserve.decoding.batch import SamplingBatch
+from specserve.decoding.draft_law import PAD_ID, DraftLaw
+from specserve.decoding.verification import recorded_ratio
+from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.decoding.verification.verify import verify
+from tests.specserve.decoding.test_sampling import state
+
+NUM_TOKENS, NUM_KEPT = 61, 9
+
+
+def not_recorded() -> object:
+    return mock.patch.object(cuda_graphs._process, "uses", False)
+
+
+def random_rows(source: random.Random, rule: VerificationRule) -> list[RowToVerify]:
+    return [
+        RowToVerify(
+            rule,
+            state(
+                seed=source.getrandbits(63),
+                temperature=source.choice([0.3, 0.8, 1.0, 1.4]),
+                sample_index=source.randrange(3),
+            ),
+            [source.randrange(NUM_TOKENS) for _ in range(source.randrange(7))],
+            round_id=source.randrange(99),
+            branch=source.randrange(9),
+        )
+        for _ in range(source.randrange(1, 10))
+    ]
+
+
+def random_laws(
+    rows: list[RowToVerify], generator: torch.Generator
+) -> tuple[DraftLaw, torch.Tensor]:
+    """And logits [N, V] under which some tokens stand; a few laws are broken, a few rows bad."""
+    drafted = torch.tensor([token for row in rows for token in row.drafted], dtype=torch.int64)
+    scores = 2 * torch.randn(len(drafted), NUM_TOKENS, generator=generator)
+    scores[torch.arange(len(drafted)), drafted] += 4
+    law = DraftLaw.top(scores.softmax(1), NUM_KEPT)
+    judges = torch.tensor(
+        [k < len(row.drafted) for row in rows for k in range(len(row.drafted) + 1)]
+    )
+    logits = torch.randn(len(judges), NUM_TOKENS, generator=generator)
+    logits[judges] += scores
+    for kind in torch.randint(0, 12, (3,), generator=generator).tolist():
+        place = int(torch.randint(0, max(1, len(drafted)), (), generator=generator))
+        if kind == 0 and len(drafted):
+            law.probs[place] *= 1.1
+        elif kind == 1 and len(drafted):
+            law.ids[place, 0] = NUM_TOKENS
+        elif kind == 2 and len(drafted):
+            law.ids[place], law.probs[place] = PAD_ID, 0
+        elif kind == 3:
+            logits[place, 3] = torch.nan
+        elif kind == 4:
+            logits[place] = -torch.inf
+    return law, logits
+
+
+def compare_tests(device: torch.device, rule: VerificationRule, num_rounds: int) -> int:
+    """Of random rounds; how many tokens stood."""
+    recorded_ratio._recordings.cache_clear()
+    source, generator = random.Random(str(rule)), torch.Generator().manual_seed(5)
+    cuda_graphs.use()
+    num_accepted = 0
+    for _ in range(num_rounds):
+        rows = random_rows(source, rule)
+        law, logits = random_laws(rows, generator)
+        law, logits = DraftLaw(law.ids.to(device), law.probs.to(device)), logits.to(device)
+        kept = logits.clone()
+        given = law if law.ids.numel() or source.random() < 0.5 else None
+        found = recorded_ratio.judge_rows(logits, rows, given)
+        assert found is not None
+        with not_recorded():
+            expected = verify(logits, VerificationBatch.build(rows, device), law)
+        flags = expected.bad_rows, expected.broken_laws, expected.spoiled_rows
+        assert found.num_accepted.tolist() == expected.num_accepted.tolist()
+        assert found.next_tokens.tolist() == expected.next_tokens.tolist()
+        assert np.array_equal(found.flags, torch.stack(flags, 1).cpu().numpy())
+        assert torch.equal(logits.nan_to_num(), kept.nan_to_num())
+        num_accepted += int(found.num_accepted.sum())
+    assert 2 < len(recorded_ratio._recordings()) < 24  # padded rows and logits
+    return num_accepted
+
+
+def compare_races(device: torch.device, num_rounds: int) -> None:
+    """Of random batches that draw, unedited, from all tokens."""
+    sampling._recorded_races.cache_clear()
+    source, generator = random.Random(7), torch.Generator().manual_seed(6)
+    cuda_graphs.use()
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for _ in range(num_rounds):
+        rows = random_rows(source, VerificationRule.COUPLED)
+        logits = torch.randn(len(rows), NUM_TOKENS, generator=generator).to(device)
+        if source.random() < 0.3:
+            logits[0, 3] = torch.nan
+        batch = SamplingBatch.build([row.state for row in rows], device)
+        ours = sampling.sample(logits, batch).token_ids
+        with not_recorded():
+            found.append((ours, sampling.sample(logits, batch).token_ids))
+    for ours, theirs in found:  # at last: nothing overwrites what was found before
+        assert torch.equal(ours, theirs)
+    assert len(sampling._recorded_races()) == 5  # of 1, 2, 4, 8 and 16 rows

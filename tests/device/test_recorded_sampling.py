@@ -1,0 +1,136 @@
+"""Recorded races and ratio tests: the outcomes of those that are not recorded, bit for bit."""
+
+import random
+
+import pytest
+import torch
+
+from specserve import cuda_graphs
+from specserve.cuda_graphs import RecordedRows
+from specserve.decoding.draft_law import DraftLaw
+from specserve.decoding.verification import recorded_ratio
+from specserve.decoding.verification.batch import RowToVerify
+from specserve.decoding.verification.rule import VerificationRule
+from target_node.sampler import Sampler
+from tests.device.both_samplers import compare_races, compare_tests, random_laws, random_rows
+from tests.device.pretended import DEVICE, PretendedCuda
+from tests.specserve.decoding.test_sampling import state
+
+RATIO_RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
+RULE = VerificationRule.FORESEEABLE
+LOGITS = torch.zeros(4, 8)
+
+
+def test_races(cuda: PretendedCuda):
+    compare_races(DEVICE, 40)
+
+
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_the_ratio_test(cuda: PretendedCuda, rule: VerificationRule):
+    assert compare_tests(DEVICE, rule, 30) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_many_ratio_tests(cuda: PretendedCuda, rule: VerificationRule):
+    assert compare_tests(DEVICE, rule, 120) > 200
+
+
+def on_device(law: DraftLaw) -> DraftLaw:
+    return DraftLaw(law.ids.to(DEVICE), law.probs.to(DEVICE))
+
+
+def test_a_round_waits_for_the_device_once(cuda: PretendedCuda):
+    cuda_graphs.use()
+    rows = random_rows(random.Random(3), RULE)
+    law, logits = random_laws(rows, torch.Generator().manual_seed(0))
+    law, logits = on_device(law), logits.to(DEVICE)
+    recorded_ratio.judge_rows(logits, rows, law)
+    before = cuda.waits.copy()
+    recorded_ratio.judge_rows(logits, rows, law)
+    waits = cuda.waits - before
+    assert sorted(kind for kind, _ in waits.elements()) == ["read", "upload"]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    "other",
+    [
+        RowToVerify(VerificationRule.COUPLED, state(), [3]),
+        RowToVerify(VerificationRule.REJECTION, state(), [3]),
+        RowToVerify(RULE, state(temperature=0.0), [3]),
+        RowToVerify(RULE, state(top_p=0.9), [3]),
+        RowToVerify(RULE, state(frequency_penalty=0.5), [3]),
+    ],
+)
+def test_rows_of_another_kind_are_left_to_verify(
+    cuda: PretendedCuda, other: RowToVerify, place: int
+):
+    cuda_graphs.use()
+    rows = [RowToVerify(RULE, state(), [3])] * 2
+    rows[place] = other
+    law = on_device(DraftLaw.certain(torch.tensor([3, 3])))
+    logits = LOGITS.to(DEVICE)
+    assert recorded_ratio.judge_rows(logits, rows, law) is None
+    twice = [rows[1 - place]] * 2
+    assert recorded_ratio.judge_rows(logits, twice, law) is not None
+
+
+def test_nothing_is_recorded_where_that_is_not_wanted(cuda: PretendedCuda):
+    rows = [RowToVerify(RULE, state(), [3])] * 2
+    law = on_device(DraftLaw.certain(torch.tensor([3, 3])))
+    assert recorded_ratio.judge_rows(LOGITS.to(DEVICE), rows, law) is None
+
+
+def test_many_logits_are_not_recorded(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch):
+    cuda_graphs.use()
+    rows = [RowToVerify(RULE, state(), [3])] * 2
+    law = on_device(DraftLaw.certain(torch.tensor([3, 3])))
+    monkeypatch.setattr(recorded_ratio, "MOST_RECORDED", 4 * 8 - 1)
+    assert recorded_ratio.judge_rows(LOGITS.to(DEVICE), rows, law) is None
+    assert recorded_ratio.judge_rows(LOGITS[:, :7].to(DEVICE), rows, law) is not None
+
+
+@pytest.mark.parametrize("num_laws", [None, 1, 3])
+def test_every_drafted_token_has_a_law(cuda: PretendedCuda, num_laws: int | None):
+    cuda_graphs.use()
+    rows = [RowToVerify(RULE, state(), [3])] * 2
+    laws = None if num_laws is None else on_device(DraftLaw.certain(torch.zeros(num_laws).long()))
+    with pytest.raises(ValueError, match="law"):
+        recorded_ratio.judge_rows(LOGITS.to(DEVICE), rows, laws)
+
+
+def test_so_many_rows_are_recorded_at_most(cuda: PretendedCuda):
+    cuda_graphs.use()
+    sums = RecordedRows(lambda x, y: x.sum(1) + y, most=16)
+    for count, is_recorded in ((0, False), (1, True), (3, True), (4, True), (5, False)):
+        x = torch.arange(4.0 * count, device=DEVICE).view(count, 4)
+        found = sums(x, x[:, 0])
+        assert (found is not None) == is_recorded
+        if found is not None:
+            assert torch.equal(found.cpu(), (x.sum(1) + x[:, 0]).cpu())
+    assert len(sums) == 2
+
+
+def test_within_a_recording_nothing_else_is_recorded(cuda: PretendedCuda):
+    cuda_graphs.use()
+    found: list[bool] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        found.append(cuda_graphs.are_used(DEVICE))
+        return x + 1
+
+    RecordedRows(function, most=16)(torch.zeros(1, device=DEVICE))
+    assert found
+    assert not any(found)
+    assert cuda_graphs.are_used(DEVICE)
+
+
+def test_what_a_sampler_needs_is_compiled_beforehand(
+    cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch
+):
+    """Noise on the host, which decides what stands."""
+    asked: list[bool] = []
+    monkeypatch.setattr(recorded_ratio.noise_kernel, "is_usable", lambda: asked.append(True))
+    Sampler(eos_token_ids=(), max_model_len=9, device=DEVICE, default_rule=RULE)
+    assert asked
