@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-_FORMAT = "%(asctime)s %(levelname).1s {process}: %(message)s"
+_FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s {process}: %(message)s"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _TALKATIVE = ("grpc", "asyncio", "numba", "llvmlite")  # whose debug lines say nothing of a service
 

@@ -131,6 +131,10 @@ class AsynchronousSpeculation:
     def num_drafts_attached(self) -> int:
         return self.links.num_attached
 
+    @property
+    def alarm(self) -> int:
+        return self.links.alarm
+
     def status(self) -> SpeculationStatus:
         sent, received = self.links.num_bytes
         return SpeculationStatus(

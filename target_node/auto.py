@@ -204,6 +204,10 @@ class AutoSpeculation:
     def num_drafts_attached(self) -> int:
         return self._links.num_drafts_attached
 
+    @property
+    def alarm(self) -> int | None:
+        return self._links.alarm
+
     def status(self) -> SpeculationStatus:
         """Of the draft processes whether or not they are used now."""
         ran = self._regimes[self.regime].status().speculation_regime

@@ -29,7 +29,7 @@ from specserve.wire.draft_control import (
 
 log = logging.getLogger(__name__)
 
-_POLL_PERIOD_S = 0.02  # between looks at processes and heartbeats
+_POLL_PERIOD_S = 0.02  # between looks at heartbeats
 # From attaching to the draft's work in that epoch; else it has not heard of it. A broken link is
 # not made again sooner either.
 _ANSWER_S = 0.5
@@ -72,7 +72,7 @@ class DraftLinks:
         self._wanted: list[Wanted] = []
         self._misfits: set[int] = set()  # drafts that did not fit when they came last
         self._next_look_s = 0.0
-        self._poller = select.poll()
+        self._ends = select.epoll()  # of processes: their pidfds
 
     @property
     def num_processes(self) -> int:
@@ -88,13 +88,19 @@ class DraftLinks:
         counters = [peer.end.counters for peer in self._peers]
         return sum(c.bytes_sent for c in counters), sum(c.bytes_received for c in counters)
 
+    @property
+    def alarm(self) -> int:
+        """A file that is readable while an attached draft's process has ended: `poll` then."""
+        return self._ends.fileno()
+
     def poll(self, *, has_streams: bool = True) -> None:
         """Take what drafts have to say, and notice those that are gone.
 
         Where no draft was told of a stream, there is nothing to say that could not wait.
         """
         now_s = time.monotonic()
-        is_due = now_s >= self._next_look_s
+        ended = {fd for fd, _ in self._ends.poll(0)}  # takes a microsecond
+        is_due = now_s >= self._next_look_s or bool(ended)
         if not (is_due or has_streams):
             return
         for message in self._control.receive():
@@ -106,7 +112,6 @@ class DraftLinks:
         if not is_due:
             return
         self._next_look_s = now_s + _POLL_PERIOD_S
-        ended = {fd for fd, _ in self._poller.poll(0)}
         for peer in self._peers:
             if peer.introduction is not None:
                 self._look_at(peer, peer.introduction, peer.pidfd in ended, now_s)
@@ -164,6 +169,7 @@ class DraftLinks:
             self._forget_process(peer)
         for peer in self._peers:
             peer.end.close()
+        self._ends.close()
         self._control.close()
 
     # --- coming and going ------------------------------------------------------------------------
@@ -185,7 +191,7 @@ class DraftLinks:
             peer.introduction = None  # it ended before we heard of it
             return
         peer.introduction = message
-        self._poller.register(peer.pidfd, select.POLLIN)
+        self._ends.register(peer.pidfd, select.EPOLLIN)
         self._last_epoch += 1
         peer.epoch = peer.end.epoch = self._last_epoch
         peer.attached_s = time.monotonic()
@@ -219,6 +225,6 @@ class DraftLinks:
     def _forget_process(self, peer: DraftPeer) -> None:
         peer.epoch, peer.end.epoch = 0, None
         if peer.pidfd >= 0:
-            self._poller.unregister(peer.pidfd)
+            self._ends.unregister(peer.pidfd)
             os.close(peer.pidfd)
             peer.pidfd = -1

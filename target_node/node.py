@@ -279,7 +279,7 @@ class TargetNode:
             self.control.send(Drained())
         # Draft processes come and go by themselves, also while nobody asks for anything.
         has_drafts = self.speculation.status().num_draft_processes > 0
-        self.control.wait(DRAFT_PERIOD_S if has_drafts else LOAD_PERIOD_S)
+        self.control.wait(DRAFT_PERIOD_S if has_drafts else LOAD_PERIOD_S, self.speculation.alarm)
         self.ranks.keep_alive()
         self._profiler.rest()
 

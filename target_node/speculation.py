@@ -45,6 +45,11 @@ class SpeculationSource(Protocol):
         """Draft processes that may be told and asked now."""
         ...
 
+    @property
+    def alarm(self) -> int | None:
+        """A file that is readable while `tend` has something to notice; None: it never has."""
+        ...
+
     def attach(self, rows: list[Row]) -> list[Row]:
         """The same rows, decoding ones with the drafted tokens to verify."""
         ...
@@ -89,6 +94,7 @@ class NoSpeculation:
     gamma = 0
     drafter = ""
     num_drafts_attached = 0
+    alarm = None
 
     def attach(self, rows: list[Row]) -> list[Row]:
         return rows
@@ -122,6 +128,7 @@ class SynchronousSpeculation:
     """Draft, then verify: the drafter works while the target waits."""
 
     num_drafts_attached = 0
+    alarm = None
 
     def __init__(self, draft: ColocatedDraft, admission: Admission) -> None:
         self.gamma = draft.gamma

@@ -179,9 +179,15 @@ class TargetControl:
                 messages.append(received.message)
         return messages
 
-    def wait(self, timeout_s: float) -> bool:
-        """Sleep until something arrives, at most `timeout_s`; True if something did."""
-        return self._pull.poll(max(0, round(timeout_s * 1000))) != 0
+    def wait(self, timeout_s: float, alarm: int | None = None) -> bool:
+        """Sleep until something arrives, or `alarm` can be read; at most `timeout_s`.
+
+        True if one of them happened.
+        """
+        watched: list[tuple[zmq.Socket[bytes] | int, int]] = [(self._pull, zmq.POLLIN)]
+        if alarm is not None:
+            watched.append((alarm, zmq.POLLIN))
+        return bool(zmq.zmq_poll(watched, max(0, round(timeout_s * 1000))))
 
     def send(self, message: FromTarget) -> bool:
         """Hand `message` to the socket's thread; False if it was dropped because the API stalls."""

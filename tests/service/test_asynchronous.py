@@ -180,7 +180,7 @@ def test_a_killed_draft_is_noticed_at_once_and_soon_back(own: Launched):
             back_s = watch.seconds_until(True, since_s + seconds)
             assert back_s is not None
             assert seconds + back_s < BACK_S
-    assert min(noticed) < 0.1
+    assert sorted(noticed)[1] < 0.1
     assert max(noticed) < 0.5
 
 

@@ -60,7 +60,7 @@ class ScriptedControl:
         messages, self.inbox = self.inbox, []
         return messages
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float, alarm: int | None = None) -> bool:
         return bool(self.inbox)
 
     def send(self, message: FromTarget) -> bool:

@@ -1,6 +1,7 @@
 """Draft processes come, go, fall silent and come back: over real sockets, memory and processes."""
 
 import os
+import select
 import signal
 import subprocess
 import time
@@ -189,6 +190,19 @@ def test_a_killed_draft_is_noticed_at_once(pair):
     first.kill()
     assert pair.until(lambda: pair.links.num_attached == 1) < 0.1
     assert pair.links.with_epoch(2) is pair.peers[1]
+
+
+def test_a_draft_that_ended_raises_the_alarm_until_somebody_looks(pair):
+    first, second = pair.drafts
+    pair.attach(first, second)
+    assert not select.select([pair.links.alarm], [], [], 0)[0]
+    first.kill()
+    assert select.select([pair.links.alarm], [], [], 1)[0]
+    pair.links.poll(has_streams=False)  # a look at heartbeats may not be due
+    assert pair.links.num_attached == 1
+    assert not select.select([pair.links.alarm], [], [], 0)[0]
+    second.kill()
+    assert select.select([pair.links.alarm], [], [], 1)[0]
 
 
 def test_a_draft_that_says_it_leaves_is_let_go_at_once(pair):

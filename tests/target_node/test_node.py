@@ -205,6 +205,18 @@ def test_a_second_request_with_a_running_id_does_not_disturb_the_first(model):
     assert list(target.ends) == ["a"]
 
 
+def test_that_a_draft_process_came_or_went_is_told_before_a_rest(model, monkeypatch):
+    target = InProcessTarget(model)
+    target.turn()
+    told: list[int] = []
+    monkeypatch.setattr(target.control, "wait", lambda *_: told.append(len(target.control.sent)))
+    before = len(target.control.sent)
+    target.turn()
+    monkeypatch.setattr(target.node.speculation, "num_drafts_attached", 1)
+    target.turn()
+    assert told == [before, before + 1]
+
+
 @pytest.mark.slow
 def test_load_is_published_and_counts_what_ran(model):
     target = InProcessTarget(model)

@@ -106,6 +106,20 @@ def poll(target, count, seconds=5):
     return messages
 
 
+def test_an_alarm_ends_a_wait(target):
+    heard, rung = os.pipe()
+    try:
+        assert not target.wait(0.02, heard)
+        os.write(rung, b"!")
+        began_s = time.monotonic()
+        assert target.wait(5, heard)
+        assert time.monotonic() - began_s < 1
+        assert target.receive() == []
+    finally:
+        os.close(heard)
+        os.close(rung)
+
+
 def test_messages_arrive_as_they_were_sent_in_both_directions(tmp_path, target):
     async def use(api):
         api.send(SUBMIT)
