@@ -42,7 +42,7 @@ class SpeculationTable:
     """The pushed blocks of all live streams."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, dict[BlockKey, PushedBlock]] = {}
+        self._places: dict[int, dict[BlockKey, tuple[Push, int]]] = {}  # by stream
         self.num_waves = 0
         self.num_late_waves = 0  # without a block that could still be used
         self.wave_s = 0.0
@@ -56,15 +56,16 @@ class SpeculationTable:
             if round_of(key.stream) != key.round:
                 continue
             is_late = False
-            blocks = self._blocks.setdefault(key.stream, {})
-            if len(blocks) < MAX_BLOCKS:
-                blocks.setdefault(key, PushedBlock(push, place))
+            places = self._places.setdefault(key.stream, {})
+            if len(places) < MAX_BLOCKS:
+                places.setdefault(key, (push, place))
         self.num_late_waves += is_late
 
     def find(self, key: BlockKey) -> PushedBlock | None:
         """The block with this key; all others of its stream are dropped."""
-        return self._blocks.pop(key.stream, {}).get(key)
+        found = self._places.pop(key.stream, {}).get(key)
+        return None if found is None else PushedBlock(*found)
 
     def forget(self, stream: int) -> None:
         """The stream has ended."""
-        self._blocks.pop(stream, None)
+        self._places.pop(stream, None)

@@ -31,16 +31,21 @@ _COUNTS = struct.Struct("<IIIId")
 _MOST_WAVE_S = 3600.0
 _BLOCK = struct.Struct("<qqiiii")
 
+Column = tuple[int, ...]
 
-class _Block(NamedTuple):
-    """The record of a block."""
 
-    stream: int
-    speculation_id: int
-    round: int
-    position: int
-    anchor_id: int
-    length: int
+class _Blocks(NamedTuple):
+    """The records of all blocks, column by column."""
+
+    streams: Column
+    speculation_ids: Column
+    rounds: Column
+    positions: Column
+    anchor_ids: Column
+    lengths: Column
+
+
+_NO_BLOCKS = _Blocks((), (), (), (), (), ())
 
 
 def encode_push(push: Push, epoch: int, sequence: int) -> list[Part]:
@@ -77,9 +82,9 @@ def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
     require(num_kept <= limits.max_kept, "too many law entries")
     require(0 <= wave_s <= _MOST_WAVE_S, "seconds out of range")
     cursor = Cursor(payload, _COUNTS.size)
-    records = [_Block._make(b) for b in _BLOCK.iter_unpack(cursor.take(num_blocks * _BLOCK.size))]
-    for record in records:
-        _check_block(record, width, limits)
+    records = _BLOCK.iter_unpack(cursor.take(num_blocks * _BLOCK.size))
+    blocks = _Blocks(*zip(*records, strict=True)) if num_blocks else _NO_BLOCKS
+    _check_blocks(blocks, width, limits)
     num_tokens = num_blocks * width
     tokens = cursor.array(TOKEN, num_tokens)
     confidences = cursor.array(FLOAT, num_tokens * has_confidences)
@@ -89,9 +94,11 @@ def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
     check_tokens(tokens, limits)
     check_confidences(confidences)
     return Push(
-        keys=[BlockKey(r.stream, r.round, r.position, r.anchor_id) for r in records],
-        speculation_ids=[record.speculation_id for record in records],
-        lengths=[record.length for record in records],
+        keys=list(
+            map(BlockKey, blocks.streams, blocks.rounds, blocks.positions, blocks.anchor_ids)
+        ),
+        speculation_ids=list(blocks.speculation_ids),
+        lengths=list(blocks.lengths),
         token_ids=tokens.reshape(num_blocks, width),
         confidences=confidences.reshape(num_blocks, width * has_confidences),
         law_ids=law_ids.reshape(num_blocks, width, num_kept),
@@ -100,10 +107,15 @@ def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
     )
 
 
-def _check_block(block: _Block, width: int, limits: LinkLimits) -> None:
-    require(block.stream >= 0, "negative identity")
-    require(block.speculation_id > 0, "speculation id out of range")
-    require(0 <= block.round <= MAX_ROUND, "round out of range")
-    require(0 <= block.position < limits.max_positions, "out of context")
-    require(0 <= block.anchor_id < limits.vocab_size, "token id out of range")
-    require(1 <= block.length <= width, "block length out of range")
+def _check_blocks(blocks: _Blocks, width: int, limits: LinkLimits) -> None:
+    """Column by column: a round's pushes hold hundreds of blocks."""
+    for column, low, high, problem in (
+        (blocks.streams, 0, None, "negative identity"),
+        (blocks.speculation_ids, 1, None, "speculation id out of range"),
+        (blocks.rounds, 0, MAX_ROUND, "round out of range"),
+        (blocks.positions, 0, limits.max_positions - 1, "out of context"),
+        (blocks.anchor_ids, 0, limits.vocab_size - 1, "token id out of range"),
+        (blocks.lengths, 1, width, "block length out of range"),
+    ):
+        require(min(column, default=low) >= low, problem)
+        require(high is None or max(column, default=high) <= high, problem)
