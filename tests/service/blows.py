@@ -7,15 +7,19 @@ processes, links and what the service says of its drafts; no requests and no tex
 import logging
 import os
 import random
+import re
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
 
 import numpy as np
 
 from specserve.link.chaos import RingInjector
 from tests.service.draft_watch import DraftWatch, draft_pids, eventually, open_link
+from tests.service.test_failures import Launched
 
 DRAFT_TIMEOUT_S = 1.0
 _BATCH = 25  # frames at a time, to each side
@@ -31,7 +35,8 @@ class Damage:
     num_stops: int = 0
     num_stalls: int = 0  # shorter than the deadline
     num_frames: int = 0  # bad ones that found room in a ring
-    kills_noticed_s: list[float] = field(default_factory=list)
+    kills_noticed_s: list[float] = field(default_factory=list)  # as health says it to a watcher
+    kills_logged_s: list[float] = field(default_factory=list)  # by the target's own log
     stops_noticed_s: list[float] = field(default_factory=list)
     back_s: list[float] = field(default_factory=list)  # all drafts at work again, since the blow
     num_unnoticed: int = 0
@@ -66,7 +71,7 @@ class Chaos:
 
     def __init__(
         self,
-        launcher_pid: int,
+        launched: Launched,
         watch: DraftWatch,
         *,
         kills: int,
@@ -75,14 +80,15 @@ class Chaos:
         seed: int,
     ) -> None:
         self.damage = Damage()
-        self._launcher_pid = launcher_pid
+        self._lines = launched.lines
+        self._launcher_pid = launched.process.pid
         self._watch = watch
         self._garbage = garbage
         self._source = random.Random(seed)
         self._blows = [self._kill] * kills + [self._stop] * stops + [self._stall] * stops
         self._source.shuffle(self._blows)
         self._injectors: list[RingInjector] = []
-        self._regions = [open_link(pid) for pid in draft_pids(launcher_pid).values()]
+        self._regions = [open_link(pid) for pid in draft_pids(self._launcher_pid).values()]
         for region in self._regions:
             for ring in (region.to_draft, region.to_target):
                 self._injectors.append(RingInjector(ring, self._source.getrandbits(32)))
@@ -133,10 +139,14 @@ class Chaos:
 
     def _kill(self) -> None:
         pid, was_serving = self._victim(), self._watch.is_serving
-        since_s = time.monotonic()
+        since_s, since, num_lines = time.monotonic(), datetime.now(), len(self._lines)
         _send(pid, signal.SIGKILL)
         self.damage.num_kills += 1
         if was_serving and self._is_noticed(self.damage.kills_noticed_s, since_s):
+            eventually(lambda: logged_end(self._lines[num_lines:], since) is not None, 5)
+            seconds = logged_end(self._lines[num_lines:], since)
+            if seconds is not None:
+                self.damage.kills_logged_s.append(seconds)
             self._await_return(since_s)
 
     def _stop(self) -> None:
@@ -172,6 +182,16 @@ class Chaos:
             self.damage.back_s.append(time.monotonic() - since_s)
         else:
             self.damage.num_never_back += 1
+
+
+def logged_end(lines: Sequence[str], since: datetime) -> float | None:
+    """Seconds from `since` to the target's first line of a draft that has ended."""
+    for line in lines:
+        words = re.match(r"(\S+) W target 0: draft \d+ has ended", line)
+        if words:
+            at = datetime.strptime(words[1], "%H:%M:%S.%f").time()
+            return (datetime.combine(since, at) - since) / timedelta(seconds=1) % 86400
+    return None
 
 
 def _send(pid: int, signum: int) -> None:

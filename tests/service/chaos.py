@@ -71,7 +71,7 @@ def attack(
     try:
         assert watch.wait_until_serving()
         before = watch.statistics()
-        with Chaos(launched.process.pid, watch, **schedule) as chaos:
+        with Chaos(launched, watch, **schedule) as chaos:
             while total.num_requests == 0 or not chaos.is_over:
                 one = compare(address, plain, requests, total.num_requests)
                 total.num_requests += one.num_requests
