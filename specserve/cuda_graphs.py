@@ -11,7 +11,8 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -171,7 +172,10 @@ class RecordedRows:
     """
 
     def __init__(self, function: Callable[..., torch.Tensor], most: int) -> None:
-        """`function` takes tensors [R, ...], of up to `most` elements each when padded."""
+        """`function` takes tensors [R, ...], of up to `most` elements each when padded.
+
+        And numbers by name, which belong to a recording as the shapes do.
+        """
         self._function = function
         self._most = most
         self._recordings = Recordings(self._make)
@@ -179,26 +183,37 @@ class RecordedRows:
     def __len__(self) -> int:
         return len(self._recordings)
 
-    def __call__(self, *rows: torch.Tensor) -> torch.Tensor | None:
+    def __call__(self, *rows: torch.Tensor, **numbers: int) -> torch.Tensor | None:
         """[R]; None where it is not recorded."""
-        num_rows = padded(max(1, len(rows[0])))
-        key = tuple(((num_rows, *x.shape[1:]), x.dtype, x.device) for x in rows)
-        if max(math.prod(shape) for shape, *_ in key) > self._most or not len(rows[0]):
+        if not len(rows[0]):
             return None
+        sizes = [(padded(len(x)), *x.shape[1:]) for x in rows]
+        if max(map(math.prod, sizes)) > self._most:
+            return None
+        places = tuple((size, x.dtype, x.device) for size, x in zip(sizes, rows, strict=True))
+        key = _RowsKey(places, tuple(numbers.items()))
         made = self._recordings.run(key, lambda each: each.fill(rows))
         return None if made is None else made.found[: len(rows[0])].clone()
 
-    def _make(self, key: tuple) -> "_PaddedRows":
-        return _PaddedRows(self._function, key)
+    def _make(self, key: "_RowsKey") -> "_PaddedRows":
+        return _PaddedRows(partial(self._function, **dict(key.numbers)), key.places)
+
+
+_Place = tuple[tuple[int, ...], torch.dtype, torch.device]
+
+
+class _RowsKey(NamedTuple):
+    places: tuple[_Place, ...]  # of the tensors
+    numbers: tuple[tuple[str, int], ...]
 
 
 class _PaddedRows:
     """What is recorded."""
 
-    def __init__(self, function: Callable[..., torch.Tensor], key: tuple) -> None:
+    def __init__(self, function: Callable[..., torch.Tensor], places: tuple[_Place, ...]) -> None:
         self._function = function
         self._rows = [
-            torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in key
+            torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in places
         ]
 
     def fill(self, rows: Sequence[torch.Tensor]) -> None:

@@ -27,7 +27,7 @@ class _Input(NamedTuple):
 
 
 class _Key(NamedTuple):
-    kind: type[TensorDrawing]
+    kind: tuple[type, ...]
     keep_logits: bool
     inputs: tuple[_Input, ...]
 
@@ -55,7 +55,7 @@ class RecordedDraws:
             return None
         tensors = {"hidden": hidden, "anchor_ids": anchor_ids, **drawing.tensors()}
         inputs = (_Input(name, (num_blocks, *x.shape[1:]), x.dtype) for name, x in tensors.items())
-        key = _Key(type(drawing), keep_logits, tuple(inputs))
+        key = _Key(drawing.kind, keep_logits, tuple(inputs))
         made = self._recordings.run(key, lambda each: each.fill(tensors, drawing))
         return None if made is None else _first(made.found, len(hidden))
 

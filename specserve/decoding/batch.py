@@ -6,7 +6,7 @@ batch (temperature only) is two small copies to the device. Knows no logits.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -74,8 +74,21 @@ class Truncation:
     top_k: Tensor  # int64; 0 is off
     top_p: Tensor  # float64; 1 is off
     min_p: Tensor  # float64; 0 is off
-    max_top_k: int
+    max_top_k: int  # or more
     any_top_p: bool
+    may_wait: bool = True  # for the device, to look at no more tokens than there have to be
+
+    def spread(self, num_random: int) -> "Truncation":
+        """Of all random rows, in order; "off" for those that do not truncate."""
+        if len(self.places) == num_random:
+            return self
+        columns = (self.top_k, 0), (self.top_p, 1), (self.min_p, 0)
+        top_k, top_p, min_p = (
+            each.new_full((num_random,), off).index_copy_(0, self.places, each)
+            for each, off in columns
+        )
+        places = _all_places(num_random, self.places.device)
+        return replace(self, places=places, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,10 @@ class Drawing(Protocol):
 
 @runtime_checkable
 class TensorDrawing(Drawing, Protocol):
-    """One that nothing but tensors tells from others of its drafter, for who records it."""
+    """One that only tensors tell from others of its drafter and kind, for who records it."""
+
+    @property
+    def kind(self) -> tuple[type, ...]: ...
 
     def tensors(self) -> dict[str, Tensor]:
         """By name; the first dimension counts blocks."""
@@ -146,6 +149,10 @@ class Greedy:
         def take(self, law: DraftLaw) -> None: ...
 
         def note(self, token_ids: Tensor) -> None: ...
+
+        @property
+        def kind(self) -> tuple[type, ...]:
+            return (type(self),)
 
         def tensors(self) -> dict[str, Tensor]:
             return {}
@@ -210,6 +217,10 @@ class Coupled:
         def take(self, law: DraftLaw) -> None: ...
 
         def note(self, token_ids: Tensor) -> None: ...
+
+        @property
+        def kind(self) -> tuple[type, ...]:
+            return (type(self),)
 
         def tensors(self) -> dict[str, Tensor]:
             # Of a table of noise only what these blocks ask for.
@@ -321,6 +332,10 @@ class Sampled:
             self.laws.append(law)
 
         def note(self, token_ids: Tensor) -> None: ...
+
+        @property
+        def kind(self) -> tuple[type, ...]:
+            return (type(self),)
 
         def tensors(self) -> dict[str, Tensor]:
             return {"scales": self.scales, "noise": self.noise}

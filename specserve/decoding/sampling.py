@@ -22,7 +22,7 @@ from specserve.cuda_graphs import RecordedRows
 from specserve.decoding import truncation_kernels
 from specserve.decoding.batch import SamplingBatch, Truncation
 from specserve.decoding.logit_edits import apply_edits
-from specserve.decoding.truncation import fixed_point_mass, mass_bits, truncate
+from specserve.decoding.truncation import fixed_point_mass, mass_bits, padded_top_k, truncate
 from specserve.noise import Purpose, exponential_noise
 
 NO_TOKEN = noise_kernel.NOBODY
@@ -56,8 +56,8 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     if batch.edits is None:
         if batch.random_rows is None:
             return Sampled(_likeliest(logits))
-        if batch.greedy_rows is None and batch.truncation is None:
-            winners = _plain_race(logits, batch)
+        if batch.greedy_rows is None:
+            winners = _unedited_race(logits, batch)
             if winners is not None:
                 return Sampled(winners)
     edited, bad_rows = _edited(logits, batch)
@@ -222,26 +222,63 @@ def _race_of(weights: Tensor, batch: SamplingBatch, places: Tensor | slice) -> T
     return noise.div_(weights).argmin(dim=1)
 
 
-def _plain_race(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
-    """Of a batch whose rows all draw, unedited, from all tokens; None: nothing is made for that."""
+def _unedited_race(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
+    """Of a batch whose rows all draw; None: nothing is made for that."""
     if _is_compiled(logits):
-        return _compiled_race(logits, batch)
-    if cuda_graphs.are_used(logits.device):
-        return _recorded_races()(logits, batch.temperatures, batch.keys.T)
-    return None
+        return _compiled_race(logits, batch) if batch.truncation is None else None
+    if not cuda_graphs.are_used(logits.device):
+        return None
+    columns = logits, batch.temperatures, batch.keys.T
+    if batch.truncation is None:
+        return _recorded_races()(*columns)
+    cuts = batch.truncation.spread(batch.num_rows)
+    return _recorded_races()(
+        *columns,
+        cuts.top_k,
+        cuts.top_p,
+        cuts.min_p,
+        max_top_k=padded_top_k(cuts.max_top_k),
+        any_top_p=cuts.any_top_p,
+    )
 
 
 @functools.cache
 def _recorded_races() -> RecordedRows:
-    return RecordedRows(_unedited_race, MOST_RECORDED)
+    return RecordedRows(_race_by_torch, MOST_RECORDED)
 
 
-def _unedited_race(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
-    """By operations of torch: logits [R, V], temperatures [R], keys [R, 3]."""
-    weights = _scaled(logits, temperatures).exp_()
-    positions, sample_indices, seeds = keys.unbind(1)
-    made = exponential_noise(seeds, sample_indices, positions, Purpose.OUTPUT, logits.shape[1])
-    return made.div_(weights).argmin(dim=1).masked_fill_(_are_bad(logits), NO_TOKEN)
+def _race_by_torch(
+    logits: Tensor,
+    temperatures: Tensor,
+    keys: Tensor,
+    *cuts: Tensor,
+    max_top_k: int = 0,
+    any_top_p: int = False,
+) -> Tensor:
+    """Logits [R, V], temperatures [R], keys [R, 3]; top_k, top_p and min_p [R] or none of them."""
+    truncation = None
+    if cuts:
+        top_k, top_p, min_p = cuts
+        truncation = Truncation(
+            places=temperatures,  # all rows
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            max_top_k=max_top_k,
+            any_top_p=bool(any_top_p),
+            may_wait=False,
+        )
+    batch = SamplingBatch(
+        num_rows=len(logits),
+        greedy_rows=None,
+        random_rows=temperatures,  # all of them
+        temperatures=temperatures,
+        keys=keys.T,
+        edits=None,
+        truncation=truncation,
+    )
+    drawn = _race_of(_weights(logits, batch), batch, slice(None))
+    return drawn.masked_fill_(_are_bad(logits), NO_TOKEN)
 
 
 def _compiled_race(rows: Tensor, batch: SamplingBatch) -> Tensor:

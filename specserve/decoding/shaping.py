@@ -9,7 +9,7 @@ follow instead is told by logits so edited and cut, as the target's next token i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,11 +18,18 @@ from torch import Tensor
 
 from specserve.decoding.batch import LogitEdits, SamplingBatch
 from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import BlockLayout, Drawing, DrawingRule, likeliest
+from specserve.decoding.drawing import (
+    BlockLayout,
+    Drawing,
+    DrawingRule,
+    TensorDrawing,
+    likeliest,
+)
 from specserve.decoding.logit_edits import apply_edits
 from specserve.decoding.race import Fields, Listed, Race
 from specserve.decoding.state import SamplingState
 
+_CUT = "cut "  # before names of tensors
 _NUM_CANDIDATES = 512  # tokens among which a nucleus is looked for; a larger one is not cut
 
 
@@ -46,9 +53,13 @@ class Shaped:
     inner: DrawingRule
     states: Sequence[SamplingState]  # [B], left as they are
 
-    def begin(self, layout: BlockLayout) -> "Shaped._Draws":
-        states = [state.fork() for state in self.states]
-        return Shaped._Draws(self.inner.begin(layout), layout, states)
+    def begin(self, layout: BlockLayout) -> Drawing:
+        inner, device = self.inner.begin(layout), layout.positions.device
+        if device.type != "cpu" and isinstance(inner, TensorDrawing):
+            cut = _Cut.of_blocks(self.states, device)
+            if cut is not None:
+                return _CutDraws(inner, cut)
+        return Shaped._Draws(inner, layout, [state.fork() for state in self.states])
 
     @dataclass
     class _Draws:
@@ -98,12 +109,48 @@ class Shaped:
             self.shape = None
 
 
+@dataclass(frozen=True)
+class _CutDraws:
+    """Of B blocks that edit nothing: what is cut of a slot, no slot before it can tell."""
+
+    inner: TensorDrawing
+    cut: "_Cut"  # of the blocks
+
+    def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+        rows = self.cut.repeated(logits.shape[1]).applied_to(logits.flatten(0, 1))
+        return self.inner.draw(first_slot, logits.copy_(rows.view(logits.shape)))
+
+    def law(self) -> DraftLaw | None:
+        return self.inner.law()
+
+    def race(self) -> None:
+        return None
+
+    def take(self, law: DraftLaw) -> None:
+        self.inner.take(law)
+
+    def note(self, token_ids: Tensor) -> None:
+        self.inner.note(token_ids)
+
+    @property
+    def kind(self) -> tuple[type, ...]:
+        return (type(self), *self.inner.kind)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.inner.tensors() | {_CUT + name: x for name, x in self.cut.tensors().items()}
+
+    def over(self, tensors: dict[str, Tensor]) -> "_CutDraws":
+        own = {name: tensors[_CUT + name] for name in self.cut.tensors()}
+        others = {name: x for name, x in tensors.items() if not name.startswith(_CUT)}
+        return _CutDraws(self.inner.over(others), replace(self.cut, **own))
+
+
 def _fields_of(states: Sequence[SamplingState]) -> Fields:
     """For compiled draws; `states` [B] are those of each block's first token."""
     cuts, penalties, seen, bias, held = [], [], [], [], []
     for state in states:
         own = state.params
-        cuts.append((0, 1, 0) if state.is_greedy else (own.top_k, own.top_p, own.min_p))
+        cuts.append(_cuts_of(state)[1:])
         penalties.append((own.repetition_penalty, own.frequency_penalty, own.presence_penalty))
         table, num_held = state.penalties, own.min_tokens - state.num_generated
         seen.append(((), ()) if table is None else (table.ids, table.counts))
@@ -113,6 +160,14 @@ def _fields_of(states: Sequence[SamplingState]) -> Fields:
     temperatures = np.array([state.temperature for state in states], np.float32)
     cuts_and_penalties = np.array(cuts, np.float64), np.array(penalties, np.float64)
     return Fields(temperatures, *cuts_and_penalties, _listed(seen), _listed(bias), _listed(held))
+
+
+def _cuts_of(state: SamplingState) -> tuple[float, int, float, float]:
+    """Temperature, top_k, top_p and min_p."""
+    own = state.params
+    if state.is_greedy:
+        return 1.0, 0, 1.0, 0.0
+    return state.temperature, own.top_k, own.top_p, own.min_p
 
 
 def _listed(of_blocks: Sequence[tuple[ArrayLike, ArrayLike]]) -> Listed:
@@ -155,6 +210,40 @@ class _Cut:
     least: Tensor  # log of min_p
     top_k: Tensor | None  # int64, 0 is off; None: nobody's
     top_p: Tensor | None
+
+    @staticmethod
+    def of_blocks(states: Sequence[SamplingState], device: torch.device) -> "_Cut | None":
+        """All of them, "off" where nothing is cut; None where one edits logits besides."""
+        if any(state.edits_logits for state in states):
+            return None
+        params = [state.params for state in states if state.is_truncated and not state.is_greedy]
+        cuts = [_cuts_of(state) for state in states]
+        table = torch.tensor(cuts, dtype=torch.float64).to(device)
+        temperatures, top_k, top_p, min_p = table.unsqueeze(2).unbind(1)
+        return _Cut(
+            places=None,
+            temperatures=temperatures.float(),
+            least=min_p.log().float(),
+            top_k=top_k.long() if any(own.top_k for own in params) else None,
+            top_p=top_p.float() if any(own.top_p < 1 for own in params) else None,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All there are, but for places."""
+        named = {
+            "temperatures": self.temperatures,
+            "least": self.least,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+        }
+        return {name: x for name, x in named.items() if x is not None}
+
+    def repeated(self, count: int) -> "_Cut":
+        """Each of the rows so often, one after the other."""
+        if count == 1:
+            return self
+        each = {name: x.repeat_interleave(count, dim=0) for name, x in self.tensors().items()}
+        return replace(self, **each)
 
     @staticmethod
     def of(batch: SamplingBatch) -> "_Cut | None":

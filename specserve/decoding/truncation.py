@@ -8,6 +8,7 @@ order, hence the same bits on every backend, in every batch, by the short cut an
 import torch
 from torch import Tensor
 
+from specserve.cuda_graphs import padded
 from specserve.decoding.batch import Truncation
 
 # Likeliest tokens looked at before a full sort, which costs ten times as much: nearly every nucleus
@@ -23,6 +24,11 @@ def mass_bits(num_tokens: int) -> int:
 def fixed_point_mass(weights: Tensor, num_tokens: int) -> Tensor:
     """Weights in 0..1 as int64 counts of 2**-mass_bits, rounded down; sums cannot overflow."""
     return (weights * 2.0 ** mass_bits(num_tokens)).to(torch.int64)
+
+
+def padded_top_k(max_top_k: int) -> int:
+    """Of a recording: few values that are no less, and 0 where nobody asks for any."""
+    return padded(max_top_k) if max_top_k else 0
 
 
 def truncate(scaled: Tensor, weights: Tensor, truncation: Truncation) -> Tensor:
@@ -57,8 +63,9 @@ def _apply_top_p(scaled: Tensor, weights: Tensor, truncation: Truncation) -> Ten
     needed.masked_fill_(truncation.top_p >= 1, 0.0)
     # What top_k cut must not pose as a candidate.
     alive = scaled.masked_fill(weights == 0, float("-inf"))
-    thresholds, complete = _nucleus(alive, weights, needed, min(_NUM_CANDIDATES[0], num_tokens))
-    for num_candidates in (*_NUM_CANDIDATES[1:], num_tokens):
+    few, *more = (*_NUM_CANDIDATES, num_tokens) if truncation.may_wait else (num_tokens,)
+    thresholds, complete = _nucleus(alive, weights, needed, min(few, num_tokens))
+    for num_candidates in more:
         if bool(complete.all()):
             break
         rest = (~complete).nonzero().squeeze(1)

@@ -11,9 +11,11 @@ from draft_node.drafters.recorded_passes import RecordedBlockPasses
 from specserve import cuda_graphs, noise
 from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
 from specserve.decoding.noise_table import NoiseTable
+from specserve.decoding.shaping import shaped
 from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
 from specserve.noise import OnceKeys, Purpose
 from tests.exactness.speculative import VOCAB_SIZE
+from tests.specserve.decoding.test_sampling import state
 
 Make = Callable[[torch.dtype, torch.device], Drafter]
 
@@ -154,6 +156,27 @@ def compare_blocks(make: Make, dtype: torch.dtype, device: torch.device, near: f
             plain, found = (each.context.read(row, layer) for each in both.drafters)
             for ours, theirs in zip(found, plain, strict=True):
                 torch.testing.assert_close(ours.cpu(), theirs.cpu(), atol=near, rtol=near)
+
+
+def compare_cuts(make: Make, device: torch.device) -> None:
+    """Draws of requests some of which truncate, by rules of every kind."""
+    both, rng = Both(make, torch.float32, device), np.random.default_rng(8)
+    table = NoiseTable(4 * 64 * 40)
+    for row, count in enumerate((5, 16, 17, 40)):
+        both.extend(row, count)
+    cuts = [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.9}]
+    for step in range(24):
+        rows = rng.integers(0, 4, rng.integers(1, 7)).tolist()
+        rule = rule_of(step % 4, len(rows), device, table)
+        temperatures = [0.0] * len(rows) if step % 4 == 0 else np.linspace(0, 1, len(rows))
+        states = [
+            state(temperature=float(each), **cuts[rng.integers(0, len(cuts))])
+            for each in temperatures
+        ]
+        both.assert_drafts_are_near(rows, shaped(rule, states), 2e-3)
+    assert both.recorded._recorded is not None
+    kinds = {key.kind for key in both.recorded._recorded._recordings._found}
+    assert len([kind for kind in kinds if len(kind) == 2]) == 2  # coupled and sampled, cut
 
 
 def compare_noise(device: torch.device) -> None:

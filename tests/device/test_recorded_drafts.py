@@ -10,17 +10,19 @@ from draft_node.drafters import recorded_draws
 from draft_node.drafters.load import load_drafter
 from specserve import cuda_graphs, noise
 from specserve.decoding.drawing import Greedy
+from specserve.decoding.shaping import shaped
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import Drafter
 from specserve.noise import Purpose
 from target_node.miss_policy import Miss
-from tests.device.both_drafters import Both, compare_blocks, compare_noise
+from tests.device.both_drafters import Both, compare_blocks, compare_cuts, compare_noise
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.test_target import finished
 from tests.device.workload import both_kinds
 from tests.device.worlds import drafter_on_device, pair_on_device, target_on_device
 from tests.exactness.speculative import Models, confident
 from tests.golden_blocks import options
+from tests.specserve.decoding.test_sampling import state
 from tests.target_node.scripted_drafts import Drafting
 
 GEMMA4 = Path(__file__).parents[1] / "fixtures/golden/dspark_gemma4_b4_draftonly"
@@ -140,3 +142,16 @@ def test_a_draft_process_whose_passes_are_recorded(cuda: PretendedCuda, models: 
         assert node.presolve.failures.total == 0
         assert pair.sampler.num_broken_laws == 0
         assert pair.asynchronous.status().num_hits > 2
+
+
+def test_cuts_are_recorded_with_the_draws(cuda: PretendedCuda, models: Models):
+    compare_cuts(partial(drafter_on_device, models, "dspark vanilla"), DEVICE)
+
+
+def test_edits_are_not_recorded(cuda: PretendedCuda, models: Models):
+    both = Both(partial(drafter_on_device, models, "dspark vanilla"), torch.float32, DEVICE)
+    both.extend(0, 9)
+    edited = shaped(Greedy(), [state(temperature=0.0, frequency_penalty=0.5)])
+    both.assert_drafts_are_near([0], edited, 1e-4)
+    assert both.recorded._recorded is not None
+    assert len(both.recorded._recorded) == 0

@@ -59,7 +59,6 @@ def test_a_round_waits_for_the_device_once(cuda: PretendedCuda):
         RowToVerify(VerificationRule.COUPLED, state(), [3]),
         RowToVerify(VerificationRule.REJECTION, state(), [3]),
         RowToVerify(RULE, state(temperature=0.0), [3]),
-        RowToVerify(RULE, state(top_p=0.9), [3]),
         RowToVerify(RULE, state(frequency_penalty=0.5), [3]),
     ],
 )

@@ -16,7 +16,7 @@ from specserve.cuda_graphs import CudaGraphs
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
-from tests.device.both_drafters import compare_blocks, compare_noise
+from tests.device.both_drafters import compare_blocks, compare_cuts, compare_noise
 from tests.device.both_samplers import compare_races, compare_tests
 from tests.device.growing_rows import Rows, assert_near
 from tests.device.worlds import drafter_on_device
@@ -79,6 +79,10 @@ def test_recorded_races_have_the_outcomes_of_others(models: Models):
 @pytest.mark.parametrize("rule", [VerificationRule.REJECTION, VerificationRule.FORESEEABLE])
 def test_recorded_ratio_tests_have_the_outcomes_of_others(models: Models, rule: VerificationRule):
     assert compare_tests(DEVICE, rule, 100) > 150
+
+
+def test_cuts_are_recorded_with_the_draws(models: Models):
+    compare_cuts(partial(drafter_on_device, models, "dspark vanilla"), DEVICE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

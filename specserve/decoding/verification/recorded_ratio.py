@@ -15,10 +15,11 @@ from torch import Tensor
 
 from specserve import cuda_graphs, noise_kernel
 from specserve.cuda_graphs import Recordings, padded
-from specserve.decoding.batch import SamplingBatch
+from specserve.decoding.batch import SamplingBatch, Truncation
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
 from specserve.decoding.law_kernels import RatioOutcomes, RatioRows
 from specserve.decoding.sampling import MOST_RECORDED, NO_TOKEN
+from specserve.decoding.truncation import padded_top_k
 from specserve.decoding.verification.batch import RowGroup, RowToVerify
 from specserve.decoding.verification.ratio_rows import ratio_rows
 from specserve.decoding.verification.rule import VerificationRule
@@ -35,7 +36,7 @@ def prepare(device: torch.device) -> None:
 def judge_rows(
     logits: Tensor, rows: Sequence[RowToVerify], draft_law: DraftLaw | None
 ) -> RatioOutcomes | None:
-    """What `verify` finds; None where not all rows are judged so, unedited and untruncated.
+    """What `verify` finds; None where not all rows are judged so, or some are edited.
 
     `logits` [N, V], row after row, and a law for each drafted token, all on the device. ValueError
     for a round or branch too large for its key, and where drafted tokens come without a law.
@@ -52,6 +53,7 @@ def judge_rows(
         num_rows=padded(len(rows)),
         num_logits=padded(len(logits)),
         num_kept=1 if draft_law is None else draft_law.ids.shape[1],
+        cuts=_Cuts.of(rows),
         vocab_size=logits.shape[1],
         device=logits.device,
     )
@@ -68,11 +70,7 @@ def judge_rows(
 def _are_plain(rows: Sequence[RowToVerify]) -> bool:
     rule = rows[0].rule
     return rule is not VerificationRule.COUPLED and all(
-        row.rule is rule
-        and not row.state.is_greedy
-        and not row.state.edits_logits
-        and not row.state.is_truncated
-        for row in rows
+        row.rule is rule and not row.state.is_greedy and not row.state.edits_logits for row in rows
     )
 
 
@@ -81,8 +79,23 @@ class _Shape(NamedTuple):
     num_rows: int  # B
     num_logits: int  # N
     num_kept: int  # M, of laws
+    cuts: "_Cuts | None"
     vocab_size: int
     device: torch.device
+
+
+class _Cuts(NamedTuple):
+    """What has to be done for some row that truncates."""
+
+    max_top_k: int  # padded
+    any_top_p: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[RowToVerify]) -> "_Cuts | None":
+        params = [row.state.params for row in rows if row.state.is_truncated]
+        if not params:
+            return None
+        return cls(padded_top_k(max(p.top_k for p in params)), any(p.top_p < 1 for p in params))
 
 
 class _RecordedRatio:
@@ -121,7 +134,7 @@ class _RecordedRatio:
                 temperatures=words.temperatures.view(torch.float64),
                 keys=words.keys[:3],
                 edits=None,
-                truncation=None,
+                truncation=self._truncation(words),
             ),
             drafted=words.drafted,
             starts=words.starts,
@@ -139,6 +152,22 @@ class _RecordedRatio:
         flags = found.bad_rows, found.broken_laws, found.spoiled_rows
         self.found = torch.stack((found.num_accepted, found.next_tokens, *map(Tensor.long, flags)))
 
+    def _truncation(self, words: "_Words") -> Truncation | None:
+        if self._shape.cuts is None:
+            return None
+        return Truncation(
+            places=words.drafted,  # all rows
+            top_k=words.top_k,
+            top_p=words.top_p.view(torch.float64),
+            min_p=words.min_p.view(torch.float64),
+            max_top_k=self._shape.cuts.max_top_k,
+            any_top_p=self._shape.cuts.any_top_p,
+            may_wait=False,
+        )
+
+
+_NUM_COLUMNS = 11  # of `_Words` that logits rows have
+
 
 class _Words(NamedTuple):
     """All that a round's rows bring besides, in one tensor of 64-bit words: views of it."""
@@ -150,19 +179,21 @@ class _Words(NamedTuple):
     laws: Tensor  # [N]
     temperatures: Tensor  # [N] bits of float64
     uniforms: Tensor  # [N] bits of float64
+    top_k: Tensor  # [N]
+    top_p: Tensor  # [N] bits of float64
+    min_p: Tensor  # [N] bits of float64
     keys: Tensor  # [4, N]
 
     @classmethod
     def empty(cls, num_rows: int, num_logits: int) -> "_Words":
-        return cls._of(torch.zeros(2 * num_rows + 8 * num_logits, dtype=torch.int64), num_rows)
+        numbers = torch.zeros(2 * num_rows + _NUM_COLUMNS * num_logits, dtype=torch.int64)
+        return cls._of(numbers, num_rows)
 
     @classmethod
     def _of(cls, numbers: Tensor, num_rows: int) -> "_Words":
-        num_logits = (len(numbers) - 2 * num_rows) // 8
-        of_rows, of_logits = numbers.split([2 * num_rows, 8 * num_logits])
-        starts, verify_lens = of_rows.view(2, -1)
-        drafted, laws, temperatures, uniforms, *_ = columns = of_logits.view(8, -1)
-        return cls(numbers, starts, verify_lens, drafted, laws, temperatures, uniforms, columns[4:])
+        of_rows, of_logits = numbers.tensor_split([2 * num_rows])
+        columns = of_logits.view(_NUM_COLUMNS, -1)
+        return cls._make((numbers, *of_rows.view(2, -1), *columns[:-4], columns[-4:]))
 
     def over(self, numbers: Tensor) -> "_Words":
         """The same of such a tensor elsewhere."""
@@ -170,15 +201,20 @@ class _Words(NamedTuple):
 
     def fill(self, given: RatioRows, *, no_law: int) -> None:
         num_rows, num_logits = len(given.starts), len(given.drafted)
+        for own, of_rows in ((self.starts, given.starts), (self.verify_lens, given.verify_lens)):
+            own.zero_().numpy()[:num_rows] = of_rows
         judges = given.drafted != NO_TOKEN
-        starts = self.starts.numpy(), self.verify_lens.numpy()
-        for own, numbers in zip(starts, (given.starts, given.verify_lens), strict=True):
-            own[:num_rows], own[num_rows:] = numbers, 0
-        self.drafted.numpy()[:num_logits] = given.drafted
-        self.laws.numpy()[:] = no_law
-        self.laws.numpy()[:num_logits][judges] = given.laws[judges]
-        self.temperatures.view(torch.float64).numpy()[:num_logits] = given.temperatures
-        self.uniforms.view(torch.float64).numpy()[:num_logits] = given.uniforms
+        self.laws.fill_(no_law).numpy()[:num_logits][judges] = given.laws[judges]
+        top_k, top_p, min_p = given.cuts.T
+        for own, of_logits in (
+            (self.drafted, given.drafted),
+            (self.temperatures.view(torch.float64), given.temperatures),
+            (self.uniforms.view(torch.float64), given.uniforms),
+            (self.top_k, top_k),
+            (self.top_p.view(torch.float64), top_p),
+            (self.min_p.view(torch.float64), min_p),
+        ):
+            own.numpy()[:num_logits] = of_logits
         self.keys.numpy()[:, :num_logits] = given.keys.view(np.int64)
 
 
