@@ -30,6 +30,12 @@ class SlotNoise:
     is_shared: Tensor  # bool [N]
 
 
+def prepare(device: torch.device) -> None:
+    """Compile now what would otherwise be compiled in the middle of a round, if it is needed."""
+    if device.type == "cpu":
+        rank_kernels.are_usable()
+
+
 def rank_candidates(
     slots: SlotScores, noise: SlotNoise, excluded_ids: Tensor, num_candidates: int
 ) -> NDArray[np.int64]:

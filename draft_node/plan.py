@@ -22,6 +22,15 @@ _Order = tuple[Counts, Counts, Floats, int]  # numbers accepted, ranks, values; 
 _FOREIGN_CONFIDENCE = 0.5
 
 
+def prepare(rule: FanOutRule) -> None:
+    """Compile now what would otherwise be compiled in the middle of a round, if it is needed.
+
+    Wherever drafts are made: plans are the host's.
+    """
+    if rule is FanOutRule.MEASURED:
+        outcome_kernels.are_usable()
+
+
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """What the target verifies in a round, as far as outcomes can be told from it."""

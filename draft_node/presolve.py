@@ -20,7 +20,9 @@ from draft_node.candidates import Flight, candidates_of
 from draft_node.drafters.pass_clock import LEAST_PASSES
 from draft_node.fan_out import AcceptancePrior, FanOutRule, HitCurves
 from draft_node.outcome_kind import OutcomeKind
+from draft_node.outcomes import prepare as prepare_ranks
 from draft_node.plan import Planner, in_flight
+from draft_node.plan import prepare as prepare_plans
 from draft_node.punctuality import Punctuality
 from draft_node.round import Round, one_family
 from draft_node.speculation_cache import SpeculationCache, told_block
@@ -47,6 +49,8 @@ class Presolve:
         rule: FanOutRule = FanOutRule.MEASURED,
         device: torch.device,
     ) -> None:
+        prepare_ranks(device)
+        prepare_plans(rule)
         self.cache = SpeculationCache()
         self.curves = HitCurves(settings.fan_out)
         self.prior = AcceptancePrior(drafter.gamma)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from draft_node import outcome_kernels, rank_kernels
 from draft_node.colocated import describe, layout_of
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.language_model import LanguageModelDrafter
@@ -183,25 +182,25 @@ def _link_opener(
 def _load(
     config: ResolvedConfig, target: TargetWeights, dtype: torch.dtype, device: torch.device
 ) -> Drafter:
-    """The configured drafter. Of the target it reads the embedding and the head, if at all."""
+    """The configured drafter, warm. Of the target it reads the embedding and the head at most."""
     speculation = config.speculation
-    if speculation.drafter == NGRAM:
-        return NgramDrafter(gamma=speculation.gamma or DEFAULT_GAMMA)
-    folder = Path(speculation.drafter or "")
     max_positions = config.model.max_model_len or target.spec.max_position_embeddings
     options = DrafterOptions(
-        dtype=dtype,
-        device=device,
-        num_context_tokens=_num_context_tokens(config, folder, max_positions, device),
-        max_positions=max_positions,
-        layout=layout_of(speculation),
-        local_head=Path(speculation.local_head) if speculation.local_head else None,
-        gamma=describe(speculation)[1],
-        bits=speculation.drafter_bits,
+        dtype=dtype, device=device, num_context_tokens=0, max_positions=max_positions
     )
-    drafter = load_drafter(folder, target, options)
-    for kernels in rank_kernels, outcome_kernels:  # compiled before anybody waits for them
-        kernels.are_usable()
+    if speculation.drafter == NGRAM:  # its first calls are a process's first on the device, too
+        drafter = NgramDrafter(gamma=speculation.gamma or DEFAULT_GAMMA)
+    else:
+        folder = Path(speculation.drafter or "")
+        options = replace(
+            options,
+            num_context_tokens=_num_context_tokens(config, folder, max_positions, device),
+            layout=layout_of(speculation),
+            local_head=Path(speculation.local_head) if speculation.local_head else None,
+            gamma=describe(speculation)[1],
+            bits=speculation.drafter_bits,
+        )
+        drafter = load_drafter(folder, target, options)
     warm_up(drafter, options, size=speculation.wave, num_kept=speculation.num_kept)
     return drafter
 

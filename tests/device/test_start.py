@@ -14,6 +14,7 @@ import draft_node.start
 import specserve.launch
 import target_node.speculation_start
 import target_node.start
+from draft_node import outcome_kernels
 from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.recorded_passes import RecordedBlockPasses
 from specserve.config import ResolvedConfig, load_config
@@ -303,3 +304,15 @@ def test_a_draft_process_starts_on_a_device_of_its_own(
         if name != "ngram":
             assert drafter.context.cache.device == torch.device("cuda", 1)
     assert not cuda.mixes
+
+
+def test_a_draft_process_without_weights_is_warm_when_it_is_ready(
+    cuda: PretendedCuda, tmp_path: Path
+):
+    """Its plans are the host's, whatever the device, and its first call there takes a while."""
+    outcome_kernels.are_usable.cache_clear()
+    config = resolved("1+1", mode="async", drafter="ngram")
+    with shared_memory() as (fd, region):
+        draft_node.start._build(config, arguments(tmp_path, fd), region, mock.Mock())
+    assert outcome_kernels.are_usable.cache_info().currsize == 1
+    assert cuda.num_operations > 0

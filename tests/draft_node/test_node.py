@@ -292,13 +292,13 @@ def test_waves_that_no_link_would_carry_are_refused_by_name():
     refuse_large_pushes(WaveSettings(size=64, num_kept=512), gamma=8, vocab_size=150_000)
 
 
-def start_process(peer, target, folder):
-    """A draft process for the drafter in `folder`, and what it reports."""
+def start_process(peer, target, folder, drafter=None):
+    """A draft process for `drafter`, None: that in `folder`, and what it reports."""
     config = ResolvedConfig(
         model=ModelConfig(target=str(target.folder), dtype="float32", max_model_len=128),
         engine=EngineConfig(num_blocks=64),
         speculation=SpeculationConfig(
-            mode="async", drafter=str(folder), num_kept=16, fan_out=8, wave=4
+            mode="async", drafter=drafter or str(folder), num_kept=16, fan_out=8, wave=4
         ),
         placements=(Placement(role="draft", rank=0, device="cpu"),),
     )
