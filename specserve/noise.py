@@ -76,9 +76,8 @@ def exponential_noise(
     `seeds`, `sample_indices` and `positions` are int64 [R]; seeds as made by `seed_bits`.
     Returns float32 [R, num_tokens], all finite and above zero.
     """
-    blocks = torch.arange((num_tokens + 3) // 4, device=seeds.device).unsqueeze(0)
-    bits = _float_bits(seeds, sample_indices, positions, purpose, blocks)
-    return _exponential(bits.flatten(1))[:, :num_tokens]
+    purposes = torch.full_like(seeds, int(purpose))
+    return _exponentials(seeds, sample_indices, positions, purposes, num_tokens)
 
 
 def exponential_noise_of(words: Tensor, num_tokens: int) -> Tensor:
@@ -87,9 +86,7 @@ def exponential_noise_of(words: Tensor, num_tokens: int) -> Tensor:
     `words` are positions, sample words, purpose words and seeds.
     """
     positions, sample_words, purpose_words, seeds = words
-    blocks = torch.arange((num_tokens + 3) // 4, device=words.device).unsqueeze(0)
-    bits = _word_bits(seeds, sample_words, positions, purpose_words, blocks)
-    return _exponential(bits.flatten(1))[:, :num_tokens]
+    return _exponentials(seeds, sample_words, positions, purpose_words, num_tokens)
 
 
 def log_exponential_noise(
@@ -167,8 +164,8 @@ class OnceKeys:
 
     def exponential(self, purpose: Purpose, num_tokens: int) -> Tensor:
         """`exponential_noise` under these keys: float32 [R, num_tokens]."""
-        blocks = torch.arange((num_tokens + 3) // 4, device=self.nonces.device).unsqueeze(0)
-        return _exponential(self._float_bits(purpose, blocks).flatten(1))[:, :num_tokens]
+        words = self.branch_words + int(purpose)
+        return _exponentials(self.nonces, self.sample_words, self.positions, words, num_tokens)
 
     def exponential_at(self, purpose: Purpose, token_ids: Tensor) -> Tensor:
         """`exponential` at chosen ids only, bit for bit: int64 [R, K] to float32 [R, K]."""
@@ -194,6 +191,15 @@ def host_uniforms(words: np.ndarray) -> np.ndarray:
     fill = noise_kernel.word_floats if noise_kernel.is_usable() else _tiled_word_floats
     fill(_FIRST_BLOCK, words[0], words[1], words[2], words[3], bits)
     return _uniform(torch.from_numpy(bits[:, 0, 0].copy())).numpy()
+
+
+def _exponentials(
+    seeds: Tensor, sample_words: Tensor, positions: Tensor, purpose_words: Tensor, num_tokens: int
+) -> Tensor:
+    """Of every row and token id, float32 [R, num_tokens]."""
+    blocks = torch.arange((num_tokens + 3) // 4, device=seeds.device).unsqueeze(0)
+    bits = _word_bits(seeds, sample_words, positions, purpose_words, blocks)
+    return _exponential(bits.flatten(1))[:, :num_tokens]
 
 
 def _float_bits(

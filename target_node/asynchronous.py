@@ -218,7 +218,7 @@ class AsynchronousSpeculation:
         deadline_s = began_s + self.policy.max_wait_s
         while len(found) < len(missed) and time.perf_counter() < deadline_s:
             time.sleep(_POLL_S)
-            self.links.poll(has_streams=False)  # which looks now and then
+            self.links.poll(has_streams=False)
             if any(self.links.with_epoch(epoch) is None for epoch in epochs):
                 break
             found |= self._find([row for row in missed if row.sequence not in found])

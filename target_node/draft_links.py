@@ -99,8 +99,7 @@ class DraftLinks:
         Where no draft was told of a stream, there is nothing to say that could not wait.
         """
         now_s = time.monotonic()
-        ended = {fd for fd, _ in self._ends.poll(0)}  # takes a microsecond
-        is_due = now_s >= self._next_look_s or bool(ended)
+        is_due = now_s >= self._next_look_s or bool(self._ends.poll(0))  # takes a microsecond
         if not (is_due or has_streams):
             return
         for message in self._control.receive():
@@ -112,6 +111,8 @@ class DraftLinks:
         if not is_due:
             return
         self._next_look_s = now_s + _POLL_PERIOD_S
+        # Not before: whoever attached anew has another pidfd, perhaps under the same number.
+        ended = {fd for fd, _ in self._ends.poll(0)}
         for peer in self._peers:
             if peer.introduction is not None:
                 self._look_at(peer, peer.introduction, peer.pidfd in ended, now_s)

@@ -10,7 +10,7 @@ from target_node.sequence import add_positions
 from target_node.speculation import SpeculationStatus
 
 LOAD_PERIOD_S = 0.25  # also the longest sleep of an idle loop: the API takes silence for death
-DRAFT_PERIOD_S = 0.05  # the same, where draft processes are to be noticed as they come and go
+DRAFT_PERIOD_S = 0.05  # the same, where draft processes are to be noticed as they come
 _SMOOTHING = 0.1  # weight of the newest round in the average
 
 

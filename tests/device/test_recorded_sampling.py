@@ -4,9 +4,11 @@ import random
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from specserve import cuda_graphs
 from specserve.cuda_graphs import RecordedRows
+from specserve.decoding import sampling
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.verification import recorded_ratio
 from specserve.decoding.verification.batch import RowToVerify
@@ -14,7 +16,12 @@ from specserve.decoding.verification.rule import VerificationRule
 from target_node.sampler import Sampler
 from tests.device.both_samplers import compare_races, compare_tests, random_laws, random_rows
 from tests.device.pretended import DEVICE, PretendedCuda
+from tests.device.test_target import finished
+from tests.device.workload import PROMPT
+from tests.device.worlds import target_on_device
+from tests.exactness.speculative import Models
 from tests.specserve.decoding.test_sampling import state
+from tests.target_node.in_process import request
 
 RATIO_RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
 RULE = VerificationRule.FORESEEABLE
@@ -123,6 +130,42 @@ def test_within_a_recording_nothing_else_is_recorded(cuda: PretendedCuda):
     assert found
     assert not any(found)
     assert cuda_graphs.are_used(DEVICE)
+
+
+def test_a_failure_leaves_other_recordings_alone(cuda: PretendedCuda, caplog):
+    cuda_graphs.use()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    assert RecordedRows(function, most=16)(torch.zeros(1, device=DEVICE)) is None
+    assert cuda_graphs.are_used(DEVICE)
+    assert "not permitted" in caplog.text
+
+
+def test_a_sampler_judges_so(cuda: PretendedCuda, models: Models):
+    """By ratio, and by equality where nothing else is asked for; text is plain decoding's."""
+    asked = [
+        request("any", PROMPT, seed=5, max_tokens=12),
+        request("cut", PROMPT, seed=6, max_tokens=12, top_p=0.9),
+        replace(request("seeded", PROMPT, seed=7, max_tokens=12), seeded_by_user=True),
+    ]
+    plain = finished(target_on_device(models, default_rule=RULE), asked, at_once=1)["samples"]
+    cuda_graphs.use()
+    target = target_on_device(models, "dspark vanilla", default_rule=RULE)
+    found = finished(target, asked, at_once=1)["samples"]
+    assert {key.cuts is None for key in recorded_ratio._recordings()._found} == {True, False}
+    assert len(sampling._recorded_races()) > 0
+    assert found["seeded", 0][0] == plain["seeded", 0][0]
+
+
+def test_so_many_logits_are_judged_as_there_are_tokens(cuda: PretendedCuda):
+    cuda_graphs.use()
+    rows = [RowToVerify(RULE, state(), [3])] * 2
+    law = on_device(DraftLaw.certain(torch.tensor([3, 3])))
+    for count in (3, 5):
+        with pytest.raises(ValueError, match="logits"):
+            recorded_ratio.judge_rows(torch.zeros(count, 8).to(DEVICE), rows, law)
 
 
 def test_what_a_sampler_needs_is_compiled_beforehand(

@@ -185,7 +185,8 @@ class Chaos:
 
 
 def logged_end(lines: Sequence[str], since: datetime) -> float | None:
-    """Seconds from `since` to the target's first line of a draft that has ended."""
+    """Seconds from `since` to the target's first line of a draft that has ended, within a day."""
+    since = since.replace(microsecond=since.microsecond // 1000 * 1000)  # as in lines
     for line in lines:
         words = re.match(r"(\S+) W target 0: draft \d+ has ended", line)
         if words:

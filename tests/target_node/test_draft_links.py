@@ -192,6 +192,22 @@ def test_a_killed_draft_is_noticed_at_once(pair):
     assert pair.links.with_epoch(2) is pair.peers[1]
 
 
+def test_one_that_died_and_came_back_between_two_looks_is_attached(pair):
+    """Its pidfd may have the number of the one before, which had ended."""
+    first, second = pair.drafts
+    pair.attach(first, second)
+    first.kill()
+    first.process = subprocess.Popen(["sleep", "600"])
+    first.introduce()
+    time.sleep(0.05)  # until it is there
+    pair.links.poll()
+    assert pair.links.num_attached == 2
+    for _ in range(30):
+        pair.turn()
+    assert pair.links.num_attached == 2
+    assert first.end.epoch == pair.peers[0].epoch == 3
+
+
 def test_a_draft_that_ended_raises_the_alarm_until_somebody_looks(pair):
     first, second = pair.drafts
     pair.attach(first, second)
@@ -203,6 +219,13 @@ def test_a_draft_that_ended_raises_the_alarm_until_somebody_looks(pair):
     assert not select.select([pair.links.alarm], [], [], 0)[0]
     second.kill()
     assert select.select([pair.links.alarm], [], [], 1)[0]
+
+
+def test_closing_leaves_no_file_open(pair):
+    alarm = pair.links.alarm
+    pair.links.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(alarm)
 
 
 def test_a_draft_that_says_it_leaves_is_let_go_at_once(pair):

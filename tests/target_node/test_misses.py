@@ -132,6 +132,12 @@ def test_a_drafter_here_that_breaks_costs_its_drafts_alone(models, caplog):
     assert caplog.text.count("drafting failed") == MAX_FAILURES
 
 
+def test_the_alarm_is_that_of_the_links(models):
+    for auto in (False, True):
+        with pair_of(models, auto=auto) as pair:
+            assert pair.speculation.alarm == pair.links.alarm
+
+
 def test_no_draft_means_plain_decoding_without_waiting(models):
     with pair_of(models, drafting=Drafting(pace=(0,)), miss=Miss.DRAFT_NOW) as pair:
         pair.clock.on_sleep = lambda: pytest.fail("waited for nobody")

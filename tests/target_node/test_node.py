@@ -217,6 +217,16 @@ def test_that_a_draft_process_came_or_went_is_told_before_a_rest(model, monkeypa
     assert told == [before, before + 1]
 
 
+def test_a_rest_ends_with_the_alarm_of_drafts(model, monkeypatch):
+    target = InProcessTarget(model)
+    alarms: list[int | None] = []
+    monkeypatch.setattr(target.control, "wait", lambda _, alarm: alarms.append(alarm))
+    target.turn()
+    monkeypatch.setattr(target.node.speculation, "alarm", 77)
+    target.turn()
+    assert alarms == [None, 77]
+
+
 @pytest.mark.slow
 def test_load_is_published_and_counts_what_ran(model):
     target = InProcessTarget(model)

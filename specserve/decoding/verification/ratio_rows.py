@@ -23,7 +23,7 @@ def ratio_rows(
     law_ids: np.ndarray = NO_LAWS[0],
     law_probs: np.ndarray = NO_LAWS[1],
 ) -> RatioRows:
-    """Of rows that draw, all under the rule of the first; with a law for each drafted token.
+    """Of rows that draw, all under the rule of the first; the laws of their drafted tokens or none.
 
     ValueError for a round or branch too large for its key.
     """

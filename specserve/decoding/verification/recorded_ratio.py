@@ -18,9 +18,9 @@ from specserve.cuda_graphs import Recordings, padded
 from specserve.decoding.batch import SamplingBatch, Truncation
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
 from specserve.decoding.law_kernels import RatioOutcomes, RatioRows
-from specserve.decoding.sampling import MOST_RECORDED, NO_TOKEN
+from specserve.decoding.sampling import MOST_RECORDED
 from specserve.decoding.truncation import padded_top_k
-from specserve.decoding.verification.batch import RowGroup, RowToVerify
+from specserve.decoding.verification.batch import RowToVerify
 from specserve.decoding.verification.ratio_rows import ratio_rows
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.decoding.verification.verify import by_ratio
@@ -48,8 +48,9 @@ def judge_rows(
         raise ValueError("drafted tokens under the ratio test, but no draft law")
     if draft_law is not None and len(draft_law.ids) != num_laws:
         raise ValueError(f"{len(draft_law.ids)} laws for {num_laws} drafted tokens")
+    if len(logits) != num_laws + len(rows):
+        raise ValueError(f"{len(logits)} rows of logits, {num_laws + len(rows)} are judged")
     shape = _Shape(
-        rule=rows[0].rule,
         num_rows=padded(len(rows)),
         num_logits=padded(len(logits)),
         num_kept=1 if draft_law is None else draft_law.ids.shape[1],
@@ -75,13 +76,21 @@ def _are_plain(rows: Sequence[RowToVerify]) -> bool:
 
 
 class _Shape(NamedTuple):
-    rule: VerificationRule
     num_rows: int  # B
     num_logits: int  # N
     num_kept: int  # M, of laws
     cuts: "_Cuts | None"
     vocab_size: int
     device: torch.device
+
+
+class _Walks(NamedTuple):
+    """As `Walks`."""
+
+    drafted: Tensor
+    starts: Tensor
+    verify_lens: Tensor
+    max_verify_len: int
 
 
 class _Cuts(NamedTuple):
@@ -105,10 +114,9 @@ class _RecordedRatio:
         self._shape = shape
         size = {"dtype": torch.float32, "device": shape.device}
         self._logits = torch.zeros(shape.num_logits, shape.vocab_size, **size)
-        # At least one logits row judges nothing: the last law is nobody's, and stays empty.
         self._law_probs = torch.zeros(shape.num_logits, shape.num_kept, **size)
         self._law_ids = self._law_probs.new_full(self._law_probs.shape, PAD_ID, dtype=torch.int64)
-        self._words = _Words.empty(shape.num_rows, shape.num_logits)
+        self._words = _Packed.empty(shape.num_rows, shape.num_logits)
         self._numbers = self._words.numbers.to(shape.device)
 
     def fill(self, logits: Tensor, given: RatioRows, draft_law: DraftLaw | None) -> None:
@@ -117,34 +125,25 @@ class _RecordedRatio:
         if draft_law is not None:
             self._law_ids[: len(draft_law.ids)].copy_(draft_law.ids)
             self._law_probs[: len(draft_law.ids)].copy_(draft_law.probs)
-        self._words.fill(given, no_law=len(self._law_ids) - 1)
+        self._words.fill(given)
         # Not pinned: the copy has left this memory when the call returns.
         self._numbers.copy_(self._words.numbers, non_blocking=True)
 
     def __call__(self) -> None:
         words = self._words.over(self._numbers)
-        group = RowGroup(
-            rule=self._shape.rule,
-            rows=words.starts,
-            logits_rows=None,
-            sampling=SamplingBatch(
-                num_rows=self._shape.num_logits,
-                greedy_rows=None,
-                random_rows=words.drafted,
-                temperatures=words.temperatures.view(torch.float64),
-                keys=words.keys[:3],
-                edits=None,
-                truncation=self._truncation(words),
-            ),
-            drafted=words.drafted,
-            starts=words.starts,
-            verify_lens=words.verify_lens,
-            max_verify_len=self._shape.num_logits - 1,
-            ratio=None,
+        sampling = SamplingBatch(
+            num_rows=self._shape.num_logits,
+            greedy_rows=None,
+            random_rows=words.drafted,  # any tensor: there are some
+            temperatures=words.temperatures.view(torch.float64),
+            keys=words.keys[:3],
+            edits=None,
+            truncation=self._truncation(words),
         )
         found = by_ratio(
             self._logits,
-            group,
+            sampling,
+            _Walks(words.drafted, words.starts, words.verify_lens, self._shape.num_logits - 1),
             DraftLaw(self._law_ids, self._law_probs).rows(words.laws),
             uniforms=words.uniforms.view(torch.float64),
             noise_at=lambda ends: exponential_noise_of(words.keys[:, ends], self._shape.vocab_size),
@@ -152,7 +151,7 @@ class _RecordedRatio:
         flags = found.bad_rows, found.broken_laws, found.spoiled_rows
         self.found = torch.stack((found.num_accepted, found.next_tokens, *map(Tensor.long, flags)))
 
-    def _truncation(self, words: "_Words") -> Truncation | None:
+    def _truncation(self, words: "_Packed") -> Truncation | None:
         if self._shape.cuts is None:
             return None
         return Truncation(
@@ -166,10 +165,10 @@ class _RecordedRatio:
         )
 
 
-_NUM_COLUMNS = 11  # of `_Words` that logits rows have
+_NUM_COLUMNS = 11  # of `_Packed` that logits rows have
 
 
-class _Words(NamedTuple):
+class _Packed(NamedTuple):
     """All that a round's rows bring besides, in one tensor of 64-bit words: views of it."""
 
     numbers: Tensor  # int64
@@ -185,36 +184,35 @@ class _Words(NamedTuple):
     keys: Tensor  # [4, N]
 
     @classmethod
-    def empty(cls, num_rows: int, num_logits: int) -> "_Words":
+    def empty(cls, num_rows: int, num_logits: int) -> "_Packed":
         numbers = torch.zeros(2 * num_rows + _NUM_COLUMNS * num_logits, dtype=torch.int64)
         return cls._of(numbers, num_rows)
 
     @classmethod
-    def _of(cls, numbers: Tensor, num_rows: int) -> "_Words":
+    def _of(cls, numbers: Tensor, num_rows: int) -> "_Packed":
         of_rows, of_logits = numbers.tensor_split([2 * num_rows])
         columns = of_logits.view(_NUM_COLUMNS, -1)
         return cls._make((numbers, *of_rows.view(2, -1), *columns[:-4], columns[-4:]))
 
-    def over(self, numbers: Tensor) -> "_Words":
+    def over(self, numbers: Tensor) -> "_Packed":
         """The same of such a tensor elsewhere."""
         return self._of(numbers, len(self.starts))
 
-    def fill(self, given: RatioRows, *, no_law: int) -> None:
-        num_rows, num_logits = len(given.starts), len(given.drafted)
-        for own, of_rows in ((self.starts, given.starts), (self.verify_lens, given.verify_lens)):
-            own.zero_().numpy()[:num_rows] = of_rows
-        judges = given.drafted != NO_TOKEN
-        self.laws.fill_(no_law).numpy()[:num_logits][judges] = given.laws[judges]
+    def fill(self, given: RatioRows) -> None:
         top_k, top_p, min_p = given.cuts.T
-        for own, of_logits in (
+        for own, numbers in (
+            (self.starts, given.starts),
+            (self.verify_lens, given.verify_lens),
             (self.drafted, given.drafted),
+            (self.laws, given.laws),
             (self.temperatures.view(torch.float64), given.temperatures),
             (self.uniforms.view(torch.float64), given.uniforms),
             (self.top_k, top_k),
             (self.top_p.view(torch.float64), top_p),
             (self.min_p.view(torch.float64), min_p),
         ):
-            own.numpy()[:num_logits] = of_logits
+            own.numpy()[: len(numbers)] = numbers
+        num_logits = len(given.drafted)
         self.keys.numpy()[:, :num_logits] = given.keys.view(np.int64)
 
 

@@ -11,10 +11,12 @@ block came from, how confident its drafter was and how many tokens were left out
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.sampling import NO_TOKEN, sample, target_laws
 from specserve.decoding.verification import compiled_ratio
@@ -22,6 +24,30 @@ from specserve.decoding.verification.batch import RatioKeys, RowGroup, Verificat
 from specserve.decoding.verification.ratio import accept_probs, accepts, residual_probs
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.noise import Purpose, exponential_noise
+
+
+class Walks(Protocol):
+    """B rows with N logits rows: along which tokens each of them is walked."""
+
+    @property
+    def drafted(self) -> Tensor:
+        """int64 [N], the token each judges; NO_TOKEN where a row ends"""
+        ...
+
+    @property
+    def starts(self) -> Tensor:
+        """int64 [B], where each row begins among the N"""
+        ...
+
+    @property
+    def verify_lens(self) -> Tensor:
+        """int64 [B]"""
+        ...
+
+    @property
+    def max_verify_len(self) -> int:
+        """Or more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +139,7 @@ def _by_ratio(
         draft_law = DraftLaw.certain(group.drafted[:0])
     return by_ratio(
         logits,
+        group.sampling,
         group,
         draft_law.rows(ratio.law_rows).spread(ratio.law_places, len(group.drafted)),
         uniforms=ratio.once.uniform(Purpose.ACCEPTANCE),
@@ -122,35 +149,35 @@ def _by_ratio(
 
 def by_ratio(
     logits: Tensor,
-    group: RowGroup,
+    sampling: SamplingBatch,
+    walks: Walks,
     draft_law: DraftLaw,
     *,
     uniforms: Tensor,
     noise_at: Callable[[Tensor], Tensor],
 ) -> VerificationOutcomes:
-    """The test itself, of a group's logits [N, V]; waits for nothing.
+    """The test itself, of rows with logits [N, V] in all; waits for nothing.
 
     `draft_law` are N laws, empty ones where nothing was drafted; `uniforms` [N] decide what stands;
     `noise_at` gives the noise of the tokens drawn at logits rows: int64 [B] to float32 [B, V].
     """
-    target = target_laws(logits, group.sampling)
+    target = target_laws(logits, sampling)
     # A token that its own law calls impossible was not drawn from it, and is dropped with the law.
     # That is exact as long as what breaks a law is blind to the token.
-    sound = draft_law.sound(logits.shape[1]) & (draft_law.at(group.drafted) > 0)
-    broken = ~sound & (group.drafted != NO_TOKEN)
+    sound = draft_law.sound(logits.shape[1]) & (draft_law.at(walks.drafted) > 0)
     law = draft_law.only(sound)
-    drafted = group.drafted.clamp(0, logits.shape[1] - 1)  # what that changes, no law covers
+    drafted = walks.drafted.clamp(0, logits.shape[1] - 1)  # what that changes, no law covers
     standing = accept_probs(target.at(drafted), law.at(drafted))
-    num_accepted = leading_accepts(accepts(uniforms, standing), group)
-    ends = walk_ends(num_accepted, group)
+    num_accepted = leading_accepts(accepts(uniforms, standing), walks)
+    ends = walk_ends(num_accepted, walks)
     weights = residual_probs(target.rows(ends), law.rows(ends))
     bad_rows = target.bad_rows[ends]
     return VerificationOutcomes(
         num_accepted=num_accepted,
         next_tokens=race(noise_at(ends), weights).masked_fill(bad_rows, NO_TOKEN),
         bad_rows=bad_rows,
-        broken_laws=_any_in_row(broken, group),
-        spoiled_rows=_spoiled(target.bad_rows, group),
+        broken_laws=_any_in_row(~sound, walks),
+        spoiled_rows=_spoiled(target.bad_rows, walks),
     )
 
 
@@ -177,27 +204,27 @@ def output_noise(group: RowGroup, ratio: RatioKeys, places: Tensor, num_tokens: 
     return ratio.once.at(places).exponential(Purpose.RECOVERY, num_tokens)
 
 
-def leading_accepts(accepted: Tensor, group: RowGroup) -> Tensor:
+def leading_accepts(accepted: Tensor, walks: Walks) -> Tensor:
     """How many tokens stand before the first that does not, int64 [B]; `accepted` is bool [N]."""
-    return _row_by_row(accepted, group).cumprod(dim=1).sum(dim=1)
+    return _row_by_row(accepted, walks).cumprod(dim=1).sum(dim=1)
 
 
-def walk_ends(num_accepted: Tensor, group: RowGroup) -> Tensor:
+def walk_ends(num_accepted: Tensor, walks: Walks) -> Tensor:
     """The logits row that gives each row's next token, int64 [B]: what follows the last accept."""
-    return group.starts + num_accepted
+    return walks.starts + num_accepted
 
 
-def _spoiled(bad_rows: Tensor, group: RowGroup) -> Tensor:
-    last = group.starts + group.verify_lens
-    return _any_in_row(bad_rows, group) | bad_rows[last]
+def _spoiled(bad_rows: Tensor, walks: Walks) -> Tensor:
+    last = walks.starts + walks.verify_lens
+    return _any_in_row(bad_rows, walks) | bad_rows[last]
 
 
-def _any_in_row(flags: Tensor, group: RowGroup) -> Tensor:
-    return _row_by_row(flags, group).any(dim=1)
+def _any_in_row(flags: Tensor, walks: Walks) -> Tensor:
+    return _row_by_row(flags, walks).any(dim=1)
 
 
-def _row_by_row(flags: Tensor, group: RowGroup) -> Tensor:
+def _row_by_row(flags: Tensor, walks: Walks) -> Tensor:
     """Flags of logits rows, bool [N], as those of drafted tokens [B, G], false beyond a row's."""
-    offsets = torch.arange(group.max_verify_len, device=flags.device)
-    places = (group.starts.unsqueeze(1) + offsets).clamp(max=len(flags) - 1)
-    return flags[places] & (offsets < group.verify_lens.unsqueeze(1))
+    offsets = torch.arange(walks.max_verify_len, device=flags.device)
+    places = (walks.starts.unsqueeze(1) + offsets).clamp(max=len(flags) - 1)
+    return flags[places] & (offsets < walks.verify_lens.unsqueeze(1))

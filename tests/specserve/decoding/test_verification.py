@@ -250,6 +250,13 @@ def test_acceptance_is_strict_at_both_ends():
     assert accepts(torch.zeros(2), nan).tolist() == [False, False]
 
 
+def test_acceptance_is_decided_in_float64():
+    """In float32 this probability would be 1, which no variate refuses."""
+    probs = torch.tensor([1 - 2.0**-25], dtype=torch.float64)
+    assert accepts(torch.tensor([1 - 2.0**-25], dtype=torch.float64), probs).tolist() == [False]
+    assert accepts(torch.tensor([1 - 2.0**-24]), probs).tolist() == [True]
+
+
 def test_what_was_rejected_leaves_mass_behind():
     """(p - q)+ has the mass of (q - p)+, which is above zero wherever a rejection is possible."""
     generator = torch.Generator().manual_seed(0)

@@ -242,6 +242,35 @@ def test_a_push_with_a_field_out_of_range_is_nothing(fields):
     assert decode(push_frame(replace(PUSH, **fields))) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("keys", [BlockKey(-1, 2, 3, 4)]),
+        ("keys", [BlockKey(1, -1, 3, 4), BlockKey(1, 2**20, 3, 4)]),
+        ("keys", [BlockKey(1, 2, -1, 4), BlockKey(1, 2, LIMITS.max_positions, 4)]),
+        ("keys", [BlockKey(1, 2, 3, -1), BlockKey(1, 2, 3, LIMITS.vocab_size)]),
+        ("speculation_ids", [0]),
+        ("lengths", [0, 3]),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_every_block_of_a_push_is_within_limits(name, values, place):
+    three = Push(
+        keys=PUSH.keys * 3,
+        speculation_ids=[5, 6, 7],
+        lengths=[2] * 3,
+        token_ids=PUSH.token_ids.repeat(3, 0),
+        confidences=PUSH.confidences.repeat(3, 0),
+        law_ids=PUSH.law_ids.repeat(3, 0),
+        law_probs=PUSH.law_probs.repeat(3, 0),
+    )
+    assert decode(push_frame(three)) is not None
+    for value in values:
+        fields = list(getattr(three, name))
+        fields[place] = value
+        assert decode(push_frame(replace(three, **{name: fields}))) is None
+
+
 def test_no_more_rows_or_blocks_than_agreed():
     assert decode(report_frame(*[ROW] * LIMITS.max_rows)) is not None
     assert decode(report_frame(*[ROW] * (LIMITS.max_rows + 1))) is None
