@@ -1,6 +1,7 @@
 """A drafter of blocks whose passes are recorded and one whose are not, asked the same."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,14 @@ import torch
 from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.recorded_passes import RecordedBlockPasses
 from specserve import cuda_graphs, noise
-from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
+from specserve.decoding.drawing import (
+    BlockLayout,
+    Coupled,
+    Drawing,
+    DrawingRule,
+    Greedy,
+    Sampled,
+)
 from specserve.decoding.noise_table import NoiseTable
 from specserve.decoding.shaping import shaped
 from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
@@ -18,6 +26,28 @@ from tests.exactness.speculative import VOCAB_SIZE
 from tests.specserve.decoding.test_sampling import state
 
 Make = Callable[[torch.dtype, torch.device], Drafter]
+# Tokens of a block before the first that differs, of all blocks. One block tells nothing: where two
+# tokens are as likely, a bit decides. On the CPU all were the same. With a bit of bfloat16 more or
+# less in half of the places of every product it was .88 to .99 of them, in 60 runs, and with the
+# bits of TF32, .98.
+_LEAST_SAME = {torch.float32: 0.95, torch.bfloat16: 0.8}
+_LARGEST = 4  # times their root mean square: differences of logits were 6 to 12 times that
+
+
+@dataclass
+class Noted:
+    """A rule, and what it was asked for."""
+
+    rule: DrawingRule
+    layout: BlockLayout | None = None
+
+    def begin(self, layout: BlockLayout) -> Drawing:
+        self.layout = layout
+        return self.rule.begin(layout)
+
+    def again(self, rule: DrawingRule) -> Drawing:
+        assert self.layout is not None
+        return rule.begin(self.layout)
 
 
 class Both:
@@ -33,6 +63,8 @@ class Both:
         self.recorded, self.passes = recorded, recorded._passes
         self.drafters = plain, recorded
         self._read: list[tuple[torch.Tensor, torch.Tensor]] = []  # results, and copies of then
+        self._same: list[torch.Tensor] = []  # of every token
+        self._errors: list[torch.Tensor] = []  # of every logit
         self._dtype, self.device = dtype, device
         self._rng = np.random.default_rng(3)
 
@@ -61,32 +93,62 @@ class Both:
             drafter.truncate(row, length)
 
     def assert_drafts_are_near(
-        self, rows: list[int], rule: DrawingRule, near: float, **fields: object
+        self,
+        rows: list[int],
+        rule: DrawingRule,
+        near: float,
+        *,
+        unshaped: DrawingRule | None = None,
+        **fields: object,
     ) -> None:
+        """`unshaped`: what draws the same from logits that `rule` has edited and cut."""
         anchors = self._ints(1, 60, len(rows))
         batch = DraftBatch(rows, anchors, keep_logits=True, **fields)
-        plain, found = (drafter.draft(batch, rule) for drafter in self.drafters)
+        noted = Noted(rule)
+        plain, found = (drafter.draft(batch, noted) for drafter in self.drafters)
         law = () if found.law is None else (found.law.ids, found.law.probs)
         for result in (found.token_ids, found.logits, found.confidences, *law):
             if result is not None:
                 self._read.append((result, result.clone()))
+        assert_drawn_from_its_logits(found, noted.again(unshaped or rule))
         assert found.logits is not None
         assert plain.logits is not None
-        # Behind another token other logits follow: only before the first that differs.
+        # Behind another token other logits follow: only up to the first that differs.
         same = (plain.token_ids == found.token_ids).cpu().long().cumprod(1)
-        assert same.float().mean() > (0.9 if self._dtype is torch.float32 else 0.3)
         counts = torch.cat([torch.ones(len(rows), 1), same[:, :-1]], dim=1).bool()
-        for kind in (of_logits, of_confidences, of_law):
+        for kind in (of_logits, of_confidences):
             ours, theirs = kind(found), kind(plain)
             assert (ours is None) == (theirs is None)
             if ours is not None:
                 ours, theirs = ours.cpu()[counts], theirs.cpu()[counts]
                 torch.testing.assert_close(ours, theirs, atol=near, rtol=near)
+        self._same.append(same.flatten())
+        errors = (found.logits.cpu() - plain.logits.cpu())[counts].flatten()
+        self._errors.append(errors[errors.isfinite()])  # others were cut in both
+
+    def assert_most_is_the_same(self, near: float) -> None:
+        """Of all drafts: what is wrong a little everywhere differs in many tokens and logits."""
+        same, errors = torch.cat(self._same), torch.cat(self._errors)
+        assert same.float().mean() > _LEAST_SAME[self._dtype]
+        assert errors.square().mean().sqrt() < near / _LARGEST
 
     def assert_nothing_has_changed(self) -> None:
         """Of what was read of recordings that were replayed since."""
         for result, copy in self._read:
             assert torch.equal(result.nan_to_num(), copy.nan_to_num())
+
+
+def assert_drawn_from_its_logits(found: SpeculationBatch, drawing: Drawing) -> None:
+    """Draws its tokens again: so another token than the plain drafter's is by other logits."""
+    logits = found.logits
+    assert logits is not None
+    slots = logits.clone().split(1, dim=1)
+    drawn = torch.cat([drawing.draw(slot, each) for slot, each in enumerate(slots)], dim=1)
+    assert torch.equal(found.token_ids, drawn)
+    ours, theirs = of_law(found), of_law(SpeculationBatch(drawn, drawing.law(), None))
+    assert (ours is None) == (theirs is None)
+    if ours is not None:
+        torch.testing.assert_close(ours, theirs)
 
 
 def of_logits(drawn: SpeculationBatch) -> torch.Tensor | None:
@@ -144,6 +206,7 @@ def compare_blocks(make: Make, dtype: torch.dtype, device: torch.device, near: f
         else:
             both.extend(rows[0], int(rng.integers(1, 4)))
     both.assert_nothing_has_changed()
+    both.assert_most_is_the_same(near)
     entered, drafted = both.passes.num_recordings
     assert entered > 1
     assert drafted > 4
@@ -173,7 +236,8 @@ def compare_cuts(make: Make, device: torch.device) -> None:
             state(temperature=float(each), **cuts[rng.integers(0, len(cuts))])
             for each in temperatures
         ]
-        both.assert_drafts_are_near(rows, shaped(rule, states), 2e-3)
+        both.assert_drafts_are_near(rows, shaped(rule, states), 2e-3, unshaped=rule)
+    both.assert_most_is_the_same(2e-3)
     assert both.recorded._recorded is not None
     kinds = {key.kind for key in both.recorded._recorded._recordings._found}
     assert len([kind for kind in kinds if len(kind) == 2]) == 2  # coupled and sampled, cut
