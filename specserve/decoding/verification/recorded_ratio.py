@@ -39,7 +39,7 @@ def judge_rows(
     """What `verify` finds; None where not all rows are judged so, or some are edited.
 
     `logits` [N, V], row after row, and a law for each drafted token, all on the device. ValueError
-    for a round or branch too large for its key, and where drafted tokens come without a law.
+    for a round or branch too large for its key, and where there are not as many of either.
     """
     if not cuda_graphs.are_used(logits.device) or not _are_plain(rows):
         return None
