@@ -5,13 +5,15 @@
     task_<n>(call, me, team)                               a thread's share of all panels
 
 Processors with VNNI multiply four pairs of bytes a lane and add them up in integers, which is four
-times as many products a cycle as of float32, and weights take an eighth more than a byte each. That
-rounds weights and inputs: fit for a drafter, whose law may be any, and for nobody else.
+times as many products a cycle as of float32; with AVX2 alone that takes two multiplications, and is
+twice as many. Weights take an eighth more than a byte each. That rounds weights and inputs: fit for
+a drafter, whose law may be any, and for nobody else.
 
 Both are kept in groups of 64 inputs, each with a scale of its own, so that one large input, as
 features of large models have, takes the precision of its group alone. Of a group sums are integers,
 hence exact in any order; groups are added up in float32, in order. The instruction wants one side
-without a sign: weights are kept 128 larger, and a group's sum starts at what that adds.
+without a sign: weights are kept 128 larger, and a group's sum starts at what that adds. The sum of
+two products that AVX2 makes has 16 bits, which suffice if inputs have seven (`ByteProducts`).
 
     weight   [panels, groups, 64 / 4, columns, 4] bytes, behind each group [columns] scales
     inputs   [rows, groups, 64] bytes, behind each group its scale and what a sum starts at
@@ -22,42 +24,53 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from specserve.model.row_code import ROOM, Kernel, Machine, checked, header, spread, task
+from specserve.model.row_code import (
+    ROOM,
+    ByteProducts,
+    Kernel,
+    Machine,
+    checked,
+    header,
+    spread,
+    task,
+)
 
 GROUP = 64  # inputs
 _STEP = 4  # inputs that an instruction multiplies
 _OFFSET = 128
-_MOST = 127.0
+_MOST = ByteProducts.QUADS.most_input  # and of weights, always
 _SCALE_BYTES = 4
 _LEAST = 1e-30  # below which inputs count as zeros: what divides by them is to be a number
 _INPUT_BYTES = GROUP + 2 * _SCALE_BYTES  # of a group of a row
 WEIGHT_ROWS = GROUP + _SCALE_BYTES  # of a group of a panel, each as many bytes as it has columns
-_LANES = 16
-_VECTOR, _INTS, _BYTES = "<16 x float>", "<16 x i32>", "<64 x i8>"
-_DOT = "@llvm.x86.avx512.vpdpbusd.512"
+_QUADS = "@llvm.x86.avx512.vpdpbusd.512"
+_PAIRS, _QUADS_OF_PAIRS = "@llvm.x86.avx2.pmadd.ub.sw", "@llvm.x86.avx2.pmadd.wd"
+_ROUNDED = 16  # inputs at once, which LLVM halves where vectors are shorter
+_VECTOR, _INTS = f"<{_ROUNDED} x float>", f"<{_ROUNDED} x i32>"
 
 
 def code(machine: Machine) -> str:
-    """Of all products."""
-    parts = [header(machine), _ROUND]
+    """Of all products of a machine that has `byte_products`."""
+    assert machine.byte_products is not None
+    parts = [header(machine), _DECLARED[machine.byte_products], _round(machine.byte_products)]
     for size in machine.block_sizes:
         parts += [task(str(size)), *_Int8Kernel(machine, size).lines()]
     return "\n".join(parts)
 
 
-def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [N, in] -> what is kept of it: integers [N, groups, 64] of 8 bits, scales [N, groups]."""
+def rounded(x: Tensor, most: float = _MOST) -> tuple[Tensor, Tensor]:
+    """x [N, in] -> integers [N, groups, 64] of at most `most`, and their scales [N, groups]."""
     groups = x.reshape(len(x), -1, GROUP)
     largest = groups.abs().amax(-1)
     some = largest >= _LEAST
-    steps = torch.where(some, _MOST / largest, 0.0)
-    scales = torch.where(some, largest * (1 / _MOST), 0.0)
+    steps = torch.where(some, most / largest, 0.0)
+    scales = torch.where(some, largest * (1 / most), 0.0)
     return (groups * steps[..., None]).round(), scales
 
 
-def kept(x: Tensor) -> Tensor:
+def kept(x: Tensor, most: float = _MOST) -> Tensor:
     """x [N, in], rounded."""
-    integers, scales = rounded(x)
+    integers, scales = rounded(x, most)
     return (integers * scales[..., None]).view(x.shape)
 
 
@@ -79,6 +92,10 @@ class _Int8Kernel(Kernel):
 
     def __init__(self, machine: Machine, size: int) -> None:
         super().__init__(machine, size)
+        assert machine.byte_products is not None
+        self._products = machine.byte_products
+        self._ints = f"<{self._lanes} x i32>"
+        self._bytes = f"<{_STEP * self._lanes} x i8>"
         self._begin = f"""
         %groups = udiv i64 %in, {GROUP}
         %num.groups = mul i64 %rows, %groups
@@ -97,7 +114,7 @@ class _Int8Kernel(Kernel):
         yield "%g = phi i64 [0, %block], [%g.next, %add]"
         for r, v in self._sums:
             zero_or_more = f"[zeroinitializer, %block], [%more.{r}.{v}, %add]"
-            yield f"%sum.{r}.{v} = phi {_VECTOR} {zero_or_more}"
+            yield f"%sum.{r}.{v} = phi {self._vector} {zero_or_more}"
         yield f"""
         %w.offset = mul i64 %g, {group_bytes}
         %w.group = getelementptr i8, ptr %w.panel, i64 %w.offset
@@ -107,17 +124,17 @@ class _Int8Kernel(Kernel):
         %x.group.{r} = getelementptr i8, ptr %x.row.{r}, i64 %x.offset
         %scale.at.{r} = getelementptr i8, ptr %x.group.{r}, i64 {GROUP}
         %start.at.{r} = getelementptr i8, ptr %x.group.{r}, i64 {GROUP + _SCALE_BYTES}"""
-            yield spread(f"start.{r}", "i32", _LANES, f"%start.at.{r}")
+            yield spread(f"start.{r}", "i32", self._lanes, f"%start.at.{r}")
         yield "br label %step"
         yield from self._steps()
         yield "add:"
         yield f"%w.scales = getelementptr i8, ptr %w.group, i64 {GROUP * self._panel}"
         for v in self._vectors:
             yield f"""
-        %w.scale.at.{v} = getelementptr float, ptr %w.scales, i64 {v * _LANES}
-        %w.scale.{v} = load {_VECTOR}, ptr %w.scale.at.{v}, align 4"""
+        %w.scale.at.{v} = getelementptr float, ptr %w.scales, i64 {v * self._lanes}
+        %w.scale.{v} = load {self._vector}, ptr %w.scale.at.{v}, align 4"""
         for r in self._rows:
-            yield spread(f"scale.{r}", "float", _LANES, f"%scale.at.{r}")
+            yield spread(f"scale.{r}", "float", self._lanes, f"%scale.at.{r}")
             yield from (self._add(r, v) for v in self._vectors)
         yield """
         %g.next = add i64 %g, 1
@@ -130,44 +147,56 @@ class _Int8Kernel(Kernel):
         yield "%k = phi i64 [0, %multiply], [%k.next, %step]"
         for r, v in self._sums:
             more = f"[%start.{r}, %multiply], [%whole.{r}.{v}, %step]"
-            yield f"%part.{r}.{v} = phi {_INTS} {more}"
+            yield f"%part.{r}.{v} = phi {self._ints} {more}"
         yield f"%k.offset = mul i64 %k, {self._panel}"
         yield "%w.k = getelementptr i8, ptr %w.group, i64 %k.offset"
         yield from self._fetch(_STEP * self._panel)
         for v in self._vectors:
             yield f"""
-        %w.at.{v} = getelementptr i8, ptr %w.k, i64 {v * _STEP * _LANES}
-        %w.{v} = load {_BYTES}, ptr %w.at.{v}, align 4"""
+        %w.at.{v} = getelementptr i8, ptr %w.k, i64 {v * _STEP * self._lanes}
+        %w.{v} = load {self._bytes}, ptr %w.at.{v}, align 4"""
         for r in self._rows:
             yield f"%x.at.{r} = getelementptr i8, ptr %x.group.{r}, i64 %k"
-            yield spread(f"x.quad.{r}", "i32", _LANES, f"%x.at.{r}")
-            yield f"%x.{r} = bitcast {_INTS} %x.quad.{r} to {_BYTES}"
-            for v in self._vectors:
-                operands = f"{_INTS} %part.{r}.{v}, {_BYTES} %w.{v}, {_BYTES} %x.{r}"
-                yield f"%whole.{r}.{v} = call {_INTS} {_DOT}({operands})"
+            yield spread(f"x.quad.{r}", "i32", self._lanes, f"%x.at.{r}")
+            yield f"%x.{r} = bitcast {self._ints} %x.quad.{r} to {self._bytes}"
+            yield from (self._multiplied(r, v) for v in self._vectors)
         yield f"""
         %k.next = add i64 %k, {_STEP}
         %is.more = icmp ult i64 %k.next, {GROUP}
         br i1 %is.more, label %step, label %add"""
 
+    def _multiplied(self, r: int, v: int) -> str:
+        """whole = part + w * x."""
+        operands = f"{self._bytes} %w.{v}, {self._bytes} %x.{r}"
+        if self._products is ByteProducts.QUADS:
+            operands = f"{self._ints} %part.{r}.{v}, {operands}"
+            return f"%whole.{r}.{v} = call {self._ints} {_QUADS}({operands})"
+        shorts = f"<{2 * self._lanes} x i16>"
+        by_one = f"{shorts} %pairs.{r}.{v}, {shorts} splat (i16 1)"
+        return f"""
+        %pairs.{r}.{v} = call {shorts} {_PAIRS}({operands})
+        %quads.{r}.{v} = call {self._ints} {_QUADS_OF_PAIRS}({by_one})
+        %whole.{r}.{v} = add {self._ints} %part.{r}.{v}, %quads.{r}.{v}"""
+
     def _add(self, r: int, v: int) -> str:
         # Scales first: a large and a small one make a number, where a sum by the large one may not.
-        of_fma = f"{_VECTOR} %float.{r}.{v}, {_VECTOR} %both.{r}.{v}, {_VECTOR} %sum.{r}.{v}"
+        names = (f"{name}.{r}.{v}" for name in ("float", "both", "sum"))
+        of_fma = ", ".join(f"{self._vector} %{name}" for name in names)
         return f"""
-        %float.{r}.{v} = sitofp {_INTS} %whole.{r}.{v} to {_VECTOR}
-        %both.{r}.{v} = fmul {_VECTOR} %scale.{r}, %w.scale.{v}
-        %more.{r}.{v} = call {_VECTOR} @llvm.fma.v16f32({of_fma})"""
+        %float.{r}.{v} = sitofp {self._ints} %whole.{r}.{v} to {self._vector}
+        %both.{r}.{v} = fmul {self._vector} %scale.{r}, %w.scale.{v}
+        %more.{r}.{v} = call {self._vector} @llvm.fma.v{self._lanes}f32({of_fma})"""
 
 
-def _of_group() -> Iterator[str]:
+def _of_group(most: float) -> Iterator[str]:
     """Round the 64 inputs at %x.g to bytes at %to.g, the scale and the start of sums behind them.
 
     Of what is no number the scale is none, and so is whatever it is multiplied with.
     """
-    parts = range(GROUP // _LANES)
+    parts = range(GROUP // _ROUNDED)
     for i in parts:
         yield f"""
-        %x.at.{i} = getelementptr float, ptr %x.g, i64 {i * _LANES}
+        %x.at.{i} = getelementptr float, ptr %x.g, i64 {i * _ROUNDED}
         %x.{i} = load {_VECTOR}, ptr %x.at.{i}, align 4
         %bits.{i} = bitcast {_VECTOR} %x.{i} to {_INTS}
         %size.{i} = and {_INTS} %bits.{i}, splat (i32 2147483647)"""
@@ -182,9 +211,9 @@ def _of_group() -> Iterator[str]:
         %is.some = fcmp oge float %most, {_float(_LEAST)}
         %is.number = icmp ult i32 %most.bits, {0x7F800000}
         %is.both = and i1 %is.some, %is.number
-        %per.step = fdiv float {_float(_MOST)}, %most
+        %per.step = fdiv float {_float(most)}, %most
         %steps.one = select i1 %is.both, float %per.step, float 0.0
-        %scale.some = fmul float %most, {_float(1 / _MOST)}
+        %scale.some = fmul float %most, {_float(1 / most)}
         %scale.number = select i1 %is.some, float %scale.some, float 0.0
         %scale = select i1 %is.number, float %scale.number, float 0x7FF8000000000000
         %steps.first = insertelement {_VECTOR} poison, float %steps.one, i32 0
@@ -197,7 +226,7 @@ def _of_group() -> Iterator[str]:
         %moved.bits.{i} = bitcast {_VECTOR} %moved.{i} to {_INTS}
         %whole.{i} = sub {_INTS} %moved.bits.{i}, splat (i32 {0x4B400000})
         %byte.{i} = trunc {_INTS} %whole.{i} to <16 x i8>
-        %byte.at.{i} = getelementptr i8, ptr %to.g, i64 {i * _LANES}
+        %byte.at.{i} = getelementptr i8, ptr %to.g, i64 {i * _ROUNDED}
         store <16 x i8> %byte.{i}, ptr %byte.at.{i}, align 1"""
     yield f"""
         %total.01 = add {_INTS} %whole.0, %whole.1
@@ -217,8 +246,16 @@ def _float(value: float) -> str:
     return f"0x{single.view(torch.int64).item():016X}"
 
 
-_ROUND = f"""
-    declare {_INTS} {_DOT}({_INTS}, {_BYTES}, {_BYTES})
+_DECLARED = {
+    ByteProducts.QUADS: f"declare <16 x i32> {_QUADS}(<16 x i32>, <64 x i8>, <64 x i8>)",
+    ByteProducts.PAIRS: f"""
+    declare <16 x i16> {_PAIRS}(<32 x i8>, <32 x i8>)
+    declare <8 x i32> {_QUADS_OF_PAIRS}(<16 x i16>, <16 x i16>)""",
+}
+
+
+def _round(products: ByteProducts) -> str:
+    return f"""
     declare {_INTS} @llvm.umax.v16i32({_INTS}, {_INTS})
     declare i32 @llvm.vector.reduce.umax.v16i32({_INTS})
     declare i32 @llvm.vector.reduce.add.v16i32({_INTS})
@@ -232,7 +269,7 @@ _ROUND = f"""
         %to.offset = mul i64 %g, {_INPUT_BYTES}
         %x.g = getelementptr float, ptr %x, i64 %x.offset
         %to.g = getelementptr i8, ptr %to, i64 %to.offset
-        {"".join(_of_group())}
+        {"".join(_of_group(products.most_input))}
         %g.next = add i64 %g, 1
         %is.more = icmp ult i64 %g.next, %count
         br i1 %is.more, label %next, label %done

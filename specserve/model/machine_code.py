@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from specserve.model.row_code import Machine
+from specserve.model.row_code import ByteProducts, Machine
 
 llvm: Any = None
 WHY_NOT = ""
@@ -40,10 +40,12 @@ def host_machine() -> Machine | None:
             has_halves=has_halves,
             has_tiles=bool(features.get("amx-bf16")) and _may_use_tiles(),
             has_dots=bool(features.get("avx512bf16")),
-            has_byte_dots=bool(features.get("avx512vnni")),
+            byte_products=ByteProducts.QUADS if features.get("avx512vnni") else None,
         )
     if features.get("avx2") and features.get("fma"):
-        return Machine(lanes=8, most_rows=6, has_halves=has_halves)
+        return Machine(
+            lanes=8, most_rows=6, has_halves=has_halves, byte_products=ByteProducts.PAIRS
+        )
     return None
 
 

@@ -53,17 +53,28 @@ _DTYPES = {
 }
 
 
+class ByteProducts(Enum):
+    """How many products of bytes an instruction adds up; the value is the largest input."""
+
+    QUADS = 127  # four, in 32 bits
+    PAIRS = 64  # two, in 16 bits, which hold 2 * 64 * 255 but not 2 * 65 * 255
+
+    @property
+    def most_input(self) -> float:
+        return float(self.value)
+
+
 @dataclass(frozen=True)
 class Machine:
     """What vectors there are, and what else multiplies: a matrix unit, dot products of pairs of
-    bfloat16 and of four bytes."""
+    bfloat16 and of bytes."""
 
     lanes: int  # floats of a vector
     most_rows: int  # of a block: each has one register a vector of the panel
     has_halves: bool
     has_tiles: bool = False
     has_dots: bool = False
-    has_byte_dots: bool = False
+    byte_products: ByteProducts | None = None
 
     @property
     def panel(self) -> int:

@@ -43,7 +43,7 @@ class RowKernels:
         """Compiles them all, in about a tenth of a second."""
         self.panel = machine.panel
         self.storage = storage
-        self._most_rows = machine.most_rows
+        self._machine = machine
         self._team = team
         is_paired = storage in _PAIRED
         self._code = Functions(_code(machine, storage))
@@ -59,6 +59,15 @@ class RowKernels:
         if self.storage in _PAIRED:
             return tile_code.PART + tile_steps.STEP
         return 5 * _STEPS[self.storage] if self.storage in _STEPS else 67
+
+    def multiplied(self, x: Tensor) -> Tensor:
+        """x [N, in] as it is multiplied, for some storages rounded."""
+        if self.storage in (Storage.DOTTED, Storage.ROUNDED_PAIRED):
+            return x.bfloat16().float()
+        if self.storage is Storage.INT8:
+            assert self._machine.byte_products is not None
+            return int8_code.kept(x, self._machine.byte_products.most_input)
+        return x
 
     @property
     def addresses(self) -> list[int]:
@@ -129,7 +138,7 @@ class RowKernels:
         y = torch.empty(num_rows, num_panels * self.panel)
         if not num_rows:
             return y
-        num_blocks = -(-num_rows // self._most_rows)
+        num_blocks = -(-num_rows // self._machine.most_rows)
         place = -(-num_rows // num_blocks) - 1  # blocks of equal size
         pointers = x.data_ptr(), packed.data_ptr(), y.data_ptr()
         num_threads = torch.get_num_threads()
@@ -154,7 +163,7 @@ def row_kernels(storage: Storage) -> RowKernels | None:
         return None
     if storage is Storage.DOTTED and not machine.has_dots:
         return None
-    if storage is Storage.INT8 and not machine.has_byte_dots:
+    if storage is Storage.INT8 and machine.byte_products is None:
         return None
     try:
         kernels = RowKernels(machine, storage, team)
@@ -214,17 +223,11 @@ def _is_right(kernels: RowKernels) -> bool:
     x = torch.randn(max(sizes), kernels.trial_size, generator=generator)
     packed = kernels.pack(weight)
     alone = torch.cat([kernels.product(row[None], packed) for row in x])
-    multiplied, kept = _rounded(x, kernels.storage), _rounded(weight, kernels.storage)
-    expected = multiplied.double() @ kept.double().T
+    # bfloat16 holds the weight.
+    kept = int8_code.kept(weight) if kernels.storage is Storage.INT8 else weight
+    expected = kernels.multiplied(x).double() @ kept.double().T
     is_close = torch.allclose(alone[:, :out_size].double(), expected, atol=1e-4, rtol=0)
     return is_close and all(torch.equal(kernels.product(x[:n], packed), alone[:n]) for n in sizes)
-
-
-def _rounded(x: Tensor, storage: Storage) -> Tensor:
-    """Inputs, or weights that bfloat16 holds, as they are multiplied."""
-    if storage in (Storage.DOTTED, Storage.ROUNDED_PAIRED):
-        return x.bfloat16().float()
-    return int8_code.kept(x) if storage is Storage.INT8 else x
 
 
 class _Call(ctypes.Structure):

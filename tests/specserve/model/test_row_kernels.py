@@ -14,7 +14,7 @@ from specserve.model import int8_code, machine_code, tile_code
 from specserve.model import row_kernels as module
 from specserve.model.linear import CompiledLinear, Kernels, can_halve_exactly
 from specserve.model.machine_code import Team, host_machine, llvm
-from specserve.model.row_code import DOTTED_STEP, Machine, Storage, code
+from specserve.model.row_code import DOTTED_STEP, ByteProducts, Machine, Storage, code
 from specserve.model.row_kernels import RowKernels, row_kernels
 from specserve.model.tile_steps import STEP
 
@@ -27,6 +27,8 @@ PAIRED = (Storage.PAIRED, Storage.ROUNDED_PAIRED)
 BY_VECTORS = [storage for storage in AS_STORED if storage not in (*ROUND_INPUTS, *PAIRED)]
 STEPS = {Storage.PAIRED: STEP, Storage.ROUNDED_PAIRED: STEP, Storage.DOTTED: DOTTED_STEP}
 SIZES = [(1, 1), (3, 33), (64, 32), (256, 100), (1031, 64), (1056, 33), (2080, 70)]
+WITH_QUADS = Machine(16, 12, True, byte_products=ByteProducts.QUADS)
+WITH_PAIRS = Machine(8, 6, True, byte_products=ByteProducts.PAIRS)
 needs_tiles = pytest.mark.skipif(Storage.PAIRED not in STORAGES, reason="no matrix unit here")
 needs_dots = pytest.mark.skipif(Storage.DOTTED not in STORAGES, reason="no dot products here")
 
@@ -37,13 +39,17 @@ def test_what_the_processor_has_is_used():
     assert machine is not None
     flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     assert machine.has_dots == {"avx512f", "avx512_bf16"}.issubset(flags)
-    assert machine.has_byte_dots == {"avx512f", "avx512_vnni"}.issubset(flags)
+    if "avx512f" in flags:
+        bytes_ = ByteProducts.QUADS if "avx512_vnni" in flags else None
+    else:
+        bytes_ = ByteProducts.PAIRS
+    assert machine.byte_products is bytes_
     assert (machine.lanes == 16) == ("avx512f" in flags)
     expected = {Storage.FLOAT32, Storage.BFLOAT16}
     expected |= {Storage.FLOAT16} if machine.has_halves else set()
     expected |= set(PAIRED) if machine.has_tiles else set()
     expected |= {Storage.DOTTED} if machine.has_dots else set()
-    expected |= {Storage.INT8} if machine.has_byte_dots else set()
+    expected |= {Storage.INT8} if machine.byte_products else set()
     assert set(STORAGES) == expected
 
 
@@ -131,11 +137,12 @@ def test_bits_do_not_depend_on_the_rows_beside(storage):
         (tile_code.code(), "sapphirerapids", "tdpbf16ps"),
         (tile_code.code(rounds=True), "sapphirerapids", "vcvtneps2bf16"),
         (code(Machine(16, 12, True, has_dots=True), Storage.DOTTED), "znver4", "vdpbf16ps"),
-        (int8_code.code(Machine(16, 12, True)), "icelake-server", "vpdpbusd"),
+        (int8_code.code(WITH_QUADS), "icelake-server", "vpdpbusd"),
+        (int8_code.code(WITH_PAIRS), "haswell", "vpmaddubsw"),
         (code(Machine(16, 12, True), Storage.BFLOAT16), "skylake-avx512", "vfmadd"),
         (code(Machine(8, 6, True), Storage.FLOAT16), "haswell", "vcvtph2ps"),
     ],
-    ids=["tiles", "rounding tiles", "dots", "bytes", "avx512", "avx2"],
+    ids=["tiles", "rounding tiles", "dots", "bytes", "pairs of bytes", "avx512", "avx2"],
 )
 def test_code_for_other_machines_is_what_llvm_takes(text, cpu, instruction):
     """This one may have none of their units, but makes what they would run."""
