@@ -53,6 +53,22 @@ def test_what_the_processor_has_is_used():
     assert set(STORAGES) == expected
 
 
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ("avx2 fma avx512f avx512vnni", ByteProducts.QUADS),
+        ("avx2 fma avx512f", None),
+        ("avx2 fma", ByteProducts.PAIRS),
+    ],
+)
+def test_which_products_of_bytes_a_processor_has(features, expected, monkeypatch):
+    found = dict.fromkeys(features.split(), True)
+    monkeypatch.setattr(machine_code.llvm, "get_host_cpu_features", lambda: found)
+    machine = machine_code.host_machine.__wrapped__()
+    assert machine is not None
+    assert machine.byte_products is expected
+
+
 def compiled(weight, storage=Storage.FLOAT32):
     kernels = row_kernels(storage)
     assert kernels is not None
