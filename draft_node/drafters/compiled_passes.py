@@ -13,7 +13,6 @@ from torch import Tensor
 
 from draft_node.branch_attention import Entering
 from draft_node.context import BLOCK_SIZE, Context, num_pages
-from draft_node.drafters.shared_gaps import longest_gaps, standing
 from draft_node.step_kernels import Passes
 from specserve.model.compiled_forward import CompiledForward, block_table
 from specserve.model.forward_job import Batch
@@ -148,56 +147,16 @@ class CompiledPasses:
         drafted = np.zeros((num_blocks, 4), dtype=np.int64)
         drafted[:, COUNT], drafted[:, END] = size, ends + size
         drafted[:, SHARED], drafted[:, SEES_ALL] = lengths, 1
-        if widest and entering is None:
-            shared = longest_gaps(self.context.rows, rows, lengths, gap_ids)
-            if shared is not None:
-                with standing(self.context.rows, shared) as has_room:
-                    if has_room:
-                        drafted[:, SHARED] = ends
-                        return self._behind_gaps(shared, drafted, rows, token_ids, min_gap)
-        pages, first = self._spare[:num_blocks], list[int]()
+        pages, flat = self._spare[:num_blocks], token_ids.flatten()
         if widest:
             drafted, rows, pages, first = self._with_gaps(drafted, rows, pages, gap_ids, widest)
-        return self._drafted(drafted, rows, pages, entering, first, token_ids)
-
-    def _behind_gaps(
-        self,
-        gaps: Entering,
-        drafted: Integers,
-        rows: Sequence[int],
-        token_ids: Tensor,
-        min_gap: int,
-    ) -> Tensor:
-        """Blocks behind gaps that stand in their rows.
-
-        Shorter ones than `min_gap` are followed by tokens that nobody sees.
-        """
-        unused = [(least, least, 0, 0) for n in gaps.counts if (least := min_gap - n) > 0]
-        pages = self._spare[: len(drafted)]
-        if unused:
-            drafted = np.concatenate([np.array(unused, dtype=np.int64), drafted])
-            pages = np.concatenate([self._spare[[-1] * len(unused)], pages])
-            rows = [*[rows[0]] * len(unused), *rows]
-        first = [0] * sum(count for count, *_ in unused)
-        return self._drafted(drafted, rows, pages, gaps, first, token_ids)
-
-    def _drafted(
-        self,
-        drafted: Integers,
-        rows: Sequence[int],
-        pages: Integers,
-        entering: Entering | None,
-        first: list[int],
-        token_ids: Tensor,
-    ) -> Tensor:
-        """Hidden states of the last rows, blocks token_ids [B, T], behind tokens `first`."""
-        before = [*(() if entering is None else entering.token_ids), *first]
-        flat = token_ids.flatten()
-        if before:
-            flat = torch.cat([torch.tensor(before), flat])
-        self._forward.lay_out(self._batch_of(drafted, rows, pages, entering))
+            flat = torch.cat([torch.tensor(first), flat])
+        batch = self._batch_of(drafted, rows, pages, entering)
+        if entering is not None:
+            flat = torch.cat([torch.tensor(entering.token_ids), flat])
+        self._forward.lay_out(batch)
         hidden, _ = self._forward.run(flat)
-        return hidden[-token_ids.numel() :].view(*token_ids.shape, -1)
+        return hidden[-token_ids.numel() :].view(num_blocks, size, -1)
 
     def _with_gaps(
         self,
