@@ -13,14 +13,15 @@ import target_node.auto
 from tests.target_node.simulated_regimes import REGIMES, SimulatedService
 
 SEEDS = range(8)
+MANY_SEEDS = range(24)  # for shares that are near 0 or near 1, which last bits decide
 
 
 @pytest.fixture
 def services(monkeypatch):
     """One service a seed, one after the other: they share a module's clock."""
 
-    def make(speeds, **options):
-        for seed in SEEDS:
+    def make(speeds, seeds=SEEDS, **options):
+        for seed in seeds:
             service = SimulatedService(speeds, seed, **options)
             monkeypatch.setattr(target_node.auto, "time", service.clock)
             yield service
@@ -137,7 +138,7 @@ def crossing(num_rows: int, temperature: float) -> dict[str, float]:
 @pytest.mark.slow
 def test_batches_that_end_row_by_row_use_what_is_best_at_every_number_of_rows(services):
     first, later, alone = [], [], []
-    for service in services(crossing):
+    for service in services(crossing, MANY_SEEDS):
         for index in range(20):
             if index == 3:
                 first.append(service.share_lost)
@@ -146,8 +147,8 @@ def test_batches_that_end_row_by_row_use_what_is_best_at_every_number_of_rows(se
         later.append(service.share_lost)
         rounds = {regime: service.rounds[1, regime] for regime in REGIMES}
         alone.append(rounds["async"] / sum(rounds.values()))
-    assert mean(first) < 0.08
-    assert mean(later) < 0.045
+    assert mean(first[: len(SEEDS)]) < 0.08
+    assert mean(later[: len(SEEDS)]) < 0.045
     assert mean(alone) > 0.75
 
 
