@@ -2,13 +2,12 @@
 
 import sys
 
-from specserve.process import die_with_parent, parse_child_arguments, pin_early
+from specserve.process import die_with_parent, parse_child_arguments
 
 
 def main() -> int:
     arguments = parse_child_arguments()
     die_with_parent(arguments.parent_pid)
-    pin_early(arguments, "draft")
     # Only now the slow imports: a parent that dies meanwhile takes this process along.
     from draft_node.start import run_draft
 

@@ -12,13 +12,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from specserve.config import Placement, read_resolved
+from specserve.config import Placement
 from specserve.errors import SpecserveError
 
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
@@ -84,15 +83,6 @@ def pin(placement: Placement) -> None:
     """Tie this process, and every thread it starts from now on, to the planned cores."""
     if placement.cores:
         os.sched_setaffinity(0, placement.cores)
-
-
-def pin_early(arguments: ChildArguments, role: str) -> None:
-    """`pin` before slow imports: those of a draft that is started again are seconds of a core.
-
-    Unpinned they take some of it from the target. What fails here fails again where it is reported.
-    """
-    with suppress(OSError, msgspec.DecodeError):
-        pin(read_resolved(arguments.config).placement(role, arguments.rank))
 
 
 def report_ready(ready_fd: int, *, address: str = "") -> None:
