@@ -150,7 +150,7 @@ class BlockDrafter:
         token_ids[:, 0] = batch.anchor_ids
         entering = self._in_flight.all()
         hidden = self._passes.blocks(
-            batch.rows, lengths, token_ids, entering, batch.gap_ids, batch.min_gap
+            batch.rows, lengths, token_ids, entering, batch.gap_ids, batch.max_gap()
         )
         self._in_flight.computed()
         return hidden

@@ -259,6 +259,18 @@ def test_a_gap_laid_out_longer_than_it_is_changes_nothing(drafter):
     close(logits_of(drafter, 0, 3, min_gap=6, **gaps), logits_of(drafter, 0, 3, **gaps))
 
 
+def test_blocks_without_gaps_are_not_laid_out_longer(drafter, monkeypatch):
+    """Tokens in flight that the context holds need no places before each block."""
+    extend(drafter, 0, *verified(10))
+    asked, blocks = [], drafter._passes.blocks
+    monkeypatch.setattr(
+        drafter._passes, "blocks", lambda *given: asked.append(given[-1]) or blocks(*given)
+    )
+    drafter.draft(DraftBatch([0], torch.tensor([3]), None, min_gap=6), Greedy())
+    drafter.draft(DraftBatch([0], torch.tensor([3]), [[4, 5]], min_gap=6), Greedy())
+    assert asked == [0, 6]
+
+
 def test_tokens_in_flight_in_the_context_are_what_they_are_as_gaps(drafter):
     extend(drafter, 0, *verified(20))
     extend(drafter, 1, *verified(20))
