@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from draft_node.colocated import describe, layout_of
+from draft_node.drafters import steps
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.drafters.load import (
@@ -38,7 +39,9 @@ from specserve.group_link.ends import GroupDraftEnd, Meeting
 from specserve.link.ends import DraftLinkEnd
 from specserve.link.frames import LinkLimits
 from specserve.link.ring import DEFAULT_RING_BYTES, RingDraftEnd, SharedRegion
+from specserve.model import forward_trial
 from specserve.model.config import ModelSpec
+from specserve.model.linear import can_compile
 from specserve.nccl_environment import set_nccl_environment
 from specserve.process import (
     ChildArguments,
@@ -56,6 +59,14 @@ _MAX_LAW_BYTES = 7 * DEFAULT_RING_BYTES // 8  # of a push: the rest of a ring is
 _MAX_CUDA_CONTEXTS = 64  # of full length; more would only lie idle
 
 log = logging.getLogger(__name__)
+
+
+def preload() -> None:
+    """What a zygote does for all draft processes on CPUs: the imports above, and kernels."""
+    torch.set_num_threads(1)  # what is forked would have none of others
+    if can_compile():
+        forward_trial.are_usable()
+        steps.are_usable()
 
 
 def run_draft(arguments: ChildArguments) -> int:

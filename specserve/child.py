@@ -4,17 +4,22 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from specserve.process import ReadyReport, decode_report
+from specserve.process import ReadyReport, command_line, decode_report, descriptor_words
+from specserve.zygote.handle import Zygote
 
 _MAX_REPORT_BYTES = 1 << 16
 # Weights on huge pages: 5-10 % of a forward on CPU, where streaming them is all it does.
 _ALLOCATOR = "glibc.malloc.hugetlb=1"
+
+
+def environment() -> dict[str, str]:
+    """Of the processes of a service."""
+    return {"GLIBC_TUNABLES": _ALLOCATOR} | os.environ
 
 
 class ChildCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +29,7 @@ class ChildCommand(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     module: str
     world_size: int = 1  # children of this role
+    preload: str = ""  # forked by a zygote that has called this module's `preload`
 
     @property
     def name(self) -> str:
@@ -32,19 +38,20 @@ class ChildCommand(msgspec.Struct, frozen=True, kw_only=True):
             return "API process"
         return f"{self.role} {'process' if self.role == 'draft' else 'rank'} {self.rank}"
 
-    def argv(
-        self, config: Path, control_dir: Path, ready_fd: int, link_fds: Sequence[int] = ()
-    ) -> list[str]:
-        """The command line; ranks are passed to ranked roles only."""
-        # -P: the working folder of a launch must not shadow any module of the service.
-        words = [sys.executable, "-P", "-m", self.module]
-        words += ["--config", str(config), "--control-dir", str(control_dir)]
-        words += ["--ready-fd", str(ready_fd), "--parent-pid", str(os.getpid())]
+    def words(self, config: Path, control_dir: Path) -> list[str]:
+        """Arguments, without those for descriptors; ranks are passed to ranked roles only."""
+        words = ["--config", str(config), "--control-dir", str(control_dir)]
+        words += ["--parent-pid", str(os.getpid())]
         if self.role != "api":
             words += ["--rank", str(self.rank), "--world-size", str(self.world_size)]
-        for fd in link_fds:
-            words += ["--link-fd", str(fd)]
         return words
+
+
+class _SpawnedProcess(subprocess.Popen[bytes]):
+    """One that does its own imports. It leads a group of processes."""
+
+    def kill_group(self) -> None:
+        os.killpg(self.pid, signal.SIGKILL)
 
 
 class Child:
@@ -56,21 +63,30 @@ class Child:
         config: Path,
         control_dir: Path,
         link_fds: Sequence[int] = (),
+        zygote: Zygote | None = None,
     ) -> None:
-        """`link_fds` stay open in the child, under the same numbers."""
+        """`link_fds` stay open in the child. With a `zygote` that one starts it.
+
+        Raises OSError.
+        """
         self.command = command
         self.report: ReadyReport | None = None
         self.is_doomed = False
         self._received = b""
+        words = command.words(config, control_dir)
         self.ready_fd, write_end = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                command.argv(config, control_dir, write_end, link_fds),
-                stdin=subprocess.PIPE if command.role == "api" else subprocess.DEVNULL,
-                pass_fds=(write_end, *link_fds),
-                start_new_session=True,
-                env={"GLIBC_TUNABLES": _ALLOCATOR} | os.environ,
-            )
+            if zygote is not None:
+                self._process = zygote.fork(command.module, words, (write_end, *link_fds))
+            else:
+                words += descriptor_words(write_end, link_fds)
+                self._process = _SpawnedProcess(
+                    command_line(command.module, words),
+                    stdin=subprocess.PIPE if command.role == "api" else subprocess.DEVNULL,
+                    pass_fds=(write_end, *link_fds),
+                    start_new_session=True,
+                    env=environment(),
+                )
         except BaseException:
             os.close(self.ready_fd)
             raise
@@ -79,6 +95,7 @@ class Child:
 
     @property
     def pid(self) -> int:
+        """0 before it is born."""
         return self._process.pid
 
     @property
@@ -129,12 +146,12 @@ class Child:
         """Kill without waiting: a process deep in a driver may take its time to go."""
         if self.alive:
             self.is_doomed = True
-            os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill_group()
 
     def kill(self) -> None:
         """End the child and whatever it started, and reap it."""
         if self.alive:
-            os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill_group()
             self._process.wait()
 
     def close(self) -> None:

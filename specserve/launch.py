@@ -27,6 +27,7 @@ from specserve.target_source import locate_target
 from specserve.topology import parse_topology
 
 _MODULES = {"api": "specserve.api", "target": "target_node", "draft": "draft_node"}
+_PRELOADS = {"target": "target_node.start", "draft": "draft_node.start"}
 
 
 def resolve_here(config: Config) -> ResolvedConfig:
@@ -63,12 +64,16 @@ def launch(
 def plan_children(config: ResolvedConfig) -> list[ChildCommand]:
     """One command per placement, target ranks first: they take longest to start."""
     num_of_role = Counter(placement.role for placement in config.placements)
+    forked = [p for p in config.placements if p.role in _PRELOADS and p.device == "cpu"]
+    if [placement.role for placement in forked] == ["target"]:
+        forked = []  # one start, and no other: nothing to share
     return [
         ChildCommand(
             role=placement.role,
             rank=placement.rank,
             module=_MODULES[placement.role],
             world_size=num_of_role[placement.role],
+            preload=_PRELOADS[placement.role] if placement in forked else "",
         )
         for placement in config.placements
     ]

@@ -62,6 +62,20 @@ def parse_child_arguments(argv: Sequence[str] | None = None) -> ChildArguments:
     return ChildArguments(**vars(given))
 
 
+def descriptor_words(ready_fd: int, link_fds: Sequence[int] = ()) -> list[str]:
+    """Those of a child's arguments that name open files."""
+    words = ["--ready-fd", str(ready_fd)]
+    for fd in link_fds:
+        words += ["--link-fd", str(fd)]
+    return words
+
+
+def command_line(module: str, words: Sequence[str]) -> list[str]:
+    """Of a child that runs `module` with the arguments `words`."""
+    # -P: the working folder of a launch must not shadow any module of the service.
+    return [sys.executable, "-P", "-m", module, *words]
+
+
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
     """Ask the kernel for `signum` when the parent dies. Call it before any slow import.
 

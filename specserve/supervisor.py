@@ -19,11 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from specserve.child import Child, ChildCommand
+from specserve.child import Child, ChildCommand, environment
 from specserve.draft_keeper import DraftKeeper
 from specserve.errors import Unavailable
 from specserve.signal_pipe import SignalPipe
 from specserve.stop_signals import STOP_SIGNALS
+from specserve.zygote.handle import Zygote
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Supervisor:
         self._drain_timeout_s = drain_timeout_s
         self._draft_timeout_s = draft_timeout_s
         self._children: list[Child] = []
+        self._zygote: Zygote | None = None  # which starts those that ask for it
         self._events: deque[Event] = deque()
         self._deaf_until_s = -math.inf  # to stop signals; CLOCK_MONOTONIC
 
@@ -189,19 +191,41 @@ class Supervisor:
     # --- parts ------------------------------------------------------------------------------
 
     def _start(self, command: ChildCommand) -> Child:
-        child = Child(command, self._config, self._control_dir, self._drafts.link_fds(command))
+        zygote = self._live_zygote() if command.preload else None
+        link_fds = self._drafts.link_fds(command)
+        child = Child(command, self._config, self._control_dir, link_fds, zygote)
         self._children.append(child)
         self._selector.register(child.ready_fd, selectors.EVENT_READ, child)
         self._drafts.started(child)
-        log.debug("started %s as process %d", command.name, child.pid)
+        log.debug("started %s", command.name)
         return child
+
+    def _live_zygote(self) -> Zygote:
+        if self._zygote is not None and self._zygote.alive:
+            return self._zygote
+        self._bury_zygote()
+        preloads = sorted({command.preload for command in self._commands if command.preload})
+        level = logging.getLevelName(log.getEffectiveLevel()).lower()
+        self._zygote = Zygote(preloads, log_level=level, environment=environment())
+        self._selector.register(self._zygote.socket, selectors.EVENT_READ, self._zygote)
+        return self._zygote
+
+    def _bury_zygote(self) -> None:
+        if self._zygote is not None:
+            self._zygote.kill()
+            self._forget(self._zygote.socket.fileno())
+            self._zygote.close()
+            self._zygote = None
 
     def _bury(self, child: Child) -> None:
         """Forget a dead child."""
-        if child.ready_fd in self._selector.get_map():
-            self._selector.unregister(child.ready_fd)
+        self._forget(child.ready_fd)
         self._children.remove(child)
         child.close()
+
+    def _forget(self, fd: int) -> None:
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
 
     def _await_exit(
         self, group: list[Child], timeout_s: float, may_go: list[Child]
@@ -238,6 +262,8 @@ class Supervisor:
         for key, _ in ready:
             if isinstance(key.data, Child):
                 self._read_report(key.data)
+            elif isinstance(key.data, Zygote) and not key.data.read():
+                self._forget(key.fd)
         if any(key.data is None for key, _ in ready):
             self._read_signals()
 
@@ -253,6 +279,8 @@ class Supervisor:
         except BlockingIOError:
             return
         if signal.SIGCHLD in signums:
+            if self._zygote is not None and self._zygote.reap():
+                log.info("the zygote has ended; the next process that it would start takes longer")
             for child in list(self._children):
                 if child.reap() and not self._drafts.died(child):
                     self._events.append(Died(child))
@@ -277,3 +305,4 @@ class Supervisor:
             child.kill()
         for child in self._children:
             child.close()
+        self._bury_zygote()

@@ -14,6 +14,8 @@ from specserve import cuda_graphs
 from specserve.config import ResolvedConfig, read_resolved
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import Exhausted, SpecserveError
+from specserve.model import forward_trial
+from specserve.model.linear import can_compile
 from specserve.model.loader import kernels_for, load_with
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
@@ -44,6 +46,13 @@ _LEADING = "leading"  # a file of rank 0's, there once it leads
 # What gloo and NCCL say of it.
 _PEER_IS_GONE = ("onnection closed by peer", "onnection reset by peer", "remote process exited")
 _LOOK_S = 0.02  # between looks for it
+
+
+def preload() -> None:
+    """What a zygote does for all ranks on CPUs: the imports above, and kernels."""
+    torch.set_num_threads(1)  # what is forked would have none of others
+    if can_compile():
+        forward_trial.are_usable()
 
 
 def run_rank(arguments: ChildArguments) -> int:

@@ -9,13 +9,19 @@ import pytest
 from tests.specserve.supervised import Supervised
 
 
-@pytest.fixture
-def supervise(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
-    """`supervise(num_ranks, num_drafts, NAME=BEHAVIOUR)` starts one for one test."""
-    started: list[Supervised] = []
+@pytest.fixture(params=["spawned", "forked"])
+def supervise(request, tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
+    """`supervise(num_ranks, num_drafts, NAME=BEHAVIOUR)` starts one for one test.
 
-    def start(num_ranks: int = 2, num_drafts: int = 0, **behaviours: str) -> Supervised:
-        started.append(Supervised(tmp_path, num_ranks, num_drafts, behaviours))
+    Its nodes are spawned, or forked by a zygote: nobody else should notice which.
+    """
+    started: list[Supervised] = []
+    usual = "stand_in_preload" if request.param == "forked" else ""
+
+    def start(
+        num_ranks: int = 2, num_drafts: int = 0, preload: str = usual, **behaviours: str
+    ) -> Supervised:
+        started.append(Supervised(tmp_path, num_ranks, num_drafts, behaviours, preload))
         return started[-1]
 
     yield start

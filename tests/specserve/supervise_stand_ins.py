@@ -1,4 +1,4 @@
-"""A real supervisor over scripted children: its arguments are FOLDER NUM_RANKS NUM_DRAFTS."""
+"""A real supervisor over scripted children; arguments: FOLDER NUM_RANKS NUM_DRAFTS PRELOAD."""
 
 import sys
 from pathlib import Path
@@ -9,14 +9,26 @@ from specserve.supervisor import Supervisor
 from specserve.telemetry import setup_logging
 
 
-def main(folder: Path, num_ranks: int, num_drafts: int) -> int:
+def main(folder: Path, num_ranks: int, num_drafts: int, preload: str) -> int:
     setup_logging("supervisor", "warning")
     targets = [
-        ChildCommand(role="target", rank=rank, module="stand_in_target", world_size=num_ranks)
+        ChildCommand(
+            role="target",
+            rank=rank,
+            module="stand_in_target",
+            world_size=num_ranks,
+            preload=preload,
+        )
         for rank in range(num_ranks)
     ]
     drafts = [
-        ChildCommand(role="draft", rank=rank, module="stand_in_draft", world_size=num_drafts)
+        ChildCommand(
+            role="draft",
+            rank=rank,
+            module="stand_in_draft",
+            world_size=num_drafts,
+            preload=preload,
+        )
         for rank in range(num_drafts)
     ]
     with SignalPipe() as signals:
@@ -36,4 +48,4 @@ def main(folder: Path, num_ranks: int, num_drafts: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))

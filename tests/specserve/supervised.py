@@ -8,14 +8,21 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
+FOLDER = "STAND_IN_FOLDER"  # the variable that tells preloads where to leave their traces
 
 
 class Supervised:
     """One supervisor over stand-in children."""
 
     def __init__(
-        self, folder: Path, num_ranks: int, num_drafts: int, behaviours: dict[str, str]
+        self,
+        folder: Path,
+        num_ranks: int,
+        num_drafts: int,
+        behaviours: dict[str, str],
+        preload: str = "",
     ) -> None:
+        """`preload`: of a zygote that forks the nodes; without, they are spawned."""
         self.folder = folder
         targets = [f"target{rank}" for rank in range(num_ranks)]
         self.names = ["api", *targets, *(f"draft{rank}" for rank in range(num_drafts))]
@@ -24,8 +31,8 @@ class Supervised:
         paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "supervise_stand_ins.py"), str(folder),
-             str(num_ranks), str(num_drafts)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+             str(num_ranks), str(num_drafts), preload],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), FOLDER: str(folder)},
             stderr=subprocess.PIPE,
             text=True,
         )  # fmt: skip

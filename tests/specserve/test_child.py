@@ -1,19 +1,56 @@
 """A child that cannot be started leaves nothing behind."""
 
 import os
+import sys
 
 import pytest
 
 from specserve import child
 from specserve.child import Child, ChildCommand
+from specserve.process import command_line, descriptor_words, parse_child_arguments
+from specserve.zygote.handle import Zygote
+
+COMMAND = ChildCommand(role="draft", rank=1, module="draft_node", world_size=2)
+
+
+def test_a_child_reads_what_its_command_line_says(tmp_path):
+    words = [*COMMAND.words(tmp_path / "config.json", tmp_path), *descriptor_words(7, (11, 12))]
+    assert command_line("draft_node", words)[:4] == [sys.executable, "-P", "-m", "draft_node"]
+    arguments = parse_child_arguments(words)
+    assert (arguments.rank, arguments.world_size) == (1, 2)
+    assert (arguments.ready_fd, arguments.link_fds) == (7, (11, 12))
+    assert arguments.config == tmp_path / "config.json"
+    plain = [*COMMAND.words(tmp_path / "config.json", tmp_path), *descriptor_words(7)]
+    assert parse_child_arguments(plain).link_fds == ()
+
+
+def refuse(*_, **__):
+    raise BlockingIOError("no more processes")
 
 
 def test_a_child_that_cannot_be_started_leaves_no_descriptor_open(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise BlockingIOError("no more processes")
-
-    monkeypatch.setattr(child.subprocess, "Popen", refuse)
+    monkeypatch.setattr(child, "_SpawnedProcess", refuse)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(BlockingIOError):
-        Child(ChildCommand(role="draft", rank=0, module="draft_node"), tmp_path, tmp_path)
+        Child(COMMAND, tmp_path, tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_child_whose_zygote_is_gone_leaves_no_descriptor_open(tmp_path):
+    zygote = Zygote([], log_level="info", environment=dict(os.environ))
+    try:
+        zygote.kill()
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(BrokenPipeError):
+            Child(COMMAND, tmp_path, tmp_path, zygote=zygote)
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+    finally:
+        zygote.close()
+
+
+def test_a_zygote_that_cannot_be_started_leaves_no_descriptor_open(monkeypatch):
+    monkeypatch.setattr("specserve.zygote.handle.subprocess.Popen", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(BlockingIOError):
+        Zygote([], log_level="info", environment=dict(os.environ))
     assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -10,11 +10,9 @@ import time
 import pytest
 
 from specserve import launch as module
-from specserve.child import ChildCommand
 from specserve.config import Placement, ResolvedConfig
 from specserve.errors import InvalidField, Unsupported
 from specserve.launch import plan_children, require_free_port
-from specserve.process import parse_child_arguments
 
 
 @pytest.mark.slow
@@ -139,15 +137,28 @@ def test_every_placement_becomes_a_child_that_knows_how_many_of_its_kind_there_a
     ]
 
 
-def test_a_child_reads_what_its_command_line_says(tmp_path):
-    command = ChildCommand(role="draft", rank=1, module="draft_node", world_size=2)
-    words = command.argv(tmp_path / "config.json", tmp_path, 7, link_fds=(11, 12))
-    arguments = parse_child_arguments(words[words.index("--config") :])
-    assert (arguments.rank, arguments.world_size) == (1, 2)
-    assert (arguments.ready_fd, arguments.link_fds) == (7, (11, 12))
-    assert arguments.config == tmp_path / "config.json"
-    plain = command.argv(tmp_path / "config.json", tmp_path, 7)
-    assert parse_child_arguments(plain[plain.index("--config") :]).link_fds == ()
+@pytest.mark.parametrize(
+    ("devices", "forked"),
+    [
+        (("target cpu", "draft cpu"), ["target cpu", "draft cpu"]),
+        (("target cpu", "target cpu"), ["target cpu", "target cpu"]),
+        (("target cuda:0", "draft cuda:1"), []),
+        (("target cuda:0", "draft cpu"), ["draft cpu"]),
+        (("target cpu",), []),
+    ],
+)
+def test_nodes_on_cpus_are_forked_where_that_saves_imports(devices, forked):
+    nodes = [words.split() for words in devices] + [["api", "cpu"]]
+    placements = [
+        Placement(role=role, rank=rank, device=device) for rank, (role, device) in enumerate(nodes)
+    ]
+    commands = plan_children(ResolvedConfig(placements=tuple(placements)))
+    assert [
+        f"{command.role} {placement.device}"
+        for command, placement in zip(commands, placements, strict=True)
+        if command.preload
+    ] == forked
+    assert {c.preload for c in commands} <= {"", "target_node.start", "draft_node.start"}
 
 
 def test_a_port_in_use_is_refused_by_name():

@@ -1,0 +1,26 @@
+# pyright: strict
+"""What a supervisor and its zygote say to each other: one JSON object a packet."""
+
+import msgspec
+
+MAX_PACKET_BYTES = 1 << 16
+MAX_DESCRIPTORS = 253  # which go with one packet: the kernel's limit
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True):
+    """To the zygote, with the descriptors that the new process is to have.
+
+    They are the ready pipe and any links, in that order; where they arrive they have other numbers,
+    which the zygote adds to `words`.
+    """
+
+    index: int
+    module: str  # run as `python -m` would
+    words: tuple[str, ...]  # its arguments, without descriptors
+
+
+class Born(msgspec.Struct, frozen=True, kw_only=True):
+    """From the new process itself, once it is the supervisor's child."""
+
+    index: int
+    pid: int

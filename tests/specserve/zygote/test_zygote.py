@@ -1,0 +1,139 @@
+"""Nodes that are forked: real zygotes under a real supervisor, scripted nodes."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.service.draft_watch import eventually
+from tests.specserve.supervised import Supervised
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parametrize("supervise", ["forked"], indirect=True),
+]
+
+
+def words_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def zygotes(supervised: Supervised) -> list[int]:
+    """Live ones of a supervisor, which lives."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            pid = int(folder.name)
+            if parent_of(pid) == supervised.process.pid and "specserve.zygote" in words_of(pid):
+                found.append(pid)
+        except OSError:  # ended meanwhile
+            continue
+    return found
+
+
+def strike_draft(supervised: Supervised) -> int:
+    pid = supervised.pid("draft0")
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def await_another(supervised: Supervised, old: int) -> int:
+    assert eventually(lambda: supervised.pid("draft0") != old, 20)
+    return supervised.pid("draft0")
+
+
+def stop(supervised: Supervised) -> str:
+    supervised.process.send_signal(signal.SIGTERM)
+    returncode, stderr = supervised.finish()
+    assert returncode == 0
+    assert supervised.alive() == []
+    return stderr
+
+
+def num_preloads(supervised: Supervised) -> int:
+    return supervised.await_file("preloads").count("\n")
+
+
+def test_what_is_forked_looks_like_what_is_spawned(supervise):
+    supervised = supervise(num_ranks=2, num_drafts=1).await_ready()
+    (zygote,) = zygotes(supervised)
+    assert words_of(zygote)[-1] == "stand_in_preload"  # and no padding
+    for name, rank in (("target0", "0"), ("target1", "1"), ("draft0", "0")):
+        pid = supervised.pid(name)
+        words = words_of(pid)
+        assert words[1:4] == ["-P", "-m", f"stand_in_{name[:-1]}"]
+        assert words[words.index("--rank") + 1] == rank
+        assert words[-2] == ("--ready-fd" if name == "target1" else "--link-fd")
+        assert parent_of(pid) == supervised.process.pid
+        assert os.getsid(pid) == pid
+        assert len(os.listdir(f"/proc/{pid}/task")) == 1
+    assert num_preloads(supervised) == 1
+    assert stop(supervised) == ""
+    assert not Path(f"/proc/{zygote}").exists()
+
+
+def test_a_draft_that_is_started_again_needs_no_second_preload(supervise):
+    supervised = supervise(num_drafts=1).await_ready()
+    first = strike_draft(supervised)
+    second = await_another(supervised, first)
+    assert parent_of(second) == supervised.process.pid
+    assert num_preloads(supervised) == 1
+    stop(supervised)
+
+
+def test_a_killed_zygote_takes_nobody_along_and_is_replaced_when_it_is_needed(supervise):
+    supervised = supervise(num_drafts=1).await_ready()
+    (zygote,) = zygotes(supervised)
+    os.kill(zygote, signal.SIGKILL)
+    assert eventually(lambda: not zygotes(supervised), 20)
+    first = strike_draft(supervised)
+    second = await_another(supervised, first)
+    assert parent_of(second) == supervised.process.pid
+    assert len(zygotes(supervised)) == 1
+    assert num_preloads(supervised) == 2
+    stop(supervised)
+
+
+def test_what_a_zygote_had_yet_to_fork_is_started_by_the_next_one(supervise):
+    supervised = supervise(num_drafts=1).await_ready()
+    (zygote,) = zygotes(supervised)
+    os.kill(zygote, signal.SIGSTOP)
+    first = strike_draft(supervised)
+    assert not eventually(lambda: supervised.pid("draft0") != first, 1)
+    os.kill(zygote, signal.SIGKILL)
+    await_another(supervised, first)
+    stop(supervised)
+
+
+def test_a_stop_while_a_zygote_hangs_leaves_nobody(supervise):
+    supervised = supervise(num_drafts=1).await_ready()
+    (zygote,) = zygotes(supervised)
+    os.kill(zygote, signal.SIGSTOP)
+    first = strike_draft(supervised)
+    assert not eventually(lambda: supervised.pid("draft0") != first, 1)
+    stop(supervised)
+    assert not Path(f"/proc/{zygote}").exists()
+
+
+def test_a_killed_supervisor_leaves_no_zygote(supervise):
+    supervised = supervise(num_drafts=1).await_ready()
+    (zygote,) = zygotes(supervised)
+    supervised.process.kill()
+    supervised.process.wait()
+    assert eventually(lambda: not Path(f"/proc/{zygote}").exists(), 20)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"), [("fail", "no preload here"), ("no_forks", "no more processes")]
+)
+def test_a_zygote_that_is_of_no_use_ends_the_launch(supervise, tmp_path, trouble, said):
+    (tmp_path / trouble).touch()
+    returncode, stderr = supervise(num_drafts=1).finish()
+    assert returncode == 1
+    assert said in stderr
+    assert "while starting" in stderr.splitlines()[-1]
