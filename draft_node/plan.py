@@ -38,8 +38,8 @@ class InFlight:
     token_ids: tuple[int, ...]  # behind the anchor
     confidences: tuple[float, ...]
     num_slots: int  # prefixes, 0 to num_slots - 1 tokens long, after which candidates are known
-    next_id: int  # the block's own token behind `token_ids`, or `NO_TOKEN`
-    is_ours: bool = True  # its tokens are those of our block
+    next_id: int  # our block's own token behind the longest of these prefixes, or `NO_TOKEN`
+    is_ours: bool = True  # all its tokens are those of our block
 
     @property
     def verify_len(self) -> int:
@@ -60,14 +60,28 @@ def in_flight(
     ours = block.token_ids
     token_ids = tuple(row.block.tolist())
     verify_len = len(token_ids)
-    is_ours = block.speculation_id > 0
-    if ours[:verify_len] != token_ids:
-        # The laws follow our own path: of a foreign one they know the first token only.
-        return InFlight(token_ids, (_FOREIGN_CONFIDENCE,) * verify_len, 1, NO_TOKEN, False)
-    confidences = block.confidences or tuple(prior)
-    num_slots = min(verify_len + 1, len(ours), max_slots)
-    next_id = ours[verify_len] if verify_len < len(ours) else NO_TOKEN
-    return InFlight(token_ids, confidences[:verify_len], num_slots, next_id, is_ours)
+    # Our laws follow our own path: of a foreign one they know what it has in common with that, and
+    # what may stand where it leaves it.
+    shared = _num_shared(token_ids, ours)
+    known = block.confidences or tuple(prior)
+    foreign = [_FOREIGN_CONFIDENCE] * (verify_len - shared)
+    if foreign and shared < len(ours):
+        foreign[0] = min(_FOREIGN_CONFIDENCE, 1 - known[shared])  # both cannot stand
+    num_slots = min(shared + 1, len(ours), max_slots)
+    next_id = ours[shared] if num_slots == shared + 1 else NO_TOKEN
+    is_ours = not foreign and block.speculation_id > 0
+    confidences = (*known[:shared], *foreign)
+    return InFlight(token_ids, confidences, num_slots, next_id, is_ours)
+
+
+def _num_shared(token_ids: Sequence[int], ours: Sequence[int]) -> int:
+    """Of the tokens in flight, from the first on."""
+    count = 0
+    for theirs, own in zip(token_ids, ours, strict=False):
+        if theirs != own:
+            break
+        count += 1
+    return count
 
 
 @dataclass(slots=True)

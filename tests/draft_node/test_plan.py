@@ -46,15 +46,27 @@ def test_after_the_last_slot_of_a_block_nothing_is_known():
     assert flight.excluded_ids() == [1, 2, 3, 4]
 
 
-def test_of_a_foreign_block_only_the_first_slot_is_known():
-    flight = in_flight(row([1, 5]), block_of((1, 2, 3, 4)), [0.5] * 4, 99)
-    assert (flight.num_slots, flight.is_ours) == (1, False)
-    assert flight.excluded_ids() == [1]
+@pytest.mark.parametrize(
+    ("theirs", "confidences", "num_slots", "next_id"),
+    [
+        ([5, 2], (0.1, 0.5), 1, 1),
+        ([1, 5, 3], (0.9, 0.5, 0.5), 2, 2),
+        ([1, 2, 3, 5], (0.9, 0.2, 0.7, 0.4), 4, 4),
+        ([1, 2, 3, 4, 5], (0.9, 0.2, 0.7, 0.6, 0.5), 4, NO_TOKEN),
+    ],
+)
+def test_a_foreign_block_is_known_as_far_as_ours_goes_along(
+    theirs, confidences, num_slots, next_id
+):
+    flight = in_flight(row(theirs), block_of((1, 2, 3, 4), (0.9, 0.2, 0.7, 0.6)), [], 99)
+    assert flight.confidences == pytest.approx(confidences)
+    assert (flight.num_slots, flight.next_id, flight.is_ours) == (num_slots, next_id, False)
+    assert flight.excluded_ids() == theirs[:num_slots]
 
 
 def test_outcomes_beyond_the_models_context_are_left_out():
     flight = in_flight(row([1, 2]), block_of((1, 2, 3, 4)), [0.5] * 4, 2)
-    assert flight.num_slots == 2
+    assert (flight.num_slots, flight.next_id) == (2, NO_TOKEN)  # what is known follows both
 
 
 @pytest.mark.parametrize("rule", FanOutRule)

@@ -170,13 +170,21 @@ def test_rows_that_are_likely_to_hit_come_first(dspark_drafter):
     assert all((np.diff(row[:4]) <= 0).all() for row in values)
 
 
-def test_a_foreign_block_is_followed_to_its_first_token_only(drafter):
-    rounds = Rounds(drafter, fan_out=40)
-    rounds.take(TEXT, block=[1, 2, 3], speculation_id=0)
+@pytest.mark.parametrize("num_shared", [0, 1, 2])
+def test_a_foreign_block_is_followed_to_where_it_leaves_ours(drafter, num_shared):
+    rounds = Rounds(drafter, fan_out=60)
+    ours = in_flight_of(rounds)
+    theirs = [*ours[:num_shared], (ours[num_shared] + 1) % VOCAB, 3]
+    rounds.take(TEXT, start=END, block=theirs, speculation_id=0)
     keys = list(blocks_of(rounds.finish()))
     assert len(keys) > 8
-    assert {key.position for key in keys} == {END + 1}
-    assert 1 not in {key.anchor_id for key in keys}
+    assert {key.position for key in keys} == set(range(END + 1, END + num_shared + 2))
+    for number, token_id in enumerate(theirs[: num_shared + 1]):
+        at_slot = {key.anchor_id for key in keys if key.position == END + 1 + number}
+        assert token_id not in at_slot
+    assert ours[num_shared] in {
+        key.anchor_id for key in keys if key.position == END + 1 + num_shared
+    }
 
 
 def test_the_rank_of_what_came_is_learnt(dspark_drafter):
