@@ -11,7 +11,8 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import msgspec
 from specserve.config import Placement
 from specserve.errors import SpecserveError
 
-_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK, _PR_SET_CHILD_SUBREAPER = 1, 29, 36
 _SLACK_NS = 1000
 
 
@@ -86,6 +87,24 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
         sys.exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own has ended. See `reap_strays`."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def reap_strays(known: Callable[[], Collection[int]]) -> None:
+    """Collect dead children of this process, up to the first of the `known` ones.
+
+    That one's own signal is on the way, and brings us here again. Asked anew for each.
+    """
+    with suppress(ChildProcessError):  # there are no children at all
+        while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if dead.si_pid in known():
+                return
+            os.waitpid(dead.si_pid, 0)
 
 
 def sleep_exactly() -> None:

@@ -22,6 +22,7 @@ import msgspec
 from specserve.child import Child, ChildCommand, environment
 from specserve.draft_keeper import DraftKeeper
 from specserve.errors import Unavailable
+from specserve.process import adopt_orphans, reap_strays
 from specserve.signal_pipe import SignalPipe
 from specserve.stop_signals import STOP_SIGNALS
 from specserve.zygote.handle import Zygote
@@ -204,6 +205,7 @@ class Supervisor:
         if self._zygote is not None and self._zygote.alive:
             return self._zygote
         self._bury_zygote()
+        adopt_orphans()  # what is forked is left to us, and never was ours before
         preloads = sorted({command.preload for command in self._commands if command.preload})
         level = logging.getLevelName(log.getEffectiveLevel()).lower()
         self._zygote = Zygote(preloads, log_level=level, environment=environment())
@@ -279,14 +281,27 @@ class Supervisor:
         except BlockingIOError:
             return
         if signal.SIGCHLD in signums:
-            if self._zygote is not None and self._zygote.reap():
-                log.info("the zygote has ended; the next process that it would start takes longer")
-            for child in list(self._children):
-                if child.reap() and not self._drafts.died(child):
-                    self._events.append(Died(child))
+            self._reap()
         for signum in signums:
             if signum in STOP_SIGNALS:
                 self._stop_requested(signum)
+
+    def _reap(self) -> None:
+        self._known_pids()  # one that was just born may be dead already
+        if self._zygote is not None and self._zygote.reap():
+            log.info("the zygote has ended; what it would start next takes longer")
+        for child in list(self._children):
+            if child.reap() and not self._drafts.died(child):
+                self._events.append(Died(child))
+        reap_strays(self._known_pids)
+
+    def _known_pids(self) -> set[int]:
+        """Of live children, those included that the zygote has just brought forth."""
+        pids: set[int] = set()
+        if self._zygote is not None and self._zygote.alive:
+            self._zygote.read()
+            pids.add(self._zygote.pid)
+        return pids | {child.pid for child in self._children if child.alive}
 
     def _stop_requested(self, signum: int) -> None:
         now = time.monotonic()

@@ -95,7 +95,12 @@ def _processes_of_this_run() -> set[str]:
     for pid in pids - _FOREIGN:
         try:
             environ = Path("/proc", pid, "environ").read_bytes().split(b"\0")
-            command = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            command = (
+                Path("/proc", pid, "cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+            )
         except OSError:  # ended meanwhile, or another user's
             continue
         if _MARK.encode() not in environ:

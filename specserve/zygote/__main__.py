@@ -19,7 +19,7 @@ import msgspec
 from specserve.process import command_line, descriptor_words, die_with_parent
 from specserve.telemetry import setup_logging
 from specserve.zygote.command_line import ROOM, show
-from specserve.zygote.messages import MAX_DESCRIPTORS, MAX_PACKET_BYTES, Born, Fork
+from specserve.zygote.messages import MAX_DESCRIPTORS, MAX_PACKET_BYTES, Born, Fork, Preload
 
 _LOOK_S = 0.0005
 
@@ -31,12 +31,8 @@ def main() -> int:
     die_with_parent(arguments.parent_pid)
     show([word for word in sys.orig_argv if word != ROOM])
     setup_logging("zygote", arguments.log_level)
-    for module in arguments.preloads:
-        if module != ROOM:
-            importlib.import_module(module).preload()
-    gc.collect()
-    gc.freeze()  # or the first collection in each process would copy all of it
     with socket.socket(fileno=arguments.socket_fd) as supervisor:
+        preload(supervisor)
         life = await_life(supervisor)
     if life is not None:
         runpy.run_module(life.module, run_name="__main__", alter_sys=True)
@@ -48,8 +44,18 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--socket-fd", type=int, required=True)
     parser.add_argument("--log-level", required=True)
-    parser.add_argument("preloads", nargs="*")
+    parser.add_argument("room")
     return parser.parse_args()
+
+
+def preload(supervisor: socket.socket) -> None:
+    """What takes long of a start."""
+    packet = supervisor.recv(MAX_PACKET_BYTES)
+    if packet:
+        for module in msgspec.json.decode(packet, type=Preload).modules:
+            importlib.import_module(module).preload()
+    gc.collect()
+    gc.freeze()  # or the first collection in each process would copy all of it
 
 
 def await_life(supervisor: socket.socket) -> Fork | None:
@@ -89,10 +95,13 @@ def _fork_again_and_end() -> None:
 
 def _become(fork: Fork, descriptors: list[int], supervisor: socket.socket) -> None:
     os.setsid()
-    words = [*fork.words, *descriptor_words(descriptors[0], descriptors[1:])]
+    words = [*map(os.fsdecode, fork.words), *descriptor_words(descriptors[0], descriptors[1:])]
     sys.argv[1:] = words
     show(command_line(fork.module, words))
-    supervisor.send(msgspec.json.encode(Born(index=fork.index, pid=os.getpid())))
+    try:
+        supervisor.send(msgspec.json.encode(Born(index=fork.index, pid=os.getpid())))
+    except OSError:  # nobody waits for it any more
+        os._exit(1)
 
 
 if __name__ == "__main__":

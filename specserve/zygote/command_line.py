@@ -6,6 +6,7 @@ memory.
 """
 
 import ctypes
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,5 +22,5 @@ def show(words: Sequence[str]) -> None:
     start, num_bytes = int(fields[_START]), int(fields[_END]) - int(fields[_START])
     if num_bytes <= 0:  # a kernel that does not say
         return
-    line = b"".join(word.encode() + b"\0" for word in words)[: num_bytes - 1]
+    line = b"".join(os.fsencode(word) + b"\0" for word in words)[: num_bytes - 1]
     ctypes.memmove(start, line.ljust(num_bytes, b"\0"), num_bytes)

@@ -5,7 +5,6 @@ Nothing here waits for the zygote, which may still be importing: a process that 
 there from the supervisor's point of view, and has a pid once `Zygote.read` has seen it born.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -16,9 +15,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from specserve.zygote.command_line import ROOM
-from specserve.zygote.messages import MAX_PACKET_BYTES, Born, Fork
-
-_PR_SET_CHILD_SUBREAPER = 36
+from specserve.zygote.messages import MAX_PACKET_BYTES, Born, Fork, Preload
 
 
 class ForkedProcess:
@@ -40,17 +37,21 @@ class ForkedProcess:
 
     def send_signal(self, signum: int) -> None:
         """One that is not born yet never will be: it has nothing to tidy up."""
-        if not self.pid:
-            self._zygote.kill()
-        elif self.returncode is None:
+        if self._is_born_or_never() and self.returncode is None:
             os.kill(self.pid, signum)
 
     def kill_group(self) -> None:
         """This process and whatever it started."""
+        if self._is_born_or_never() and self.returncode is None:
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _is_born_or_never(self) -> bool:
+        """Whether it is born; otherwise its zygote ends, and with that the matter."""
+        if not self.pid:
+            self._zygote.read()
         if not self.pid:
             self._zygote.kill()  # which may find that it was born
-        if self.pid and self.returncode is None:
-            os.killpg(self.pid, signal.SIGKILL)
+        return self.pid > 0
 
     def _reap(self, options: int) -> int | None:
         if self.returncode is None and not self.pid:
@@ -68,15 +69,15 @@ class Zygote:
     def __init__(
         self, preloads: Sequence[str], *, log_level: str, environment: Mapping[str, str]
     ) -> None:
-        """Begins it. `preloads`: modules whose `preload()` it calls before it forks anything."""
-        # Of what is forked twice the kernel makes a child of the nearest process that wants any.
-        if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            raise OSError("prctl(PR_SET_CHILD_SUBREAPER)")
+        """Begins it; this process has to `adopt_orphans`.
+
+        `preloads`: modules whose `preload()` it calls before it forks anything.
+        """
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setblocking(False)
         words = [sys.executable, "-P", "-m", "specserve.zygote"]
         words += ["--parent-pid", str(os.getpid()), "--socket-fd", str(theirs.fileno())]
-        words += ["--log-level", log_level, *preloads, ROOM]
+        words += ["--log-level", log_level, ROOM]
         try:
             self._process = subprocess.Popen(
                 words,
@@ -91,6 +92,8 @@ class Zygote:
             raise
         finally:
             theirs.close()
+        # Not an argument: whoever looks for nodes by name should find nodes alone.
+        self.socket.send(msgspec.json.encode(Preload(modules=tuple(preloads))))
         self._unborn: dict[int, ForkedProcess] = {}
         self._num_asked = 0
 
@@ -105,7 +108,7 @@ class Zygote:
 
     def fork(self, module: str, words: Sequence[str], descriptors: Sequence[int]) -> ForkedProcess:
         """Ask for a process; see `Fork`. Raises OSError if the zygote cannot be asked."""
-        message = Fork(index=self._num_asked, module=module, words=tuple(words))
+        message = Fork(index=self._num_asked, module=module, words=tuple(map(os.fsencode, words)))
         socket.send_fds(self.socket, [msgspec.json.encode(message)], descriptors)
         process = self._unborn[self._num_asked] = ForkedProcess(self)
         self._num_asked += 1

@@ -7,6 +7,12 @@ MAX_PACKET_BYTES = 1 << 16
 MAX_DESCRIPTORS = 253  # which go with one packet: the kernel's limit
 
 
+class Preload(msgspec.Struct, frozen=True, kw_only=True):
+    """To the zygote, first of all."""
+
+    modules: tuple[str, ...]  # whose `preload()` is called before anything is forked
+
+
 class Fork(msgspec.Struct, frozen=True, kw_only=True):
     """To the zygote, with the descriptors that the new process is to have.
 
@@ -16,7 +22,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     module: str  # run as `python -m` would
-    words: tuple[str, ...]  # its arguments, without descriptors
+    words: tuple[bytes, ...]  # its arguments, without descriptors; a path may be no text
 
 
 class Born(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,10 +1,11 @@
 """What a zygote of stand-in nodes calls before it forks them; every call is a line of a file.
 
-It fails, or takes the ability to fork away, where a file of that name says so.
+It fails, takes the ability to fork away, or makes births slow where a file of that name says so.
 """
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -18,7 +19,17 @@ def preload() -> None:
         raise RuntimeError("no preload here")
     if (folder / "no_forks").exists():
         os.fork = refuse
+    if (folder / "slow_births").exists():
+        os.setsid = late(os.setsid)
 
 
 def refuse() -> int:
     raise BlockingIOError("no more processes")
+
+
+def late(function: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        time.sleep(1)
+        function()
+
+    return run

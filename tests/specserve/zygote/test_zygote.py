@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,33 @@ def zygotes(supervised: Supervised) -> list[int]:
     return found
 
 
+def is_over(pid: int) -> bool:
+    """Gone, or about to be: nobody may have collected it yet."""
+    try:
+        return state_of(pid) == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def children_of(parent: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if parent_of(int(folder.name)) == parent:
+                found.append(int(folder.name))
+        except OSError:  # ended meanwhile
+            continue
+    return found
+
+
+def num_descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
 def strike_draft(supervised: Supervised) -> int:
     pid = supervised.pid("draft0")
     os.kill(pid, signal.SIGKILL)
@@ -62,7 +90,7 @@ def num_preloads(supervised: Supervised) -> int:
 def test_what_is_forked_looks_like_what_is_spawned(supervise):
     supervised = supervise(num_ranks=2, num_drafts=1).await_ready()
     (zygote,) = zygotes(supervised)
-    assert words_of(zygote)[-1] == "stand_in_preload"  # and no padding
+    assert words_of(zygote)[-1] == "warning"  # and no padding
     for name, rank in (("target0", "0"), ("target1", "1"), ("draft0", "0")):
         pid = supervised.pid(name)
         words = words_of(pid)
@@ -74,7 +102,7 @@ def test_what_is_forked_looks_like_what_is_spawned(supervise):
         assert len(os.listdir(f"/proc/{pid}/task")) == 1
     assert num_preloads(supervised) == 1
     assert stop(supervised) == ""
-    assert not Path(f"/proc/{zygote}").exists()
+    assert is_over(zygote)
 
 
 def test_a_draft_that_is_started_again_needs_no_second_preload(supervise):
@@ -116,8 +144,54 @@ def test_a_stop_while_a_zygote_hangs_leaves_nobody(supervise):
     os.kill(zygote, signal.SIGSTOP)
     first = strike_draft(supervised)
     assert not eventually(lambda: supervised.pid("draft0") != first, 1)
+    began_s = time.monotonic()
+    assert "did not stop" not in stop(supervised)
+    assert time.monotonic() < began_s + 1.5  # a draft's grace is 2 s
+    assert is_over(zygote)
+
+
+def test_what_is_born_after_its_zygote_has_ended_does_not_live(supervise, tmp_path):
+    (tmp_path / "slow_births").touch()
+    supervised = supervise(num_drafts=1).await_ready()
+    pid = supervised.process.pid
+    before, (zygote,) = len(children_of(pid)), zygotes(supervised)
+    first = strike_draft(supervised)
+    assert eventually(lambda: len(children_of(pid)) == before, 5)  # it is there, and has no name
+    os.kill(zygote, signal.SIGKILL)
+    second = await_another(supervised, first)
+    assert eventually(lambda: len(children_of(pid)) == before, 5)
+    assert all(state_of(child) != "Z" for child in children_of(pid))
+    assert lives(supervised) == 2
+    assert second == supervised.pid("draft0")
+    assert "Traceback" not in stop(supervised)
+
+
+def lives(supervised: Supervised) -> int:
+    """Of the draft process."""
+    return supervised.await_file("draft0.lives").count("\n")
+
+
+def test_no_descriptor_and_no_dead_process_is_left_by_any_number_of_starts(supervise):
+    supervised = supervise(num_drafts=1).await_ready()
+    supervisor, (zygote,) = supervised.process.pid, zygotes(supervised)
+    for _ in range(2):
+        await_another(supervised, strike_draft(supervised))
+    before = num_descriptors(supervisor), num_descriptors(zygote), len(children_of(supervisor))
+    await_another(supervised, strike_draft(supervised))
+    assert eventually(
+        lambda: (
+            before
+            == (num_descriptors(supervisor), num_descriptors(zygote), len(children_of(supervisor)))
+        ),
+        5,
+    )
+    os.kill(zygote, signal.SIGKILL)
+    assert eventually(lambda: not zygotes(supervised), 20)
+    await_another(supervised, strike_draft(supervised))
+    assert eventually(
+        lambda: (num_descriptors(supervisor), len(children_of(supervisor))) == before[::2], 5
+    )
     stop(supervised)
-    assert not Path(f"/proc/{zygote}").exists()
 
 
 def test_a_killed_supervisor_leaves_no_zygote(supervise):
@@ -125,7 +199,7 @@ def test_a_killed_supervisor_leaves_no_zygote(supervise):
     (zygote,) = zygotes(supervised)
     supervised.process.kill()
     supervised.process.wait()
-    assert eventually(lambda: not Path(f"/proc/{zygote}").exists(), 20)
+    assert eventually(lambda: is_over(zygote), 20)
 
 
 @pytest.mark.parametrize(
