@@ -29,7 +29,7 @@ def refuse() -> int:
 
 def late(function: Callable[[], None]) -> Callable[[], None]:
     def run() -> None:
-        time.sleep(1)
+        time.sleep(0.2)
         function()
 
     return run

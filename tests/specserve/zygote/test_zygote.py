@@ -156,6 +156,7 @@ def test_what_is_born_after_its_zygote_has_ended_does_not_live(supervise, tmp_pa
     pid = supervised.process.pid
     before, (zygote,) = len(children_of(pid)), zygotes(supervised)
     first = strike_draft(supervised)
+    assert eventually(lambda: len(children_of(pid)) < before, 5)
     assert eventually(lambda: len(children_of(pid)) == before, 5)  # it is there, and has no name
     os.kill(zygote, signal.SIGKILL)
     second = await_another(supervised, first)
