@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -54,6 +55,14 @@ class Supervised:
     def finish(self) -> tuple[int, str]:
         _, stderr = self.process.communicate(timeout=20)
         return self.process.returncode, stderr
+
+    def stop(self) -> str:
+        """End it cleanly; what it wrote to stderr."""
+        self.process.send_signal(signal.SIGTERM)
+        returncode, stderr = self.finish()
+        assert returncode == 0
+        assert self.alive() == []
+        return stderr
 
     def alive(self) -> list[str]:
         return [name for name in self.names if is_alive(self.folder / f"{name}.pid")]

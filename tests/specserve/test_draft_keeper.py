@@ -20,15 +20,6 @@ def await_new_pid(supervised: Supervised, name: str, old: int) -> int:
     return pid
 
 
-def stop(supervised: Supervised) -> str:
-    """Ends the service cleanly; what it wrote to stderr."""
-    supervised.process.send_signal(signal.SIGTERM)
-    returncode, stderr = supervised.finish()
-    assert returncode == 0
-    assert supervised.alive() == []
-    return stderr
-
-
 def lives(supervised: Supervised, name: str) -> list[float]:
     """When each of them began."""
     return [float(line) for line in supervised.await_file(f"{name}.lives").splitlines()]
@@ -50,7 +41,7 @@ def test_every_draft_shares_memory_with_target_rank_0_and_with_nobody_else(super
         "target1": 0,
         "api": 0,
     }
-    assert stop(supervised) == ""
+    assert supervised.stop() == ""
 
 
 def num_descriptors(supervised: Supervised) -> int:
@@ -76,7 +67,7 @@ def test_a_draft_that_ends_is_started_again_and_the_service_goes_on(supervise, s
     await_new_pid(supervised, "draft1", second)
     assert others(supervised) == pids
     assert len(lives(supervised, "draft0")) == 1
-    stderr = stop(supervised)
+    stderr = supervised.stop()
     assert "draft process 1" in stderr
     assert "starting it again in 0.25 s" in stderr
 
@@ -96,7 +87,7 @@ def test_a_draft_that_flaps_is_started_less_and_less_often(supervise):
     assert waits[2] >= 1.0
     assert {"api", "target0", "target1"} <= set(supervised.alive())
     assert num_descriptors(supervised) <= num_open + 1  # one more while a child is being started
-    stop(supervised)
+    supervised.stop()
 
 
 @pytest.mark.slow
@@ -112,7 +103,7 @@ def test_a_draft_that_hangs_is_killed_and_started_again(supervise, how):
     time.sleep(1.0)  # twice its limit: the second life is not taken for a hang
     assert supervised.pid("draft0") == second
     assert others(supervised) == pids
-    stderr = stop(supervised)
+    stderr = supervised.stop()
     assert "draft process 0 hangs and is killed" in stderr
     assert "draft process 0 was killed by SIGKILL" in stderr
 
@@ -128,7 +119,7 @@ def test_a_draft_that_leaves_has_time_to_end(supervise):
     assert supervised.pid("draft0") == first
     (supervised.folder / "leave").write_text("now")
     await_new_pid(supervised, "draft0", first)
-    stderr = stop(supervised)
+    stderr = supervised.stop()
     assert "draft process 0 exited with status 0" in stderr
     assert "hangs" not in stderr
 
@@ -143,7 +134,7 @@ def test_a_stop_that_is_continued_in_time_is_no_hang(supervise):
         os.kill(pid, signal.SIGCONT)
         time.sleep(0.2)
     assert supervised.pid("draft0") == pid
-    assert stop(supervised) == ""
+    assert supervised.stop() == ""
 
 
 @pytest.mark.slow
@@ -173,7 +164,7 @@ def test_a_draft_that_cannot_start_again_does_not_end_the_service(supervise):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert others(supervised) == pids
-    assert "cannot start: model.target: draft0 refuses" in stop(supervised)
+    assert "cannot start: model.target: draft0 refuses" in supervised.stop()
 
 
 @pytest.mark.slow
@@ -183,7 +174,7 @@ def test_a_draft_that_dies_while_others_still_start_is_started_again(supervise):
     first = supervised.pid("draft0")
     os.kill(first, signal.SIGKILL)
     await_new_pid(supervised, "draft0", first)
-    assert stop(supervised)
+    assert supervised.stop()
 
 
 @pytest.mark.slow

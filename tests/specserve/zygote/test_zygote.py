@@ -75,14 +75,6 @@ def await_another(supervised: Supervised, old: int) -> int:
     return supervised.pid("draft0")
 
 
-def stop(supervised: Supervised) -> str:
-    supervised.process.send_signal(signal.SIGTERM)
-    returncode, stderr = supervised.finish()
-    assert returncode == 0
-    assert supervised.alive() == []
-    return stderr
-
-
 def num_preloads(supervised: Supervised) -> int:
     return supervised.await_file("preloads").count("\n")
 
@@ -101,7 +93,7 @@ def test_what_is_forked_looks_like_what_is_spawned(supervise):
         assert os.getsid(pid) == pid
         assert len(os.listdir(f"/proc/{pid}/task")) == 1
     assert num_preloads(supervised) == 1
-    assert stop(supervised) == ""
+    assert supervised.stop() == ""
     assert is_over(zygote)
 
 
@@ -111,7 +103,7 @@ def test_a_draft_that_is_started_again_needs_no_second_preload(supervise):
     second = await_another(supervised, first)
     assert parent_of(second) == supervised.process.pid
     assert num_preloads(supervised) == 1
-    stop(supervised)
+    supervised.stop()
 
 
 def test_a_killed_zygote_takes_nobody_along_and_is_replaced_when_it_is_needed(supervise):
@@ -124,7 +116,7 @@ def test_a_killed_zygote_takes_nobody_along_and_is_replaced_when_it_is_needed(su
     assert parent_of(second) == supervised.process.pid
     assert len(zygotes(supervised)) == 1
     assert num_preloads(supervised) == 2
-    stop(supervised)
+    supervised.stop()
 
 
 def test_what_a_zygote_had_yet_to_fork_is_started_by_the_next_one(supervise):
@@ -135,7 +127,7 @@ def test_what_a_zygote_had_yet_to_fork_is_started_by_the_next_one(supervise):
     assert not eventually(lambda: supervised.pid("draft0") != first, 1)
     os.kill(zygote, signal.SIGKILL)
     await_another(supervised, first)
-    stop(supervised)
+    supervised.stop()
 
 
 def test_a_stop_while_a_zygote_hangs_leaves_nobody(supervise):
@@ -145,7 +137,7 @@ def test_a_stop_while_a_zygote_hangs_leaves_nobody(supervise):
     first = strike_draft(supervised)
     assert not eventually(lambda: supervised.pid("draft0") != first, 1)
     began_s = time.monotonic()
-    assert "did not stop" not in stop(supervised)
+    assert "did not stop" not in supervised.stop()
     assert time.monotonic() < began_s + 1.5  # a draft's grace is 2 s
     assert is_over(zygote)
 
@@ -164,7 +156,7 @@ def test_what_is_born_after_its_zygote_has_ended_does_not_live(supervise, tmp_pa
     assert all(state_of(child) != "Z" for child in children_of(pid))
     assert lives(supervised) == 2
     assert second == supervised.pid("draft0")
-    assert "Traceback" not in stop(supervised)
+    assert "Traceback" not in supervised.stop()
 
 
 def lives(supervised: Supervised) -> int:
@@ -192,7 +184,7 @@ def test_no_descriptor_and_no_dead_process_is_left_by_any_number_of_starts(super
     assert eventually(
         lambda: (num_descriptors(supervisor), len(children_of(supervisor))) == before[::2], 5
     )
-    stop(supervised)
+    supervised.stop()
 
 
 def test_a_killed_supervisor_leaves_no_zygote(supervise):
