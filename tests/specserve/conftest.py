@@ -1,11 +1,14 @@
-"""What tests of the supervisor and its children share."""
+"""What tests of the supervisor and its children share, and tests of commands."""
 
+import io
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from specserve.cli import main
 from tests.specserve.supervised import Supervised
 
 
@@ -39,3 +42,40 @@ def nobody_handles_stops() -> Iterator[None]:
     yield
     for signum, handler in before.items():
         signal.signal(signum, handler)
+
+
+class Ended(NamedTuple):
+    """How one command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def specserve(capsys, monkeypatch) -> Callable[..., Ended]:
+    """Run one command in this process, as the installed `specserve` would in its own."""
+
+    def run(*words: str, stdin: str | bytes = "") -> Ended:
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
+        try:
+            returncode = main(words)
+        except SystemExit as ended:  # argparse's way
+            returncode = ended.code
+        return Ended(returncode, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def refused(specserve) -> Callable[..., str]:
+    """The one line on stderr of a command that must exit with 2."""
+
+    def run(*words: str, stdin: str | bytes = "") -> str:
+        result = specserve(*words, stdin=stdin)
+        assert (result.returncode, result.stdout) == (2, "")
+        (line,) = result.stderr.splitlines()
+        return line.removeprefix("specserve: ")
+
+    return run
