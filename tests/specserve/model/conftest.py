@@ -3,6 +3,7 @@ import torch
 
 from specserve.model.machine_code import host_machine
 from specserve.model.row_kernels import row_kernels
+from tests.specserve.model.checkpoints import QWEN3, load, write_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -23,3 +24,8 @@ def anew():
     yield
     for function in asked:
         function.cache_clear()
+
+
+@pytest.fixture
+def qwen3(tmp_path):
+    return load(write_checkpoint(tmp_path, QWEN3))

@@ -1,6 +1,5 @@
 """Compiled forwards: torch's numbers, and the same bits however tokens come."""
 
-import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +12,6 @@ from specserve.model import attention_kernels as attention_module
 from specserve.model import machine_code
 from specserve.model.attention import AttentionBatch
 from specserve.model.compiled_forward import CompiledForward
-from specserve.model.forward import make_forward
-from specserve.model.forward_job import Batch
-from specserve.model.forward_record import Record
-from specserve.model.forward_trial import are_usable
 from specserve.model.linear import can_compile
 from specserve.model.torch_forward import TorchForward
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
@@ -43,11 +38,6 @@ SHAPES = {
 def model(request, tmp_path):
     config, changes = SHAPES[request.param]
     return load(write_checkpoint(tmp_path, config, **changes))
-
-
-@pytest.fixture
-def qwen3(tmp_path):
-    return load(write_checkpoint(tmp_path, QWEN3))
 
 
 @dataclass
@@ -299,199 +289,3 @@ def test_a_profile_names_it(qwen3):
     with torch.profiler.profile() as profile:
         results(make(qwen3), STEPS[:1])
     assert "specserve::layers" in {event.key for event in profile.key_averages()}
-
-
-# --- what they refuse --------------------------------------------------------------------------
-
-
-def batch_of(counts=(3,), ends=(3,), own=(tuple(range(1, 9)),)):
-    return AttentionBatch(np.array(counts), np.array(ends), [np.array(table) for table in own])
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        batch_of(ends=(129,), own=(range(1, 20),)),
-        batch_of(ends=(33,), own=((1, 2),)),
-        batch_of((3, 3), (33, 40), ((1, 2), (3, 4, 5))),
-        batch_of(ends=(20,), own=((1, 37),)),
-        batch_of(ends=(20,), own=((1, -1),)),
-        batch_of(ends=(20,), own=((0, 1),)),
-        batch_of(ends=(2,)),
-        batch_of(counts=(0,), ends=(3,)),
-        batch_of(counts=(-3,)),
-        batch_of((3, 0), (3, 5), ((1,), (2,))),
-        batch_of(counts=(2,)),
-        batch_of(counts=(4,), ends=(4,)),
-    ],
-    ids=[
-        "positions beyond the model's",
-        "too few blocks",
-        "too few blocks beside enough",
-        "no such block",
-        "a negative block",
-        "the null block",
-        "more tokens than context",
-        "no tokens of the only row",
-        "a negative number of tokens",
-        "no tokens of one row",
-        "fewer tokens than ids",
-        "more tokens than ids",
-    ],
-)
-@pytest.mark.parametrize("num_threads", [1, 2])
-@torch.inference_mode()
-def test_a_batch_of_what_is_not_there_is_refused_and_nothing_written(qwen3, batch, num_threads):
-    torch.set_num_threads(num_threads)
-    forward = make(qwen3)
-    assert forward.cache.num_blocks == 37
-    ids = torch.zeros(3 * len(batch.num_tokens), dtype=torch.int64)
-    ids = ids[:3] if 0 in batch.num_tokens else ids
-    forward.plan(batch)
-    with pytest.raises(IndexError, match="tokens, positions or blocks that are not there"):
-        forward.run(ids)
-    assert not forward.cache.keys.any()
-    assert not forward.cache.values.any()
-
-
-@torch.inference_mode()
-def test_tokens_and_taps_that_are_not_there_are_refused(qwen3):
-    forward = make(qwen3)
-    forward.plan(batch_of())
-    ids = torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(IndexError):
-        forward.run(ids + 64)
-    for tap in (2, -2):
-        with pytest.raises(KeyError, match="of 2 layers"):
-            forward.run(ids, (0, tap))
-    with pytest.raises(ValueError, match="no tokens"):
-        forward.run(ids[:0])
-    assert forward.run(ids)[0].isfinite().all()
-
-
-@torch.inference_mode()
-def test_a_call_that_breaks_off_is_no_result(qwen3):
-    """numba loses what a function raises that C has called."""
-    forward = make(qwen3)
-    forward.plan(batch_of())
-    forward._run = lambda *_: None
-    with pytest.raises(RuntimeError, match="broke off"):
-        forward.run(torch.zeros(3, dtype=torch.int64))
-
-
-# --- where they cannot be had ------------------------------------------------------------------
-
-
-@pytest.fixture
-def anew():
-    """Whoever asks whether they are usable during the test finds it out."""
-    are_usable.cache_clear()
-    attention_module.attention_kernels.cache_clear()
-    yield
-    are_usable.cache_clear()
-    attention_module.attention_kernels.cache_clear()
-
-
-def made(model, **options):
-    return make_forward(model, num_blocks=9, block_size=16, deterministic=True, **options)
-
-
-def kind_made(model):
-    return type(made(model))
-
-
-@pytest.mark.slow
-def test_they_serve_where_they_can(anew, qwen3):
-    assert kind_made(qwen3) is CompiledForward
-
-
-def test_without_numba_torch_serves(anew, qwen3, monkeypatch, caplog):
-    monkeypatch.setattr(compiled, "numba", None)
-    with caplog.at_level(logging.INFO):
-        assert kind_made(qwen3) is TorchForward
-    assert "forwards are made without numba, which is slower" in caplog.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "kind"),
-    [
-        (torch.float64, TorchForward),
-        (torch.bfloat16, CompiledForward),  # of weights: the rest is float32
-        (torch.float16, CompiledForward),
-    ],
-)
-def test_what_is_not_float32_is_torchs(tmp_path, dtype, kind):
-    model = load(write_checkpoint(tmp_path, QWEN3), dtype=dtype)
-    assert kind_made(model) is kind
-
-
-@pytest.mark.parametrize(
-    ("kv_dtype", "kind"),
-    [(None, CompiledForward), (HALF, CompiledForward), (torch.float16, TorchForward)],
-)
-def test_keys_and_values_are_kept_as_asked_for_by_whoever_can(qwen3, kv_dtype, kind):
-    forward = made(qwen3, kv_dtype=kv_dtype)
-    assert type(forward) is kind
-    kept = kv_dtype or torch.float32
-    assert (
-        forward.cache.kept_dtype == forward.cache.keys.dtype == forward.cache.values.dtype == kept
-    )
-
-
-def test_without_numba_keys_and_values_are_kept_as_asked_for_too(anew, qwen3, monkeypatch):
-    monkeypatch.setattr(compiled, "numba", None)
-    forward = made(qwen3, kv_dtype=HALF)
-    assert (type(forward), forward.cache.keys.dtype) == (TorchForward, HALF)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("%place = phi i64 [0, %compared]", "%place = phi i64 [16, %compared]"),
-        ("icmp ult i64 %t.wanted.0, %last", "icmp ugt i64 %t.wanted.0, %last"),
-        ("%left = sub i64 %seen, %first", "%left = sub i64 %seen, 1"),
-        ("fma.v16f32(<16 x float> %series.4", "fma.v16f32(<16 x float> %series.3"),
-        ("shl <16 x i32> %w.0.wide, splat (i32 16)", "shl <16 x i32> %w.0.wide, splat (i32 15)"),
-        ("add <1 x i32> %odd, splat (i32 32767)", "add <1 x i32> %odd, splat (i32 0)"),
-    ],
-)
-def test_wrong_ones_are_not_used(anew, qwen3, monkeypatch, caplog, right, wrong):
-    code, spoilt_ones = attention_module.code, []
-
-    def spoilt(shape):
-        text = code(shape)
-        spoilt_ones.append(right in text)
-        return text.replace(right, wrong)
-
-    monkeypatch.setattr(attention_module, "code", spoilt)
-    with caplog.at_level(logging.WARNING):
-        assert kind_made(qwen3) is TorchForward
-    assert any(spoilt_ones)
-    assert "forwards are made without compiled kernels: ArithmeticError" in caplog.text
-
-
-@pytest.mark.parametrize("block", [37, *(pytest.param(n, marks=SLOW) for n in (0, -1, 1 << 40))])
-@torch.inference_mode()
-def test_shared_blocks_that_are_not_there_are_refused(qwen3, block):
-    forward = make(qwen3)
-    ids, one = torch.zeros(2, dtype=torch.int64), np.array([[1]])
-    for shared, is_there in ((2, True), (block, False)):
-        # Two tokens behind the five of a shared block, which nobody wrote: zeros.
-        forward.lay_out(Batch(np.array([[2, 7, 5, 0]]), one, np.array([[shared]])))
-        if is_there:
-            assert forward.run(ids)[0].isfinite().all()
-        else:
-            with pytest.raises(IndexError, match="that are not there"):
-                forward.run(ids)
-
-
-def test_a_record_refuses_what_kernels_would_misread():
-    record = Record(0)
-    right = np.zeros((1, 2), np.int64)
-    record.set_arrays(Batch(right, right, right))
-    with pytest.raises(TypeError, match="kernels cannot read int32"):
-        record.set_arrays(Batch(right.astype(np.int32), right, right))
-    with pytest.raises(TypeError, match="kernels cannot read int64"):
-        record.set_arrays(Batch(np.zeros((4, 4), np.int64)[:, :2], right, right))
