@@ -27,6 +27,13 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     num_prompts: int
 
 
+def against(least: float, value: float, high: float) -> str:
+    """What a figure and the end of its interval say of a goal: missed if the whole interval is."""
+    if high < least:
+        return "missed"
+    return "reached" if value >= least else "open: the interval holds the goal"
+
+
 @dataclass(frozen=True)
 class Rate:
     """What two quantities came to on each of N prompts; the rate is the ratio of their sums."""

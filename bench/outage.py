@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench.bootstrap import Interval, Rate, ratio
+from bench.bootstrap import Interval, Rate, against, ratio
 from bench.domains import draw_prompts
 from bench.drafter_choice import LANGUAGE_MODEL, parse_choice
 from bench.figures import panels, spreads
@@ -249,11 +249,14 @@ def verdict(results: Results) -> str:
     back = f"back after {latest_s:.1f} s at the latest, goal {RETURN_GOAL_S:g}: " + (
         "reached." if latest_s <= RETURN_GOAL_S else "missed."
     )
-    values = [found.value for found in results.summary.values() if found is not None]
-    if not values:
+    speeds = "; ".join(
+        f"{name} {with_spread(found)}, {against(GOAL, found.value, found.high)}"
+        for name, found in results.summary.items()
+        if found is not None
+    )
+    if not speeds:
         return f"speed not measured: a draft was always back at once. {back}"
-    speed = "reached" if min(values) >= GOAL else "missed"
-    return f"goal {GOAL:g} of plain decoding: {speed}; {back}"
+    return f"goal {GOAL:g} of plain decoding: {speeds}; {back}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from bench.bootstrap import Interval, Rate, mean_ratio
+from bench.bootstrap import Interval, Rate, against, mean_ratio
 from bench.drafter_choice import DSPARK, LANGUAGE_MODEL
 from bench.regimes import rates
 from bench.regimes.arms import ASYNC, AUTO, OFF, SYNC, Arm
@@ -48,13 +48,11 @@ GOALS = (
 
 
 def verdict_on(goal: Goal, summary: Summary) -> str:
-    """A goal is missed when the whole interval misses it."""
+    """Whether its figure reaches it, if there is one."""
     value, high = summary.get(goal.key), summary.get(f"{goal.key}_hi")
     if value is None or high is None:
         return "not measured"
-    if high < goal.least:
-        return "missed"
-    return "reached" if value >= goal.least else "open: the interval holds the goal"
+    return against(goal.least, value, high)
 
 
 def summarise(found: Found, ballasts: Sequence[str]) -> Summary:

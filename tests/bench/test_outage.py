@@ -50,8 +50,8 @@ def test_a_draft_that_was_back_before_the_first_token_says_nothing_of_speed():
 
 
 def test_the_verdict_names_both_goals():
-    def results(speed, seconds):
-        found = Interval(value=speed, low=speed, high=speed, num_prompts=2)
+    def results(speed, seconds, high=None):
+        found = Interval(value=speed, low=speed, high=high or speed, num_prompts=2)
         return Results(
             summary={"killed, skip": found},
             back_s={"killed, skip": seconds},
@@ -65,7 +65,8 @@ def test_the_verdict_names_both_goals():
     good, slow = results(GOAL, [1.0, RETURN_GOAL_S]), results(GOAL - 0.01, [1.0, 2.0])
     late = results(GOAL, [1.0, RETURN_GOAL_S + 0.1])
     assert verdict(good).count("reached") == 2
-    assert "plain decoding: missed" in verdict(slow)
+    assert "killed, skip 0.94 [0.94, 0.94], missed;" in verdict(slow)
+    assert "open: the interval" in verdict(results(GOAL - 0.01, [1.0], high=GOAL))
     assert "back after 10.1 s" in verdict(late)
     assert verdict(late).endswith("missed.")
 
