@@ -12,6 +12,7 @@ import torch
 
 import draft_node.start
 import specserve.launch
+import target_node.forward_times
 import target_node.speculation_start
 import target_node.start
 from draft_node import outcome_kernels
@@ -77,13 +78,16 @@ def leader(config: ResolvedConfig, given: ChildArguments) -> TargetNode:
         mock.patch.object(target_node.speculation_start, "DraftControlTarget", mock.MagicMock()),
         mock.patch.object(target_node.start, "signal", mock.MagicMock()),
         mock.patch.object(target_node.start, "watch") as watch,
+        # A pretended forward is slow, and how slow the machine's business: the same ones anywhere.
+        mock.patch.object(target_node.forward_times, "_SIZES", (1, 2, 4, 8)),
+        mock.patch.object(target_node.forward_times, "_MOST_S", float("inf")),
     ):
         ranks, runner = target_node.start._build(config, given)
         forwards = ForwardTimes()
         node = target_node.start._leader(config, given, ranks, runner, forwards)
         target_node.start._begin_to_lead(node, config, given, forwards)
         look_at_progress, _ = watch.call_args.args
-        assert look_at_progress() >= 7  # forwards: one, and three of at least two sizes
+        assert look_at_progress() >= 1 + 3 * 4  # forwards: one, and three of each size
         return node
 
 
