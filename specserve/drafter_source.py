@@ -44,23 +44,16 @@ def locate_drafter(
     if speculation.mode not in ("sync", "async", "auto"):
         return speculation
     _refuse_idle_names(speculation, num_draft_processes)
-    speculation = _named(speculation, target, num_draft_processes, device)
+    speculation = _located(speculation)  # first: one place may draft with the other's name
+    speculation = _located(_named(speculation, target, num_draft_processes, device))
     if speculation.drafter is None:
         if speculation.mode == "auto" and num_draft_processes == 0:
             return msgspec.structs.replace(speculation, mode="off")
         problem = f"is needed for a target of your own: a folder, a hub id, or {NGRAM}"
         raise InvalidField("speculation.drafter", problem)
-    colocated, head = speculation.colocated_drafter, speculation.local_head
-    if head is not None and speculation.drafter == NGRAM:
+    if speculation.local_head is not None and speculation.drafter == NGRAM:
         raise InvalidField("speculation.local_head", f"can be added to a DFlash, not to {NGRAM}")
-    return msgspec.structs.replace(
-        speculation,
-        drafter=_drafter(speculation.drafter, "speculation.drafter"),
-        colocated_drafter=None
-        if colocated is None
-        else _drafter(colocated, "speculation.colocated_drafter"),
-        local_head=None if head is None else str(_locate(head, "speculation.local_head")),
-    )
+    return speculation
 
 
 def _refuse_idle_names(speculation: SpeculationConfig, num_drafts: int) -> None:
@@ -114,8 +107,19 @@ def embedded_drafters() -> list[str]:
     return sorted(folder.name for folder in EMBEDDED_DRAFTERS.iterdir() if folder.is_dir())
 
 
-def _drafter(name: str, field: str) -> str:
-    return name if name == NGRAM else str(_locate(name, field))
+def _located(speculation: SpeculationConfig) -> SpeculationConfig:
+    """With folders for those names that it has."""
+    head = speculation.local_head
+    return msgspec.structs.replace(
+        speculation,
+        drafter=_drafter(speculation.drafter, "speculation.drafter"),
+        colocated_drafter=_drafter(speculation.colocated_drafter, "speculation.colocated_drafter"),
+        local_head=None if head is None else str(_locate(head, "speculation.local_head")),
+    )
+
+
+def _drafter(name: str | None, field: str) -> str | None:
+    return name if name is None or name == NGRAM else str(_locate(name, field))
 
 
 def _locate(name: str, field: str) -> Path:

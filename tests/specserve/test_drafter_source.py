@@ -108,9 +108,16 @@ def test_a_target_of_ones_own_takes_one_drafter_for_both_places(tmp_path):
         assert names(locate(tmp_path, "auto", 1, **fields)) == ("ngram", "ngram")
 
 
-def test_a_wrong_colocated_drafter_is_refused_by_its_own_name():
-    with pytest.raises(InvalidField, match=r"speculation\.colocated_drafter: 'no' is no folder"):
-        locate(mode="auto", drafts=1, colocated_drafter="no")
+@pytest.mark.parametrize(("mode", "drafts"), [("auto", 1), ("auto", 0), ("async", 1), ("sync", 0)])
+@pytest.mark.parametrize("field", ["drafter", "colocated_drafter"])
+def test_a_wrong_drafter_is_refused_by_the_name_it_was_given(mode: str, drafts: int, field: str):
+    with pytest.raises(InvalidField, match=rf"speculation\.{field}: 'no' is no folder"):
+        locate(mode=mode, drafts=drafts, **{field: "no"})
+
+
+def test_a_local_head_is_a_folder():
+    with pytest.raises(InvalidField, match=r"speculation\.local_head: 'ngram' is no folder"):
+        locate(drafter=str(DRAFTERS / "dflash"), local_head="ngram")
 
 
 def test_two_names_where_one_place_drafts_are_refused():
