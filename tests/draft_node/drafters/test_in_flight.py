@@ -5,9 +5,12 @@ import random
 import pytest
 import torch
 
+from draft_node.drafters.block_passes import TorchBlockPasses
+from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.in_flight import InFlightTokens
 from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.model.forward_trial import are_usable
 from tests.draft_node.rounds import VOCAB, dspark
 
 
@@ -18,6 +21,7 @@ class Twins:
         self.lazy, self.eager = lazy, eager
         self.source = random.Random(seed)
         self.lengths = dict.fromkeys(range(4), 0)
+        self.num_both = 0  # passes of tokens in flight and of gaps together
 
     def do(self, act):
         found = act(self.lazy), act(self.eager)
@@ -52,8 +56,16 @@ class Twins:
         rows = [self.source.choice(live) for _ in range(self.source.randint(1, 4))]
         lengths = [self.source.randint(1, self.lengths[row]) for row in rows]
         anchors = torch.tensor([self.source.randrange(VOCAB) for _ in rows])
-        batch = DraftBatch(rows, anchors, context_lens=lengths, keep_logits=True)
+        gaps = None
+        if self.source.random() < 0.5:
+            gaps = [
+                [self.source.randrange(VOCAB) for _ in range(self.source.randrange(4))]
+                for _ in rows
+            ]
+        batch = DraftBatch(rows, anchors, gaps, lengths, keep_logits=True)
+        self.num_both += gaps is not None and self.lazy._in_flight.most > 0
         lazy, eager = self.do(lambda d: d.draft(batch, Greedy()))
+        assert lazy.logits.isfinite().all()
         torch.testing.assert_close(lazy.logits[:, 0], eager.logits[:, 0], atol=1e-3, rtol=1e-3)
         for row in live:
             for layer in range(self.lazy.context.cache.num_layers):
@@ -65,12 +77,19 @@ class Twins:
                     torch.testing.assert_close(mine, others, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_when_they_are_computed_makes_no_difference(seed, target, tmp_path):
+def test_when_they_are_computed_makes_no_difference(
+    seed, is_compiled, target, tmp_path, monkeypatch
+):
+    if not is_compiled:
+        monkeypatch.setattr(CompiledPasses, "suit", lambda _: False)
+    elif not are_usable():
+        pytest.skip("no compiled forwards here")
     torch.manual_seed(seed)
     twins = Twins(dspark(tmp_path / "a", target), None, seed)
     twins.eager = dspark(tmp_path / "a", target)
-    for _ in range(120):
+    for _ in range(200):
         kind = twins.source.random()
         if max(twins.lengths.values()) > 24 or kind < 0.3:
             twins.shorten()
@@ -80,6 +99,8 @@ def test_when_they_are_computed_makes_no_difference(seed, target, tmp_path):
             twins.extend(is_verified=True)
         else:
             twins.draft()
+    assert twins.num_both > 5
+    assert isinstance(twins.lazy._passes, CompiledPasses if is_compiled else TorchBlockPasses)
 
 
 def test_what_was_cut_off_is_not_computed():
