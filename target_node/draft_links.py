@@ -122,7 +122,7 @@ class DraftLinks:
     ) -> None:
         heartbeat_s = peer.region.heartbeat_ns / 1e9
         if not peer.epoch:
-            # It was only silent, as after a pause of the whole machine.
+            # It was only silent, as after a pause of the whole machine, or attaches anew.
             if heartbeat_s > peer.detached_s:
                 self._attach(introduction)
         elif has_ended or not heartbeat_s or not peer.region.draft_pid:
@@ -185,7 +185,10 @@ class DraftLinks:
         self._misfits.discard(message.draft)
         peer = self._peers[message.draft]
         if peer.epoch:
+            # Let in at the next look: in between whoever watches sees that it was gone.
             self._detach(peer, "attaches anew")
+            peer.introduction = message
+            return
         try:
             peer.pidfd = os.pidfd_open(message.pid)
         except OSError:

@@ -37,11 +37,12 @@ class Health:
 
     async def follow_drafts(self, hub: Hub, num_draft_processes: int) -> None:
         """Keep `DRAFT` up to date, where there are draft processes; never returns."""
-        status = _NOT_SERVING
         while True:
+            # In this order: one that comes while this one is told of is not missed.
+            upcoming, num_attached = hub.next_load(), hub.load.num_drafts_attached
+            status = _SERVING if num_attached >= num_draft_processes else _NOT_SERVING
             await self._servicer.set(DRAFT, status)
-            load = await hub.next_load()
-            status = _SERVING if load.num_drafts_attached >= num_draft_processes else _NOT_SERVING
+            await upcoming
 
     async def stop_serving(self) -> None:
         """Final: nothing turns it back."""

@@ -172,9 +172,9 @@ class Hub:
     def drain_target(self) -> None:
         self._send_quietly(Drain())
 
-    async def next_load(self) -> Load:
-        """The next report of the target's; never, once the target is lost."""
-        return await asyncio.shield(self._next_load)  # others may be waiting for it too
+    def next_load(self) -> asyncio.Future[Load]:
+        """The first report of the target's from now on; never done, once the target is lost."""
+        return asyncio.shield(self._next_load)  # others may be waiting for it too
 
     async def profile(self, num_rounds: int, path: str) -> Profiled:
         """Record a trace on the target; raises Exhausted while another one is being recorded."""

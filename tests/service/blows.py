@@ -138,8 +138,9 @@ class Chaos:
         return self._source.choice(list(draft_pids(self._launcher_pid).values()))
 
     def _kill(self) -> None:
-        pid, was_serving = self._victim(), self._watch.is_serving
-        since_s, since, num_lines = time.monotonic(), datetime.now(), len(self._lines)
+        pid, since_s = self._victim(), time.monotonic()
+        since, num_lines = datetime.now(), len(self._lines)
+        was_serving = self._watch.is_serving  # last: what changes from here on is noticed
         _send(pid, signal.SIGKILL)
         self.damage.num_kills += 1
         if was_serving and self._is_noticed(self.damage.kills_noticed_s, since_s):
@@ -151,8 +152,8 @@ class Chaos:
 
     def _stop(self) -> None:
         """Until it is noticed, and a random time on: it may be killed for it meanwhile."""
-        pid, was_serving = self._victim(), self._watch.is_serving
-        since_s = time.monotonic()
+        pid, since_s = self._victim(), time.monotonic()
+        was_serving = self._watch.is_serving
         _send(pid, signal.SIGSTOP)
         self.damage.num_stops += 1
         is_noticed = was_serving and self._is_noticed(self.damage.stops_noticed_s, since_s)
