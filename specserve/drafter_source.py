@@ -51,9 +51,13 @@ def locate_drafter(
             return msgspec.structs.replace(speculation, mode="off")
         problem = f"is needed for a target of your own: a folder, a hub id, or {NGRAM}"
         raise InvalidField("speculation.drafter", problem)
-    if speculation.local_head is not None and speculation.drafter == NGRAM:
+    head = speculation.local_head
+    if head is None:
+        return speculation
+    if speculation.drafter == NGRAM:
         raise InvalidField("speculation.local_head", f"can be added to a DFlash, not to {NGRAM}")
-    return speculation
+    folder = str(_locate(head, "speculation.local_head"))
+    return msgspec.structs.replace(speculation, local_head=folder)
 
 
 def _refuse_idle_names(speculation: SpeculationConfig, num_drafts: int) -> None:
@@ -108,13 +112,11 @@ def embedded_drafters() -> list[str]:
 
 
 def _located(speculation: SpeculationConfig) -> SpeculationConfig:
-    """With folders for those names that it has."""
-    head = speculation.local_head
+    """With folders for those names of drafters that it has."""
     return msgspec.structs.replace(
         speculation,
         drafter=_drafter(speculation.drafter, "speculation.drafter"),
         colocated_drafter=_drafter(speculation.colocated_drafter, "speculation.colocated_drafter"),
-        local_head=None if head is None else str(_locate(head, "speculation.local_head")),
     )
 
 

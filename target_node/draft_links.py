@@ -46,6 +46,7 @@ class DraftPeer:
     pidfd: int = -1
     attached_s: float = 0.0
     detached_s: float = 0.0
+    replaced_s: float = 0.0  # another process came before anybody saw that this one was gone
     introduction: Attach | None = None  # of a process that is there, attached or silent
 
 
@@ -71,6 +72,7 @@ class DraftLinks:
         self._last_epoch = 0
         self._wanted: list[Wanted] = []
         self._misfits: set[int] = set()  # drafts that did not fit when they came last
+        self._polled_s = 0.0
         self._next_look_s = 0.0
         self._ends = select.epoll()  # of processes: their pidfds
 
@@ -98,7 +100,7 @@ class DraftLinks:
 
         Where no draft was told of a stream, there is nothing to say that could not wait.
         """
-        now_s = time.monotonic()
+        now_s = self._polled_s = time.monotonic()
         is_due = now_s >= self._next_look_s or bool(self._ends.poll(0))  # takes a microsecond
         if not (is_due or has_streams):
             return
@@ -122,8 +124,8 @@ class DraftLinks:
     ) -> None:
         heartbeat_s = peer.region.heartbeat_ns / 1e9
         if not peer.epoch:
-            # It was only silent, as after a pause of the whole machine, or attaches anew.
-            if heartbeat_s > peer.detached_s:
+            # It was only silent, as after a pause of the whole machine, or took another's place.
+            if heartbeat_s > peer.detached_s and peer.region.draft_pid:
                 self._attach(introduction)
         elif has_ended or not heartbeat_s or not peer.region.draft_pid:
             self._detach(peer, "has ended")
@@ -176,25 +178,24 @@ class DraftLinks:
     # --- coming and going ------------------------------------------------------------------------
 
     def _attach(self, message: Attach) -> None:
-        limits = self._limits
-        if (message.gamma, message.feature_size) != (limits.gamma, limits.feature_size):
-            if message.draft not in self._misfits:  # it may go on saying so
-                self._misfits.add(message.draft)
-                log.error("draft %d does not fit this target's configuration", message.draft)
+        if not self._fits(message):
             return
-        self._misfits.discard(message.draft)
         peer = self._peers[message.draft]
+        former = peer.introduction
+        pidfd = _open_living(message.pid)
+        if pidfd is None:  # it ended before we heard of it, and another may be there by now
+            if not peer.epoch and former is not None and former.pid == message.pid:
+                peer.introduction = None
+            return
         if peer.epoch:
-            # Let in at the next look: in between whoever watches sees that it was gone.
             self._detach(peer, "attaches anew")
-            peer.introduction = message
-            return
-        try:
-            peer.pidfd = os.pidfd_open(message.pid)
-        except OSError:
-            peer.introduction = None  # it ended before we heard of it
-            return
+            if former is not None and former.pid != message.pid:
+                peer.replaced_s = peer.detached_s
         peer.introduction = message
+        if peer.replaced_s >= self._polled_s:
+            os.close(pidfd)
+            return  # let in at a later look: whoever watches sees that the former was gone
+        peer.pidfd = pidfd
         self._ends.register(peer.pidfd, select.EPOLLIN)
         self._last_epoch += 1
         peer.epoch = peer.end.epoch = self._last_epoch
@@ -202,13 +203,23 @@ class DraftLinks:
         peer.end.reset()
         answer = Attached(
             epoch=peer.epoch,
-            vocab_size=limits.vocab_size,
-            max_positions=limits.max_positions,
-            max_rows=limits.max_rows,
-            max_kept=limits.max_kept,
+            vocab_size=self._limits.vocab_size,
+            max_positions=self._limits.max_positions,
+            max_rows=self._limits.max_rows,
+            max_kept=self._limits.max_kept,
         )
         self._control.send(peer.index, answer)
         log.info("draft %d attached, epoch %d", peer.index, peer.epoch)
+
+    def _fits(self, message: Attach) -> bool:
+        limits = self._limits
+        if (message.gamma, message.feature_size) == (limits.gamma, limits.feature_size):
+            self._misfits.discard(message.draft)
+            return True
+        if message.draft not in self._misfits:  # it may go on saying so
+            self._misfits.add(message.draft)
+            log.error("draft %d does not fit this target's configuration", message.draft)
+        return False
 
     def _was_said(self, message: Attach) -> bool:
         """Before its answer was heard: many times while a target loads."""
@@ -232,3 +243,17 @@ class DraftLinks:
             self._ends.unregister(peer.pidfd)
             os.close(peer.pidfd)
             peer.pidfd = -1
+
+
+def _open_living(pid: int) -> int | None:
+    """A pidfd of the process; None where it has ended, reaped or not."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    if ended.poll(0):
+        os.close(pidfd)
+        return None
+    return pidfd

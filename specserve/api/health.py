@@ -4,6 +4,8 @@ Loading: alive, not ready. Draining or without a target: neither, so that nobody
 Lost draft processes change neither: what they do for speed has a name of its own, `DRAFT`.
 """
 
+import asyncio
+
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -13,6 +15,8 @@ NAME = "grpc.health.v1.Health"
 DRAFT = "specserve.draft"  # serving: every draft process works with the target
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+# What reports that come together tell is shown for so long each: watchers see the last one alone.
+_SHOWN_S = 0.01
 
 
 class Health:
@@ -37,12 +41,16 @@ class Health:
 
     async def follow_drafts(self, hub: Hub, num_draft_processes: int) -> None:
         """Keep `DRAFT` up to date, where there are draft processes; never returns."""
+        loads, told = hub.loads(), _NOT_SERVING
+        await self._servicer.set(DRAFT, told)
         while True:
-            # In this order: one that comes while this one is told of is not missed.
-            upcoming, num_attached = hub.next_load(), hub.load.num_drafts_attached
+            num_attached = (await loads.get()).num_drafts_attached
             status = _SERVING if num_attached >= num_draft_processes else _NOT_SERVING
+            if status == told:
+                continue
+            told = status
             await self._servicer.set(DRAFT, status)
-            await upcoming
+            await asyncio.sleep(_SHOWN_S)
 
     async def stop_serving(self) -> None:
         """Final: nothing turns it back."""

@@ -76,7 +76,7 @@ class Hub:
         self._lost_detail = ""
         self.load = Load()
         self.load_s = time.monotonic()  # when it came
-        self._next_load: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
+        self._load_queues: list[asyncio.Queue[Load]] = []
         self._handlers: dict[type, Callable[..., None]] = {
             RoundEvents: self._on_round,
             PromptLogprobs: self._on_prompt_logprobs,
@@ -172,9 +172,10 @@ class Hub:
     def drain_target(self) -> None:
         self._send_quietly(Drain())
 
-    def next_load(self) -> asyncio.Future[Load]:
-        """The first report of the target's from now on; never done, once the target is lost."""
-        return asyncio.shield(self._next_load)  # others may be waiting for it too
+    def loads(self) -> asyncio.Queue[Load]:
+        """Every report of the target's from now on, for one who reads them as long as we live."""
+        self._load_queues.append(asyncio.Queue())
+        return self._load_queues[-1]
 
     async def profile(self, num_rounds: int, path: str) -> Profiled:
         """Record a trace on the target; raises Exhausted while another one is being recorded."""
@@ -293,8 +294,8 @@ class Hub:
 
     def _on_load(self, message: Load) -> None:
         self.load, self.load_s = message, time.monotonic()
-        self._next_load.set_result(message)
-        self._next_load = asyncio.get_running_loop().create_future()
+        for queue in self._load_queues:
+            queue.put_nowait(message)
 
     def _on_ready(self, message: Ready) -> None:
         if not self.ready.done():

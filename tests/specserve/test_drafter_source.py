@@ -115,6 +115,10 @@ def test_a_wrong_drafter_is_refused_by_the_name_it_was_given(mode: str, drafts: 
         locate(mode=mode, drafts=drafts, **{field: "no"})
 
 
+def test_a_launch_that_drafts_nothing_asks_for_no_local_head(tmp_path):
+    assert locate(tmp_path, "auto", local_head="no").mode == "off"
+
+
 def test_a_local_head_is_a_folder():
     with pytest.raises(InvalidField, match=r"speculation\.local_head: 'ngram' is no folder"):
         locate(drafter=str(DRAFTERS / "dflash"), local_head="ngram")

@@ -192,13 +192,16 @@ def test_a_killed_draft_is_noticed_at_once(pair):
     assert pair.links.with_epoch(2) is pair.peers[1]
 
 
-def test_one_that_died_and_came_back_between_two_looks_is_gone_for_one_of_them(pair):
+@pytest.mark.parametrize("num_asked", [1, 3])
+def test_one_that_died_and_came_back_between_two_looks_is_gone_for_one_of_them(pair, num_asked):
     """Whoever watches is told. Its pidfd may have the number of the one before, which had ended."""
     first, second = pair.drafts
     pair.attach(first, second)
     first.kill()
     first.process = subprocess.Popen(["sleep", "600"])
-    first.introduce()
+    for repetition in range(num_asked):
+        first.introduce(repetition=repetition)
+    first.beat()
     time.sleep(0.05)  # until it is there
     pair.links.poll()
     assert pair.links.num_attached == 1
@@ -207,6 +210,66 @@ def test_one_that_died_and_came_back_between_two_looks_is_gone_for_one_of_them(p
         pair.turn()
     assert pair.links.num_attached == 2
     assert first.end.epoch == pair.peers[0].epoch == 3
+
+
+def test_what_the_dead_said_last_drives_nobody_out(pair):
+    """It may arrive behind the introduction of the process that took its place, and unreaped."""
+    first, _ = pair.drafts
+    former = first.process
+    former.kill()
+    os.waitid(os.P_PID, former.pid, os.WEXITED | os.WNOWAIT)
+    first.process = subprocess.Popen(["sleep", "600"])
+    pair.attach(first)
+    first.process, living = former, first.process
+    first.introduce()
+    former.wait()
+    first.introduce()
+    first.process = living
+    first.region.draft_pid = living.pid
+    for _ in range(100):
+        pair.turn()
+        assert first.end.epoch == pair.peers[0].epoch == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("was_unheard", [True, False])
+@pytest.mark.parametrize("period_s", [0.55, 0.9])
+def test_a_draft_of_long_turns_is_attached_after_few_of_them(pair, period_s, was_unheard):
+    """It reads an answer only after the next attempt has begun; its deadline is longer."""
+    first, _ = pair.drafts
+    pair.links._timeout_s = 1.0
+    if was_unheard:
+        pair.attach(first)
+        first.end.epoch = first.region.draft_epoch = 0
+    pair.silent.add(first)
+    for repetition in range(5):
+        first.beat()
+        first.hear()
+        if first.end.epoch is None:
+            first.introduce(repetition=repetition)
+        ends_s = time.monotonic() + period_s
+        while time.monotonic() < ends_s:
+            pair.turn()
+    first.beat()
+    first.hear()
+    pair.turn()
+    assert first.region.draft_epoch == pair.peers[0].epoch > 0
+
+
+def test_one_that_leaves_before_it_was_let_in_is_not(pair):
+    first, second = pair.drafts
+    pair.attach(first, second)
+    first.kill()
+    first.process = subprocess.Popen(["sleep", "600"])
+    first.introduce()
+    time.sleep(0.05)
+    pair.links.poll()
+    first.beat()
+    first.region.draft_pid = 0
+    pair.silent.add(first)
+    for _ in range(100):
+        pair.turn()
+        assert pair.links.num_attached == 1
 
 
 def test_a_draft_that_ended_raises_the_alarm_until_somebody_looks(pair):

@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from unittest import mock
 
+import grpc.aio
 import pytest
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specserve.api.health import DRAFT, Health
 from specserve.api.hub import Hub
@@ -13,33 +13,57 @@ from specserve.types import Load
 from specserve.wire.control import TargetControl
 from tests.specserve.api.scripted_target import ready
 
-Statuses = health_pb2.HealthCheckResponse
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-@pytest.mark.parametrize("attached", [(2, 1), (1, 2), (2, 1, 2), (2, 2, 1)])
-def test_the_last_of_reports_that_come_together_is_what_is_told(tmp_path, attached):
+@pytest.mark.parametrize("held_up", [True, False])
+@pytest.mark.parametrize("attached", [(1, 2), (1, 1, 2), (1,), (1, 2, 1), (2, 1, 2, 2, 1)])
+def test_a_watcher_sees_every_change_however_reports_arrive(tmp_path, attached, held_up):
+    """Of two draft processes; those in a row that say the same are told of once."""
+    seen: list[int] = []
+    states = [SERVING if number == 2 else NOT_SERVING for number in (2, *attached)]
+    changes = [now for before, now in zip([None, *states], states, strict=False) if now != before]
+
     async def follow():
         hub = Hub(tmp_path, max_requests=8, buffer_rounds=64, silence_s=60)
-        target, health = TargetControl(tmp_path), Health(())
-        told = mock.AsyncMock()
-        tasks = [asyncio.create_task(hub.run())]
-        with mock.patch.object(health._servicer, "set", told):
-            tasks.append(asyncio.create_task(health.follow_drafts(hub, 2)))
-            target.announce(ready(400))
-            await hub.ready
-            for num_attached in attached:
-                target.send(Load(num_draft_processes=2, num_drafts_attached=num_attached))
-            time.sleep(0.1)  # holds the loop up: they pile up meanwhile
-            expected = Statuses.SERVING if attached[-1] == 2 else Statuses.NOT_SERVING
-            async with asyncio.timeout(10):
-                while hub.load.num_draft_processes == 0 or told.call_args.args != (DRAFT, expected):
-                    await asyncio.sleep(0.001)
-            await asyncio.sleep(0.05)  # and nothing else is told afterwards
-            assert told.call_args.args == (DRAFT, expected)
+        target, health, server = TargetControl(tmp_path), Health(()), grpc.aio.server()
+        health.add_to(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        tasks = [
+            asyncio.create_task(each)
+            for each in (hub.run(), health.follow_drafts(hub, 2), watch(port))
+        ]
+        target.announce(ready(400))
+        await hub.ready
+        target.send(Load(num_draft_processes=2, num_drafts_attached=2))
+        await seen_so_far(1)
+        for num_attached in attached:
+            target.send(Load(num_draft_processes=2, num_drafts_attached=num_attached))
+            await asyncio.sleep(0 if held_up else 0.02)
+        if held_up:
+            time.sleep(0.1)  # they pile up meanwhile
+        await seen_so_far(len(changes))
+        await asyncio.sleep(0.05)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        await server.stop(0)
         hub.close()
         target.close()
 
+    async def watch(port):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            checks = health_pb2_grpc.HealthStub(channel)
+            async for answer in checks.Watch(health_pb2.HealthCheckRequest(service=DRAFT)):
+                if seen or answer.status == SERVING:  # from there on
+                    seen.append(answer.status)
+
+    async def seen_so_far(count):
+        ends_s = time.monotonic() + 10
+        while len(seen) < count and time.monotonic() < ends_s:
+            await asyncio.sleep(0.001)
+
     asyncio.run(follow())
+    assert seen == changes
