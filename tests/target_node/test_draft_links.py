@@ -14,9 +14,7 @@ import pytest
 
 from specserve.link.messages import BlockKey, Push, Report
 from specserve.link.ring import RingTargetEnd
-from specserve.wire.draft_control import (
-    Wanted,
-)
+from specserve.wire.draft_control import Wanted
 from tests.target_node.fake_drafts import TIMEOUT_S, Pair
 
 PUSH = Push(
