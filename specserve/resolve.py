@@ -80,10 +80,8 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     if num_blocks is not None:
         model = _fit_context(config, model, num_blocks)
     if device == "cpu":
-        weights = spec.num_params * (2 if model.half_weights else _DTYPE_BYTES[dtype])
-        weights += spec.vocab_size * spec.hidden_size * _DTYPE_BYTES["float32"]  # to look tokens up
         pools = (num_blocks or 0) * pool.bytes_in_all
-        _check_memory(weights, pools, hardware.available_memory)
+        _check_memory(cpu_weight_bytes(spec, model), pools, hardware.available_memory)
     return ResolvedConfig(
         model=model,
         topology=msgspec.structs.replace(
@@ -104,6 +102,13 @@ def kv_bytes_per_token(spec: ModelSpec, *, dtype: str, tensor_parallel: int = 1)
     """Bytes of keys and values that one token takes on one rank, over all layers with ballast."""
     heads = spec.num_kv_heads // tensor_parallel
     return 2 * spec.num_layers * heads * spec.head_dim * _DTYPE_BYTES[dtype]
+
+
+def cpu_weight_bytes(spec: ModelSpec, model: ModelConfig) -> int:
+    """Bytes of the target's weights on all ranks together; `model` has its dtype decided."""
+    weights = spec.num_params * (2 if model.half_weights else _DTYPE_BYTES[model.dtype or ""])
+    # Tokens are looked up in a table of their own, whatever products are made with.
+    return weights + spec.vocab_size * spec.hidden_size * _DTYPE_BYTES["float32"]
 
 
 def _draft_bytes_per_token(speculation: SpeculationConfig, spec: ModelSpec, *, dtype: str) -> int:
@@ -254,7 +259,9 @@ def _place(
 
 
 def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Path) -> ModelConfig:
-    dtype = model.dtype or ("float32" if device == "cpu" else spec.dtype)
+    # On a CPU all is computed in float32; what is quantised takes half the memory in float16.
+    whole = device == "cpu" and not spec.quantised
+    dtype = model.dtype or ("float32" if whole else spec.dtype)
     if dtype not in _DTYPE_BYTES:
         raise InvalidField("model.dtype", f"{dtype!r} is not known ({', '.join(_DTYPE_BYTES)})")
     is_wish = model.half_weights is not None if device == "cpu" else model.half_weights

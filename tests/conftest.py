@@ -129,11 +129,12 @@ def start_service() -> Iterator[Callable[..., str]]:
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[str]:
-    """The address of one shared service of the embedded model, `1+0`."""
+    """The address of one shared service of the tiny model, `1+0`."""
     with _service(()) as address:
         yield address
 
 
 def _service(flags: tuple[str, ...]) -> AbstractContextManager[str]:
     # Unpinned: test runs share a machine with others, whose pinned processes would collide.
-    return local_service(["--device", "cpu", "--set", "topology.pin=false", *flags])
+    usual = ["--target", "tiny", "--device", "cpu", "--set", "topology.pin=false"]
+    return local_service([*usual, *flags])

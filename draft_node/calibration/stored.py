@@ -49,11 +49,15 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: Evaluation
 
 
-def weights_hash(folders: Sequence[Path]) -> str:
-    """Of configuration and weights in these folders, in order: changes when a law may change."""
+def weights_hash(models: Sequence[Path]) -> str:
+    """Of configuration and weights of these folders or GGUF files, in order.
+
+    It changes when a law may change.
+    """
     digest = hashlib.sha256()
-    for folder in folders:
-        for path in [folder / CONFIG_FILE, *sorted(folder.glob("*.safetensors"))]:
+    for model in models:
+        in_folder = [model / CONFIG_FILE, *sorted(model.glob("*.safetensors"))]
+        for path in [model] if model.is_file() else in_folder:
             digest.update(path.name.encode())
             with path.open("rb") as file:
                 while chunk := file.read(_CHUNK):

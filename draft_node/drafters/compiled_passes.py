@@ -47,7 +47,6 @@ class CompiledPasses:
             block_size=BLOCK_SIZE,
             # Drafts past the model's last position are never used, but must not fail.
             num_spare_positions=self._pages_each * BLOCK_SIZE,
-            on_demand=True,
         )
         self.context: Context[TiledKVCache] = Context(self._forward.cache, num_blocks)
         spare = num_blocks + np.arange(num_spare)

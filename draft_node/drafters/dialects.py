@@ -25,6 +25,7 @@ from specserve.model.config import (
     convert,
     decoder_spec,
     read_json,
+    read_spec,
 )
 
 Config = dict[str, Any]
@@ -49,8 +50,13 @@ _REFUSED = {
 def read_draft_spec(folder: Path, layout: Layout | None = None) -> DraftSpec:
     """What the checkpoint in `folder` is. Raises `Unsupported`, naming the reason.
 
-    `layout` settles what a checkpoint that predates the key leaves open; a key has precedence.
+    A GGUF file is a language model. `layout` settles what a checkpoint that predates the key leaves
+    open; a key has precedence.
     """
+    return LanguageModelSpec(read_spec(folder)) if folder.is_file() else _read(folder, layout)
+
+
+def _read(folder: Path, layout: Layout | None) -> DraftSpec:
     path = folder / CONFIG_FILE
     content = read_json(path, Config)
     if content.get("speculators_model_type") == "eagle3":

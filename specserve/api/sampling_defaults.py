@@ -1,7 +1,8 @@
 # pyright: strict
 """What a request's unset sampling fields are: as whoever published the model wishes, or plain.
 
-The file is transformers' generation_config.json; as in vLLM and SGLang its `do_sample` is not read.
+A folder says so in transformers' generation_config.json, of which as in vLLM and SGLang `do_sample`
+is not read; a GGUF file in its metadata.
 """
 
 from pathlib import Path
@@ -9,10 +10,18 @@ from pathlib import Path
 import msgspec
 
 from specserve.errors import InvalidField, Unsupported
-from specserve.model.config import GENERATION_CONFIG_FILE, read_json
+from specserve.model.config import GENERATION_CONFIG_FILE, convert, read_json
+from specserve.model.gguf.container import GgufFile
 from specserve.types import SamplingParams
 from specserve.validation import Limits, validate_sampling
 
+_GGUF_KEYS = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 _NO_LIMITS = Limits(vocab_size=1, max_model_len=2**31, max_samples=1, max_logprobs=0)
 
 
@@ -26,6 +35,13 @@ class _File(msgspec.Struct):
     repetition_penalty: float | None = None
 
 
+def _of_gguf(path: Path) -> _File:
+    with GgufFile(path) as opened:
+        keys = {field: f"general.sampling.{key}" for field, key in _GGUF_KEYS.items()}
+        values = {field: opened.metadata.get(key) for field, key in keys.items()}
+    return convert(path, values, _File)
+
+
 def _top_k(value: float | None) -> dict[str, int]:
     if value is None:
         return {}
@@ -34,16 +50,16 @@ def _top_k(value: float | None) -> dict[str, int]:
     return {"top_k": 0 if value == -1 else int(value)}
 
 
-def sampling_defaults(folder: Path, wish: str) -> SamplingParams:
-    """Of the model in `folder`; `wish` is "auto", or "none" for fields that change no law.
+def sampling_defaults(model: Path, wish: str) -> SamplingParams:
+    """Of the model in a folder or file; `wish` is "auto", or "none" for what changes no law.
 
     Raises `Unsupported` for a file that asks for what no request may.
     """
-    path = folder / GENERATION_CONFIG_FILE
+    path = model if model.is_file() else model / GENERATION_CONFIG_FILE
     if wish == "none" or not path.is_file():
         return SamplingParams()
     try:
-        file = read_json(path, _File)
+        file = _of_gguf(path) if model.is_file() else read_json(path, _File)
         given = {name: v for name, v in msgspec.to_builtins(file).items() if v is not None}
         defaults = msgspec.convert(given | _top_k(file.top_k), SamplingParams)
         validate_sampling(defaults, _NO_LIMITS)

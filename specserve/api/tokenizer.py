@@ -1,7 +1,7 @@
-"""The model folder's tokenizer and chat template, off the event loop.
+"""The model's tokenizer and chat template, off the event loop.
 
-Knows no requests and no sampling. Only files of the model folder are ever rendered as templates,
-in jinja's immutable sandbox; nothing a client sends is a template.
+Knows no requests and no sampling. Only what comes with the model is ever rendered as a template, in
+jinja's immutable sandbox; nothing a client sends is one.
 """
 
 import asyncio
@@ -15,12 +15,11 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
 
 from specserve.api.call import ROLES, ChatMessage
 from specserve.api.detokenizer import Detokenizer, TokenBytes
 from specserve.errors import InvalidField, Unsupported
-from specserve.model.config import read_json
+from specserve.model.tokenizer_files import load_tokenizer, read_chat_template
 from specserve.types import Logprobs
 from specserve.validation import Limits
 
@@ -34,11 +33,11 @@ _ResultT = TypeVar("_ResultT")
 class TextTokenizer:
     """Encodes in a small thread pool, so that a long prompt never stops other streams."""
 
-    def __init__(self, folder: Path) -> None:
-        """Load `folder`/tokenizer.json; raises Unsupported if it is no byte-level tokenizer."""
-        self._tokenizer = _load(folder)
+    def __init__(self, model: Path) -> None:
+        """Load the tokenizer of a model's folder or file, as `load_tokenizer` does."""
+        self._tokenizer = load_tokenizer(model)
         self._token_bytes = TokenBytes(self._tokenizer)
-        self._chat = _load_chat_template(folder)
+        self._chat = _chat_template(model)
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
         self._max_token_len = max(map(len, self._tokenizer.get_vocab()))
         self.limits: Limits | None = None  # known once the target is
@@ -128,67 +127,16 @@ class TextTokenizer:
         return self._encode(text, add_special_tokens=False)
 
 
-def _load(folder: Path) -> Tokenizer:
-    path = folder / "tokenizer.json"
-    try:
-        description: dict[str, Any] = json.loads(path.read_bytes())
-        tokenizer = Tokenizer.from_file(str(path))
-    except OSError as error:
-        raise Unsupported(f"model.target: cannot read {path}: {error.strerror}") from error
-    except Exception as error:
-        raise Unsupported(f"model.target: {path} is no tokenizer: {error}") from error
-    if not _is_byte_level(description.get("decoder")):
-        raise Unsupported(f"model.target: {path} is not byte-level, the only kind served")
-    return tokenizer
-
-
-def _is_byte_level(decoder: Any) -> bool:  # noqa: ANN401 - parsed JSON
-    match decoder:
-        case {"type": "ByteLevel"}:
-            return True
-        case {"type": "Sequence", "decoders": [only]}:
-            return _is_byte_level(only)
-        case _:
-            return False
-
-
-def _load_chat_template(folder: Path) -> Callable[[list[dict[str, str]]], str] | None:
-    config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config = read_json(config_path, dict[str, Any]) if config_path.is_file() else {}
-    if template_path.is_file():
-        source = _read_text(template_path)
-    else:
-        source = _default_template(config.get("chat_template"))
+def _chat_template(model: Path) -> Callable[[list[dict[str, str]]], str] | None:
+    source, special = read_chat_template(model)
     if source is None:
         return None
     try:
         template = _environment().from_string(source)
     except Exception as error:  # Python may refuse what jinja has made of it
-        problem = f"model.target: chat template of {folder}: {_one_line(error)}"
+        problem = f"model.target: chat template of {model}: {_one_line(error)}"
         raise Unsupported(problem) from error
-    names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    special = {name: _token_text(config.get(name)) for name in names}
     return lambda turns: _render(template, turns, special)
-
-
-def _default_template(template: Any) -> str | None:  # noqa: ANN401 - parsed JSON
-    """A string, or a list of named ones of which "default" counts."""
-    if isinstance(template, list):
-        named = (entry for entry in template if isinstance(entry, dict))
-        template = next((e.get("template") for e in named if e.get("name") == "default"), None)
-    return template if isinstance(template, str) else None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unsupported(f"model.target: cannot read {path}: {error}") from error
-
-
-def _token_text(token: Any) -> str:  # noqa: ANN401 - parsed JSON: a string or an object
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else ""
 
 
 def _render(template: Template, turns: list[dict[str, str]], special: dict[str, str]) -> str:

@@ -143,7 +143,7 @@ def _model(config: Config) -> Section:
         spec = with_ballast(spec, parse_count(config.model.ballast, "model.ballast"))
     section: Section = {
         "name": config.model.name or default_name(folder),
-        "folder": str(folder),
+        "files": str(folder),
         "architecture": spec.architecture,
         "parameters": format_count(spec.num_params - spec.ballast_params),
         "layers": spec.num_real_layers,
@@ -151,7 +151,7 @@ def _model(config: Config) -> Section:
         "heads": f"{spec.num_heads} query, {spec.num_kv_heads} key-value",
         "vocab_size": spec.vocab_size,
         "max_model_len": config.model.max_model_len or spec.max_position_embeddings,
-        "stored_in": spec.dtype,
+        "stored_in": ", ".join(spec.quantised) or spec.dtype,
         "weights_sha256": _weights_hash(folder),
         "ballast": _ballast(spec),
     }
@@ -167,7 +167,7 @@ def _ballast(spec: ModelSpec) -> str:
 
 def _weights_hash(folder: Path) -> str:
     """Of the single weight file; sharded checkpoints are too large to hash for a glance."""
-    path = folder / "model.safetensors"
+    path = folder if folder.is_file() else folder / "model.safetensors"
     if not path.is_file():
         return "sharded" if any(folder.glob("*.safetensors")) else "missing: no safetensors here"
     with path.open("rb") as file:

@@ -12,7 +12,10 @@ from specserve.commands.config_table import print_config
 from specserve.commands.remarks import (
     ballast_remark,
     context_remark,
+    dtype_remark,
+    memory_remark,
     no_drafter_remark,
+    target_remark,
     unused_remark,
 )
 from specserve.commands.service_options import add_service_options, read_config
@@ -28,10 +31,12 @@ log = logging.getLogger(__name__)
 
 HELP = "serve a model over gRPC until Ctrl-C"
 EXAMPLES = """examples:
-  specserve launch                                      the embedded model on 127.0.0.1:7411
+  specserve launch                                      SmolLM2 if installed, on 127.0.0.1:7411
+  specserve launch --target tiny                        the embedded model, which babbles
   specserve launch --topology 2+0 --threads 4           two tensor-parallel ranks, four cores each
   specserve launch --topology 1+1 --speculation async   a draft process that drafts ahead
   specserve launch --target ./Qwen3-0.6B --port 0       a local folder, any free port
+  specserve launch --target model-Q4_K_M.gguf           a GGUF file
   specserve launch --ballast 60M                        the same law at the cost of a 60M model
   specserve launch --config serve.toml --set engine.max_batch_rows=32
 """
@@ -81,10 +86,15 @@ class _Announcer:
             log.warning("%s", remark)
         if (remark := unused_remark(wish, config)) is not None:
             log.warning("%s", remark)
-        if (remark := no_drafter_remark(wish, config)) is not None:
-            log.info("%s", remark)
-        if (remark := ballast_remark(config)) is not None:
-            log.info("%s", remark)
+        for remark in (
+            target_remark(wish, config),
+            dtype_remark(config),
+            memory_remark(config),
+            no_drafter_remark(wish, config),
+            ballast_remark(config),
+        ):
+            if remark is not None:
+                log.info("%s", remark)
         if config.oversubscribed:
             log.warning("oversubscribed: processes share devices or cores; timings mean nothing")
 

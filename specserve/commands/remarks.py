@@ -9,7 +9,9 @@ import msgspec
 from specserve.config import Config, ResolvedConfig, SpeculationConfig
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
-from specserve.sizes import format_count, parse_count
+from specserve.resolve import cpu_weight_bytes
+from specserve.sizes import format_bytes, format_count, parse_count
+from specserve.target_source import EMBEDDED_TARGET, FETCH_SMOLLM2
 from specserve.topology import parse_topology
 
 if TYPE_CHECKING:
@@ -21,6 +23,51 @@ _OF_DRAFTING = (
 _OF_DRAFT_PROCESSES = (
     "fan_out", "wave", "fan_out_rule", "miss_policy", "draft_wait_ms", "draft_timeout_s", "link",
 )  # fmt: skip
+
+
+def target_remark(wish: Config, config: ResolvedConfig) -> str | None:
+    """Which model is served and why, where nobody named one."""
+    if wish.model.target is not None:
+        return None
+    if Path(config.model.target or "") != EMBEDDED_TARGET:
+        return f"nobody named a --target: {config.model.name} is installed, so it is served"
+    return (
+        f"nobody named a --target: the tiny embedded model is served, which babbles, because "
+        f"SmolLM2 is not installed ({FETCH_SMOLLM2})"
+    )
+
+
+def dtype_remark(config: ResolvedConfig) -> str | None:
+    """What becomes of weights that nothing multiplies as they are stored."""
+    model = config.model
+    quantised = read_spec(Path(model.target or "")).quantised
+    if not quantised:
+        return None
+    stored = " and ".join((", ".join(quantised[:-1]), quantised[-1])).removeprefix(" and ")
+    if model.dtype == "float32":
+        return f"weights of {stored} are dequantised to float32, without rounding"
+    with_what = "bfloat16" if model.dtype == "bfloat16" else "float32"
+    arithmetic = f"; arithmetic is {with_what}" if config.topology.device == "cpu" else ""
+    return (
+        f"weights of {stored} are dequantised and rounded to {model.dtype}{arithmetic} "
+        "(--dtype float32 keeps them whole)"
+    )
+
+
+def memory_remark(config: ResolvedConfig) -> str | None:
+    """What the target takes of a CPU's memory, before it is taken."""
+    num_blocks, model = config.engine.num_blocks, config.model
+    if config.topology.device != "cpu" or num_blocks is None:
+        return None
+    spec = read_spec(Path(model.target or ""))
+    if model.ballast is not None:
+        spec = with_ballast(spec, parse_count(model.ballast, "model.ballast"))
+    num_tokens = num_blocks * config.engine.block_size
+    weights = format_bytes(cpu_weight_bytes(spec, model))
+    return (
+        f"memory: weights {weights}; keys and values up to {config.engine.kv_memory} a rank, for "
+        f"{num_tokens} tokens, taken as they are used (--kv-memory)"
+    )
 
 
 def context_remark(wish: Config, config: ResolvedConfig) -> str | None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from specserve.config import DEFAULT_MODE, Config, load_config, parse_override
 
 _VALUE_FLAGS = (
-    ("--target", "model.target", "FOLDER|HUB_ID", "model to serve (default: the embedded one)"),
+    ("--target", "model.target", "MODEL",
+     "folder, .gguf file, hub id, smollm2 or tiny (default: smollm2 if installed, else tiny)"),
     ("--name", "model.name", "NAME", "name that clients see"),
     ("--dtype", "model.dtype", "DTYPE", "float32, bfloat16 or float16"),
     ("--ballast", "model.ballast", "PARAMS", "pad the target to this cost, e.g. 60M; same law"),
@@ -27,8 +28,8 @@ _VALUE_FLAGS = (
     ("--max-batch-tokens", "engine.max_batch_tokens", "TOKENS", "tokens of one forward"),
     ("--speculation", "speculation.mode", "MODE",
      f"off, sync, async or auto (default {DEFAULT_MODE})"),
-    ("--drafter", "speculation.drafter", "FOLDER|HUB_ID|NAME", "drafter, or ngram"),
-    ("--colocated-drafter", "speculation.colocated_drafter", "FOLDER|HUB_ID|NAME",
+    ("--drafter", "speculation.drafter", "DRAFTER", "folder, .gguf file, hub id, name, or ngram"),
+    ("--colocated-drafter", "speculation.colocated_drafter", "DRAFTER",
      "drafter in the target's process: of mode auto, and for misses"),
     ("--local-head", "speculation.local_head", "FOLDER", "DeLS head for a DFlash drafter"),
     ("--verification", "speculation.verification", "RULE", "rejection, foreseeable or coupled"),

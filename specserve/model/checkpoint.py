@@ -1,7 +1,7 @@
-"""The safetensors files of one checkpoint folder: what they hold, and reading parts of it.
+"""The weights of one checkpoint, a folder of safetensors or a GGUF file: what it holds, and parts.
 
-Names are given without the "model." prefix that most checkpoints carry. Only safetensors is read:
-the pickled formats can execute code. Knows no architecture; the caller says what to expect.
+Names are given without the "model." prefix that most checkpoints carry. Nothing else is read: the
+pickled formats can execute code. Knows no architecture; the caller says what to expect.
 """
 
 import contextlib
@@ -25,12 +25,16 @@ _BUFFER_SUFFIX = "rotary_emb.inv_freq"  # old checkpoints carry this derivable t
 
 
 class Checkpoint:
-    """The open files of `folder`; a context manager. Raises `Unsupported` if one is malformed."""
+    """The open files of `folder`; a context manager. Raises `Unsupported` if one is malformed.
+
+    `folder` may be a GGUF file. What is quantised in it is read as float32.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = contextlib.ExitStack()
         self._tensors: dict[str, tuple[Any, str]] = {}  # name -> (open file, name in the file)
+        self._dtypes = FLOAT_DTYPES
         try:
             for path in _weight_files(folder):
                 self._add(path)
@@ -82,9 +86,9 @@ class Checkpoint:
             if shape != expected[name]:
                 raise Unsupported(
                     f"{self.folder}: tensor {name} has shape {list(shape)}, "
-                    f"config.json asks for {list(expected[name])}"
+                    f"the configuration asks for {list(expected[name])}"
                 )
-            allowed = (tables[name],) if name in tables else FLOAT_DTYPES
+            allowed = (tables[name],) if name in tables else self._dtypes
             if dtype not in allowed:
                 raise Unsupported(
                     f"{self.folder}: tensor {name} has dtype {dtype}, "
@@ -107,9 +111,18 @@ class Checkpoint:
         except SafetensorError as error:
             raise Unsupported(f"{self.folder}: tensor {name}: {error}") from error
 
+    def _open(self, path: Path) -> Any:  # noqa: ANN401 - safetensors' is untyped
+        if path != self.folder:
+            return safe_open(path, framework="pt")
+        # Imported here: it takes a tenth of a second, and most checkpoints are folders.
+        from specserve.model.gguf.weights import QUANTISED, GgufWeights
+
+        self._dtypes = (*FLOAT_DTYPES, *sorted(QUANTISED))
+        return GgufWeights(path)
+
     def _add(self, path: Path) -> None:
         try:
-            file = self._files.enter_context(safe_open(path, framework="pt"))
+            file = self._files.enter_context(self._open(path))
         except (SafetensorError, OSError) as error:
             raise Unsupported(f"{path}: not a readable safetensors file: {error}") from error
         for stored_name in file.keys():  # noqa: SIM118 (not a mapping)
@@ -122,6 +135,8 @@ class Checkpoint:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    if folder.is_file():
+        return [folder]
     index = folder / INDEX_FILE
     if index.is_file():
         return [folder / name for name in _indexed_files(index)]

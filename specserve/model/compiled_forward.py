@@ -51,12 +51,10 @@ class CompiledForward:
         block_size: int,
         num_spare_positions: int = 0,
         kv_dtype: torch.dtype = torch.float32,
-        on_demand: bool = False,
     ) -> None:
         """So many positions behind the model's last are taken for that.
 
-        `kv_dtype`: keys and values are kept in it, float32 or bfloat16; `on_demand`: memory is
-        taken from the system where something is kept, not beforehand.
+        `kv_dtype`: keys and values are kept in it, float32 or bfloat16.
         """
         spec, num_ranks = model.config, model.parallel.size
         self._model = model  # which owns what the weights are views of
@@ -68,7 +66,7 @@ class CompiledForward:
             num_blocks=num_blocks,
             block_size=block_size,
         )
-        self.cache = TiledKVCache(shape, dtype=kv_dtype, on_demand=on_demand)
+        self.cache = TiledKVCache(shape, dtype=kv_dtype)
         team = Team.of_torch()
         assert team is not None, "compiled products have asked"
         self._team = team

@@ -29,10 +29,11 @@ PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary frequencies. `kind` is default, linear, llama3, yarn or proportional.
+    """Rotary frequencies. `kind` is default, linear, llama3, yarn, proportional or factors.
 
     `factor` belongs to linear, llama3 and yarn, the two after it to llama3, beta_* and `truncate`
-    to yarn, the fraction of turning dimensions to proportional.
+    to yarn, the fraction of turning dimensions to proportional, and to factors what each pair's
+    frequency is divided by.
     """
 
     theta: float
@@ -46,6 +47,7 @@ class RopeSpec:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0  # on cos and sin, so on queries and on keys
+    pair_factors: tuple[float, ...] = ()  # head_dim / 2 of them
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class ModelSpec:
     qk_norm: bool
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
-    dtype: str  # of the weights on disk, one of DTYPES
+    dtype: str  # of the weights on disk, one of DTYPES; float16 for quantised ones
+    quantised: tuple[str, ...] = ()  # GGUF's types of quantised matrices, the most used first
     ballast_widths: tuple[int, ...] = ()  # intermediate sizes of the layers appended as ballast
 
     @property
@@ -166,9 +169,17 @@ class _GenerationFile(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
-def read_spec(folder: Path) -> ModelSpec:
-    """The architecture of a checkpoint folder. Raises `Unsupported` naming the field at fault."""
-    path = folder / CONFIG_FILE
+def read_spec(model: Path) -> ModelSpec:
+    """The architecture of a checkpoint folder or of a GGUF file.
+
+    Raises `Unsupported` naming the field at fault.
+    """
+    if model.is_file():
+        # Imported here: what reads GGUF builds on this module, and most models are folders.
+        from specserve.model.gguf.spec import read_gguf_spec
+
+        return read_gguf_spec(model)
+    path = model / CONFIG_FILE
     return decoder_spec(read_json(path, dict[str, Any], field="model.target"), path)
 
 

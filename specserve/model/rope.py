@@ -20,6 +20,8 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
     if rope.kind == "proportional":
         frequencies[int(rope.rotary_fraction * head_dim) // 2 :] = 0  # the rest never turns
         return frequencies
+    if rope.kind == "factors":
+        return frequencies / torch.tensor(rope.pair_factors)
     scaled = frequencies / rope.factor
     if rope.kind == "linear":
         return scaled

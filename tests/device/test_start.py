@@ -53,7 +53,7 @@ def resolved(topology: str = "1+0", *, num_devices: int = 2, **speculation: str)
         cores=(0, 1), cpu_name="any", available_memory=1 << 36, cuda_devices=tuple(devices)
     )
     keys = {"topology.topology": topology, "topology.device": "cuda", "model.max_model_len": "256"}
-    keys |= {"topology.oversubscribe": "true"}
+    keys |= {"topology.oversubscribe": "true", "model.target": "tiny"}
     keys |= {f"speculation.{key}": value for key, value in speculation.items()}
     with mock.patch.object(specserve.launch, "probe", return_value=hardware):
         return specserve.launch.resolve_here(load_config(None, keys))

@@ -24,7 +24,17 @@ class Launched:
     """`specserve launch` as a user starts it, its output collected."""
 
     def __init__(self, *flags: str) -> None:
-        words = [sys.executable, "-m", "specserve", "launch", "--port", "0", *flags]
+        words = [
+            sys.executable,
+            "-m",
+            "specserve",
+            "launch",
+            "--target",
+            "tiny",
+            "--port",
+            "0",
+            *flags,
+        ]
         self.process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -184,7 +194,7 @@ def test_a_stop_signal_lets_running_requests_finish_and_exits_with_0(launch, sig
 def test_a_port_in_use_is_one_clear_line(launch, service: str):
     port = service.rpartition(":")[2]
     second = subprocess.run(
-        [sys.executable, "-m", "specserve", "launch", "--port", port],
+        [sys.executable, "-m", "specserve", "launch", "--target", "tiny", "--port", port],
         capture_output=True,
         text=True,
         timeout=120,
@@ -199,7 +209,17 @@ def test_a_port_in_use_is_one_clear_line(launch, service: str):
 @pytest.mark.skipif(has_stable_halves(), reason="float16 weights give equal bits in every batch")
 def test_half_weights_that_would_have_no_effect_are_refused():
     ended = subprocess.run(
-        [sys.executable, "-m", "specserve", "launch", "--port", "0", "--half-weights"],
+        [
+            sys.executable,
+            "-m",
+            "specserve",
+            "launch",
+            "--target",
+            "tiny",
+            "--port",
+            "0",
+            "--half-weights",
+        ],
         capture_output=True,
         text=True,
         timeout=120,

@@ -23,7 +23,7 @@ REPETITIVE = "1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2,"
 
 @pytest.fixture(scope="module")
 def speculating() -> Iterator[str]:
-    with local_service(["--set", "topology.pin=false", *SYNC]) as address:
+    with local_service(["--target", "tiny", "--set", "topology.pin=false", *SYNC]) as address:
         yield address
 
 
@@ -116,7 +116,17 @@ def test_the_service_says_how_it_speculates(speculating: str):
     ],
 )  # fmt: skip
 def test_a_launch_that_cannot_speculate_says_why_in_one_line(flags, message):
-    command = [sys.executable, "-m", "specserve", "launch", "--port", "0", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "specserve",
+        "launch",
+        "--target",
+        "tiny",
+        "--port",
+        "0",
+        *flags,
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 2
     assert message in ended.stderr.splitlines()[-1]

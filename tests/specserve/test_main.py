@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-LAUNCH = [sys.executable, "-m", "specserve", "launch"]
+LAUNCH = [sys.executable, "-m", "specserve", "launch", "--target", "tiny"]
 FLAGS = ["--device", "cpu", "--port", "0", "--set", "topology.pin=false"]
 
 
@@ -56,7 +56,7 @@ import signal, sys
 from specserve import stop_signals
 stop_signals.signal.signal = lambda *_: sys.exit(str(sorted(SLOW & set(sys.modules))))
 SLOW = {"msgspec", "argparse", "logging", "socket", "subprocess", "specserve.cli"}
-sys.argv[1:] = ["launch"]
+sys.argv[1:] = ["launch", "--target", "tiny"]
 from specserve.__main__ import main
 main()
 """
@@ -72,7 +72,7 @@ import atexit, os, signal, sys
 from specserve import __main__ as entry, cli
 cli.main = lambda: 0
 atexit.register(os.kill, os.getpid(), signal.SIGTERM)
-sys.argv[1:] = ["launch"]
+sys.argv[1:] = ["launch", "--target", "tiny"]
 sys.exit(entry.main())
 """
     found = subprocess.run(

@@ -88,7 +88,7 @@ def test_what_holds_the_place_of_a_closed_stream_is_there_for_children_too():
 
 @pytest.mark.parametrize(
     "words",
-    [("info",), ("launch", "--port", "0", "--device", "cpu"), ("--help",), ("--version",),
+    [("info",), ("launch", "--target", "tiny", "--port", "0", "--device", "cpu"), ("--help",), ("--version",),
      ("info", "--help")],
 )  # fmt: skip
 def test_a_full_stdout_is_named(words):
@@ -100,7 +100,7 @@ def test_a_full_stdout_is_named(words):
 
 
 def test_a_launch_without_stdin_and_stdout_serves_and_logs_its_address(tmp_path):
-    flags = ("--device", "cpu", "--port", "0", "--set", "topology.pin=false")
+    flags = ("--target", "tiny", "--device", "cpu", "--port", "0", "--set", "topology.pin=false")
     log = tmp_path / "log"
     with log.open("w") as stderr:
         process = subprocess.Popen(without("<&- >&-", "launch", *flags), stderr=stderr)

@@ -9,7 +9,7 @@ from specserve.target_source import EMBEDDED_TARGET, locate_target
 
 
 def test_no_target_is_the_embedded_one():
-    assert locate_target(None) == EMBEDDED_TARGET
+    assert locate_target("tiny") == EMBEDDED_TARGET
 
 
 def test_a_folder_becomes_absolute(tmp_path, monkeypatch):

@@ -52,7 +52,7 @@ def audit_embedded(capsys):
 
     def audit_embedded() -> dict:
         words = ("--speculation", "sync", "--verification", "rejection")
-        code = main(["audit", *FEW, *words, "--set", "topology.pin=false"])
+        code = main(["audit", "--target", "tiny", *FEW, *words, "--set", "topology.pin=false"])
         report = json.loads(capsys.readouterr().out)
         assert (code, report["verdict"]) == (1, "failed")
         return report

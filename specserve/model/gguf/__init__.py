@@ -1,0 +1,1 @@
+"""Models in one GGUF file, llama.cpp's format: configuration, weights, tokenizer and template."""
