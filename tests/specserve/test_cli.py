@@ -53,7 +53,7 @@ def test_the_version_is_printed(specserve):
         (("launch", "--threads", "-1"), "topology.threads: expected int of at least 1, got -1"),
         (("launch", "--max-model-len", "1000000"), "model.max_model_len: 1000000 exceeds"),
         (("launch", "--target", "/proc"), "model.target: /proc is no model folder"),
-        (("launch", "--target", "no such thing"), "model.target: 'no such thing' is neither"),
+        (("launch", "--target", "no such thing"), "model.target: 'no such thing' is none of"),
         (("launch", "--frobnicate"), "unrecognized arguments: --frobnicate"),
         (("generate", "--target", "/proc", "x"), "model.target: /proc is no model folder"),
         (("generate", "--n", "many", "x"), "argument --n: invalid int value: 'many'"),

@@ -6,7 +6,7 @@ from specserve import drafter_source
 from specserve.config import SpeculationConfig
 from specserve.drafter_source import locate_drafter
 from specserve.errors import InvalidField
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.target_source import EMBEDDED_TARGET, locate_target
 
 DRAFTERS = EMBEDDED_TARGET.parent / "drafters"
 
@@ -45,6 +45,18 @@ def test_a_target_of_ones_own_needs_a_drafter_of_ones_own(tmp_path):
 
 def test_auto_without_any_drafter_is_off(tmp_path):
     assert locate(tmp_path, "auto").mode == "off"
+
+
+def test_smollm2_is_looked_up_in_its_prompts_without_being_told():
+    for mode, drafts in (("sync", 0), ("async", 1), ("auto", 0), ("auto", 1)):
+        assert locate(locate_target("smollm2"), mode, drafts).drafter == "ngram"
+    own = locate(locate_target("smollm2"), drafter="smollm2")
+    assert own.drafter == str(locate_target("smollm2"))
+
+
+def test_a_gguf_file_may_draft(tmp_path):
+    (tmp_path / "draft.gguf").write_bytes(b"GGUF")
+    assert locate(drafter=str(tmp_path / "draft.gguf")).drafter == str(tmp_path / "draft.gguf")
 
 
 def test_where_one_place_drafts_either_name_is_its_drafters():

@@ -88,8 +88,8 @@ def test_what_holds_the_place_of_a_closed_stream_is_there_for_children_too():
 
 @pytest.mark.parametrize(
     "words",
-    [("info",), ("launch", "--target", "tiny", "--port", "0", "--device", "cpu"), ("--help",), ("--version",),
-     ("info", "--help")],
+    [("info",), ("launch", "--target", "tiny", "--port", "0", "--device", "cpu"),
+     ("--help",), ("--version",), ("info", "--help")],
 )  # fmt: skip
 def test_a_full_stdout_is_named(words):
     with Path("/dev/full").open("w") as full:

