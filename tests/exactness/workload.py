@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from specserve.client import AsyncClient
+from specserve.api.call import ChatMessage
+from specserve.client import AsyncClient, Prompt
 
 MAX_MODEL_LEN = 288  # prompts and answers below stay inside
 
@@ -16,7 +17,7 @@ MAX_MODEL_LEN = 288  # prompts and answers below stay inside
 class SeededRequest:
     """A prompt and its options; always with a seed."""
 
-    prompt: str
+    prompt: Prompt
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -59,6 +60,34 @@ def seeded_requests(count: int, seed: int = 2026) -> list[SeededRequest]:
     return requests
 
 
+def chat_requests(count: int, seed: int = 2026) -> list[SeededRequest]:
+    """As `seeded_requests`, of a model that chats: two of three prompts are conversations."""
+    rng = random.Random(seed)
+
+    def asked(request: SeededRequest, number: int) -> SeededRequest:
+        if number % 3 == 0:
+            return request
+        turns = [ChatMessage("user", rng.choice(_QUESTIONS))]
+        if number % 3 == 1:
+            turns = [ChatMessage("system", rng.choice(_MANNERS)), *turns]
+        return SeededRequest(turns, request.options)
+
+    return [asked(request, i) for i, request in enumerate(seeded_requests(count, seed))]
+
+
+_MANNERS = ("Answer in one sentence.", "You are a pirate.", "Answer with a list.")
+_QUESTIONS = (
+    "What is the capital of France?",
+    "Repeat after me: one, two, three, one, two, three, one, two, three.",
+    "Write a Python function that reverses a string.",
+    "Why is the sky blue?",
+    "Translate to German: The house is small, the garden is large.",
+    "If I have 3 apples and buy 4 more, how many do I have?",
+    "Name five animals that live in the sea.",
+    "Tell me a very short story about a dragon and a clock.",
+    "Summarise: Rain fell all day. The river rose. By night the bridge was gone.",
+    "Which is larger, 17 or 71, and why?",
+)
 _MIXTURES: list[dict[str, Any]] = [
     {"top_p": 0.9},
     {"top_k": 20},

@@ -24,17 +24,8 @@ class Launched:
     """`specserve launch` as a user starts it, its output collected."""
 
     def __init__(self, *flags: str) -> None:
-        words = [
-            sys.executable,
-            "-m",
-            "specserve",
-            "launch",
-            "--target",
-            "tiny",
-            "--port",
-            "0",
-            *flags,
-        ]
+        words = [sys.executable, "-m", "specserve", "launch", "--target", "tiny"]
+        words += ["--port", "0", *flags]
         self.process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

@@ -1,0 +1,45 @@
+"""The real model, served: it answers sensibly, and speculation changes nothing of what it says."""
+
+from collections.abc import Callable
+
+import pytest
+
+from specserve.api.call import ChatMessage
+from specserve.client import Client
+from specserve.target_source import find_smollm2
+from tests.exactness.real_model import SERVICES, plainly, with_drafts
+from tests.exactness.workload import Outcome, SeededRequest, chat_requests, differing
+
+QUESTION = [ChatMessage("user", "What is the capital of France?")]
+REQUESTS = [SeededRequest(QUESTION, {"temperature": 0, "max_tokens": 32}), *chat_requests(16)]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[Outcome]:
+    assert find_smollm2() is not None, "`make setup` installs it"
+    return plainly(REQUESTS)
+
+
+@pytest.mark.slow
+def test_the_capital_of_france_is_paris(plain: list[Outcome]):
+    assert plain[0].texts == ("The capital of France is Paris.",)
+    assert plain[0].finish_reasons == ("stop",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sync lm", "1+1"])
+def test_speculation_changes_nothing(plain: list[Outcome], name: str):
+    kills = 1 if "+" in name else 0
+    found, num_killed = with_drafts(REQUESTS, SERVICES[name], kills=kills)
+    assert differing(plain, found) == []
+    assert num_killed == kills
+
+
+@pytest.mark.slow
+def test_it_is_what_a_launch_serves_unless_told_otherwise(start_service: Callable[..., str]):
+    address = start_service("--target", "smollm2", "--max-model-len", "512")
+    with Client(address) as client:
+        assert client.model_info().model == "SmolLM2-135M-Instruct"
+        assert "Paris" in client.generate(QUESTION, temperature=0, max_tokens=32).text
+        # By default it may draft, by looking up what was said before.
+        assert client.spec_config().drafter == "ngram"
