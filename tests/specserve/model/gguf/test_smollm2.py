@@ -17,13 +17,17 @@ from tokenizers import pre_tokenizers as pre
 
 from specserve.api.call import ChatMessage
 from specserve.api.tokenizer import TextTokenizer
+from specserve.client import Client
 from specserve.model.attention import AttentionBatch
 from specserve.model.checkpoint import Checkpoint
 from specserve.model.forward import make_forward
 from specserve.model.tokenizer_files import load_tokenizer
 from specserve.target_source import find_smollm2
+from tests.exactness.workload import prompts
 from tests.specserve.model.checkpoints import load
 
+NUM_TOKENS = 48
+TIE = 1e-3  # logits: what two orders of summing float32 may differ by
 CHATS = (
     [("user", "What is the capital of France?")],
     [("system", "You are terse."), ("user", "Hi"), ("assistant", "Hello."), ("user", "Bye\n")],
@@ -54,6 +58,36 @@ def lines(count: int) -> list[str]:
     others = (path.read_text(errors="replace") for path in tests if path.exists())
     every = itertools.chain(others, texts)
     return list(itertools.islice((line for text in every for line in text.split("\n")), count))
+
+
+def lines_of_prose(count: int) -> list[str]:
+    """Beginnings for the model to go on with."""
+    texts = (text for text in prompts() if "def " not in text)
+    return [text[:120] for text in itertools.islice(texts, count)]
+
+
+def beyond_ties(file: Path, model, address: str, num_prompts: int) -> list[str]:
+    """Prompts whose greedy text differs from transformers' where its two logits are no tie."""
+    tokenizer = load_tokenizer(file)
+    differing = []
+    with Client(address) as client:
+        for text in lines_of_prose(num_prompts):
+            ids = tokenizer.encode(text).ids
+            served = client.generate(ids, temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+            ours = list(served.samples[0].token_ids)
+            with torch.inference_mode():
+                logits = model(torch.tensor([ids + ours])).logits[0, len(ids) - 1 : -1]
+            # At every place what was served is the likeliest token behind what was served so far.
+            behind = logits.max(-1).values - logits[torch.arange(len(ours)), torch.tensor(ours)]
+            if float(behind.max()) > TIE:
+                differing.append(f"{text[:40]!r}: {float(behind.max()):.4f}")
+    return differing
+
+
+@pytest.mark.slow
+def test_greedy_text_is_that_of_transformers_up_to_ties(file, theirs, start_service):
+    address = start_service("--target", str(file), "--dtype", "float32", "--max-model-len", "128")
+    assert beyond_ties(file, theirs[0], address, num_prompts=10) == []
 
 
 @pytest.mark.slow
