@@ -24,6 +24,7 @@ from specserve.errors import InvalidField, Unsupported
 from specserve.hardware import Hardware
 from specserve.model.ballast import with_ballast
 from specserve.model.config import ModelSpec
+from specserve.model.dealing import check_ranks, deal_heads
 from specserve.sizes import format_bytes, parse_bytes, parse_count
 from specserve.target_source import default_name
 from specserve.telemetry import LOG_LEVELS
@@ -55,7 +56,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     topology = parse_topology(config.topology.topology)
     _check_seams(config, topology)
     _check_batch(config.engine)
-    spec.check_divisible(topology.num_target_ranks)
+    check_ranks(spec, topology.num_target_ranks)
     device = resolve_device(config, topology, hardware)
     placements, oversubscribed = _place(config, topology, device, hardware)
     _check_nccl("speculation.link", config.speculation.link, device)
@@ -68,11 +69,11 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     kept, kv_dtype = state_dtype(device, dtype), _resolve_kv_dtype(config.engine, device, dtype)
     obstacle = _graph_obstacle(topology, device, collectives)
     engine = _resolve_engine(config.engine, device, kv_dtype, obstacle)
-    kv_bytes = kv_bytes_per_token(spec, dtype=kv_dtype, tensor_parallel=ranks)
+    kv_bytes = kv_bytes_by_rank(spec, dtype=kv_dtype, tensor_parallel=ranks)
     draft_bytes = _draft_bytes_per_token(config.speculation, spec, dtype=kept)
     pool = _KvPool(
-        block_bytes=config.engine.block_size * kv_bytes,
-        bytes_in_all=config.engine.block_size * (kv_bytes * ranks + draft_bytes),
+        block_bytes=config.engine.block_size * max(kv_bytes),
+        bytes_in_all=config.engine.block_size * (sum(kv_bytes) + draft_bytes),
         blocks_per_context=math.ceil(context_len / config.engine.block_size),
         available=int(hardware.available_memory * _KV_SHARE_OF_MEMORY),
     )
@@ -98,10 +99,16 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     )
 
 
+def kv_bytes_by_rank(spec: ModelSpec, *, dtype: str, tensor_parallel: int) -> list[int]:
+    """Bytes of keys and values that one token takes on each rank, over all layers with ballast."""
+    of_head = 2 * spec.num_layers * spec.head_dim * _DTYPE_BYTES[dtype]
+    dealt = deal_heads(spec.num_heads, spec.num_kv_heads, tensor_parallel)
+    return [len(heads.kv) * of_head for heads in dealt]
+
+
 def kv_bytes_per_token(spec: ModelSpec, *, dtype: str, tensor_parallel: int = 1) -> int:
-    """Bytes of keys and values that one token takes on one rank, over all layers with ballast."""
-    heads = spec.num_kv_heads // tensor_parallel
-    return 2 * spec.num_layers * heads * spec.head_dim * _DTYPE_BYTES[dtype]
+    """The same of the rank with the most: all ranks' pools have equally many blocks."""
+    return max(kv_bytes_by_rank(spec, dtype=dtype, tensor_parallel=tensor_parallel))
 
 
 def cpu_weight_bytes(spec: ModelSpec, model: ModelConfig) -> int:
@@ -311,7 +318,7 @@ def _check_memory(weights: int, pools: int, available: int) -> None:
 class _KvPool(msgspec.Struct, frozen=True, kw_only=True):
     """What the size of the KV pool follows from."""
 
-    block_bytes: int  # on one rank
+    block_bytes: int  # on the rank that keeps most
     bytes_in_all: int  # of a block on all ranks, and of what a drafter keeps for its tokens
     blocks_per_context: int  # for one context of full length
     available: int  # bytes, for all ranks

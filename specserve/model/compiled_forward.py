@@ -56,12 +56,12 @@ class CompiledForward:
 
         `kv_dtype`: keys and values are kept in it, float32 or bfloat16.
         """
-        spec, num_ranks = model.config, model.parallel.size
+        spec, num_heads = model.config, len(model.heads.queries)
         self._model = model  # which owns what the weights are views of
         self.embedding: Floats = model.embedding.numpy()  # [V, E]
         shape = CacheShape(
             num_layers=spec.num_layers,
-            num_kv_heads=spec.num_kv_heads // num_ranks,
+            num_kv_heads=len(model.heads.kv),
             head_dim=spec.head_dim,
             num_blocks=num_blocks,
             block_size=block_size,
@@ -72,9 +72,10 @@ class CompiledForward:
         self._team = team
         attention = attention_kernels(spec.head_dim, self.cache.tile, self.cache.keys.itemsize)
         products, rows = compiled_weights.products(model.layers)
-        widths = [spec.layer_width(index) // num_ranks for index in range(spec.num_layers)]
+        layers = range(spec.num_layers)
+        widths = [len(model.parallel.share(spec.layer_width(index))) for index in layers]
         self._widths = np.array(widths)
-        panel, num_heads = rows[0].panel, spec.num_heads // num_ranks
+        panel = rows[0].panel
         outputs = products[..., 2].max(axis=0) * panel  # of each of a layer's products
         self._shape = _Shape(
             panel=panel,

@@ -100,21 +100,6 @@ class ModelSpec:
         layers = self.num_real_layers * self.layer_params(self.intermediate_size)
         return embeddings + layers + self.hidden_size + self.ballast_params
 
-    def check_divisible(self, num_ranks: int) -> None:
-        """Raise `Unsupported`, naming the field, unless every rank gets an equal shard."""
-        for field, size in (
-            ("num_attention_heads", self.num_heads),
-            ("num_key_value_heads", self.num_kv_heads),
-            ("intermediate_size", self.intermediate_size),
-            ("hidden_size", self.hidden_size),
-            ("vocab_size", self.vocab_size),
-        ):
-            if size % num_ranks:
-                raise Unsupported(
-                    f"topology.topology: {num_ranks} target ranks, but {field} is {size}, "
-                    f"which {num_ranks} does not divide"
-                )
-
 
 class _RopeFile(msgspec.Struct):
     """`rope_scaling` (transformers v4) or `rope_parameters` (v5)."""

@@ -17,7 +17,6 @@ from specserve.model.config import ModelSpec, RopeSpec
 from specserve.model.layers import DecoderLayer, RMSNorm, SwiGLU
 from specserve.model.linear import Kernels, can_compile
 from specserve.model.parallel import TensorParallel
-from specserve.model.projection import GatheredProjection
 from specserve.model.rope import RotaryTable
 from specserve.model.torch_forward import TorchForward
 from specserve.model.transformer import Transformer
@@ -116,11 +115,11 @@ def small_model() -> Transformer:
             input_norm=norm(hidden),
             qkv=kernels.linear([weight((heads + 2 * kv_heads) * dim, hidden)]),
             qk_norm=norm(heads + kv_heads, dim),
-            o_proj=GatheredProjection(kernels.linear([weight(hidden, heads * dim)]), parallel),
+            o_proj=kernels.linear([weight(hidden, heads * dim)]),
             mlp_norm=norm(hidden),
             gate_up=kernels.linear([weight(2 * width, hidden)]),
             gate=SwiGLU(width, cpu),
-            down_proj=GatheredProjection(kernels.linear([weight(hidden, width)]), parallel),
+            down_proj=kernels.linear([weight(hidden, width)]),
         )
 
     return Transformer(

@@ -15,9 +15,10 @@ from typing import Protocol
 import torch
 
 from specserve.errors import Unsupported
+from specserve.model.dealing import Share, Shares, StackedRows
 from specserve.model.row_kernels import RowKernels, Storage, row_kernels
 
-PIECES = (8, 4, 2, 1)  # a tiled product's output columns come in that many pieces, if they divide
+PIECES = 8  # that a tiled product's output columns come in
 # What few rows are padded to. Four stream a weight 20-25 % faster than one where it was measured,
 # and cost nothing where it stays in the cache; eight is for a machine whose bits differ below.
 MIN_ROWS = (4, 8)
@@ -109,8 +110,13 @@ class TiledLinear:
     of ranks, so equal rows give equal bits on any kernel that is a function of its input.
     """
 
-    def __init__(self, pieces: Sequence[torch.Tensor], tile: int) -> None:
-        self._pieces = pieces
+    def __init__(self, parts: Sequence[torch.Tensor], shares: Shares, tile: int) -> None:
+        """`parts`: weights stacked, of each those rows that `shares` says."""
+        self._pieces = [
+            piece
+            for part, share in zip(parts, shares, strict=True)
+            for piece in fixed_pieces(part, share)
+        ]
         self._tile = tile
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -119,9 +125,14 @@ class TiledLinear:
         rows: list[torch.Tensor] = []
         for view in padded.split(self._tile):
             tile = view.clone()  # libraries may choose by alignment, and a view has any
-            columns = [torch.nn.functional.linear(tile, piece) for piece in self._pieces]
+            columns = [
+                torch.nn.functional.linear(tile, piece)[:, wanted] for piece, wanted in self._pieces
+            ]
             rows.append(torch.cat(columns, dim=1))
         return torch.cat(rows)[:num_tokens]
+
+
+_Tried = tuple[type[PackedLinear | HalfLinear], int, tuple[Shares, ...]]
 
 
 class Kernels:
@@ -165,7 +176,7 @@ class Kernels:
         self._may_pair = may_pair
         self._input_bits = input_bits
         self.any_halved = False
-        self._verdicts: dict[tuple[type[PackedLinear | HalfLinear], int, int], int] = {}
+        self._verdicts: dict[_Tried, int] = {}
 
     @classmethod
     def of_16_bits(cls, dtype: torch.dtype, *, deterministic: bool) -> "Kernels":
@@ -189,25 +200,24 @@ class Kernels:
         kernels.rounded_to = dtype
         return kernels
 
-    def linear(self, parts: Sequence[torch.Tensor], num_ranks: int = 1) -> Linear:
+    def linear(self, parts: Sequence[torch.Tensor], rows: StackedRows | None = None) -> Linear:
         """The product with `parts`, each [rows, in], stacked.
 
-        `num_ranks` ranks hold equal shares of the whole weight's rows, this one `parts`.
+        `rows`: which of whole weights' they are; None: all, of a model that is not dealt.
         """
         weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
         if self._compiles:
             return CompiledLinear(weight, self._kernels_for(weight))
-        shape = weight.shape[1], weight.shape[0] * num_ranks
-        if self._halves and self._can_halve(weight, shape):
+        rows = rows or StackedRows.whole([len(part) for part in parts])
+        if self._halves and self._can_halve(weight, rows):
             self.any_halved = True
             return HalfLinear(weight)
         if not self.deterministic:
             return PackedLinear(weight) if self._packs else PlainLinear(weight)
-        min_rows = self._min_rows(shape)
+        min_rows = self._min_rows(weight.shape[1], rows)
         if min_rows is not None:
             return PackedLinear(weight, min_rows)
-        pieces = [piece for part in parts for piece in fixed_pieces(part, num_ranks)]
-        return TiledLinear(pieces, self._tile)
+        return TiledLinear(parts, rows.own, self._tile)
 
     def quantizes(self, weight: torch.Tensor) -> bool:
         """Whether products with it are of 8 bits."""
@@ -254,37 +264,49 @@ class Kernels:
             return True
         return storage is Storage.FLOAT16 and self._may_round and HalfLinear.holds(weight)
 
-    def _can_halve(self, weight: torch.Tensor, shape: tuple[int, int]) -> bool:
+    def _can_halve(self, weight: torch.Tensor, rows: StackedRows) -> bool:
         holds = HalfLinear.holds(weight)
         if not self.deterministic:
             return holds
-        if self._verdict(HalfLinear, shape):
+        if self._verdict(HalfLinear, weight.shape[1], rows):
             return False
         # Another rank's share may hold what this one's does not.
         if not holds:
             raise Unsupported(f"half_weights: a weight is beyond float16's {HALF_MAX:.0f}")
         return True
 
-    def _min_rows(self, shape: tuple[int, int]) -> int | None:
+    def _min_rows(self, in_size: int, rows: StackedRows) -> int | None:
         """Rows that a packed product is padded to; None: its bits are not stable for any."""
         if not self._packs:
             return None
-        differing = self._verdict(PackedLinear, shape)
+        differing = self._verdict(PackedLinear, in_size, rows)
         return next((rows for rows in MIN_ROWS if rows > differing), None)
 
-    def _verdict(self, kernel: type[PackedLinear | HalfLinear], shape: tuple[int, int]) -> int:
-        """Of the whole weight's shape [in, out], so that every number of ranks agrees."""
-        key = (kernel, *shape)
+    def _verdict(
+        self, kernel: type[PackedLinear | HalfLinear], in_size: int, rows: StackedRows
+    ) -> int:
+        """Of whole weights and all usual numbers of ranks, so that every one of these agrees."""
+        key = (kernel, in_size, rows.tried)
         if key not in self._verdicts:
-            self._verdicts[key] = most_differing_rows(kernel, *shape, self.dtype)
+            self._verdicts[key] = most_differing_rows(kernel, in_size, rows.tried, self.dtype)
         return self._verdicts[key]
 
 
-def fixed_pieces(part: torch.Tensor, num_ranks: int) -> list[torch.Tensor]:
-    """Split a rank's rows of a weight into the pieces that 1, 2, 4 or 8 ranks would all use."""
-    rows = part.shape[0] * num_ranks
-    num_pieces = next((n for n in PIECES if rows % n == 0 and n % num_ranks == 0), num_ranks)
-    return [piece.clone() for piece in part.chunk(num_pieces // num_ranks)]
+def fixed_pieces(part: torch.Tensor, share: Share) -> list[tuple[torch.Tensor, slice]]:
+    """A weight's rows [share, in] in pieces that any number of ranks would use, all of one shape.
+
+    With each, which rows of it are of the share. What is another rank's is zeros: a kernel computes
+    a column from that column, in its place in the shape.
+    """
+    width = -(-share.size // PIECES)
+    pieces: list[tuple[torch.Tensor, slice]] = []
+    for first in range(share.start // width * width, share.stop, width):
+        start, stop = max(first, share.start), min(first + width, share.stop)
+        wanted = slice(start - first, stop - first)
+        piece = part.new_zeros(width, part.shape[1])
+        piece[wanted] = part[start - share.start : stop - share.start]
+        pieces.append((piece, wanted))
+    return pieces
 
 
 def can_compile() -> bool:
@@ -321,14 +343,19 @@ def can_halve() -> bool:
 
 
 def most_differing_rows(
-    kernel: type[PackedLinear | HalfLinear], in_size: int, out_size: int, dtype: torch.dtype
+    kernel: type[PackedLinear | HalfLinear],
+    in_size: int,
+    tried: Sequence[Shares],
+    dtype: torch.dtype,
 ) -> int:
     """The most rows whose bits depend on their number or place; 0 where they never do.
 
-    Tried against a product of many rows by one thread with the whole matrix: other row counts,
-    places, this process's threads, and the column shards of 2, 4 and 8 ranks.
+    Tried against a product of many rows by one thread with the whole weights, stacked: other row
+    counts, places, this process's threads, and the columns that ranks hold, as in `tried`.
     """
     generator = torch.Generator().manual_seed(0)
+    sizes = [share.size for share in tried[0]]
+    out_size = sum(sizes)
     # A few random rows repeated: drawing all of a large matrix would take longer than probing it.
     few = torch.randn(min(out_size, 509), in_size, generator=generator).to(dtype)
     weight = few.repeat(-(-out_size // few.shape[0]), 1)[:out_size]
@@ -340,12 +367,11 @@ def most_differing_rows(
     finally:
         torch.set_num_threads(num_threads)
     differing = 0
-    for num_shards in (n for n in (1, 2, 4, 8) if out_size % n == 0):
-        width = out_size // num_shards
-        for start in range(0, out_size, width):
-            linear = kernel(weight[start : start + width].contiguous())
-            columns = expected[:, start : start + width]
-            differing = max(differing, *_differing_rows(linear, x, columns))
+    for shares in tried:
+        of_each = list(zip(weight.split(sizes), expected.split(sizes, dim=1), shares, strict=True))
+        linear = kernel(torch.cat([part[share.entries] for part, _, share in of_each]))
+        columns = torch.cat([out[:, share.entries] for _, out, share in of_each], dim=1)
+        differing = max(differing, *_differing_rows(linear, x, columns))
     return differing
 
 

@@ -3,7 +3,7 @@
 No code that comes with a checkpoint is ever executed.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,14 @@ from specserve.errors import Unsupported
 from specserve.model.ballast import with_ballast
 from specserve.model.checkpoint import Checkpoint
 from specserve.model.config import ModelSpec, read_spec
+from specserve.model.dealing import (
+    Shares,
+    check_ranks,
+    deal,
+    deal_heads,
+    most_ranks,
+    rows_of,
+)
 from specserve.model.layers import DecoderLayer, RMSNorm, SwiGLU
 from specserve.model.linear import HALF_MAX, Kernels, Linear, can_halve, can_halve_exactly
 from specserve.model.parallel import TensorParallel
@@ -112,7 +120,7 @@ def load_with(
 ) -> Transformer:
     """The same as `load_model` with products of the caller's choice, on their device."""
     spec = read_spec(folder)
-    spec.check_divisible(parallel.size)
+    check_ranks(spec, parallel.size)
     padded, own_len = with_ballast(spec, ballast), spec.max_position_embeddings
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
         optional = ("lm_head.weight",) if spec.tie_word_embeddings else ()
@@ -153,6 +161,10 @@ def layer_tensors(spec: ModelSpec, width: int) -> dict[str, tuple[int, ...]]:
         shapes["self_attn.q_norm.weight"] = (head_dim,)
         shapes["self_attn.k_norm.weight"] = (head_dim,)
     return shapes
+
+
+# Of a number of ranks, what each of them holds of some weights.
+Dealt = Callable[[int], Sequence[Shares]]
 
 
 class _Weights(Protocol):
@@ -205,7 +217,7 @@ class _Builder:
         self._device = kernels.device
         self._parallel = parallel
         self._kernels = kernels
-        self._projection = GatheredProjection if kernels.deterministic else ReducedProjection
+        self._most_ranks = most_ranks(spec)
 
     def build(self, num_positions: int) -> Transformer:
         spec = self._spec
@@ -215,7 +227,7 @@ class _Builder:
             embedding=self._place(self._checkpoint.read("embed_tokens.weight")),
             layers=[self._layer(index) for index in range(spec.num_layers)],
             final_norm=self._norm(self._checkpoint, "norm.weight"),
-            lm_head=self._column_linear(self._checkpoint, [head], [spec.vocab_size]),
+            lm_head=self._linear(self._checkpoint, [head], self._columns(spec.vocab_size)),
             rotary=RotaryTable(
                 spec.rope,
                 head_dim=spec.head_dim,
@@ -230,26 +242,37 @@ class _Builder:
         return model
 
     def _layer(self, index: int) -> DecoderLayer:
-        spec, num_ranks = self._spec, self._parallel.size
-        width = spec.layer_width(index)
+        spec, width = self._spec, self._spec.layer_width(index)
         weights = self._layer_weights(index, width)
-        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        heads = self._parallel.share_heads(spec.num_heads, spec.num_kv_heads)
         qkv_names = [f"self_attn.{kind}_proj.weight" for kind in "qkv"]
         gate_up_names = ["mlp.gate_proj.weight", "mlp.up_proj.weight"]
         return DecoderLayer(
             index=index,
-            num_heads=spec.num_heads // num_ranks,
-            num_kv_heads=spec.num_kv_heads // num_ranks,
+            num_heads=len(heads.queries),
+            num_kv_heads=len(heads.kv),
             head_dim=spec.head_dim,
             input_norm=self._norm(weights, "input_layernorm.weight"),
-            qkv=self._column_linear(weights, qkv_names, [q_size, kv_size, kv_size]),
+            qkv=self._linear(weights, qkv_names, self._heads),
             qk_norm=self._qk_norm(weights) if spec.qk_norm else None,
-            o_proj=self._project(weights, "self_attn.o_proj.weight", q_size),
+            o_proj=self._project(weights, "self_attn.o_proj.weight", self._queries),
             mlp_norm=self._norm(weights, "post_attention_layernorm.weight"),
-            gate_up=self._column_linear(weights, gate_up_names, [width, width]),
-            gate=SwiGLU(width // num_ranks, self._device),
-            down_proj=self._project(weights, "mlp.down_proj.weight", width),
+            gate_up=self._linear(weights, gate_up_names, self._columns(width, width)),
+            gate=SwiGLU(len(self._parallel.share(width)), self._device),
+            down_proj=self._project(weights, "mlp.down_proj.weight", self._columns(width)),
         )
+
+    def _columns(self, *sizes: int) -> Dealt:
+        """The same columns of several weights."""
+        return lambda num_ranks: list(zip(*(deal(n, num_ranks) for n in sizes), strict=True))
+
+    def _heads(self, num_ranks: int) -> list[Shares]:
+        spec = self._spec
+        dealt = deal_heads(spec.num_heads, spec.num_kv_heads, num_ranks)
+        return [heads.columns(spec.head_dim) for heads in dealt]
+
+    def _queries(self, num_ranks: int) -> list[Shares]:
+        return [columns[:1] for columns in self._heads(num_ranks)]
 
     def _layer_weights(self, index: int, width: int) -> _Weights:
         if index < self._spec.num_real_layers:
@@ -262,26 +285,31 @@ class _Builder:
 
     def _qk_norm(self, weights: _Weights) -> RMSNorm:
         """One norm over this rank's query and key heads: weight [heads + kv_heads, head_dim]."""
-        num_ranks = self._parallel.size
-        q = weights.read("self_attn.q_norm.weight").expand(self._spec.num_heads // num_ranks, -1)
-        k = weights.read("self_attn.k_norm.weight").expand(self._spec.num_kv_heads // num_ranks, -1)
+        heads = self._parallel.share_heads(self._spec.num_heads, self._spec.num_kv_heads)
+        q = weights.read("self_attn.q_norm.weight").expand(len(heads.queries), -1)
+        k = weights.read("self_attn.k_norm.weight").expand(len(heads.kv), -1)
         return RMSNorm(self._place(torch.cat([q, k])), self._spec.rms_norm_eps)
 
-    def _column_linear(self, weights: _Weights, names: list[str], sizes: list[int]) -> Linear:
-        """This rank's rows of several weights with `sizes` rows, as one product."""
+    def _linear(self, weights: _Weights, names: list[str], dealt: Dealt) -> Linear:
+        """This rank's rows of several weights, as one product."""
+        rows = rows_of(dealt, self._parallel.rank, self._parallel.size, self._most_ranks)
         parts = [
-            self._place(weights.read(name, (self._parallel.shard(size), slice(None))))
-            for name, size in zip(names, sizes, strict=True)
+            self._place(weights.read(name, (share.entries, slice(None))))
+            for name, share in zip(names, rows.own, strict=True)
         ]
-        return self._kernels.linear(parts, self._parallel.size)
+        return self._kernels.linear(parts, rows)
 
-    def _project(self, weights: _Weights, name: str, in_size: int) -> Projection:
-        sizes = (self._spec.hidden_size, in_size)
-        part = [slice(None), slice(None)]
-        dim = self._projection.SHARDED_DIM
-        part[dim] = self._parallel.shard(sizes[dim])
-        weight = self._place(weights.read(name, tuple(part)))
-        return self._projection(self._kernels.linear([weight], self._parallel.size), self._parallel)
+    def _project(self, weights: _Weights, name: str, inputs: Dealt) -> Projection:
+        """Closed by all ranks together; `inputs` are dealt as what comes before it gives them."""
+        parallel, hidden_size = self._parallel, self._spec.hidden_size
+        by_rank = tuple(share for (share,) in inputs(parallel.size))
+        if self._kernels.deterministic:
+            linear = self._linear(weights, [name], self._columns(hidden_size))
+            return GatheredProjection(linear, parallel, by_rank, deal(hidden_size, parallel.size))
+        part = (slice(None), by_rank[parallel.rank].entries)
+        return ReducedProjection(
+            self._kernels.linear([self._place(weights.read(name, part))]), parallel
+        )
 
     def _place(self, weight: torch.Tensor) -> torch.Tensor:
         rounded = weight.to(self._device, self._rounded_to)

@@ -15,29 +15,35 @@ from typing import Protocol
 
 import torch
 
+from specserve.model.dealing import Shares
 from specserve.model.linear import Linear
 from specserve.model.parallel import TensorParallel
 
 
 class Projection(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's inputs [N, in / ranks] -> full outputs [N, out], equal on every rank."""
+        """This rank's inputs [N, its share] -> full outputs [N, out], equal on every rank."""
         ...
 
 
 class GatheredProjection:
-    SHARDED_DIM = 0  # of the weight [out, in]: outputs
+    """`linear` takes all inputs and gives this rank's share of the outputs."""
 
-    def __init__(self, linear: Linear, parallel: TensorParallel) -> None:
+    def __init__(
+        self, linear: Linear, parallel: TensorParallel, inputs: Shares, outputs: Shares
+    ) -> None:
+        """`inputs`, `outputs`: every rank's, in order."""
         self.linear = linear
         self._parallel = parallel
+        self._inputs, self._outputs = inputs, outputs
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._parallel.all_gather(self.linear(self._parallel.all_gather(x)))
+        whole = self._parallel.all_gather(x, self._inputs)
+        return self._parallel.all_gather(self.linear(whole), self._outputs)
 
 
 class ReducedProjection:
-    SHARDED_DIM = 1  # of the weight [out, in]: inputs
+    """`linear` takes this rank's share of the inputs and gives a part of every output's sum."""
 
     def __init__(self, linear: Linear, parallel: TensorParallel) -> None:
         self.linear = linear

@@ -62,7 +62,7 @@ class RecordedForward:
         return self._plain.run(token_ids, taps)
 
     def _make(self, key: _Key) -> "_PaddedForward":
-        num_heads = self._model.config.num_heads // self._model.parallel.size
+        num_heads = len(self._model.heads.queries)
         attention = PaddedAttention(self.cache, num_heads=num_heads, shape=key.shape)
         return _PaddedForward(self._model, attention, key.taps)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from specserve.model.config import ModelSpec
+from specserve.model.dealing import deal
 from specserve.model.layers import AttentionRun, DecoderLayer, RMSNorm
 from specserve.model.linear import Linear
 from specserve.model.parallel import TensorParallel
@@ -34,6 +35,8 @@ class Transformer:
         self.half_weights = False  # whether some are kept in 16 bits, whatever they compute with
         self.embedding = embedding  # [V, H], whole on every rank
         self.parallel = parallel
+        self.heads = parallel.share_heads(spec.num_heads, spec.num_kv_heads)  # this rank's
+        self._vocabulary = deal(spec.vocab_size, parallel.size)
         self.layers = tuple(layers)
         self.final_norm = final_norm
         self.lm_head = lm_head  # [N, H] -> this rank's columns of [N, V]
@@ -66,5 +69,5 @@ class Transformer:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Final hidden states [R, H] -> [R, V] float32 on rank 0, None on the other ranks."""
-        logits = self.parallel.gather(self.lm_head(hidden))
+        logits = self.parallel.gather(self.lm_head(hidden), self._vocabulary)
         return None if logits is None else logits.float()

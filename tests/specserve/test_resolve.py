@@ -194,7 +194,10 @@ def test_a_number_of_speculation_out_of_range_is_refused(key, value):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (Config(topology=TopologyConfig(topology="3+0")), "ranks, but num_attention_heads is 8"),
+        (
+            Config(topology=TopologyConfig(topology="9+0")),
+            r"^topology\.topology: 9 target ranks, but num_attention_heads is 8: at most 8 ranks",
+        ),
         (Config(topology=TopologyConfig(device="cuda")), "no CUDA device"),
         (Config(server=ServerConfig(host="0.0.0.0")), "server.host: '0.0.0.0' is not a loopback"),
         (Config(engine=EngineConfig(kv_memory="1k")), "no room for a single block"),

@@ -36,6 +36,12 @@ def test_blocks_take_at_most_a_quarter_of_free_memory():
     assert config.engine.num_blocks == (16 << 20) // block_bytes
     two = resolved(Config(topology=TopologyConfig(topology="2+0")), machine)
     assert two.engine.num_blocks == config.engine.num_blocks  # half the memory, half the heads
+    # Of three ranks one keeps two heads, but all together as many as one; of eight, each keeps one.
+    machine = msgspec.structs.replace(machine, cores=tuple(range(8)))
+    three = resolved(Config(topology=TopologyConfig(topology="3+0")), machine)
+    assert three.engine.num_blocks == config.engine.num_blocks
+    eight = resolved(Config(topology=TopologyConfig(topology="8+0")), machine)
+    assert eight.engine.num_blocks == config.engine.num_blocks // 2
 
 
 def test_keys_and_values_take_half_the_memory_in_bfloat16():
@@ -123,6 +129,11 @@ def test_kv_of_a_token_is_shared_by_the_ranks():
     whole = kv_bytes_per_token(SPEC, dtype="float32")
     assert whole == 2 * 4 * 4 * 32 * 4
     assert kv_bytes_per_token(SPEC, dtype="bfloat16", tensor_parallel=4) == whole // 8
+    # The rank that keeps most counts; where ranks outnumber key-value heads, each keeps one.
+    of_ranks = {1: 4, 2: 2, 3: 2, 4: 1, 5: 1, 8: 1}
+    for num_ranks, heads in of_ranks.items():
+        found = kv_bytes_per_token(SPEC, dtype="float32", tensor_parallel=num_ranks)
+        assert found == whole * heads // 4
     deeper = dataclasses.replace(SPEC, ballast_widths=(64, 64))
     assert kv_bytes_per_token(deeper, dtype="float32") == whole * 6 // 4
 

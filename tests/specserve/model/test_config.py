@@ -143,15 +143,6 @@ def test_a_folder_without_config_is_no_model(tmp_path):
         read_spec(tmp_path)
 
 
-def test_ranks_must_divide_every_sharded_size(tmp_path):
-    spec = read_spec(write_config(tmp_path, QWEN3))
-    spec.check_divisible(4)
-    with pytest.raises(Unsupported, match="num_key_value_heads is 4, which 8 does not divide"):
-        spec.check_divisible(8)
-    with pytest.raises(Unsupported, match="num_attention_heads is 8, which 3 does not divide"):
-        spec.check_divisible(3)
-
-
 def test_parameters_are_counted_as_stored(tmp_path):
     tied = read_spec(write_config(tmp_path / "tied", QWEN3))
     untied = read_spec(write_config(tmp_path / "untied", QWEN3, tie_word_embeddings=False))

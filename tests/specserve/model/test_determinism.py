@@ -6,6 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from specserve.errors import Unsupported
 from specserve.model import linear, loader
+from specserve.model.dealing import StackedRows, deal, deal_heads
 from specserve.model.layers import RMSNorm, SwiGLU
 from specserve.model.linear import (
     CompiledLinear,
@@ -92,13 +93,13 @@ def test_gates_do_not_depend_on_neighbours_shards_or_threads(width, num_threads)
     expected = SwiGLU(width, CPU)(torch.cat([gates, ups], 1))
     torch.testing.assert_close(expected, torch.nn.functional.silu(gates) * ups)
     torch.set_num_threads(num_threads)
-    for num_ranks in (1, 2, 4):
+    for num_ranks in (1, 2, 3, 4, 5):
         for rows in (slice(0, 1), slice(5, 7), slice(3, 64), slice(0, 64)):
             shards = [
-                SwiGLU(width // num_ranks, CPU)(torch.cat(pair, 1))
-                for pair in zip(
-                    gates[rows].chunk(num_ranks, 1), ups[rows].chunk(num_ranks, 1), strict=True
+                SwiGLU(len(share), CPU)(
+                    torch.cat([x[rows, share.entries] for x in (gates, ups)], 1)
                 )
+                for share in deal(width, num_ranks)
             ]
             assert torch.equal(torch.cat(shards, 1), expected[rows])
 
@@ -171,10 +172,26 @@ def leaking(differs):
         (lambda rows, columns: rows == 17, 17),
         (lambda rows, columns: columns == 16, 64),
         (lambda rows, columns: columns == 8 and rows < 6, 5),
+        (lambda rows, columns: columns == 24 and rows < 4, 3),
     ],
 )
 def test_the_probe_finds_the_most_rows_whose_bits_differ(differs, most):
-    assert most_differing_rows(leaking(differs), 48, 64, torch.float32) == most
+    # 64 columns, dealt to 1, 2, 4 and 8 ranks and, unevenly, to 3: 20, 20 and 24.
+    tried = [(share,) for num_ranks in (1, 2, 3, 4, 8) for share in deal(64, num_ranks)]
+    assert most_differing_rows(leaking(differs), 48, tried, torch.float32) == most
+
+
+@needs_packing
+def test_the_probe_tries_stacked_weights_as_ranks_hold_them():
+    tried = [heads.columns(16) for num_ranks in (1, 4) for heads in deal_heads(9, 3, num_ranks)]
+    seen = []
+
+    def differs(rows, columns):
+        seen.append(columns)
+        return columns == (2 + 2) * 16 and rows == 7  # of the last of four ranks alone
+
+    assert most_differing_rows(leaking(differs), 48, tried, torch.float32) == 7
+    assert set(seen) == {15 * 16, 5 * 16, 3 * 16, 4 * 16}
 
 
 @needs_packing
@@ -294,24 +311,38 @@ def test_a_target_of_16_bits_may_keep_them_and_one_of_32_may_not(tmp_path, monke
         check_half_weights(folder)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
-def test_tiled_products_have_equal_bits_for_any_rows_and_ranks(num_ranks):
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5, 7, 8, 9])
+@pytest.mark.parametrize("head_dim", [16, 10])
+def test_tiled_products_have_equal_bits_for_any_rows_and_ranks(num_ranks, head_dim):
     torch.manual_seed(0)
-    parts = [torch.randn(64, 40), torch.randn(32, 40)]
-    whole = TiledLinear([p for part in parts for p in fixed_pieces(part, 1)], 8)
+    sizes = [heads * head_dim for heads in (9, 3, 3)]
+    parts = [torch.randn(size, 40) for size in sizes]
+    whole = TiledLinear(parts, StackedRows.whole(sizes).own, 8)
     x = torch.randn(21, 40)
     expected = whole(x)
     torch.testing.assert_close(expected, x @ torch.cat(parts).T)
 
-    shards = [[part.chunk(num_ranks)[rank] for part in parts] for rank in range(num_ranks)]
-    ranks = [
-        TiledLinear([p for part in shard for p in fixed_pieces(part, num_ranks)], 8)
-        for shard in shards
-    ]
-    for rows in windows(21):
-        outs = [rank(x[rows]).split([64 // num_ranks, 32 // num_ranks], 1) for rank in ranks]
-        gathered = torch.cat([torch.cat(part, 1) for part in zip(*outs, strict=True)], 1)
-        assert torch.equal(gathered, expected[rows])
+    for heads in deal_heads(9, 3, num_ranks):
+        shares = heads.columns(head_dim)
+        own = [part[share.entries] for part, share in zip(parts, shares, strict=True)]
+        product = TiledLinear(own, shares, 8)
+        of_whole = zip(expected.split(sizes, 1), shares, strict=True)
+        wanted = torch.cat([part[:, share.entries] for part, share in of_whole], 1)
+        for rows in windows(21):
+            assert torch.equal(product(x[rows]), wanted[rows])
+
+
+@pytest.mark.parametrize("size", [5, 64, 100, 131])
+def test_all_pieces_of_a_weight_have_one_shape_for_any_number_of_ranks(size):
+    weight = torch.randn(size, 3)
+    shapes = set()
+    for num_ranks in range(1, min(size, 12) + 1):
+        for share in deal(size, num_ranks):
+            pieces = fixed_pieces(weight[share.entries], share)
+            shapes |= {piece.shape for piece, _ in pieces}
+            held = torch.cat([piece[wanted] for piece, wanted in pieces])
+            assert torch.equal(held, weight[share.entries])
+    assert len(shapes) == 1
 
 
 @pytest.mark.parametrize(

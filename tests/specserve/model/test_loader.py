@@ -194,11 +194,11 @@ def test_code_in_the_folder_is_never_executed(tmp_path, architecture):
 
 def test_too_many_ranks_are_refused_before_anything_is_read(tmp_path):
     folder = write_config(tmp_path, QWEN3)
-    with pytest.raises(Unsupported, match="num_key_value_heads"):
+    with pytest.raises(Unsupported, match="9 target ranks, but num_attention_heads is 8"):
         load_model(
             folder,
             dtype=torch.float32,
             device=torch.device("cpu"),
-            parallel=TensorParallel(0, 8),
+            parallel=TensorParallel(0, 9),
             deterministic=True,
         )
