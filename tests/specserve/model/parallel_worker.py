@@ -3,35 +3,94 @@
 python -m tests.specserve.model.parallel_worker FOLDER RANK SIZE
 """
 
-import itertools
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from specserve.model.forward import make_forward
+from specserve.model import linear
 from specserve.model.parallel import TensorParallel
 from specserve.model.torch_forward import TorchForward
 from tests import golden_case
 from tests.golden import Session
-from tests.specserve.model.checkpoints import load
+from tests.specserve.model.checkpoints import LLAMA, QWEN3, load
 
-PROMPT = torch.arange(13) * 11 % 64
-CHUNKS = (6, 1, 1, 5)
-BALLAST = 100_000
+PROMPT = torch.arange(45) * 11 % 64
+CHUNKS = (6, 1, 1, 3, 34)
+BALLAST = 200_000
+CHECKPOINTS = {
+    "qwen3": QWEN3,
+    "llama": LLAMA,
+    # SmolLM2-135M's proportions: nothing but its vocabulary and widths is a power of two.
+    "nine": {
+        **LLAMA,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_size": 72,
+        "intermediate_size": 192,
+        "vocab_size": 96,
+        "tie_word_embeddings": True,
+    },
+    # Nothing divides.
+    "four": {
+        **QWEN3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 37,
+        "intermediate_size": 53,
+        "vocab_size": 67,
+        "tie_word_embeddings": False,
+    },
+}
+WAYS = ("compiled", "torch between", "packed", "tiled")
 
 
-def run(
-    folder: Path, parallel: TensorParallel, *, deterministic: bool, by_torch: bool
-) -> dict[str, torch.Tensor]:
+class Mode(NamedTuple):
+    checkpoint: str
+    way: str  # of `WAYS`
+    dtype: torch.dtype
+    deterministic: bool
+
+    def __str__(self) -> str:
+        kind = "exact" if self.deterministic else "reduced"
+        return f"{self.checkpoint}.{self.way}.{self.dtype}.{kind}"
+
+
+def modes() -> Iterator[Mode]:
+    for checkpoint in CHECKPOINTS:
+        for way in WAYS:
+            yield Mode(checkpoint, way, torch.float32, deterministic=True)
+        for way in WAYS[:3]:
+            yield Mode(checkpoint, way, torch.float32, deterministic=False)
+        for way in WAYS[:2]:
+            yield Mode(checkpoint, way, torch.bfloat16, deterministic=True)
+
+
+def run(folder: Path, parallel: TensorParallel, mode: Mode) -> dict[str, torch.Tensor]:
     """Hidden states and, on rank 0, logits of `PROMPT`, fed in `CHUNKS`."""
-    golden_case.make_forward = TorchForward if by_torch else make_forward
-    target = load(folder, parallel=parallel, deterministic=deterministic, ballast=BALLAST)
-    session = Session(target, len(PROMPT))
-    hidden = torch.cat([session.feed(chunk)[0] for chunk in PROMPT.split(CHUNKS)])
+    with ExitStack() as stack:
+        if mode.way != "compiled":
+            stack.enter_context(mock.patch.object(golden_case, "make_forward", TorchForward))
+        if mode.way in ("packed", "tiled"):
+            stack.enter_context(mock.patch.object(linear, "row_kernels", return_value=None))
+        if mode.way == "tiled":
+            stack.enter_context(mock.patch.object(linear, "most_differing_rows", return_value=64))
+        target = load(
+            folder / mode.checkpoint,
+            parallel=parallel,
+            deterministic=mode.deterministic,
+            dtype=mode.dtype,
+            ballast=BALLAST,
+        )
+        session = Session(target, len(PROMPT))
+        hidden = torch.cat([session.feed(chunk)[0] for chunk in PROMPT.split(CHUNKS)])
     logits = target.logits(hidden)
     assert (logits is not None) == (parallel.rank == 0)
     return {"hidden": hidden} if logits is None else {"hidden": hidden, "logits": logits}
@@ -43,14 +102,11 @@ def main() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = f"file://{folder}/store-{size}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
-    parallel = TensorParallel(rank, size)
-    results = {}
-    for checkpoint in ("qwen3", "llama"):
-        for deterministic, by_torch in itertools.product((True, False), repeat=2):
-            modes = {"deterministic": deterministic, "by_torch": by_torch}
-            out = run(folder / checkpoint, parallel, **modes)
-            prefix = f"{checkpoint}.{by_torch}.{'exact' if deterministic else 'reduced'}"
-            results |= {f"{prefix}.{name}": tensor for name, tensor in out.items()}
+    results = {
+        f"{mode}.{name}": tensor
+        for mode in modes()
+        for name, tensor in run(folder, TensorParallel(rank, size), mode).items()
+    }
     save_file(results, folder / f"out-{size}-{rank}.safetensors")
     dist.destroy_process_group()
 
