@@ -16,9 +16,10 @@ from itertools import pairwise
 from specserve.errors import Unsupported
 from specserve.model.config import ModelSpec
 
-# Products, on any device, like columns in multiples of a power of two up to this one.
+# Products, on any device, like columns in multiples of a power of two up to this one, ...
 _STEP = 64
-_LEAST_STEPS = 4  # of a rank: one more or less is a quarter of its share at most
+_LEAST_STEPS = 4  # of a rank, so that one more or less is a quarter of its share at most; ...
+_FINE_STEP = 32  # ... and what lies within so many costs none of them more, of a panel, say
 # Fixed choices are made for all of these numbers of ranks together, so that they have equal bits.
 USUAL_RANKS = range(1, 9)
 
@@ -82,12 +83,8 @@ class StackedRows:
 
 def deal(size: int, num_ranks: int) -> Shares:
     """A dimension's columns, by rank; `size` is not less than `num_ranks`."""
-    if size % num_ranks == 0:
-        step = size // num_ranks
-    else:
-        step = _STEP
-        while step > 1 and size < num_ranks * _LEAST_STEPS * step:
-            step //= 2
+    width, left = divmod(size, num_ranks)
+    step = _step(width) if left else width
     bounds = [step * bound for bound in _bounds(-(-size // step), num_ranks)]
     return tuple(Share(start, min(stop, size), size) for start, stop in pairwise(bounds))
 
@@ -147,6 +144,16 @@ def _sizes(spec: ModelSpec) -> dict[str, int]:
         "hidden_size": spec.hidden_size,
         "vocab_size": spec.vocab_size,
     }
+
+
+def _step(width: int) -> int:
+    """Columns that are dealt together, where a rank has about `width`."""
+    step = _STEP
+    while step > _FINE_STEP and width < _LEAST_STEPS * step:
+        step //= 2
+    while step > width:
+        step //= 2
+    return step
 
 
 def _bounds(number: int, num_parts: int) -> list[int]:

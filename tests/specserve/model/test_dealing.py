@@ -31,13 +31,14 @@ def test_columns_are_dealt_evenly_and_in_order(size):
         widths = [len(share) for share in shares]
         if size % num_ranks == 0:
             assert set(widths) == {size // num_ranks}
-        else:  # by a step of at most 64 columns, of which every rank has four
-            assert max(widths) - size / num_ranks < min(64, max(1, size / num_ranks / 4))
+        else:  # but for one step
+            assert max(widths) - size / num_ranks < min(64, max(32, size / num_ranks / 4))
 
 
 def test_columns_are_dealt_in_steps_that_products_like():
     assert [len(share) for share in deal(49152, 5)] == [9792, 9856, 9792, 9856, 9856]
-    assert [len(share) for share in deal(576, 5)] == [112, 112, 112, 112, 128]
+    assert [len(share) for share in deal(576, 5)] == [96, 128, 96, 128, 128]
+    assert [len(share) for share in deal(256, 7)] == [32, 32, 32, 32, 32, 32, 64]
     assert [len(share) for share in deal(32001, 2)] == [16000, 16001]
     assert [len(share) for share in deal(5, 3)] == [1, 2, 2]
 
