@@ -1,5 +1,7 @@
 """A target's forward pass over a paged cache by torch's own operations: see `forward`."""
 
+from collections.abc import Callable
+
 import torch
 
 from specserve.model.attention import Attention, AttentionBatch, TorchAttention
@@ -37,11 +39,16 @@ class TorchForward:
             device=model.embedding.device,
             kept_dtype=kv_dtype,
         )
-        self._attention = (
-            _deterministic_attention(self.cache, heads)
-            if deterministic
-            else TorchAttention(self.cache, num_heads=len(heads.queries), deterministic=False)
-        )
+        if deterministic:
+            self._attention = of_whole_groups(self._deterministic_attention, heads)
+        else:
+            num_heads = len(heads.queries)
+            self._attention = TorchAttention(self.cache, num_heads=num_heads, deterministic=False)
+
+    def _deterministic_attention(self, num_heads: int) -> Attention:
+        if self.cache.device.type == "cuda":
+            return FixedAttention(self.cache, num_heads=num_heads)
+        return TorchAttention(self.cache, num_heads=num_heads, deterministic=True)
 
     def plan(self, batch: AttentionBatch) -> None:
         self._attention.plan(batch)
@@ -53,16 +60,14 @@ class TorchForward:
         return self._model.forward(token_ids, self._positions, self._attention, taps)
 
 
-def _deterministic_attention(cache: KVCache, heads: HeadShare) -> Attention:
-    """Always of whole groups of query heads, as one rank has them: kernels go by such sizes."""
+def of_whole_groups(make: Callable[[int], Attention], heads: HeadShare) -> Attention:
+    """Attention of a rank's `heads` by what `make` makes for a number of query heads.
+
+    That is always of whole groups, as one rank has them: libraries choose kernels by such sizes.
+    """
     before, behind = heads.missing
-    num_heads = before + len(heads.queries) + behind
-    attention = (
-        FixedAttention(cache, num_heads=num_heads)
-        if cache.device.type == "cuda"
-        else TorchAttention(cache, num_heads=num_heads, deterministic=True)
-    )
-    return _PartOfGroup(attention, before, behind) if before or behind else attention
+    whole = make(before + len(heads.queries) + behind)
+    return _PartOfGroup(whole, before, behind) if before or behind else whole
 
 
 class _PartOfGroup:

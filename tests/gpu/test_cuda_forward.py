@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from specserve.model.attention import AttentionBatch
+from specserve.model.dealing import deal_heads
 from specserve.model.fixed_attention import FixedAttention
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from target_node.batch import ForwardBatch
 from target_node.runner import Runner
-from tests.specserve.model.attended import LENGTHS, NUM_KV_HEADS, Rows, differing
+from tests.specserve.model.attended import LENGTHS, NUM_HEADS, NUM_KV_HEADS, Rows, differing
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,13 +61,10 @@ def test_bits_of_fixed_attention_do_not_depend_on_the_company_or_ranks(dtype: to
     assert differing(rows) == []
     whole = [(row, 0, length) for row, length in enumerate(LENGTHS)]
     expected = torch.cat(rows.attend(whole))
-    for num_ranks in (2, 4):
-        width = NUM_KV_HEADS // num_ranks
+    for num_ranks in range(2, NUM_HEADS + 1):
         parts = [
-            torch.cat(
-                Rows(device, fixed, kv_heads=slice(at, at + width), dtype=dtype).attend(whole)
-            )
-            for at in range(0, NUM_KV_HEADS, width)
+            torch.cat(Rows(device, fixed, heads=heads, dtype=dtype).attend(whole))
+            for heads in deal_heads(NUM_HEADS, NUM_KV_HEADS, num_ranks)
         ]
         assert torch.equal(torch.cat(parts, dim=1), expected)
 

@@ -6,7 +6,9 @@ import numpy as np
 import torch
 
 from specserve.model.attention import Attention, AttentionBatch
+from specserve.model.dealing import HeadShare, deal_heads
 from specserve.model.kv_cache import CacheShape, KVCache
+from specserve.model.torch_forward import of_whole_groups
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 8, 4, 32
 LENGTHS = (7, 130, 300, 64, 33, 517)  # tokens of each row
@@ -22,12 +24,15 @@ class Rows:
         make: Callable[[KVCache, int], Attention],
         *,
         block_size: int = 16,
-        kv_heads: slice = slice(None),
+        heads: HeadShare | None = None,
         dtype: torch.dtype = torch.float32,
         rounded_to: torch.dtype | None = None,
         query_scale: float = 1.0,
     ) -> None:
-        """`rounded_to`: all values are of that dtype, though `dtype` is computed with."""
+        """`heads`: of one rank; None: all of them.
+
+        `rounded_to`: all values are of that dtype, though `dtype` is computed with.
+        """
         generator = torch.Generator().manual_seed(0)
 
         def random(heads: int) -> list[torch.Tensor]:
@@ -35,11 +40,9 @@ class Rows:
             return [x.to(rounded_to or dtype).to(device, dtype) for x in of_all]
 
         q, k, v = random(NUM_HEADS), random(NUM_KV_HEADS), random(NUM_KV_HEADS)
-        per_kv = NUM_HEADS // NUM_KV_HEADS
-        q = [x * query_scale for x in q]
-        self._q = [x.unflatten(1, (-1, per_kv))[:, kv_heads].flatten(1, 2) for x in q]
-        self._k, self._v = ([x[:, kv_heads] for x in each] for each in (k, v))
-        num_kv_heads = self._k[0].shape[1]
+        heads = heads or deal_heads(NUM_HEADS, NUM_KV_HEADS, 1)[0]
+        self._q = [x[:, heads.queries.entries] * query_scale for x in q]
+        self._k, self._v = ([x[:, heads.kv.entries] for x in each] for each in (k, v))
         self._tables, taken = [], 1
         for length in LENGTHS:
             count = -(-length // block_size)
@@ -47,13 +50,13 @@ class Rows:
             taken += count
         shape = CacheShape(
             num_layers=1,
-            num_kv_heads=num_kv_heads,
+            num_kv_heads=len(heads.kv),
             head_dim=HEAD_DIM,
             num_blocks=taken,
             block_size=block_size,
         )
         self.cache = KVCache(shape, dtype=dtype, device=device)
-        self.attention = make(self.cache, num_kv_heads * per_kv)
+        self.attention = of_whole_groups(lambda num_heads: make(self.cache, num_heads), heads)
         self.attend([(row, 0, length) for row, length in enumerate(LENGTHS)])  # keep them all
 
     def slots(self, row: int, end: int) -> list[int]:

@@ -6,8 +6,16 @@ import torch
 from specserve.errors import Unsupported
 from specserve.model import fixed_attention
 from specserve.model.attention import TorchAttention
+from specserve.model.dealing import deal_heads
 from specserve.model.fixed_attention import FixedAttention
-from tests.specserve.model.attended import LENGTHS, NUM_KV_HEADS, Rows, companies, differing
+from tests.specserve.model.attended import (
+    LENGTHS,
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    Rows,
+    companies,
+    differing,
+)
 
 CPU = torch.device("cpu")
 
@@ -47,11 +55,10 @@ def test_bits_do_not_depend_on_the_company():
 def test_bits_do_not_depend_on_the_number_of_ranks():
     whole = [(row, 0, length) for row, length in enumerate(LENGTHS)]
     expected = torch.cat(Rows(CPU, fixed).attend(whole))
-    for num_ranks in (2, 4):
-        width = NUM_KV_HEADS // num_ranks
+    for num_ranks in range(2, NUM_HEADS + 1):
         parts = [
-            torch.cat(Rows(CPU, fixed, kv_heads=slice(at, at + width)).attend(whole))
-            for at in range(0, NUM_KV_HEADS, width)
+            torch.cat(Rows(CPU, fixed, heads=heads).attend(whole))
+            for heads in deal_heads(NUM_HEADS, NUM_KV_HEADS, num_ranks)
         ]
         assert torch.equal(torch.cat(parts, dim=1), expected)
 
@@ -66,8 +73,8 @@ def test_every_product_has_one_shape(monkeypatch):
 
     monkeypatch.setattr(fixed_attention.torch, "bmm", noted)
     fixed_attention._check_rows.cache_clear()  # what it tries are these products, too
-    for kv_heads in (slice(None), slice(1), slice(2)):
-        rows = Rows(CPU, fixed, kv_heads=kv_heads)
+    for num_ranks in (1, 2, 3, 4, 6):
+        rows = Rows(CPU, fixed, heads=deal_heads(NUM_HEADS, NUM_KV_HEADS, num_ranks)[-1])
         for pieces in companies():
             rows.attend(pieces)
     assert len(shapes) == 2  # of scores, and of values
