@@ -12,7 +12,7 @@ from dataclasses import replace
 from specserve.errors import InvalidField
 from specserve.model.config import ModelSpec
 
-WIDTH_STEP = 64  # widths stay divisible by every useful tile and number of ranks
+WIDTH_STEP = 64  # widths stay divisible by every useful tile
 
 
 def with_ballast(spec: ModelSpec, num_params: int) -> ModelSpec:

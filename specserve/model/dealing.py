@@ -159,6 +159,6 @@ def _step(width: int) -> int:
 def _bounds(number: int, num_parts: int) -> list[int]:
     """Where parts of `number` things begin and end; no two differ by more than one.
 
-    The first is never the largest: rank 0 has other work and keeps other things besides.
+    The first has no more than any other: rank 0 has other work and keeps other things besides.
     """
     return [part * number // num_parts for part in range(num_parts + 1)]

@@ -72,5 +72,7 @@ def _widened(x: torch.Tensor, shares: Shares) -> tuple[torch.Tensor, list[int]]:
 
 
 def _side_by_side(parts: Sequence[torch.Tensor], widths: Sequence[int]) -> torch.Tensor:
-    """The first so many columns of each: a view of all of them costs no copy."""
-    return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+    """The first so many columns of each."""
+    if min(widths) != max(widths):
+        parts = [part[:, :width] for part, width in zip(parts, widths, strict=True)]
+    return torch.cat(list(parts), dim=1)
