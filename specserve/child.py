@@ -70,11 +70,14 @@ class Child:
         Raises OSError.
         """
         self.command = command
-        self.report: ReadyReport | None = None
+        self.report: ReadyReport | None = None  # its first one: whether it can serve
+        self.farewell: ReadyReport | None = None  # why it cannot, or can no longer
+        self.is_heard_out = False  # it can report nothing more
         self.is_doomed = False
         self._received = b""
         words = command.words(config, control_dir)
         self.ready_fd, write_end = os.pipe()
+        os.set_blocking(self.ready_fd, False)
         try:
             if zygote is not None:
                 self._process = zygote.fork(command.module, words, (write_end, *link_fds))
@@ -112,6 +115,26 @@ class Child:
         """Collect the exit status; True if the child died since the last look."""
         return self.alive and self._process.poll() is not None
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it stands still, by SIGSTOP or a debugger, until somebody lets it go on."""
+        if not self.alive or not self.pid:
+            return False
+        try:
+            stat = Path("/proc", str(self.pid), "stat").read_text()
+        except OSError:  # it ended meanwhile
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it ended because another process had ended or stood still, by its own word."""
+        return self.farewell is not None and self.farewell.is_consequence
+
+    def describe_end(self) -> str:
+        """Why it ended by its own word, or else how."""
+        return self.farewell.error if self.farewell else self.describe_death()
+
     def describe_death(self) -> str:
         """Such as "target rank 1 was killed by SIGKILL"."""
         status = self._process.returncode
@@ -119,14 +142,24 @@ class Child:
             return f"{self.command.name} was killed by {signal.Signals(-status).name}"
         return f"{self.command.name} exited with status {status}"
 
-    def read_report(self) -> bool:
-        """Take what the ready pipe holds. False once nothing more can come."""
-        data = os.read(self.ready_fd, _MAX_REPORT_BYTES)
-        self._received += data
-        line, newline, _ = self._received.partition(b"\n")
-        if newline or len(self._received) > _MAX_REPORT_BYTES:
-            self.report = decode_report(line)
-        return bool(data) and self.report is None
+    def read_reports(self) -> None:
+        """Take what the ready pipe holds."""
+        try:
+            while data := os.read(self.ready_fd, _MAX_REPORT_BYTES):
+                self._take(data)
+            self.is_heard_out = True
+        except BlockingIOError:
+            return
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._received = (self._received + data).split(b"\n")
+        if len(self._received) > _MAX_REPORT_BYTES:  # no line of ours
+            lines.append(self._received)
+            self._received = b""
+        for report in map(decode_report, lines):
+            self.report = self.report or report
+            if not report.ready:
+                self.farewell = self.farewell or report
 
     def tell(self, line: bytes) -> None:
         """Write one line to the child's stdin; a dead child hears nothing."""

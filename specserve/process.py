@@ -2,8 +2,9 @@
 """What every child of the supervisor does first: arguments, dying with its parent, pinning, ready.
 
 The contract, seen from the child: read `--config` (a ResolvedConfig as JSON), put sockets and
-rendezvous files under `--control-dir`, and answer once on `--ready-fd`. SIGTERM means stop
-cleanly. Knows nothing of what the child does.
+rendezvous files under `--control-dir`, and answer once on `--ready-fd`; a second line there says
+why a child that was ready gives up. SIGTERM means stop cleanly. Knows nothing of what the child
+does.
 """
 
 import argparse
@@ -40,11 +41,12 @@ class ChildArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadyReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The one line a child writes to `--ready-fd`."""
+    """A line that a child writes to `--ready-fd`: whether it can serve, or why it no longer can."""
 
     ready: bool
     error: str = ""  # one line, when not ready
     code: str = ""  # its gRPC status name
+    is_consequence: bool = False  # `error` began in another process: that one is to blame
     address: str = ""  # host:port, from the API process
 
 
@@ -119,27 +121,33 @@ def pin(placement: Placement) -> None:
 
 
 def report_ready(ready_fd: int, *, address: str = "") -> None:
-    """Tell the supervisor that this child serves, and close the pipe."""
+    """Tell the supervisor that this child serves. The pipe stays open for `report_failure`."""
     _report(ready_fd, ReadyReport(ready=True, address=address))
 
 
-def report_failure(ready_fd: int, error: Exception | str, code: str = "") -> None:
-    """Tell the supervisor in one line why this process cannot start, and close the pipe.
+def report_failure(
+    ready_fd: int, error: Exception | str, code: str = "", *, is_consequence: bool = False
+) -> None:
+    """Tell the supervisor in one line why this process cannot start, or ends while it serves.
 
     `code` defaults to the error's own, INTERNAL for errors that are not for users.
+    `is_consequence`: another process has ended or hangs, and this one only suffers from it.
     """
     if isinstance(error, SpecserveError):
         text, code = str(error), code or error.code
     else:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     line = " ".join(text.split())
-    _report(ready_fd, ReadyReport(ready=False, error=line, code=code or "INTERNAL"))
+    code = code or "INTERNAL"
+    report = ReadyReport(ready=False, error=line, code=code, is_consequence=is_consequence)
+    with suppress(BrokenPipeError):  # nobody listens any more, and the exit code tells it, too
+        _report(ready_fd, report)
 
 
 def _report(ready_fd: int, report: ReadyReport) -> None:
     line: bytes = msgspec.json.encode(report) + b"\n"
-    with os.fdopen(ready_fd, "wb", closefd=True) as pipe:
-        pipe.write(line)
+    while line:
+        line = line[os.write(ready_fd, line) :]
 
 
 def decode_report(line: bytes) -> ReadyReport:

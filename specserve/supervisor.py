@@ -4,6 +4,7 @@
 Policies: a child that cannot start ends the launch with its own error line; a child that dies
 while serving ends the service, after the API process has been told so that every open stream
 ends with an explicit error; SIGINT and SIGTERM drain; a second one kills, unless it comes at once.
+Where several children end for one reason, the error names the first cause, not who suffered first.
 Draft processes are the exception: once ready, they are started again by `specserve.draft_keeper`.
 No child survives `Supervisor.run`. Knows nothing of models, requests or configurations.
 """
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 _TARGET_STOP_GRACE_S = 10.0
 _DRAFT_STOP_GRACE_S = 2.0
 _FAILURE_GRACE_S = 5.0  # for the API process to end its streams with an error
+_CAUSE_GRACE_S = 2.0  # for the death of the one that another child says it dies of
 _SAME_STOP_S = 0.5  # one stop may arrive twice: from a terminal and from `timeout`, say
 _DRAIN_MARGIN_S = 5.0  # beyond drain_timeout_s, for the API process's own shutdown
 
@@ -125,22 +127,26 @@ class Supervisor:
         """None once every child is ready; otherwise how the launch ended."""
         deadline = time.monotonic() + self._startup_timeout_s
         waiting = set(self._children)
+        bereft: Child | None = None  # the first that failed because of another
         while waiting:
             event = self._next_event(deadline)
             if event is None:
-                names = ", ".join(sorted(child.command.name for child in waiting))
-                limit = f"server.startup_timeout_s = {self._startup_timeout_s:g}"
-                return Ending(EXIT_FAILED, f"{names} not ready in time ({limit})", "UNAVAILABLE")
+                return _not_started(bereft) if bereft else self._not_in_time(waiting)
             if isinstance(event, StopRequested):
                 return Ending(EXIT_OK)
-            report = event.child.report
-            if report is not None and not report.ready:
-                return Ending(EXIT_REFUSED, report.error, report.code)
-            if isinstance(event, Died):
-                problem = f"{event.child.describe_death()} while starting"
-                return Ending(EXIT_FAILED, problem, "UNAVAILABLE")
-            waiting.discard(event.child)
+            child = event.child
+            if isinstance(event, Reported) and child.farewell is None:
+                waiting.discard(child)
+            elif not child.is_consequence:
+                return _not_started(child)
+            elif bereft is None:
+                bereft, deadline = child, min(deadline, time.monotonic() + _CAUSE_GRACE_S)
         return None
+
+    def _not_in_time(self, waiting: set[Child]) -> Ending:
+        names = ", ".join(sorted(child.command.name for child in waiting))
+        limit = f"server.startup_timeout_s = {self._startup_timeout_s:g}"
+        return Ending(EXIT_FAILED, f"{names} not ready in time ({limit})", "UNAVAILABLE")
 
     def _serve(self) -> Ending:
         while True:
@@ -177,9 +183,9 @@ class Supervisor:
 
     def _fail(self, lost: Child) -> Ending:
         """Fail-stop. The other nodes may hang in a collective with the lost one: kill them."""
-        detail = lost.describe_death()
-        log.error("%s; stopping the service", detail)
         self._drafts.retire()
+        detail = self._first_cause(lost)
+        log.info("stopping the service")  # its last line says why
         api = self._api()
         for node in (*self._of_role("draft"), *self._of_role("target")):
             node.kill()
@@ -188,6 +194,20 @@ class Supervisor:
             api.terminate()
             self._await_exit([api], _FAILURE_GRACE_S, self._children)
         return Ending(EXIT_FAILED, f"{detail}; the service has stopped", Unavailable.code)
+
+    def _first_cause(self, lost: Child) -> str:
+        """Why the service ends, where `lost` may have died of what another process did first."""
+        deadline = time.monotonic() + _CAUSE_GRACE_S
+        while lost.is_consequence:
+            stopped = [c.command.name for c in self._of_role("target") if c.is_stopped]
+            if stopped:
+                return f"{', '.join(stopped)} stopped by a signal: {lost.describe_end()}"
+            event = self._next_event(deadline)
+            if event is None or isinstance(event, StopRequested):
+                break
+            if isinstance(event, Died):
+                lost = event.child
+        return lost.describe_end()
 
     # --- parts ------------------------------------------------------------------------------
 
@@ -263,17 +283,19 @@ class Supervisor:
         # Reports before deaths: a child that says why it ends usually ends right after.
         for key, _ in ready:
             if isinstance(key.data, Child):
-                self._read_report(key.data)
+                self._read_reports(key.data)
             elif isinstance(key.data, Zygote) and not key.data.read():
                 self._forget(key.fd)
         if any(key.data is None for key, _ in ready):
             self._read_signals()
 
-    def _read_report(self, child: Child) -> None:
-        if not child.read_report():
-            self._selector.unregister(child.ready_fd)
-            if child.report is not None and not self._drafts.reported(child):
-                self._events.append(Reported(child))
+    def _read_reports(self, child: Child) -> None:
+        is_first = child.report is None
+        child.read_reports()
+        if child.is_heard_out:
+            self._forget(child.ready_fd)
+        if is_first and child.report is not None and not self._drafts.reported(child):
+            self._events.append(Reported(child))
 
     def _read_signals(self) -> None:
         try:
@@ -290,9 +312,11 @@ class Supervisor:
         self._known_pids()  # one that was just born may be dead already
         if self._zygote is not None and self._zygote.reap():
             log.info("the zygote has ended; what it would start next takes longer")
-        for child in list(self._children):
-            if child.reap() and not self._drafts.died(child):
-                self._events.append(Died(child))
+        dead = [child for child in self._children if child.reap()]
+        for child in dead:
+            self._read_reports(child)  # what it said between the last look and its end
+        dead.sort(key=lambda child: child.is_consequence)  # causes first
+        self._events += [Died(child) for child in dead if not self._drafts.died(child)]
         reap_strays(self._known_pids)
 
     def _known_pids(self) -> set[int]:
@@ -321,3 +345,12 @@ class Supervisor:
         for child in self._children:
             child.close()
         self._bury_zygote()
+
+
+def _not_started(child: Child) -> Ending:
+    """How a launch ends of which `child` cannot be part."""
+    farewell, was_ready = child.farewell, child.report is not None and child.report.ready
+    if farewell is None:
+        problem = f"{child.describe_death()} while starting"
+        return Ending(EXIT_FAILED, problem, "UNAVAILABLE")
+    return Ending(EXIT_FAILED if was_ready else EXIT_REFUSED, farewell.error, farewell.code)

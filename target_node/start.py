@@ -43,8 +43,9 @@ log = logging.getLogger(__name__)
 DRAFT_LAYERS = 5  # of a large drafter
 CUDA_MEMORY_SHARE = 0.85  # of what is free once the weights are there
 _LEADING = "leading"  # a file of rank 0's, there once it leads
-# What gloo and NCCL say of it.
+# What gloo and NCCL say of a rank that has ended, and gloo of one that does not answer.
 _PEER_IS_GONE = ("onnection closed by peer", "onnection reset by peer", "remote process exited")
+_PEER_IS_SILENT = ("Timed out waiting",)
 _LOOK_S = 0.02  # between looks for it
 
 
@@ -68,6 +69,9 @@ def run_rank(arguments: ChildArguments) -> int:
             node = _leader(config, arguments, ranks, runner, forwards)
             _begin_to_lead(node, config, arguments, forwards)
     except (SpecserveError, OSError, RuntimeError, ValueError) as error:
+        if (loss := loss_of_peer(error, arguments.rank)) is not None:
+            report_failure(arguments.ready_fd, loss, is_consequence=True)
+            return 1
         # A user's error is one line, which the supervisor prints; a defect needs its traceback.
         level = logging.DEBUG if isinstance(error, SpecserveError) else logging.ERROR
         log.log(level, "cannot start: %s", error, exc_info=level == logging.ERROR)
@@ -80,15 +84,27 @@ def run_rank(arguments: ChildArguments) -> int:
             report_ready(arguments.ready_fd)
             if await_leader(arguments.control_dir):
                 follow(ranks, runner)
-    except RuntimeError as error:
-        if not any(word in str(error) for word in _PEER_IS_GONE):
-            raise
-        log.info("another rank is gone")  # which the supervisor has seen, and says how
-        return 1
+    except Exception as error:
+        if (loss := loss_of_peer(error, arguments.rank)) is not None:
+            report_failure(arguments.ready_fd, loss, is_consequence=True)
+            return 1
+        failure = f"target rank {arguments.rank} failed: {type(error).__name__}: {error}"
+        report_failure(arguments.ready_fd, failure)
+        raise
     if ranks.size > 1:
         cuda_graphs.forget()
         dist.destroy_process_group()
     return 0
+
+
+def loss_of_peer(error: Exception, rank: int) -> str | None:
+    """What `error` says of another rank that has ended or hangs, in words; None if nothing."""
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    if any(words in text for words in _PEER_IS_GONE):
+        return f"target rank {rank} has lost another rank"
+    if any(words in text for words in _PEER_IS_SILENT):
+        return f"target rank {rank} waited in vain for another rank (engine.hang_timeout_s)"
+    return None
 
 
 def await_leader(folder: Path) -> bool:
@@ -253,7 +269,14 @@ def _begin_to_lead(
     signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     (arguments.control_dir / _LEADING).touch()
-    watch(lambda: node.progress, config.engine.hang_timeout_s)
+
+    def tell(problem: str) -> None:
+        # With other ranks it may wait for one of them.
+        is_consequence = arguments.world_size > 1
+        problem = f"target rank {arguments.rank}: {problem}"
+        report_failure(arguments.ready_fd, problem, is_consequence=is_consequence)
+
+    watch(lambda: node.progress, config.engine.hang_timeout_s, tell)
     if node.speculation.gamma and config.speculation.min_survival is None:
         time_forwards(node, forwards)
 

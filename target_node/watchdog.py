@@ -9,8 +9,13 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 
-def watch(progress: Callable[[], int], timeout_s: float) -> threading.Thread:
-    """Start a daemon thread that exits the process with 1 if `progress()` stands still."""
+def watch(
+    progress: Callable[[], int], timeout_s: float, tell: Callable[[str], None]
+) -> threading.Thread:
+    """Start a daemon thread that exits the process with 1 if `progress()` stands still.
+
+    Before that it calls `tell` with what happened.
+    """
 
     def run() -> None:
         last = progress()
@@ -18,10 +23,10 @@ def watch(progress: Callable[[], int], timeout_s: float) -> threading.Thread:
             wake.wait(timeout_s)
             now = progress()
             if now == last:
-                log.critical(
-                    "no round ended for %.0f s; stacks follow, then this rank exits", timeout_s
-                )
+                problem = f"no round ended for {timeout_s:g} s (engine.hang_timeout_s)"
+                log.critical("%s; stacks follow, then this rank exits", problem)
                 faulthandler.dump_traceback(all_threads=True)
+                tell(problem)
                 os._exit(1)
             last = now
 

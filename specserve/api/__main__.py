@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from specserve.api.hub import TargetSilent
 from specserve.api.sampling_defaults import sampling_defaults
 from specserve.api.server import GrpcServer
 from specserve.api.service import Service
@@ -40,26 +41,7 @@ class SupervisorEvent(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class ReadyPipe:
-    """Answers the supervisor once; afterwards the descriptor's number may be anybody's."""
-
-    def __init__(self, ready_fd: int) -> None:
-        self._ready_fd = ready_fd
-        self._answered = False
-
-    def ready(self, address: str) -> None:
-        self._answered = True
-        report_ready(self._ready_fd, address=address)
-
-    def failed(self, error: Exception) -> None:
-        if self._answered:
-            log.error("%s", error)
-        else:
-            self._answered = True
-            report_failure(self._ready_fd, error)
-
-
-async def serve(config: ResolvedConfig, control_dir: Path, ready_pipe: ReadyPipe) -> None:
+async def serve(config: ResolvedConfig, control_dir: Path, ready_fd: int) -> None:
     """Serve until a signal, then drain. Raises if it cannot start."""
     if config.model.target is None:
         raise Unsupported("model.target: is not resolved to a folder")
@@ -73,7 +55,7 @@ async def serve(config: ResolvedConfig, control_dir: Path, ready_pipe: ReadyPipe
     try:
         if not await _unless(stop_requests.get(), service.until_ready()):
             return
-        ready_pipe.ready(server.address)
+        report_ready(ready_fd, address=server.address)
         await _unless(stop_requests.get(), server.failed())
         log.info("draining")
         await _unless(stop_requests.get(), service.drain(config.server.drain_timeout_s))
@@ -136,15 +118,20 @@ def main() -> int:
     arguments = parse_child_arguments()
     die_with_parent(arguments.parent_pid)
     setup_logging("api")
-    ready_pipe = ReadyPipe(arguments.ready_fd)
     try:
         config = read_resolved(arguments.config)
         setup_logging("api", config.telemetry.log_level)
         pin(config.placement("api"))
-        asyncio.run(serve(config, arguments.control_dir, ready_pipe))
-    except (SpecserveError, KeyError, OSError, msgspec.DecodeError) as error:
-        ready_pipe.failed(error)
+        asyncio.run(serve(config, arguments.control_dir, arguments.ready_fd))
+    except TargetSilent as error:
+        report_failure(arguments.ready_fd, error, is_consequence=True)
         return 1
+    except (SpecserveError, KeyError, OSError, msgspec.DecodeError) as error:
+        report_failure(arguments.ready_fd, error)
+        return 1
+    except Exception as error:
+        report_failure(arguments.ready_fd, f"API process failed: {type(error).__name__}: {error}")
+        raise
     return 0
 
 

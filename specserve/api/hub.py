@@ -47,6 +47,10 @@ _SECOND_LOOK_S = 2.0
 _LAUNCHERS_WORD_S = 0.3
 
 
+class TargetSilent(Unavailable):
+    """The target lives, or seems to, and has said nothing for too long."""
+
+
 class Hub:
     """All open requests of one target. Use inside a running loop; `run` must be running."""
 
@@ -86,6 +90,10 @@ class Hub:
             Drained: self._on_drained,
             Profiled: self._on_profiled,
         }
+
+    @property
+    def _silence(self) -> str:
+        return f"silent for {self._silence_s:g} s (engine.hang_timeout_s)"
 
     @property
     def num_in_flight(self) -> int:
@@ -220,12 +228,12 @@ class Hub:
             self.ready.exception()  # mark it as seen: nobody may be waiting
 
     async def silence(self) -> NoReturn:
-        """Raise Unavailable once the target has sent nothing for too long.
+        """Raise TargetSilent once the target has sent nothing for too long.
 
         Nobody else finds out: its process lives, or seems to.
         """
         await self._silent.wait()
-        self._raise_lost()
+        raise TargetSilent(f"the target was {self._silence}")
 
     async def run(self) -> None:
         """Deal out frames until cancelled."""
@@ -255,7 +263,7 @@ class Hub:
             if received is None and limit is not None:
                 received = await self._receive(_SECOND_LOOK_S)
             if received is None:
-                self.target_lost(f"silent for {self._silence_s:g} s")
+                self.target_lost(self._silence)
                 self._silent.set()
                 continue
             if received.lost:

@@ -139,6 +139,7 @@ def test_a_hung_rank_ends_the_service_within_its_timeout(launch):
     assert service.exit_code(60) == 1
     thread.join(30)
     assert getattr(outcome.get("error"), "code", None) == "UNAVAILABLE", outcome
+    assert "specserve: target rank 1 stopped by a signal: " in service.output.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -150,7 +151,11 @@ def test_a_hung_target_ends_the_service_within_its_timeout(launch):
     assert service.exit_code(30) == 1
     thread.join(30)
     assert getattr(outcome.get("error"), "code", None) == "UNAVAILABLE", outcome
-    assert "silent for 3 s" in service.output
+    silence = "silent for 3 s (engine.hang_timeout_s)"
+    expected = f"specserve: target rank 0 stopped by a signal: the target was {silence}"
+    assert service.output.splitlines()[-1] == f"{expected}; the service has stopped"
+    assert service.output.count("target lost") == 1
+    assert "API process" not in service.output
 
 
 @pytest.mark.slow

@@ -4,7 +4,9 @@ Its configuration is a script: a folder to leave traces in (NAME.pid, NAME.lives
 every start, and NAME.heard: the line the API process got on stdin, or the record a draft process
 got over its link from target 0, which sends "for draft RANK" to each), and a behaviour by name
 ("api", "target0"): serve, refuse, crash_starting, hang_starting, ignore_sigterm, linger (told to
-stop, it leaves NAME.leaving and ends when there is a file "leave"); of a draft process
+stop, it leaves NAME.leaving and ends when there is a file "leave"), bereft and bereft_starting
+(it ends because of another, as it says: when there is a file "bereave", or at once),
+crash_starting_late; of a draft process
 also flap (dies soon after it is ready), refuse_again (every start but the first) and stall (its
 heart stops beating, once).
 """
@@ -41,7 +43,12 @@ def main(role: str) -> int:
     if behaviour == "refuse" or (behaviour == "refuse_again" and not is_first):
         report_failure(arguments.ready_fd, Unsupported(f"model.target: {name} refuses"))
         return 2
-    if behaviour == "crash_starting":
+    if behaviour == "bereft_starting":
+        report_failure(arguments.ready_fd, f"{name} is alone", is_consequence=True)
+        return 1
+    if behaviour == "crash_starting_late":
+        time.sleep(0.5)
+    if behaviour.startswith("crash_starting"):
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "hang_starting":
         time.sleep(60)
@@ -57,7 +64,11 @@ def main(role: str) -> int:
     else:
         for rank, link in enumerate(links):
             link.to_draft.write([f"for draft {rank}".encode()])
-        serve(heard, stopping, listen=role == "api")
+        until = folder / "bereave" if behaviour == "bereft" else None
+        serve(heard, stopping, listen=role == "api", until=until)
+    if behaviour == "bereft" and not stopping:
+        report_failure(arguments.ready_fd, f"{name} is alone", is_consequence=True)
+        return 1
     if behaviour == "linger":
         (folder / f"{name}.leaving").write_text("now")
         while not (folder / "leave").exists():
@@ -82,9 +93,9 @@ def draft(
     link.draft_pid = 0
 
 
-def serve(heard: Path, stopping: list[int], *, listen: bool) -> None:
+def serve(heard: Path, stopping: list[int], *, listen: bool, until: Path | None) -> None:
     told = False
-    while not (told or stopping):
+    while not (told or stopping or (until is not None and until.exists())):
         told = listen and bool(select.select([sys.stdin], [], [], PERIOD_S)[0])
         time.sleep(0 if listen else PERIOD_S)
     if listen and select.select([sys.stdin], [], [], 0)[0]:

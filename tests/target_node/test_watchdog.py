@@ -10,7 +10,7 @@ import itertools, sys, time
 from target_node.watchdog import watch
 turns = itertools.count()
 moves = sys.argv[1] == "turning"
-watch(lambda: next(turns) if moves else 0, 0.2)
+watch(lambda: next(turns) if moves else 0, 0.2, lambda problem: print(problem, flush=True))
 time.sleep(1.0)
 print("still here")
 """
@@ -29,3 +29,4 @@ def test_only_a_loop_that_stands_still_ends_its_process(state: str, code: int):
     assert ended.returncode == code, ended.stderr
     assert ("still here" in ended.stdout) == (code == 0)
     assert ("no round ended" in ended.stderr) == (code == 1)
+    assert ("no round ended for 0.2 s (engine.hang_timeout_s)" in ended.stdout) == (code == 1)

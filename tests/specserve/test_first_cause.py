@@ -1,0 +1,74 @@
+"""Where several processes end for one reason, a launch names what came first."""
+
+import os
+import signal
+import time
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def last_line(supervised) -> str:
+    returncode, stderr = supervised.finish()
+    assert returncode == 1
+    assert supervised.alive() == []
+    return stderr.splitlines()[-1].removeprefix("specserve: ")
+
+
+def await_end(supervised, name: str) -> None:
+    deadline = time.monotonic() + 20
+    while name in supervised.alive():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("complainer", ["api", "target0"])
+def test_a_stopped_rank_is_named_and_not_who_waits_for_it(supervise, complainer):
+    supervised = supervise(**{complainer: "bereft"}).await_ready()
+    os.kill(supervised.pid("target1"), signal.SIGSTOP)
+    (supervised.folder / "bereave").touch()
+    cause = f"target rank 1 stopped by a signal: {complainer} is alone"
+    assert last_line(supervised) == f"{cause}; the service has stopped"
+
+
+def test_of_deaths_seen_at_once_the_cause_is_named(supervise):
+    supervised = supervise(target0="bereft").await_ready()
+    supervised.process.send_signal(signal.SIGSTOP)  # it sees both in one look
+    os.kill(supervised.pid("target1"), signal.SIGKILL)
+    (supervised.folder / "bereave").touch()
+    await_end(supervised, "target0")
+    await_end(supervised, "target1")
+    supervised.process.send_signal(signal.SIGCONT)
+    cause = "target rank 1 was killed by SIGKILL"
+    assert last_line(supervised) == f"{cause}; the service has stopped"
+
+
+@pytest.mark.parametrize("bereft", ["api", "target0"])
+def test_a_cause_that_is_seen_later_is_named(supervise, bereft):
+    """A process that holds a device may take longer to end than those that miss it."""
+    supervised = supervise(**{bereft: "bereft"}).await_ready()
+    (supervised.folder / "bereave").touch()
+    await_end(supervised, bereft)
+    time.sleep(0.3)
+    os.kill(supervised.pid("target1"), signal.SIGKILL)
+    cause = "target rank 1 was killed by SIGKILL"
+    assert last_line(supervised) == f"{cause}; the service has stopped"
+    if bereft != "api":
+        assert cause in supervised.await_file("api.heard")
+
+
+def test_without_another_cause_a_process_is_taken_at_its_word(supervise):
+    supervised = supervise(api="bereft").await_ready()
+    (supervised.folder / "bereave").touch()
+    assert last_line(supervised) == "api is alone; the service has stopped"
+
+
+def test_the_cause_of_a_bad_start_is_named(supervise):
+    supervised = supervise(target0="bereft_starting", target1="crash_starting_late")
+    assert last_line(supervised) == "target rank 1 was killed by SIGKILL while starting"
+
+
+def test_a_start_that_fails_for_no_other_reason_is_taken_at_its_word(supervise):
+    supervised = supervise(target0="bereft_starting", target1="hang_starting")
+    assert supervised.finish() == (2, "specserve: target0 is alone\n")
