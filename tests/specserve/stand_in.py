@@ -40,18 +40,8 @@ def main(role: str) -> int:
     with (folder / f"{name}.lives").open("a") as lives:
         lives.write(f"{time.monotonic()}\n")
     is_first = (folder / f"{name}.lives").read_text().count("\n") == 1
-    if behaviour == "refuse" or (behaviour == "refuse_again" and not is_first):
-        report_failure(arguments.ready_fd, Unsupported(f"model.target: {name} refuses"))
-        return 2
-    if behaviour == "bereft_starting":
-        report_failure(arguments.ready_fd, f"{name} is alone", is_consequence=True)
-        return 1
-    if behaviour == "crash_starting_late":
-        time.sleep(0.5)
-    if behaviour.startswith("crash_starting"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if behaviour == "hang_starting":
-        time.sleep(60)
+    if (code := start_badly(behaviour, name, arguments.ready_fd, is_first=is_first)) is not None:
+        return code
     stopping: list[int] = []
     ignoring = behaviour == "ignore_sigterm"
     signal.signal(signal.SIGTERM, lambda *_: None if ignoring else stopping.append(1))
@@ -74,6 +64,23 @@ def main(role: str) -> int:
         while not (folder / "leave").exists():
             time.sleep(PERIOD_S)
     return 0
+
+
+def start_badly(behaviour: str, name: str, ready_fd: int, *, is_first: bool) -> int | None:
+    """The exit code of one that does not start; None for all others."""
+    if behaviour == "refuse" or (behaviour == "refuse_again" and not is_first):
+        report_failure(ready_fd, Unsupported(f"model.target: {name} refuses"))
+        return 2
+    if behaviour == "bereft_starting":
+        report_failure(ready_fd, f"{name} is alone", is_consequence=True)
+        return 1
+    if behaviour == "crash_starting_late":
+        time.sleep(0.5)
+    if behaviour.startswith("crash_starting"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "hang_starting":
+        time.sleep(60)
+    return None
 
 
 def draft(
