@@ -3,17 +3,15 @@
 
 Starts `specserve launch` plainly and then as `1+1`, with a draft process that drafts ahead; asks
 both the same through gRPC, streams the answers, colours the tokens that were drafted and accepted,
-and compares texts and speeds. Each service is stopped with SIGINT. Exits with the first code that
-is not 0, and with 1 where the texts differ, which they must not.
+and compares texts and speeds. Exits with 1 where a service fails, and where the texts differ, which
+they must not. Whoever stops the demonstration stops its service.
 """
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import IO
 
 import msgspec
 
@@ -21,8 +19,10 @@ from specserve.api.call import ChatMessage
 from specserve.api.detokenizer import TokenBytes
 from specserve.client import Client
 from specserve.errors import SpecserveError
+from specserve.local_service import local_service
 from specserve.model.tokenizer_files import load_tokenizer
 from specserve.standard_streams import complain
+from specserve.stop_signals import signal_exit
 from specserve.target_source import FETCH_SMOLLM2, SMOLLM2, find_smollm2
 from specserve.types import TokenOrigin
 
@@ -31,7 +31,6 @@ QUESTIONS = (
     "Write a Python class for a bank account with deposit, withdraw and balance, and use it.",
 )
 _MAX_TOKENS = 160
-_LISTENING = "listening on "
 _ACCEPTED, _RESET = "\033[32m", "\033[0m"  # green
 
 
@@ -49,59 +48,46 @@ def main() -> int:
     if find_smollm2() is None:
         complain(f"SmolLM2 is not installed: {FETCH_SMOLLM2}")
         return os.EX_UNAVAILABLE
-    say = _printer(colours=sys.stdout.isatty())
+    try:
+        return _demonstrate(_printer(colours=sys.stdout.isatty()))
+    except KeyboardInterrupt:
+        return signal_exit(signal.SIGINT)
+
+
+def _demonstrate(say: Callable[[str, bool], None]) -> int:
     plain: list[Answer] = []
     drafted: list[Answer] = []
     for flags, answers in (
         (["--topology", "1+0", "--speculation", "off"], plain),
         (["--topology", "1+1", "--speculation", "async"], drafted),
     ):
-        code = _serve(["--target", SMOLLM2, *flags], answers, say)
-        if code != os.EX_OK:
-            return code
+        if not _serve(["--target", SMOLLM2, *flags], answers, say):
+            return 1
     return _compare(plain, drafted)
 
 
-def _serve(flags: list[str], answers: list[Answer], say: Callable[[str, bool], None]) -> int:
+def _serve(flags: list[str], answers: list[Answer], say: Callable[[str, bool], None]) -> bool:
     """One service from start to stop; what it answers is added to `answers`."""
-    words = ["launch", *flags, "--port", "0", "--log-level", "warning"]
-    _say(f"$ specserve {' '.join(words)}\n")
-    command = [sys.executable, "-m", "specserve", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
-        assert service.stdout is not None
-        try:
-            address = _await_address(service.stdout)
-            answered = address is not None and _ask_all(address, answers, say)
-        finally:
-            service.send_signal(signal.SIGINT)
-    if service.returncode != 0 or not answered:
-        return service.returncode or 1
-    _say("the service stopped cleanly\n\n")
-    return os.EX_OK
-
-
-def _await_address(lines: IO[str]) -> str | None:
-    """Until the launch listens; None if it ends before."""
-    for line in lines:
-        if line.startswith(_LISTENING):
-            _say(line)
-            return line.removeprefix(_LISTENING).strip()
-    return None
-
-
-def _ask_all(address: str, answers: list[Answer], say: Callable[[str, bool], None]) -> bool:
-    """Stream an answer to every question; whether all went well."""
+    _say(f"$ specserve launch {' '.join(flags)} --port 0 --log-level warning\n")
     try:
-        with Client(address) as client:
-            client.generate("Hello", max_tokens=8)  # the first request meets cold memory
-            for question in QUESTIONS:
-                _say(f"\n> {question}\n")
-                answers.append(_ask(client, question, say))
+        with local_service(flags) as address:
+            _say(f"listening on {address}\n")
+            _ask_all(address, answers, say)
     except SpecserveError as error:
         complain(str(error))
         return False
-    _say("\n")
+    _say("the service stopped\n\n")
     return True
+
+
+def _ask_all(address: str, answers: list[Answer], say: Callable[[str, bool], None]) -> None:
+    """Stream an answer to every question. Raises SpecserveError."""
+    with Client(address) as client:
+        client.generate("Hello", max_tokens=8)  # the first request meets cold memory
+        for question in QUESTIONS:
+            _say(f"\n> {question}\n")
+            answers.append(_ask(client, question, say))
+    _say("\n")
 
 
 def _ask(client: Client, question: str, say: Callable[[str, bool], None]) -> Answer:

@@ -22,6 +22,11 @@ _SIGNAL_EXIT = 128  # shells add the number of the signal that ended a command
 _Handler = Callable[[int, FrameType | None], object]
 
 
+def signal_exit(signum: int) -> int:
+    """The exit code of a command that a signal ended, as shells report it: 130 for SIGINT."""
+    return _SIGNAL_EXIT + signum
+
+
 def heard_stops() -> list[signal.Signals]:
     """STOP_SIGNALS, less SIGHUP under nohup."""
     return [s for s in STOP_SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
@@ -71,7 +76,7 @@ def stops_unwind() -> Generator[None]:
         nonlocal is_unwinding
         if not is_unwinding:
             is_unwinding = True
-            sys.exit(_SIGNAL_EXIT + signum)
+            sys.exit(signal_exit(signum))
 
     theirs = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) == signal.SIG_DFL]
     with _handled(theirs, leave):

@@ -3,7 +3,8 @@
 
 Policies: a child that cannot start ends the launch with its own error line; a child that dies
 while serving ends the service, after the API process has been told so that every open stream
-ends with an explicit error; SIGINT and SIGTERM drain; a second one kills, unless it comes at once.
+ends with an explicit error; SIGINT and SIGTERM drain; a second one kills, unless it comes at once,
+and the exit code is that of a command ended by a signal: streams were cut.
 Where several children end for one reason, the error names the first cause, not who suffered first.
 Draft processes are the exception: once ready, they are started again by `specserve.draft_keeper`.
 No child survives `Supervisor.run`. Knows nothing of models, requests or configurations.
@@ -25,7 +26,7 @@ from specserve.draft_keeper import DraftKeeper
 from specserve.errors import Unavailable
 from specserve.process import adopt_orphans, reap_strays
 from specserve.signal_pipe import SignalPipe
-from specserve.stop_signals import STOP_SIGNALS
+from specserve.stop_signals import STOP_SIGNALS, signal_exit
 from specserve.zygote.handle import Zygote
 
 log = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ class Supervisor:
                 return self._fail(event.child)
             if isinstance(event, StopRequested):
                 log.warning("killed by a second signal")
-                return Ending(EXIT_OK)
+                return Ending(signal_exit(event.signum))
             for child in group:
                 if child.alive:
                     log.warning("%s did not stop within %g s", child.command.name, timeout_s)

@@ -39,6 +39,9 @@ EXAMPLES = """examples:
   specserve launch --target model-Q4_K_M.gguf           a GGUF file
   specserve launch --ballast 60M                        the same law at the cost of a 60M model
   specserve launch --config serve.toml --set engine.max_batch_rows=32
+
+exit codes: 0 after Ctrl-C or SIGTERM, once running requests are finished; 130 (143) if a second
+Ctrl-C (SIGTERM) cut them off; 1 after a failure; 2 for a launch that cannot start as configured
 """
 
 
@@ -51,7 +54,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve; the exit code is 0 after a stop, 1 after a failure, 2 for a launch refused."""
+    """Serve; the exit code is 0 after a stop, 1 after a failure, 2 for a launch refused.
+
+    128 and a signal's number if that ended a drain.
+    """
     if arguments.parent_pid is not None:
         # SIGTERM, not SIGKILL: this process has children of its own to stop.
         die_with_parent(arguments.parent_pid, signal.SIGTERM)

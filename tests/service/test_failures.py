@@ -187,6 +187,19 @@ def test_a_stop_signal_lets_running_requests_finish_and_exits_with_0(launch, sig
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_stop_signal_cuts_running_requests_and_says_so(launch, signum: int, code: int):
+    service = launch()
+    thread, outcome = streaming(service.address())
+    service.process.send_signal(signum)
+    time.sleep(0.8)  # at once, it would be the same stop
+    service.process.send_signal(signum)
+    assert service.exit_code() == code, service.output
+    thread.join(30)
+    assert getattr(outcome.get("error"), "code", None) == "UNAVAILABLE", outcome
+
+
+@pytest.mark.slow
 def test_a_port_in_use_is_one_clear_line(launch, service: str):
     port = service.rpartition(":")[2]
     second = subprocess.run(

@@ -34,16 +34,25 @@ def test_a_stop_signal_while_starting_ends_every_process_with_exit_code_0(superv
 
 
 @pytest.mark.slow
-def test_a_second_signal_kills_at_once(supervise):
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [
+        (signal.SIGINT, signal.SIGINT, 130),
+        (signal.SIGTERM, signal.SIGTERM, 143),
+        (signal.SIGTERM, signal.SIGINT, 130),
+        (signal.SIGINT, signal.SIGHUP, 129),
+    ],
+)
+def test_a_second_signal_kills_at_once_and_is_no_clean_stop(supervise, first, second, code):
     supervised = supervise(api="ignore_sigterm").await_ready()
-    supervised.process.send_signal(signal.SIGINT)
+    supervised.process.send_signal(first)
     time.sleep(0.8)
     assert "api" in supervised.alive()
     began = time.monotonic()
-    supervised.process.send_signal(signal.SIGINT)
+    supervised.process.send_signal(second)
     returncode, stderr = supervised.finish()
     assert time.monotonic() - began < 2
-    assert returncode == 0
+    assert returncode == code
     assert "killed by a second signal" in stderr
     assert supervised.alive() == []
 
