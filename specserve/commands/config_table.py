@@ -1,5 +1,11 @@
 # pyright: strict
-"""The resolved configuration as people read it. Decides nothing."""
+"""The resolved configuration as people read it. Decides nothing.
+
+A launch prints what somebody chose and what it decided by itself; all else is as documented, and
+sixty lines of that would hide the one that matters.
+"""
+
+from collections.abc import Mapping
 
 import msgspec
 from rich.console import Console
@@ -20,18 +26,53 @@ _NONE_MEANS = {  # where a resolved configuration may hold None
     "speculation.layout": "the drafter's",
     "speculation.saguaro_c": "1",
 }
+_DECIDED = (  # by `specserve.resolve`, for this machine and model, or worth knowing anyway
+    "model.target",
+    "model.name",
+    "model.dtype",
+    "model.max_model_len",
+    "topology.topology",
+    "topology.device",
+    "engine.kv_memory",
+    "engine.kv_dtype",
+    "engine.deterministic",
+    "speculation.mode",
+)
 
 
-def print_config(config: ResolvedConfig) -> None:
-    """Write every section, key and value to stdout, then where each process runs."""
+def print_config(rows: Mapping[str, str]) -> None:
+    """Write settings and their values to stdout; a blank line sets what follows apart."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("setting", "value"):
         table.add_column(heading)
-    for setting, value in config_rows(config).items():
+    for setting, value in rows.items():
         table.add_row(setting, value)
     # A log file gets whole lines, a terminal gets what fits.
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(table)
+    console.print()
+
+
+def telling_rows(wish: Config, config: ResolvedConfig) -> dict[str, str]:
+    """Those of `config_rows` that tell something: what `wish` has set, and what was decided."""
+    shown = {*_DECIDED, *_chosen(wish)}
+    speculation = config.speculation
+    if speculation.mode != "off":
+        shown.add("speculation.drafter")
+        if speculation.colocated_drafter not in (None, speculation.drafter):
+            shown.add("speculation.colocated_drafter")
+    rows = config_rows(config)
+    return {key: value for key, value in rows.items() if key in shown or key.startswith("place.")}
+
+
+def _chosen(wish: Config) -> set[str]:
+    """Every "section.key" that is not as it would be by itself."""
+    chosen: set[str] = set()
+    for section in Config.__struct_fields__:
+        usual = msgspec.structs.asdict(getattr(Config(), section))
+        values = msgspec.structs.asdict(getattr(wish, section))
+        chosen.update(f"{section}.{key}" for key in usual if values[key] != usual[key])
+    return chosen
 
 
 def config_rows(config: ResolvedConfig) -> dict[str, str]:

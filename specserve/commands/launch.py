@@ -8,7 +8,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-from specserve.commands.config_table import print_config
+from specserve.commands.config_table import config_rows, print_config, telling_rows
 from specserve.commands.remarks import (
     ballast_remark,
     context_remark,
@@ -48,6 +48,11 @@ Ctrl-C (SIGTERM) cut them off; 1 after a failure; 2 for a launch that cannot sta
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags of `launch`."""
     add_service_options(parser)
+    parser.add_argument(
+        "--show-config",
+        action="store_true",
+        help="print every setting, not only what was chosen or decided (so does --log-level debug)",
+    )
     # For a launch started by another command: where to report, and whom not to outlive.
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
@@ -61,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.parent_pid is not None:
         # SIGTERM, not SIGKILL: this process has children of its own to stop.
         die_with_parent(arguments.parent_pid, signal.SIGTERM)
-    announcer = _Announcer(arguments.ready_fd)
+    announcer = _Announcer(arguments.ready_fd, shows_all=arguments.show_config)
     try:
         wish = read_config(arguments)
         config = resolve_here(wish)
@@ -81,13 +86,15 @@ class _Announcer:
     With stdout closed, as supervisors of daemons start their services, the log says it.
     """
 
-    def __init__(self, ready_fd: int | None) -> None:
+    def __init__(self, ready_fd: int | None, *, shows_all: bool) -> None:
         self._ready_fd = ready_fd
+        self._shows_all = shows_all
 
     def resolved(self, wish: Config, config: ResolvedConfig) -> None:
         if self._ready_fd is None and is_stdout_open():
+            shows_all = self._shows_all or config.telemetry.log_level == "debug"
             with named("stdout"):
-                print_config(config)
+                print_config(config_rows(config) if shows_all else telling_rows(wish, config))
         if (remark := context_remark(wish, config)) is not None:
             log.warning("%s", remark)
         if (remark := unused_remark(wish, config)) is not None:

@@ -175,3 +175,23 @@ def test_a_model_without_weights_is_refused_with_one_line(launch, embedded_targe
     (line,) = stderr
     assert line.startswith("specserve: ")
     assert str(tmp_path) in line
+
+
+@pytest.mark.slow
+def test_an_error_of_a_bad_start_stands_last_and_alone(embedded_target, tmp_path):
+    for file in embedded_target.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+
+    def lines(*flags: str) -> list[str]:
+        words = [sys.executable, "-m", "specserve", "launch", *FLAGS, "--target", str(tmp_path)]
+        kept = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        ended = subprocess.run([*words, *flags], timeout=60, check=False, **kept)
+        assert ended.returncode == 2
+        return ended.stdout.splitlines()
+
+    for flags, num_lines in (((), (10, 20)), (("--show-config",), (50, 70))):
+        *told, blank, error = lines("--log-level", "warning", *flags)
+        assert num_lines[0] < len(told) < num_lines[1]
+        assert blank.strip() == ""
+        assert error.startswith("specserve: ")

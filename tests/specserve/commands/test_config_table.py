@@ -1,8 +1,8 @@
-"""What a launch prints of its settings: each of them, in words."""
+"""What a launch prints of its settings: those that tell something, or all of them, in words."""
 
 import pytest
 
-from specserve.commands.config_table import config_rows, print_config
+from specserve.commands.config_table import config_rows, print_config, telling_rows
 from specserve.config import Config, ModelConfig, ResolvedConfig, SpeculationConfig, TopologyConfig
 from specserve.hardware import CudaDevice, Hardware
 from specserve.model.config import read_spec
@@ -45,5 +45,59 @@ def test_what_only_the_target_can_tell_is_said_in_words():
 
 
 def test_a_name_is_printed_as_it_is(capsys):
-    print_config(resolved("cpu", name="[bold]"))
+    print_config({"model.name": "[bold]"})
     assert "[bold]" in capsys.readouterr().out
+
+
+def telling(**sections: object) -> dict[str, str]:
+    wish = Config(**sections)
+    return telling_rows(wish, resolve(wish, MACHINE, read_spec(EMBEDDED_TARGET), EMBEDDED_TARGET))
+
+
+def test_a_launch_tells_what_it_decided_and_little_else():
+    rows = telling(topology=TopologyConfig(device="cpu"), speculation=SpeculationConfig(mode="off"))
+    assert list(rows) == [
+        "model.target",
+        "model.name",
+        "model.dtype",
+        "model.max_model_len",
+        "topology.topology",
+        "topology.device",
+        "engine.kv_memory",
+        "engine.kv_dtype",
+        "engine.deterministic",
+        "speculation.mode",
+        "place.target.0",
+        "place.api.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("engine", "block_size", 32),
+        ("engine", "prefix_cache", False),
+        ("server", "drain_timeout_s", 3.0),
+        ("telemetry", "log_level", "warning"),
+        ("topology", "pin", False),
+    ],
+)
+def test_what_somebody_chose_is_told(section, key, value):
+    kind = type(getattr(Config(), section))
+    sections = {
+        "topology": TopologyConfig(device="cpu"),
+        "speculation": SpeculationConfig(mode="off"),
+    }
+    usual, chosen = telling(**sections), telling(**{**sections, section: kind(**{key: value})})
+    assert chosen.keys() - usual.keys() == {f"{section}.{key}"}
+
+
+def test_who_drafts_is_told_where_somebody_does():
+    def drafters(**speculation: str) -> set[str]:
+        topology = TopologyConfig(device="cpu", topology="1+1", oversubscribe=True)
+        rows = telling(topology=topology, speculation=SpeculationConfig(**speculation))
+        return {key for key in rows if "drafter" in key}
+
+    assert drafters(mode="async", drafter="a") == {"speculation.drafter"}
+    both = {"speculation.drafter", "speculation.colocated_drafter"}
+    assert drafters(mode="auto", drafter="a", colocated_drafter="b") == both

@@ -25,6 +25,10 @@ def test_a_launch_has_a_fixed_port_and_says_more(capsys):
     assert "debug, info, warning or error (default info)" in text
 
 
+def test_a_launch_says_how_to_see_every_setting(capsys):
+    assert "--show-config print every setting" in help_of("launch", capsys)
+
+
 def test_an_audit_speculates_by_default(capsys):
     text = help_of("audit", capsys)
     assert "(default: async with draft processes, else sync)" in text
