@@ -5,6 +5,7 @@ Imports a subcommand's machinery only when it runs: `--help` answers at once.
 """
 
 import argparse
+import difflib
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 
 from specserve import __version__
 from specserve.commands import audit, calibrate, chat, generate, info, launch, train
+from specserve.commands.foreign_flags import refuse_foreign_flags
 from specserve.errors import SpecserveError
 from specserve.standard_streams import complain, is_stdout_open, write_stdout
 from specserve.stop_signals import interrupts_merged
@@ -47,7 +49,7 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 1 for a failure, 2 for bad usage or configuration."""
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = _parse(list(sys.argv[1:] if argv is None else argv))
         with interrupts_merged():
             return arguments.run(arguments)
     except SpecserveError as error:
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> "_Parser":
     """The whole command line."""
     parser = _Parser(
         prog="specserve",
@@ -85,7 +87,31 @@ def build_parser() -> argparse.ArgumentParser:
         )
         command.add_options(subparser)
         subparser.set_defaults(run=command.run)
+        parser.commands[name] = subparser
     return parser
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    """Raises InvalidField for a flag of another server; ends the process for other bad usage."""
+    parser = build_parser()
+    command = parser.commands.get(words[0]) if words and words[0] != "train" else None
+    if command is None:  # or one that reads its flags itself
+        return parser.parse_args(words)
+    refuse_foreign_flags(words[1:], command.flags)
+    arguments, strays = parser.parse_known_args(words)
+    if strays:
+        command.error(_unrecognized(strays, command.flags))
+    return arguments
+
+
+def _unrecognized(strays: Sequence[str], own: Sequence[str]) -> str:
+    """With the flag that was meant, where there is one."""
+    problem = f"unrecognized arguments: {' '.join(strays)}"
+    if not strays[0].startswith("-"):
+        return f"{problem}; a model is named by --target" if "--topology" in own else problem
+    flag = strays[0].partition("=")[0]
+    near = difflib.get_close_matches(flag, own, n=1, cutoff=0.75)
+    return f"{problem} (nearest: {near[0]})" if near else problem
 
 
 def _forget_output() -> None:
@@ -102,6 +128,12 @@ class _Parser(argparse.ArgumentParser):
         # What begins like a negative number is a value, and whoever takes it says what is wrong
         # with it: to argparse -60M would be an option, and the one before it without a value.
         self._negative_number_matcher = re.compile(r"-\.?\d")
+        self.commands: dict[str, _Parser] = {}
+
+    @property
+    def flags(self) -> list[str]:
+        """All there are, without those of commands."""
+        return list(self._option_string_actions)
 
     def _print_message(self, message: str, file: Any = None) -> None:  # noqa: ANN401
         """argparse says nothing where there is no room for its help."""

@@ -6,7 +6,6 @@ This module knows the names, types, ranges and defaults; it reads no environment
 hardware.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from msgspec import Meta
 
 from specserve.config_error import as_invalid_field
 from specserve.errors import InvalidField
+from specserve.setting_names import home_of, stray_key, unknown_key, unknown_section
 
 Text = Annotated[str, Meta(min_length=1)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -248,7 +248,9 @@ def parse_override(assignment: str) -> tuple[str, str]:
     """`section.key=value` as given to `--set`; raises InvalidField."""
     dotted, equals, value = assignment.partition("=")
     if not equals or "." not in dotted:
-        raise InvalidField("--set", f"{assignment!r} is not of the form section.key=value")
+        home = home_of(dotted.strip(), known_keys())
+        hint = "" if home is None else f" (nearest: {home}={value})"
+        raise InvalidField("--set", f"{assignment!r} is not of the form section.key=value{hint}")
     value = value.strip()
     # People write .5 on a command line; numbers of TOML and JSON have digits before the point.
     return dotted.strip(), f"0{value}" if re.fullmatch(r"\.\d+", value) else value
@@ -284,14 +286,15 @@ def _convert(sections: dict[str, Any], *, strict: bool) -> Config:
 def _reject_unknown_keys(sections: dict[str, Any]) -> None:
     """Before msgspec does, to name the nearest key that exists."""
     known = known_keys()
-    known_sections = sorted({dotted.partition(".")[0] for dotted in known})
     for name, section in sections.items():
-        if name not in known_sections:
-            raise InvalidField(name, _unknown("section", name, known_sections))
-        keys = cast("dict[str, Any]", section) if isinstance(section, dict) else {}
+        is_section = isinstance(section, dict)
+        if name not in Config.__struct_fields__:
+            problem = unknown_section if is_section else stray_key
+            raise InvalidField(name, problem(name, known))
+        keys = cast("dict[str, Any]", section) if is_section else {}
         for dotted in (f"{name}.{key}" for key in keys):
             if dotted not in known:
-                raise InvalidField(dotted, _unknown("key", dotted, known))
+                raise InvalidField(dotted, unknown_key(dotted, known))
 
 
 def known_keys() -> list[str]:
@@ -302,8 +305,3 @@ def known_keys() -> list[str]:
 
 def _keys(section: msgspec.Struct) -> tuple[str, ...]:
     return section.__struct_fields__
-
-
-def _unknown(what: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"is no known {what} (nearest: {near[0]})"

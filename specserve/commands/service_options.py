@@ -89,6 +89,12 @@ def add_service_options(
     )
 
 
+def flag_of(dotted: str) -> str | None:
+    """The flag of a setting; None for one that `--set` alone reaches."""
+    flags = (*_VALUE_FLAGS, *_SWITCHES)
+    return next((flag for flag, name, *_ in flags if name == dotted), None)
+
+
 def read_config(arguments: argparse.Namespace) -> Config:
     """File, then flags, then `--set`. Raises InvalidField."""
     return load_config(arguments.config, overrides(arguments))

@@ -54,7 +54,15 @@ def test_the_version_is_printed(specserve):
         (("launch", "--max-model-len", "1000000"), "model.max_model_len: 1000000 exceeds"),
         (("launch", "--target", "/proc"), "model.target: /proc is no model folder"),
         (("launch", "--target", "no such thing"), "model.target: 'no such thing' is none of"),
-        (("launch", "--frobnicate"), "unrecognized arguments: --frobnicate"),
+        (("launch", "--frobnicate"), "unrecognized arguments: --frobnicate (see specserve launch"),
+        (
+            ("launch", "--max-batch-rowz", "3"),
+            "unrecognized arguments: --max-batch-rowz 3 (nearest: --max-batch-rows) (see specserve",
+        ),
+        (
+            ("launch", "Qwen/Qwen3-0.6B"),
+            "unrecognized arguments: Qwen/Qwen3-0.6B; a model is named by --target",
+        ),
         (("generate", "--target", "/proc", "x"), "model.target: /proc is no model folder"),
         (("generate", "--n", "many", "x"), "argument --n: invalid int value: 'many'"),
         (("generate", "--logit-bias", "a=b", "x"), "--logit-bias: 'a=b' is not of the form"),

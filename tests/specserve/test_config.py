@@ -117,6 +117,19 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
         ("[model]\nname = 16\n", "model.name: expected text that is not empty, got 16"),
         ("engine = 3\n", "engine: expected a section, got 3"),
         ("[topolgy]\n", "topolgy: is no known section (nearest: topology)"),
+        ("port = 3\n", "port: stands in no section (nearest: server.grpc_port, which is grpc_port"),
+        ('kv_memory = "1GiB"\n', "(nearest: engine.kv_memory, which is kv_memory under [engine])"),
+        ("gama = 3\n", "gama: stands in no section (nearest: speculation.gamma,"),
+        (
+            "max_num_seqs = 3\n",
+            "(nearest: engine.max_batch_rows, which is max_batch_rows",
+        ),
+        ("[server]\nport = 3\n", "server.port: is no known key (nearest: server.grpc_port)"),
+        (
+            '[engine]\ndrafter = "x"\n',
+            "engine.drafter: is no known key (nearest: spec",
+        ),
+        ("[topology]\ntp = 2\n", "topology.tp: is no known key (nearest: topology.topology)"),
     ],
 )
 def test_a_wrong_file_is_named_on_one_line(tmp_path, text, message):
@@ -137,8 +150,10 @@ def test_an_assignment_without_a_key_is_refused():
     assert parse_override("model.name=a=b") == ("model.name", "a=b")
     assert parse_override("speculation.min_survival=.25")[1] == "0.25"
     assert parse_override("model.target=./2")[1] == "./2"
-    with pytest.raises(InvalidField, match="--set"):
+    with pytest.raises(InvalidField, match=r"--set: .*\(nearest: model\.name=a\)"):
         parse_override("name=a")
+    with pytest.raises(InvalidField, match=r"--set: .*\(nearest: server\.grpc_port=3\)"):
+        parse_override("port=3")
 
 
 def test_the_configuration_is_frozen():

@@ -1,0 +1,99 @@
+# pyright: strict
+"""Flags of vLLM, SGLang and llama.cpp: refused in one line that says what to type here instead."""
+
+import json
+import shlex
+from collections.abc import Collection, Sequence
+from typing import Any, cast
+
+from specserve.commands.service_options import flag_of
+from specserve.errors import InvalidField
+from specserve.foreign_names import setting_of_flag
+
+_OF_COMMANDS = {  # those of clients
+    "--max-new-tokens": "--max-tokens",
+    "--n-predict": "--max-tokens",
+    "--predict": "--max-tokens",
+    "--repeat-penalty": "--repetition-penalty",
+    "--url": "--connect",
+    "--base-url": "--connect",
+    "--system-prompt": "--system",
+}
+_PROMPT = ("-p", "--prompt")
+_ANSWERS = {  # where another name, with the value as it is, would be wrong
+    "--n-gpu-layers": "type --device cuda: a device takes the whole model",
+    "--gpu-memory-utilization": "type --kv-memory SIZE, such as 8GiB: it is no share",
+    "--enable-prefix-caching": "leave it out: prefixes are cached (--no-prefix-cache: not)",
+    "--no-enable-prefix-caching": "type --no-prefix-cache",
+    "--enforce-eager": "type --no-cuda-graphs",
+    "--speculative-algorithm": "type --drafter FOLDER|HUB_ID|ngram: its files say what it is",
+    "--pipeline-parallel-size": "there is tensor parallelism: type --topology T+0",
+    "--data-parallel-size": "start several services, each with a --port of its own",
+    "--trust-remote-code": "leave it out: no code of a checkpoint is ever run",
+    "--tokenizer": "leave it out: the tokenizer is in the target's folder",
+    "--quantization": "leave it out: weights are taken as they are stored, or as --dtype says",
+    "--api-key": "leave it out: there is no authentication yet, and the API listens on loopback",
+}
+_SAME = {
+    "-ngl": "--n-gpu-layers", "--gpu-layers": "--n-gpu-layers",
+    "--mem-fraction-static": "--gpu-memory-utilization",
+    "--disable-radix-cache": "--no-enable-prefix-caching",
+    "--disable-cuda-graph": "--enforce-eager",
+    "--speculative-algo": "--speculative-algorithm",
+    "-pp": "--pipeline-parallel-size", "--pp-size": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size", "--dp-size": "--data-parallel-size",
+    "--dp": "--data-parallel-size",
+    "--tokenizer-path": "--tokenizer",
+    "-q": "--quantization",
+}  # fmt: skip
+
+
+def refuse_foreign_flags(words: Sequence[str], own: Collection[str]) -> None:
+    """Raise InvalidField for the first flag of `words` that another server has.
+
+    `own` are the flags of the command, which mean what they mean here.
+    """
+    for index, word in enumerate(words):
+        if word == "--":
+            return
+        flag, equals, value = word.partition("=")
+        if not word.startswith("-") or " " in flag or flag in own:
+            continue
+        if not equals:
+            value = words[index + 1] if index + 1 < len(words) else ""
+        if (answer := _answer(flag, "" if value.startswith("-") else value, own)) is not None:
+            raise InvalidField(flag, f"is no flag here; {answer}")
+
+
+def _answer(flag: str, value: str, own: Collection[str]) -> str | None:
+    if (answer := _ANSWERS.get(_SAME.get(flag, flag))) is not None:
+        return answer if "--topology" in own else None
+    if flag in _PROMPT and "--ignore-eos" in own:
+        return "the prompt stands alone: specserve generate PROMPT"
+    if (ours := _OF_COMMANDS.get(flag)) is not None:
+        return f"type {_typed(ours, value)}" if ours in own else None
+    dotted = setting_of_flag(flag)
+    if dotted is None or (ours := flag_of(dotted) or "--set") not in own:
+        return None
+    if dotted == "topology.topology":
+        typed = f"{value}+0" if value.isdigit() else "T+0"
+        return f"type {ours} {typed} (T target ranks + D draft processes)"
+    if flag in ("--speculative-config", "-sc"):
+        return f"type {_from_json(value)}"
+    return f"type {_typed(ours, value)}" if ours != "--set" else f"type --set {dotted}={value}"
+
+
+def _typed(flag: str, value: str) -> str:
+    return f"{flag} {shlex.quote(value)}" if value else flag
+
+
+def _from_json(text: str) -> str:
+    """What vLLM's `--speculative-config` says, in our flags."""
+    try:
+        document: Any = json.loads(text)
+    except ValueError:
+        document = None
+    given = cast("dict[str, object]", document) if isinstance(document, dict) else {}
+    drafter = "ngram" if given.get("method") == "ngram" else given.get("model")
+    named = "FOLDER|HUB_ID|ngram" if drafter is None else shlex.quote(str(drafter))
+    return f"--drafter {named} --gamma {given.get('num_speculative_tokens', 'TOKENS')}"
