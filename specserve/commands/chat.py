@@ -19,14 +19,29 @@ EXAMPLES = """examples:
   specserve chat                                       start a service for the conversation
   specserve chat --connect 127.0.0.1:7411 --temperature 0.7 --system "Be brief."
 
-in the conversation: /reset forgets it, /exit or Ctrl-D ends it, Ctrl-C ends the answer;
-a message that begins with a slash is written with two: //etc is what?
-questions from a pipe: the exit code is 1 if one of them was not answered
+in the conversation: /reset forgets it, /quit, /exit or Ctrl-D ends it, /help shows this,
+Ctrl-C ends the answer; a message that begins with a slash is written with two: //etc is what?
+questions from a pipe: the exit code is 0 at their end, 1 if one of them was not answered
 """
 
 _EXIT_UNANSWERED = 1
-_EXIT, _RESET = "/exit", "/reset"
-_WAY_OUT = f"; {_RESET} forgets the conversation so far"
+_EXIT, _RESET, _HELP = "exit", "reset", "help"
+_COMMANDS = {  # what is typed, of which the first is what is told; the others are other programs'
+    "/reset": _RESET,
+    "/clear": _RESET,
+    "/quit": _EXIT,
+    "/exit": _EXIT,
+    "/bye": _EXIT,
+    "/help": _HELP,
+    "/?": _HELP,
+}
+_HELP_TEXT = """/reset          forget the conversation so far
+/quit, /exit    end it, as Ctrl-D does
+/help           show this
+//...           a message that begins with a slash
+Ctrl-C          end the answer
+"""
+_WAY_OUT = "; /reset forgets the conversation so far"
 _REFUSED = ("n", "logprobs", "prompt_logprobs")
 
 
@@ -50,10 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
         messages = list(opening)
         all_answered = True
         while (line := _read_line()) is not None:
-            if line == _EXIT:
+            command = _COMMANDS.get(line)
+            if command == _EXIT:
                 break
-            if line == _RESET:
+            if command == _RESET:
                 messages = list(opening)
+            elif command == _HELP:
+                write_stdout(_HELP_TEXT)
             elif line.startswith("/") and not line.startswith("//"):
                 complain(_command_problem(line))
                 all_answered = False
@@ -85,10 +103,10 @@ def _read_options(arguments: argparse.Namespace) -> "Options":
 def _command_problem(line: str) -> str:
     """What is wrong with a line that begins like a command and is none."""
     word = line.split()[0]
-    problem = f"{word} stands alone" if word in (_EXIT, _RESET) else f"unknown command {word}"
+    problem = f"{word} stands alone" if word in _COMMANDS else f"unknown command {word}"
     return (
-        f"{problem}; known are {_RESET} and {_EXIT}, and a message that begins with a slash is "
-        "written with two"
+        f"{problem}; known are /reset, /quit, /exit and /help, and a message that begins with a "
+        "slash is written with two"
     )
 
 

@@ -67,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _read_stdin() -> str:
     require_stdin()
+    if sys.stdin.isatty():
+        complain("the prompt is read from the terminal; Ctrl-D on a line of its own ends it")
     try:
         with named("stdin"):
             read = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)

@@ -10,7 +10,10 @@ from tests.specserve.api.conftest import model_folder, rig, shared_rig  # noqa: 
 
 pytestmark = pytest.mark.slow
 
-KNOWN = "known are /reset and /exit, and a message that begins with a slash is written with two"
+KNOWN = (
+    "known are /reset, /quit, /exit and /help, and a message that begins with a slash is written "
+    "with two"
+)
 
 
 @pytest.fixture
@@ -33,7 +36,8 @@ def asked(rig) -> list[str]:  # noqa: F811
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("/quit", "unknown command /quit"),
+        ("/quite", "unknown command /quite"),
+        ("/quit now", "/quit stands alone"),
         ("/", "unknown command /"),
         ("/etc is what?", "unknown command /etc"),
         ("/reset now", "/reset stands alone"),
@@ -41,6 +45,26 @@ def asked(rig) -> list[str]:  # noqa: F811
 )
 def test_an_unknown_command_is_no_question(rig, say, line, problem):  # noqa: F811
     assert say(f"{line}\n") == (1, f"specserve: {problem}; {KNOWN}\n")
+    assert asked(rig) == []
+
+
+@pytest.mark.parametrize("end", ["", "/quit\nnever\n", "/exit\nnever\n", "/bye\nnever\n"])
+def test_the_end_of_a_conversation_is_no_failure(rig, say, end):  # noqa: F811
+    assert say(f"fox\n{end}") == (0, "")
+    assert asked(rig) == ["user: fox\nassistant:"]
+
+
+@pytest.mark.parametrize("word", ["/reset", "/clear"])
+def test_what_was_said_can_be_forgotten(rig, say, word):  # noqa: F811
+    assert say(f"fox\n{word}\nfox\n") == (0, "")
+    assert asked(rig) == ["user: fox\nassistant:"] * 2
+
+
+def test_help_lists_the_commands_and_asks_nothing(rig, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr("sys.stdin", io.StringIO("/help\n"))
+    assert main(["chat", "--connect", rig.address]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("/reset", "/quit", "/exit", "/help", "//", "Ctrl-C"))
     assert asked(rig) == []
 
 

@@ -88,6 +88,18 @@ def test_a_prompt_can_come_from_stdin(service, specserve):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [("-", "--seed", "1"), ("--seed", "1", "-")])
+def test_a_prompt_can_come_through_a_pipe(service, words):
+    """Of the command as it is installed, wherever the dash stands."""
+    flags = ["--connect", service, "--max-tokens", "4", "--temperature", "0"]
+    command = [sys.executable, "-m", "specserve", "generate", *flags, *words]
+    kept = {"capture_output": True, "text": True, "timeout": 60}
+    piped = subprocess.run(command, input="def main():", check=True, **kept)
+    given = subprocess.run([*command[:-3], "--seed", "1", "def main():"], check=True, **kept)
+    assert piped.stdout == given.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", ["-5=1", "-5=-1e2"])
 def test_a_negative_token_id_is_no_option(service, refused, bias):
     line = refused("generate", "--connect", service, "--logit-bias", bias, "x")
