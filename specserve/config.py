@@ -33,7 +33,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     # Folder, GGUF file, hub id, smollm2 or tiny; None: smollm2 where it is installed, else tiny.
     target: Text | None = None
-    name: Text | None = None  # the name clients see; None: the last part of `target`
+    name: Text | None = None  # the name clients see; None: see `specserve.model_name`
     # float32 | bfloat16 | float16; None: float32 on CPU, else the file's, and float16 for quantised
     # weights. On CPU it is that of
     # weights and, if bfloat16, of what they are multiplied by and of keys and values (kv_dtype);

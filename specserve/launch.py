@@ -19,6 +19,7 @@ from specserve.drafter_source import locate_drafter
 from specserve.errors import InvalidField, Unsupported
 from specserve.hardware import probe
 from specserve.model.config import read_spec
+from specserve.model_name import model_name
 from specserve.resolve import resolve, resolve_device
 from specserve.run_dir import run_dir
 from specserve.signal_pipe import SignalPipe
@@ -38,8 +39,10 @@ def resolve_here(config: Config) -> ResolvedConfig:
     device = resolve_device(config, topology, hardware)
     num_drafts = topology.num_draft_processes
     speculation = locate_drafter(config.speculation, folder, num_drafts, device=device)
-    config = msgspec.structs.replace(config, speculation=speculation)
-    return resolve(config, hardware, read_spec(folder), folder)
+    spec, name = read_spec(folder), config.model.name or model_name(folder)
+    model = msgspec.structs.replace(config.model, name=name)
+    config = msgspec.structs.replace(config, model=model, speculation=speculation)
+    return resolve(config, hardware, spec, folder)
 
 
 def launch(

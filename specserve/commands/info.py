@@ -19,9 +19,10 @@ from specserve.hardware import probe
 from specserve.launch import resolve_here
 from specserve.model.ballast import with_ballast
 from specserve.model.config import ModelSpec, read_spec
+from specserve.model_name import model_name
 from specserve.sizes import format_bytes, format_count, parse_count
 from specserve.standard_streams import require_stdout, write_stdout
-from specserve.target_source import default_name, locate_target
+from specserve.target_source import locate_target
 
 HELP = "show a running service, or this machine and the model that would be served"
 EXAMPLES = """examples:
@@ -142,7 +143,7 @@ def _model(config: Config) -> Section:
     if config.model.ballast is not None:
         spec = with_ballast(spec, parse_count(config.model.ballast, "model.ballast"))
     section: Section = {
-        "name": config.model.name or default_name(folder),
+        "name": config.model.name or model_name(folder),
         "files": str(folder),
         "architecture": spec.architecture,
         "parameters": format_count(spec.num_params - spec.ballast_params),
