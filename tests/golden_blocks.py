@@ -10,7 +10,7 @@ from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.block_passes import TorchBlockPasses
 from draft_node.drafters.confidence_head import ConfidenceHead
 from draft_node.drafters.load import DrafterOptions, load_drafter
-from draft_node.drafters.markov_head import GatedHead
+from draft_node.drafters.markov_head import GatedHead, RnnHead
 from draft_node.drafters.weights import TargetWeights
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import BlockLayout
@@ -144,6 +144,18 @@ def compare_gemma4_drafter(case: Case) -> None:
             draft_round.extend(torch.zeros(end - start, dtype=torch.int64), features[start:end])
             draft_round.draft(anchor_id)
         start = end
+
+
+@torch.inference_mode()
+def rnn_states(head: RnnHead, hidden: torch.Tensor, previous_ids: torch.Tensor) -> torch.Tensor:
+    """States [G, r] after each slot, of one block with hidden states [G, H] and tokens [G]."""
+    vocab_size = head.output(head.embedding[:1]).shape[1]
+    run = head.begin(hidden[None], torch.zeros(1, len(hidden), vocab_size))
+    states: list[torch.Tensor] = []
+    for slot in range(len(hidden)):
+        run.logits(slot, previous_ids[slot, None])
+        states.append(run.state[0])  # type: ignore[attr-defined]
+    return torch.stack(states)
 
 
 def num_rounds(case: Case) -> int:
@@ -281,6 +293,9 @@ class BlockRound:
         if isinstance(head, GatedHead):
             gate = head.from_hidden(hidden) + head.from_token(embedded) + head.bias
             self.check(f"{path}_gate", gate.sigmoid())
+        if isinstance(head, RnnHead):
+            hidden_of_slots = hidden[len(hidden) - self.drafter.gamma :]
+            self.check(f"{path}_rnn_state", rnn_states(head, hidden_of_slots, previous_ids))
         if confidence_head is None:
             assert speculation.confidences is None
             return
