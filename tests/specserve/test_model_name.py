@@ -9,6 +9,8 @@ from specserve.config import Config, ModelConfig
 from specserve.launch import resolve_here
 from specserve.model_name import model_name
 from specserve.target_source import EMBEDDED_NAME, EMBEDDED_TARGET
+from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.model.gguf.files import write_gguf
 
 HASH = "c1899de289a04d12100db370d81485cdf75e47ca"
 
@@ -64,6 +66,15 @@ def test_a_folder_without_a_readable_config_keeps_its_name(tmp_path):
     assert model_name(tmp_path / "hf") == "hf"
     (tmp_path / "hf" / "config.json").write_text("[")
     assert model_name(tmp_path / "hf") == "hf"
+
+
+def test_a_file_called_like_any_other_says_in_itself_what_it_is(tmp_path):
+    folder = write_checkpoint(tmp_path / "folder", QWEN3)
+    for file, name in (("ggml-model-f16.gguf", "My Model"), ("Mine-7B.gguf", "Mine-7B")):
+        path = write_gguf(tmp_path / file, folder, metadata={"general.name": "My Model"})
+        assert model_name(path) == name
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert model_name(tmp_path / "model.gguf") == "model"
 
 
 def test_a_launch_has_the_name_unless_the_user_chose_one(tmp_path):

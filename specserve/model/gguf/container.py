@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-import gguf
 import numpy as np
 
 from specserve.errors import Unsupported
@@ -124,6 +123,8 @@ class GgufFile:
 def _placed(
     reader: "_Reader", name: str, shape: tuple[int, ...], kind: int, offset: int
 ) -> StoredTensor:
+    import gguf  # imported here: it takes a tenth of a second, and most models are folders
+
     try:
         known = gguf.GGMLQuantizationType(kind)
         block_len, block_bytes = gguf.GGML_QUANT_SIZES[known]
