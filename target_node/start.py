@@ -232,7 +232,7 @@ def _leader(
         speculation=build_speculation(config, arguments, runner, scheduler, sampler, forwards),
         ranks=ranks,
         limits=Limits(
-            vocab_size=spec.vocab_size,
+            vocab_size=spec.num_known_tokens,
             max_model_len=max_model_len,
             max_samples=config.server.max_samples,
             max_logprobs=config.server.max_logprobs,
@@ -316,7 +316,7 @@ def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
     return Ready(
         model=config.model.name or Path(config.model.target or "").name,
         model_type=spec.model_type,
-        vocab_size=spec.vocab_size,
+        vocab_size=spec.num_known_tokens,
         max_model_len=node.limits.max_model_len,
         num_layers=spec.num_layers,
         num_params=model.num_params - model.ballast_params,

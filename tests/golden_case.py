@@ -1,7 +1,7 @@
 """What every kind of reference case needs: the folder, the comparisons, a target to run."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +110,16 @@ class Session:
 
 
 def load_target(folder: Path) -> Transformer:
-    return load_model(
+    """With logits of the padding of its vocabulary, which a reference has, too."""
+    target = load_model(
         folder,
         dtype=torch.float32,
         device=torch.device("cpu"),
         parallel=TensorParallel(),
         deterministic=True,
     )
+    target.config = replace(target.config, tokenizer_size=None)
+    return target
 
 
 def find_target(case: Path) -> Path:

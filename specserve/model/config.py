@@ -7,13 +7,14 @@ does not implement, naming the field. Knows no tensors; never looks at `auto_map
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from specserve.errors import Unsupported
+from specserve.model.tokenizer_file import tokenizer_size
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -71,7 +72,14 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     dtype: str  # of the weights on disk, one of DTYPES; float16 for quantised ones
     quantised: tuple[str, ...] = ()  # GGUF's types of quantised matrices, the most used first
+    # Token ids from here on pad the vocabulary and stand for no text; None: none do.
+    tokenizer_size: int | None = None
     ballast_widths: tuple[int, ...] = ()  # intermediate sizes of the layers appended as ballast
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Token ids from 0 that may be read and written; the padding of the vocabulary is not."""
+        return min(self.vocab_size, self.tokenizer_size or self.vocab_size)
 
     @property
     def num_layers(self) -> int:
@@ -165,7 +173,12 @@ def read_spec(model: Path) -> ModelSpec:
 
         return read_gguf_spec(model)
     path = model / CONFIG_FILE
-    return decoder_spec(read_json(path, dict[str, Any], field="model.target"), path)
+    spec = decoder_spec(read_json(path, dict[str, Any], field="model.target"), path)
+    size = tokenizer_size(model)
+    if size is None:
+        return spec
+    # A model may end with a token that its tokenizer has no text for.
+    return replace(spec, tokenizer_size=max(size, *(1 + end for end in spec.eos_token_ids), 0))
 
 
 def decoder_spec(content: object, path: Path) -> ModelSpec:

@@ -68,6 +68,15 @@ class Transformer:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """Final hidden states [R, H] -> [R, V] float32 on rank 0, None on the other ranks."""
+        """Final hidden states [R, H] -> [R, V] float32 on rank 0, None on the other ranks.
+
+        Tokens that only pad the vocabulary have -inf: no law that is made of these contains them.
+        """
         logits = self.parallel.gather(self.lm_head(hidden), self._vocabulary)
-        return None if logits is None else logits.float()
+        if logits is None:
+            return None
+        logits = logits.float()
+        if self.config.num_known_tokens < self.config.vocab_size:
+            # The columns stay, for their number is what drafters, ranks and kernels go by.
+            logits[:, self.config.num_known_tokens :] = float("-inf")
+        return logits

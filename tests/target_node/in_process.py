@@ -114,7 +114,7 @@ class InProcessTarget:
             speculation=self.speculation,
             ranks=Ranks(1),
             limits=Limits(
-                vocab_size=model.config.vocab_size,
+                vocab_size=model.config.num_known_tokens,
                 max_model_len=max_model_len,
                 max_samples=16,
                 max_logprobs=8,

@@ -39,7 +39,8 @@ _END_NAMES = frozenset({
     "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>",
     "<|end_of_sentence|>", "</s>",
 })  # fmt: skip
-_CONTROL = 3  # token type
+TOKENS, TOKEN_TYPE = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # types of tokens
 
 _T = TypeVar("_T", int, float, str, bool)
 
@@ -65,6 +66,7 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         keys.fail(f"{architecture}.attention.head_count_kv: {num_kv_heads} of {num_heads} heads")
     head_dim = _head_dim(keys, hidden_size, num_heads)
     rope, num_positions = _rope(file, keys, head_dim)
+    end_token_ids = _end_token_ids(keys, vocab_size)
     return ModelSpec(
         architecture=ARCHITECTURES[architecture],
         model_type=architecture,
@@ -80,9 +82,10 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         rope=rope,
         qk_norm=architecture == "qwen3",
         tie_word_embeddings=LM_HEAD not in file.tensors,
-        eos_token_ids=_end_token_ids(keys, vocab_size),
+        eos_token_ids=end_token_ids,
         dtype=_dtype(file),
         quantised=_quantised(file),
+        tokenizer_size=_tokenizer_size(keys, end_token_ids),
     )
 
 
@@ -225,21 +228,31 @@ def _pair_factors(file: GgufFile, keys: Keys, head_dim: int) -> tuple[float, ...
 
 def _end_token_ids(keys: Keys, vocab_size: int) -> tuple[int, ...]:
     """Every token that ends an answer: those the file names, and control tokens by their names."""
-    prefix = "tokenizer.ggml."
-    names = (f"{prefix}{kind}_token_id" for kind in ("eos", "eot", "eom"))
+    names = (f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom"))
     ids = [keys.get(name, int) for name in names if name in keys.file.metadata]
-    kinds = keys.integers(f"{prefix}token_type")
-    if f"{prefix}tokens" in keys.file.metadata:
-        tokens = keys.strings(f"{prefix}tokens")
+    kinds = keys.integers(TOKEN_TYPE)
+    if TOKENS in keys.file.metadata:
+        tokens = keys.strings(TOKENS)
         ids += [
             index
             for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-            if kind == _CONTROL and token in _END_NAMES
+            if kind == CONTROL and token in _END_NAMES
         ]
     for token_id in ids:
         if not 0 <= token_id < vocab_size:
             keys.fail(f"end token {token_id} is outside the vocabulary of {vocab_size} tokens")
     return tuple(dict.fromkeys(ids))
+
+
+def _tokenizer_size(keys: Keys, end_token_ids: tuple[int, ...]) -> int | None:
+    """One more than the last token that stands for something; None without a vocabulary."""
+    if TOKENS not in keys.file.metadata:
+        return None
+    num_tokens = len(keys.file.metadata[TOKENS])
+    kinds = keys.integers(TOKEN_TYPE)
+    used = [index for index, kind in enumerate(kinds) if kind != UNUSED]
+    last = used[-1] if used else num_tokens - 1
+    return 1 + max(last, *end_token_ids, 0)
 
 
 def _dtype(file: GgufFile) -> str:

@@ -14,10 +14,9 @@ from tokenizers.processors import TemplateProcessing
 
 from specserve.errors import Unsupported
 from specserve.model.gguf.container import GgufFile
-from specserve.model.gguf.spec import Keys
+from specserve.model.gguf.spec import CONTROL, TOKEN_TYPE, TOKENS, UNUSED, USER_DEFINED, Keys
 
 _PREFIX = "tokenizer.ggml."
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # token types
 _WORDS = (  # contractions, words, digits, the rest, line ends, spaces
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -71,7 +70,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     try:
         tokenizer = Tokenizer(
             models.BPE(
-                vocab={t: i for i, t in enumerate(tokens) if kinds[i] != _UNUSED},
+                vocab={t: i for i, t in enumerate(tokens) if kinds[i] != UNUSED},
                 merges=[_pair(keys, merge) for merge in keys.strings(f"{_PREFIX}merges")],
                 ignore_merges=cut.keeps_words,
             )
@@ -80,8 +79,8 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
         raise
     except Exception as error:  # of no kind of its own
         raise Unsupported(f"{file.path}: {_PREFIX}merges: {error}") from error
-    tokenizer.add_special_tokens(_added(tokens, kinds, _CONTROL))
-    tokenizer.add_tokens(_added(tokens, kinds, _USER_DEFINED))
+    tokenizer.add_special_tokens(_added(tokens, kinds, CONTROL))
+    tokenizer.add_tokens(_added(tokens, kinds, USER_DEFINED))
     if cut.composes:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = cut.pre_tokenizer()
@@ -94,7 +93,7 @@ def gguf_chat_template(file: GgufFile) -> tuple[str | None, dict[str, str]]:
     """The template's source, if the file has one, and the texts of the tokens it may name."""
     keys = Keys(file)
     source = keys.get("tokenizer.chat_template", str, "")
-    tokens = keys.strings(f"{_PREFIX}tokens")
+    tokens = keys.strings(TOKENS)
     names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
     special: dict[str, str] = {}
     for short, long in names.items():
@@ -106,10 +105,10 @@ def gguf_chat_template(file: GgufFile) -> tuple[str | None, dict[str, str]]:
 
 def _vocabulary(keys: Keys) -> tuple[list[str], list[int]]:
     """Tokens and their types, by id."""
-    tokens = keys.strings(f"{_PREFIX}tokens")
-    kinds = keys.integers(f"{_PREFIX}token_type") or [1] * len(tokens)
+    tokens = keys.strings(TOKENS)
+    kinds = keys.integers(TOKEN_TYPE) or [1] * len(tokens)
     if len(kinds) != len(tokens):
-        keys.fail(f"{_PREFIX}token_type has {len(kinds)} entries for {len(tokens)} tokens")
+        keys.fail(f"{TOKEN_TYPE} has {len(kinds)} entries for {len(tokens)} tokens")
     return tokens, kinds
 
 
@@ -122,7 +121,7 @@ def _pair(keys: Keys, merge: str) -> tuple[str, str]:
 
 def _added(tokens: list[str], kinds: list[int], wanted: int) -> list[AddedToken]:
     return [
-        AddedToken(token, special=wanted == _CONTROL, normalized=False)
+        AddedToken(token, special=wanted == CONTROL, normalized=False)
         for token, kind in zip(tokens, kinds, strict=True)
         if kind == wanted and token
     ]

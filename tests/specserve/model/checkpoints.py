@@ -72,6 +72,14 @@ def write_checkpoint(folder: Path, config: dict = QWEN3, **changes) -> Path:
     return folder
 
 
+def write_tokenizer(folder: Path, num_tokens: int) -> Path:
+    """A tokenizer of so many tokens: what a vocabulary has besides only pads it."""
+    vocabulary = {f"t{i}": i for i in range(num_tokens)}
+    content = {"model": {"type": "BPE", "vocab": vocabulary, "merges": []}}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
 def load(folder: Path, **options) -> Transformer:
     settings = {
         "dtype": torch.float32,

@@ -16,6 +16,7 @@ from tests.specserve.model.checkpoints import (
     random_tensors,
     write_checkpoint,
     write_config,
+    write_tokenizer,
 )
 
 PROMPT = torch.arange(9) * 7 % 64
@@ -64,6 +65,16 @@ def test_a_tied_model_ignores_a_stored_head(tmp_path):
 def test_the_folder_name_decides_nothing(tmp_path):
     expected = logits_of(write_checkpoint(tmp_path / "anything", LLAMA))
     assert torch.equal(logits_of(write_checkpoint(tmp_path / "Qwen3-8B", LLAMA)), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_pads_the_vocabulary_has_no_logits(tmp_path, dtype):
+    folder = write_checkpoint(tmp_path)
+    expected = logits_of(folder, dtype=dtype)
+    logits = logits_of(write_tokenizer(folder, 50), dtype=dtype)
+
+    assert torch.equal(logits[:, :50], expected[:, :50])
+    assert bool((logits[:, 50:] == -torch.inf).all())
 
 
 def test_bfloat16_runs_and_stays_near_float32(tmp_path):
