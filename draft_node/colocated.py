@@ -12,7 +12,7 @@ from draft_node.drafters.load import (
     with_gamma,
 )
 from draft_node.drafters.ngram import NgramDrafter
-from draft_node.drafters.spec import BlockSpec, Eagle3Spec, Layout
+from draft_node.drafters.spec import BlockSpec, Eagle3Spec, Layout, LocalHeadSpec
 from draft_node.drafters.weights import TargetWeights
 from draft_node.warm_up import warm_up
 from specserve.config import SpeculationConfig
@@ -35,11 +35,12 @@ def load(
     """
     if speculation.drafter == NGRAM:
         return NgramDrafter(gamma=speculation.gamma or DEFAULT_GAMMA)
+    own_len = positions_of(speculation)
     options = DrafterOptions(
         dtype=model.embedding.dtype,
         device=model.embedding.device,
         num_context_tokens=num_context_tokens,
-        max_positions=max_positions,
+        max_positions=min(max_positions, own_len or max_positions),
         layout=layout_of(speculation),
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=speculation.gamma,
@@ -79,6 +80,17 @@ def describe(speculation: SpeculationConfig) -> tuple[str, int]:
     if isinstance(spec, Eagle3Spec):
         return "eagle3", spec.gamma
     return "language model", speculation.gamma or DEFAULT_HIDDEN_GAMMA
+
+
+def positions_of(speculation: SpeculationConfig) -> int | None:
+    """How long rows may be that the configured drafter was made for; None: there is no limit.
+
+    Raises `Unsupported` as `load` does.
+    """
+    if speculation.drafter == NGRAM:
+        return None
+    spec = read_draft_spec(Path(speculation.drafter or ""), layout_of(speculation))
+    return None if isinstance(spec, LocalHeadSpec) else spec.decoder.max_position_embeddings
 
 
 def layout_of(speculation: SpeculationConfig) -> Layout | None:

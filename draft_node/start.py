@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from draft_node.colocated import describe, layout_of
+from draft_node.colocated import describe, layout_of, positions_of
 from draft_node.drafters import steps
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.language_model import LanguageModelDrafter
@@ -196,6 +196,7 @@ def _load(
     """The configured drafter, warm. Of the target it reads the embedding and the head at most."""
     speculation = config.speculation
     max_positions = config.model.max_model_len or target.spec.max_position_embeddings
+    max_positions = min(max_positions, positions_of(speculation) or max_positions)
     options = DrafterOptions(
         dtype=dtype, device=device, num_context_tokens=0, max_positions=max_positions
     )

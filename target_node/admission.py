@@ -32,13 +32,18 @@ class Admission:
         sampler: Sampler,
         budget: Allocator,
         prices: RoundPrices | None = None,
+        max_positions: int | None = None,
     ) -> None:
-        """`gamma`: drafted tokens of a block at most; `prices`: what they cost, if anybody asks."""
+        """`gamma`: drafted tokens of a block at most; `prices`: what they cost, if anybody asks.
+
+        Nothing is drafted at `max_positions` and beyond, which is what the drafter was made for.
+        """
         self.gamma = gamma
         self._scheduler = scheduler
         self._sampler = sampler
         self._budget = budget
         self._prices = prices
+        self._max_positions = max_positions
         self._history = AcceptanceHistory(gamma)
         self._has_drafts = False  # in this round
         self._num_rounds = 0  # in which somebody could be drafted for
@@ -75,9 +80,14 @@ class Admission:
         return (
             row.samples
             and sequence.may_speculate
-            and sequence.request.max_verify_len != 0
+            and self.wants_drafts(sequence)
             and self._sampler.room(sequence) > num_own
         )
+
+    def wants_drafts(self, sequence: Sequence) -> bool:
+        """Whether the request allows drafts, and the drafter can draft behind what there is."""
+        has_positions = self._num_positions(sequence) > 0
+        return has_positions and sequence.request.max_verify_len != 0
 
     def to_draft(self, row: Row) -> RowToDraft:
         sequence = row.sequence
@@ -155,9 +165,19 @@ class Admission:
 
     def _limit(self, row: Row) -> int:
         """Drafted tokens to verify at most, whatever they are: the row's wish and its end count."""
-        limit = min(self.gamma, self._sampler.room(row.sequence) - 1)
+        room = self._sampler.room(row.sequence) - 1
+        limit = min(self.gamma, room, self._num_positions(row.sequence))
         wish = row.sequence.request.max_verify_len
         return limit if wish is None else min(limit, wish)
+
+    def _num_positions(self, sequence: Sequence) -> int:
+        """Behind the anchor, of those that the drafter was made for; enough where there is no end.
+
+        It follows from the length alone, which drafts of earlier rounds may know.
+        """
+        if self._max_positions is None:
+            return self.gamma
+        return self._max_positions - len(sequence.token_ids)
 
     def _survival(self, speculation: Speculation, limit: int) -> Rows[float]:
         """Of the positions that may be verified."""

@@ -83,7 +83,7 @@ class Reporter:
     def send_context(self, sequence: Sequence) -> None:
         """One chunk of what a draft has to know before reports make sense to it."""
         peer = self.peer_of(sequence)
-        if peer is None or sequence.request.max_verify_len == 0:
+        if peer is None or not self._admission.wants_drafts(sequence):
             return
         stream = self._streams.of(sequence)
         start = self._told(stream, peer)
@@ -109,7 +109,7 @@ class Reporter:
 
     def _num_missing(self, sequence: Sequence) -> int:
         peer = self.peer_of(sequence)
-        if peer is None or sequence.request.max_verify_len == 0:
+        if peer is None or not self._admission.wants_drafts(sequence):
             return 0
         return self._end(sequence) - self._streams.num_sent(sequence, peer.epoch)
 

@@ -1,6 +1,7 @@
 """From the configuration to the `SpeculationSource` of a target leader."""
 
 import importlib
+import logging
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +31,8 @@ from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
 from target_node.speculation import NoSpeculation, SpeculationSource, SynchronousSpeculation
+
+log = logging.getLogger(__name__)
 
 # Imported when drafting is wanted, and by name: this node does not depend on the other one.
 _COLOCATED = "draft_node.colocated"
@@ -104,10 +107,12 @@ class _Builder:
         self._target = Path(config.model.target or "")
         self._features: dict[str, FeatureCache | None] = {}  # by drafter
         self._drafts: dict[str, ColocatedDraft] = {}  # by drafter
+        self._short: set[str | None] = set()  # drafters whose positions were told of
 
     def synchronous(self, speculation: SpeculationConfig) -> SynchronousSpeculation:
         draft = self._colocated(speculation)
-        return SynchronousSpeculation(draft, self._admission(draft.gamma))
+        positions = self._positions([speculation])
+        return SynchronousSpeculation(draft, self._admission(draft.gamma, positions))
 
     def asynchronous(self, arguments: ChildArguments) -> AsynchronousSpeculation:
         speculation = self._config.speculation
@@ -115,9 +120,13 @@ class _Builder:
         name, gamma = self._nodes.describe(speculation)
         features = self._features_of(folder)
         local = self._local(speculation)
+        used = [_drafting_with(speculation, name) for name in self._stand_ins(speculation).values()]
+        positions = self._positions([speculation, *used])
+        feature_size = 0 if features is None else features.size
+        limits = self._limits(gamma, feature_size, positions)
         return AsynchronousSpeculation(
-            self._links(arguments, name, gamma, 0 if features is None else features.size),
-            admission=self._admission(gamma),
+            self._links(arguments, name, limits),
+            admission=self._admission(gamma, positions),
             features=features,
             policy=MissPolicy(
                 _fallbacks(speculation)[0], max_wait_s=speculation.draft_wait_ms / 1e3
@@ -128,30 +137,47 @@ class _Builder:
 
     def _local(self, speculation: SpeculationConfig) -> LocalDrafts:
         """What can stand in for a missing block, as far as the miss policy may want it."""
-        drafters = {Miss.NGRAM: NGRAM, Miss.DRAFT_HERE: speculation.colocated_drafter}
         drafts = {
             miss: self._colocated(_drafting_with(speculation, drafter))
-            for miss, drafter in drafters.items()
-            if drafter is not None and miss in _fallbacks(speculation)
+            for miss, drafter in self._stand_ins(speculation).items()
         }
         return LocalDrafts(drafts, self._device)
+
+    def _stand_ins(self, speculation: SpeculationConfig) -> dict[Miss, str]:
+        drafters = {Miss.NGRAM: NGRAM, Miss.DRAFT_HERE: speculation.colocated_drafter}
+        wanted = _fallbacks(speculation)
+        return {miss: name for miss, name in drafters.items() if name and miss in wanted}
+
+    def _positions(self, used: list[SpeculationConfig]) -> int | None:
+        """Those that all drafters of a source were made for; None: no fewer than rows have."""
+        max_len = self._sampler.max_model_len
+        known = {wish.drafter: self._nodes.positions_of(wish) or max_len for wish in used}
+        drafter, least = min(known.items(), key=lambda item: item[1])
+        if least >= max_len:
+            return None
+        if drafter not in self._short:
+            self._short.add(drafter)
+            log.warning(
+                "%s was made for %d positions and model.max_model_len is %d: rows are decoded "
+                "without drafts beyond position %d", drafter, least, max_len, least,
+            )  # fmt: skip
+        return least
 
     @property
     def _device(self) -> torch.device:
         return self._runner.model.embedding.device
 
-    def _links(
-        self, arguments: ChildArguments, name: str, gamma: int, feature_size: int
-    ) -> DraftLinks:
-        engine, model = self._config.engine, self._runner.model
-        limits = LinkLimits(
-            vocab_size=model.config.vocab_size,
+    def _limits(self, gamma: int, feature_size: int, positions: int | None) -> LinkLimits:
+        return LinkLimits(
+            vocab_size=self._runner.model.config.vocab_size,
             gamma=gamma,
             feature_size=feature_size,
-            max_positions=self._sampler.max_model_len,
-            max_rows=engine.max_batch_rows,
+            max_positions=positions or self._sampler.max_model_len,
+            max_rows=self._config.engine.max_batch_rows,
             max_kept=self._config.speculation.num_kept,
         )
+
+    def _links(self, arguments: ChildArguments, name: str, limits: LinkLimits) -> DraftLinks:
         folder = arguments.control_dir
         regions = [SharedRegion.attach(fd) for fd in arguments.link_fds]
         return DraftLinks(
@@ -218,7 +244,7 @@ class _Builder:
             self._features[folder] = None if spec is None else self._runner.keep_features(spec)
         return self._features[folder]
 
-    def _admission(self, gamma: int) -> Admission:
+    def _admission(self, gamma: int, positions: int | None) -> Admission:
         least = self._config.speculation.min_survival
         prices = RoundPrices(self._device.type, self._forwards) if least is None else None
         return Admission(
@@ -227,4 +253,5 @@ class _Builder:
             sampler=self._sampler,
             budget=SurvivalBudget(least or 0.0) if prices is None else PricedBudget(prices),
             prices=prices,
+            max_positions=positions,
         )

@@ -147,7 +147,7 @@ def load_backbone(weights: DraftWeights, spec: BlockSpec, max_positions: int) ->
         rotary=RotaryTable(
             decoder.rope,
             head_dim=decoder.head_dim,
-            num_positions=max_positions,  # the target's limit; drafts are only hints beyond theirs
+            num_positions=max_positions,  # of rows: a service drafts for no longer ones
             dtype=weights.dtype,
             device=weights.device,
         ),

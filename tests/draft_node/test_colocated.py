@@ -5,11 +5,13 @@ import pytest
 import torch
 
 from draft_node import colocated, start
-from draft_node.colocated import describe, load_feature_spec
+from draft_node.colocated import describe, load_feature_spec, positions_of
 from draft_node.drafters.load import DEFAULT_MOST_GAMMA, USUAL_HIDDEN_TOKENS
 from draft_node.drafters.weights import TargetWeights
 from specserve.config import EngineConfig, ModelConfig, ResolvedConfig, SpeculationConfig
+from specserve.decoding.drawing import Greedy
 from specserve.drafter_source import locate_drafter
+from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.errors import Unsupported
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
@@ -24,7 +26,7 @@ from tests.draft_node.drafters.checkpoints import (
     make_drafter,
     write_drafter,
 )
-from tests.specserve.model.checkpoints import load
+from tests.specserve.model.checkpoints import QWEN3, load, write_checkpoint
 
 
 @pytest.mark.parametrize("config", [DSPARK, EAGLE3, SPECULATORS_EAGLE3])
@@ -56,6 +58,26 @@ def test_a_language_model_in_a_draft_process_may_have_chains_longer_than_usual(
     speculation = SpeculationConfig(drafter=str(target.folder), gamma=gamma)
     assert describe(speculation) == ("language model", num_tokens)
     assert 1 + DEFAULT_MOST_GAMMA > USUAL_HIDDEN_TOKENS
+
+
+@pytest.mark.parametrize("config", [DSPARK, EAGLE3])
+def test_every_drafter_says_how_many_positions_it_was_made_for(target, tmp_path, config):
+    write_drafter(tmp_path / "draft", config, max_position_embeddings=16)
+    wish = SpeculationConfig(mode="sync", drafter=str(tmp_path / "draft"))
+    assert positions_of(wish) == 16
+    sizes = {"num_context_tokens": 64, "max_positions": 64}
+    colocated.load(wish, target=target.folder, model=load(target.folder), **sizes)
+
+
+def test_a_language_model_of_few_positions_drafts_as_far_as_it_goes(target, tmp_path):
+    folder = write_checkpoint(tmp_path / "small", QWEN3, max_position_embeddings=16)
+    wish = SpeculationConfig(mode="sync", drafter=str(folder))
+    assert positions_of(wish) == 16
+    assert positions_of(SpeculationConfig(drafter="ngram")) is None
+    sizes = {"num_context_tokens": 64, "max_positions": 64}
+    drafter = colocated.load(wish, target=target.folder, model=load(target.folder), **sizes)
+    drafter.extend(ContextUpdate([0], [0], [15], torch.arange(15), None))
+    drafter.draft(DraftBatch([0], torch.tensor([1])), Greedy())
 
 
 @pytest.mark.parametrize(("layout", "gamma"), [("anchor-first", 4), ("fill-in", 3)])

@@ -45,6 +45,7 @@ class Round:
         spare: int,
         gamma: int,
         prices: RoundPrices | None = None,
+        max_positions: int | None = None,
     ) -> None:
         held = [-(-length // BLOCK_SIZE) for length in lengths]
         self.pool = BlockPool(1 + sum(held) + len(lengths) + spare, BLOCK_SIZE, prefix_cache=False)
@@ -65,6 +66,7 @@ class Round:
             sampler=sampler,
             budget=SurvivalBudget(),
             prices=prices,
+            max_positions=max_positions,
         )
         self.source = SynchronousSpeculation(self.draft, admission)
 
@@ -101,6 +103,14 @@ class Round:
 
     def _num_needed(self, row: Row) -> int:
         return self.pool.num_blocks_for(len(row.sequence.token_ids))
+
+
+@pytest.mark.parametrize(("max_positions", "verified"), [(None, [3, 3, 3]), (9, [3, 1]), (7, [2])])
+def test_nothing_is_verified_beyond_the_positions_of_a_drafter(max_positions, verified):
+    """Rows that it cannot draft behind are not even asked for: they cost no time."""
+    subject = Round([5, 8, 9], places=9, spare=9, gamma=3, max_positions=max_positions)
+    found = subject.verify_lens([Speculation((3, 4, 5)) for _ in verified])
+    assert found == [*verified, 0, 0, 0][:3]
 
 
 @pytest.mark.parametrize("turn", [0, 1])
