@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specserve.context_room import PAGE
 from specserve.errors import Exhausted
 from specserve.model.attention import AttentionBatch
 from specserve.model.kv_cache import NULL_BLOCK, CacheShape, KVCache
 
-BLOCK_SIZE = 16  # tokens of a page
+BLOCK_SIZE = PAGE  # tokens of a page
 
 
 class ContextRows:

@@ -31,6 +31,7 @@ from draft_node.warm_up import warm_up
 from draft_node.waves import WaveSettings
 from specserve import cuda_graphs
 from specserve.config import ResolvedConfig, read_resolved
+from specserve.context_room import ContextRoom
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafter_source import NGRAM
 from specserve.drafting import Drafter
@@ -122,7 +123,8 @@ def _build(
             cuda_graphs.use()
     dtype = getattr(torch, config.state_dtype)
     target = TargetWeights.of(Path(config.model.target or ""))
-    drafter = _load(config, target, dtype, device)
+    options = _options(config, target, dtype, device)
+    drafter = _load(config, target, options)
     settings = WaveSettings(
         size=speculation.wave,
         fan_out=speculation.fan_out,
@@ -136,7 +138,8 @@ def _build(
     if speculation.verification != VerificationRule.COUPLED:  # which ships no laws
         num_tokens = settings.usual_tokens or drafter.gamma
         refuse_large_pushes(settings, num_tokens, target.spec.vocab_size)
-    streams = Streams(drafter, dtype=dtype, device=device)
+    room = ContextRoom(options.num_context_tokens, config.engine.block_size, options.max_positions)
+    streams = Streams(drafter, dtype=dtype, device=device, room=room)
     introduction = Attach(
         draft=arguments.rank,
         pid=os.getpid(),
@@ -190,29 +193,35 @@ def _link_opener(
     return lambda limits: GroupDraftEnd(region, limits, meeting)
 
 
-def _load(
+def _options(
     config: ResolvedConfig, target: TargetWeights, dtype: torch.dtype, device: torch.device
-) -> Drafter:
-    """The configured drafter, warm. Of the target it reads the embedding and the head at most."""
+) -> DrafterOptions:
     speculation = config.speculation
     max_positions = config.model.max_model_len or target.spec.max_position_embeddings
     max_positions = min(max_positions, positions_of(speculation) or max_positions)
     options = DrafterOptions(
         dtype=dtype, device=device, num_context_tokens=0, max_positions=max_positions
     )
+    if speculation.drafter == NGRAM:
+        return options
+    folder = Path(speculation.drafter or "")
+    return replace(
+        options,
+        num_context_tokens=_num_context_tokens(config, folder, max_positions, device),
+        layout=layout_of(speculation),
+        local_head=Path(speculation.local_head) if speculation.local_head else None,
+        gamma=describe(speculation)[1],
+        bits=speculation.drafter_bits,
+    )
+
+
+def _load(config: ResolvedConfig, target: TargetWeights, options: DrafterOptions) -> Drafter:
+    """The configured drafter, warm. Of the target it reads the embedding and the head at most."""
+    speculation = config.speculation
     if speculation.drafter == NGRAM:  # its first calls are a process's first on the device, too
         drafter = NgramDrafter(gamma=speculation.gamma or DEFAULT_GAMMA)
     else:
-        folder = Path(speculation.drafter or "")
-        options = replace(
-            options,
-            num_context_tokens=_num_context_tokens(config, folder, max_positions, device),
-            layout=layout_of(speculation),
-            local_head=Path(speculation.local_head) if speculation.local_head else None,
-            gamma=describe(speculation)[1],
-            bits=speculation.drafter_bits,
-        )
-        drafter = load_drafter(folder, target, options)
+        drafter = load_drafter(Path(speculation.drafter or ""), target, options)
     warm_up(drafter, options, size=speculation.wave, num_kept=speculation.num_kept)
     return drafter
 

@@ -62,6 +62,13 @@ class Stream:
         report = self.report
         return report is not None and not self.is_starved and self.num_verified >= report.position
 
+    @property
+    def length(self) -> int:
+        """Tokens that its context needs to have, as far as anything of them was heard."""
+        ends = [segment.end for segment in self.segments]
+        reported = 0 if self.report is None else self.report.position
+        return max(len(self.token_ids), reported, *ends)
+
     def next_branch(self, round_id: int) -> int:
         """A number above 0 that no other block of this stream and round ever had."""
         branch = self.num_branches[round_id] = self.num_branches.get(round_id, 0) + 1

@@ -18,6 +18,7 @@ import torch
 from draft_node.failures import Failures
 from draft_node.fields import FollowedFields
 from draft_node.stream import Hole, Segment, Stream, due_hole, num_equal
+from specserve.context_room import ContextRoom
 from specserve.drafting import ContextUpdate, Drafter
 from specserve.errors import Exhausted
 from specserve.link.messages import RowReport
@@ -33,8 +34,17 @@ log = logging.getLogger(__name__)
 class Streams:
     """The live streams of one attachment."""
 
-    def __init__(self, drafter: Drafter, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        room: ContextRoom | None = None,
+    ) -> None:
+        """`room`: of the drafter's contexts; None where nobody will ask what they lack."""
         self._drafter = drafter
+        self._room = room
         self._dtype = dtype
         self._device = device
         self.failures = Failures()
@@ -233,7 +243,9 @@ class Streams:
 
     def _starve(self, stream: Stream, error: Exhausted) -> None:
         if not any(other.is_starved for other in self._streams.values()):
-            log.warning("a stream is not speculated: %s", error)
+            lengths = [other.length for other in self._streams.values()]
+            why = error if self._room is None else self._room.shortage(lengths)
+            log.warning("a row is decoded without drafts: %s", why)
         self._drop_context(stream)
         stream.is_starved = True
         self._streams[stream.number] = self._streams.pop(stream.number)  # others try before it

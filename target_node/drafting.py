@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specserve.context_room import ContextRoom
 from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.drawing import (
     Coupled,
@@ -77,6 +78,7 @@ class ColocatedDraft:
         """
         self.gamma = min(drafter.gamma, gamma or drafter.gamma)
         self.name = drafter.name
+        self.room: ContextRoom | None = None  # of its contexts; known to whoever sized them
         self._drafter = drafter
         self._features = features
         self._vocab_size = vocab_size
@@ -195,7 +197,9 @@ class ColocatedDraft:
     def _starve(self, update: _Update, error: Exhausted) -> None:
         """A context that cannot grow drafts nothing: what it holds may be what others lack."""
         if not self._starved:
-            log.warning("a row is decoded without drafts: %s", error)
+            lengths = [sequence.num_computed for sequence in self._row_of]
+            why = error if self.room is None else self.room.shortage(lengths)
+            log.warning("a row is decoded without drafts: %s", why)
         self._starved.add(update.sequence)
         self._drafter.free(update.place)
 

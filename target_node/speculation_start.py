@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from specserve.config import ResolvedConfig, SpeculationConfig
+from specserve.context_room import ContextRoom
 from specserve.drafter_source import NGRAM
 from specserve.group_link.ends import GroupTargetEnd, Meeting
 from specserve.link.ends import TargetLinkEnd
@@ -214,18 +215,19 @@ class _Builder:
         return self._drafts[name]
 
     def _load(self, speculation: SpeculationConfig) -> ColocatedDraft:
-        runner = self._runner
+        runner, max_len = self._runner, self._sampler.max_model_len
+        num_tokens = runner.cache.num_blocks * runner.cache.block_size
         drafter = self._nodes.load(
             speculation,
             target=self._target,
             model=runner.model,
-            num_context_tokens=runner.cache.num_blocks * runner.cache.block_size,
-            max_positions=self._sampler.max_model_len,
+            num_context_tokens=num_tokens,
+            max_positions=max_len,
         )
         features = None
         if drafter.features is not None:
             features = self._features_of(speculation.drafter or "")
-        return ColocatedDraft(
+        draft = ColocatedDraft(
             drafter,
             features,
             vocab_size=runner.model.config.vocab_size,
@@ -234,6 +236,8 @@ class _Builder:
             max_extension=self._config.engine.max_batch_tokens,
             device=self._device,
         )
+        draft.room = ContextRoom(num_tokens, self._config.engine.block_size, max_len)
+        return draft
 
     def _features_of(self, folder: str) -> FeatureCache | None:
         """What the drafter in `folder` reads; kept once for all that use it."""

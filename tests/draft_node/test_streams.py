@@ -1,6 +1,7 @@
 """Contexts that catch up in pieces, in any order, with holes, differences and too little memory."""
 
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from draft_node.context import ContextRows
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.stream import ASK_AGAIN_S, GRACE_S, Hole, Segment
 from draft_node.streams import IDLE_ROUNDS, Streams
+from specserve.context_room import ContextRoom
 from tests.draft_node.rounds import CPU, Rounds, dspark, features_of, language_model, tokens
 from tests.specserve.model.checkpoints import load
 
@@ -159,7 +161,7 @@ def test_a_stream_without_memory_is_left_alone_until_another_ends(small, caplog)
     streams.extend(100)
     starved = [each for each in streams if each.is_starved]
     assert len(starved) == 1
-    assert "not speculated" in caplog.text
+    assert "a row is decoded without drafts" in caplog.text
     number = starved[0].number
     streams.take_report(row(small, [*TEXT, 3], start=39, stream=number, round=2))
     assert asked_at(streams, 0.0, 1.0) == [[], []]
@@ -168,6 +170,35 @@ def test_a_stream_without_memory_is_left_alone_until_another_ends(small, caplog)
     streams.take_context(number, bare(0, 40))
     streams.extend(100)
     assert streams.find(number).is_current
+
+
+@pytest.mark.parametrize(
+    ("wish", "grown"), [("for what they have", 0), ("for all that they may have", 15)]
+)
+def test_a_shortage_names_the_setting_and_a_value_that_would_do(target, caplog, wish, grown):
+    """24 rows share a prefix in the target's cache, whose blocks are too few without it."""
+    block_size, lengths = 4, [25 + place % 8 for place in range(24)]
+
+    def num_starved(num_blocks: int, more: int = 0) -> int:
+        num_tokens = num_blocks * block_size
+        drafter = LanguageModelDrafter(load(target.folder), gamma=2, num_context_tokens=num_tokens)
+        room = ContextRoom(num_tokens, block_size, max_len=40)
+        streams = Streams(drafter, dtype=torch.float32, device=CPU, room=room)
+        for number, length in enumerate(lengths):
+            known = TEXT[: min(length + more, 40)]
+            streams.take_report(row(drafter, known, stream=number, round=1))
+        while streams.extend(64):
+            pass
+        return sum(stream.is_starved for stream in streams)
+
+    assert num_starved(150) > 0
+    (line,) = caplog.messages
+    assert "draft contexts hold 600 (engine.num_blocks=150)" in line
+    assert "(model.max_model_len=40)" in line
+    found = re.search(rf"(\d+) {wish}", line)
+    assert found is not None
+    assert num_starved(int(found[1]), grown) == 0
+    assert num_starved(int(found[1]) - 8, grown) > 0
 
 
 def test_contexts_that_nobody_reports_on_make_room_first(small):
