@@ -151,5 +151,6 @@ def test_a_drafter_is_warmed_up_wherever_it_runs(place, target, monkeypatch):
             speculation=speculation,
         )
         weights = TargetWeights.of(target.folder)
-        drafter = start._load(config, weights, torch.float32, torch.device("cpu"))
+        options = start._options(config, weights, torch.float32, torch.device("cpu"))
+        drafter = start._load(config, weights, options)
     assert warmed == [drafter]
