@@ -4,6 +4,7 @@ Blocks are dealt by lengths, places by survival, and neither ever by tokens. Als
 outcomes teach about acceptance, for drafters without confidences.
 """
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import replace
@@ -19,6 +20,12 @@ from target_node.round_prices import RoundPrices
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
+
+# Accepted drafted tokens, as a share of those verified, below which a drafter knows nothing of its
+# target or little; the former is told after so many.
+_NOTHING, _LITTLE, _MANY = 0.02, 0.1, 256
+
+log = logging.getLogger(__name__)
 
 
 class Admission:
@@ -47,12 +54,23 @@ class Admission:
         self._history = AcceptanceHistory(gamma)
         self._has_drafts = False  # in this round
         self._num_rounds = 0  # in which somebody could be drafted for
+        self._wanted_drafts = False  # some row, in this round
+        self._num_verified = self._num_accepted = 0  # drafted tokens so far
+        self._has_warned = False
 
     def begin(self, rows: list[Row]) -> None:
         """A round begins, in which rows are drafted for next."""
+        self._wanted_drafts = any(map(self.may_speculate, rows))
         if self._prices is not None:
             num_decoding = sum(row.sequence.is_decoding for row in rows)
             self._prices.begin(num_decoding, is_mixed=num_decoding < len(rows))
+            if self._prices.tries_again:  # what was seen before the pause spoke against drafts
+                self._history = AcceptanceHistory(self.gamma)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether nobody is to be asked for drafts in this round: they brought too little."""
+        return self._prices is not None and not self._prices.drafts
 
     def worth(self, rows: list[Row], num_drafted: int) -> Worth | None:
         """Of time and places in the round of `rows`; None: whatever is drafted is worth it.
@@ -132,7 +150,8 @@ class Admission:
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         """Learn from the outcomes; the record of every row that verified something."""
         if self._prices is not None:
-            self._prices.observe(sum(len(result.token_ids) for result in sampled))
+            num_emitted = sum(len(result.token_ids) for result in sampled)
+            self._prices.observe(num_emitted, wanted_drafts=self._wanted_drafts)
         records: list[VerifiedRow] = []
         for row, result in zip(rows, sampled, strict=True):
             if row.speculation is None or not row.verify_len or result.is_void:
@@ -140,6 +159,8 @@ class Admission:
             # What ended the sample was cut there: the positions behind it were not judged.
             judged = result.num_accepted if result.finish_reason else row.verify_len
             self._history.observe(judged, result.num_accepted)
+            self._num_verified += judged
+            self._num_accepted += result.num_accepted
             records.append(
                 VerifiedRow(
                     request_id=row.sequence.request.request_id,
@@ -152,7 +173,26 @@ class Admission:
             )
         if self._has_drafts:
             self._history.settle()
+        self._warn()
         return records
+
+    def _warn(self) -> None:
+        """Once, that drafts are of no use."""
+        has_paused = self._prices is not None and self._prices.num_pauses > 0
+        share = self._num_accepted / max(1, self._num_verified)
+        is_useless = share < _NOTHING and self._num_verified >= _MANY
+        if self._has_warned or not (has_paused or is_useless):
+            return
+        self._has_warned = True
+        log.warning(
+            "%d of %d drafted tokens were accepted, which is less than drafting costs%s; %s",
+            self._num_accepted,
+            self._num_verified,
+            ": it pauses, and is tried again now and then" if has_paused else "",
+            "is speculation.drafter one for this target?"
+            if share < _LITTLE
+            else "--speculation auto runs what is fastest",
+        )
 
     def _in_turn(self, rows: list[Row]) -> list[Row]:
         """Another row first every round: of equals, the first get the places and blocks there are.

@@ -16,6 +16,7 @@ import time
 
 from specserve import cuda_graphs
 from specserve.drafting import Worth
+from target_node.draft_pauses import DraftPauses
 from target_node.forward_times import ForwardTimes, Line
 from target_node.token_times import MOST, SMOOTHING, TokenTimes
 
@@ -26,14 +27,27 @@ _TIMED_ROUNDS = 8  # of its own, and what was timed beforehand says nothing of s
 class RoundPrices:
     """Of one way to draft. Call `begin`, `launch` and `observe` in every round that is to count."""
 
-    def __init__(self, device_type: str, forwards: ForwardTimes | None = None) -> None:
-        """`forwards`: what was timed beforehand, if anything; may be measured later."""
+    def __init__(
+        self,
+        device_type: str,
+        forwards: ForwardTimes | None = None,
+        *,
+        may_pause: bool = False,
+    ) -> None:
+        """`forwards`: what was timed beforehand, if anything; may be measured later.
+
+        `may_pause`: rounds of a load stop drafting where that costs more than it brings.
+        """
+        self.drafts = True  # whether the round that began may draft
+        self.num_pauses = 0  # begun so far, of all loads
+        self._may_pause = may_pause
         self._device_type = device_type
         self._timed = forwards or ForwardTimes()
         self._loads: dict[tuple[int, bool], _Load] = {}
         self._load = _Load(device_type, 1, None)  # before the first round
         self._began_s = self._launched_s = 0.0
-        self._num_tokens = self._num_recorded = 0
+        self._num_tokens = self._num_recorded = self._num_rows = 0
+        self._is_mixed = False
 
     def begin(self, num_decoding: int, *, is_mixed: bool = False) -> None:
         """A round of that many decoding rows begins; nothing is drafted yet.
@@ -41,20 +55,31 @@ class RoundPrices:
         Prompts or parts of them are read in a mixed one besides.
         """
         self._load = self._of(num_decoding, is_mixed=is_mixed)
+        self._num_rows, self._is_mixed = num_decoding, is_mixed
+        # Those that read prompts besides are few, and their times say little of drafts.
+        self.drafts = is_mixed or not self._may_pause or self._load.pauses.drafts
         self._began_s, self._num_recorded = time.perf_counter(), cuda_graphs.num_recorded()
+
+    @property
+    def tries_again(self) -> bool:
+        """Whether the round that began is the first with drafts after a pause."""
+        return self.drafts and self._may_pause and self._load.pauses.tries_again
 
     def launch(self, num_tokens: int) -> None:
         """The forward of so many tokens begins."""
         self._num_tokens, self._launched_s = num_tokens, time.perf_counter()
 
-    def observe(self, num_emitted: int) -> None:
-        """The round is over, and made so many tokens."""
+    def observe(self, num_emitted: int, *, wanted_drafts: bool = True) -> None:
+        """The round is over, and made so many tokens. Some row `wanted_drafts`, or none did."""
         if cuda_graphs.num_recorded() != self._num_recorded:
             return  # which took longer than it will again
         now_s = time.perf_counter()
-        self._load.add(
-            self._num_tokens, now_s - self._launched_s, now_s - self._began_s, num_emitted
-        )
+        round_s = now_s - self._began_s
+        if self._may_pause and wanted_drafts and self._num_rows and not self._is_mixed:
+            before = self._load.pauses.num_pauses
+            self._load.pauses.observe(num_emitted / self._num_rows, round_s)
+            self.num_pauses += self._load.pauses.num_pauses - before
+        self._load.add(self._num_tokens, now_s - self._launched_s, round_s, num_emitted)
 
     @property
     def worth(self) -> Worth:
@@ -76,6 +101,7 @@ class _Load:
 
     def __init__(self, device_type: str, num_rows: int, timed: Line | None) -> None:
         """`timed`: forwards of so many rows, beforehand."""
+        self.pauses = DraftPauses()
         self._forwards = TokenTimes(device_type, None if timed is None else timed.turning_point)
         self._num_rows = num_rows
         self._timed = timed

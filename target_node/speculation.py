@@ -140,7 +140,7 @@ class SynchronousSpeculation:
     def attach(self, rows: list[Row]) -> list[Row]:
         decoding = [row for row in rows if self._admission.may_speculate(row)]
         self._admission.begin(rows)
-        if not decoding or not self._admission.has_room(rows):
+        if not decoding or self._admission.pauses or not self._admission.has_room(rows):
             return self._admission.admit(rows, {})
         to_draft = [self._admission.to_draft(row) for row in decoding]
         worth = self._admission.worth(rows, len(decoding))

@@ -113,7 +113,10 @@ class _Builder:
     def synchronous(self, speculation: SpeculationConfig) -> SynchronousSpeculation:
         draft = self._colocated(speculation)
         positions = self._positions([speculation])
-        return SynchronousSpeculation(draft, self._admission(draft.gamma, positions))
+        # Under `auto` the speed of whole regimes decides.
+        may_pause = speculation.mode == "sync"
+        admission = self._admission(draft.gamma, positions, may_pause=may_pause)
+        return SynchronousSpeculation(draft, admission)
 
     def asynchronous(self, arguments: ChildArguments) -> AsynchronousSpeculation:
         speculation = self._config.speculation
@@ -248,9 +251,13 @@ class _Builder:
             self._features[folder] = None if spec is None else self._runner.keep_features(spec)
         return self._features[folder]
 
-    def _admission(self, gamma: int, positions: int | None) -> Admission:
+    def _admission(
+        self, gamma: int, positions: int | None, *, may_pause: bool = False
+    ) -> Admission:
         least = self._config.speculation.min_survival
-        prices = RoundPrices(self._device.type, self._forwards) if least is None else None
+        prices = None
+        if least is None:
+            prices = RoundPrices(self._device.type, self._forwards, may_pause=may_pause)
         return Admission(
             gamma=gamma,
             scheduler=self._scheduler,

@@ -146,6 +146,7 @@ class MoodyPrices(RoundPrices):
         # From nothing, where chains are whole, to more than any pass can bring.
         pace = self._rng.choice([0.0, 1.0, 1e2, 1e3, 1e9])
         self._mood = Worth(tokens_per_s=pace, token_price=self._rng.random() ** 2)
+        self.drafts = self._rng.random() < 0.9  # else the round is a pause
 
     @property
     def worth(self) -> Worth:
