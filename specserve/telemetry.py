@@ -37,6 +37,7 @@ class VerifiedRow(msgspec.Struct, kw_only=True, frozen=True):
     num_accepted: int
     num_emitted: int
     confidences: tuple[float, ...] = ()  # of the whole block; empty: the drafter has none
+    is_stand_in: bool = False  # drafted where the block of a draft process was missing
 
 
 class RoundRecord(msgspec.Struct, kw_only=True):

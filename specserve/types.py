@@ -266,6 +266,9 @@ class Load(msgspec.Struct, frozen=True, tag="load", omit_defaults=True):
     num_decode_rounds: int = 0  # without prefill; the times are of these
     draft_s: float = 0.0  # before the forwards: drafting, looking up, reporting
     forward_s: float = 0.0
+    # Of the drafted tokens, those that stood in for blocks missing of draft processes.
+    num_stand_in_draft_tokens: int = 0
+    num_stand_in_accepted_tokens: int = 0
 
 
 class Drained(msgspec.Struct, frozen=True, tag="drained"):

@@ -5,7 +5,7 @@ outcomes teach about acceptance, for drafters without confidences.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 
@@ -147,8 +147,16 @@ class Admission:
             self._prices.launch(sum(row.num_tokens for row in admitted_rows))
         return admitted_rows
 
-    def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
-        """Learn from the outcomes; the record of every row that verified something."""
+    def observe(
+        self,
+        rows: list[Row],
+        sampled: list[SampledRow],
+        stand_ins: Collection[Sequence] = (),
+    ) -> list[VerifiedRow]:
+        """Learn from the outcomes; the record of every row that verified something.
+
+        `stand_ins`: rows whose blocks stood in for such as draft processes had not prepared.
+        """
         if self._prices is not None:
             num_emitted = sum(len(result.token_ids) for result in sampled)
             self._prices.observe(num_emitted, wanted_drafts=self._wanted_drafts)
@@ -169,6 +177,7 @@ class Admission:
                     num_accepted=result.num_accepted,
                     num_emitted=len(result.token_ids),
                     confidences=row.speculation.confidences or (),
+                    is_stand_in=row.sequence in stand_ins,
                 )
             )
         if self._has_drafts:

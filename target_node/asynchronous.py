@@ -122,7 +122,7 @@ class AsynchronousSpeculation:
         return DraftLaw.joined(parts) if parts else None
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
-        return self._admission.observe(rows, sampled)
+        return self._admission.observe(rows, sampled, self._local.drafted)
 
     def was_hit(self, sequence: Sequence) -> bool | None:
         return self._hits.get(sequence)

@@ -28,6 +28,7 @@ class LoadMeter:
         self._prefills = False  # whether the current round computes prompt tokens
         self._num_drafts = 0
         self._num_drafted_tokens = 0
+        self._num_stand_in_drafted = self._num_stand_in_accepted = 0
         self._accepted: list[int] = []  # by position in the block
         self._num_drafts_attached = 0
         self._num_decode_rounds = 0
@@ -67,6 +68,9 @@ class LoadMeter:
         for row in record.rows:
             self._num_drafted_tokens += row.verify_len
             add_positions(self._accepted, row.verify_len, row.num_accepted)
+            if row.is_stand_in:
+                self._num_stand_in_drafted += row.verify_len
+                self._num_stand_in_accepted += row.num_accepted
 
     def is_due(self, scheduler: Scheduler, num_drafts_attached: int) -> bool:
         """A report is: regularly, when the last request ends, a draft process comes or goes."""
@@ -112,6 +116,8 @@ class LoadMeter:
             draft_s=self._draft_s,
             forward_s=self._forward_s,
             num_broken_laws=num_broken_laws,
+            num_stand_in_draft_tokens=self._num_stand_in_drafted,
+            num_stand_in_accepted_tokens=self._num_stand_in_accepted,
             **asdict(speculation),
         )
 

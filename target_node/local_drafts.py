@@ -5,6 +5,7 @@ contexts catch up only when it is asked, so rounds that need no block from it co
 its blocks were drawn from goes to the draft process, which can then foresee their outcomes at once.
 """
 
+from collections.abc import Collection
 from collections.abc import Sequence as Rows
 
 import msgspec
@@ -39,6 +40,11 @@ class LocalDrafts:
     def clear(self) -> None:
         """A new round begins."""
         self._kind_of.clear()
+
+    @property
+    def drafted(self) -> Collection[Sequence]:
+        """Rows that have a block from here."""
+        return self._kind_of.keys()
 
     def draft(
         self, miss: Miss, rows: Rows[RowToDraft], worth: Worth | None = None

@@ -104,6 +104,8 @@ class SpecStats(msgspec.Struct, frozen=True, kw_only=True):
     num_late_waves: int
     wave_s: float
     num_broken_laws: int
+    num_stand_in_draft_tokens: int
+    num_stand_in_accepted_tokens: int
     wait_s: float
     num_decode_rounds: int
     draft_s: float

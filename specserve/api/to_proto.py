@@ -211,7 +211,8 @@ def spec_stats_of(load: Load) -> pb.SpecStats:
     names = (
         "uptime_s", "num_rounds", "num_drafts", "num_accepted_tokens", "num_lookups", "num_hits",
         "bytes_sent", "bytes_received", "num_waves", "num_late_waves", "wave_s", "num_broken_laws",
-        "wait_s", "num_decode_rounds", "draft_s", "forward_s", *_DRAFTS,
+        "wait_s", "num_decode_rounds", "draft_s", "forward_s", "num_stand_in_draft_tokens",
+        "num_stand_in_accepted_tokens", *_DRAFTS,
     )  # fmt: skip
     return pb.SpecStats(
         num_draft_tokens=load.num_drafted_tokens,

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specserve.decoding.verification.rule import VerificationRule
+from specserve.types import Load
 from target_node.miss_policy import Miss
 from target_node.tolerance import MAX_FAILURES
 from tests.exactness.speculative import Models, make_models
@@ -155,3 +156,17 @@ def test_a_block_without_a_law_is_a_miss_for_the_ratio_test(models):
         ]
         assert len(answer(pair)) == 20
         assert pair.asynchronous.status().num_hits == 0
+
+
+def test_only_what_stands_in_for_a_drafter_that_is_the_target_is_rejected(models):
+    """A block after a miss is drafted from the same context as any other."""
+    irregular = Drafting(pace=(0, 12, 3, 0, 12))
+    with pair_of(models, "the target itself", drafting=irregular, miss=Miss.NGRAM) as pair:
+        for place in range(6):
+            answer(pair, prompt=[*PROMPT, place], temperature=0.0, max_tokens=40)
+        pair.turn(40)  # until the load is told again
+        load = next(m for m in reversed(pair.control.sent) if isinstance(m, Load))
+    stood_in, accepted = load.num_stand_in_draft_tokens, load.num_stand_in_accepted_tokens
+    assert 0 < accepted < stood_in
+    assert load.num_drafted_tokens - stood_in > 30
+    assert load.num_drafted_tokens - stood_in == load.num_accepted_tokens - accepted

@@ -448,7 +448,7 @@ class WatchSpecStatsRequest(_message.Message):
     def __init__(self, interval_s: _Optional[float] = ...) -> None: ...
 
 class SpecStats(_message.Message):
-    __slots__ = ("uptime_s", "num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_lookups", "num_hits", "bytes_sent", "bytes_received", "num_draft_processes", "num_drafts_attached", "speculation_regime", "num_waves", "num_late_waves", "wait_s", "num_decode_rounds", "draft_s", "forward_s", "wave_s", "num_broken_laws")
+    __slots__ = ("uptime_s", "num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_lookups", "num_hits", "bytes_sent", "bytes_received", "num_draft_processes", "num_drafts_attached", "speculation_regime", "num_waves", "num_late_waves", "wait_s", "num_decode_rounds", "draft_s", "forward_s", "wave_s", "num_broken_laws", "num_stand_in_draft_tokens", "num_stand_in_accepted_tokens")
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
@@ -470,6 +470,8 @@ class SpecStats(_message.Message):
     FORWARD_S_FIELD_NUMBER: _ClassVar[int]
     WAVE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_BROKEN_LAWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STAND_IN_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STAND_IN_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     uptime_s: float
     num_rounds: int
     num_drafts: int
@@ -491,4 +493,6 @@ class SpecStats(_message.Message):
     forward_s: float
     wave_s: float
     num_broken_laws: int
-    def __init__(self, uptime_s: _Optional[float] = ..., num_rounds: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_lookups: _Optional[int] = ..., num_hits: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., num_drafts_attached: _Optional[int] = ..., speculation_regime: _Optional[str] = ..., num_waves: _Optional[int] = ..., num_late_waves: _Optional[int] = ..., wait_s: _Optional[float] = ..., num_decode_rounds: _Optional[int] = ..., draft_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., wave_s: _Optional[float] = ..., num_broken_laws: _Optional[int] = ...) -> None: ...
+    num_stand_in_draft_tokens: int
+    num_stand_in_accepted_tokens: int
+    def __init__(self, uptime_s: _Optional[float] = ..., num_rounds: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_lookups: _Optional[int] = ..., num_hits: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., num_drafts_attached: _Optional[int] = ..., speculation_regime: _Optional[str] = ..., num_waves: _Optional[int] = ..., num_late_waves: _Optional[int] = ..., wait_s: _Optional[float] = ..., num_decode_rounds: _Optional[int] = ..., draft_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., wave_s: _Optional[float] = ..., num_broken_laws: _Optional[int] = ..., num_stand_in_draft_tokens: _Optional[int] = ..., num_stand_in_accepted_tokens: _Optional[int] = ...) -> None: ...
