@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from specserve.errors import Unsupported
-from specserve.model.tokenizer_file import tokenizer_size
+from specserve.model.known_tokens import tokenizer_size
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"

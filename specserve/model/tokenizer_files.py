@@ -13,8 +13,7 @@ from specserve.errors import Unsupported
 from specserve.model.config import read_json
 from specserve.model.gguf.container import GgufFile
 from specserve.model.gguf.tokenizer import gguf_chat_template, gguf_tokenizer
-
-TOKENIZER_FILE = "tokenizer.json"
+from specserve.model.known_tokens import TOKENIZER_FILE
 
 
 def load_tokenizer(model: Path) -> Tokenizer:

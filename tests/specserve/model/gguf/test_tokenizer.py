@@ -10,6 +10,7 @@ from specserve.api.call import ChatMessage
 from specserve.api.detokenizer import Detokenizer, TokenBytes
 from specserve.api.tokenizer import TextTokenizer
 from specserve.errors import Unsupported
+from specserve.model.config import read_spec
 from specserve.model.tokenizer_files import load_tokenizer
 from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
 from tests.specserve.model.gguf.files import write_gguf
@@ -143,6 +144,7 @@ def test_unused_tokens_stand_for_nothing(of):
     kinds = [*metadata["tokenizer.ggml.token_type"], 5]
     file = of(metadata, tokenizer__ggml__tokens=tokens, tokenizer__ggml__token_type=kinds)
     ours = load_tokenizer(file)
+    assert read_spec(file).num_known_tokens == len(tokens) - 1
     assert ours.token_to_id("[PAD605]") is None
     assert TokenBytes(ours)[len(tokens) - 1] == b""
 

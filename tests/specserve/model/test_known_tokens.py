@@ -4,7 +4,7 @@ import pytest
 
 from specserve.errors import Unsupported
 from specserve.model.config import read_spec
-from specserve.model.tokenizer_file import tokenizer_size
+from specserve.model.known_tokens import tokenizer_size
 from tests.specserve.model.checkpoints import QWEN3, write_config, write_tokenizer
 
 
