@@ -64,7 +64,7 @@ class Died(msgspec.Struct, frozen=True):
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """A child wrote its ready report."""
+    """A child wrote its ready report, or, once ready, why it gives up."""
 
     child: Child
 
@@ -155,7 +155,8 @@ class Supervisor:
             if isinstance(event, StopRequested):
                 log.info("stopping; a second signal kills")
                 return self._drain()
-            if isinstance(event, Died):
+            # Who gives up is as good as dead, and takes its time to unload what it has loaded.
+            if isinstance(event, Died) or (event is not None and event.child.farewell):
                 return self._fail(event.child)
 
     def _drain(self) -> Ending:
@@ -193,7 +194,7 @@ class Supervisor:
         if api.alive:
             api.tell(msgspec.json.encode({"event": "target_lost", "detail": detail}))
             api.terminate()
-            self._await_exit([api], _FAILURE_GRACE_S, self._children)
+            self._await_exit([api], _FAILURE_GRACE_S, self._children, may_fail=True)
         return Ending(EXIT_FAILED, f"{detail}; the service has stopped", Unavailable.code)
 
     def _first_cause(self, lost: Child) -> str:
@@ -206,7 +207,7 @@ class Supervisor:
             event = self._next_event(deadline)
             if event is None or isinstance(event, StopRequested):
                 break
-            if isinstance(event, Died):
+            if isinstance(event, Died) and not event.child.is_consequence:
                 lost = event.child
         return lost.describe_end()
 
@@ -251,21 +252,23 @@ class Supervisor:
             self._selector.unregister(fd)
 
     def _await_exit(
-        self, group: list[Child], timeout_s: float, may_go: list[Child]
+        self, group: list[Child], timeout_s: float, may_go: list[Child], *, may_fail: bool = False
     ) -> StopRequested | Died | None:
         """Wait for `group` to be gone, at most `timeout_s`.
 
-        Returns early with a second stop signal, or with the death of a child not in `may_go`,
-        which must name every child told to stop so far: the deaths of an earlier group may still
-        be on their way when the last of it is gone.
+        Returns early with a second stop signal, or with the death of a child that failed (unless it
+        `may_fail`) or is not in `may_go`, which must name every child told to stop so far: the
+        deaths of an earlier group may still be on their way when the last of it is gone.
         """
         deadline = time.monotonic() + timeout_s
         while any(child.alive for child in group):
             event = self._next_event(deadline)
             if event is None or isinstance(event, StopRequested):
                 return event
-            if isinstance(event, Died) and event.child not in may_go:
-                return event
+            if isinstance(event, Died):
+                has_failed = event.child.farewell is not None and not may_fail
+                if has_failed or event.child not in may_go:
+                    return event
         return None
 
     def _next_event(self, deadline: float | None) -> Event | None:
@@ -291,11 +294,12 @@ class Supervisor:
             self._read_signals()
 
     def _read_reports(self, child: Child) -> None:
-        is_first = child.report is None
+        before = child.report, child.farewell
         child.read_reports()
         if child.is_heard_out:
             self._forget(child.ready_fd)
-        if is_first and child.report is not None and not self._drafts.reported(child):
+        is_news = (child.report, child.farewell) != before
+        if is_news and not self._drafts.reported(child):
             self._events.append(Reported(child))
 
     def _read_signals(self) -> None:

@@ -5,7 +5,8 @@ every start, and NAME.heard: the line the API process got on stdin, or the recor
 got over its link from target 0, which sends "for draft RANK" to each), and a behaviour by name
 ("api", "target0"): serve, refuse, crash_starting, hang_starting, ignore_sigterm, linger (told to
 stop, it leaves NAME.leaving and ends when there is a file "leave"), bereft and bereft_starting
-(it ends because of another, as it says: when there is a file "bereave", or at once),
+(it ends because of another, as it says: when there is a file "bereave", or at once), of which
+bereft_draining says so when it is told to stop, and bereft_lingering does not end after it;
 crash_starting_late; of a draft process
 also flap (dies soon after it is ready), refuse_again (every start but the first) and stall (its
 heart stops beating, once).
@@ -54,10 +55,11 @@ def main(role: str) -> int:
     else:
         for rank, link in enumerate(links):
             link.to_draft.write([f"for draft {rank}".encode()])
-        until = folder / "bereave" if behaviour == "bereft" else None
+        until = folder / "bereave" if behaviour.startswith("bereft") else None
         serve(heard, stopping, listen=role == "api", until=until)
-    if behaviour == "bereft" and not stopping:
+    if behaviour.startswith("bereft") and (behaviour == "bereft_draining" or not stopping):
         report_failure(arguments.ready_fd, f"{name} is alone", is_consequence=True)
+        time.sleep(60 if behaviour == "bereft_lingering" else 0)
         return 1
     if behaviour == "linger":
         (folder / f"{name}.leaving").write_text("now")

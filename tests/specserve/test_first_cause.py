@@ -64,6 +64,26 @@ def test_without_another_cause_a_process_is_taken_at_its_word(supervise):
     assert last_line(supervised) == "api is alone; the service has stopped"
 
 
+def test_who_fails_during_a_drain_ends_it(supervise):
+    """Nobody is left to wait for, and the stopped rank would not hear of it."""
+    supervised = supervise(api="bereft_draining").await_ready()
+    os.kill(supervised.pid("target0"), signal.SIGSTOP)
+    began = time.monotonic()
+    supervised.process.send_signal(signal.SIGTERM)
+    cause = "target rank 0 stopped by a signal: api is alone"
+    assert last_line(supervised) == f"{cause}; the service has stopped"
+    assert time.monotonic() - began < 8  # a rank has 10 s to stop
+
+
+def test_who_gives_up_need_not_be_gone(supervise):
+    supervised = supervise(target0="bereft_lingering").await_ready()
+    os.kill(supervised.pid("target1"), signal.SIGSTOP)
+    (supervised.folder / "bereave").touch()
+    cause = "target rank 1 stopped by a signal: target0 is alone"
+    assert last_line(supervised) == f"{cause}; the service has stopped"
+    assert cause in supervised.await_file("api.heard")
+
+
 def test_the_cause_of_a_bad_start_is_named(supervise):
     supervised = supervise(target0="bereft_starting", target1="crash_starting_late")
     assert last_line(supervised) == "target rank 1 was killed by SIGKILL while starting"
