@@ -266,8 +266,8 @@ class Supervisor:
             if event is None or isinstance(event, StopRequested):
                 return event
             if isinstance(event, Died):
-                has_failed = event.child.farewell is not None and not may_fail
-                if has_failed or event.child not in may_go:
+                child, may_fail_too = event.child, may_fail or event.child.command.role == "draft"
+                if child not in may_go or (child.farewell and not may_fail_too):
                     return event
         return None
 
