@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from specserve.model.row_code import ByteProducts, Machine
+from specserve.model.team_barrier import TEAM_BARRIER
 
 llvm: Any = None
 WHY_NOT = ""
@@ -81,7 +82,9 @@ class Team:
     def __init__(self, library: ctypes.CDLL) -> None:
         for name in ("omp_get_thread_num", "omp_get_num_threads"):
             llvm.add_symbol(name, _address(library, name))
-        self.barrier = _address(library, "GOMP_barrier")  # what each of a team waits by
+        llvm.add_symbol("syscall", _address(ctypes.CDLL(None), "syscall"))
+        self._waiting = Functions(TEAM_BARRIER)
+        self.barrier = self._waiting.address("wait")  # what each of a team waits by
         self._functions = Functions(_JOIN)
         self._join = self._functions.address("join")
         self._start = library.GOMP_parallel

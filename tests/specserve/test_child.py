@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from specserve import child
-from specserve.child import Child, ChildCommand
+from specserve.child import Child, ChildCommand, environment
 from specserve.process import command_line, descriptor_words, parse_child_arguments
 from specserve.zygote.handle import Zygote
 
@@ -54,3 +54,14 @@ def test_a_zygote_that_cannot_be_started_leaves_no_descriptor_open(monkeypatch):
     with pytest.raises(BlockingIOError):
         Zygote([], log_level="info", environment=dict(os.environ))
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_threads_that_wait_between_forwards_do_not_spin_for_long(monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    assert int(environment()["GOMP_SPINCOUNT"]) <= 1000
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert environment()["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "GOMP_SPINCOUNT" not in environment()
