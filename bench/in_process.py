@@ -85,9 +85,10 @@ class Speculating:
 
 @dataclass(frozen=True)
 class Job:
-    """Prompts that are continued side by side by exactly `num_tokens` tokens each.
+    """Prompts that are continued side by side by `num_tokens` tokens each.
 
-    Equal seeds give equal noise; `max_verify_len` is the requests' own limit of drafts a round.
+    Exactly so many with `ignore_eos`, else at most. Equal seeds give equal noise; `max_verify_len`
+    is the requests' own limit of drafts a round.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -95,6 +96,7 @@ class Job:
     num_tokens: int
     temperature: float
     max_verify_len: int | None = None
+    ignore_eos: bool = True
 
 
 class ScriptedControl:
@@ -279,9 +281,8 @@ def _count_rounds(
 
 
 def _requests(job: Job) -> list[Request]:
-    # The end of a text ends nothing: every row has as many tokens as the others.
     sampling = SamplingParams(
-        temperature=job.temperature, max_tokens=job.num_tokens, ignore_eos=True
+        temperature=job.temperature, max_tokens=job.num_tokens, ignore_eos=job.ignore_eos
     )
     return [
         Request(
