@@ -31,7 +31,7 @@ from bench.drafter_choice import LANGUAGE_MODEL, parse_choice
 from bench.figures import panels, spreads
 from bench.machine import Machine, describe_machine
 from bench.progress import progress_bar
-from bench.regimes.arms import ASYNC, OFF, Contest, Service
+from bench.regimes.arms import ASYNC, OFF, Service
 from bench.regimes.plan import LEAST_TOKENS
 from bench.regimes.records import Job, Trace
 from bench.regimes.service import Running, running
@@ -158,7 +158,6 @@ def measure(arguments: argparse.Namespace, runner: asyncio.Runner, command: str)
         "skip": Service(regime=ASYNC, drafter=choice, miss_policy="skip"),
     }
     services = (plain, *drafted.values())
-    contest = Contest(name="outage", services=services, batch_sizes=(1,), num_prompts=1)
     flags = [
         "--generation-config",
         "none",
@@ -182,7 +181,7 @@ def measure(arguments: argparse.Namespace, runner: asyncio.Runner, command: str)
     ]
     found: dict[str, list[Outcome]] = {f"{case[2]}, {case[3]}": [] for case in cases}
     with (
-        running(contest, flags, runner) as started,
+        running(services, flags, runner) as started,
         progress_bar(len(cases), console) as advance,
     ):
         for number, prompt, fault, name in cases:

@@ -34,6 +34,7 @@ from bench.regimes.plots import draw
 from bench.regimes.report import TITLE, conditions, tables, verdict
 from bench.regimes.results import Results
 from bench.regimes.run import Options, Run
+from bench.regimes.sampling import SAMPLING_FIELDS, read_sampling
 from bench.writing import (
     make_results_folder,
     show_failure,
@@ -51,9 +52,6 @@ from specserve.target_source import locate_target
 _NAME = "bench.regimes"
 _LABELS = (DSPARK, DSPARK_ASYNC, DFLASH, LOCAL_HEAD, LANGUAGE_MODEL)
 _NO_BALLAST = "none"
-_FIELDS = (
-    "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
-)  # fmt: skip
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--domains", nargs="+", choices=DOMAINS, metavar="D")
     add("--temperatures", type=float, nargs="+", metavar="T")
     add("--sampling", nargs="+", default=[], metavar="FIELD=VALUE",
-        help=f"of every request, besides: {', '.join(_FIELDS)}")  # fmt: skip
+        help=f"of every request, besides: {', '.join(SAMPLING_FIELDS)}")  # fmt: skip
     add("--rules", nargs="+", choices=[rule.value for rule in VerificationRule], metavar="RULE")
     add("--batch-sizes", type=int, nargs="+", metavar="B")
     add("--fan-outs", type=int, nargs="+", metavar="N", help="budgets of the hit-rate curves")
@@ -120,20 +118,6 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
     for ballast in plan.ballasts:
         num_params(ballast)
     return plan
-
-
-def read_sampling(words: Sequence[str]) -> dict[str, float]:
-    """Requests' own fields. Raises InvalidField."""
-    found: dict[str, float] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in _FIELDS:
-            raise InvalidField("--sampling", f"{name!r} is none of {', '.join(_FIELDS)}")
-        try:
-            found[name] = int(value) if name == "top_k" else float(value)
-        except ValueError:
-            raise InvalidField("--sampling", f"{word!r} is not of the form top_p=0.9") from None
-    return found
 
 
 def read_drafters(words: Sequence[str]) -> dict[str, DrafterChoice]:

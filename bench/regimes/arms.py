@@ -25,10 +25,19 @@ EQUAL_CORES = 2  # those of a target and one draft process
 Drafters = Mapping[str, DrafterChoice]
 
 
+class GivenFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody wrote by hand, under a name of his choice."""
+
+    name: str
+    flags: tuple[str, ...]
+    num_drafts: int
+
+
 class Service(msgspec.Struct, frozen=True, kw_only=True):
     """One `specserve launch`, but for its target."""
 
     regime: str
+    given: GivenFlags | None = None  # instead of all that follows but `threads` and the rule
     drafter: DrafterChoice | None = None
     colocated: DrafterChoice | None = None  # beside the target: of auto, and after a miss
     verification: VerificationRule = VerificationRule.FORESEEABLE
@@ -39,6 +48,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_draft_process(self) -> bool:
+        if self.given is not None:
+            return self.given.num_drafts > 0
         return self.regime in (ASYNC, AUTO)
 
     @property
@@ -50,6 +61,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """Without the rule of verification, which is not the service's alone."""
+        if self.given is not None:
+            return self.given.name
         parts = [self.regime]
         if self.regime in (SYNC, ASYNC) and self.drafter is not None:
             parts.append(self.drafter.label)
@@ -66,6 +79,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def flags(self) -> list[str]:
         """Of `specserve launch`."""
+        if self.given is not None:
+            return list(self.given.flags)
         flags = ["--speculation", self.regime, "--threads", str(self.threads)]
         flags += ["--topology", "1+1" if self.has_draft_process else "1+0"]
         flags += ["--verification", self.verification.value]

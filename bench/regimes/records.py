@@ -4,20 +4,27 @@
 Times are seconds at the client's clock, from the moment the batch was handed over.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from bench.processes import Usage
 from bench.window import decode_window
+from specserve.client import Prompt
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts that one service continues side by side, each by exactly `num_tokens` tokens."""
+    """Prompts that one service continues side by side, each by `num_tokens` tokens.
 
-    prompts: list[list[int]]
+    Exactly so many with `ignore_eos`, else at most.
+    """
+
+    prompts: Sequence[Prompt]
     num_tokens: int
     temperature: float
     seeds: list[int] | None  # None: not seeded, so the service's own rule judges the drafts
     sampling: dict[str, float] = {}  # fields besides the temperature
+    ignore_eos: bool = True
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

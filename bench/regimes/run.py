@@ -6,8 +6,7 @@ Whoever stops it keeps what was measured: results are handed over after every se
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from bench.in_process import Engine, EngineSize
 from bench.machine import describe_machine
 from bench.progress import progress_bar
 from bench.regimes.arms import FAN_OUT, Contest, Entrants
+from bench.regimes.client_core import client_beside
 from bench.regimes.measure import Found, Interleaved
 from bench.regimes.plan import Plan
 from bench.regimes.prompts import CHECK_BATCH, PromptChoice, Prompts, choose_prompts
@@ -187,7 +187,10 @@ class Run:
     ) -> None:
         num_params = self._options.ballasts[ballast]
         flags = [*self._options.flags, *(["--ballast", str(num_params)] if num_params else [])]
-        with running(contest, flags, self._runner) as services, self._out_of_the_way():
+        with (
+            running(contest.services, flags, self._runner) as services,
+            client_beside(self._cores, is_pinned=self._options.is_pinned),
+        ):
             self._kv_dtype = next(iter(services.values())).kv_dtype()
             asking = Interleaved(services, self._plan, is_late=self._is_late, advance=advance)
             for setting in self._settings(ballast, contest):
@@ -197,16 +200,6 @@ class Run:
                 for group in asking.run(setting, arms, groups, others):
                     found.append(group)
                 self._keep(self._results(is_complete=False))
-
-    @contextmanager
-    def _out_of_the_way(self) -> Iterator[None]:
-        """This process, the client, leaves the target's core alone."""
-        if self._options.is_pinned:
-            _move_to(self._cores[1:] or self._cores)
-        try:
-            yield
-        finally:
-            _move_to(self._cores)  # services inherit what this process may use
 
     def _is_late(self) -> bool:
         budget_s = self._plan.budget_s
@@ -248,12 +241,3 @@ class Run:
 
 def _place(choice: DrafterChoice) -> str:
     return choice.drafter + (f"+{choice.local_head}" if choice.local_head else "")
-
-
-def _move_to(cores: Sequence[int]) -> None:
-    """All threads of this process: gRPC has some of its own."""
-    for task in os.listdir("/proc/self/task"):
-        try:
-            os.sched_setaffinity(int(task), cores)
-        except ProcessLookupError:  # the thread has ended
-            continue

@@ -9,20 +9,25 @@ import itertools
 import time
 from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import cast
 
 from bench.processes import ServiceProcesses, Usage, children_of, descendants
-from bench.regimes.arms import Contest, Service
+from bench.regimes.arms import Service
 from bench.regimes.counters import CounterReader, rise
 from bench.regimes.machine_load import ForeignLoad
 from bench.regimes.records import Delta, Job, RowTrace, Trace
 from specserve.client import AsyncClient, Options
 from specserve.local_service import local_service
+from specserve.model.ballast import with_ballast
+from specserve.model.config import read_spec
+from specserve.resolve import kv_bytes_per_token
 from specserve.types import TokenOrigin
 
 _ATTACH_TIMEOUT_S = 60.0
 _LOOK_EVERY_S = 0.1  # seldom: it is done beside what is measured
-_KV_MEMORY = "256MiB"  # plenty for the prompts here, and several services share the machine
+_MIB = 2**20
+_LEAST_KV_MIB = 256  # several services share the machine, so that none may take what is free
 
 
 class Running:
@@ -120,7 +125,7 @@ class _Batch:
         options: Options = {
             "max_tokens": job.num_tokens,
             "temperature": job.temperature,
-            "ignore_eos": True,
+            "ignore_eos": job.ignore_eos,
             "seed": None if job.seeds is None else job.seeds[row],
             "cache_salt": salt,
         }
@@ -148,20 +153,26 @@ async def _connect(address: str) -> tuple[AsyncClient, CounterReader]:
     return client, CounterReader(client)
 
 
+def kv_memory_flags(target: Path, ballast: int, num_tokens: int) -> list[str]:
+    """Room for rows of `num_tokens` tokens in all, twice, on the target padded to `ballast`."""
+    spec = with_ballast(read_spec(target), ballast)
+    wanted = 2 * num_tokens * kv_bytes_per_token(spec, dtype="float32")
+    return ["--kv-memory", f"{max(_LEAST_KV_MIB, -(-wanted // _MIB))}MiB"]
+
+
 @contextmanager
 def running(
-    contest: Contest, flags: Sequence[str], runner: asyncio.Runner
+    services: Sequence[Service], flags: Sequence[str], runner: asyncio.Runner
 ) -> Generator[dict[Service, Running]]:
-    """Launch the services of a contest one after the other, and stop them in the end.
+    """Launch services one after the other, and stop them in the end.
 
     `flags` are for all of them.
     """
     with ExitStack() as stack:
         launched: list[tuple[Service, str, set[int]]] = []
-        for service in contest.services:
+        for service in services:
             before = descendants()
-            words = [*flags, "--kv-memory", _KV_MEMORY, *service.flags]
-            address = stack.enter_context(local_service(words))
+            address = stack.enter_context(local_service([*flags, *service.flags]))
             launched.append((service, address, descendants() - before))
         # Connections come last: processes are started while no thread of gRPC is there.
         found: dict[Service, Running] = {}

@@ -88,12 +88,12 @@ def _of_one_ballast(found: Contestants) -> Summary:
     figures |= _auto(found)
     summary: Summary = {}
     for key, figure in figures.items():
-        summary |= _entries(key, figure)
+        summary |= entries(key, figure)
     is_looping = any(setting.is_looping for setting in (*_at(main, 0.0), *_at(heavier, 0.0)))
     return summary | {"t0_is_looping_text": float(is_looping)}
 
 
-def _entries(key: str, figure: Interval | None) -> Summary:
+def entries(key: str, figure: Interval | None) -> Summary:
     if figure is None:
         return {key: None, f"{key}_lo": None, f"{key}_hi": None}
     values = (figure.value, figure.low, figure.high)
@@ -129,9 +129,9 @@ def compare(found: Contestants, over: Wanted, under: Wanted) -> Interval | None:
     if not overs or not unders:
         return None
     if len(overs) == len(unders) == 1:
-        return _ratio(found, overs[0], unders[0])
+        return ratio_of(found, overs[0], unders[0])
     to_pick, to_compare = _halves(found)
-    return _ratio(to_compare, _best(to_pick, overs), _best(to_pick, unders))
+    return ratio_of(to_compare, best_arm(to_pick, overs), best_arm(to_pick, unders))
 
 
 def _arms(found: Contestants) -> list[Arm]:
@@ -151,7 +151,7 @@ def _halves(found: Contestants) -> tuple[Contestants, Contestants]:
     return found, found
 
 
-def _best(found: Contestants, arms: Sequence[Arm]) -> Arm:
+def best_arm(found: Contestants, arms: Sequence[Arm]) -> Arm:
     """By the mean over settings of its speed over the first arm's."""
 
     def mean_speed(arm: Arm) -> float:
@@ -167,7 +167,7 @@ def _speed(groups: Iterable[Group], arm: Arm) -> Rate:
     return rates.rate([group.traces[arm] for group in groups], rates.tokens_per_s)
 
 
-def _ratio(found: Contestants, over: Arm, under: Arm) -> Interval | None:
+def ratio_of(found: Contestants, over: Arm, under: Arm) -> Interval | None:
     return _mean_ratio([_compared(s, groups, over, under) for s, groups in found.items()])
 
 
@@ -229,6 +229,6 @@ def _auto_at(found: Contestants) -> Interval | None:
         if not autos or not others:
             continue
         to_pick, to_compare = _halves(settings)
-        best = _best(to_pick, others)
+        best = best_arm(to_pick, others)
         compared += [_compared(s, groups, autos[0], best) for s, groups in to_compare.items()]
     return _mean_ratio(compared)

@@ -1,0 +1,2 @@
+# pyright: strict
+"""`python -m bench.configurations`: services with flags given by hand, against each other."""

@@ -1,0 +1,106 @@
+# pyright: strict
+"""Which services are compared: `NAME: FLAGS` of the command line, or the paper's configuration."""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from typing import NoReturn
+
+from bench.regimes.arms import OFF, GivenFlags, Service
+from specserve.commands.service_options import add_service_options, read_config
+from specserve.config import Config
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.errors import InvalidField
+from specserve.launch import resolve_here
+from specserve.topology import parse_topology
+
+PLAIN = "plain: --speculation off"
+# Synchronous and asynchronous speculation with one drafter, by default and by hand, and what
+# synchronous speculation makes of the draft process's core.
+PAPER_ARMS = (
+    PLAIN,
+    "sync: --speculation sync",
+    "sync gamma 12: --speculation sync --gamma 12",
+    "sync, both cores: --speculation sync --gamma 12 --threads 2",
+    "async: --speculation async --topology 1+1",
+    "async gamma 12: --speculation async --topology 1+1 --gamma 12",
+    "async by hand: --speculation async --topology 1+1 --gamma 12 --fan-out 8 --wave 4",
+)
+_FIELD = "--arm"
+NOBODY = (None, None)
+_SAID_BY_THE_BENCH = ("model.target", "model.ballast", "server.host", "server.grpc_port")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidField(_FIELD, message)
+
+
+def read_arms(words: Sequence[str], shared: Sequence[str], drafter: str) -> list[Service]:
+    """Plain decoding first, whether it is asked for or not; `shared` flags are those of all.
+
+    `drafter` is that of arms that speculate and name none.
+
+    Raises InvalidField for what is no arm, or for flags that `specserve launch` does not have.
+    """
+    arms = [read_arm(word, shared, drafter) for word in words]
+    if not any(arm.regime == OFF and arm.threads == 1 for arm in arms):
+        arms.insert(0, read_arm(PLAIN, shared, drafter))
+    arms.sort(key=lambda arm: arm.regime != OFF or arm.threads > 1)
+    names = [arm.label for arm in arms]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidField(_FIELD, f"two arms are called {name!r}")
+    return arms
+
+
+def read_arm(word: str, shared: Sequence[str], drafter: str) -> Service:
+    """`NAME: FLAGS`, as of `specserve launch`. Raises InvalidField."""
+    name, colon, text = (part.strip() for part in word.partition(":"))
+    if not name or not colon or not text:
+        raise InvalidField(_FIELD, f"{word!r} is not NAME: FLAGS, as in {PLAIN!r}")
+    try:
+        own = shlex.split(text)
+    except ValueError as error:
+        raise InvalidField(_FIELD, f"{name!r}: {error}") from error
+    flags = [*shared, *own]
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    add_service_options(parser)
+    for dotted in _SAID_BY_THE_BENCH:
+        if getattr(parser.parse_args(own), dotted) is not None:
+            raise InvalidField(_FIELD, f"{name!r} sets {dotted}, which is the bench's to say")
+    config = read_config(parser.parse_args(flags))
+    speculation = config.speculation
+    if speculation.mode != OFF and (speculation.drafter, speculation.colocated_drafter) == NOBODY:
+        flags += ["--drafter", drafter]
+    num_drafts = parse_topology(config.topology.topology).num_draft_processes
+    return Service(
+        regime=config.speculation.mode,
+        given=GivenFlags(name=name, flags=tuple(flags), num_drafts=num_drafts),
+        verification=_rule(config),
+        threads=config.topology.threads,
+    )
+
+
+def check_arm(service: Service, flags: Sequence[str]) -> None:
+    """As far as can be told without starting it. Raises the SpecserveError of its launch.
+
+    `flags`: of the bench, before the arm's own.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    add_service_options(parser)
+    try:
+        resolve_here(read_config(parser.parse_args([*flags, *service.flags])))
+    except InvalidField as error:
+        raise InvalidField(_FIELD, f"{service.label!r}: {error}") from error
+
+
+def _rule(config: Config) -> VerificationRule:
+    try:
+        return VerificationRule(config.speculation.verification)
+    except ValueError:
+        known = ", ".join(VerificationRule)
+        problem = f"{config.speculation.verification!r} is not one of {known}"
+        raise InvalidField("speculation.verification", problem) from None

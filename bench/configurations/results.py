@@ -1,0 +1,157 @@
+# pyright: strict
+"""results.json of `bench.configurations`: every arm's figures, and how asynchronous ones compare.
+
+Where the best of several synchronous arms is wanted beside one asynchronous arm, it is the fastest
+on the very requests: luck in the pick is against the asynchronous arm. In the summary, where both
+sides are picked, that is done on the requests of even number, and the others are compared.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from bench.bootstrap import Interval
+from bench.configurations.plan import Plan
+from bench.conversations import Questions
+from bench.loops import LoopCount, count_loops
+from bench.machine import Machine
+from bench.regimes import rates
+from bench.regimes.arms import ASYNC, SYNC, Arm, Service
+from bench.regimes.measure import Found, Group
+from bench.regimes.records import Setting
+from bench.regimes.results import Row, quiet, rows_of
+from bench.regimes.summary import Goal, Summary, best_arm, compare, entries, ratio_of
+
+GOALS = (
+    Goal(key="async_over_best_sync_t0", least=1.5, text="async over the best sync, T 0"),
+    Goal(key="async_over_best_sync_t1", least=1.35, text="the same, T 1, better rule"),
+)
+
+
+class ArmRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An arm's figures, and for an asynchronous one what it is held against."""
+
+    row: Row
+    flags: str
+    over_best_sync: Interval | None  # of those on one core
+    best_sync: str | None
+    over_equal_cores: Interval | None  # sync with as many cores as target and draft have together
+    equal_cores: str | None
+    mean_answer_len: float  # tokens
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything in results.json. None in `summary` was not measured."""
+
+    summary: Summary
+    arms: list[ArmRow]
+    loops: LoopCount | None  # of plain decoding at temperature 0
+    questions: Questions
+    plan: Plan
+    target: str
+    num_params: int  # with ballast
+    ballast: str
+    is_pinned: bool
+    num_cores: int
+    machine: Machine
+    command: str
+    is_complete: bool
+    elapsed_s: float
+
+
+def arm_rows(found: Found, num_tokens: int) -> list[ArmRow]:
+    """Every arm under every law, plain decoding first."""
+    return [
+        _arm_row(setting, groups, arm, row)
+        for setting, groups in found.items()
+        if groups
+        for arm, row in zip(_in_order(groups), rows_of(setting, groups, num_tokens), strict=True)
+    ]
+
+
+def _in_order(groups: Sequence[Group]) -> list[Arm]:
+    """As `rows_of` has them."""
+    return sorted(groups[0].traces, key=lambda arm: not arm.is_plain)
+
+
+def _arm_row(setting: Setting, groups: Sequence[Group], arm: Arm, row: Row) -> ArmRow:
+    counted = {setting: quiet(groups)}
+    arms = list(groups[0].traces)
+    best, equal = _best_of(arms, counted, num_cores=1), None
+    if arm.service.regime == ASYNC:
+        equal = _best_of(arms, counted, num_cores=_num_cores(arm.service))
+    else:
+        best = None
+    lengths = [len(text) for group in groups for text in group.traces[arm].texts]
+    return ArmRow(
+        row=row,
+        flags=" ".join(arm.service.flags),
+        over_best_sync=None if best is None else ratio_of(counted, arm, best),
+        best_sync=None if best is None else _named(best, setting),
+        over_equal_cores=None if equal is None else ratio_of(counted, arm, equal),
+        equal_cores=None if equal is None else _named(equal, setting),
+        mean_answer_len=sum(lengths) / len(lengths),
+    )
+
+
+def _num_cores(service: Service) -> int:
+    """Of the target and its draft processes, one core each."""
+    drafts = 0 if service.given is None else service.given.num_drafts
+    return service.threads + drafts
+
+
+def _best_of(arms: Sequence[Arm], counted: Found, *, num_cores: int) -> Arm | None:
+    """The fastest synchronous arm on so many cores."""
+    found = [arm for arm in arms if _is_sync(arm) and arm.service.threads == num_cores]
+    return best_arm(counted, found) if found else None
+
+
+def _is_sync(arm: Arm) -> bool:
+    return arm.service.regime == SYNC
+
+
+def _named(arm: Arm, setting: Setting) -> str:
+    return arm.service.label + (f" ({arm.rule})" if setting.temperature > 0 else "")
+
+
+def summarise(found: Found) -> Summary:
+    """By temperature: the best asynchronous arm over the best synchronous ones, and all speeds."""
+    summary: Summary = {}
+    for setting, groups in found.items():
+        if not groups:
+            continue
+        own, law = {setting: quiet(groups)}, f"t{setting.temperature:g}"
+        figures = {
+            f"async_over_best_sync_{law}": compare(
+                own, _is_async, lambda arm: _is_sync(arm) and arm.service.threads == 1
+            ),
+            f"async_over_equal_cores_{law}": compare(
+                own, _is_async, lambda arm: _is_sync(arm) and arm.service.threads > 1
+            ),
+        }
+        for arm in groups[0].traces:
+            key = f"{arm.service.label} {arm.rule} {law}" if setting.temperature else None
+            name = key or f"{arm.service.label} {law}"
+            traces = [group.traces[arm] for group in own[setting]]
+            figures[f"tok/s {name}"] = rates.spread(traces, rates.tokens_per_s)
+        for key, figure in figures.items():
+            summary |= entries(key, figure)
+    return summary
+
+
+def _is_async(arm: Arm) -> bool:
+    return arm.service.regime == ASYNC
+
+
+def loops_in(found: Found) -> LoopCount | None:
+    """Of plain decoding's greedy answers; None without any."""
+    answers = [
+        text
+        for setting, groups in found.items()
+        if setting.temperature == 0
+        for group in groups
+        for arm, trace in group.traces.items()
+        if arm.is_reference
+        for text in trace.texts
+    ]
+    return count_loops(answers) if answers else None
