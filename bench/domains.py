@@ -7,10 +7,8 @@ it says nothing. So greedy figures are taken on prompts alone whose greedy text 
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from tokenizers import Tokenizer
 
 from bench.in_process import Engine, Job
 from bench.known_texts import KnownTexts
@@ -18,6 +16,7 @@ from bench.tables import Table
 from bench.workload import read_texts
 from draft_node.training.evaluate import distinct_ratio
 from specserve.errors import InvalidField
+from specserve.model.tokenizer_files import load_tokenizer
 
 ARITHMETIC = "arithmetic"
 DOMAINS = ("code", "prose", ARITHMETIC)
@@ -52,8 +51,8 @@ def draw_prompts(domain: str, target: Path, count: int, *, seed: int = 0) -> lis
     """
     texts = _sums(count, seed) if domain == ARITHMETIC else read_texts(domain)[::-1][:count]
     if len(texts) < count:
-        raise InvalidField("--prompts", f"{domain} has only {len(texts)}")
-    tokenizer: Any = Tokenizer.from_file(str(target / "tokenizer.json"))
+        raise InvalidField("--num-prompts", f"{domain} has only {len(texts)}")
+    tokenizer = load_tokenizer(target)
     return [list(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
 
 

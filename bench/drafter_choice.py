@@ -15,6 +15,7 @@ from specserve.drafter_source import NGRAM, embedded_drafters, locate_drafter
 from specserve.drafting import Drafter
 from specserve.errors import InvalidField
 from specserve.model.transformer import Transformer
+from specserve.target_source import EMBEDDED_TARGET
 
 DEFAULT_GAMMA = 7
 DEFAULT_NUM_KEPT = SpeculationConfig().num_kept
@@ -47,7 +48,7 @@ def add_drafter_options(parser: argparse.ArgumentParser) -> None:
     """--drafter, --local-head, --gamma and --num-kept."""
     parser.add_argument(
         "--drafter", nargs="+", action="extend", metavar="[LABEL=]NAME|FOLDER[+HEAD]",
-        help="drafters to compare, +HEAD adds a local head (default: all embedded ones, and ngram)",
+        help="drafters to compare, +HEAD adds a local head (default: the target's own, and ngram)",
     )  # fmt: skip
     parser.add_argument(
         "--local-head", metavar="FOLDER", help=f"the drafter {DFLASH}, once more with this head"
@@ -62,12 +63,15 @@ def add_drafter_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def read_choices(arguments: argparse.Namespace) -> list[DrafterChoice]:
-    """What the flags of `add_drafter_options` ask for. Raises InvalidField."""
+def read_choices(arguments: argparse.Namespace, target: Path) -> list[DrafterChoice]:
+    """What the flags of `add_drafter_options` ask for, else what comes with the target.
+
+    Raises InvalidField.
+    """
     for field, value in (("--gamma", arguments.gamma), ("--num-kept", arguments.num_kept)):
         if value < 1:
             raise InvalidField(field, f"{value} is less than 1")
-    words = default_words() if arguments.drafter is None else arguments.drafter
+    words = default_words(target) if arguments.drafter is None else arguments.drafter
     choices = [_limited(parse_choice(word), arguments) for word in words]
     if arguments.local_head is not None:
         base = next((choice for choice in choices if choice.label == DFLASH), None)
@@ -83,9 +87,9 @@ def read_choices(arguments: argparse.Namespace) -> list[DrafterChoice]:
     return choices
 
 
-def default_words() -> list[str]:
-    """The embedded drafters, a head on top of its DFlash, and prompt lookup."""
-    known = embedded_drafters()
+def default_words(target: Path) -> list[str]:
+    """Of the embedded target its drafters, a head on top of its DFlash; and prompt lookup."""
+    known = embedded_drafters() if target == EMBEDDED_TARGET else []
     words = [name for name in (DSPARK, DFLASH, LANGUAGE_MODEL) if name in known]
     if DFLASH in known and LOCAL_HEAD in known:
         words.append(f"{LOCAL_HEAD}={DFLASH}+{LOCAL_HEAD}")

@@ -57,6 +57,23 @@ def read_prompts(arguments: argparse.Namespace, default: int | None) -> ChosenPr
     )
 
 
+def add_domain_option(parser: argparse.ArgumentParser, domains: Sequence[str]) -> None:
+    """--domains: what the tiny model was trained for, instead of prompts that others know."""
+    parser.add_argument("--domains", nargs="+", choices=domains, metavar="D",
+        help=f"held-out texts ({', '.join(domains)}) instead of --prompts")  # fmt: skip
+
+
+def read_domains(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Empty: prompts are asked. Raises InvalidField for both."""
+    domains: list[str] = arguments.domains or []
+    for field, value in (("--prompts", arguments.prompts), ("--categories", arguments.categories)):
+        if domains and value:
+            raise InvalidField("--domains", f"are held-out texts; leave them or {field} out")
+    if domains and arguments.num_prompts is not None and arguments.num_prompts < 1:
+        raise InvalidField("--num-prompts", f"{arguments.num_prompts} is less than 1")
+    return tuple(dict.fromkeys(domains))
+
+
 def _path(word: str | None) -> Path:
     if word is None:
         return STANDARD_PROMPTS

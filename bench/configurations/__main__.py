@@ -25,14 +25,16 @@ from rich.console import Console
 from bench.configurations.arms import PAPER_ARMS, check_arm, read_arms
 from bench.configurations.plan import FULL, QUICK, Plan
 from bench.configurations.report import TITLE, conditions, tables, verdict
-from bench.configurations.results import Results, arm_rows, loops_in, summarise
+from bench.configurations.results import Results, arm_rows, summarise
 from bench.configurations.run import Options, Run, num_steps
 from bench.conversations import Questions, prepare_questions
 from bench.drafter_choice import LANGUAGE_MODEL
 from bench.machine import describe_machine
 from bench.progress import progress_bar
 from bench.prompt_choice import ChosenPrompts, add_prompt_options, read_prompts
+from bench.regimes.results import loops_in
 from bench.regimes.sampling import SAMPLING_FIELDS, read_sampling
+from bench.targets import TARGET_HELP, num_params
 from bench.writing import (
     make_results_folder,
     show_failure,
@@ -44,11 +46,9 @@ from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import SpecserveError
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
-from specserve.sizes import parse_count
 from specserve.target_source import SMOLLM2, find_smollm2, locate_target
 
 _NAME = "bench.configurations"
-_NO_BALLAST = "none"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--quick", action="store_true", help="two prompts, once: figures mean little")
     add("--out", type=Path, default=Path("results/configurations"), metavar="DIR")
-    add("--target", metavar="MODEL", help="default: smollm2 where it is installed, else tiny")
+    add("--target", metavar="MODEL", help=TARGET_HELP)
     add("--ballast", metavar="PARAMS", help='pad the target; "none" (default: 1B; tiny 100M)')
     add("--drafter", metavar="DRAFTER", help="of all arms (default: smollm2; of tiny lm)")
     add("--flags", default="", metavar='"FLAGS"', help="of specserve launch, for all arms")
@@ -103,7 +103,7 @@ def read_options(arguments: argparse.Namespace, plan: Plan, command: str) -> Opt
     return Options(
         target=target,
         ballast=ballast,
-        ballast_params=0 if ballast == _NO_BALLAST else parse_count(ballast, "--ballast"),
+        ballast_params=num_params(ballast),
         services=tuple(services),
         plan=plan,
         is_pinned=not arguments.unpinned,

@@ -13,7 +13,7 @@ import msgspec
 from bench.bootstrap import Interval
 from bench.configurations.plan import Plan
 from bench.conversations import Questions
-from bench.loops import LoopCount, count_loops
+from bench.loops import LoopCount
 from bench.machine import Machine
 from bench.regimes import rates
 from bench.regimes.arms import ASYNC, SYNC, Arm, Service
@@ -141,17 +141,3 @@ def summarise(found: Found) -> Summary:
 
 def _is_async(arm: Arm) -> bool:
     return arm.service.regime == ASYNC
-
-
-def loops_in(found: Found) -> LoopCount | None:
-    """Of plain decoding's greedy answers; None without any."""
-    answers = [
-        text
-        for setting, groups in found.items()
-        if setting.temperature == 0
-        for group in groups
-        for arm, trace in group.traces.items()
-        if arm.is_reference
-        for text in trace.texts
-    ]
-    return count_loops(answers) if answers else None

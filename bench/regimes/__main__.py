@@ -28,6 +28,7 @@ from bench.drafter_choice import (
     DrafterChoice,
     parse_choice,
 )
+from bench.prompt_choice import add_domain_option, add_prompt_options, read_domains, read_prompts
 from bench.regimes.arms import DSPARK_ASYNC
 from bench.regimes.plan import FAMILIES, FULL, QUICK, Plan
 from bench.regimes.plots import draw
@@ -35,6 +36,7 @@ from bench.regimes.report import TITLE, conditions, tables, verdict
 from bench.regimes.results import Results
 from bench.regimes.run import Options, Run
 from bench.regimes.sampling import SAMPLING_FIELDS, read_sampling
+from bench.targets import TARGET_HELP, default_ballasts, num_params
 from bench.writing import (
     make_results_folder,
     show_failure,
@@ -43,15 +45,13 @@ from bench.writing import (
     write_tables,
 )
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.drafter_source import embedded_drafters
+from specserve.drafter_source import NGRAM, embedded_drafters
 from specserve.errors import InvalidField, SpecserveError
 from specserve.model.config import DTYPES
-from specserve.sizes import parse_count
-from specserve.target_source import locate_target
+from specserve.target_source import EMBEDDED_TARGET, locate_target
 
 _NAME = "bench.regimes"
-_LABELS = (DSPARK, DSPARK_ASYNC, DFLASH, LOCAL_HEAD, LANGUAGE_MODEL)
-_NO_BALLAST = "none"
+_LABELS = (DSPARK, DSPARK_ASYNC, DFLASH, LOCAL_HEAD, LANGUAGE_MODEL, NGRAM)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -62,21 +62,18 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--quick", action="store_true", help="less of everything: at most 15 minutes")
     add("--out", type=Path, default=Path("results/regimes"), metavar="DIR")
-    add("--target", metavar="FOLDER|HUB_ID", help="default: the embedded model")
+    add("--target", metavar="MODEL", help=TARGET_HELP)
     add("--arms", nargs="+", choices=FAMILIES, metavar="ARM",
         help=f"beside plain decoding: {', '.join(FAMILIES)}")  # fmt: skip
     add("--drafter", nargs="+", action="extend", default=[], metavar="LABEL=NAME|FOLDER[+HEAD]",
-        help=f"what stands for {', '.join(_LABELS)} (default: the embedded ones)")  # fmt: skip
+        help=f"what stands for {', '.join(_LABELS)} (default: the target's own)")  # fmt: skip
     add("--ballast", nargs="+", metavar="PARAMS", help='sizes to pad the target to; "none"')
-    add("--domains", nargs="+", choices=DOMAINS, metavar="D")
     add("--temperatures", type=float, nargs="+", metavar="T")
     add("--sampling", nargs="+", default=[], metavar="FIELD=VALUE",
         help=f"of every request, besides: {', '.join(SAMPLING_FIELDS)}")  # fmt: skip
     add("--rules", nargs="+", choices=[rule.value for rule in VerificationRule], metavar="RULE")
     add("--batch-sizes", type=int, nargs="+", metavar="B")
     add("--fan-outs", type=int, nargs="+", metavar="N", help="budgets of the hit-rate curves")
-    add("--prompts", type=int, metavar="N", help="prompts a domain at batch 1")
-    add("--tokens", type=int, metavar="N", help="new tokens per prompt")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="of targets and drafts")
     add("--dtype", default="float32", choices=DTYPES, help="of the target, as of specserve launch")
     add("--kv-dtype", choices=DTYPES, help="of keys and values, as of specserve launch")
@@ -85,6 +82,8 @@ def build_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="of the target, as of specserve launch",
     )
+    add_prompt_options(parser, f"{FULL.num_tokens}, quick {QUICK.num_tokens}")
+    add_domain_option(parser, DOMAINS)
     add("--unpinned", action="store_true", help="share cores with whoever runs: no times, a trial")
     return parser
 
@@ -95,13 +94,13 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
     given = {
         "families": arguments.arms,
         "ballasts": arguments.ballast,
-        "domains": arguments.domains,
+        "domains": read_domains(arguments),
         "temperatures": arguments.temperatures,
         "rules": rules,
         "batch_sizes": arguments.batch_sizes and sorted(arguments.batch_sizes),
         "fan_outs": arguments.fan_outs,
-        "num_prompts": arguments.prompts,
-        "num_tokens": arguments.tokens,
+        "num_prompts": arguments.num_prompts,
+        "num_tokens": arguments.max_tokens,
     }
     changes = {
         name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
@@ -120,22 +119,21 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
     return plan
 
 
-def read_drafters(words: Sequence[str]) -> dict[str, DrafterChoice]:
-    """By label: the embedded ones, and what the flags put in their place. Raises InvalidField."""
-    known = embedded_drafters()
+def read_drafters(words: Sequence[str], target: Path) -> dict[str, DrafterChoice]:
+    """By label: those that come with the target, else prompt lookup; and what the flags say.
+
+    Raises InvalidField.
+    """
+    known = embedded_drafters() if target == EMBEDDED_TARGET else []
     defaults = [name for name in (DSPARK, DSPARK_ASYNC, DFLASH, LANGUAGE_MODEL) if name in known]
     if DFLASH in known and LOCAL_HEAD in known:
         defaults.append(f"{LOCAL_HEAD}={DFLASH}+{LOCAL_HEAD}")
+    defaults += [] if defaults or words else [NGRAM]
     choices = {choice.label: choice for choice in map(parse_choice, [*defaults, *words])}
     for label in choices:
         if label not in _LABELS:
             raise InvalidField("--drafter", f"{label!r} is none of {', '.join(_LABELS)}")
     return choices
-
-
-def num_params(ballast: str) -> int:
-    """0 for none. Raises InvalidField."""
-    return 0 if ballast == _NO_BALLAST else parse_count(ballast, "--ballast")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -146,10 +144,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         target = locate_target(arguments.target)
         plan = read_plan(arguments)
+        chosen = None if plan.domains else read_prompts(arguments, plan.num_prompts)
+        if arguments.ballast is None:
+            ballasts = default_ballasts(target, plan.ballasts)
+            plan = msgspec.structs.replace(plan, ballasts=ballasts)
         options = Options(
             target=target,
             plan=plan,
-            drafters=read_drafters(arguments.drafter),
+            drafters=read_drafters(arguments.drafter, target),
             ballasts={name: num_params(name) for name in plan.ballasts},
             is_pinned=not arguments.unpinned,
             device=arguments.device,
@@ -157,6 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             kv_dtype=arguments.kv_dtype,
             half_weights=arguments.half_weights,
             command=shlex.join(["python", "-m", _NAME, *words]),
+            chosen=chosen,
         )
         for choice in options.drafters.values():
             choice.located(target)  # a name that is none fails before anything is measured

@@ -13,6 +13,7 @@ import msgspec
 from bench.drafter_choice import DFLASH, DSPARK, LANGUAGE_MODEL, LOCAL_HEAD, DrafterChoice
 from bench.regimes.plan import Plan
 from specserve.decoding.verification.rule import VerificationRule
+from specserve.drafter_source import NGRAM
 
 OFF, SYNC, ASYNC, AUTO = "off", "sync", "async", "auto"
 DSPARK_ASYNC = "dspark-async"  # heavier and conditioned on the gap
@@ -150,11 +151,13 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
 
     def contests(self) -> list[Contest]:
         """The most important first; none that would consist of plain decoding alone."""
+        label = self._main_label()
         main, side = self.plan.batch_sizes, self.plan.side_batch_sizes
         many, few = self.plan.num_prompts, self.plan.num_side_prompts
         drafters = self._sync(DFLASH) + self._sync(LOCAL_HEAD)
         found = [
-            _contest(LANGUAGE_MODEL, self._by_default(), main, many),
+            _contest(label, self._by_default(label), main, many),
+            _contest(NGRAM, self._against_sync(NGRAM) if label != NGRAM else [], side, few),
             _contest(DSPARK, self._against_sync(DSPARK), side, many),
             *(_contest(name, some, side[:1], few) for name, some in self._fan_outs().items()),
             _contest("drafters", drafters, side, few),
@@ -162,10 +165,14 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return [contest for contest in found if len(contest.services) > 1]
 
-    def _by_default(self) -> list[Service]:
+    def _main_label(self) -> str:
+        """Of the drafter that figures are wanted of first."""
+        return LANGUAGE_MODEL if LANGUAGE_MODEL in self.drafters else NGRAM
+
+    def _by_default(self, label: str) -> list[Service]:
         """With what drafts where nobody names a drafter, here and there."""
-        services = self._against_sync(LANGUAGE_MODEL)
-        choice = self.drafters.get(LANGUAGE_MODEL)
+        services = self._against_sync(label)
+        choice = self.drafters.get(label)
         if "auto" in self.plan.families and choice is not None:
             services.append(Service(regime=AUTO, drafter=choice, colocated=choice))
         if "two-threads" in self.plan.families and self.num_cores >= EQUAL_CORES:

@@ -14,6 +14,7 @@ from typing import Protocol
 from bench.regimes.arms import Arm, Service
 from bench.regimes.plan import Plan
 from bench.regimes.records import Job, Setting, Trace
+from specserve.client import Prompt
 from specserve.decoding.verification.rule import VerificationRule
 
 _LATE_GROUPS = 2  # of a setting, once time is up
@@ -67,8 +68,8 @@ class Interleaved:
         self,
         setting: Setting,
         arms: Sequence[Arm],
-        groups: Sequence[list[list[int]]],
-        others: Sequence[list[list[int]]],
+        groups: Sequence[Sequence[Prompt]],
+        others: Sequence[Sequence[Prompt]],
     ) -> Iterator[Group]:
         """One group after the other, each as soon as it is measured; `others` are to warm up on."""
         self._warm_up(setting, arms, others, first_number=len(groups))
@@ -84,7 +85,7 @@ class Interleaved:
         self,
         setting: Setting,
         arms: Sequence[Arm],
-        others: Sequence[list[list[int]]],
+        others: Sequence[Sequence[Prompt]],
         first_number: int,
     ) -> None:
         """Seeds are those of groups from `first_number` on: nobody has seen what is measured."""
@@ -96,7 +97,7 @@ class Interleaved:
                 if time.monotonic() >= ends_s:
                     break
 
-    def _ask(self, arm: Arm, prompts: list[list[int]], setting: Setting, number: int) -> Trace:
+    def _ask(self, arm: Arm, prompts: Sequence[Prompt], setting: Setting, number: int) -> Trace:
         first_seed = number * setting.batch_size
         is_seeded = arm.rule is VerificationRule.COUPLED
         job = Job(
@@ -104,6 +105,7 @@ class Interleaved:
             num_tokens=self._plan.num_tokens,
             temperature=setting.temperature,
             sampling=self._plan.sampling,
+            ignore_eos=self._plan.ignore_eos,
             # Without a seed the service's own rule judges the drafts.
             seeds=list(range(first_seed, first_seed + len(prompts))) if is_seeded else None,
         )

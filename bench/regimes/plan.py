@@ -4,12 +4,13 @@
 import msgspec
 
 from bench.domains import MIN_GREEDY_PROMPTS
+from bench.prompt_choice import MAX_TOKENS
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import InvalidField
 
 FAMILIES = (
-    "off", "sync-dspark", "sync-dflash", "sync-dels", "sync-lm", "async-dspark", "async-lm",
-    "auto", "two-threads", "fan-out", "miss-policy",
+    "off", "sync-dspark", "sync-dflash", "sync-dels", "sync-lm", "sync-ngram", "async-dspark",
+    "async-lm", "async-ngram", "auto", "two-threads", "fan-out", "miss-policy",
 )  # fmt: skip
 LEAST_TOKENS = 10  # of an answer: more than one round of any drafter of ours
 
@@ -22,12 +23,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     batch_sizes: tuple[int, ...]
     side_batch_sizes: tuple[int, ...]  # of all contests but that of the default drafter
     temperatures: tuple[float, ...]
-    domains: tuple[str, ...]
+    domains: tuple[str, ...]  # of held-out texts; none: prompts are asked
     rules: tuple[VerificationRule, ...]  # at temperatures above 0
-    num_prompts: int  # a domain, at batch 1
+    num_prompts: int  # a domain, at batch 1; of conversations, every turn
     num_side_prompts: int  # the same where neither DSpark nor the LM is compared with sync
     least_groups: int  # of a large batch
-    num_tokens: int  # of an answer
+    num_tokens: int  # of an answer, at most
+    ignore_eos: bool = True  # exactly so many
     sampling: dict[str, float] = {}  # of every request, besides its temperature
     fan_outs: tuple[int, ...]  # budgets for the curves of hit rates
     fan_out_drafters: tuple[str, ...]
@@ -55,8 +57,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             ("--batch-sizes", min(self.batch_sizes), 1),
             ("--temperatures", min(self.temperatures), 0),
             ("--fan-outs", min(self.fan_outs, default=1), 1),
-            ("--prompts", self.num_prompts, 1),
-            ("--tokens", self.num_tokens, LEAST_TOKENS),
+            ("--num-prompts", self.num_prompts, 1),
+            ("--max-tokens", self.num_tokens, LEAST_TOKENS),
         ):
             if value < least:
                 raise InvalidField(field, f"{value} is less than {least}")
@@ -68,12 +70,12 @@ FULL = Plan(
     batch_sizes=(1, 2, 4, 8, 16),
     side_batch_sizes=(1, 4, 16),
     temperatures=(0.0, 1.0),
-    domains=("code", "prose"),
+    domains=(),
     rules=tuple(VerificationRule),
     num_prompts=26,
     num_side_prompts=10,
     least_groups=4,
-    num_tokens=48,
+    num_tokens=MAX_TOKENS,
     fan_outs=(2, 8, 32, 128),
     fan_out_drafters=("lm", "dspark"),
     num_candidates=200,

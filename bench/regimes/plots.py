@@ -61,7 +61,7 @@ def _gap(rows: Sequence[Row], path: Path) -> Path | None:
     """
     shown = [
         row for row in rows
-        if row.by_gap and row.setting.contest in ("dspark", "lm") and row.threads == 1
+        if row.by_gap and row.setting.contest in ("dspark", "lm", "ngram") and row.threads == 1
         and row.regime in (SYNC, ASYNC) and row.setting.batch_size == 1
     ]  # fmt: skip
     by_law = _grouped(shown, lambda row: f"{row.setting.contest}, {_law(row)}")
@@ -99,7 +99,7 @@ def _batch(rows: Sequence[Row], path: Path) -> Path | None:
 
 
 def _is_basic(row: Row) -> bool:
-    return row.setting.contest in ("dspark", "lm", "miss policy") and (
+    return row.setting.contest in ("dspark", "lm", "ngram", "miss policy") and (
         row.regime != OFF or row.threads > 1
     )
 

@@ -1,8 +1,8 @@
-"""The prompts of every domain, and which of them greedy decoding is measured on.
+"""The prompts of a run: those that others measure with, or held-out texts by domain.
 
-Where too few of a domain's prompts have greedy text that does not repeat itself, more held-out text
-of this installation is searched. If that does not suffice either, greedy figures are taken on text
-that loops, and say so: such text is easy to draft.
+Of the latter, greedy decoding is measured on some. Where too few of a domain's have greedy text
+that does not repeat itself, more held-out text of this installation is searched. If that does not
+suffice either, greedy figures are taken on text that loops, and say so: it is easy to draft.
 """
 
 import functools
@@ -10,10 +10,8 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
 
-from tokenizers import Tokenizer
-
+from bench.conversations import Questions
 from bench.domains import ARITHMETIC, GreedyCheck, check_greedy, draw_prompts, known_texts
 from bench.in_process import Engine
 from bench.known_texts import KnownTexts
@@ -21,12 +19,15 @@ from bench.regimes.plan import Plan
 from draft_node.training import corpus
 from draft_node.training.holdout import is_held_out
 from draft_node.training.prompts import select
+from specserve.client import Prompt
+from specserve.model.tokenizer_files import load_tokenizer
 
 CHECK_BATCH = 16
 _CHUNK = 4 * CHECK_BATCH  # candidates between two looks at whether there are enough
 _ORIGIN, _PACKAGES = "stdlib", "site-packages"
 
-Prompts = list[list[int]]
+TokenPrompts = list[list[int]]
+Prompts = Sequence[Prompt]
 
 
 class PromptChoice:
@@ -37,14 +38,37 @@ class PromptChoice:
         by_domain: Mapping[str, Prompts],
         sound: Mapping[str, Prompts],
         checks: Sequence[GreedyCheck],
+        longest: int = 0,
+        *,
+        is_as_it_comes: bool = False,
     ) -> None:
-        """`sound`: prompts of each domain whose greedy text does not repeat itself."""
+        """`sound`: prompts of each domain that greedy decoding is measured on.
+
+        Those whose greedy text does not repeat itself or, `is_as_it_comes`, all. `longest`: in
+        tokens.
+        """
         self.checks = list(checks)
+        self.longest = longest
+        self._is_as_it_comes = is_as_it_comes
         self._by_domain = by_domain
         self._sound = sound
 
+    @staticmethod
+    def of(questions: Questions) -> "PromptChoice":
+        """All of them as one domain, whose greedy text is taken as it comes."""
+        said = [q.prompt if isinstance(q.prompt, str) else list(q.prompt) for q in questions.asked]
+        longest = max(len(question.token_ids) for question in questions.asked)
+        by_domain = {questions.name: said}
+        return PromptChoice(by_domain, by_domain, [], longest, is_as_it_comes=True)
+
+    @property
+    def domains(self) -> list[str]:
+        return list(self._by_domain)
+
     def is_looping(self, domain: str, batch_size: int, plan: Plan) -> bool:
         """Whether greedy decoding has to make do with looping text."""
+        if self._is_as_it_comes:
+            return False
         return len(self._sound[domain]) < max(plan.min_greedy_prompts, 2 * batch_size)
 
     def groups(self, domain: str, batch_size: int, count: int, *, is_sound: bool) -> list[Prompts]:
@@ -74,7 +98,7 @@ def _groups(prompts: Prompts, size: int) -> list[Prompts]:
 def choose_prompts(target: Path, plan: Plan, plain: Engine | None, check_room: int) -> PromptChoice:
     """Draw prompts and, with `plain`, look at their greedy text; `check_room` tokens fit a row."""
     by_domain = {d: draw_prompts(d, target, plan.num_candidates) for d in plan.domains}
-    sound: dict[str, Prompts] = {}
+    sound: dict[str, TokenPrompts] = {}
     checks: list[GreedyCheck] = []
     known = known_texts(target)
     for domain, prompts in by_domain.items():
@@ -86,7 +110,8 @@ def choose_prompts(target: Path, plan: Plan, plain: Engine | None, check_room: i
             search.look(_more_prompts(target, domain, prompts, plan.num_more_candidates))
         sound[domain] = search.found
         checks.append(search.check)
-    return PromptChoice(by_domain, sound, checks)
+    known_prompts = [p for some in (by_domain, sound) for own in some.values() for p in own]
+    return PromptChoice(by_domain, sound, checks, max(map(len, known_prompts)))
 
 
 class _Search:
@@ -95,7 +120,7 @@ class _Search:
     def __init__(
         self, domain: str, num_wanted: int, plain: Engine, room: int, known: KnownTexts
     ) -> None:
-        self.found: Prompts = []
+        self.found: TokenPrompts = []
         self._domain = domain
         self._num_wanted = num_wanted
         self._plain = plain
@@ -104,7 +129,7 @@ class _Search:
         self._num_checked = 0
         self._places: list[int] = []
 
-    def look(self, candidates: Prompts) -> None:
+    def look(self, candidates: TokenPrompts) -> None:
         fitting = [prompt for prompt in candidates if len(prompt) <= self._room]
         for first in range(0, len(fitting), _CHUNK):
             if len(self.found) >= self._num_wanted:
@@ -122,12 +147,12 @@ class _Search:
         )
 
 
-def _more_prompts(target: Path, domain: str, known: Prompts, count: int) -> Prompts:
+def _more_prompts(target: Path, domain: str, known: TokenPrompts, count: int) -> TokenPrompts:
     """Held-out text of this Python installation, cut as the packaged prompts were."""
     if not count:
         return []
     texts = [entry["text"] for entry in select(_held_out(), domain, len(known) + count)]
-    tokenizer: Any = Tokenizer.from_file(str(target / "tokenizer.json"))
+    tokenizer = load_tokenizer(target)
     encoded = [list(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
     seen = {tuple(prompt) for prompt in known}
     return [prompt for prompt in encoded if tuple(prompt) not in seen][:count]

@@ -4,10 +4,15 @@
 from collections.abc import Mapping, Sequence
 
 from bench.domains import greedy_table
+from bench.loops import loops_line
 from bench.regimes.results import QUIET_SHARE, Results, Row
 from bench.regimes.summary import GOALS, verdict_on
 from bench.tables import Table, with_spread
 
+_SOUND = (
+    "- Temperature 0 on prompts whose greedy text does not repeat itself; rows marked *looping* "
+    "had to do without: such text is easy to draft, read their ratios as such."
+)
 TITLE = "# Plain, synchronous and asynchronous decoding"
 
 
@@ -49,7 +54,9 @@ def conditions(results: Results) -> str:
         "it. In `1+0` the API process has the second core; in `1+1` and with two threads it has "
         "none of its own and takes time from target or draft."
         + ("" if served.is_pinned else " **Not pinned: times mean little.**"),
-        f"- {plan.num_tokens} new tokens a prompt, end of text ignored, "
+        f"- {results.prompts}. {loops_line(results.loops)}",
+        f"- {plan.num_tokens} new tokens a prompt"
+        f"{', end of text ignored, ' if plan.ignore_eos else ' at most, '}"
         f"{_sampling(plan.sampling)}"
         f"{served.device}, {served.dtype}"
         f"{' with weights in 16 bits' if served.half_weights else ''}, keys and values in "
@@ -60,8 +67,7 @@ def conditions(results: Results) -> str:
         "- tok/s: while every row decodes; 95 % bootstrap intervals over groups, ratios draw the "
         f"same groups for both arms. Groups in which other processes used over {QUIET_SHARE:.0%} "
         "of a core are left out where enough others remain.",
-        "- Temperature 0 on prompts whose greedy text does not repeat itself; rows marked "
-        "*looping* had to do without: such text is easy to draft, read their ratios as such.",
+        *([_SOUND] if results.greedy else []),
         f"- {results.machine.line}.",
         f"- `{results.command}`, {results.elapsed_s / 60:.0f} minutes"
         + ("." if results.is_complete else "; **stopped before the end**."),

@@ -5,12 +5,13 @@ Rates are sums over sums, of rounds in which every row decodes. A ratio and its 
 same groups for both arms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from bench.bootstrap import Interval
 from bench.domains import GreedyCheck
+from bench.loops import LoopCount, count_loops
 from bench.machine import Machine
 from bench.regimes import rates, theory
 from bench.regimes.arms import SYNC, Arm
@@ -97,13 +98,33 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
     summary: dict[str, float | None]
     rows: list[Row]
+    loops: LoopCount | None  # of plain decoding at temperature 0
     greedy: list[GreedyCheck]
+    prompts: str  # what was asked, in words
     plan: Plan
     served: Served
     machine: Machine
     command: str
     is_complete: bool
     elapsed_s: float
+
+
+def loops_in(found: Mapping[Setting, Sequence[Group]]) -> LoopCount | None:
+    """Of plain decoding's greedy answers, each domain's once; None without any."""
+    by_domain: dict[str, list[list[int]]] = {}
+    for setting, groups in found.items():
+        if setting.temperature > 0:
+            continue
+        plain = [
+            text
+            for group in groups
+            for arm, trace in group.traces.items()
+            if arm.is_reference
+            for text in trace.texts
+        ]
+        by_domain[setting.domain] = max(by_domain.get(setting.domain, []), plain, key=len)
+    answers = [text for texts in by_domain.values() for text in texts]
+    return count_loops(answers) if answers else None
 
 
 def quiet(groups: Sequence[Group]) -> list[Group]:

@@ -10,22 +10,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from rich.console import Console
 
+from bench.conversations import prepare_questions
 from bench.domains import CHECKED_TOKENS
 from bench.drafter_choice import DrafterChoice
 from bench.in_process import Engine, EngineSize
 from bench.machine import describe_machine
 from bench.progress import progress_bar
+from bench.prompt_choice import ChosenPrompts
 from bench.regimes.arms import FAN_OUT, Contest, Entrants
 from bench.regimes.client_core import client_beside
 from bench.regimes.measure import Found, Interleaved
 from bench.regimes.plan import Plan
 from bench.regimes.prompts import CHECK_BATCH, PromptChoice, Prompts, choose_prompts
 from bench.regimes.records import Setting
-from bench.regimes.results import Results, Row, Served, rows_of
-from bench.regimes.service import running
+from bench.regimes.results import Results, Row, Served, loops_in, rows_of
+from bench.regimes.service import kv_memory_flags, running
 from bench.regimes.summary import summarise
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
@@ -50,6 +53,7 @@ class Options:
     kv_dtype: str | None
     half_weights: bool | None
     command: str
+    chosen: ChosenPrompts | None = None  # None: held-out texts by domain
 
     @property
     def keeps_16_bits(self) -> bool:
@@ -100,17 +104,36 @@ class Run:
         self._num_summed: dict[Setting, int] = {}  # groups behind those rows
         self._choice = PromptChoice({}, {}, [])
         self._kv_dtype = ""  # as services say
+        self._prompts = f"Held-out texts: {', '.join(options.plan.domains)}"
 
     def results_of_everything(self) -> Results:
         """All of it, or what there was when somebody pressed Ctrl-C."""
         try:
-            self._console.print("looking at greedy text", style="dim")
-            self._choice = self._choose_prompts()
+            if self._options.chosen is None:
+                self._console.print("looking at greedy text", style="dim")
+                self._choice = self._choose_prompts()
+            else:
+                self._console.print("answering the first turns of conversations", style="dim")
+                self._ask(self._options.chosen)
             self._measure()
         except KeyboardInterrupt:
             self._console.print("stopped; what was measured is kept", style="yellow")
             return self._results(is_complete=False)
         return self._results(is_complete=True)
+
+    def _ask(self, chosen: ChosenPrompts) -> None:
+        """From now on, every turn of a conversation is one prompt."""
+        questions = prepare_questions(chosen, self._options.target, self._plan.num_tokens)
+        self._choice = PromptChoice.of(questions)
+        self._prompts = questions.line
+        num_requests = len(questions.asked)
+        few = self._plan.num_side_prompts * num_requests // questions.num_conversations
+        self._plan = msgspec.structs.replace(
+            self._plan,
+            num_prompts=num_requests,
+            num_side_prompts=min(few, num_requests),
+            ignore_eos=not questions.is_chat,
+        )
 
     def _choose_prompts(self) -> PromptChoice:
         """Looked at by the model without ballast: the same law."""
@@ -157,7 +180,7 @@ class Run:
     def _settings(self, ballast: str, contest: Contest) -> Iterator[Setting]:
         for batch_size in contest.batch_sizes:
             for temperature in self._plan.temperatures:
-                for domain in self._plan.domains:
+                for domain in self._choice.domains:
                     yield Setting(
                         contest=contest.name,
                         ballast=ballast,
@@ -187,6 +210,8 @@ class Run:
     ) -> None:
         num_params = self._options.ballasts[ballast]
         flags = [*self._options.flags, *(["--ballast", str(num_params)] if num_params else [])]
+        num_tokens = max(contest.batch_sizes) * (self._choice.longest + self._plan.num_tokens)
+        flags += kv_memory_flags(self._options.target, num_params, num_tokens)
         with (
             running(contest.services, flags, self._runner) as services,
             client_beside(self._cores, is_pinned=self._options.is_pinned),
@@ -216,7 +241,9 @@ class Run:
         return Results(
             summary=summarise(self._found, self._plan.ballasts),
             rows=[row for rows in self._rows.values() for row in rows],
+            loops=loops_in(self._found),
             greedy=self._choice.checks,
+            prompts=self._prompts,
             plan=self._plan,
             served=Served(
                 target=options.target.name,

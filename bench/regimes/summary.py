@@ -17,13 +17,15 @@ from bench.regimes.measure import Found, Group
 from bench.regimes.records import Setting
 from bench.regimes.results import quiet
 from specserve.decoding.verification.rule import VerificationRule
+from specserve.drafter_source import NGRAM
 
 Summary = dict[str, float | None]
 Wanted = Callable[[Arm], bool]
 Contestants = Mapping[Setting, Sequence[Group]]
 Compared = tuple[Hashable, tuple[Rate, Rate]]  # on which prompts, and the speeds of two arms
 
-MAIN, HEAVIER = LANGUAGE_MODEL, DSPARK  # contests: of the default drafter, of the other one
+# Contests: of the default drafter, the first that there is; of the other one.
+MAIN, HEAVIER = (LANGUAGE_MODEL, NGRAM), DSPARK
 _PRECISION = 4
 
 
@@ -70,16 +72,17 @@ def summarise(found: Found, ballasts: Sequence[str]) -> Summary:
 def _of_one_ballast(found: Contestants) -> Summary:
     smallest = min((setting.batch_size for setting in found), default=1)
     at_1 = {s: groups for s, groups in found.items() if s.batch_size == smallest}
-    main, heavier = _contest(at_1, MAIN), _contest(at_1, HEAVIER)
+    name = _main_name(found)
+    main, heavier = _contest(at_1, name), _contest(at_1, HEAVIER)
     figures: dict[str, Interval | None] = {}
-    for key, contest in ((MAIN, main), (HEAVIER, heavier)):
+    for key, contest in ((name, main), (HEAVIER, heavier)):
         for law, temperature in (("t0", 0.0), ("t1", 1.0)):
             settings = _at(contest, temperature)
             ratio = compare(settings, _is(ASYNC), _is(SYNC))
             figures[f"async_over_sync_{key}_{law}"] = ratio
             equal_cores = compare(settings, _is(ASYNC), lambda arm: arm.service.threads > 1)
             figures[f"async_over_two_threads_{key}_{law}"] = equal_cores
-    figures["async_over_sync_lm"] = figures["async_over_sync_lm_t0"]
+    figures[f"async_over_sync_{name}"] = figures[f"async_over_sync_{name}_t0"]
     for suffix, contest in (("", main), (f"_{HEAVIER}", heavier)):
         figures[f"hit_rate{suffix}_t0"] = _hit_rate(_at(contest, 0.0), None)
         for rule in VerificationRule:
@@ -99,6 +102,12 @@ def entries(key: str, figure: Interval | None) -> Summary:
     values = (figure.value, figure.low, figure.high)
     names = (key, f"{key}_lo", f"{key}_hi")
     return {name: round(value, _PRECISION) for name, value in zip(names, values, strict=True)}
+
+
+def _main_name(found: Contestants) -> str:
+    """Of the contest of the default drafter: prompt lookup where no other comes with a target."""
+    names = {setting.contest for setting in found}
+    return next((name for name in MAIN if name in names), MAIN[0])
 
 
 def _contest(found: Contestants, name: str) -> Contestants:
@@ -207,7 +216,7 @@ def _hit_rate(found: Contestants, rule: VerificationRule | None) -> Interval | N
 
 def _auto(found: Contestants) -> dict[str, Interval | None]:
     """At every batch size, and the worst of them."""
-    main = _contest(found, MAIN)
+    main = _contest(found, _main_name(found))
     figures: dict[str, Interval] = {}
     for size in sorted({setting.batch_size for setting in main}):
         ratio = _auto_at({s: groups for s, groups in main.items() if s.batch_size == size})

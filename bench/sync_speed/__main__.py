@@ -18,6 +18,7 @@ import msgspec
 import torch
 from rich.console import Console
 
+from bench.conversations import prepare_questions
 from bench.domains import (
     CHECKED_TOKENS,
     DOMAINS,
@@ -26,18 +27,21 @@ from bench.domains import (
     draw_prompts,
     known_texts,
 )
-from bench.drafter_choice import DSPARK, DrafterChoice, add_drafter_options, read_choices
+from bench.drafter_choice import DrafterChoice, add_drafter_options, default_words, read_choices
 from bench.in_process import Engine, EngineSize
+from bench.loops import LoopCount, count_loops
 from bench.machine import describe_machine
 from bench.pinned_child import ChildFailed, PinnedChild
 from bench.progress import progress_bar
+from bench.prompt_choice import add_domain_option, add_prompt_options, read_domains, read_prompts
 from bench.records import Setup
-from bench.sync_speed.measure import Interleaved, Prompts, Setting
+from bench.sync_speed.measure import Group, Interleaved, Prompts, Setting
 from bench.sync_speed.plan import FULL, QUICK, Plan
 from bench.sync_speed.plots import draw
 from bench.sync_speed.records import Arm, SpeculateJob, SpeculateTrace
 from bench.sync_speed.report import TITLE, conditions, tables, verdict
 from bench.sync_speed.results import Results, Row, Target, rows_of, summarise
+from bench.targets import TARGET_HELP, default_ballasts, num_params
 from bench.writing import (
     make_results_folder,
     show_failure,
@@ -45,19 +49,16 @@ from bench.writing import (
     write_results,
     write_tables,
 )
-from specserve.drafter_source import NGRAM, embedded_drafters
 from specserve.errors import SpecserveError
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
-from specserve.sizes import parse_count
 from specserve.target_source import locate_target
 
 # As the service's ranks are started: weights on huge pages.
 _ALLOCATOR = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _CHECK_BATCH = 16
-_NO_BALLAST = "none"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -67,16 +68,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="less of everything: a minute or less")
     parser.add_argument("--out", type=Path, default=Path("results/sync"), metavar="DIR")
-    parser.add_argument("--target", metavar="FOLDER|HUB_ID", help="default: the embedded model")
+    parser.add_argument("--target", metavar="MODEL", help=TARGET_HELP)
     add_drafter_options(parser)
     parser.add_argument(
         "--ballast", nargs="+", metavar="PARAMS", help='sizes to pad the target to; "none"'
     )
-    parser.add_argument("--domains", nargs="+", choices=DOMAINS, metavar="D")
     parser.add_argument("--temperatures", type=float, nargs="+", metavar="T")
     parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B")
-    parser.add_argument("--groups", type=int, metavar="N", help="prompts a domain at batch 1")
-    parser.add_argument("--tokens", type=int, metavar="N", help="new tokens per prompt")
+    add_prompt_options(parser, f"{FULL.num_tokens}, quick {QUICK.num_tokens}")
+    add_domain_option(parser, DOMAINS)
     return parser
 
 
@@ -84,11 +84,11 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
     """What the flags ask for. Raises InvalidField."""
     given = {
         "ballasts": arguments.ballast,
-        "domains": arguments.domains,
+        "domains": read_domains(arguments),
         "temperatures": arguments.temperatures,
         "batch_sizes": arguments.batch_sizes,
-        "num_groups": arguments.groups,
-        "num_tokens": arguments.tokens,
+        "num_groups": arguments.num_prompts,
+        "num_tokens": arguments.max_tokens,
     }
     changes = {
         name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
@@ -98,7 +98,7 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
     plan = msgspec.structs.replace(QUICK if arguments.quick else FULL, **changes)
     plan.check(arguments.gamma)
     for ballast in plan.ballasts:
-        _num_params(ballast)
+        num_params(ballast)
     return plan
 
 
@@ -123,27 +123,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, command: str, console: Console) -> Results:
     plan, folder = read_plan(arguments), locate_target(arguments.target)
+    if arguments.ballast is None:
+        plan = msgspec.structs.replace(plan, ballasts=default_ballasts(folder, plan.ballasts))
     if arguments.drafter is None:
-        arguments.drafter = [DSPARK if DSPARK in embedded_drafters() else NGRAM]
-    choices = read_choices(arguments)
+        arguments.drafter = default_words(folder)[:1]
+    choices = read_choices(arguments, folder)
+    chosen = None if plan.domains else read_prompts(arguments, plan.num_groups)
     for choice in choices:
         choice.located(folder)  # a name that is none fails before anything is measured
     make_results_folder(arguments.out)
     machine = describe_machine()
-    prompts = _prompts(folder, plan, console)
+    if chosen is None:
+        prompts, said = _prompts(folder, plan, console), f"Held-out: {', '.join(plan.domains)}"
+    else:
+        questions = prepare_questions(chosen, folder, plan.num_tokens)
+        prompts, said = Prompts({questions.name: questions.prompts}, {}), questions.line
+        changes = {"num_groups": len(questions.asked), "ignore_eos": not questions.is_chat}
+        plan = msgspec.structs.replace(plan, **changes)
+    loops = Loops()
     cores = tuple(sorted(os.sched_getaffinity(0)))
     setup = Setup(folder=str(folder), parent_pid=os.getpid(), cores=cores[:1])
     os.sched_setaffinity(0, cores[1:] or cores)
     try:
-        rows = _measure(setup, _arms(choices, plan), prompts, plan, console)
+        rows = _measure(setup, _arms(choices, plan), prompts, plan, loops, console)
     finally:
         os.sched_setaffinity(0, cores)
     spec = read_spec(folder)
-    sizes = {name: with_ballast(spec, _num_params(name)).num_params for name in plan.ballasts}
+    sizes = {name: with_ballast(spec, num_params(name)).num_params for name in plan.ballasts}
     return Results(
         summary=summarise(rows),
         rows=rows,
+        loops=loops.count,
         greedy=list(prompts.greedy.values()),
+        prompts=said,
         plan=plan,
         target=Target(folder=folder.name, core=cores[:1], num_params=sizes),
         machine=machine,
@@ -179,8 +191,35 @@ def _prompts(folder: Path, plan: Plan, console: Console) -> Prompts:
     return Prompts(by_domain, checks)
 
 
+class Loops:
+    """Counts loops among the greedy answers of the first setting of every domain."""
+
+    def __init__(self) -> None:
+        self._by_domain: dict[str, list[list[int]]] = {}
+
+    def look(self, setting: Setting, groups: Sequence[Group]) -> None:
+        if setting.temperature == 0 and groups and setting.domain not in self._by_domain:
+            self._by_domain[setting.domain] = [
+                text
+                for group in groups
+                for arm, trace in group.items()
+                if arm.drafter is None
+                for text in trace.texts
+            ]
+
+    @property
+    def count(self) -> LoopCount | None:
+        answers = [text for texts in self._by_domain.values() for text in texts]
+        return count_loops(answers) if answers else None
+
+
 def _measure(
-    setup: Setup, arms: Sequence[Arm], prompts: Prompts, plan: Plan, console: Console
+    setup: Setup,
+    arms: Sequence[Arm],
+    prompts: Prompts,
+    plan: Plan,
+    loops: "Loops",
+    console: Console,
 ) -> list[Row]:
     """One child after the other, each with a target of its own size."""
     settings = [
@@ -188,13 +227,13 @@ def _measure(
         for ballast in plan.ballasts
         for size in plan.batch_sizes
         for temperature in plan.temperatures
-        for domain in plan.domains
+        for domain in prompts.by_domain
     ]
     total = sum(len(prompts.groups(setting, plan)) for setting in settings)
     rows: list[Row] = []
     with progress_bar(total, console) as advance:
         for ballast in plan.ballasts:
-            padded = msgspec.structs.replace(setup, ballast=_num_params(ballast))
+            padded = msgspec.structs.replace(setup, ballast=num_params(ballast))
             child = PinnedChild[SpeculateJob, SpeculateTrace](
                 "bench.sync_speed.arms", padded, SpeculateTrace, _ALLOCATOR
             )
@@ -203,12 +242,10 @@ def _measure(
                 interleaved = Interleaved(child, arms, prompts, plan, advance)
                 for setting in settings:
                     if setting.ballast == ballast:
-                        rows += rows_of(setting, interleaved.run(setting))
+                        groups = interleaved.run(setting)
+                        loops.look(setting, groups)
+                        rows += rows_of(setting, groups)
     return rows
-
-
-def _num_params(ballast: str) -> int:
-    return 0 if ballast == _NO_BALLAST else parse_count(ballast, "--ballast")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ class Arms:
                 seeds=job.seeds,
                 num_tokens=job.num_tokens,
                 temperature=job.temperature,
+                ignore_eos=job.ignore_eos,
             )
         )
         return SpeculateTrace(run=run, usage=usage().since(before))

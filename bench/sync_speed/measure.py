@@ -36,7 +36,10 @@ Group = dict[Arm, SpeculateTrace]
 
 
 class Prompts:
-    """The prompts of every domain, and those of them that greedy decoding is measured on."""
+    """The prompts of every domain, and those of them that greedy decoding is measured on.
+
+    All of them where nobody has looked at their greedy text.
+    """
 
     def __init__(
         self, by_domain: Mapping[str, list[list[int]]], greedy: Mapping[str, GreedyCheck]
@@ -51,8 +54,8 @@ class Prompts:
     def groups(self, setting: Setting, plan: Plan) -> list[list[list[int]]]:
         """Groups of different prompts; none where greedy text is too repetitive to measure."""
         prompts = self.by_domain[setting.domain]
-        if setting.temperature == 0:
-            check = self.greedy[setting.domain]
+        check = self.greedy.get(setting.domain)
+        if setting.temperature == 0 and check is not None:
             if not check.is_measurable(plan.min_greedy_prompts):
                 return []
             prompts = [prompts[place] for place in check.qualifying]
@@ -113,6 +116,7 @@ class Interleaved:
             temperature=setting.temperature,
             max_rows=max(self._plan.batch_sizes),
             max_len=self._prompts.longest + self._plan.num_tokens,
+            ignore_eos=self._plan.ignore_eos,
         )
 
 

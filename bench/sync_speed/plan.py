@@ -4,6 +4,7 @@
 import msgspec
 
 from bench.domains import MIN_GREEDY_PROMPTS
+from bench.prompt_choice import MAX_TOKENS
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import InvalidField
 
@@ -16,9 +17,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ballasts: tuple[str, ...]  # sizes in parameters, or "none"
     batch_sizes: tuple[int, ...]
     temperatures: tuple[float, ...]
-    domains: tuple[str, ...]
+    domains: tuple[str, ...]  # of held-out texts; none: prompts are asked
     num_groups: int  # at batch 1
-    num_tokens: int  # of an answer
+    num_tokens: int  # of an answer, at most
+    ignore_eos: bool = True  # exactly so many
     num_candidates: int  # prompts a domain, of which greedy decoding takes those with sound text
     rules: tuple[VerificationRule, ...] = tuple(VerificationRule)  # at temperatures above 0
     min_greedy_prompts: int = MIN_GREEDY_PROMPTS
@@ -31,8 +33,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Raises InvalidField for what cannot be measured."""
         for field, value, least in (
             ("--batch-sizes", min(self.batch_sizes), 1),
-            ("--groups", self.num_groups, 1),
-            ("--tokens", self.num_tokens, gamma + 2),
+            ("--num-prompts", self.num_groups, 1),
+            ("--max-tokens", self.num_tokens, gamma + 2),
         ):
             if value < least:
                 raise InvalidField(field, f"{value} is less than {least}")
@@ -42,16 +44,15 @@ FULL = Plan(
     ballasts=("30M", "100M"),
     batch_sizes=(1, 4, 16),
     temperatures=(1.0, 0.0),
-    domains=("code", "prose"),
-    num_groups=24,
-    num_tokens=64,
+    domains=(),
+    num_groups=26,
+    num_tokens=MAX_TOKENS,
     num_candidates=200,
 )
 QUICK = msgspec.structs.replace(
     FULL,
     ballasts=("30M",),
     batch_sizes=(1,),
-    domains=("code",),
     num_groups=6,
     num_tokens=32,
     num_candidates=48,

@@ -34,6 +34,7 @@ class SpeculateJob(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     max_rows: int
     max_len: int
+    ignore_eos: bool = True
 
 
 class SpeculateTrace(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 
 from bench.domains import greedy_table
+from bench.loops import loops_line
 from bench.sync_speed.results import QUIET_SHARE, Results, Row
 from bench.tables import Table, with_spread
 
@@ -54,7 +55,9 @@ def conditions(results: Results) -> str:
         f"- All arms in one process on core {','.join(map(str, target.core))}, one thread, "
         "float32, one copy of the weights, huge pages as in the service; the real node loop, "
         "without the frames to and from the API process (about 0.15 ms a round, in every arm).",
-        f"- {plan.num_tokens} new tokens a prompt, end of text ignored; every group of prompts "
+        f"- {results.prompts}. {loops_line(results.loops)}",
+        f"- {plan.num_tokens} new tokens a prompt"
+        f"{', end of text ignored' if plan.ignore_eos else ' at most'}; every group of prompts "
         "goes to all arms in rotated order, the first group once more beforehand as warm-up.",
         "- tok/s: over turns in which every row decodes; 95 % bootstrap intervals over groups, "
         "ratios draw the same groups for both arms. Groups in which an arm was ready but had no "

@@ -11,6 +11,7 @@ import msgspec
 
 from bench.bootstrap import Interval, Rate, interval, ratio
 from bench.domains import GreedyCheck
+from bench.loops import LoopCount
 from bench.machine import Machine
 from bench.stats import median
 from bench.sync_speed.measure import Group, Setting
@@ -64,7 +65,9 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
     summary: dict[str, float]
     rows: list[Row]
+    loops: LoopCount | None  # of plain decoding at temperature 0
     greedy: list[GreedyCheck]
+    prompts: str  # what was asked, in words
     plan: Plan
     target: Target
     machine: Machine

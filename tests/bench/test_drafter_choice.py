@@ -18,7 +18,7 @@ from specserve.target_source import EMBEDDED_TARGET
 def read(*words: str) -> list[DrafterChoice]:
     parser = argparse.ArgumentParser()
     add_drafter_options(parser)
-    return read_choices(parser.parse_args(words))
+    return read_choices(parser.parse_args(words), EMBEDDED_TARGET)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,12 @@ from bench.regimes import __main__ as command
 from bench.regimes.__main__ import build_parser, main, read_drafters, read_plan
 from bench.regimes.measure import Interleaved
 from specserve.errors import InvalidField
+from specserve.target_source import EMBEDDED_TARGET
 
-TINY = "--quick --unpinned --ballast none --domains code --prompts 2 --tokens 12 --batch-sizes 1"
+TINY = (
+    "--quick --unpinned --target tiny --ballast none --batch-sizes 1 --num-prompts 2 "
+    "--max-tokens 12 --domains code"
+)
 
 
 @pytest.fixture
@@ -103,8 +107,9 @@ def test_looping_text_is_measured_for_want_of_other_and_marked(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("flags", "field"),
     [
-        (["--tokens", "8"], "--tokens"),
-        (["--prompts", "0"], "--prompts"),
+        (["--max-tokens", "8"], "--max-tokens"),
+        (["--num-prompts", "0"], "--num-prompts"),
+        (["--domains", "code", "--prompts", "x.jsonl"], "--domains"),
         (["--batch-sizes", "0"], "--batch-sizes"),
         (["--temperatures", "-1"], "--temperatures"),
         (["--fan-outs", "0"], "--fan-outs"),
@@ -124,9 +129,36 @@ def test_asking_for_batch_sizes_asks_for_them_everywhere():
 
 
 def test_a_drafter_can_stand_in_for_an_embedded_one():
-    assert read_drafters(["dspark=./mine"])["dspark"].drafter == "./mine"
+    assert read_drafters(["dspark=./mine"], EMBEDDED_TARGET)["dspark"].drafter == "./mine"
     with pytest.raises(InvalidField, match="--drafter"):
-        read_drafters(["mine=./mine"])
+        read_drafters(["mine=./mine"], EMBEDDED_TARGET)
+
+
+def test_a_target_without_drafters_of_its_own_has_prompt_lookup(tmp_path):
+    assert read_drafters([], tmp_path).keys() == {"ngram"}
+    assert read_drafters(["lm=smollm2"], tmp_path).keys() == {"lm"}
+    assert {"dspark", "lm"} <= read_drafters([], EMBEDDED_TARGET).keys()
+
+
+@pytest.mark.slow
+def test_prompts_that_others_know_are_asked_in_both_turns_and_loops_are_told(tmp_path):
+    words = [*TINY.split()[:-2], "--arms", "sync-ngram", "--drafter", "ngram"]
+    words += ["--temperatures", "0", "--categories", "writing", "qa", "--max-tokens", "40"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {row["setting"]["domain"] for row in results["rows"]} == {"standard"}
+    assert {row["num_groups"] for row in results["rows"]} == {3}
+    assert "1 of them second turns" in results["prompts"]
+    assert results["greedy"] == []
+    assert results["loops"]["num_answers"] == 3
+    assert results["plan"]["ignore_eos"] is False
+    report = (tmp_path / "report.md").read_text()
+    assert f"{results['loops']['num_looping']} of 3 greedy answers loop" in report
+
+
+def test_prompts_that_are_a_number_are_refused(tmp_path, capfd):
+    assert main(["--prompts", "8", "--out", str(tmp_path)]) == 1
+    assert "--num-prompts 8" in capfd.readouterr().err
 
 
 def test_a_drafter_that_is_none_fails_with_one_line(capfd):

@@ -27,7 +27,7 @@ ARMS += ["--arm", "async: --speculation async --topology 1+1 --gamma 4"]
 
 @pytest.mark.slow
 def test_a_minimal_run_compares_the_arms_on_both_turns(tmp_path, capfd):
-    assert main([*TINY, *ARMS, "--passes", "2", "--out", str(tmp_path)]) == 0
+    assert main([*TINY, *ARMS, "--out", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["is_complete"]
     asked = results["questions"]["asked"]

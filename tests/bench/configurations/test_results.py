@@ -3,10 +3,11 @@
 import pytest
 
 from bench.configurations.arms import read_arms
-from bench.configurations.results import GOALS, arm_rows, loops_in, summarise
+from bench.configurations.results import GOALS, arm_rows, summarise
 from bench.regimes.arms import Arm
 from bench.regimes.measure import Group
 from bench.regimes.records import Setting
+from bench.regimes.results import loops_in
 from tests.bench.regimes_traces import trace
 
 WORDS = (

@@ -18,8 +18,8 @@ def test_a_minimal_run_with_prompt_lookup_writes_results_report_and_plot(
     monkeypatch.setattr(domains, "MIN_DISTINCT", 0.0)  # any greedy text will do
     plan = msgspec.structs.replace(command.QUICK, min_greedy_prompts=2, num_candidates=2)
     monkeypatch.setattr(command, "QUICK", plan)
-    words = "--quick --drafter ngram --ballast none --groups 2 --tokens 10"
-    assert main([*words.split(), "--out", str(tmp_path)]) == 0
+    words = "--quick --target tiny --drafter ngram --ballast none --num-prompts 2 --max-tokens 10"
+    assert main([*words.split(), "--domains", "code", "--out", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     by_temperature = [
         {row["rule"]: row for row in results["rows"] if row["setting"]["temperature"] == t}
@@ -45,8 +45,8 @@ def test_a_minimal_run_with_prompt_lookup_writes_results_report_and_plot(
 @pytest.mark.parametrize(
     ("flags", "field"),
     [
-        (["--tokens", "8"], "--tokens"),
-        (["--groups", "0"], "--groups"),
+        (["--max-tokens", "8"], "--max-tokens"),
+        (["--num-prompts", "0"], "--num-prompts"),
         (["--batch-sizes", "0"], "--batch-sizes"),
         (["--ballast", "many"], "--ballast"),
     ],
@@ -54,6 +54,26 @@ def test_a_minimal_run_with_prompt_lookup_writes_results_report_and_plot(
 def test_a_senseless_flag_is_named(flags, field):
     with pytest.raises(InvalidField, match=field):
         read_plan(build_parser().parse_args(flags))
+
+
+@pytest.mark.slow
+def test_prompts_that_others_know_are_asked_in_both_turns_and_loops_are_told(tmp_path):
+    words = "--quick --target tiny --drafter ngram --ballast none --num-prompts 2 --max-tokens 40"
+    words += " --categories writing qa"
+    assert main([*words.split(), "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {row["setting"]["domain"] for row in results["rows"]} == {"standard"}
+    assert {row["num_groups"] for row in results["rows"]} == {3}
+    assert all(row["equal_texts"] in (None, 1.0) for row in results["rows"])
+    assert results["loops"]["num_answers"] == 3
+    report = (tmp_path / "report.md").read_text()
+    assert "1 of them second turns" in report
+    assert f"{results['loops']['num_looping']} of 3 greedy answers loop" in report
+
+
+def test_prompts_that_are_a_number_are_refused(tmp_path, capfd):
+    assert main(["--prompts", "8", "--out", str(tmp_path)]) == 1
+    assert "--num-prompts 8" in capfd.readouterr().err
 
 
 def test_a_drafter_that_is_none_fails_with_one_line(capfd):
