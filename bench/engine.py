@@ -19,9 +19,11 @@ import msgspec
 from rich.console import Console
 
 from bench.comparison import Comparison, Measurements, Plan
+from bench.conversations import prepare_questions
 from bench.machine import describe_machine
 from bench.pinned_child import ChildFailed, PinnedChild
 from bench.progress import progress_bar
+from bench.prompt_choice import MAX_TOKENS, add_prompt_options, read_prompts
 from bench.records import (
     BatchTrace,
     ForwardJob,
@@ -34,20 +36,21 @@ from bench.records import (
 from bench.report import write_report
 from bench.served import Served, serve
 from bench.summary import Results, Target, summarise
+from bench.targets import TARGET_HELP, default_ballasts, num_params
 from bench.workload import Workload
 from bench.writing import make_results_folder, show_failure
 from specserve.config import EngineConfig
 from specserve.errors import InvalidField, SpecserveError, Unavailable
 from specserve.model.config import DTYPES
-from specserve.sizes import parse_count
 from specserve.target_source import locate_target
 
 _LOAD_TIMEOUT_S = 10.0
 _CUDA_POOL = "4GiB"
+_TINY_BALLAST = "60M"
 
 FULL = Plan(
     batch_sizes=(1, 4, 16),
-    num_tokens=48,
+    num_tokens=MAX_TOKENS,
     num_repetitions=9,
     num_sampled_repetitions=3,
     prefill_lens=(256, 512, 1024),
@@ -72,17 +75,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="less of everything: two minutes")
     parser.add_argument("--out", type=Path, default=Path("results/engine"), metavar="DIR")
-    parser.add_argument("--target", metavar="FOLDER|HUB_ID", help="default: the embedded model")
+    parser.add_argument("--target", metavar="MODEL", help=TARGET_HELP)
     parser.add_argument(
-        "--ballast", default="60M", metavar="PARAMS", help='pad the target; "none" (default 60M)'
+        "--ballast",
+        metavar="PARAMS",
+        help=f'pad the target; "none" (default: tiny {_TINY_BALLAST})',
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of all arms")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of all arms")
     parser.add_argument("--threads", type=int, default=1, metavar="CORES")
     parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B")
-    parser.add_argument("--tokens", type=int, metavar="N", help="new tokens per row")
     parser.add_argument("--repetitions", type=int, metavar="N", help="greedy ones, per batch size")
-    parser.add_argument("--prompts", type=int, default=64, metavar="N", help="different prompts")
+    add_prompt_options(parser, f"exactly {FULL.num_tokens}, quick {QUICK.num_tokens}")
     parser.add_argument("--prefill", type=int, nargs="*", metavar="TOKENS", help="prompt lengths")
     return parser
 
@@ -92,17 +96,16 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
     plan = QUICK if arguments.quick else FULL
     if arguments.batch_sizes is not None:
         plan = msgspec.structs.replace(plan, batch_sizes=tuple(sorted(set(arguments.batch_sizes))))
-    if arguments.tokens is not None:
-        plan = msgspec.structs.replace(plan, num_tokens=arguments.tokens)
+    if arguments.max_tokens is not None:
+        plan = msgspec.structs.replace(plan, num_tokens=arguments.max_tokens)
     if arguments.repetitions is not None:
         plan = msgspec.structs.replace(plan, num_repetitions=arguments.repetitions)
     if arguments.prefill is not None:
         plan = msgspec.structs.replace(plan, prefill_lens=tuple(arguments.prefill))
     for field, value, least in (
         ("--batch-sizes", min(plan.batch_sizes), 1),
-        ("--tokens", plan.num_tokens, 4),
+        ("--max-tokens", plan.num_tokens, 4),
         ("--repetitions", plan.num_repetitions, 1),
-        ("--prompts", arguments.prompts, 1),
         ("--threads", arguments.threads, 1),
     ):
         if value < least:
@@ -116,6 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         plan = read_plan(arguments)
+        read_prompts(arguments, None)  # what is none fails before anything is started
         make_results_folder(arguments.out)
         results = _run(arguments, plan, console)
     except (SpecserveError, ChildFailed, OSError) as error:
@@ -128,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results:
     folder = locate_target(arguments.target)
-    ballast = 0 if arguments.ballast == "none" else parse_count(arguments.ballast, "--ballast")
+    ballast = num_params(arguments.ballast or default_ballasts(folder, (_TINY_BALLAST,))[0])
     cores = tuple(sorted(os.sched_getaffinity(0)))
     if len(cores) < arguments.threads:
         raise InvalidField("--threads", f"{arguments.threads} exceeds the {len(cores)} cores here")
@@ -147,6 +151,7 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
     flags += ["--kv-memory", _CUDA_POOL] if arguments.device == "cuda" else []
     flags += ["--ballast", str(ballast)] if ballast else []
     machine = describe_machine()
+    questions = prepare_questions(read_prompts(arguments, None), folder, plan.num_tokens)
     with serve(flags) as served:
         setup = Setup(
             folder=str(folder),
@@ -163,7 +168,7 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
             num_blocks=_num_blocks(served),
             max_batch_tokens=EngineConfig().max_batch_tokens,
         )
-        workload = Workload(folder, arguments.prompts)
+        workload = Workload(questions.prompts)
         os.sched_setaffinity(0, client_cores)
         try:
             found = _measure(served, setup, workload, plan, console)
@@ -183,7 +188,7 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
             oversubscribed=served.server.oversubscribed,
             allocator=" ".join(served.allocator.values()) or "default",
         )
-    return summarise(found, plan, target, machine)
+    return summarise(found, plan, target, machine, questions.line)
 
 
 def _num_blocks(served: Served) -> int:

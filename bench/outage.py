@@ -3,7 +3,7 @@
 
     python -m bench.outage
     python -m bench.outage --quick
-    python -m bench.outage --ballast 100M --prompts 20 --out results/outage
+    python -m bench.outage --target tiny --ballast 100M --num-prompts 20
 
 Real services continue the same prompts in turn: a plain one, an asynchronous one as by default,
 which may draft beside the target, and one that cannot. Right before a prompt of an asynchronous one
@@ -26,16 +26,18 @@ import msgspec
 from rich.console import Console
 
 from bench.bootstrap import Interval, Rate, against, ratio
-from bench.domains import draw_prompts
+from bench.conversations import Questions, prepare_questions
 from bench.drafter_choice import LANGUAGE_MODEL, parse_choice
 from bench.figures import panels, spreads
 from bench.machine import Machine, describe_machine
 from bench.progress import progress_bar
+from bench.prompt_choice import MAX_TOKENS, add_prompt_options, read_prompts
 from bench.regimes.arms import ASYNC, OFF, Service
 from bench.regimes.plan import LEAST_TOKENS
 from bench.regimes.records import Job, Trace
-from bench.regimes.service import Running, running
+from bench.regimes.service import Running, kv_memory_flags, running
 from bench.tables import Table, with_spread
+from bench.targets import TARGET_HELP, default_ballasts, num_params
 from bench.writing import (
     make_results_folder,
     show_failure,
@@ -43,15 +45,15 @@ from bench.writing import (
     write_results,
     write_tables,
 )
+from specserve.client import Prompt
+from specserve.drafter_source import NGRAM
 from specserve.errors import InvalidField, SpecserveError
-from specserve.sizes import parse_count
-from specserve.target_source import locate_target
+from specserve.target_source import EMBEDDED_TARGET, locate_target
 
 _NAME = "bench.outage"
 _FAULTS = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP}
 GOAL = 0.95  # of plain decoding
-_DOMAIN = "code"
-_LEAST = {"prompts": 1, "tokens": LEAST_TOKENS}
+_TINY_BALLAST = "30M"
 _PROMPTS, _QUICK_PROMPTS = 12, 2
 RETURN_GOAL_S = 10.0
 _PLOT = "outage.png"
@@ -65,6 +67,7 @@ class Results(msgspec.Struct, kw_only=True):
     num_returned: int  # prompts of which only the beginning counts: a draft was back before the end
     ballast: str
     num_tokens: int
+    prompts: str  # what was asked, in words
     machine: Machine
     command: str
 
@@ -77,10 +80,10 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--quick", action="store_true", help=f"{_QUICK_PROMPTS} prompts: a minute or two")
     add("--out", type=Path, default=Path("results/outage"), metavar="DIR")
-    add("--target", metavar="FOLDER|HUB_ID", help="default: the embedded model")
-    add("--ballast", default="30M", metavar="PARAMS", help="size to pad the target to")
-    add("--prompts", type=int, metavar="N", help=f"default: {_PROMPTS}")
-    add("--tokens", type=int, default=64, metavar="N", help="new tokens per prompt")
+    add("--target", metavar="MODEL", help=TARGET_HELP)
+    add("--ballast", metavar="PARAMS", help=f"pad the target (default: tiny to {_TINY_BALLAST})")
+    add("--drafter", metavar="DRAFTER", help=f"default: {NGRAM}; of tiny {LANGUAGE_MODEL}")
+    add_prompt_options(parser, str(MAX_TOKENS))
     add("--unpinned", action="store_true", help="share cores with whoever runs: a trial")
     return parser
 
@@ -121,7 +124,7 @@ class Outage:
         self._drafted = drafted
         self._num_tokens = num_tokens
 
-    def ask(self, fault: str, prompt: list[int], seed: int) -> Outcome:
+    def ask(self, fault: str, prompt: Prompt, seed: int) -> Outcome:
         """Raises SpecserveError without a draft or if a text differs, OSError if none returns."""
         job, what = self._job(prompt, seed), f"{self._name}, seed {seed}"
         plain = self._plain.ask(job)
@@ -140,60 +143,87 @@ class Outage:
         if trace.texts != plain.texts:
             raise SpecserveError(f"{what}: the text is not that of plain decoding")
 
-    def _job(self, prompt: list[int], seed: int) -> Job:
+    def _job(self, prompt: Prompt, seed: int) -> Job:
         return Job(prompts=[prompt], num_tokens=self._num_tokens, temperature=1.0, seeds=[seed])
 
 
-def measure(arguments: argparse.Namespace, runner: asyncio.Runner, command: str) -> Results:
-    """Raises SpecserveError, also if an outage changed a text."""
-    for field in ("prompts", "tokens"):
-        value, least = getattr(arguments, field), _LEAST[field]
-        if value < least:
-            raise InvalidField(f"--{field}", f"{value} is less than {least}")
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks for."""
+
+    target: Path
+    ballast: str
+    drafter: str
+    questions: Questions
+    is_pinned: bool
+
+    @property
+    def flags(self) -> list[str]:
+        """Of every service."""
+        flags = ["--generation-config", "none", "--target", str(self.target), "--device", "cpu"]
+        flags += ["--dtype", "float32"]
+        ballast = num_params(self.ballast)
+        flags += ["--ballast", str(ballast)] if ballast else []
+        flags += [] if self.is_pinned else ["--set", "topology.pin=false", "--oversubscribe"]
+        longest = max(len(question.token_ids) for question in self.questions.asked)
+        return flags + kv_memory_flags(self.target, ballast, longest + self.questions.max_tokens)
+
+
+def read(arguments: argparse.Namespace) -> Asked:
+    """The prompts included, of which the first turns are answered here. Raises InvalidField."""
+    num_tokens = MAX_TOKENS if arguments.max_tokens is None else arguments.max_tokens
+    if num_tokens < LEAST_TOKENS:
+        raise InvalidField("--max-tokens", f"{num_tokens} is less than {LEAST_TOKENS}")
     target = locate_target(arguments.target)
-    choice = parse_choice(LANGUAGE_MODEL)
+    ballast = arguments.ballast or default_ballasts(target, (_TINY_BALLAST,))[0]
+    num_params(ballast)  # a size that is none fails before anything is started
+    is_tiny = target == EMBEDDED_TARGET
+    drafter = arguments.drafter or (LANGUAGE_MODEL if is_tiny else NGRAM)
+    parse_choice(drafter).located(target)
+    chosen = read_prompts(arguments, _QUICK_PROMPTS if arguments.quick else _PROMPTS)
+    make_results_folder(arguments.out)
+    return Asked(
+        target=target,
+        ballast=ballast,
+        drafter=drafter,
+        questions=prepare_questions(chosen, target, num_tokens),
+        is_pinned=not arguments.unpinned,
+    )
+
+
+def measure(asked: Asked, runner: asyncio.Runner, command: str) -> Results:
+    """Raises SpecserveError, also if an outage changed a text."""
+    choice = parse_choice(asked.drafter)
     plain = Service(regime=OFF)
     drafted = {
         "by default": Service(regime=ASYNC, drafter=choice, colocated=choice),
         "skip": Service(regime=ASYNC, drafter=choice, miss_policy="skip"),
     }
     services = (plain, *drafted.values())
-    flags = [
-        "--generation-config",
-        "none",
-        "--target",
-        str(target),
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-    ]
-    flags += ["--ballast", str(parse_count(arguments.ballast, "--ballast"))]
-    if arguments.unpinned:
-        flags += ["--set", "topology.pin=false", "--oversubscribe"]
-    prompts = draw_prompts(_DOMAIN, target, arguments.prompts)
+    num_tokens = asked.questions.max_tokens
     machine, console = describe_machine(), Console(stderr=True)
     cases = [
-        (number, prompt, fault, name)
-        for number, prompt in enumerate(prompts)
+        (number, question.prompt, fault, name)
+        for number, question in enumerate(asked.questions.asked)
         for fault in _FAULTS
         for name in drafted
     ]
     found: dict[str, list[Outcome]] = {f"{case[2]}, {case[3]}": [] for case in cases}
     with (
-        running(services, flags, runner) as started,
+        running(services, asked.flags, runner) as started,
         progress_bar(len(cases), console) as advance,
     ):
         for number, prompt, fault, name in cases:
             advance(f"{fault}, {name}, prompt {number + 1}")
-            outage = Outage(name, started[plain], started[drafted[name]], arguments.tokens)
-            found[f"{fault}, {name}"].append(outage.ask(fault, prompt, number))
+            outage = Outage(name, started[plain], started[drafted[name]], num_tokens)
+            said = prompt if isinstance(prompt, str) else list(prompt)
+            found[f"{fault}, {name}"].append(outage.ask(fault, said, number))
     return Results(
         summary={name: ratio_to_plain(outcomes) for name, outcomes in found.items()},
         back_s={name: [each.back_s for each in outcomes] for name, outcomes in found.items()},
         num_returned=sum(not each.was_away for outcomes in found.values() for each in outcomes),
-        ballast=arguments.ballast,
-        num_tokens=arguments.tokens,
+        ballast=asked.ballast,
+        num_tokens=num_tokens,
+        prompts=asked.questions.line,
         machine=machine,
         command=command,
     )
@@ -262,17 +292,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write; 0 unless something failed."""
     words = sys.argv[1:] if argv is None else argv
     arguments = build_parser().parse_args(words)
-    if arguments.prompts is None:
-        arguments.prompts = _QUICK_PROMPTS if arguments.quick else _PROMPTS
     command = shlex.join(["python", "-m", _NAME, *words])
     try:
-        make_results_folder(arguments.out)
+        asked = read(arguments)
         with asyncio.Runner() as runner:
-            results = measure(arguments, runner, command)
+            results = measure(asked, runner, command)
         heading = [
             "# While the draft process is away",
-            f"Target padded with ballast to {results.ballast}; {results.num_tokens} new tokens at "
-            "temperature 1, seeded, equal in all services. "
+            f"Ballast: {results.ballast}. {results.prompts}. {results.num_tokens} new tokens at "
+            "temperature 1, seeded, equal in all services, end of text ignored. "
             f"{results.machine.line}. `{command}`",
         ]
         write_results(results, arguments.out)

@@ -24,8 +24,11 @@ def load_reference(setup: Setup) -> Any:  # noqa: ANN401 - transformers types it
     """The model of `setup` in transformers, ready to generate."""
     torch.set_num_threads(setup.threads)
     transformers.utils.logging.set_verbosity_error()
+    path, is_file = Path(setup.folder), Path(setup.folder).is_file()
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        setup.folder, dtype=getattr(torch, setup.dtype)
+        path.parent if is_file else path,
+        gguf_file=path.name if is_file else None,
+        dtype=getattr(torch, setup.dtype),
     )
     spec = with_ballast(read_spec(Path(setup.folder)), setup.ballast)
     for width in spec.ballast_widths:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from bench.breakdown import STAGES
+from bench.loops import loops_line
 from bench.plots import draw
 from bench.stats import Ratio
 from bench.summary import OVERHEAD_GOAL, OVERHEAD_GOAL_PARAMS, DecodeRow, Results
@@ -78,7 +79,8 @@ def _conditions(results: Results) -> str:
         "the service uses a core that transformers has no use for."
         + (" **Oversubscribed: figures mean little.**" if target.oversubscribed else ""),
         f"- Allocator in all arms: {target.allocator}.",
-        f"- Held-out prompts of mixed lengths, {plan.num_tokens} new tokens each, end of text "
+        f"- {results.prompts}. {loops_line(results.loops)}",
+        f"- Prompts of mixed lengths, the last {plan.max_prompt_len} tokens of each, {plan.num_tokens} new tokens each, end of text "
         f"ignored; transformers pads on the left with a mask. {plan.num_repetitions} greedy "
         f"repetitions, arms interleaved and rotated, warm-up dropped. Medians; ratios are medians "
         "of paired repetitions with 95 % bootstrap intervals.",

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from bench.comparison import Measurements, Plan, Triple
+from bench.loops import LoopCount, count_loops
 from bench.machine import Machine
 from bench.records import RoundTimes
 from bench.stats import Ratio, median, paired_ratio
@@ -106,12 +107,16 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     stages_us: dict[str, dict[str, float]]
     target: Target
     plan: Plan
+    prompts: str  # what was asked, in words
+    loops: LoopCount  # among the served greedy answers, each text once
     machine: Machine
     repetitions: list[Repetition]
 
 
-def summarise(found: Measurements, plan: Plan, target: Target, machine: Machine) -> Results:
-    """All figures of one run."""
+def summarise(
+    found: Measurements, plan: Plan, target: Target, machine: Machine, prompts: str = ""
+) -> Results:
+    """All figures of one run; `prompts` says what was asked."""
     greedy = [triple for triple in found.decode if triple.temperature == 0]
     sampled = [triple for triple in found.decode if triple.temperature > 0]
     rows = _by_key(greedy, lambda triple: triple.batch_size, decode_row)
@@ -127,6 +132,8 @@ def summarise(found: Measurements, plan: Plan, target: Target, machine: Machine)
         stages_us={str(size): _stages_us(times) for size, times in found.rounds.items()},
         target=target,
         plan=plan,
+        prompts=prompts,
+        loops=count_loops({tuple(row) for triple in greedy for row in triple.served.token_ids}),
         machine=machine,
         repetitions=[_repetition(triple) for triple in found.decode],
     )

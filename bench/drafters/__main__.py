@@ -19,7 +19,8 @@ import msgspec
 import torch
 from rich.console import Console
 
-from bench.domains import DOMAINS
+from bench.conversations import prepare_questions
+from bench.domains import DOMAINS, draw_prompts
 from bench.drafter_choice import (
     DrafterChoice,
     add_drafter_options,
@@ -44,6 +45,8 @@ from bench.drafters.results import (
 from bench.drafters.training_budget import read_budget
 from bench.machine import describe_machine
 from bench.progress import progress_bar
+from bench.prompt_choice import add_domain_option, add_prompt_options, read_domains, read_prompts
+from bench.targets import TARGET_HELP
 from bench.writing import (
     make_results_folder,
     show_failure,
@@ -64,16 +67,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="less of everything: three minutes")
     parser.add_argument("--out", type=Path, default=Path("results/drafters"), metavar="DIR")
-    parser.add_argument("--target", metavar="FOLDER|HUB_ID", help="default: the embedded model")
+    parser.add_argument("--target", metavar="MODEL", help=TARGET_HELP)
     add_drafter_options(parser)
     parser.add_argument(
         "--depth-drafters", nargs="+", default=[], metavar="LAYERS=FOLDER", help="the depth sweep"
     )
     parser.add_argument("--depth-only", action="store_true", help="nothing but the depth sweep")
-    parser.add_argument("--domains", nargs="+", choices=DOMAINS, metavar="D")
-    parser.add_argument("--prompts", type=int, metavar="N", help="per domain")
-    parser.add_argument("--candidates", type=int, metavar="N", help="prompts checked for greedy")
-    parser.add_argument("--tokens", type=int, metavar="N", help="new tokens per prompt")
+    add_prompt_options(parser, f"{FULL.num_tokens}, quick {QUICK.num_tokens}")
+    add_domain_option(parser, DOMAINS)
+    parser.add_argument("--candidates", type=int, metavar="N", help="of --domains, for greedy text")
     parser.add_argument("--temperatures", type=float, nargs="+", metavar="T")
     parser.add_argument("--gammas", type=int, nargs="*", metavar="G", help="of the gamma sweep")
     parser.add_argument("--thresholds", type=float, nargs="*", metavar="S", help="of survival")
@@ -87,10 +89,10 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
         raise InvalidField("--depth-only", "needs --depth-drafters")
     plan = QUICK if arguments.quick else FULL
     given = {
-        "num_prompts": arguments.prompts,
+        "num_prompts": arguments.num_prompts,
         "num_candidates": arguments.candidates,
-        "num_tokens": arguments.tokens,
-        "domains": arguments.domains,
+        "num_tokens": arguments.max_tokens,
+        "domains": read_domains(arguments),
         "temperatures": arguments.temperatures,
         "gammas": arguments.gammas,
         "thresholds": arguments.thresholds,
@@ -131,13 +133,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, command: str, console: Console) -> Results:
     plan, depths = read_plan(arguments), read_depths(arguments)
-    choices = [] if arguments.depth_only else read_choices(arguments)
     folder = locate_target(arguments.target)
+    choices = [] if arguments.depth_only else read_choices(arguments, folder)
+    chosen = None if plan.domains else read_prompts(arguments, plan.num_prompts)
     for choice in (*choices, *depths):
         choice.located(folder)  # a name that is none fails before anything is measured
     make_results_folder(arguments.out)
-    torch.set_num_threads(arguments.threads)
     machine = describe_machine()
+    if chosen is None:
+        candidates = {d: draw_prompts(d, folder, plan.num_candidates) for d in plan.domains}
+        said = f"Held-out code and prose that no training saw, or sums: {', '.join(plan.domains)}"
+    else:
+        console.print("answering the first turns of conversations", style="dim")
+        questions = prepare_questions(chosen, folder, plan.num_tokens)
+        candidates, said = {questions.name: questions.prompts}, questions.line
+        changes = {"num_prompts": len(questions.asked), "ignore_eos": not questions.is_chat}
+        plan = msgspec.structs.replace(plan, **changes)
+    torch.set_num_threads(arguments.threads)
     model = load_model(
         folder,
         dtype=torch.float32,
@@ -147,7 +159,7 @@ def _run(arguments: argparse.Namespace, command: str, console: Console) -> Resul
     )
     collected = _Collected()
     with progress_bar(_num_measurements(plan, choices, depths), console) as advance:
-        measurer = Measurer(model, folder, plan, advance)
+        measurer = Measurer(model, folder, candidates, plan, advance)
         measurer.check_greedy()
         for choice in choices:
             collected.add(measurer, measurer.load(choice))
@@ -168,7 +180,9 @@ def _run(arguments: argparse.Namespace, command: str, console: Console) -> Resul
         depth_ratios=compare(collected.depth_sweep),
         threshold_sweep=collected.threshold_sweep,
         calibration=collected.calibration,
+        loops=measurer.loops,
         greedy=list(measurer.greedy.values()),
+        prompts=said,
         plan=plan,
         target=Target(folder=folder.name, num_params=model.num_params),
         machine=machine,
@@ -211,8 +225,9 @@ def _num_measurements(
     """Steps of the progress bar at most."""
     laws = sum(len(plan.rules) if temperature else 1 for temperature in plan.temperatures)
     sweeps = laws + len(plan.gammas) + len(plan.thresholds)
-    per_drafter = sweeps * len(plan.domains) + 1
-    return len(plan.domains) * (1 + len(depths)) + len(choices) * per_drafter
+    num_domains = max(1, len(plan.domains))
+    per_drafter = sweeps * num_domains + 1
+    return num_domains * (1 + len(depths)) + len(choices) * per_drafter
 
 
 if __name__ == "__main__":

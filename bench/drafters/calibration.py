@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.domains import ARITHMETIC
 from bench.drafter_choice import DrafterChoice
 from bench.drafters.plan import Plan
 from bench.drafters.results import CalibrationRow
@@ -41,12 +42,17 @@ def calibration_error(
     prompts: Mapping[str, Sequence[Sequence[int]]],
     plan: Plan,
 ) -> CalibrationRow | None:
-    """On the held-out texts among `prompts`, by domain.
+    """On `prompts`, by domain, but for made-up sums.
 
-    None for a drafter that has neither a confidence head nor a calibration, or without such texts.
+    None for a drafter that has neither a confidence head nor a calibration, or without prompts.
     """
     located = choice.located(target)
-    chosen = [Prompt(domain, tuple(p)) for domain in DOMAINS for p in prompts.get(domain, ())]
+    chosen = [
+        Prompt(domain, tuple(prompt))
+        for domain, some in prompts.items()
+        if domain != ARITHMETIC
+        for prompt in some
+    ]
     if located.drafter is None or located.drafter == NGRAM or not chosen:
         return None
     folders = [Path(place) for place in (located.drafter, located.local_head) if place]
@@ -125,6 +131,11 @@ def _row(
 
 
 def _is_unseen(found: Calibration, plan: Plan) -> bool:
-    """Whether the prompts here, from the end, can meet those of a fit, from the front."""
+    """Whether the prompts here, from the end, can meet those of a fit, from the front.
+
+    Prompts that others measure with are nobody's to fit.
+    """
+    if not plan.domains:
+        return True
     per_domain = -(-found.num_texts // len(DOMAINS))
     return all(per_domain + plan.num_prompts <= len(read_texts(domain)) for domain in DOMAINS)

@@ -1,16 +1,17 @@
 """Runs drafters through the engine under one condition after the other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from bench.domains import GreedyCheck, check_greedy, draw_prompts, known_texts
+from bench.domains import GreedyCheck, check_greedy, known_texts
 from bench.drafter_choice import DrafterChoice, load_choice
 from bench.drafters.plan import Condition, Plan
 from bench.drafters.results import Cell, make_cell
 from bench.in_process import Engine, EngineSize, Job, Speculating
+from bench.loops import LoopCount, count_loops
 from bench.rounds import Answer
 from draft_node.calibration.attach import confidence_head
 from draft_node.drafters.block_drafter import BlockDrafter
@@ -46,16 +47,20 @@ class Measurer:
     """One target, the prompts of every domain, and the drafters that are brought along."""
 
     def __init__(
-        self, model: Transformer, folder: Path, plan: Plan, advance: Callable[[str], None]
+        self,
+        model: Transformer,
+        folder: Path,
+        candidates: Mapping[str, list[list[int]]],
+        plan: Plan,
+        advance: Callable[[str], None],
     ) -> None:
-        """`advance` is told what is measured next."""
+        """`candidates`: prompts by domain. `advance` is told what is measured next."""
         self._model = model
         self._folder = folder
         self._plan = plan
         self._advance = advance
-        self._candidates = {
-            domain: draw_prompts(domain, folder, plan.num_candidates) for domain in plan.domains
-        }
+        self._candidates = candidates
+        self._greedy_texts: dict[str, list[list[int]]] = {}  # one drafter's: all have the same
         longest = max(len(prompt) for some in self._candidates.values() for prompt in some)
         self._size = EngineSize(plan.batch_size, longest + plan.longest_answer)
         self.greedy: dict[str, GreedyCheck] = {}
@@ -67,8 +72,8 @@ class Measurer:
         return {domain: some[:count] for domain, some in self._candidates.items()}
 
     def check_greedy(self) -> None:
-        """Find the prompts for temperature 0, if that is wanted."""
-        if 0.0 not in self._plan.temperatures:
+        """Find the prompts for temperature 0, if that is wanted and not all of them are asked."""
+        if 0.0 not in self._plan.temperatures or not self._plan.domains:
             return
         plain, known = Engine(self._model, self._size), known_texts(self._folder)
         for domain, candidates in self._candidates.items():
@@ -107,9 +112,14 @@ class Measurer:
                 ),
             )
             for temperature, rule in (laws[:1] if first_only else laws)
-            for domain in plan.domains
-            if temperature or self.greedy[domain].is_measurable(plan.min_greedy_prompts)
+            for domain in self._candidates
+            if temperature or self._is_measurable(domain)
         ]
+
+    def _is_measurable(self, domain: str) -> bool:
+        """At temperature 0; where nobody looked at greedy text it is taken as it comes."""
+        check = self.greedy.get(domain)
+        return check is None or check.is_measurable(self._plan.min_greedy_prompts)
 
     def gamma_sweep(self, loaded: Loaded, whole: Sequence[Cell]) -> list[Cell]:
         """DSpark, Figure 4: requests that have at most so many tokens drafted.
@@ -162,14 +172,25 @@ class Measurer:
                 num_tokens=self._plan.num_tokens,
                 temperature=condition.temperature,
                 max_verify_len=condition.max_verify_len,
+                ignore_eos=self._plan.ignore_eos,
             )
             answers += engine.run(job).answers
+        if condition.temperature == 0:
+            texts = [answer.token_ids for answer in answers]
+            self._greedy_texts.setdefault(condition.domain, texts)
         return answers
 
+    @property
+    def loops(self) -> LoopCount | None:
+        """Among greedy answers; None without any."""
+        answers = [text for texts in self._greedy_texts.values() for text in texts]
+        return count_loops(answers) if answers else None
+
     def _chosen(self, condition: Condition) -> list[list[int]]:
-        if condition.temperature:
+        check = self.greedy.get(condition.domain)
+        if condition.temperature or check is None:
             return self.prompts[condition.domain]
-        places = self.greedy[condition.domain].qualifying[: self._plan.num_prompts]
+        places = check.qualifying[: self._plan.num_prompts]
         return [self._candidates[condition.domain][place] for place in places]
 
 

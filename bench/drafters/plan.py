@@ -3,7 +3,8 @@
 
 import msgspec
 
-from bench.domains import CHECKED_TOKENS, DOMAINS, MIN_GREEDY_PROMPTS
+from bench.domains import CHECKED_TOKENS, MIN_GREEDY_PROMPTS
+from bench.prompt_choice import MAX_TOKENS
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import InvalidField
 
@@ -22,7 +23,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     calibration_tokens: int  # of the texts that confidences are judged on
     temperatures: tuple[float, ...] = (1.0, 0.0)
     rules: tuple[VerificationRule, ...] = RATIO_RULES  # at temperatures above 0
-    domains: tuple[str, ...] = DOMAINS
+    domains: tuple[str, ...] = ()  # of held-out texts; none: prompts are asked
+    ignore_eos: bool = True
     min_greedy_prompts: int = MIN_GREEDY_PROMPTS
     batch_size: int = 16  # rows side by side, which changes no text
 
@@ -34,9 +36,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raises InvalidField for what cannot be measured."""
         for field, value, least in (
-            ("--prompts", self.num_prompts, 1),
+            ("--num-prompts", self.num_prompts, 1),
             ("--candidates", self.num_candidates, self.num_prompts),
-            ("--tokens", self.num_tokens, self.gamma + 2),  # else no round is whole
+            ("--max-tokens", self.num_tokens, self.gamma + 2),  # else no round is whole
         ):
             if value < least:
                 raise InvalidField(field, f"{value} is less than {least}")
@@ -63,7 +65,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 FULL = Plan(
     num_prompts=50,
     num_candidates=200,
-    num_tokens=64,
+    num_tokens=MAX_TOKENS,
     gamma=7,
     gammas=(1, 2, 3, 5),
     thresholds=(0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9),

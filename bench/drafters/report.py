@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from bench.domains import greedy_table
 from bench.drafters.results import Cell, RatioRow, Results
 from bench.drafters.training_budget import TrainingBudget
+from bench.loops import loops_line
 from bench.tables import Table, with_spread
 
 TITLE = "# Drafters: accept length by drafter, domain, temperature and rule"
@@ -60,9 +61,10 @@ def conditions(results: Results) -> str:
         f"- Target: {target.folder}, {target.num_params / 1e6:.1f}M parameters, no ballast. "
         "**Acceptance is that of a target of this size**: a larger one is another law.",
         f"- Drafters: {drafters}.",
-        "- Prompts: held-out code and prose that no training saw, and sums made by a generator.",
-        f"- Up to {plan.num_prompts} prompts a domain, {plan.num_tokens} new tokens each, end of "
-        f"text ignored; gamma {plan.gamma}, everything verified unless a table says otherwise.",
+        f"- {results.prompts}. {loops_line(results.loops)}",
+        f"- Up to {plan.num_prompts} prompts a domain, {plan.num_tokens} new tokens each"
+        f"{', end of text ignored' if plan.ignore_eos else ' at most'}; gamma {plan.gamma}, "
+        "everything verified unless a table says otherwise.",
         "- Accept length: tokens a round, the recovery or bonus token included, over rounds that "
         "began with room for a whole block; the cut rounds at a text's end are left out.",
         "- Spread: 95 % bootstrap intervals over prompts; ratios draw the same prompts for both.",

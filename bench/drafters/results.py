@@ -17,6 +17,7 @@ from bench.domains import GreedyCheck
 from bench.drafter_choice import DFLASH, DSPARK, LOCAL_HEAD, DrafterChoice
 from bench.drafters.plan import Condition, Plan
 from bench.drafters.training_budget import TrainingBudget
+from bench.loops import LoopCount
 from bench.machine import Machine
 from bench.rounds import Answer
 from draft_node.calibration.stored import Evaluation
@@ -101,7 +102,9 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     depth_ratios: list[RatioRow]  # over the shallowest
     threshold_sweep: list[Cell]
     calibration: list[CalibrationRow]
+    loops: LoopCount | None  # at temperature 0
     greedy: list[GreedyCheck]
+    prompts: str  # what was asked, in words
     plan: Plan
     target: Target
     machine: Machine
@@ -184,7 +187,7 @@ def summarise(
         "temperature": 1.0,
         "rule": VerificationRule.FORESEEABLE,
         "domains": list(plan.domains),
-        "num_prompts": float(plan.num_prompts * len(plan.domains)),
+        "num_prompts": float(plan.num_prompts * max(1, len(plan.domains))),
         "gamma": float(plan.gamma),
     }
     for over in (DSPARK, LOCAL_HEAD):

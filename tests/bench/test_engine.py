@@ -10,7 +10,10 @@ from specserve.errors import InvalidField
 
 @pytest.mark.slow
 def test_a_minimal_run_writes_valid_results_and_a_report(tmp_path):
-    flags = "--quick --ballast none --batch-sizes 2 --prompts 2 --tokens 96 --repetitions 1"
+    flags = (
+        "--quick --target tiny --ballast none --batch-sizes 2 --num-prompts 2 --max-tokens 96 "
+        "--repetitions 1"
+    )
     assert main([*flags.split(), "--prefill", "32", "--out", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     [row] = results["rows"]
@@ -25,6 +28,8 @@ def test_a_minimal_run_writes_valid_results_and_a_report(tmp_path):
     assert results["machine"]["cpu"]
     report = (tmp_path / "report.md").read_text()
     assert "no ballast" in report
+    assert "prompts of standard" in report
+    assert results["loops"]["num_answers"] >= 2
     assert {path.name for path in tmp_path.glob("*.png")} == {"throughput.png", "stages.png"}
 
 
@@ -32,13 +37,18 @@ def test_a_minimal_run_writes_valid_results_and_a_report(tmp_path):
     ("flags", "field"),
     [
         (["--batch-sizes", "0"], "--batch-sizes"),
-        (["--tokens", "1"], "--tokens"),
+        (["--max-tokens", "1"], "--max-tokens"),
         (["--threads", "0"], "--threads"),
     ],
 )
 def test_a_senseless_flag_is_named(flags, field):
     with pytest.raises(InvalidField, match=field):
         read_plan(build_parser().parse_args(flags))
+
+
+def test_prompts_that_are_a_number_are_refused(tmp_path, capfd):
+    assert main(["--prompts", "8", "--out", str(tmp_path)]) == 1
+    assert "--num-prompts 8" in capfd.readouterr().err
 
 
 def test_a_target_that_is_none_fails_with_one_line(capfd):

@@ -12,7 +12,8 @@ from tests.bench.regimes_traces import trace
 
 @pytest.mark.slow
 def test_a_killed_and_a_hung_draft_are_measured_and_change_no_text(tmp_path):
-    words = ["--prompts", "2", "--tokens", "24", "--ballast", "10M", "--unpinned"]
+    words = ["--target", "tiny", "--num-prompts", "2", "--categories", "qa", "--max-tokens", "24"]
+    words += ["--ballast", "10M", "--unpinned"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     results = msgspec.json.decode((tmp_path / RESULTS_FILE).read_bytes(), type=Results)
     assert set(results.summary) == {
@@ -58,6 +59,7 @@ def test_the_verdict_names_both_goals():
             num_returned=0,
             ballast="30M",
             num_tokens=64,
+            prompts="",
             machine=describe_machine(),
             command="",
         )
@@ -72,9 +74,13 @@ def test_the_verdict_names_both_goals():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("--ballast", "huge"), ("--prompts", "0"), ("--tokens", "1")]
-)
+    ("field", "value"),
+    [
+        ("--ballast", "huge"), ("--num-prompts", "0"), ("--max-tokens", "1"), ("--prompts", "8"),
+        ("--drafter", "nobody"),
+    ],
+)  # fmt: skip
 def test_what_cannot_be_measured_is_refused(tmp_path, capsys, field, value):
-    assert main([field, value, "--out", str(tmp_path)]) == 1
-    assert field in capsys.readouterr().err
+    assert main(["--target", "tiny", field, value, "--out", str(tmp_path)]) == 1
+    assert field.removeprefix("--") in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

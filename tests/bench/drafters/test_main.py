@@ -12,8 +12,8 @@ from specserve.errors import InvalidField
 from specserve.target_source import EMBEDDED_TARGET
 from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, write_drafter
 
-TINY = ["--quick", "--prompts", "2", "--candidates", "2", "--tokens", "12", "--gammas", "2"]
-TINY += ["--thresholds", "0.4"]
+TINY = ["--quick", "--target", "tiny", "--num-prompts", "2", "--candidates", "2"]
+TINY += ["--max-tokens", "12", "--gammas", "2", "--thresholds", "0.4"]
 
 
 def embedded_shape() -> dict:
@@ -92,14 +92,33 @@ def test_the_depth_sweep_alone_measures_nothing_else_and_says_how_long_training_
 @pytest.mark.parametrize(
     ("flags", "field"),
     [
-        (["--tokens", "8"], "--tokens"),
-        (["--prompts", "0"], "--prompts"),
-        (["--prompts", "9", "--candidates", "5"], "--candidates"),
+        (["--max-tokens", "8"], "--max-tokens"),
+        (["--num-prompts", "0"], "--num-prompts"),
+        (["--num-prompts", "9", "--candidates", "5"], "--candidates"),
     ],
 )
 def test_a_senseless_flag_is_named(flags, field):
     with pytest.raises(InvalidField, match=field):
         read_plan(build_parser().parse_args(flags))
+
+
+@pytest.mark.slow
+def test_prompts_that_others_know_are_asked_in_both_turns_and_loops_are_told(tmp_path):
+    words = [*TINY, "--drafter", "ngram", "--categories", "writing", "qa", "--max-tokens", "40"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {c["condition"]["domain"] for c in results["cells"]} == {"standard"}
+    assert {c["condition"]["temperature"] for c in results["cells"]} == {0.0, 1.0}
+    assert {c["accept_len"]["num_prompts"] for c in results["cells"]} == {3}
+    assert results["loops"]["num_answers"] == 3
+    report = (tmp_path / "report.md").read_text()
+    assert "1 of them second turns" in report
+    assert f"{results['loops']['num_looping']} of 3 greedy answers loop" in report
+
+
+def test_prompts_that_are_a_number_are_refused(tmp_path, capfd):
+    assert main(["--prompts", "8", "--out", str(tmp_path)]) == 1
+    assert "--num-prompts 8" in capfd.readouterr().err
 
 
 def test_a_drafter_that_is_none_fails_with_one_line(capfd):
