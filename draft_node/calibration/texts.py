@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from draft_node.offline_target import OfflineTarget
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.sampling import NO_TOKEN, sample
 from specserve.decoding.state import SamplingState
 from specserve.errors import InvalidField
+from specserve.model.tokenizer_files import load_tokenizer
 from specserve.types import SamplingParams
 
 
@@ -37,7 +37,7 @@ class Text:
         return len(self.token_ids) - len(self.prompt.token_ids)
 
 
-def read_prompts(path: Path, tokenizer_folder: Path, count: int, max_len: int) -> list[Prompt]:
+def read_prompts(path: Path, target: Path, count: int, max_len: int) -> list[Prompt]:
     """`count` prompts of a .jsonl file, or as many of each such file in a folder, in turn.
 
     Of a longer prompt the last `max_len` tokens are kept. Raises `InvalidField` if there are too
@@ -47,7 +47,7 @@ def read_prompts(path: Path, tokenizer_folder: Path, count: int, max_len: int) -
     texts = [_read_texts(file) for file in files]
     if sum(map(len, texts)) < count:
         raise InvalidField("--num-prompts", f"{path} has only {sum(map(len, texts))} prompts")
-    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    tokenizer = load_tokenizer(target)
     chosen: list[Prompt] = []
     for number in range(max(map(len, texts))):
         for file, lines in zip(files, texts, strict=True):

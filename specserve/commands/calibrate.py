@@ -18,7 +18,7 @@ from specserve.config import SpeculationConfig
 from specserve.drafter_source import NGRAM, locate_drafter
 from specserve.errors import InvalidField
 from specserve.output_folder import make_output_folder
-from specserve.target_source import locate_target
+from specserve.target_source import TINY, locate_target
 
 HELP = "calibrate a drafter's confidences on held-out prompts"
 EXAMPLES = """examples:
@@ -65,7 +65,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags of `calibrate`."""
     text, number = parser.add_argument, _number
-    text("--target", metavar="FOLDER|HUB_ID", help="default: the embedded model")
+    text("--target", metavar="MODEL", help="folder, .gguf file, hub id or smollm2 (default: tiny)")
     text("--drafter", metavar="FOLDER|HUB_ID|NAME", help="default: the embedded one")
     text("--local-head", metavar="FOLDER", help="DeLS head that is added to a DFlash")
     text(
@@ -93,7 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Calibrate; the exit code is that of the calibrating process. Raises SpecserveError."""
-    target = locate_target(arguments.target)
+    target = locate_target(arguments.target or TINY)
     wanted = SpeculationConfig(
         mode="sync", drafter=arguments.drafter, local_head=arguments.local_head
     )
