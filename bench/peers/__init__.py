@@ -1,0 +1,1 @@
+"""The same model file and prompts through specserve and through other engines, side by side."""
