@@ -20,6 +20,7 @@ import msgspec
 
 from bench.peers.http_client import CompletionsClient
 from bench.peers.records import Answer, Call, Job
+from bench.peers.together import together
 from bench.processes import descendants
 from specserve.client import AsyncClient
 from specserve.errors import Failed
@@ -103,7 +104,10 @@ class Child:
             self.process.wait()
             for pipe in (self.process.stdin, self.process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    try:
+                        pipe.close()
+                    except BrokenPipeError:
+                        pass  # what it was told last it has never read
 
 
 class HttpEngine:
@@ -204,7 +208,7 @@ class ServiceEngine:
             self._row(prompt, job.num_tokens, f"{salt}-{row}", start_s)
             for row, prompt in enumerate(job.prompts)
         )
-        answers = await asyncio.gather(*rows)
+        answers = await together(rows)
         return Call(answers=answers, total_s=time.perf_counter() - start_s)
 
     async def _row(self, prompt: list[int], num_tokens: int, salt: str, start_s: float) -> Answer:

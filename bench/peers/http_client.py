@@ -7,10 +7,12 @@ Standard library alone, since the client runs beside what is measured. One conne
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from bench.peers.records import Answer, Call, Job
+from bench.peers.together import together
 from specserve.errors import Failed
 
 _EVENT, _DONE = b"data: ", b"[DONE]"
@@ -42,7 +44,7 @@ class CompletionsClient:
         """All prompts at once. Raises Failed where a stream ends otherwise than it should."""
         start_s = time.perf_counter()
         streams = (self._stream(prompt, job.num_tokens, start_s) for prompt in job.prompts)
-        answers = await asyncio.gather(*streams)
+        answers = await together(streams)
         return Call(answers=answers, total_s=time.perf_counter() - start_s)
 
     async def _stream(self, prompt: list[int], num_tokens: int, start_s: float) -> Answer:
@@ -57,18 +59,19 @@ class CompletionsClient:
         }
         texts: list[str] = []
         first_token_s, counted = None, 0
-        async for event in self._events(json.dumps(wish).encode()):
-            if event.get("choices"):
-                if first_token_s is None:  # a token may have no text of its own
-                    first_token_s = time.perf_counter() - start_s
-                texts.append(event["choices"][0].get("text") or "")
-            usage: dict[str, int] | None = event.get("usage")
-            counted = usage["completion_tokens"] if usage else counted
+        async with aclosing(self._events(json.dumps(wish).encode())) as events:
+            async for event in events:
+                if event.get("choices"):
+                    if first_token_s is None:  # a token may have no text of its own
+                        first_token_s = time.perf_counter() - start_s
+                    texts.append(event["choices"][0].get("text") or "")
+                usage: dict[str, int] | None = event.get("usage")
+                counted = usage["completion_tokens"] if usage else counted
         if first_token_s is None or counted != num_tokens:
             raise Failed(f"an answer of {counted} tokens, not of {num_tokens}")
         return Answer(first_token_s=first_token_s, num_tokens=counted, text="".join(texts))
 
-    async def _events(self, body: bytes) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self, body: bytes) -> AsyncGenerator[dict[str, Any]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             writer.write(_head("POST", "/v1/completions", len(body)) + _NEW_CHUNK + body)
