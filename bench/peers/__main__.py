@@ -39,7 +39,7 @@ from bench.writing import (
     write_tables,
 )
 from specserve.errors import SpecserveError, Unsupported
-from specserve.model.config import read_spec
+from specserve.model.config import ModelSpec, read_spec
 from specserve.stop_signals import stops_unwind
 from specserve.target_source import EMBEDDED_TARGET, SMOLLM2, locate_model
 
@@ -131,7 +131,7 @@ def measure(arguments: argparse.Namespace, plan: Plan, command: str, console: Co
         rows=rows,
         absent=run.found.absent,
         model=target.name,
-        precisions=_precisions(quantised),
+        precisions=_precisions(target, spec),
         versions=_versions(envs),
         drafter=drafter or "what comes with the target",
         plan=plan,
@@ -149,11 +149,13 @@ def _num_steps(plan: Plan, quantised: str | None) -> int:
     return per_threads * (1 + sizes) + len(plan.threads) * sizes * plan.num_passes
 
 
-def _precisions(quantised: str | None) -> dict[str, str]:
+def _precisions(target: Path, spec: ModelSpec) -> dict[str, str]:
+    """How many bits of a weight are read, by what rows call its kind."""
     found = {BFLOAT16: "16 bits"}
-    if quantised is not None:
-        found[FLOAT16] = "16 bits"
-        found[quantised] = "the file as it is, its products read blocks of 8-bit or fewer numbers"
+    if spec.quantised:
+        bits = 8 * target.stat().st_size / spec.num_params
+        kinds = " and ".join(spec.quantised)
+        found |= {FLOAT16: "16 bits", spec.quantised[0]: f"{kinds} of the file, {bits:.1f} bits"}
     return found
 
 
