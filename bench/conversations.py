@@ -161,7 +161,7 @@ class _Rendering:
         longest = max(len(question.token_ids) for question in questions)
         # As many threads as cores would wait for each other wherever the machine has other work.
         torch.set_num_threads(1)
-        engine = Engine(_load(self._target), EngineSize(_BATCH, longest + self._max_tokens))
+        engine = Engine(load_plainly(self._target), EngineSize(_BATCH, longest + self._max_tokens))
         texts: list[str] = []
         for first in range(0, len(questions), _BATCH):
             batch = questions[first : first + _BATCH]
@@ -176,7 +176,8 @@ class _Rendering:
         return texts
 
 
-def _load(target: Path) -> Transformer:
+def load_plainly(target: Path) -> Transformer:
+    """The model in `target` on the CPU, as a service's default has it, without ballast."""
     return load_model(
         target,
         dtype=torch.float32,

@@ -24,6 +24,7 @@ def load_reference(setup: Setup) -> Any:  # noqa: ANN401 - transformers types it
     """The model of `setup` in transformers, ready to generate."""
     torch.set_num_threads(setup.threads)
     transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     path, is_file = Path(setup.folder), Path(setup.folder).is_file()
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent if is_file else path,

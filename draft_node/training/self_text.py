@@ -156,9 +156,10 @@ class Pool:
 
 
 def weights_digest(folder: Path) -> str:
-    """Hexadecimal digest of a model folder's configuration and weights."""
+    """Hexadecimal digest of a model's configuration and weights; `folder` may be a GGUF file."""
     digest = hashlib.sha256()
-    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+    files = [folder / "config.json", *folder.glob("*.safetensors")]
+    for path in sorted(files) if folder.is_dir() else [folder]:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -81,6 +81,16 @@ def test_another_definition_or_model_has_another_record(tmp_path, monkeypatch):
     assert KnownTexts.of(tmp_path / "model", (64, 0.8)).get([5]) is None
 
 
+def test_a_model_that_is_one_file_has_a_record_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    KnownTexts.of(model, (64, 0.8)).add([[5]], [True])
+    assert KnownTexts.of(model, (64, 0.8)).get([5]) is True
+    model.write_bytes(b"GGUF, another")
+    assert KnownTexts.of(model, (64, 0.8)).get([5]) is None
+
+
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"a": 3}', b"\xff"])
 def test_a_spoiled_record_is_ignored_and_replaced(content, tmp_path, caplog):
     path = tmp_path / "known.json"

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.records import Setup
+from bench.conversations import load_plainly
+from bench.in_process import Engine, EngineSize, Job
+from bench.records import GenerateJob, Setup
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
+from specserve.target_source import find_smollm2
 
 TARGET = Path(__file__).parents[1] / "fixtures" / "golden" / "target_qwen3_untied"
 
@@ -29,3 +32,17 @@ def test_ballast_in_transformers_has_the_size_of_the_service_s_and_changes_no_lo
     token_ids = torch.arange(12).reshape(1, 12)
     with torch.inference_mode():
         assert torch.equal(plain(token_ids).logits, padded(token_ids).logits)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_smollm2() is None, reason="SmolLM2 is not installed")
+def test_transformers_reads_a_gguf_file_and_decodes_the_same_text():
+    from bench.reference import Reference  # imports transformers
+
+    model, prompt = find_smollm2(), list(range(300, 320))
+    assert model is not None
+    reference = Reference(Setup(folder=str(model), parent_pid=os.getpid(), cores=()))
+    [theirs] = reference(GenerateJob(prompts=[prompt], num_tokens=16)).token_ids
+    engine = Engine(load_plainly(model), EngineSize(1, 64))
+    job = Job([prompt], seeds=[0], num_tokens=16, temperature=0.0)
+    assert engine.run(job).answers[0].token_ids == theirs
