@@ -82,9 +82,9 @@ def _conditions(results: Results) -> str:
         f"- {results.prompts}. {loops_line(results.loops)}",
         f"- Prompts of mixed lengths, the last {plan.max_prompt_len} tokens of each, "
         f"{plan.num_tokens} new tokens each, end of text ignored; transformers pads on the left "
-        f"with a mask. {plan.num_repetitions} greedy "
-        f"repetitions, arms interleaved and rotated, warm-up dropped. Medians; ratios are medians "
-        "of paired repetitions with 95 % bootstrap intervals.",
+        f"with a mask. {plan.num_repetitions} greedy repetitions, arms interleaved and rotated, "
+        "warm-up dropped. Medians; ratios are medians of paired repetitions with 95 % bootstrap "
+        "intervals.",
     ]
     return "\n".join(lines)
 

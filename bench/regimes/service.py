@@ -154,10 +154,15 @@ async def _connect(address: str) -> tuple[AsyncClient, CounterReader]:
 
 
 def kv_memory_flags(target: Path, ballast: int, num_tokens: int) -> list[str]:
-    """Room for rows of `num_tokens` tokens in all, twice, on the target padded to `ballast`."""
+    """Room for rows of `num_tokens` tokens in all, twice, on the target padded to `ballast`.
+
+    The context is no longer than that, of which a launch would warn.
+    """
     spec = with_ballast(read_spec(target), ballast)
     wanted = 2 * num_tokens * kv_bytes_per_token(spec, dtype="float32")
-    return ["--kv-memory", f"{max(_LEAST_KV_MIB, -(-wanted // _MIB))}MiB"]
+    longest = min(spec.max_position_embeddings, 2 * num_tokens)
+    pool = f"{max(_LEAST_KV_MIB, -(-wanted // _MIB))}MiB"
+    return ["--kv-memory", pool, "--max-model-len", str(longest)]
 
 
 @contextmanager

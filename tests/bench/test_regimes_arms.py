@@ -17,10 +17,12 @@ from bench.regimes.measure import Interleaved
 from bench.regimes.plan import FULL, QUICK, Plan
 from bench.regimes.prompts import PromptChoice
 from bench.regimes.records import Job, Trace
+from bench.regimes.service import kv_memory_flags
 from specserve.commands.service_options import add_service_options, read_config
 from specserve.config import SpeculationConfig
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafter_source import locate_drafter
+from specserve.launch import resolve_here
 from specserve.target_source import EMBEDDED_TARGET
 from specserve.topology import parse_topology
 from tests.bench.regimes_traces import AT_1, trace
@@ -248,3 +250,15 @@ def test_a_process_that_has_just_ended_ran_nothing():
     child.wait()
     assert usage(child.pid).ran_s == 0.0
     assert _rise(_Ran(1.0, 1.0, 1.0), _ran(child.pid)) <= 0.0
+
+
+@pytest.mark.parametrize(("num_tokens", "longest"), [(200, 400), (20_000, 2048)])
+def test_services_have_room_for_the_prompts_and_no_more(num_tokens, longest):
+    flags = kv_memory_flags(EMBEDDED_TARGET, 30_000_000, num_tokens)
+    parser = argparse.ArgumentParser()
+    add_service_options(parser)
+    words = ["--target", "tiny", "--ballast", "30M", *flags]
+    config = resolve_here(read_config(parser.parse_args(words)))
+    assert config.model.max_model_len == longest
+    assert config.engine.num_blocks is not None
+    assert config.engine.num_blocks * config.engine.block_size >= 2 * num_tokens
