@@ -36,6 +36,15 @@ def test_speculation_changes_nothing(plain: list[Outcome], name: str):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["2+1", "4+1"])
+def test_nor_do_ranks_that_its_heads_do_not_divide_by(plain: list[Outcome], name: str):
+    """Nine query heads on three key-value heads: dealt unevenly, and one kept twice by four."""
+    found, num_killed = with_drafts(REQUESTS[:4], SERVICES[name], kills=0)
+    assert differing(plain[:4], found) == []
+    assert num_killed == 0
+
+
+@pytest.mark.slow
 def test_it_is_what_a_launch_serves_unless_told_otherwise(start_service: Callable[..., str]):
     address = start_service("--target", "smollm2", "--max-model-len", "512")
     with Client(address) as client:
