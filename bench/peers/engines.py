@@ -31,6 +31,7 @@ from specserve.stop_signals import stops_deferred
 _START_TIMEOUT_S = 1800.0
 _STOP_TIMEOUT_S = 30.0
 _LOOK_EVERY_S = 0.5
+_STOPPED_EVERY_S = 0.05
 _SHOWN_LINES = 3  # of a log, for a server that does not start
 _DRAFT_TIMEOUT_S = 60.0
 
@@ -84,23 +85,25 @@ class Child:
         return self.process.poll() is None
 
     def failure(self) -> Failed:
-        """Why it did not start, in the last words of its log."""
+        """Why it did not answer, in the last words of its log."""
+        try:
+            end = f"ended with {self.process.wait(_STOP_TIMEOUT_S)}"
+        except subprocess.TimeoutExpired:
+            end = "says nothing more"
         lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
         said = " | ".join([line.strip() for line in lines if line.strip()][-_SHOWN_LINES:])
-        return Failed(f"ended with {self.process.wait()}: {said}")
+        return Failed(f"{end}: {said}")
 
     def stop(self) -> None:
-        """At once if it does not end by itself; whatever it started ends with it."""
+        """It and all that it started; killed where they do not end by themselves."""
         with stops_deferred():
             self.process.terminate()
-            try:
-                self.process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                pass
-            try:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # all of them have ended
+            give_up_s = time.monotonic() + _STOP_TIMEOUT_S
+            # Killed at once, what it started would leave shared memory behind.
+            while self._signal_all(0) and time.monotonic() < give_up_s:
+                self.is_running()  # one that has ended is there until it is asked for
+                time.sleep(_STOPPED_EVERY_S)
+            self._signal_all(signal.SIGKILL)
             self.process.wait()
             for pipe in (self.process.stdin, self.process.stdout):
                 if pipe is not None:
@@ -108,6 +111,14 @@ class Child:
                         pipe.close()
                     except BrokenPipeError:
                         pass  # what it was told last it has never read
+
+    def _signal_all(self, signum: int) -> bool:
+        """Whether any process of its group was there to get it."""
+        try:
+            os.killpg(self.process.pid, signum)
+        except ProcessLookupError:
+            return False
+        return True
 
 
 class HttpEngine:
