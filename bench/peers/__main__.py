@@ -11,6 +11,7 @@ definitions are in bench/README.md.
 
 import argparse
 import asyncio
+import itertools
 import os
 import shlex
 import sys
@@ -20,17 +21,18 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from bench.conversations import prepare_questions
 from bench.machine import describe_machine
 from bench.peers.arms import MODES, PEERS, arms
 from bench.peers.environments import DEFAULT_FOLDER, INSTALLABLE, Environment
 from bench.peers.measure import Run
 from bench.peers.plan import FULL, QUICK, Plan
-from bench.peers.prompts import chat_prompts
 from bench.peers.report import TITLE, conditions, tables, verdict
 from bench.peers.starting import Room, preloaded_with_vllm
 from bench.peers.summary import Results, goals_of, rows_of, summary_of
 from bench.peers.weights import BFLOAT16, FLOAT16, Weights
 from bench.progress import progress_bar
+from bench.prompt_choice import add_prompt_options, read_prompts
 from bench.writing import (
     make_results_folder,
     show_failure,
@@ -72,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", nargs="+", type=int, metavar="N", help="cores of a server")
     parser.add_argument("--requests", nargs="+", type=int, metavar="N", help="side by side")
     parser.add_argument("--passes", type=int, metavar="N")
-    parser.add_argument("--tokens", type=int, metavar="N", help="of every answer")
+    add_prompt_options(parser, f"exactly {FULL.num_tokens}, quick {QUICK.num_tokens}")
     return parser
 
 
@@ -82,7 +84,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         "threads": arguments.threads,
         "num_requests": arguments.requests,
         "num_passes": arguments.passes,
-        "num_tokens": arguments.tokens,
+        "num_tokens": arguments.max_tokens,
         "peers": arguments.peers,
         "modes": arguments.modes,
     }
@@ -99,8 +101,10 @@ def measure(arguments: argparse.Namespace, plan: Plan, command: str, console: Co
     target = locate_model(arguments.target, "--target")
     envs = arguments.envs.expanduser()
     weights = Weights(target, envs / "weights")
+    questions = prepare_questions(read_prompts(arguments, None), target, plan.num_tokens)
     num_prompts = max(plan.num_requests) * (plan.num_passes + 1)
-    prompts = chat_prompts(target, num_prompts)
+    # They come again when they run out: nobody has a prefix cache here.
+    prompts = list(itertools.islice(itertools.cycle(questions.prompts), num_prompts))
     longest = max(map(len, prompts)) + plan.num_tokens
     spec = read_spec(target)
     quantised = spec.quantised[0] if spec.quantised else None
@@ -131,6 +135,7 @@ def measure(arguments: argparse.Namespace, plan: Plan, command: str, console: Co
         rows=rows,
         absent=run.found.absent,
         model=target.name,
+        prompts=questions.line,
         precisions=_precisions(target, spec),
         versions=_versions(envs),
         drafter=drafter or "what comes with the target",

@@ -27,7 +27,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             ("--threads", min(self.threads), 1),
             ("--requests", min(self.num_requests), 1),
             ("--passes", self.num_passes, 1),
-            ("--tokens", self.num_tokens, LEAST_TOKENS),
+            ("--max-tokens", self.num_tokens, LEAST_TOKENS),
         ):
             if value < least:
                 raise InvalidField(field, f"{value} is less than {least}")

@@ -46,6 +46,7 @@ def conditions(results: Results) -> str:
         for peer, found in results.versions.items()
     )
     lines = [
+        f"- {results.prompts}.",
         f"- Target: {results.model}. Weights as they lie in memory: {precisions}.",
         f"- {plan.num_passes} passes, {plan.num_tokens} tokens of every answer, greedy, end "
         "of text ignored, chat prompts as token ids, no prefix cache. Arms are alive together and "

@@ -56,6 +56,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
     absent: list[Absent]
     model: str
+    prompts: str  # what was asked, in words
     precisions: dict[str, str]  # of weights, by name: what lies in memory
     versions: dict[str, dict[str, str]]  # packages by peer, of those that are installed
     drafter: str

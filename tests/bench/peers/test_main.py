@@ -25,7 +25,7 @@ def _envs(tmp_path):
 @pytest.mark.slow
 def test_a_whole_run_measures_who_is_there_and_says_who_is_absent(tmp_path, envs):
     words = ["--quick", "--target", "tiny", "--envs", str(envs), "--threads", "1"]
-    words += ["--requests", "1", "2", "--tokens", "8", "--modes", "plain", "assisted"]
+    words += ["--requests", "1", "2", "--max-tokens", "8", "--modes", "plain", "assisted"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     measured = {
@@ -62,7 +62,7 @@ def test_a_peer_that_does_not_start_is_absent_with_its_last_words(tmp_path, envs
     Environment(TRANSFORMERS, envs).python.write_text("#!/bin/sh\necho no such luck >&2\nexit 3\n")
     words = ["--quick", "--target", "tiny", "--envs", str(envs), "--threads", "1"]
     words += ["--peers", "specserve", "transformers", "--modes", "plain", "--requests", "1"]
-    assert main([*words, "--tokens", "4", "--out", str(tmp_path / "out")]) == 0
+    assert main([*words, "--max-tokens", "4", "--out", str(tmp_path / "out")]) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["arm"]["peer"] for row in results["rows"]] == ["specserve"]
     [absent] = results["absent"]
@@ -76,7 +76,7 @@ def test_a_peer_that_does_not_start_is_absent_with_its_last_words(tmp_path, envs
         (["--threads", "4096"], "--threads: 4096 is more than the"),
         (["--requests", "4", "0"], "--requests: 0 is less than 1"),
         (["--passes", "0"], "--passes: 0 is less than 1"),
-        (["--tokens", "1"], "--tokens: 1 is less than 4"),
+        (["--max-tokens", "1"], "--max-tokens: 1 is less than 4"),
         (["--target", "/nonexistent/model.gguf"], "--target"),
     ],
 )
