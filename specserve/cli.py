@@ -35,12 +35,12 @@ _COMMANDS = {
 _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
 EXAMPLES = """examples:
-  specserve launch                              serve the embedded model on 127.0.0.1:7411
+  specserve launch                              serve SmolLM2 on 127.0.0.1:7411
   specserve generate "def fibonacci(n):"        start a service, continue the text, stop it
   specserve generate --connect 127.0.0.1:7411 --json --max-tokens 32 "Once"
   specserve chat --connect 127.0.0.1:7411       talk to a running service
-  specserve train dspark --out drafters/mine    train a drafter for the embedded model
-  specserve info                                versions, machine, the embedded model
+  specserve train dspark --out drafters/mine    train a drafter for the tiny model
+  specserve info                                versions, machine, the model
   specserve calibrate --drafter dspark          make a drafter's confidences probabilities
   specserve audit --quick --drafter ngram       check that speculation is lossless
 """

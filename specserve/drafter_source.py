@@ -139,7 +139,7 @@ def _locate(name: str, field: str) -> Path:
     try:
         folder = locate_model(name, field)
     except InvalidField as error:
-        if "/" in name or name == SMOLLM2 or name.endswith(GGUF_SUFFIX):
+        if "/" in name or name == SMOLLM2 or name.lower().endswith(GGUF_SUFFIX):
             raise
         names = ", ".join((*known, SMOLLM2, NGRAM))
         raise InvalidField(field, f"{name!r} is no folder and none of {names}") from error

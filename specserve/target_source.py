@@ -46,8 +46,11 @@ def locate_model(name: str, field: str) -> Path:
             raise InvalidField(field, f"{SMOLLM2!r} is not installed; {FETCH_SMOLLM2} fetches it")
         return found
     path = Path(name).expanduser()
-    if path.is_file() and (path.suffix == GGUF_SUFFIX or _begins_as_gguf(path)):
+    is_named_so = path.suffix.lower() == GGUF_SUFFIX
+    if path.is_file() and (is_named_so or _begins_as_gguf(path)):
         return path.resolve()
+    if is_named_so and not path.is_dir():  # nor does the hub have a repository of one file
+        raise InvalidField(field, f"{name!r}: there is no such file")
     return locate_folder(name, field)
 
 
@@ -81,7 +84,8 @@ def default_name(model: Path) -> str:
     """The name clients see unless the user chose one."""
     if model == EMBEDDED_TARGET:
         return EMBEDDED_NAME
-    return _QUANTISATION.sub("", model.stem) if model.suffix == GGUF_SUFFIX else model.name
+    is_file = model.suffix.lower() == GGUF_SUFFIX
+    return _QUANTISATION.sub("", model.stem) if is_file else model.name
 
 
 def _fetch(hub_id: str, field: str) -> Path:

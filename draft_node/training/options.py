@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, cast
 
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.target_source import EMBEDDED_TARGET, SMOLLM2
 
 T = TypeVar("T", int, float)
 
@@ -20,8 +20,8 @@ _NOT_IN_COMMAND = ("kind", "minutes", "steps", "out", "work", "threads", "restar
 def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> None:
     """What to train for, on what, for how long (`minutes` by default)."""
     parser.add_argument(
-        "--target", type=Path, default=EMBEDDED_TARGET, metavar="DIR",
-        help="folder of the target (default: the embedded one)",
+        "--target", type=_folder, default=EMBEDDED_TARGET, metavar="DIR",
+        help="folder of the target, not a GGUF file (default: the embedded one)",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     budget = parser.add_mutually_exclusive_group()
@@ -58,6 +58,15 @@ def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> N
         "--restart", action="store_true",
         help="forget the run that was begun into --out, finished or not, instead of resuming it",
     )  # fmt: skip
+
+
+def _folder(name: str) -> Path:
+    path = Path(name)
+    if path.is_file() or name == SMOLLM2:
+        raise argparse.ArgumentTypeError(
+            f"{name} is a GGUF file, which training does not read yet; give a folder of safetensors"
+        )
+    return path
 
 
 def work_folder(arguments: argparse.Namespace) -> Path:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HELP = "check that speculation leaves the output as it is"
 EXAMPLES = """examples:
-  specserve audit                                      the embedded target and drafter
+  specserve audit                                      the model and drafter that a launch serves
   specserve audit --quick --drafter ngram              about a minute, and less sure
   specserve audit --target ./Qwen3-4B --drafter ./dspark-4b --verification rejection
   specserve audit --topology 1+1                       with drafts from a process of their own

@@ -22,7 +22,7 @@ from specserve.target_source import TINY, locate_target
 
 HELP = "calibrate a drafter's confidences on held-out prompts"
 EXAMPLES = """examples:
-  specserve calibrate                                       the embedded drafter and target
+  specserve calibrate                                       the tiny target and its drafter
   specserve calibrate --drafter dflash --local-head dels    a DFlash with a local head
   specserve calibrate --target ./Qwen3-4B --drafter ./dspark-4b --num-prompts 200
   specserve calibrate --drafter dspark --temperature 0 --out ./greedy --plot greedy.png
@@ -101,6 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
     if found.drafter is None or found.drafter == NGRAM:
         raise InvalidField("--drafter", "prompt lookup has no laws and no confidences")
     drafter = Path(found.drafter)
+    if drafter.is_file():
+        problem = (
+            f"{drafter} is a file, and a calibration lies in the drafter's folder; give a folder"
+        )
+        raise InvalidField("--drafter", problem)
     head = None if found.local_head is None else Path(found.local_head)
     # Whatever the command line names alike is handed on as it is.
     given: dict[str, Any] = {

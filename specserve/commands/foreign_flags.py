@@ -30,7 +30,7 @@ _ANSWERS = {  # where another name, with the value as it is, would be wrong
     "--pipeline-parallel-size": "there is tensor parallelism: type --topology T+0",
     "--data-parallel-size": "start several services, each with a --port of its own",
     "--trust-remote-code": "leave it out: no code of a checkpoint is ever run",
-    "--tokenizer": "leave it out: the tokenizer is in the target's folder",
+    "--tokenizer": "leave it out: the tokenizer comes with the target",
     "--quantization": "leave it out: weights are taken as they are stored, or as --dtype says",
     "--api-key": "leave it out: there is no authentication yet, and the API listens on loopback",
 }

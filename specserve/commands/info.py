@@ -26,7 +26,7 @@ from specserve.target_source import locate_target
 
 HELP = "show a running service, or this machine and the model that would be served"
 EXAMPLES = """examples:
-  specserve info                             versions, machine, the embedded model
+  specserve info                             versions, machine, the model that a launch serves
   specserve info --ballast 60M               the same with ballast, and what it adds
   specserve info --target ./Qwen3-0.6B
   specserve info --config serve.toml         and every setting as a launch here would resolve it
@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="show what this TOML file would serve"
     )
-    parser.add_argument("--target", metavar="FOLDER|HUB_ID", help="show this model")
+    parser.add_argument("--target", metavar="MODEL", help="folder, .gguf file, hub id or name")
     parser.add_argument("--ballast", metavar="PARAMS", help="as it would be with ballast")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -33,6 +33,12 @@ def test_a_gguf_file_is_known_by_its_name_or_its_content(tmp_path):
         assert locate_target(str(tmp_path / name)) == tmp_path / name
 
 
+@pytest.mark.parametrize("name", ["nofile.gguf", "models/nofile.GGUF"])
+def test_a_gguf_file_that_is_not_there_is_not_looked_for_on_the_hub(name):
+    with pytest.raises(InvalidField, match=f"'{name}': there is no such file"):
+        locate_target(name)
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [
@@ -41,6 +47,7 @@ def test_a_gguf_file_is_known_by_its_name_or_its_content(tmp_path):
         ("/x/Meta-Llama-3-8B.IQ4_XS.gguf", "Meta-Llama-3-8B"),
         ("/x/Llama-3.2-1B-bf16.gguf", "Llama-3.2-1B"),
         ("/x/Llama-3.2-1B.gguf", "Llama-3.2-1B"),
+        ("/x/UP.GGUF", "UP"),
         ("/x/Qwen3-8B", "Qwen3-8B"),
     ],
 )

@@ -61,6 +61,20 @@ class Strings:
         return found
 
 
+class Numbers:
+    """An array of numbers or truth values, as `Strings`."""
+
+    def __init__(self, content: mmap.mmap, start: int, count: int, code: str) -> None:
+        self._content, self._start, self._count, self._code = content, start, count, code
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self) -> list[Any]:
+        """All of them."""
+        return list(struct.unpack_from(f"<{self._count}{self._code}", self._content, self._start))
+
+
 class GgufFile:
     """An open file; a context manager. Raises `Unsupported` for one that is malformed."""
 
@@ -193,17 +207,19 @@ class _Reader:
             self.fail(f"metadata {key!r} has type {kind}, which is not known")
         return self._number(_SCALARS[kind])
 
-    def _array(self, key: str) -> "list[Any] | Strings":
+    def _array(self, key: str) -> "Numbers | Strings":
         kind, count = self._number("I"), self._number("Q")
         if kind == _STRING:
             return self._strings(count, key)
         if kind not in _SCALARS:
             self.fail(f"metadata {key!r} is an array of type {kind}, which is not read")
         code = _SCALARS[kind]
-        size = struct.calcsize(f"<{code}")
-        if size * count > self._size - self.position:
+        num_bytes = struct.calcsize(f"<{code}") * count
+        if num_bytes > self._size - self.position:
             self.fail(f"metadata {key!r} names {count} numbers, more than the file holds")
-        return list(struct.unpack(f"<{count}{code}", self._take(size * count)))
+        numbers = Numbers(self._content, self.position, count, code)
+        self.position += num_bytes
+        return numbers
 
     def _strings(self, count: int, key: str) -> "Strings":
         """Only walked: vocabularies are long, and most readers of a file want other things."""
@@ -215,10 +231,11 @@ class _Reader:
             if position > last:
                 break
             position += 8 + read_length(self._content, position)[0]
-        if position > self._size:
-            self.fail(f"metadata {key!r} ends behind the file; is the download complete?")
-        self.position = position
-        return strings
+        else:  # all of them began in time
+            if position <= self._size:
+                self.position = position
+                return strings
+        self.fail(f"metadata {key!r} ends behind the file; is the download complete?")
 
     def _number(self, code: str) -> Any:  # noqa: ANN401 - int, float or bool, by `code`
         return struct.unpack(f"<{code}", self._take(struct.calcsize(f"<{code}")))[0]

@@ -7,13 +7,13 @@ does not implement.
 
 import math
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from specserve.errors import Unsupported
 from specserve.model.config import DEFAULT_ROPE_THETA, ModelSpec, RopeSpec
-from specserve.model.gguf.container import GgufFile, Strings
+from specserve.model.gguf.container import GgufFile, Numbers, Strings
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 EMBEDDING, LM_HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
@@ -40,6 +40,7 @@ _END_NAMES = frozenset({
     "<|end_of_sentence|>", "</s>",
 })  # fmt: skip
 TOKENS, TOKEN_TYPE = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+_MOST_LAYERS = 4096  # the deepest published models have some two hundred
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # types of tokens
 
 _T = TypeVar("_T", int, float, str, bool)
@@ -73,12 +74,12 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=keys.own("feed_forward_length", int, least=1),
-        num_real_layers=keys.own("block_count", int, least=1),
+        num_real_layers=_num_layers(keys),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=num_positions,
-        rms_norm_eps=keys.own("attention.layer_norm_rms_epsilon", float),
+        rms_norm_eps=keys.own("attention.layer_norm_rms_epsilon", float, above=0),
         rope=rope,
         qk_norm=architecture == "qwen3",
         tie_word_embeddings=LM_HEAD not in file.tensors,
@@ -99,18 +100,26 @@ class Keys:
     def fail(self, problem: str) -> NoReturn:
         raise Unsupported(f"{self.file.path}: {problem}")
 
-    def own(self, key: str, kind: type[_T], default: _T | None = None, *, least: int = 0) -> _T:
+    def own(
+        self,
+        key: str,
+        kind: type[_T],
+        default: _T | None = None,
+        *,
+        least: int = 0,
+        above: float | None = None,
+    ) -> _T:
         """A key below the architecture's name; of a list a layer, what all layers agree on."""
         name = f"{self.architecture}.{key}"
         value = self.get(name, kind, default)
         if isinstance(value, int) and value < least:
             self.fail(f"{name}: {value} is less than {least}")
+        if above is not None and isinstance(value, float) and not value > above:
+            self.fail(f"{name}: {value} is not above {above:g}")
         return value
 
     def get(self, name: str, kind: type[_T], default: _T | None = None) -> _T:
-        value = self.file.metadata.get(name)
-        if isinstance(value, list) and len(set(listed := cast("list[Any]", value))) == 1:
-            value = listed[0]
+        value = self.plain(name)
         if value is None:
             if default is None:
                 self.fail(f"metadata {name} is missing")
@@ -118,7 +127,17 @@ class Keys:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            self.fail(f"{name}: {str(cast('object', value))[:80]!r} is no {kind.__name__}")
+            self.fail(f"{name}: {str(value)[:80]!r} is no {kind.__name__}")
+        if isinstance(value, float) and not math.isfinite(value):
+            self.fail(f"{name}: {value} is no finite number")
+        return value
+
+    def plain(self, name: str) -> object:
+        """What stands there; of a short list what all of it agrees on."""
+        value = self.file.metadata.get(name)
+        if isinstance(value, Numbers) and 0 < len(value) <= _MOST_LAYERS:
+            numbers = value.read()
+            return numbers[0] if len(set(numbers)) == 1 else numbers
         return value
 
     def strings(self, name: str) -> list[str]:
@@ -129,11 +148,13 @@ class Keys:
 
     def integers(self, name: str) -> list[int]:
         """Empty where there are none."""
-        value: object = self.file.metadata.get(name, [])
-        listed = cast("list[Any]", value) if isinstance(value, list) else []
-        if listed is not value or not all(isinstance(number, int) for number in listed):
+        value = self.file.metadata.get(name)
+        if value is None:
+            return []
+        numbers = value.read() if isinstance(value, Numbers) else [None]
+        if not all(isinstance(number, int) for number in numbers):
             self.fail(f"{name} is no list of whole numbers")
-        return listed
+        return numbers
 
 
 def _refuse_unimplemented(keys: Keys, architecture: str) -> None:
@@ -142,7 +163,7 @@ def _refuse_unimplemented(keys: Keys, architecture: str) -> None:
         keys.fail(f"is one of {num_files} files; join them (llama-gguf-split --merge FIRST OUT)")
     for key, neutral in _NEUTRAL.items():
         name = f"{architecture}.{key}"
-        value = keys.file.metadata.get(name)
+        value = keys.plain(name)
         if value is not None and value not in neutral:
             keys.fail(f"{name}: {str(value)[:80]} is not supported")
 
@@ -160,6 +181,13 @@ def _embedding_shape(file: GgufFile, keys: Keys) -> tuple[int, int]:
     return vocab_size, hidden_size
 
 
+def _num_layers(keys: Keys) -> int:
+    count = keys.own("block_count", int, least=1)
+    if count > _MOST_LAYERS:
+        keys.fail(f"{keys.architecture}.block_count: {count}; the limit is {_MOST_LAYERS}")
+    return count
+
+
 def _head_dim(keys: Keys, hidden_size: int, num_heads: int) -> int:
     usual = hidden_size // num_heads
     head_dim = keys.own("attention.key_length", int, usual, least=1)
@@ -175,9 +203,7 @@ def _head_dim(keys: Keys, hidden_size: int, num_heads: int) -> int:
 def _rope(file: GgufFile, keys: Keys, head_dim: int) -> tuple[RopeSpec, int]:
     """Frequencies, and how many positions a row may have."""
     num_positions = keys.own("context_length", int, least=1)
-    theta = keys.own("rope.freq_base", float, DEFAULT_ROPE_THETA)
-    if theta <= 0:
-        keys.fail(f"{keys.architecture}.rope.freq_base: {theta} is not above 0")
+    theta = keys.own("rope.freq_base", float, DEFAULT_ROPE_THETA, above=0)
     old_scale = keys.own("rope.scale_linear", float, 1.0)  # of files that predate the next key
     kind = keys.own("rope.scaling.type", str, "none" if old_scale == 1 else "linear")
     factor = keys.own("rope.scaling.factor", float, old_scale)
@@ -187,21 +213,25 @@ def _rope(file: GgufFile, keys: Keys, head_dim: int) -> tuple[RopeSpec, int]:
         return RopeSpec(theta, "factors", pair_factors=_pair_factors(file, keys, head_dim)), (
             num_positions
         )
-    if kind == "none" or factor in (0.0, 1.0):
-        return RopeSpec(theta), num_positions
-    if not factor > 0:
-        keys.fail(f"{keys.architecture}.rope.scaling.factor: {factor} is not above 0")
-    if kind == "linear":
-        return RopeSpec(theta, kind, factor), num_positions
-    if kind != "yarn":
+    if kind not in ("none", "linear", "yarn"):
         name = f"{keys.architecture}.rope.scaling.type"
         keys.fail(f"{name}: {kind!r} is not one of none, linear, yarn")
+    if factor < 0:
+        keys.fail(f"{keys.architecture}.rope.scaling.factor: {factor} is not above 0")
+    if kind == "none" or factor in (0.0, 1.0):  # by llama.cpp 0 means none
+        return RopeSpec(theta), num_positions
+    if kind == "linear":
+        return RopeSpec(theta, kind, factor), num_positions
     return _yarn(keys, theta, factor, num_positions), num_positions
 
 
 def _yarn(keys: Keys, theta: float, factor: float, num_positions: int) -> RopeSpec:
     usual = max(1, int(num_positions / factor))
-    own = keys.own("rope.scaling.attn_factor", float, 1.0)
+    own = keys.own("rope.scaling.attn_factor", float, 1.0, above=0)
+    fast = keys.own("rope.scaling.yarn_beta_fast", float, 32.0, above=0)
+    slow = keys.own("rope.scaling.yarn_beta_slow", float, 1.0, above=0)
+    if fast <= slow:
+        keys.fail(f"{keys.architecture}.rope.scaling.yarn_beta_fast: {fast} of {slow} at least")
     return RopeSpec(
         theta,
         "yarn",
@@ -209,8 +239,8 @@ def _yarn(keys: Keys, theta: float, factor: float, num_positions: int) -> RopeSp
         original_max_position_embeddings=keys.own(
             "rope.scaling.original_context_length", int, usual, least=1
         ),
-        beta_fast=keys.own("rope.scaling.yarn_beta_fast", float, 32.0),
-        beta_slow=keys.own("rope.scaling.yarn_beta_slow", float, 1.0),
+        beta_fast=fast,
+        beta_slow=slow,
         attention_factor=own * (1.0 + 0.1 * math.log(factor) if factor > 1 else 1.0),
     )
 

@@ -50,7 +50,7 @@ def test_metadata_and_tensors_are_read(opened):
         words = file.metadata["words"]
         assert isinstance(words, Strings)
         assert (words.read(), len(words)) == (["one", "zwölf"], 2)
-        assert file.metadata["numbers"] == [1, -2, 3]
+        assert file.metadata["numbers"].read() == [1, -2, 3]
         assert file.metadata["general.name"] == "a model"
         (found,) = file.tensors.values()
         assert (found.shape, found.kind, found.num_bytes) == ((4,), "F32", 16)
@@ -91,6 +91,16 @@ def test_what_lies_is_refused(opened, content, problem):
     with pytest.raises(Unsupported, match=problem) as error:
         opened(content)
     assert "\n" not in str(error.value)
+
+
+def test_strings_that_end_behind_the_file_are_refused_where_they_are_walked(opened):
+    """Nothing behind them would notice."""
+    last = struct.pack("<IQ", STRING, 2) + text("abcdefgh") + b"xxxx"
+    with pytest.raises(Unsupported, match="'words' ends behind the file"):
+        opened(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key("words", 9, last))
+    lies = struct.pack("<IQ", STRING, 1) + struct.pack("<Q", 1 << 40) + b"x" * 20
+    with pytest.raises(Unsupported, match="'words' ends behind the file"):
+        opened(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key("words", 9, lies))
 
 
 def test_an_empty_and_a_missing_file_are_refused(opened, tmp_path):

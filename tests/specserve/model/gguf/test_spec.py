@@ -34,6 +34,8 @@ def test_linear_and_yarn_scaling(tmp_path):
     scaling = {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0}
     _, file = written(tmp_path, **scaling)
     assert (read_spec(file).rope.kind, read_spec(file).rope.factor) == ("linear", 4.0)
+    _, file = written(tmp_path, llama__rope__scaling__type="yarn")
+    assert read_spec(file).rope.kind == "default"  # without a factor nothing is stretched
     yarn = {
         "llama__rope__scaling__type": "yarn",
         "llama__rope__scaling__factor": 4.0,
@@ -63,12 +65,13 @@ def test_every_end_token_counts(tmp_path):
     names = {
         "tokenizer__ggml__eos_token_id": 2,
         "tokenizer__ggml__eot_token_id": 5,
+        "tokenizer__ggml__eom_token_id": 0,
         "tokenizer__ggml__tokens": tokens,
         # "</s>" is an ordinary token here, whatever it is called
         "tokenizer__ggml__token_type": [1, 1, 3, 3, 3, 1],
     }
     _, file = written(tmp_path, **names)
-    assert set(read_spec(file).eos_token_ids) == {2, 5, 3, 4}
+    assert set(read_spec(file).eos_token_ids) == {0, 2, 5, 3, 4}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,12 @@ def test_every_end_token_counts(tmp_path):
         ({"llama.attention.value_length": 4}, "value_length: 4; the head size is 8"),
         ({"llama.rope.dimension_count": 4}, "rope.dimension_count: 4; the head size is 8"),
         ({"llama.rope.freq_base": 0.0}, "rope.freq_base: 0.0 is not above 0"),
+        ({"llama.rope.freq_base": math.nan}, "rope.freq_base: nan is no finite number"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "rms_epsilon: -1.0 is not above 0"),
+        ({"llama.attention.layer_norm_rms_epsilon": math.inf}, "inf is no finite number"),
+        ({"llama.block_count": 2**32 - 1}, "llama.block_count: 4294967295; the limit is 4096"),
+        ({"llama.attention.sliding_window": [0, 8]}, r"sliding_window: \[0, 8\] is not"),
+        ({"llama.rope.scaling.type": "longrope"}, "'longrope' is not one of none, linear"),
         (
             {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0},
             "'longrope' is not one of none, linear, yarn",
@@ -107,9 +116,25 @@ def test_what_is_not_implemented_is_refused_by_its_key(tmp_path, change, problem
     assert str(file) in str(error.value)
 
 
+def test_yarn_has_an_attention_factor_of_its_own(tmp_path):
+    yarn = {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 4.0}
+    _, usual = written(tmp_path, **yarn)
+    factor = read_spec(usual).rope.attention_factor
+    _, own = written(tmp_path, **yarn, llama__rope__scaling__attn_factor=0.5)
+    assert math.isclose(read_spec(own).rope.attention_factor, factor / 2)
+
+
+def test_matrices_of_two_precisions_are_computed_with_in_the_larger(tmp_path):
+    half = {"blk.9.ffn_up.weight": np.zeros((4, 4), np.float16)}
+    _, file = written(tmp_path, tensors=half)
+    assert read_spec(file).dtype == "float32"
+
+
 def test_a_key_of_every_layer_is_read_where_layers_agree(tmp_path):
     _, file = written(tmp_path, llama__attention__head_count_kv=[4, 4])
     assert read_spec(file).num_kv_heads == 4
+    _, file = written(tmp_path, llama__attention__sliding_window=[0, 0])
+    assert read_spec(file).num_real_layers == 2
     _, file = written(tmp_path, llama__feed_forward_length=[64, 32])
     with pytest.raises(Unsupported, match="feed_forward_length"):
         read_spec(file)
