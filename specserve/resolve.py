@@ -82,7 +82,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         model = _fit_context(config, model, num_blocks)
     if device == "cpu":
         pools = (num_blocks or 0) * pool.bytes_in_all
-        _check_memory(cpu_weight_bytes(spec, model), pools, hardware.available_memory)
+        _check_memory(cpu_weight_bytes(spec, model, ranks), pools, hardware.available_memory)
     return ResolvedConfig(
         model=model,
         topology=msgspec.structs.replace(
@@ -111,11 +111,13 @@ def kv_bytes_per_token(spec: ModelSpec, *, dtype: str, tensor_parallel: int = 1)
     return max(kv_bytes_by_rank(spec, dtype=dtype, tensor_parallel=tensor_parallel))
 
 
-def cpu_weight_bytes(spec: ModelSpec, model: ModelConfig) -> int:
-    """Bytes of the target's weights on all ranks together; `model` has its dtype decided."""
+def cpu_weight_bytes(spec: ModelSpec, model: ModelConfig, num_ranks: int) -> int:
+    """Bytes of the target's weights on all ranks together; `model` is resolved."""
     weights = spec.num_params * (2 if model.half_weights else _DTYPE_BYTES[model.dtype or ""])
-    # Tokens are looked up in a table of their own, whatever products are made with.
-    return weights + spec.vocab_size * spec.hidden_size * _DTYPE_BYTES["float32"]
+    # Every rank looks tokens and positions up in whole tables, whatever products are made with.
+    rotary = 2 * (model.max_model_len or spec.max_position_embeddings) * spec.head_dim
+    tables = spec.vocab_size * spec.hidden_size + rotary
+    return weights + num_ranks * tables * _DTYPE_BYTES["float32"]
 
 
 def _draft_bytes_per_token(speculation: SpeculationConfig, spec: ModelSpec, *, dtype: str) -> int:
@@ -274,9 +276,10 @@ def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Pat
     is_wish = model.half_weights is not None if device == "cpu" else model.half_weights
     has_choice = (device, dtype) == ("cpu", "float32")
     if is_wish and not has_choice:
-        raise InvalidField(
-            "model.half_weights", f"is for float32 arithmetic on the CPU, not {dtype} on {device}"
-        )
+        problem = f"is for --dtype float32 on the CPU, not {dtype} on {device}"
+        if spec.quantised and model.dtype is None:
+            problem += ", which quantised weights are served in unless --dtype says otherwise"
+        raise InvalidField("model.half_weights", problem)
     own_len = spec.max_position_embeddings
     max_model_len = model.max_model_len or own_len
     if max_model_len > own_len:

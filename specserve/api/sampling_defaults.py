@@ -39,6 +39,9 @@ def _of_gguf(path: Path) -> _File:
     with GgufFile(path) as opened:
         keys = {field: f"general.sampling.{key}" for field, key in _GGUF_KEYS.items()}
         values = {field: opened.metadata.get(key) for field, key in keys.items()}
+    for field, key in keys.items():
+        if not isinstance(values[field], float | int | None):
+            raise Unsupported(f"{path}: {key}: {str(values[field])[:80]!r} is no number")
     return convert(path, values, _File)
 
 

@@ -76,7 +76,7 @@ def _answer(flag: str, value: str, own: Collection[str]) -> str | None:
     if dotted is None or (ours := flag_of(dotted) or "--set") not in own:
         return None
     if dotted == "topology.topology":
-        typed = f"{value}+0" if value.isdigit() else "T+0"
+        typed = f"{value}+0" if value.isdigit() and int(value) else "T+0"
         return f"type {ours} {typed} (T target ranks + D draft processes)"
     if flag in ("--speculative-config", "-sc"):
         return f"type {_from_json(value)}"

@@ -63,7 +63,8 @@ def memory_remark(config: ResolvedConfig) -> str | None:
     if model.ballast is not None:
         spec = with_ballast(spec, parse_count(model.ballast, "model.ballast"))
     num_tokens = num_blocks * config.engine.block_size
-    weights = format_bytes(cpu_weight_bytes(spec, model))
+    num_ranks = parse_topology(config.topology.topology).num_target_ranks
+    weights = format_bytes(cpu_weight_bytes(spec, model, num_ranks))
     return (
         f"memory: weights {weights}; keys and values up to {config.engine.kv_memory} a rank, for "
         f"{num_tokens} tokens, taken as they are used (--kv-memory)"

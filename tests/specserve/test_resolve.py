@@ -87,11 +87,11 @@ def test_nccl_is_for_cuda_devices_and_chosen_for_ranks_with_one_each():
         (Config(model=ModelConfig(dtype="int8")), "model.dtype: 'int8' is not known"),
         (
             Config(model=ModelConfig(dtype="bfloat16", half_weights=True)),
-            "model.half_weights: is for float32 arithmetic on the CPU, not bfloat16 on cpu",
+            "model.half_weights: is for --dtype float32 on the CPU, not bfloat16 on cpu",
         ),
         (
             Config(model=ModelConfig(dtype="float16", half_weights=False)),
-            "model.half_weights: is for float32 arithmetic on the CPU, not float16 on cpu",
+            "model.half_weights: is for --dtype float32 on the CPU, not float16 on cpu",
         ),
         (Config(model=ModelConfig(max_model_len=4096)), "model.max_model_len: 4096 exceeds"),
         (Config(model=ModelConfig(ballast="much")), "model.ballast: 'much' is not a count"),

@@ -8,6 +8,8 @@ from specserve.api.sampling_defaults import sampling_defaults
 from specserve.client import Client
 from specserve.errors import Unsupported
 from specserve.types import SamplingParams, Submit
+from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.model.gguf.files import write_gguf
 
 PUBLISHED = {
     "do_sample": True,
@@ -56,6 +58,22 @@ def test_a_file_that_asks_for_what_no_request_may_is_one_clear_error(tmp_path, c
     with pytest.raises(Unsupported, match=problem):
         sampling_defaults(write(tmp_path, content), "auto")
     sampling_defaults(tmp_path, "none")
+
+
+def test_a_gguf_file_says_it_in_its_metadata(tmp_path):
+    folder = write_checkpoint(tmp_path / "folder", QWEN3)
+    wishes = {"temp": 0.5, "top_p": 0.75, "top_k": 20, "min_p": 0.25, "penalty_repeat": 1.5}
+    metadata = {f"general.sampling.{key}": value for key, value in wishes.items()}
+    metadata["general.sampling.penalty_last_n"] = 64  # which is no field of ours
+    file = write_gguf(tmp_path / "m.gguf", folder, metadata=metadata)
+    expected = SamplingParams(
+        temperature=0.5, top_p=0.75, top_k=20, min_p=0.25, repetition_penalty=1.5
+    )
+    assert sampling_defaults(file, "auto") == expected
+    assert sampling_defaults(file, "none") == SamplingParams()
+    file = write_gguf(tmp_path / "m.gguf", folder, metadata={"general.sampling.top_k": "many"})
+    with pytest.raises(Unsupported, match=r"general\.sampling\.top_k: 'many' is no number"):
+        sampling_defaults(file, "auto")
 
 
 @pytest.mark.slow

@@ -82,6 +82,19 @@ def test_memory_is_told_before_it_is_taken():
     assert "taken as they are used (--kv-memory)" in remark
 
 
+def test_every_rank_counts_its_own_tables():
+    def weights(topology: str) -> float:
+        wish = Config(model=ModelConfig(target="smollm2"), topology=TopologyConfig(
+            topology=topology, oversubscribe=True))  # fmt: skip
+        found = re.search(r"weights ([\d.]+) MiB", memory_remark(resolve_here(wish)) or "")
+        assert found
+        return float(found[1])
+
+    embedding, rotary = 49_152 * 576 * 4, 2 * 8192 * 64 * 4
+    more = (weights("3+0") - weights("1+0")) * 2**20
+    assert more == pytest.approx(2 * (embedding + rotary), rel=0.01)
+
+
 def context_of(**model: object) -> str | None:
     wish = Config(engine=EngineConfig(num_blocks=2), model=ModelConfig(target="tiny", **model))
     return context_remark(wish, resolve_here(wish))

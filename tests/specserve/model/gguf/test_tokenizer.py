@@ -73,7 +73,9 @@ def metadata_of(tokenizer: Tokenizer, cut: str) -> dict:
         "tokenizer.ggml.bos_token_id": ids["<|im_start|>"],
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.ggml.eos_token_id": ids["<|im_end|>"],
-        "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
+        "tokenizer.ggml.padding_token_id": ids["<|endoftext|>"],
+        "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+        "{{ pad_token }}",
     }
 
 
@@ -138,6 +140,26 @@ def test_a_beginning_is_added_where_the_file_or_the_kind_says_so(of):
     assert closed.encode("x").ids[-1] == metadata["tokenizer.ggml.eos_token_id"]
 
 
+def test_a_word_that_is_a_token_is_not_merged_where_the_kind_says_so(of):
+    """Llama 3's vocabulary has words that its merges do not make."""
+    for cut, is_whole in (("llama-bpe", True), ("gpt-2", False)):
+        metadata = metadata_of(trained(cut), cut)
+        tokens = [*metadata["tokenizer.ggml.tokens"], "qxqxq"]
+        metadata["tokenizer.ggml.token_type"].append(1)
+        file = of(metadata, tokenizer__ggml__tokens=tokens)
+        assert (load_tokenizer(file).encode("qxqxq").ids == [len(tokens) - 1]) == is_whole
+
+
+def test_special_tokens_are_found_before_text_is_composed(of):
+    """Or one whose name has a composed form would never be."""
+    metadata = metadata_of(trained("qwen2"), "qwen2")
+    name = "<e\u0301>"
+    tokens = [*metadata["tokenizer.ggml.tokens"], name]
+    metadata["tokenizer.ggml.token_type"].append(3)
+    file = of(metadata, tokenizer__ggml__tokens=tokens)
+    assert load_tokenizer(file).encode(f"a{name}b").ids[1:-1] == [len(tokens) - 1]
+
+
 def test_unused_tokens_stand_for_nothing(of):
     metadata = metadata_of(trained("gpt-2"), "gpt-2")
     tokens = [*metadata["tokenizer.ggml.tokens"], "[PAD605]"]
@@ -156,4 +178,4 @@ def test_the_chat_template_knows_the_special_tokens(of):
     finally:
         tokenizer.close()
     names = [tokenizer._tokenizer.id_to_token(token_id) for token_id in ids]
-    assert names == ["<|im_start|>", "x", "<|im_end|>"]
+    assert names == ["<|im_start|>", "x", "<|im_end|>", "<|endoftext|>"]
