@@ -151,7 +151,9 @@ class Keys:
         value = self.file.metadata.get(name)
         if value is None:
             return []
-        numbers = value.read() if isinstance(value, Numbers) else [None]
+        if not isinstance(value, Numbers):
+            self.fail(f"{name} is no list of numbers")
+        numbers = value.read()
         if not all(isinstance(number, int) for number in numbers):
             self.fail(f"{name} is no list of whole numbers")
         return numbers
