@@ -16,7 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from specserve.api.call import ChatMessage
-from specserve.api.detokenizer import TokenBytes
+from specserve.api.detokenizer import Detokenizer, TokenBytes
 from specserve.client import Client
 from specserve.errors import SpecserveError
 from specserve.local_service import local_service
@@ -93,7 +93,7 @@ def _ask_all(address: str, answers: list[Answer], say: Callable[[str, bool], Non
 def _ask(client: Client, question: str, say: Callable[[str, bool], None]) -> Answer:
     model = find_smollm2()
     assert model is not None, "main has looked"
-    token_bytes = TokenBytes(load_tokenizer(model))
+    text = Detokenizer(TokenBytes(load_tokenizer(model)))  # tokens may end inside a character
     answer, first_s = Answer(), 0.0
     messages = [ChatMessage("user", question)]
     for delta in client.stream(messages, temperature=0, max_tokens=_MAX_TOKENS):
@@ -104,7 +104,7 @@ def _ask(client: Client, question: str, say: Callable[[str, bool], None]) -> Ans
             is_accepted = origin is TokenOrigin.DRAFTED
             answer.num_tokens += 1
             answer.num_accepted += is_accepted
-            say(token_bytes[token_id].decode(errors="replace"), is_accepted)
+            say(text.push([token_id]), is_accepted)
     _say("\n")
     return answer
 
