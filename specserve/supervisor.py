@@ -201,15 +201,25 @@ class Supervisor:
         """Why the service ends, where `lost` may have died of what another process did first."""
         deadline = time.monotonic() + _CAUSE_GRACE_S
         while lost.is_consequence:
+            # Who says that it fails may take its time to end, or have said so long before.
+            if (failed := self._who_fails()) is not None:
+                return failed.describe_end()
             stopped = [c.command.name for c in self._of_role("target") if c.is_stopped]
             if stopped:
                 return f"{', '.join(stopped)} stopped by a signal: {lost.describe_end()}"
+            if time.monotonic() >= deadline:  # after a last look: a stop takes effect in its time
+                break
             event = self._next_event(deadline)
-            if event is None or isinstance(event, StopRequested):
+            if isinstance(event, StopRequested):
                 break
             if isinstance(event, Died) and not event.child.is_consequence:
                 lost = event.child
         return lost.describe_end()
+
+    def _who_fails(self) -> Child | None:
+        """One that gives up for a reason of its own, by its own word; draft processes may."""
+        told = [c for c in self._children if c.command.role != "draft" and c.farewell]
+        return next((child for child in told if not child.is_consequence), None)
 
     # --- parts ------------------------------------------------------------------------------
 

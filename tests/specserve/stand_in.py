@@ -1,15 +1,15 @@
 """A child that keeps the supervisor's contract and does nothing else; its behaviour is scripted.
 
 Its configuration is a script: a folder to leave traces in (NAME.pid, NAME.lives with a line for
-every start, and NAME.heard: the line the API process got on stdin, or the record a draft process
-got over its link from target 0, which sends "for draft RANK" to each), and a behaviour by name
-("api", "target0"): serve, refuse, crash_starting, hang_starting, ignore_sigterm, linger (told to
-stop, it leaves NAME.leaving and ends when there is a file "leave"), bereft and bereft_starting
-(it ends because of another, as it says: when there is a file "bereave", or at once), of which
-bereft_draining says so when it is told to stop, and bereft_lingering does not end after it;
-crash_starting_late; of a draft process
-also flap (dies soon after it is ready), refuse_again (every start but the first) and stall (its
-heart stops beating, once).
+every start, NAME.spoken once it has said why it ends, and NAME.heard: the line the API process got
+on stdin, or the record a draft process got over its link from target 0, which sends "for draft
+RANK" to each), and a behaviour by name ("api", "target0"): serve, refuse, crash_starting,
+hang_starting, ignore_sigterm, linger (told to stop, it leaves NAME.leaving and ends when there is a
+file "leave"), bereft and bereft_starting (it ends because of another, as it says: when there is a
+file "bereave", or at once), of which bereft_draining says so when it is told to stop, and
+bereft_lingering does not end after it; fail_lingering (when there is a file "fail" it says so, and
+does not end); crash_starting_late; of a draft process also flap (dies soon after it is ready),
+refuse_again (every start but the first) and stall (its heart stops beating, once).
 """
 
 import json
@@ -55,11 +55,16 @@ def main(role: str) -> int:
     else:
         for rank, link in enumerate(links):
             link.to_draft.write([f"for draft {rank}".encode()])
-        until = folder / "bereave" if behaviour.startswith("bereft") else None
+        until = {"bereft": folder / "bereave", "fail": folder / "fail"}.get(behaviour.split("_")[0])
         serve(heard, stopping, listen=role == "api", until=until)
-    if behaviour.startswith("bereft") and (behaviour == "bereft_draining" or not stopping):
-        report_failure(arguments.ready_fd, f"{name} is alone", is_consequence=True)
-        time.sleep(60 if behaviour == "bereft_lingering" else 0)
+    is_bereft = behaviour.startswith("bereft")
+    if behaviour == "bereft_draining" or (
+        not stopping and (is_bereft or behaviour == "fail_lingering")
+    ):
+        text = f"{name} is alone" if is_bereft else f"{name} failed: out of memory"
+        report_failure(arguments.ready_fd, text, is_consequence=is_bereft)
+        (folder / f"{name}.spoken").write_text("now")
+        time.sleep(60 if behaviour.endswith("lingering") else 0)
         return 1
     if behaviour == "linger":
         (folder / f"{name}.leaving").write_text("now")

@@ -58,6 +58,35 @@ def test_a_cause_that_is_seen_later_is_named(supervise, bereft):
         assert cause in supervised.await_file("api.heard")
 
 
+@pytest.mark.parametrize("is_seen", ["at_once", "later"])
+def test_a_cause_that_is_only_told_is_named(supervise, is_seen):
+    """Who gives up may take minutes to let go of a device: its word is enough."""
+    supervised = supervise(target0="bereft_lingering", target1="fail_lingering").await_ready()
+    if is_seen == "at_once":
+        supervised.process.send_signal(signal.SIGSTOP)
+    (supervised.folder / "bereave").touch()
+    supervised.await_file("target0.spoken")  # before the one that it suffers from
+    (supervised.folder / "fail").touch()
+    if is_seen == "at_once":
+        supervised.await_file("target1.spoken")
+        supervised.process.send_signal(signal.SIGCONT)
+    cause = "target1 failed: out of memory"
+    assert last_line(supervised) == f"{cause}; the service has stopped"
+    assert cause in supervised.await_file("api.heard")
+
+
+def test_a_cause_told_earlier_in_a_drain_is_named(supervise):
+    supervised = supervise(api="bereft_draining", target1="fail_lingering").await_ready()
+    os.kill(supervised.pid("api"), signal.SIGSTOP)
+    supervised.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    (supervised.folder / "fail").touch()
+    supervised.await_file("target1.spoken")
+    time.sleep(0.3)
+    os.kill(supervised.pid("api"), signal.SIGCONT)
+    assert last_line(supervised) == "target1 failed: out of memory; the service has stopped"
+
+
 def test_without_another_cause_a_process_is_taken_at_its_word(supervise):
     supervised = supervise(api="bereft").await_ready()
     (supervised.folder / "bereave").touch()
@@ -82,6 +111,16 @@ def test_who_gives_up_need_not_be_gone(supervise):
     cause = "target rank 1 stopped by a signal: target0 is alone"
     assert last_line(supervised) == f"{cause}; the service has stopped"
     assert cause in supervised.await_file("api.heard")
+
+
+def test_a_stop_that_takes_effect_later_is_seen(supervise):
+    supervised = supervise(target0="bereft_lingering").await_ready()
+    (supervised.folder / "bereave").touch()
+    supervised.await_file("target0.spoken")
+    time.sleep(0.3)
+    os.kill(supervised.pid("target1"), signal.SIGSTOP)
+    cause = "target rank 1 stopped by a signal: target0 is alone"
+    assert last_line(supervised) == f"{cause}; the service has stopped"
 
 
 def test_the_cause_of_a_bad_start_is_named(supervise):
