@@ -5,6 +5,7 @@ bias, suppression, temperature and truncation. Only rows that ask come here. Lik
 numbers of a row do not depend on the rows around it. Knows no requests.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -23,7 +24,8 @@ def token_logprobs(
     """One record a row: `logits` float32 [N, V], a token and a number of alternatives for each row.
 
     Rank is one more than the number of likelier tokens, so tokens that tie share it. Alternatives
-    come likeliest first, ties by lowest id. Values are natural logarithms.
+    come likeliest first, ties by lowest id. Values are natural logarithms. What has no probability,
+    as entries that only pad the vocabulary, is no alternative: a row may list fewer than it asks.
     """
     records: list[Logprobs] = []
     step = max(1, _MAX_ELEMENTS // logits.shape[1])
@@ -40,6 +42,8 @@ def _records(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -
     values = logits.gather(1, listed)
     ranks = 1 + (logits > values[:, :1]).sum(dim=1)
     logprobs = (values.double() - _log_normaliser(logits)).tolist()
+    num_possible = (logits > -math.inf).sum(dim=1).tolist()
+    counts = list(map(min, num_top, num_possible))
     return [
         Logprobs(
             token_id=ids[0],
@@ -49,7 +53,7 @@ def _records(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -
             top_logprobs=row[1 : 1 + count],
         )
         for ids, row, rank, count in zip(
-            listed.tolist(), logprobs, ranks.tolist(), num_top, strict=True
+            listed.tolist(), logprobs, ranks.tolist(), counts, strict=True
         )
     ]
 

@@ -49,3 +49,10 @@ def test_zeros_of_either_sign_tie():
 def test_more_alternatives_than_tokens_gives_all_of_them():
     (record,) = token_logprobs(torch.tensor([[0.0, 1.0]]), [0], [20])
     assert record.top_ids == [1, 0]
+
+
+def test_what_only_pads_the_vocabulary_is_no_alternative():
+    padded = torch.tensor([[0.0, 1.0, 3.0] + [-torch.inf] * 5] * 2)
+    records = token_logprobs(padded, [0, 2], [20, 2])
+    assert [record.top_ids for record in records] == [[2, 1, 0], [2, 1]]
+    assert records == token_logprobs(padded[:, :3], [0, 2], [20, 2])
