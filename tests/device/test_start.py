@@ -86,7 +86,7 @@ def leader(config: ResolvedConfig, given: ChildArguments) -> TargetNode:
         forwards = ForwardTimes()
         node = target_node.start._leader(config, given, ranks, runner, forwards)
         target_node.start._begin_to_lead(node, config, given, forwards)
-        look_at_progress, _ = watch.call_args.args
+        look_at_progress, *_ = watch.call_args.args
         assert look_at_progress() >= 1 + 3 * 4  # forwards: one, and three of each size
         return node
 
