@@ -56,8 +56,7 @@ class RoundPrices:
         """
         self._load = self._of(num_decoding, is_mixed=is_mixed)
         self._num_rows, self._is_mixed = num_decoding, is_mixed
-        # Those that read prompts besides are few, and their times say little of drafts.
-        self.drafts = is_mixed or not self._may_pause or self._load.pauses.drafts
+        self.drafts = not self._may_pause or self._load.pauses.drafts
         self._began_s, self._num_recorded = time.perf_counter(), cuda_graphs.num_recorded()
 
     @property
@@ -75,6 +74,8 @@ class RoundPrices:
             return  # which took longer than it will again
         now_s = time.perf_counter()
         round_s = now_s - self._began_s
+        # Those that read prompts besides are few, and their times say little of drafts: they always
+        # draft, since a load of which nothing is observed never pauses.
         if self._may_pause and wanted_drafts and self._num_rows and not self._is_mixed:
             before = self._load.pauses.num_pauses
             self._load.pauses.observe(num_emitted / self._num_rows, round_s)

@@ -48,6 +48,33 @@ def test_the_core_that_others_had_for_a_moment_stops_nothing():
     assert pauses.num_pauses == 0
 
 
+@pytest.mark.parametrize(
+    ("gain", "slow_ones_draft", "goes_on"), [(1.8, True, True), (0.0, False, False)]
+)
+def test_the_first_round_after_a_change_says_nothing(gain, slow_ones_draft, goes_on):
+    """Contexts catch up in it, and caches."""
+    pauses, drafted = DraftPauses(), [False]
+    for _ in range(2000):
+        drafts = pauses.drafts
+        is_slow = drafts == slow_ones_draft and drafts != drafted[-1]
+        drafted.append(drafts)
+        seconds = PLAIN_S * (1.9 if drafts else 1.0) * (50.0 if is_slow else 1.0)
+        pauses.observe(1 + gain if drafts else 1.0, seconds)
+    assert (sum(drafted) > 1900) is goes_on
+
+
+def test_plain_rounds_in_which_others_had_the_core_do_not_make_drafts_look_cheap():
+    pauses, num_drafted, num_plain = DraftPauses(), 0, 0
+    for _ in range(2000):
+        if pauses.drafts:
+            num_drafted += 1
+            pauses.observe(1.0, PLAIN_S * 1.9)
+        else:
+            num_plain += 1
+            pauses.observe(1.0, PLAIN_S * (20.0 if num_plain % 6 == 0 else 1.0))
+    assert num_drafted < 200
+
+
 def test_drafting_goes_on_once_it_pays_again():
     pauses = DraftPauses()
     drafted = []
@@ -97,6 +124,25 @@ def test_without_leave_nothing_pauses(monkeypatch):
     monkeypatch.setattr(round_prices, "time", time)
     prices = RoundPrices("cpu")
     assert all(play(prices, time, num_emitted=4) for _ in range(300))
+
+
+def test_rounds_in_which_nobody_wants_drafts_say_nothing_of_them(monkeypatch):
+    time = ScriptedTime()
+    monkeypatch.setattr(round_prices, "time", time)
+    prices = RoundPrices("cpu", may_pause=True)
+    for _ in range(300):
+        prices.begin(1)
+        assert prices.drafts
+        prices.launch(1)
+        time.now_s += 0.02
+        prices.observe(1, wanted_drafts=False)
+
+
+def test_rounds_that_read_prompts_besides_always_draft(monkeypatch):
+    time = ScriptedTime()
+    monkeypatch.setattr(round_prices, "time", time)
+    prices = RoundPrices("cpu", may_pause=True)
+    assert all(play(prices, time, num_emitted=4, is_mixed=True) for _ in range(300))
 
 
 class Wrong(NgramDrafter):

@@ -8,14 +8,16 @@ import torch
 
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.types import Request, SamplingParams, Speculation
+from target_node import round_prices
 from target_node.admission import Admission
 from target_node.blocks import BlockPool
 from target_node.budget import SurvivalBudget
 from target_node.round_prices import RoundPrices
-from target_node.sampler import Sampler
+from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
 from target_node.speculation import SynchronousSpeculation
+from tests.scripted_time import ScriptedTime
 
 BLOCK_SIZE = 4
 
@@ -46,6 +48,7 @@ class Round:
         gamma: int,
         prices: RoundPrices | None = None,
         max_positions: int | None = None,
+        budget: SurvivalBudget | None = None,
     ) -> None:
         held = [-(-length // BLOCK_SIZE) for length in lengths]
         self.pool = BlockPool(1 + sum(held) + len(lengths) + spare, BLOCK_SIZE, prefix_cache=False)
@@ -60,15 +63,15 @@ class Round:
             device=torch.device("cpu"),
             default_rule=VerificationRule.REJECTION,
         )
-        admission = Admission(
+        self.admission = Admission(
             gamma=gamma,
             scheduler=self.scheduler,
             sampler=sampler,
-            budget=SurvivalBudget(),
+            budget=budget or SurvivalBudget(),
             prices=prices,
             max_positions=max_positions,
         )
-        self.source = SynchronousSpeculation(self.draft, admission)
+        self.source = SynchronousSpeculation(self.draft, self.admission)
 
     def _row(self, index: int, length: int, num_blocks: int) -> Row:
         request = Request(
@@ -103,6 +106,29 @@ class Round:
 
     def _num_needed(self, row: Row) -> int:
         return self.pool.num_blocks_for(len(row.sequence.token_ids))
+
+
+def test_after_a_pause_drafts_are_judged_anew(monkeypatch):
+    """Every draft is rejected and costs as much as a plain round: the pause begins early."""
+    time = ScriptedTime()
+    monkeypatch.setattr(round_prices, "time", time)
+    prices = RoundPrices("cpu", may_pause=True)
+    # The first token is expected to survive as long as none of its place was rejected.
+    round_ = Round([5], places=3, spare=4, gamma=3, prices=prices, budget=SurvivalBudget(0.69))
+    admission, rows = round_.admission, round_.rows
+    pauses, verified = [], []
+    for _ in range(340):
+        admission.begin(rows)
+        pauses.append(admission.pauses)
+        found = {} if pauses[-1] else {rows[0].sequence: Speculation([3, 3, 3])}
+        admitted = admission.admit(rows, found)
+        time.now_s += 0.02 if found else 0.01
+        admission.observe(admitted, [SampledRow(token_ids=[2], num_accepted=0)])
+        verified.append(admitted[0].verify_len)
+        round_.end()
+    trial = len(pauses) - pauses[::-1].index(True)
+    assert prices.num_pauses == 1
+    assert [place for place, count in enumerate(verified) if count] == [0, trial]
 
 
 @pytest.mark.parametrize(("max_positions", "verified"), [(None, [3, 3, 3]), (9, [3, 1]), (7, [2])])

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import pytest
 
 from specserve.config import ResolvedConfig
-from specserve.process import ChildArguments
+from specserve.process import ChildArguments, decode_report
 from target_node import start
 from target_node.blocks import BlockPool
 from target_node.ranks import Ranks
@@ -45,8 +45,24 @@ def test_a_signal_after_rank_0_has_begun_to_lead_does_not_leave_it_alone(tmp_pat
     signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("what", ["Connection closed by peer [::1]:5", "index out of range"])
-def test_a_peer_that_is_gone_is_no_defect_and_everything_else_is(what, tmp_path, monkeypatch):
+LOST = "target rank 1 has lost another rank"
+WAITED = "target rank 1 waited in vain for another rank (engine.hang_timeout_s)"
+DEFECT = "target rank 1 failed: RuntimeError: index out of range"
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:5", LOST),
+        ("Read error [::1]:5: Connection reset by peer", LOST),
+        ("NCCL error: remote process exited or there was a network error", LOST),
+        ("[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv", WAITED),
+        ("index out of range", DEFECT),
+    ],
+)
+def test_a_peer_that_is_gone_or_silent_is_no_defect_and_everything_else_is(
+    what, told, tmp_path, monkeypatch
+):
     def follow(*_):
         raise RuntimeError(what)
 
@@ -58,12 +74,16 @@ def test_a_peer_that_is_gone_is_no_defect_and_everything_else_is(what, tmp_path,
     monkeypatch.setattr(start, "read_resolved", lambda _: ResolvedConfig())
     monkeypatch.setattr(start, "_build", lambda *_: (Ranks(1), None))
     monkeypatch.setattr(start, "follow", follow)
-    if what.startswith("Conn"):
+    with pytest.raises(RuntimeError, match=what) if told == DEFECT else nullcontext():
         assert start.run_rank(arguments) == 1
-    else:
-        with pytest.raises(RuntimeError, match=what):
-            start.run_rank(arguments)
+    reports = [decode_report(line) for line in os.read(read, 4096).splitlines()]
     os.close(read)
+    assert [report.ready for report in reports] == [True, False]
+    assert (reports[1].error, reports[1].is_consequence) == (told, told != DEFECT)
+
+
+def test_only_what_collectives_raise_tells_of_a_peer():
+    assert start.loss_of_peer(OSError("Connection reset by peer"), 1) is None
 
 
 @pytest.mark.parametrize(("wanted", "served"), [(100, 64), (64, 64), (10, 10)])
