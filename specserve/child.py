@@ -113,6 +113,11 @@ class Child:
         return self._process.returncode is None
 
     @property
+    def ended_well(self) -> bool:
+        """With status 0, as of the last `reap`."""
+        return self._process.returncode == 0
+
+    @property
     def address(self) -> str:
         """host:port, of a ready API process."""
         return self.report.address if self.report else ""

@@ -97,6 +97,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._zygote: Zygote | None = None  # which starts those that ask for it
         self._events: deque[Event] = deque()
+        self._is_draining = False
         self._deaf_until_s = -math.inf  # to stop signals; CLOCK_MONOTONIC
 
     def run(self, on_ready: Callable[[str], None]) -> Ending:
@@ -162,6 +163,7 @@ class Supervisor:
     def _drain(self) -> Ending:
         """Clean stop: the API process first, so that nothing new arrives, then the nodes."""
         self._drafts.retire()
+        self._is_draining = True
         may_go = self._of_role("draft")  # nobody depends on a draft process
         for group, timeout_s in (
             (self._of_role("api"), self._drain_timeout_s + _DRAIN_MARGIN_S),
@@ -212,9 +214,15 @@ class Supervisor:
             event = self._next_event(deadline)
             if isinstance(event, StopRequested):
                 break
-            if isinstance(event, Died) and not event.child.is_consequence:
+            if isinstance(event, Died) and self._may_be_cause(event.child):
                 lost = event.child
         return lost.describe_end()
+
+    def _may_be_cause(self, dead: Child) -> bool:
+        """Nobody depends on draft processes, and who was told to stop may end well."""
+        is_draft = dead.command.role == "draft"
+        ended_well = self._is_draining and dead.ended_well
+        return not (is_draft or dead.is_consequence or ended_well)
 
     def _who_fails(self) -> Child | None:
         """One that gives up for a reason of its own, by its own word; draft processes may."""

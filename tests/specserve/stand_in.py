@@ -6,10 +6,11 @@ on stdin, or the record a draft process got over its link from target 0, which s
 RANK" to each), and a behaviour by name ("api", "target0"): serve, refuse, crash_starting,
 hang_starting, ignore_sigterm, linger (told to stop, it leaves NAME.leaving and ends when there is a
 file "leave"), bereft and bereft_starting (it ends because of another, as it says: when there is a
-file "bereave", or at once), of which bereft_draining says so when it is told to stop, and
-bereft_lingering does not end after it; fail_lingering (when there is a file "fail" it says so, and
-does not end); crash_starting_late; of a draft process also flap (dies soon after it is ready),
-refuse_again (every start but the first) and stall (its heart stops beating, once).
+file "bereave", or at once), of which bereft_draining says so when it is told to stop,
+bereft_leaving then leaves NAME.leaving and waits for the file, and bereft_lingering does not end
+after it; fail_lingering (when there is a file "fail" it says so, and does not end);
+crash_starting_late; of a draft process also flap (dies soon after it is ready), refuse_again (every
+start but the first) and stall (its heart stops beating, once).
 """
 
 import json
@@ -57,8 +58,12 @@ def main(role: str) -> int:
             link.to_draft.write([f"for draft {rank}".encode()])
         until = {"bereft": folder / "bereave", "fail": folder / "fail"}.get(behaviour.split("_")[0])
         serve(heard, stopping, listen=role == "api", until=until)
+    if behaviour in ("linger", "bereft_leaving"):
+        (folder / f"{name}.leaving").write_text("now")
+        while not (folder / ("leave" if behaviour == "linger" else "bereave")).exists():
+            time.sleep(PERIOD_S)
     is_bereft = behaviour.startswith("bereft")
-    if behaviour == "bereft_draining" or (
+    if behaviour in ("bereft_draining", "bereft_leaving") or (
         not stopping and (is_bereft or behaviour == "fail_lingering")
     ):
         text = f"{name} is alone" if is_bereft else f"{name} failed: out of memory"
@@ -66,10 +71,6 @@ def main(role: str) -> int:
         (folder / f"{name}.spoken").write_text("now")
         time.sleep(60 if behaviour.endswith("lingering") else 0)
         return 1
-    if behaviour == "linger":
-        (folder / f"{name}.leaving").write_text("now")
-        while not (folder / "leave").exists():
-            time.sleep(PERIOD_S)
     return 0
 
 

@@ -104,6 +104,29 @@ def test_who_fails_during_a_drain_ends_it(supervise):
     assert time.monotonic() - began < 8  # a rank has 10 s to stop
 
 
+def test_who_ends_as_it_was_told_is_no_cause(supervise):
+    supervised = supervise(target0="bereft_leaving", target1="linger").await_ready()
+    supervised.process.send_signal(signal.SIGTERM)
+    supervised.await_file("target0.leaving")
+    supervised.await_file("target1.leaving")
+    (supervised.folder / "bereave").touch()
+    await_end(supervised, "target0")
+    time.sleep(0.2)
+    (supervised.folder / "leave").touch()
+    assert last_line(supervised) == "target0 is alone; the service has stopped"
+
+
+def test_a_draft_process_that_ends_meanwhile_is_no_cause(supervise):
+    supervised = supervise(num_drafts=1, target0="bereft_lingering").await_ready()
+    supervised.process.send_signal(signal.SIGSTOP)
+    (supervised.folder / "bereave").touch()
+    supervised.await_file("target0.spoken")
+    supervised.process.send_signal(signal.SIGCONT)
+    time.sleep(0.3)  # nothing is started again from here on
+    os.kill(supervised.pid("draft0"), signal.SIGKILL)
+    assert last_line(supervised) == "target0 is alone; the service has stopped"
+
+
 def test_who_gives_up_need_not_be_gone(supervise):
     supervised = supervise(target0="bereft_lingering").await_ready()
     os.kill(supervised.pid("target1"), signal.SIGSTOP)
