@@ -11,7 +11,7 @@ from bench.peers.weights import BFLOAT16, FLOAT16, Weights, write_gguf
 from specserve.errors import Unsupported
 from specserve.model.checkpoint import Checkpoint
 from specserve.model.config import read_spec
-from specserve.model.gguf.container import GgufFile, Strings
+from specserve.model.gguf.container import GgufFile, Numbers, Strings
 from specserve.model.tokenizer_files import load_tokenizer, read_chat_template
 from tests.bench.peers.small_gguf import write_small_gguf
 
@@ -50,7 +50,7 @@ def test_all_else_of_the_gguf_copy_is_that_of_the_file(model, tmp_path):
         assert kept == after.metadata.keys() - {types}
         for key in kept:
             one, other = before.metadata[key], after.metadata[key]
-            if isinstance(one, Strings):
+            if isinstance(one, Strings | Numbers):
                 one, other = one.read(), other.read()
             assert one == other, key
     assert load_tokenizer(copy).to_str() == load_tokenizer(model).to_str()
