@@ -16,6 +16,7 @@ from specserve.process import die_with_parent
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 KINDS = {
+    "data": "draft_node.training.data",
     "dspark": "draft_node.training.block_drafters",
     "dflash": "draft_node.training.block_drafters",
     "eagle3": "draft_node.training.block_drafters",

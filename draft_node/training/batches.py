@@ -2,7 +2,11 @@
 
 A stream is one domain's documents, each followed by the document separator, as uint16, or int32
 where the vocabulary needs it. Every epoch visits all windows of a stream once, in an order that
-depends on the seed and the epoch only, so a cursor per domain is the whole state.
+depends on the seed and the epoch only, so a cursor per domain is the whole state. Where it is told
+at which tokens its texts begin, windows begin there instead, and end in the texts behind.
+
+A token that is read and never learned, such as a question, stands as its complement (~id, which is
+negative), in streams of int32 and in the labels that are made of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,8 +54,11 @@ class BatchSource:
         seed: int,
         window: int = WINDOW,
         turns: Sequence[str] = (),
+        starts: Mapping[str, np.ndarray] | None = None,
     ) -> None:
+        """`starts`: where the texts of a domain begin, for those that have windows there."""
         self.streams, self.seed, self.window = streams, seed, window
+        self._starts = dict(starts or {})
         self.turns = list(turns or streams)
         self.cursors = dict.fromkeys(streams, 0)
         self._orders: dict[tuple[str, int], np.ndarray] = {}
@@ -69,6 +76,8 @@ class BatchSource:
         return self.cursors[domain] / self._num_windows(domain)
 
     def _num_windows(self, domain: str) -> int:
+        if domain in self._starts:
+            return len(self._starts[domain])
         return max(1, len(self.streams[domain]) // self.window - 1)
 
     def _start(self, domain: str) -> int:
@@ -80,12 +89,18 @@ class BatchSource:
         if key not in self._orders:
             rng = np.random.default_rng([self.seed, epoch, *domain.encode()])
             self._orders = {k: v for k, v in self._orders.items() if k[0] != domain}
-            shift = int(rng.integers(self.window))
-            self._orders[key] = rng.permutation(count) * self.window + shift
+            if domain in self._starts:
+                self._orders[key] = rng.permutation(self._starts[domain])
+            else:
+                shift = int(rng.integers(self.window))
+                self._orders[key] = rng.permutation(count) * self.window + shift
         return int(self._orders[key][index])
 
     def next(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
-        """Inputs and labels, [rows, length] int64 each; longer rows start at window starts too."""
+        """Inputs and labels, [rows, length] int64 each; longer rows start at window starts too.
+
+        A label that is not learned is the complement of its token.
+        """
         taken = []
         for _ in range(rows):
             domain = self.turns[sum(self.cursors.values()) % len(self.turns)]
@@ -93,4 +108,9 @@ class BatchSource:
             start = min(self._start(domain), len(stream) - length - 1)
             taken.append(np.asarray(stream[start : start + length + 1], dtype=np.int64))
         block = torch.from_numpy(np.stack(taken))
-        return block[:, :-1].contiguous(), block[:, 1:].contiguous()
+        return tokens_of(block[:, :-1]), block[:, 1:].contiguous()
+
+
+def tokens_of(stream: Tensor) -> Tensor:
+    """The tokens of a stream or of labels, whether they are learned or not."""
+    return torch.where(stream < 0, ~stream, stream)

@@ -61,6 +61,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="tokens that the target writes, once; rounded up to whole parts of each domain, which "
         "have 65536 where the target takes 512 positions (default: 600000)",
     )  # fmt: skip
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR",
+        help="chats that `specserve train data` wrote, of which answers are learned; instead of "
+        "text and of what the target would write behind it",
+    )  # fmt: skip
     parser.add_argument("--compile", action="store_true", help="compile the step")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from draft_node.training import losses, warm_start
+from draft_node.training.batches import tokens_of
 from draft_node.training.block_model import BlockModel
 from draft_node.training.blocks import Blocks, cut_blocks, draw_anchors, gather_rows
 from draft_node.training.compiled_loss import stays_eager
@@ -75,8 +76,7 @@ class BlockObjective(nn.Module):
 
     def loss(self, token_ids: Tensor, labels: Tensor) -> Tensor:
         """The weighted mean of all terms over random blocks of the rows [R, T]."""
-        tokens = torch.cat([token_ids, labels[:, -1:]], dim=1)
-        parts = self._draw(tokens, None, self.config.max_gap)
+        parts = self._draw(torch.cat([token_ids[:, :1], labels], dim=1), None, self.config.max_gap)
         hidden = self.drafter.hidden(parts.features, self._target.embedding, parts.blocks)
         return self.block_loss(hidden, parts.last_hidden, parts.blocks)
 
@@ -131,6 +131,8 @@ class BlockObjective(nn.Module):
         generator = torch.Generator().manual_seed(self.config.seed)
         found = [self._measured(rows, gap, generator) for rows in self._windows(stream)]
         l1, valid, errors = (torch.cat(parts) for parts in zip(*found, strict=True))
+        is_block = valid[:, 0]  # an anchor before a token that is not learned begins none
+        l1, valid, errors = l1[is_block], valid[is_block], errors[is_block]
         accepted = losses.acceptance(l1) * valid
         return Figures(
             tokens_per_round=float(losses.expected_tokens(l1, valid).mean()),
@@ -170,15 +172,16 @@ class BlockObjective(nn.Module):
     ) -> _Parts:
         """Random blocks of rows [R, T + 1] and what the target says about them.
 
-        With `fixed`, every gap is max_gap tokens long, or all that there is room for.
+        Tokens that are not learned are complements, and no labels. With `fixed`, every gap is
+        max_gap tokens long, or all that there is room for.
         """
         spec, shape = self.drafter.spec, self.drafter.shape(max_gap)
-        rows, length = tokens.shape[0], tokens.shape[1] - 1
-        count = max(1, self.config.anchors * length // WINDOW)
-        anchors, gaps = draw_anchors(rows, length, count, shape, generator)
+        count = max(1, self.config.anchors * (tokens.shape[1] - 1) // WINDOW)
+        is_learned, tokens = tokens >= 0, tokens_of(tokens)
+        anchors, gaps = draw_anchors(is_learned.cpu(), count, shape, generator)
         if fixed:
             gaps = (anchors - 1).clamp(max=max_gap)
         features, last_hidden = self._target.read(tokens[:, :-1], spec.feature_layers)
         device = tokens.device
-        blocks = cut_blocks(tokens, anchors.to(device), gaps.to(device), shape)
+        blocks = cut_blocks(tokens, anchors.to(device), gaps.to(device), shape, is_learned)
         return _Parts(features, gather_rows(last_hidden, blocks.sources), blocks)

@@ -56,7 +56,7 @@ def train(arguments: argparse.Namespace, command: str) -> int:
                 target,
                 TextConfig(
                     work_folder(arguments), arguments.text, arguments.self_text,
-                    arguments.self_tokens, seed=arguments.seed,
+                    arguments.self_tokens, seed=arguments.seed, data=arguments.data,
                 ),
             )  # fmt: skip
             drafter = Eagle3Model(spec) if isinstance(spec, Eagle3Spec) else BlockModel(spec)
@@ -108,7 +108,7 @@ def _trainer(
     )
     if initial is not None:
         initial = {f"drafter.{name}": weight for name, weight in initial.items()}
-    batches = BatchSource(source.training, arguments.seed, turns=source.turns)
+    batches = BatchSource(source.training, arguments.seed, turns=source.turns, starts=source.starts)
     return Trainer(objective, batches, source.held_out, folder, config, initial=initial)
 
 

@@ -35,18 +35,24 @@ class BlockShape:
 
 
 def draw_anchors(
-    num_rows: int, length: int, count: int, shape: BlockShape, generator: torch.Generator | None
+    is_learned: Tensor, count: int, shape: BlockShape, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """Anchors without replacement, sorted, and a gap for each: [R, A] int64 both, on the CPU.
 
-    Every anchor has at least one feature before its gap, and labels within `length` + 1 tokens. A
-    quarter of the gaps is 0, the rest uniform in 1..max_gap (shorter near a row's start).
+    `is_learned` [R, L] bool, on the CPU too, tells which tokens count as labels; anchors before one
+    that does not are drawn last. Every anchor has at least one feature before its gap, and labels
+    within the row. A quarter of the gaps is 0, the rest uniform in 1..max_gap (shorter near a
+    row's start).
     """
+    num_rows, length = is_learned.shape[0], is_learned.shape[1] - 1
     num_candidates = length - shape.size
     if num_candidates < 1:
         raise ValueError(f"rows of {length} tokens hold no block of {shape.size}")
     count = min(count, num_candidates)
     keys = torch.rand(num_rows, num_candidates, generator=generator)
+    keys -= (
+        ~is_learned[:, 2 : num_candidates + 2]
+    ).float()  # of candidate i, the anchor i + 1, the label
     anchors = keys.topk(count, dim=1).indices.sort(dim=1).values + 1
     if not shape.max_gap:
         return anchors, torch.zeros_like(anchors)

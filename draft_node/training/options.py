@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, cast
 
-from specserve.target_source import EMBEDDED_TARGET, SMOLLM2
+from specserve.errors import InvalidField
+from specserve.target_source import EMBEDDED_TARGET, SMOLLM2, TINY, find_smollm2, locate_model
 
 T = TypeVar("T", int, float)
 
@@ -20,8 +21,8 @@ _NOT_IN_COMMAND = ("kind", "minutes", "steps", "out", "work", "threads", "restar
 def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> None:
     """What to train for, on what, for how long (`minutes` by default)."""
     parser.add_argument(
-        "--target", type=_folder, default=EMBEDDED_TARGET, metavar="DIR",
-        help="folder of the target, not a GGUF file (default: the embedded one)",
+        "--target", type=_model, default=EMBEDDED_TARGET, metavar="MODEL",
+        help="folder, .gguf file, smollm2 or tiny (default: tiny)",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     budget = parser.add_mutually_exclusive_group()
@@ -60,13 +61,13 @@ def add_run_options(parser: argparse.ArgumentParser, minutes: float = 15.0) -> N
     )  # fmt: skip
 
 
-def _folder(name: str) -> Path:
-    path = Path(name)
-    if path.is_file() or name == SMOLLM2:
-        raise argparse.ArgumentTypeError(
-            f"{name} is a GGUF file, which training does not read yet; give a folder of safetensors"
-        )
-    return path
+def _model(name: str) -> Path:
+    if name not in (SMOLLM2, TINY):
+        return Path(name)
+    try:
+        return locate_model(name, "--target")
+    except InvalidField as error:
+        raise argparse.ArgumentTypeError(error.problem) from error
 
 
 def work_folder(arguments: argparse.Namespace) -> Path:
@@ -105,6 +106,8 @@ def _words(value: object) -> list[str]:
             return [str(part) for part in cast("list[object]", value)]
         case tuple():
             return [",".join(str(part) for part in cast("tuple[object, ...]", value))]
+        case Path():
+            return [SMOLLM2 if value == find_smollm2() else str(value)]
         case _:
             return [str(value)]
 

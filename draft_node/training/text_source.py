@@ -1,12 +1,13 @@
 """Token streams to train a drafter on: the corpus or a user's own text, and the target's writing.
 
 Everything is in the target's vocabulary. Own text is one domain, "text"; its last twentieth is
-held out. What the target writes from a domain's prompts is the domain "self-<name>".
+held out. What the target writes from a domain's prompts is the domain "self-<name>". Chats that
+`specserve train data` wrote are the domain "chat", and then the only one.
 """
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,16 +17,19 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from draft_node.training import dataset
-from draft_node.training.batches import encode_stream
+from draft_node.training.batches import encode_stream, tokens_of
+from draft_node.training.chats.store import ChatStore, Exchange, is_held_out, stream_of
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.self_text import Pool, SelfTextConfig
 from draft_node.training.tokenizer import END_OF_TEXT
-from specserve.errors import InvalidField
+from specserve.errors import InvalidField, Unsupported
+from specserve.model.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
 
 Streams = dict[str, np.ndarray]  # one per domain
 
+_CHAT = "chat"
 TOKENIZER_FILE = "tokenizer.json"
 _HELD_OUT_SHARE = 0.05
 _SHORTEST = 1024  # tokens of a training stream
@@ -44,6 +48,7 @@ class TextConfig:
     self_tokens: int = 600_000  # over all domains; read several times if need be
     held_out_tokens: int = 16_384  # a domain
     seed: int = 0
+    data: Path | None = None  # chats; nothing else is read then
 
 
 @dataclass(frozen=True)
@@ -53,10 +58,13 @@ class TextSource:
     training: Streams
     held_out: Streams
     turns: tuple[str, ...]
+    starts: dict[str, np.ndarray] = field(default_factory=dict)  # of texts whose starts are known
 
 
 def gather(target: FrozenTarget, config: TextConfig) -> TextSource:
     """All streams; collects, encodes and lets the target write what is not there yet."""
+    if config.data is not None:
+        return chats(config.data, target.spec.vocab_size)
     with dataset.preparing(config.work):
         return _gathered(target, config)
 
@@ -86,6 +94,25 @@ def _gathered(target: FrozenTarget, config: TextConfig) -> TextSource:
     return TextSource(training | written, held_out | kept, turns)
 
 
+def chats(folder: Path, vocab_size: int) -> TextSource:
+    """The chats in a folder. Raises InvalidField if it holds too few, or ids of other models."""
+    parts: dict[bool, list[Exchange]] = {False: [], True: []}
+    for exchange in ChatStore(folder).exchanges():
+        parts[is_held_out(exchange)].append(exchange)
+    (training, starts), (held_out, _) = (stream_of(parts[held]) for held in (False, True))
+    for what, stream, least in (
+        ("training", training, _SHORTEST), ("what is held out", held_out, _SHORTEST // 4),
+    ):  # fmt: skip
+        if len(stream) < least:
+            problem = f"{len(stream)} tokens are too few for {what}, {least} needed"
+            raise InvalidField("--data", f"{folder}: {problem}; specserve train data writes more")
+    if (most := max(training.max(), ~training.min())) >= vocab_size:
+        raise InvalidField("--data", f"{folder}: the target has no token {most}: not its chats")
+    log.info("chats: %d requests, %d tokens, %d answers' tokens",
+             len(starts), len(training), (training >= 0).sum())  # fmt: skip
+    return TextSource({_CHAT: training}, {_CHAT: held_out}, (_CHAT,), {_CHAT: starts})
+
+
 def sample_of(training: Streams, longest: int) -> Tensor:
     """Rows of all streams for weights to be fitted on, int64 [R, T], T at most `longest`."""
     length = min(_SAMPLE_LENGTH, longest)
@@ -94,7 +121,7 @@ def sample_of(training: Streams, longest: int) -> Tensor:
         for stream in training.values()
         for start in range(0, len(stream) - length, max(length, len(stream) // _SAMPLE_ROWS))
     ]
-    return torch.from_numpy(np.stack(rows).astype(np.int64))
+    return tokens_of(torch.from_numpy(np.stack(rows).astype(np.int64)))
 
 
 def take_turns(plain: tuple[str, ...], written: tuple[str, ...], share: float) -> tuple[str, ...]:
@@ -139,10 +166,10 @@ def text_digest(path: Path) -> str:
 
 def mask_token(target: FrozenTarget) -> int | None:
     """The id that fills a block's open slots: the tokenizer's mask, or else an id nothing uses."""
-    path = target.folder / TOKENIZER_FILE
-    if not path.is_file():
+    try:
+        tokenizer = load_tokenizer(target.folder)
+    except Unsupported:
         return None
-    tokenizer = Tokenizer.from_file(str(path))
     for name in ("<|mask|>", "[MASK]", "<mask>"):
         if (token_id := tokenizer.token_to_id(name)) is not None:
             return token_id

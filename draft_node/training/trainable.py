@@ -22,6 +22,8 @@ class Trainable(Protocol):
     def loss(self, token_ids: Tensor, labels: Tensor) -> Tensor:
         """A scalar to minimise. token_ids, labels [B, T] int64; labels are the next tokens.
 
+        Those that are not learned are complements (~id), where the text has any.
+
         May draw from torch's global generator: the trainer seeds it from (seed, step), so that a
         resumed run draws the same. Is compiled as a whole unless the trainer is told not to.
         """

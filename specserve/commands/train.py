@@ -12,7 +12,7 @@ import subprocess
 import sys
 from types import FrameType
 
-HELP = "train a drafter for a target"
+HELP = "train a drafter for a target, or write the chats to train it on"
 EXAMPLES = """examples:
   specserve train dspark --out drafters/dspark --minutes 15      for the embedded target
   specserve train dspark --out drafters/gap --init drafters/dspark --max-gap 8 --minutes 10
@@ -22,7 +22,7 @@ EXAMPLES = """examples:
   specserve train lm --out drafters/lm --minutes 15              a small language model
   specserve train dspark --help                                  the flags of a kind
 """
-KINDS = ("dspark", "dflash", "eagle3", "local-head", "lm")
+KINDS = ("data", "dspark", "dflash", "eagle3", "local-head", "lm")
 MODULE = "draft_node.training"
 _SIGNAL_EXIT = 128  # shells add the number of the signal that ended a command
 

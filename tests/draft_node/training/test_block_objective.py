@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from draft_node.training import block_objective, losses
-from draft_node.training.batches import BatchSource
+from draft_node.training.batches import BatchSource, tokens_of
 from draft_node.training.block_objective import BlockObjective
 from draft_node.training.checkpoint import load
 from draft_node.training.compiled_loss import compiled_loss
@@ -67,6 +67,31 @@ def test_a_loss_in_parts_equals_the_whole(kind, target, monkeypatch):
     torch.testing.assert_close(loss_of(objective), whole)
     for name, parameter in objective.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-6, rtol=1e-4)
+
+
+def test_questions_are_read_and_never_learned(target):
+    objective = make_objective(target, "dspark")
+    tokens = random_tokens(2, 33)
+    answers = torch.zeros(2, 33, dtype=torch.bool)
+    answers[:, 20:] = True
+
+    def loss_of(answered: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(5)
+        row = torch.where(answers, answered, ~tokens)
+        return objective.loss(tokens_of(row[:, :-1]), row[:, 1:]).detach()
+
+    one = loss_of(tokens)
+    assert not torch.equal(one, loss_of(tokens.flip(1)))  # answers are labels
+    answers[:] = False
+    assert float(loss_of(tokens)) == pytest.approx(0, abs=1e-6)  # and nothing else is
+    stream = torch.where(torch.arange(400) % 40 < 20, ~patterned(400), patterned(400)).numpy()
+    learned = objective.measure(stream)
+    assert learned.tokens_per_round > 1
+    assert learned.tokens_per_round != objective.measure(patterned(400).numpy()).tokens_per_round
+
+
+def patterned(length: int) -> torch.Tensor:
+    return torch.from_numpy(np.resize(patterned_stream().astype(np.int64), length))
 
 
 def test_every_parameter_learns_and_the_target_is_no_parameter(target):

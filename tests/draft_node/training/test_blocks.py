@@ -10,8 +10,22 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
+def all_learned(num_rows: int, length: int) -> torch.Tensor:
+    return torch.ones(num_rows, length + 1, dtype=torch.bool)
+
+
+def test_anchors_stand_before_what_is_learned_as_long_as_there_are_enough():
+    is_learned = torch.zeros(50, 25, dtype=torch.bool)
+    is_learned[:, 9:13] = True  # labels of the anchors 8 to 11
+    anchors, _ = draw_anchors(is_learned, 3, SHAPE, seeded())
+    assert int(anchors.min()) == 8
+    assert int(anchors.max()) == 11
+    anchors, _ = draw_anchors(is_learned, 5, SHAPE, seeded())
+    assert all({8, 9, 10, 11} < set(row) for row in anchors.tolist())
+
+
 def test_anchors_are_distinct_sorted_and_have_context_and_labels():
-    anchors, gaps = draw_anchors(50, 24, 8, SHAPE, seeded())
+    anchors, gaps = draw_anchors(all_learned(50, 24), 8, SHAPE, seeded())
     assert anchors.shape == gaps.shape == (50, 8)
     assert bool((anchors.diff(dim=1) > 0).all())
     assert int(anchors.min()) == 1
@@ -20,19 +34,19 @@ def test_anchors_are_distinct_sorted_and_have_context_and_labels():
 
 
 def test_every_anchor_is_taken_where_there_are_few():
-    anchors, _ = draw_anchors(1, 8, 100, SHAPE, seeded())
+    anchors, _ = draw_anchors(all_learned(1, 8), 100, SHAPE, seeded())
     assert anchors.tolist() == [[1, 2, 3, 4]]
     with pytest.raises(ValueError, match="rows of 4 tokens hold no block of 4"):
-        draw_anchors(1, 4, 1, SHAPE, seeded())
+        draw_anchors(all_learned(1, 4), 1, SHAPE, seeded())
 
 
 def test_a_quarter_of_the_gaps_is_zero_and_the_rest_uniform():
-    anchors, gaps = draw_anchors(400, 256, 32, SHAPE, seeded())
+    anchors, gaps = draw_anchors(all_learned(400, 256), 32, SHAPE, seeded())
     counts = torch.bincount(gaps[anchors > 3], minlength=4).double()
     torch.testing.assert_close(
         counts / counts.sum(), torch.full((4,), 0.25).double(), atol=0.01, rtol=0
     )
-    assert not draw_anchors(4, 64, 8, BlockShape(4, 99), seeded())[1].any()
+    assert not draw_anchors(all_learned(4, 64), 8, BlockShape(4, 99), seeded())[1].any()
 
 
 def test_a_block_reads_what_stands_before_it_and_predicts_what_follows():

@@ -1,0 +1,98 @@
+"""`specserve train data` with a real service: what it writes, goes on from, and refuses."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from draft_node.training.chats.store import ChatStore
+from specserve.client import Client
+from specserve.local_service import local_service
+from specserve.model.tokenizer_files import load_tokenizer
+from specserve.target_source import EMBEDDED_TARGET
+
+SMALL = ("--target", "tiny", "--rows", "8", "--threads", "1", "--max-tokens", "24")
+
+
+def command(out, *flags: str) -> list[str]:
+    words = [sys.executable, "-m", "specserve", "train", "data", "--out", str(out)]
+    return [*words, *SMALL, *flags]
+
+
+def run(out, *flags: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command(out, *flags), capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_chats_are_the_targets_own_and_a_second_run_goes_on(tmp_path):
+    out, questions = tmp_path / "chats", tmp_path / "questions"
+    questions.write_text(
+        "How do I open a file?\nWhat is a list?\nName eight words of a poem now, please!\n"
+    )
+    (tmp_path / "kept-out").write_text("name eight words of a poem now please")
+    flags = ("--prompts", str(questions), "--exclude", str(tmp_path / "kept-out"))
+    first = run(out, "--tokens", "2000", *flags)
+    assert first.returncode == 0, first.stderr
+    begun = list(ChatStore(out).exchanges())
+    second = run(out, "--tokens", "4000", *flags)
+    assert second.returncode == 0, second.stderr
+    found = list(ChatStore(out).exchanges())
+    assert found[: len(begun)] == begun
+    assert sum(e.num_tokens for e in found) >= 4000 > sum(e.num_tokens for e in begun) >= 2000
+
+    tokenizer = load_tokenizer(EMBEDDED_TARGET)
+    asked = [tokenizer.decode(e.prompt_ids, skip_special_tokens=False) for e in found]
+    assert len({*asked}) == len(asked)
+    for text, count in (("How do I open a file?", 1), ("a list?", 1), ("words of a poem", 0)):
+        assert sum(text in prompt for prompt in asked) == count
+    assert any("```python" in prompt for prompt in asked)  # about sources
+    assert any(prompt.count("<|im_start|>user") == 2 for prompt in asked)  # second turns
+    assert all(prompt.endswith("<|im_start|>assistant\n") for prompt in asked)
+    greedy = [e for e in found if e.temperature == 0][:4]
+    flags = ["--target", "tiny", "--speculation", "off"]
+    with local_service(flags) as address, Client(address) as client:
+        for e in greedy:
+            answer = client.generate(e.prompt_ids, temperature=0, max_tokens=24)
+            assert answer.samples[0].token_ids == e.answer_ids
+
+    other = run(out, "--tokens", "5000", "--seed", "2")
+    assert other.returncode == 2
+    assert "--seed: 2: " in other.stderr
+    assert "was begun with 0; choose another --out" in other.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_finished_is_kept_when_somebody_stops_it(tmp_path, number):
+    process = subprocess.Popen(command(tmp_path, "--tokens", "9000000"), stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 120
+        while not ChatStore(tmp_path).next_number:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        kept = ChatStore(tmp_path).next_number
+        process.send_signal(number)
+        assert process.wait(60) in (130, 143)
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+    found = ChatStore(tmp_path)
+    assert found.next_number >= kept
+    assert all(e.answer_ids for e in found.exchanges())
+
+
+def test_a_target_without_a_chat_template_writes_none(tmp_path):
+    for path in EMBEDDED_TARGET.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    config = tmp_path / "tokenizer_config.json"
+    config.unlink()
+    config.write_text("{}")
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    found = run(tmp_path / "out", "--target", str(tmp_path), "--tokens", "100")
+    assert found.returncode == 2
+    assert "has no chat template, so it writes no chats" in found.stderr
