@@ -279,7 +279,8 @@ class Supervisor:
         deaths of an earlier group may still be on their way when the last of it is gone.
         """
         deadline = time.monotonic() + timeout_s
-        while any(child.alive for child in group):
+        # Of those that died in one look, whoever failed is told by an event yet to be read.
+        while any(child.alive for child in group) or self._has_unread_death(group):
             event = self._next_event(deadline)
             if event is None or isinstance(event, StopRequested):
                 return event
@@ -288,6 +289,9 @@ class Supervisor:
                 if child not in may_go or (child.farewell and not may_fail_too):
                     return event
         return None
+
+    def _has_unread_death(self, group: list[Child]) -> bool:
+        return any(isinstance(event, Died) and event.child in group for event in self._events)
 
     def _next_event(self, deadline: float | None) -> Event | None:
         """The next event, or None at `deadline` (CLOCK_MONOTONIC seconds)."""

@@ -116,6 +116,21 @@ def test_who_ends_as_it_was_told_is_no_cause(supervise):
     assert last_line(supervised) == "target0 is alone; the service has stopped"
 
 
+def test_of_ranks_that_end_in_one_look_of_a_drain_who_failed_is_named(supervise):
+    """Nobody of the group is left then, which must not be taken for a clean end."""
+    supervised = supervise(target0="bereft_leaving", target1="linger").await_ready()
+    supervised.process.send_signal(signal.SIGTERM)
+    supervised.await_file("target0.leaving")
+    supervised.await_file("target1.leaving")
+    supervised.process.send_signal(signal.SIGSTOP)
+    (supervised.folder / "bereave").touch()
+    (supervised.folder / "leave").touch()
+    for name in ("target0", "target1"):
+        await_end(supervised, name)
+    supervised.process.send_signal(signal.SIGCONT)
+    assert last_line(supervised) == "target0 is alone; the service has stopped"
+
+
 def test_a_draft_process_that_ends_meanwhile_is_no_cause(supervise):
     supervised = supervise(num_drafts=1, target0="bereft_lingering").await_ready()
     supervised.process.send_signal(signal.SIGSTOP)
