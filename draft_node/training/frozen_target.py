@@ -45,7 +45,9 @@ class FrozenTarget:
         self.folder, self.spec = folder, read_spec(folder)
         self.device = torch.device(device)
         # bfloat16 only where it is fast; a CPU may take a hundred times as long with it.
-        self.dtype = torch.float32 if self.device.type == "cpu" else _DTYPES[self.spec.dtype]
+        # Nor float16, whose range features and gradients leave.
+        own = torch.bfloat16 if self.spec.dtype == "float16" else _DTYPES[self.spec.dtype]
+        self.dtype = torch.float32 if self.device.type == "cpu" else own
         self.model = load_model(
             folder,
             dtype=self.dtype,
