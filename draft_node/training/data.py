@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=positive_int, default=384, help="of an answer (default: 384)")
     add("--rows", type=positive_int, default=64, help="chats written at once (default: 64)")
     add("--seed", type=whole_number(0, 2**31 - 1), default=0, metavar="N", help="default: 0")
+    add("--flags", default="", metavar='"FLAGS"', help="of specserve launch, besides")
     add("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     add("--threads", type=positive_int, default=os.cpu_count() or 1, help="CPU threads")
 
@@ -104,7 +106,9 @@ def _service_flags(arguments: argparse.Namespace, target: Path) -> list[str]:
     rows = str(arguments.rows)
     flags = ["--target", str(target), "--speculation", "off", "--max-batch-rows", rows]
     flags += ["--threads", str(arguments.threads)]
-    return flags if arguments.device is None else [*flags, "--device", arguments.device]
+    if arguments.device is not None:
+        flags += ["--device", arguments.device]
+    return [*flags, *shlex.split(arguments.flags)]
 
 
 def _claim(arguments: argparse.Namespace, target: Path, store: ChatStore) -> None:
