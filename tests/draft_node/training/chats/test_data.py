@@ -13,7 +13,7 @@ from specserve.local_service import local_service
 from specserve.model.tokenizer_files import load_tokenizer
 from specserve.target_source import EMBEDDED_TARGET
 
-SMALL = ("--target", "tiny", "--rows", "8", "--threads", "1", "--max-tokens", "24")
+SMALL = ("--target", "tiny", "--rows", "16", "--threads", "1", "--max-tokens", "12")
 
 
 def command(out, *flags: str) -> list[str]:
@@ -33,14 +33,14 @@ def test_chats_are_the_targets_own_and_a_second_run_goes_on(tmp_path):
     )
     (tmp_path / "kept-out").write_text("name eight words of a poem now please")
     flags = ("--prompts", str(questions), "--exclude", str(tmp_path / "kept-out"))
-    first = run(out, "--tokens", "2000", *flags)
+    first = run(out, "--tokens", "1500", *flags)
     assert first.returncode == 0, first.stderr
     begun = list(ChatStore(out).exchanges())
-    second = run(out, "--tokens", "4000", *flags)
+    second = run(out, "--tokens", "3000", *flags)
     assert second.returncode == 0, second.stderr
     found = list(ChatStore(out).exchanges())
     assert found[: len(begun)] == begun
-    assert sum(e.num_tokens for e in found) >= 4000 > sum(e.num_tokens for e in begun) >= 2000
+    assert sum(e.num_tokens for e in found) >= 3000 > sum(e.num_tokens for e in begun) >= 1500
 
     tokenizer = load_tokenizer(EMBEDDED_TARGET)
     asked = [tokenizer.decode(e.prompt_ids, skip_special_tokens=False) for e in found]
@@ -54,7 +54,7 @@ def test_chats_are_the_targets_own_and_a_second_run_goes_on(tmp_path):
     flags = ["--target", "tiny", "--speculation", "off"]
     with local_service(flags) as address, Client(address) as client:
         for e in greedy:
-            answer = client.generate(e.prompt_ids, temperature=0, max_tokens=24)
+            answer = client.generate(e.prompt_ids, temperature=0, max_tokens=12)
             assert answer.samples[0].token_ids == e.answer_ids
 
     other = run(out, "--tokens", "5000", "--seed", "2")
