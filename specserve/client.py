@@ -31,7 +31,8 @@ from specserve.api.info import ModelInfo, ServerInfo, ServerLoad, SpecConfig, Sp
 from specserve.errors import Cancelled, InvalidField, SpecserveError, Unavailable, from_code
 from specserve.types import SamplingParams
 
-Prompt = str | Sequence[int] | Sequence[ChatMessage]
+# Messages may be mappings of role and content, too.
+Prompt = str | Sequence[int] | Sequence[ChatMessage] | Sequence[Mapping[str, str]]
 
 _LONGEST_TIMEOUT_S = 1e8  # three years: beyond, gRPC's own clock overflows
 _CONNECT_TIMEOUT_S = 10.0
@@ -347,7 +348,15 @@ def _prompt_of(prompt: Prompt) -> str | list[int] | list[ChatMessage]:
         items = iter(prompt)
     except TypeError as error:
         raise InvalidField("prompt", _NO_PROMPT.format(type(prompt).__name__)) from error
-    return list(items)  # type: ignore[return-value]
+    return [_message_of(item) if isinstance(item, Mapping) else item for item in items]  # type: ignore[return-value]
+
+
+def _message_of(item: Mapping[str, str]) -> ChatMessage:
+    """A message as clients of OpenAI's API write it."""
+    if item.keys() != {"role", "content"}:
+        known = ", ".join(map(str, item)) or "nothing"
+        raise InvalidField("chat", f"has a message of {known}; one has role and content")
+    return ChatMessage(item["role"], item["content"])
 
 
 def _timeout_of(timeout_s: object) -> float | None:

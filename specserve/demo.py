@@ -120,7 +120,11 @@ def _compare(plain: list[Answer], drafted: list[Answer]) -> int:
     if [answer.text for answer in plain] != [answer.text for answer in drafted]:
         complain("the texts differ: speculation must not change them")
         return 1
-    _say("the texts are equal\n")
+    _say(
+        "the texts are equal\n"
+        "(drafted by looking up what was written before, which gains where an answer repeats "
+        "itself or its question)\n"
+    )
     return os.EX_OK
 
 

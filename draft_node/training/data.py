@@ -10,6 +10,8 @@ import asyncio
 import json
 import os
 import shlex
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from specserve.target_source import locate_target
 
 MANIFEST = "data.json"
 _EXIT_STOPPED = 130
+_LINE_EVERY_S = 15.0  # where no bar is drawn
 EXAMPLES = """examples:
   specserve train data --out chats --tokens 1000000
   specserve train data --target ./Llama-3.2-1B --out chats --tokens 20000000 --rows 256
@@ -91,14 +94,23 @@ def run(arguments: argparse.Namespace) -> int:
         sources_every=arguments.sources,
         follow_up_every=arguments.follow_ups,
     )
+    console = Console(stderr=True)
+    what, exit_code = "the same command with more --tokens goes on", 0
     try:
-        with local_service(_service_flags(arguments, target)) as address:
-            asyncio.run(_write(address, tokenizer, store, questions, feeds, config, vocab_size))
+        with ExitStack() as stack:
+            with console.status("starting a service"):
+                flags = _service_flags(arguments, target)
+                address = stack.enter_context(local_service(flags))
+            writer = _Writing(tokenizer, store, questions, feeds, config, vocab_size, console)
+            asyncio.run(writer.run(address))
     except KeyboardInterrupt:
-        return _EXIT_STOPPED
+        what, exit_code = "stopped; the same command goes on", _EXIT_STOPPED
     finally:
         tokenizer.close()
-    return 0
+    num_tokens = sum(exchange.num_tokens for exchange in store.exchanges())
+    found = f"{num_tokens:,} tokens of {store.next_number:,} chats in {arguments.out}"
+    console.print(f"{found}; {what}", soft_wrap=True, highlight=False)
+    return exit_code
 
 
 def _service_flags(arguments: argparse.Namespace, target: Path) -> list[str]:
@@ -133,23 +145,39 @@ def _claim(arguments: argparse.Namespace, target: Path, store: ChatStore) -> Non
     path.write_text(json.dumps(settings, indent=2) + "\n")
 
 
-async def _write(
-    address: str,
-    tokenizer: TextTokenizer,
-    store: ChatStore,
-    questions: Questions,
-    feeds: QuestionFeeds,
-    config: WritingConfig,
-    vocab_size: int,
-) -> None:
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
-        BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    async with AsyncClient(address) as client:
-        writer = ChatWriter(client, tokenizer, store, questions, feeds, config, vocab_size)
-        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-            task = bar.add_task("", total=config.num_tokens, completed=writer.num_tokens)
-            await writer.run(lambda count: bar.update(task, completed=count))
-    console.print(f"{writer.num_tokens:,} tokens of {store.next_number:,} chats are there")
+class _Writing:
+    """A `ChatWriter` with its client, and what people see of it."""
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        store: ChatStore,
+        questions: Questions,
+        feeds: QuestionFeeds,
+        config: WritingConfig,
+        vocab_size: int,
+        console: Console,
+    ) -> None:
+        self._parts = (tokenizer, store, questions, feeds, config, vocab_size)
+        self._total, self._console = config.num_tokens, console
+        self._said_s = time.monotonic()
+
+    async def run(self, address: str) -> None:
+        """Write with the service at `address`, with a bar, or a line now and then to a file."""
+        columns = (
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
+            BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        )  # fmt: skip
+        is_terminal = self._console.is_terminal
+        async with AsyncClient(address) as client:
+            writer = ChatWriter(client, *self._parts)
+            with Progress(*columns, console=self._console, disable=not is_terminal) as bar:
+                task = bar.add_task("", total=self._total, completed=writer.num_tokens)
+
+                def report(count: int) -> None:
+                    bar.update(task, completed=count)
+                    if not is_terminal and time.monotonic() - self._said_s > _LINE_EVERY_S:
+                        self._said_s = time.monotonic()
+                        self._console.print(f"{count:,} of {self._total:,} tokens")
+
+                await writer.run(report)

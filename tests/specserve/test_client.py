@@ -66,10 +66,16 @@ def test_every_option_reaches_the_target(rig, client):  # noqa: F811
     assert request.deadline_s is not None
 
 
-def test_chat_messages_are_rendered_by_the_server(rig, client):  # noqa: F811
-    client.generate([ChatMessage("user", "fox")])
+@pytest.mark.parametrize("kind", [ChatMessage, lambda role, text: {"role": role, "content": text}])
+def test_chat_messages_are_rendered_by_the_server(rig, client, kind):  # noqa: F811
+    client.generate([kind("user", "fox")])
     ids = rig.target.received(Submit)[0].request.prompt_token_ids
     assert rig.tokenizer.decode(ids) == "user: fox\nassistant:"
+
+
+def test_a_message_with_other_keys_is_refused_by_their_names(client):
+    with pytest.raises(InvalidField, match="a message of role, text; one has role and content"):
+        client.generate([{"role": "user", "text": "fox"}])
 
 
 def test_errors_are_ours_by_kind(rig, client):  # noqa: F811

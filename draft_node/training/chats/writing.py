@@ -71,7 +71,7 @@ class ChatWriter:
     async def run(self, report: Callable[[int], None]) -> None:
         """Write; `report` is told the tokens that there are. Raises SpecserveError.
 
-        Cancelled, it keeps the chats that are finished in a row.
+        Cancelled, it keeps the chats that are finished; those that are not, come to nothing.
         """
         firsts = {e.number: e.prompt_ids for e in reversed(list(self._store.exchanges()))}
         for words in await self._turns.first_words(list(firsts.values())):
@@ -83,6 +83,8 @@ class ChatWriter:
         except* SpecserveError as errors:
             raise errors.exceptions[0] from None
         finally:
+            for number in range(self._store.next_number, max(self._finished, default=0)):
+                self._finished.setdefault(number, [])
             self._keep(least=1)
 
     async def _keep_chatting(self, report: Callable[[int], None]) -> None:

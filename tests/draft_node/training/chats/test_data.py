@@ -66,7 +66,8 @@ def test_chats_are_the_targets_own_and_a_second_run_goes_on(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_is_finished_is_kept_when_somebody_stops_it(tmp_path, number):
-    process = subprocess.Popen(command(tmp_path, "--tokens", "9000000"), stderr=subprocess.PIPE)
+    with (tmp_path / "said").open("wb") as said:
+        process = subprocess.Popen(command(tmp_path, "--tokens", "9000000"), stderr=said)
     try:
         deadline = time.monotonic() + 120
         while not ChatStore(tmp_path).next_number:
@@ -79,10 +80,11 @@ def test_what_is_finished_is_kept_when_somebody_stops_it(tmp_path, number):
     finally:
         process.kill()
         process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
     found = ChatStore(tmp_path)
     assert found.next_number >= kept
+    text = (tmp_path / "said").read_text()
+    if number == signal.SIGINT:
+        assert f"tokens of {found.next_number} chats in {tmp_path}; stopped; the same" in text
     assert all(e.answer_ids for e in found.exchanges())
 
 
