@@ -18,6 +18,13 @@ TINY = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _short_warm_up(monkeypatch):
+    """What services learn meanwhile makes them faster, which nobody asks of these runs."""
+    plan = msgspec.structs.replace(command.QUICK, warm_up_s=1.0)
+    monkeypatch.setattr(command, "QUICK", plan)
+
+
 @pytest.fixture
 def any_greedy_text_will_do(monkeypatch):
     monkeypatch.setattr(domains, "MIN_DISTINCT", 0.0)
