@@ -31,7 +31,6 @@ from specserve.api.info import ModelInfo, ServerInfo, ServerLoad, SpecConfig, Sp
 from specserve.errors import Cancelled, InvalidField, SpecserveError, Unavailable, from_code
 from specserve.types import SamplingParams
 
-# Messages may be mappings of role and content, too.
 Prompt = str | Sequence[int] | Sequence[ChatMessage] | Sequence[Mapping[str, str]]
 
 _LONGEST_TIMEOUT_S = 1e8  # three years: beyond, gRPC's own clock overflows
@@ -352,7 +351,7 @@ def _prompt_of(prompt: Prompt) -> str | list[int] | list[ChatMessage]:
 
 
 def _message_of(item: Mapping[str, str]) -> ChatMessage:
-    """A message as clients of OpenAI's API write it."""
+    # As clients of OpenAI's API write one.
     if item.keys() != {"role", "content"}:
         known = ", ".join(map(str, item)) or "nothing"
         raise InvalidField("chat", f"has a message of {known}; one has role and content")

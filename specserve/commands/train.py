@@ -14,6 +14,7 @@ from types import FrameType
 
 HELP = "train a drafter for a target, or write the chats to train it on"
 EXAMPLES = """examples:
+  specserve train data --out chats --tokens 1000000              chats that the target writes
   specserve train dspark --out drafters/dspark --minutes 15      for the embedded target
   specserve train dspark --out drafters/gap --init drafters/dspark --max-gap 8 --minutes 10
   specserve train dflash --target ./Qwen3-0.6B --out drafters/dflash --text ./documents

@@ -258,7 +258,7 @@ def test_an_eagle3_is_trained_tuned_and_drafts(folder, train, tmp_path, capsys):
 def test_an_unknown_kind_is_refused(capsys):
     assert main(["dspork"]) == 2
     assert (
-        "kind: 'dspork' is not one of dspark, dflash, eagle3, local-head, lm"
+        "kind: 'dspork' is not one of data, dspark, dflash, eagle3, local-head, lm"
         in capsys.readouterr().err
     )
 
