@@ -145,6 +145,10 @@ def _write_samples(completion: "Completion") -> None:
 
 
 def _write_stream(client: "Client", prompt: str, options: "Options") -> None:
+    is_empty = True
     for delta in client.stream(prompt, **options):
         write_stdout(delta.text)
+        is_empty = is_empty and not delta.text
     write_stdout("\n")
+    if is_empty:
+        complain("the model ended at once: this continues a text; specserve chat asks a question")

@@ -31,6 +31,15 @@ def test_generate_streams_the_text_that_json_reports(service, specserve):
 
 
 @pytest.mark.slow
+def test_who_gets_no_text_is_told_where_questions_are_asked(service, specserve):
+    words = ("--connect", service, "--max-tokens", "4", "--logit-bias", "0=100", "What is a list?")
+    result = specserve("generate", *words)
+    assert (result.returncode, result.stdout) == (0, "\n")
+    assert "the model ended at once" in result.stderr
+    assert "specserve chat asks a question" in result.stderr
+
+
+@pytest.mark.slow
 def test_generate_json_lists_every_sample_and_its_logprobs(service, specserve):
     words = ("--n", "3", "--logprobs", "2", "--prompt-logprobs", "1", "--max-tokens", "4")
     result = specserve("generate", "--json", "--connect", service, *words, "import os")
