@@ -51,6 +51,8 @@ def train(arguments: argparse.Namespace, command: str) -> int:
         spec, initial = starting_point(arguments, target)
         refuse_crowded_rows(arguments, spec.gamma, target.spec.max_position_embeddings)
         config = ObjectiveConfig(_TERMS[arguments.kind], arguments.anchors, arguments.max_gap)
+        if arguments.data is not None and arguments.text is not None:
+            raise InvalidField("--text", "is not read beside --data; give one of them")
         with claim(arguments) as folder:
             source = text_source.gather(
                 target,

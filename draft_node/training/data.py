@@ -7,6 +7,7 @@ it as chat clients would. Needs no memory of its own for the model, and knows no
 
 import argparse
 import asyncio
+import fcntl
 import json
 import os
 import shlex
@@ -84,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     # What was asked in an earlier run is passed over by `questions`: the feeds begin anew.
     feeds = QuestionFeeds(given, sources.questions(arguments.seed))
     make_output_folder(arguments.out, "--out")
+    _lock(arguments.out)
     store = ChatStore(arguments.out)
     _claim(arguments, target, store)
     config = WritingConfig(
@@ -113,6 +115,15 @@ def run(arguments: argparse.Namespace) -> int:
     return exit_code
 
 
+def _lock(folder: Path) -> None:
+    """Have the folder alone until this process ends. Raises InvalidField while another has it."""
+    descriptor = os.open(folder / "lock", os.O_CREAT | os.O_WRONLY, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InvalidField("--out", f"{folder}: another run writes there") from error
+
+
 def _service_flags(arguments: argparse.Namespace, target: Path) -> list[str]:
     """Plain decoding of as many rows as chats are written at once."""
     rows = str(arguments.rows)
@@ -120,7 +131,10 @@ def _service_flags(arguments: argparse.Namespace, target: Path) -> list[str]:
     flags += ["--threads", str(arguments.threads)]
     if arguments.device is not None:
         flags += ["--device", arguments.device]
-    return [*flags, *shlex.split(arguments.flags)]
+    try:
+        return [*flags, *shlex.split(arguments.flags)]
+    except ValueError as error:
+        raise InvalidField("--flags", f"{arguments.flags!r}: {error}") from error
 
 
 def _claim(arguments: argparse.Namespace, target: Path, store: ChatStore) -> None:

@@ -106,7 +106,7 @@ def chats(folder: Path, vocab_size: int) -> TextSource:
         if len(stream) < least:
             problem = f"{len(stream)} tokens are too few for {what}, {least} needed"
             raise InvalidField("--data", f"{folder}: {problem}; specserve train data writes more")
-    if (most := max(training.max(), ~training.min())) >= vocab_size:
+    if (most := max(max(part.max(), ~part.min()) for part in (training, held_out))) >= vocab_size:
         raise InvalidField("--data", f"{folder}: the target has no token {most}: not its chats")
     log.info("chats: %d requests, %d tokens, %d answers' tokens",
              len(starts), len(training), (training >= 0).sum())  # fmt: skip

@@ -42,14 +42,15 @@ def _texts(path: Path, flag: str) -> Iterator[str]:
         content = path.read_bytes()
         if content.startswith(_GZIP):
             content = gzip.decompress(content)
-        lines = content.decode("utf-8").splitlines()
+        text = content.decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InvalidField(flag, f"cannot read {path}: {error}") from error
-    for line in lines:
+    yield text  # its words may run on from line to line
+    for part in (text, *text.split("\n")):
         try:
-            yield from _strings(json.loads(line))
-        except ValueError:
-            yield line
+            yield from _strings(json.loads(part))
+        except (ValueError, RecursionError):
+            continue
 
 
 def _strings(value: Any) -> Iterator[str]:  # noqa: ANN401 - parsed JSON

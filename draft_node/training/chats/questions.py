@@ -41,7 +41,7 @@ def read_questions(path: Path) -> Iterator[str]:
     Raises InvalidField naming the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidField(_FLAG, f"cannot read {path}: {error}") from error
     for number, line in enumerate(lines, start=1):
@@ -55,17 +55,24 @@ def _question(line: str, place: str) -> str:
         return line.strip()
     try:
         found: dict[str, Any] = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidField(_FLAG, f"{place} is no JSON: {error}") from error
     turns = found.get("turns", found.get("messages"))
-    first: object = cast("list[Any]", turns)[0] if isinstance(turns, list) and turns else None
-    if isinstance(first, dict):
-        first = cast("dict[str, Any]", first).get("content")
+    said = [_words(turn) for turn in cast("list[Any]", turns)] if isinstance(turns, list) else []
+    first = next((words for words in said if words is not None), None)
     for text in (*(found.get(name) for name in _NAMES), first):
         if isinstance(text, str) and text.strip():
             return text.strip()
     known = ", ".join((*_NAMES, "turns", "messages"))
     raise InvalidField(_FLAG, f"{place} has no text in any of: {known}")
+
+
+def _words(turn: Any) -> object:  # noqa: ANN401 - parsed JSON
+    """Of a turn that is text or a message of a user; None of others' messages."""
+    if not isinstance(turn, dict):
+        return turn
+    message = cast("dict[str, Any]", turn)
+    return message.get("content") if message.get("role", "user") == "user" else None
 
 
 def _key(text: str) -> str:

@@ -44,7 +44,7 @@ def questions(seed: int) -> Iterator[str]:
     """Questions without an end, in an order that depends on `seed` alone."""
     rng = np.random.default_rng(seed)
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [p for p in sorted(root.rglob("*.py")) if not _SKIPPED & set(p.parts)]
+    files = [p for p in sorted(root.rglob("*.py")) if not _SKIPPED & set(p.relative_to(root).parts)]
     while True:
         code = _shuffled(files, rng)
         texts = [text for topic in _topics() for text in _paragraphs(topic)]

@@ -9,6 +9,7 @@ A part is written whole or not at all, so that a run that was stopped goes on be
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import cast
 
 import numpy as np
 
+from draft_node.training.batches import WINDOW
 from specserve.errors import InvalidField
 
 HELD_OUT_EVERY = 20  # one chat in so many is never trained on
 
 _FIELD = "--data"
+_SHORT = 32  # tokens at a request's end that no window begins for
 _NAME = re.compile(r"chats-(\d{6,})-(\d{6,})\.npz")
 _ARRAYS = ("numbers", "prompt_lens", "answer_lens", "temperatures", "tokens")
 
@@ -77,22 +80,29 @@ class ChatStore:
 
 
 def is_held_out(exchange: Exchange) -> bool:
-    """Whether the chat it belongs to is never trained on."""
-    return exchange.number % HELD_OUT_EVERY == 0
+    """Whether the chat it belongs to is never trained on.
+
+    By a hash: kinds of chats take turns by their numbers, and every kind is held out alike.
+    """
+    return zlib.crc32(exchange.number.to_bytes(8, "little")) % HELD_OUT_EVERY == 0
 
 
 def stream_of(exchanges: Iterable[Exchange]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens [N] int32, answers as they are and all else as complements; and where requests begin.
+    """Tokens [N] int32, answers as they are and all else as complements; and where windows begin.
 
-    A complement (~id, which is negative) marks a token that is read and never learned.
+    They begin where requests do, and every `WINDOW` tokens inside long ones. A complement (~id,
+    which is negative) marks a token that is read and never learned.
     """
     parts: list[np.ndarray] = []
     for exchange in exchanges:
         parts.append(~np.asarray(exchange.prompt_ids, dtype=np.int32))
         parts.append(np.asarray(exchange.answer_ids, dtype=np.int32))
-    lengths = np.asarray([len(part) for part in parts], dtype=np.int64)
-    starts = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])[:-1:2]
-    return np.concatenate([np.zeros(0, np.int32), *parts]), starts
+    starts, place = list[int](), 0
+    for prompt, answer in zip(parts[::2], parts[1::2], strict=True):
+        end = place + len(prompt) + len(answer)
+        starts += range(place, max(place + 1, end - _SHORT), WINDOW)
+        place = end
+    return np.concatenate([np.zeros(0, np.int32), *parts]), np.asarray(starts, dtype=np.int64)
 
 
 def _parts_in(folder: Path) -> list[tuple[int, int, Path]]:
@@ -116,7 +126,7 @@ def _read(path: Path) -> Iterator[Exchange]:
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: cast("np.ndarray", file[name]) for name in _ARRAYS}
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
         raise InvalidField(_FIELD, f"{path}: holds no chats ({error})") from error
     tokens = arrays.pop("tokens")
     rows = list(zip(*(arrays[name].tolist() for name in _ARRAYS[:-1]), strict=True))

@@ -115,7 +115,7 @@ class ChatWriter:
             return []
         messages = [ChatMessage("user", question)]
         exchanges = [await self._answer(number, 0, messages)]
-        if config.follow_up_every and number % config.follow_up_every == 1:
+        if config.follow_up_every and number % config.follow_up_every == 1 % config.follow_up_every:
             answer = self._tokenizer.decode(exchanges[0].answer_ids).strip()
             messages.append(ChatMessage("assistant", answer))
             question = await self._own_question(number, messages)

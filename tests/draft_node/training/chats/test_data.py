@@ -1,5 +1,6 @@
 """`specserve train data` with a real service: what it writes, goes on from, and refuses."""
 
+import fcntl
 import signal
 import subprocess
 import sys
@@ -33,14 +34,15 @@ def test_chats_are_the_targets_own_and_a_second_run_goes_on(tmp_path):
     )
     (tmp_path / "kept-out").write_text("name eight words of a poem now please")
     flags = ("--prompts", str(questions), "--exclude", str(tmp_path / "kept-out"))
+    flags += ("--follow-ups", "1")
     first = run(out, "--tokens", "1500", *flags)
     assert first.returncode == 0, first.stderr
     begun = list(ChatStore(out).exchanges())
-    second = run(out, "--tokens", "3000", *flags)
+    second = run(out, "--tokens", "7000", *flags)
     assert second.returncode == 0, second.stderr
     found = list(ChatStore(out).exchanges())
     assert found[: len(begun)] == begun
-    assert sum(e.num_tokens for e in found) >= 3000 > sum(e.num_tokens for e in begun) >= 1500
+    assert sum(e.num_tokens for e in found) >= 7000 > sum(e.num_tokens for e in begun) >= 1500
 
     tokenizer = load_tokenizer(EMBEDDED_TARGET)
     asked = [tokenizer.decode(e.prompt_ids, skip_special_tokens=False) for e in found]
@@ -86,6 +88,20 @@ def test_what_is_finished_is_kept_when_somebody_stops_it(tmp_path, number):
     if number == signal.SIGINT:
         assert f"tokens of {found.next_number} chats in {tmp_path}; stopped; the same" in text
     assert all(e.answer_ids for e in found.exchanges())
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(tmp_path):
+    with (tmp_path / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = run(tmp_path, "--tokens", "100")
+    assert found.returncode == 2
+    assert f"--out: {tmp_path}: another run writes there" in found.stderr
+
+
+def test_flags_that_cannot_be_split_are_refused(tmp_path):
+    found = run(tmp_path, "--tokens", "100", "--flags", "'")
+    assert found.returncode == 2
+    assert '--flags: "\'": No closing quotation' in found.stderr
 
 
 def test_a_target_without_a_chat_template_writes_none(tmp_path):

@@ -24,10 +24,12 @@ def test_a_question_is_asked_once_however_it_is_spelt():
     assert not questions.take("a" * (LONGEST + 1))
 
 
-@pytest.mark.parametrize("kind", ["text", "json", "gzip"])
+@pytest.mark.parametrize("kind", ["text", "wrapped", "json", "indented", "gzip"])
 def test_questions_that_share_words_in_a_row_with_excluded_text_are_not(tmp_path, kind):
     path, text = tmp_path / "bench", " ".join(WORDS)
-    line = text if kind == "text" else json.dumps({"id": 1, "turns": ["other", {"content": text}]})
+    value = {"id": 1, "turns": ["other", {"content": text.replace("word9 ", "word9\n")}]}
+    line = json.dumps(value, indent=1 if kind == "indented" else None)
+    line = {"text": text, "wrapped": text.replace(" word9", "\nword9")}.get(kind, line)
     path.write_bytes(gzip.compress(line.encode()) if kind == "gzip" else line.encode())
     questions = Questions(Overlap([path], "--exclude"))
     assert not questions.take("Well, " + ", ".join(WORDS[5 : 5 + NUM_WORDS]).upper() + "?")
@@ -44,7 +46,11 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 def test_questions_are_read_from_every_kind_of_line(tmp_path):
     path = tmp_path / "questions"
     lines = ["What is a monad?", "", '{"prompt": "one"}', '{"question": " two ", "answer": "x"}']
-    lines += ['{"turns": ["three", "more"]}', '{"messages": [{"role": "user", "content": "four"}]}']
+    lines += ['{"turns": ["three", "more"]}']
+    system, user = (
+        {"role": role, "content": text} for role, text in (("system", "be"), ("user", "four"))
+    )
+    lines += [json.dumps({"messages": [system, user]})]
     path.write_text("\n".join(lines))
     assert list(read_questions(path)) == ["What is a monad?", "one", "two", "three", "four"]
     path.write_text('what\n{"id": 1}\n')

@@ -77,6 +77,18 @@ def test_answers_stand_as_they_are_and_questions_as_complements():
     ]
 
 
+def test_windows_begin_inside_long_requests_too():
+    exchanges = [Exchange(0, 1.0, [1] * 300, [2] * 400), Exchange(1, 1.0, [3] * 10, [4] * 250)]
+    assert stream_of(exchanges)[1].tolist() == [0, 256, 512, 700]
+
+
+def test_every_kind_of_chat_is_held_out_and_whole():
+    held_out = {n for n in range(4000) if is_held_out(Exchange(n, 0.0, [1], [2]))}
+    assert 150 < len(held_out) < 250
+    assert all(sum(n % 4 == kind for n in held_out) > 30 for kind in range(4))
+    assert is_held_out(SECOND[0]) == is_held_out(SECOND[1])
+
+
 def test_rows_begin_where_requests_do_and_every_request_begins_one(tmp_path):
     exchanges = [Exchange(n, 1.0, [n] * 3, [n] * (5 + n % 4)) for n in range(40)]
     stream, starts = stream_of(exchanges)
