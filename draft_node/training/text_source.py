@@ -109,7 +109,7 @@ def chats(folder: Path, vocab_size: int) -> TextSource:
     if (most := max(max(part.max(), ~part.min()) for part in (training, held_out))) >= vocab_size:
         raise InvalidField("--data", f"{folder}: the target has no token {most}: not its chats")
     log.info("chats: %d requests, %d tokens, %d answers' tokens",
-             len(starts), len(training), (training >= 0).sum())  # fmt: skip
+             len(parts[False]), len(training), (training >= 0).sum())  # fmt: skip
     return TextSource({_CHAT: training}, {_CHAT: held_out}, (_CHAT,), {_CHAT: starts})
 
 
