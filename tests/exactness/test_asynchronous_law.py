@@ -8,7 +8,7 @@ draws that are still to count; the last kind of test is where it would show.
 The false-alarm rate is 1e-6 a test, whatever it tests together; all seeds are fixed. With
 probability above 0.9 a law of tokens is found that is off by a total variation of 0.06, in the
 direction that is hardest to see, and one of first tokens that is off by 0.13 in a group of 1,000.
-Six planted bugs show what that is good for.
+What that is good for the planted bugs of `tests.plants` show.
 """
 
 from dataclasses import replace
@@ -22,10 +22,10 @@ from specserve.link.loopback import Script
 from specserve.model.transformer import Transformer
 from target_node.budget import SurvivalBudget
 from target_node.miss_policy import Miss
-from tests.exactness import asynchronous_plants as plants
 from tests.exactness.dice import (
     ANSWER_LEN,
     COINS,
+    EVEN_SIDES,
     IN_TIME,
     ODD_COINS,
     ROWS,
@@ -38,7 +38,8 @@ from tests.exactness.speculative import RandomBudget
 from tests.specserve.model.checkpoints import QWEN3, load, write_checkpoint
 
 FALSE_ALARMS = 1e-6
-NUM_ANSWERS, NUM_PLANTED = 320, 320
+NUM_ANSWERS = 320
+NUM_SIBLINGS = 960  # answers where pairs of samples count
 RULES = REJECTION, FORESEEABLE = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
 FAULTS = Script(
     loss=0.05, duplication=0.1, reordering=0.1, bit_flips=0.05, garbage=0.1, stale=0.1, capacity=6
@@ -64,6 +65,10 @@ TABLES = {
     "moody lengths": Table(
         drafting=IN_TIME, drafter=MoodyDieDrafter, budget=partial(SurvivalBudget, 0.3)
     ),
+    # What was drafted here decides whether there is a block for the next round.
+    "moody coins drafted here": Table(
+        drafting=ONE_OUTCOME, dice=COINS, drafter=MoodyDieDrafter, miss=Miss.DRAFT_HERE
+    ),
     "odd coins": Table(drafting=ONE_OUTCOME, dice=ODD_COINS),
 }
 
@@ -77,8 +82,16 @@ ONE_RULE = {
     "few places": FORESEEABLE,
     "few blocks": REJECTION,
     "saguaro": REJECTION,
+    "moody coins drafted here": REJECTION,
 }
-CLEAN = [(name, rule) for name in TABLES for rule in RULES if ONE_RULE.get(name, rule) is rule]
+# A second and a half each: what mixes up rows, blocks, laws or keys falls to one of these.
+FAST = {"in time", "misses drafted here", "moody coins drafted here", "any regime"}
+CASES = [
+    pytest.param(name, rule, marks=[] if name in FAST else pytest.mark.slow)
+    for name in TABLES
+    for rule in RULES
+    if ONE_RULE.get(name, rule) is rule
+]
 
 
 @pytest.fixture(scope="module")
@@ -93,16 +106,7 @@ def least_p_value(throws: Throws) -> float:
     return min(fit.p_value for fit in fits) * len(fits)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
-def test_a_few_throws_have_their_law(model, rule):
-    throws = throw(model, replace(TABLES["late by accident"], rule=rule), 100)
-    assert least_p_value(throws) > FALSE_ALARMS
-    assert 0.1 < throws.hit_rate < 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "rule"), CLEAN)
+@pytest.mark.parametrize(("name", "rule"), CASES)
 def test_throws_have_their_law(model, name, rule):
     throws = throw(model, replace(TABLES[name], rule=rule), NUM_ANSWERS)
     assert least_p_value(throws) > FALSE_ALARMS
@@ -111,6 +115,14 @@ def test_throws_have_their_law(model, name, rule):
     assert (throws.num_switches > 10) is (name == "any regime")
     assert (throws.num_lives > 4) is (name == "faults and deaths")
     assert (throws.num_preemptions > 5) is (name == "few blocks")
+    assert throws.num_broken_laws == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_samples_of_a_request_are_independent(model, rule):
+    throws = throw(model, Table(rule, IN_TIME, EVEN_SIDES), NUM_SIBLINGS)
+    assert throws.pair_fit().p_value > FALSE_ALARMS
+    assert throws.num_accepted > 5000
 
 
 @pytest.mark.slow
@@ -124,34 +136,7 @@ def test_lateness_by_accident_leaves_blocks_late_and_in_time(model):
 
 
 def test_the_power_is_as_stated():
-    """With three joint tests and twelve groups at most, of four sides."""
-    each = FALSE_ALARMS / 15
+    """With four joint tests and twelve groups at most, of four sides."""
+    each = FALSE_ALARMS / 16
     assert power(NUM_ANSWERS * ANSWER_LEN, 3, 0.06, each) > 0.9
     assert power(1000, 3, 0.13, each) > 0.9
-
-
-# --- planted bugs ----------------------------------------------------------------------------
-
-PLANTED = {
-    "noise shares out": (plants.share_out_by_noise, TABLES["odd coins"], [FORESEEABLE]),
-    "keys of positions": (plants.draw_by_position_only, TABLES["moody coins"], RULES),
-    "lateness by content": (plants.hold_back_by_content, TABLES["in time"], RULES),
-    "another law": (plants.judge_by_a_flatter_law, TABLES["in time"], RULES),
-    "the next token's law": (
-        plants.judge_by_the_law_of_the_next_token,
-        TABLES["in time"],
-        RULES,
-    ),
-    "saguaro not told": (plants.judge_by_the_law_before_saguaro, TABLES["saguaro"], [REJECTION]),
-}
-CASES = [(name, rule) for name, (_, _, rules) in PLANTED.items() for rule in rules]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "rule"), CASES)
-def test_a_planted_bug_is_found(model, monkeypatch, name, rule):
-    """The same tables pass above, without the plant."""
-    plant, table, _ = PLANTED[name]
-    plant(monkeypatch)
-    throws = throw(model, replace(table, rule=rule), NUM_PLANTED)
-    assert least_p_value(throws) < FALSE_ALARMS

@@ -1,0 +1,122 @@
+"""`python -m tests.plants`: bugs planted one at a time, each of which its tests have to find.
+
+    python -m tests.plants                         all of them, and docs/plants.md anew
+    python -m tests.plants --list
+    python -m tests.plants --only stale-laws       one; several names may follow
+    python -m tests.plants --file target_node/asynchronous.py
+
+A plant is put into a copy of the tree, where the tests run that it names; for one that they do not
+find, the fast suite. Exits with 1 if a plant is not found by its own tests, or its code has moved.
+"""
+
+import argparse
+import difflib
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tests.plants.catalogue import PLANTS
+from tests.plants.plant import Plant
+from tests.plants.report import write_report
+from tests.plants.verdict import Found, Verdict, judge, unsound
+
+ROOT = Path(__file__).resolve().parents[2]
+REPORT = ROOT / "docs" / "plants.md"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    first, _, rest = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.plants",
+        description=first,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these plants; see --list")
+    parser.add_argument("--file", metavar="PATH", help="the plants of one file")
+    parser.add_argument("--list", action="store_true", help="names and what they break")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time (default: 2)")
+    parser.add_argument(
+        "--trust", action="store_true", help="do not run the tests without the plants first"
+    )
+    return parser
+
+
+def chosen(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Plant]:
+    """The plants that are asked for; ends the program for a name that is none."""
+    names = {plant.name: plant for plant in PLANTS}
+    for name in options.only or ():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1) or ["--list shows all"]
+            parser.error(f"argument --only: no plant is called {name!r}; {near[0]}?")
+    found = [plant for plant in PLANTS if not options.only or plant.name in options.only]
+    if options.file:
+        found = [plant for plant in found if plant.file == options.file]
+        if not found:
+            parser.error(f"argument --file: no plant breaks {options.file!r}")
+    if options.jobs < 1:
+        parser.error(f"argument --jobs: {options.jobs} is below 1")
+    return found
+
+
+def run(plants: list[Plant], jobs: int, *, trust: bool, console: Console) -> list[Verdict]:
+    """Verdicts in the order of `plants`, told as they come."""
+    bad: dict[str, str] = {}
+    if not trust:
+        console.print(f"the tests of {len(plants)} plants, on the tree as it is ...")
+        bad = unsound(plants, ROOT)
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[what]}"),
+    )
+    with Progress(*columns, console=console) as progress, ThreadPoolExecutor(jobs) as pool:
+        task = progress.add_task("", total=len(plants), what="")
+        verdicts = [
+            Verdict(plant, Found.BROKEN, f"without the plant: {bad[plant.name]}")
+            for plant in plants
+            if plant.name in bad
+        ]
+        waiting = [pool.submit(judge, plant, ROOT) for plant in plants if plant.name not in bad]
+        for future in as_completed(waiting):
+            verdicts.append(future.result())
+            progress.update(task, advance=1, what=verdicts[-1].plant.name)
+            console.print(line_of(verdicts[-1]), highlight=False, markup=False, soft_wrap=True)
+    places = {plant.name: place for place, plant in enumerate(plants)}
+    return sorted(verdicts, key=lambda verdict: places[verdict.plant.name])
+
+
+def line_of(verdict: Verdict) -> str:
+    """`name  caught  9.1 s  tests/...`."""
+    return f"{verdict.plant.name:42} {verdict.found:10} {verdict.seconds:6.1f} s  {verdict.by}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if all plants were found by their own tests."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    plants = chosen(options, parser)
+    if options.list:
+        for plant in plants:
+            sys.stdout.write(f"{plant.name:42} {plant.file}: {plant.breaks}\n")
+        return 0
+    began_s = time.monotonic()
+    verdicts = run(plants, options.jobs, trust=options.trust, console=Console(stderr=True))
+    lost = [verdict for verdict in verdicts if verdict.found is not Found.BY_ITS_TESTS]
+    if len(plants) == len(PLANTS) and not lost:
+        write_report(REPORT, verdicts, time.monotonic() - began_s)
+    sys.stdout.write(f"{len(verdicts) - len(lost)} of {len(verdicts)} caught by their tests\n")
+    for verdict in lost:
+        sys.stdout.write(f"{line_of(verdict)}\n")
+    return int(bool(lost))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
