@@ -5,8 +5,10 @@ Both are under the PSF licence (version 2), so that what is made of them may be 
 """
 
 import ast
+import functools
 import importlib
 import itertools
+import os
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -43,11 +45,9 @@ _ABOUT_TEXT = (
 def questions(seed: int) -> Iterator[str]:
     """Questions without an end, in an order that depends on `seed` alone."""
     rng = np.random.default_rng(seed)
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files = [p for p in sorted(root.rglob("*.py")) if not _SKIPPED & set(p.relative_to(root).parts)]
+    texts = [text for topic in _topics() for text in _paragraphs(topic)]
     while True:
-        code = _shuffled(files, rng)
-        texts = [text for topic in _topics() for text in _paragraphs(topic)]
+        code = _shuffled(_files(), rng)
         from_text = itertools.cycle([texts[int(i)] for i in rng.permutation(len(texts))])
         for path in code:
             pieces = list(_functions(path))
@@ -57,6 +57,16 @@ def questions(seed: int) -> Iterator[str]:
                 yield _pick(_ABOUT_TEXT, rng).format(text=next(from_text))
                 if doc:
                     yield _pick(_TO_CODE, rng).format(name=name, doc=doc)
+
+
+@functools.cache
+def _files() -> list[Path]:
+    """Of the standard library; what is skipped, packages beside it above all, is not read."""
+    found: list[Path] = []
+    for folder, folders, names in os.walk(sysconfig.get_paths()["stdlib"]):
+        folders[:] = [name for name in folders if name not in _SKIPPED]
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(found)
 
 
 def _pick(templates: tuple[str, ...], rng: np.random.Generator) -> str:
@@ -76,12 +86,21 @@ def _functions(path: Path) -> Iterator[tuple[str, str, str]]:
             tree = ast.parse(text)
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError):
         return
+    lines = text.split("\n")
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("__"):
-            source = ast.get_source_segment(text, node) or ""
+            source = _source(node, lines)
             doc = ast.get_docstring(node) or ""
             if _SHORTEST <= len(source) <= _LONGEST:
                 yield node.name, doc if _SHORTEST <= len(doc) <= _LONGEST else "", source
+
+
+def _source(node: ast.FunctionDef, lines: list[str]) -> str:
+    """As `ast.get_source_segment`, which splits the whole file for every function."""
+    assert node.end_lineno is not None
+    *before, last = lines[node.lineno - 1 : node.end_lineno]
+    last = last.encode()[: node.end_col_offset].decode()
+    return "\n".join([*before, last])[node.col_offset :]
 
 
 def _topics() -> list[str]:

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from draft_node.training.__main__ import main
 from draft_node.training.chats.store import ChatStore
 from specserve.client import Client
 from specserve.local_service import local_service
@@ -90,27 +91,32 @@ def test_what_is_finished_is_kept_when_somebody_stops_it(tmp_path, number):
     assert all(e.answer_ids for e in found.exchanges())
 
 
-def test_a_folder_that_another_run_writes_to_is_refused(tmp_path):
+def refusal(capsys, out, *flags: str) -> str:
+    """What the command says that refuses these, in this process: to start one takes seconds."""
+    assert main(command(out, *flags)[4:]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(capsys, tmp_path):
     with (tmp_path / "lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = run(tmp_path, "--tokens", "100")
-    assert found.returncode == 2
-    assert f"--out: {tmp_path}: another run writes there" in found.stderr
+        said = refusal(capsys, tmp_path, "--tokens", "100")
+    assert f"--out: {tmp_path}: another run writes there" in said
 
 
-def test_flags_that_cannot_be_split_are_refused(tmp_path):
-    found = run(tmp_path, "--tokens", "100", "--flags", "'")
-    assert found.returncode == 2
-    assert '--flags: "\'": No closing quotation' in found.stderr
+def test_flags_that_cannot_be_split_are_refused(capsys, tmp_path):
+    said = refusal(capsys, tmp_path, "--tokens", "100", "--flags", "'")
+    assert '--flags: "\'": No closing quotation' in said
 
 
-def test_a_target_without_a_chat_template_writes_none(tmp_path):
+def test_a_target_without_a_chat_template_writes_none(capsys, tmp_path):
     for path in EMBEDDED_TARGET.iterdir():
         (tmp_path / path.name).symlink_to(path)
     config = tmp_path / "tokenizer_config.json"
     config.unlink()
     config.write_text("{}")
     (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
-    found = run(tmp_path / "out", "--target", str(tmp_path), "--tokens", "100")
-    assert found.returncode == 2
-    assert "has no chat template, so it writes no chats" in found.stderr
+    flags = ("--target", str(tmp_path), "--tokens", "100")
+    assert "has no chat template, so it writes no chats" in refusal(
+        capsys, tmp_path / "out", *flags
+    )
