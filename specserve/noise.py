@@ -167,19 +167,11 @@ class OnceKeys:
         words = self.branch_words + int(purpose)
         return _exponentials(self.nonces, self.sample_words, self.positions, words, num_tokens)
 
-    def exponential_at(self, purpose: Purpose, token_ids: Tensor) -> Tensor:
-        """`exponential` at chosen ids only, bit for bit: int64 [R, K] to float32 [R, K]."""
-        bits = self._float_bits(purpose, token_ids >> 2)
-        return _exponential(bits.gather(2, (token_ids & 3).unsqueeze(2)).squeeze(2))
-
     def uniform(self, purpose: Purpose) -> Tensor:
         """One uniform variate a key, float32 [R], above 0 and below 1."""
-        bits = self._float_bits(purpose, torch.zeros_like(self.nonces).unsqueeze(1))[:, 0, 0]
-        return _uniform(bits)
-
-    def _float_bits(self, purpose: Purpose, blocks: Tensor) -> Tensor:
-        words = self.branch_words + int(purpose)
-        return _word_bits(self.nonces, self.sample_words, self.positions, words, blocks)
+        words, blocks = self.branch_words + int(purpose), torch.zeros_like(self.nonces).unsqueeze(1)
+        bits = _word_bits(self.nonces, self.sample_words, self.positions, words, blocks)
+        return _uniform(bits[:, 0, 0])
 
 
 def host_uniforms(words: np.ndarray) -> np.ndarray:

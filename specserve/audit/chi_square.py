@@ -80,13 +80,21 @@ def power(num_samples: int, freedom: int, distance: float, false_alarms: float) 
 
 
 def _merged(cells: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """(expected, count) of cells, the rarest ones put together."""
-    kept = sorted(cells, reverse=True)
+    """(expected, count) of cells, the rarest ones put together.
+
+    Counts have no say in who is put together, not even among equally rare ones: sound laws would
+    look worse than they are.
+    """
+    kept = sorted(cells, key=_expected, reverse=True)
     while len(kept) > 1 and kept[-1][0] < MIN_EXPECTED:
         (expected, count), (more, others) = kept.pop(), kept.pop()
         kept.append((expected + more, count + others))
-        kept.sort(reverse=True)
+        kept.sort(key=_expected, reverse=True)
     return kept
+
+
+def _expected(cell: tuple[float, int]) -> float:
+    return cell[0]
 
 
 def _upper_gamma(shape: float, x: float) -> float:

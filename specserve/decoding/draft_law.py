@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specserve.noise import OnceKeys, Purpose
-
 PAD_ID = 2**31 - 1  # beyond any vocabulary, and the last id when sorted
 _MAX_EXCESS = 1e-4  # of a sum over 1; rounding makes 1e-6, a flipped bit nearly always more
 
@@ -32,17 +30,11 @@ class DraftLaw:
     probs: Tensor
 
     @staticmethod
-    def top(weights: Tensor, num_kept: int) -> "DraftLaw":
-        """The `num_kept` largest of each row of `weights` [N, V], at or above zero, renormalised.
+    def of_entries(ids: Tensor, weights: Tensor) -> "DraftLaw":
+        """Renormalised weights, at or above zero, at distinct ids, [N, M], in any order.
 
         Any penalties, temperature and truncation of the draft are in the weights already.
         """
-        kept, ids = weights.topk(min(num_kept, weights.shape[1]), dim=1)
-        return DraftLaw.of_entries(ids, kept)
-
-    @staticmethod
-    def of_entries(ids: Tensor, weights: Tensor) -> "DraftLaw":
-        """Renormalised weights at distinct ids, [N, M], in any order."""
         probs = weights.double() / weights.sum(dim=1, keepdim=True, dtype=torch.float64)
         probs = probs.to(weights.dtype)  # where the least of weights may vanish
         if _are_in_order(ids, probs):
@@ -67,12 +59,6 @@ class DraftLaw:
             torch.cat([pad(x.ids, m, value=PAD_ID) for x, m in zip(laws, missing, strict=True)]),
             torch.cat([pad(x.probs, m) for x, m in zip(laws, missing, strict=True)]),
         )
-
-    def draw(self, keys: OnceKeys) -> Tensor:
-        """One token a row, int64 [N], by the exponential race of the rejection family."""
-        noise = keys.exponential_at(Purpose.DRAFT, self.ids)
-        winners = (noise / self.probs).argmin(dim=1, keepdim=True)
-        return self.ids.gather(1, winners).squeeze(1)
 
     def at(self, token_ids: Tensor) -> Tensor:
         """The probability of one token a row, int64 [N]; zero for a token outside the law."""

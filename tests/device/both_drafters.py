@@ -262,7 +262,7 @@ def compare_noise(device: torch.device) -> None:
             partial(noise.exponential_noise, seeds, samples, positions, Purpose.OUTPUT, 64),
             partial(noise.exponential_noise_at, seeds, samples, positions, Purpose.OUTPUT, ids),
             partial(keys.exponential, Purpose.DRAFT, 10),
-            partial(keys.exponential_at, Purpose.RECOVERY, ids),
+            partial(keys.exponential, Purpose.RECOVERY, 64),
             partial(keys.uniform, Purpose.ACCEPTANCE),
         ]
     plain = [make().cpu() for make in wanted]

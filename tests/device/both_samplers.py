@@ -14,6 +14,7 @@ from specserve.decoding.verification import recorded_ratio
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.decoding.verification.verify import verify
+from tests.specserve.decoding.laws import law_of_likeliest
 from tests.specserve.decoding.test_sampling import state
 
 NUM_TOKENS, NUM_KEPT = 301, 9  # more than a nucleus is looked for among at first
@@ -51,7 +52,7 @@ def random_laws(
     drafted = torch.tensor([token for row in rows for token in row.drafted], dtype=torch.int64)
     scores = 2 * torch.randn(len(drafted), NUM_TOKENS, generator=generator)
     scores[torch.arange(len(drafted)), drafted] += 8
-    law = DraftLaw.top(scores.softmax(1), NUM_KEPT)
+    law = law_of_likeliest(scores.softmax(1), NUM_KEPT)
     judges = torch.tensor(
         [k < len(row.drafted) for row in rows for k in range(len(row.drafted) + 1)]
     )

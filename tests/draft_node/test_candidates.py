@@ -8,12 +8,12 @@ from draft_node.candidates import Flight, candidates_of
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.plan import in_flight
 from draft_node.speculation_cache import DraftedBlock, told_block
-from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.noise_table import NoiseTable
 from specserve.drafting import SpeculationBatch
 from specserve.link.messages import BlockKey, Foresight, RowReport
 from specserve.noise import Purpose, exponential_noise
 from specserve.slot_scores import BatchScores
+from tests.specserve.decoding.laws import law_of_likeliest
 
 VOCAB, LENGTH, CPU = 2000, 4, torch.device("cpu")
 # Flat, so that a race is often won by a token that no list of likely ones would hold.
@@ -73,7 +73,7 @@ def test_all_tokens_run_in_the_race(rule):
 
 
 def test_rows_of_every_form_are_ranked_as_if_alone():
-    law = DraftLaw.top(LOGITS[0].softmax(dim=1), 40)
+    law = law_of_likeliest(LOGITS[0].softmax(dim=1), 40)
     told = told_block(
         report_of(seed=6),
         Foresight(

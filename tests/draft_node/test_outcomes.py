@@ -11,9 +11,9 @@ from draft_node.outcomes import (
     outcome_weights,
     rank_candidates,
 )
-from specserve.decoding.draft_law import DraftLaw
 from specserve.noise import Purpose, exponential_noise
 from specserve.slot_scores import SlotScores
+from tests.specserve.decoding.laws import law_of_likeliest
 
 VOCAB, NUM_SLOTS = 300, 5
 
@@ -69,7 +69,7 @@ def test_with_shared_noise_the_first_candidate_wins_the_race_the_target_runs(tem
 
 def test_laws_and_logits_give_the_same_order():
     logits = logits_of()
-    law = DraftLaw.top((logits / 0.7).softmax(1), 64)
+    law = law_of_likeliest((logits / 0.7).softmax(1), 64)
     scales = torch.full((NUM_SLOTS,), 1 / 0.7)
     for is_shared in (False, True):
         noise = noise_of(is_shared=is_shared)
@@ -97,7 +97,7 @@ def test_noise_beyond_the_next_token_has_no_say():
 
 
 def test_padding_is_never_a_candidate():
-    law = DraftLaw.top(torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.4, 0.3, 0.2, 0.1]]), 4)
+    law = law_of_likeliest(torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.4, 0.3, 0.2, 0.1]]), 4)
     found = rank_candidates(
         SlotScores.of_law(law), noise_of(2, is_shared=True), torch.tensor([0, NO_TOKEN]), 6
     )

@@ -3,11 +3,11 @@ from dataclasses import replace
 import torch
 
 from draft_node.speculation_cache import DraftedBlock, SpeculationCache
-from specserve.decoding.draft_law import DraftLaw
 from specserve.drafting import SpeculationBatch
 from specserve.link.messages import BlockKey
 from specserve.slot_scores import BatchScores
 from tests.draft_node.rounds import Rounds, tokens
+from tests.specserve.decoding.laws import law_of_likeliest
 
 TEXT = tokens(10).tolist()
 
@@ -102,7 +102,7 @@ def test_all_columns_are_there_where_they_are_few_enough_for_a_race(monkeypatch)
 
 
 def test_scores_of_a_law_are_its_logarithms():
-    law = DraftLaw.top(torch.rand(8, 30), 5)
+    law = law_of_likeliest(torch.rand(8, 30), 5)
     drawn = SpeculationBatch(torch.zeros(2, 4, dtype=torch.int64), law, None)
     slots = BatchScores.of(drawn, torch.ones(2), 6).slots(1, 2)
     assert torch.equal(slots.ids, law.ids[4:6])

@@ -6,10 +6,10 @@ from collections import defaultdict
 import pytest
 import torch
 
-from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.verification.rule import VerificationRule
 from tests.exactness.enumeration.sequences import rounds_of
 from tests.exactness.enumeration.toy import Toy
+from tests.specserve.decoding.laws import law_of_likeliest
 
 A, B = 0, 1
 TARGET, DRAFT = [0.7, 0.3], [0.5, 0.5]
@@ -22,7 +22,7 @@ class AppendixA(Toy):
         return [math.log(p) for p in TARGET]
 
     def draft_law(self, context):
-        return DraftLaw.top(torch.tensor([DRAFT], dtype=torch.float64), 2)
+        return law_of_likeliest(torch.tensor([DRAFT], dtype=torch.float64), 2)
 
 
 def survivals(first_token):

@@ -7,10 +7,10 @@ from functools import cache
 import torch
 
 from specserve.decoding.batch import SamplingBatch
-from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.sampling import target_probs
 from specserve.decoding.state import SamplingState
 from specserve.types import SamplingParams
+from tests.specserve.decoding.laws import law_of_likeliest
 
 PROMPT = (0, 1)
 
@@ -70,4 +70,4 @@ class Toy:
             "disjoint": torch.where(probs == probs.max(), 0.0, noise),
             "one-hot": (noise == noise.max()).double(),
         }[self.draft]
-        return DraftLaw.top(weights.unsqueeze(0), self.num_kept)
+        return law_of_likeliest(weights.unsqueeze(0), self.num_kept)

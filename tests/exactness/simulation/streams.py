@@ -1,185 +1,165 @@
-"""Many samples decoded round by round by the real `verify`, with the policies of a service around.
+"""Many samples decoded round by round by what the service decodes with: `ColocatedDraft` proposes,
+`Sampler` judges and cuts. Only the two models are replaced, by tables of their laws.
 
-Laws depend on the position alone, so plain decoding emits independent tokens with known laws, and
-what a wrong row, key or policy does to them shows. A policy is a method; planted bugs override it.
+Laws depend on the row and the position, never on what was generated, so plain decoding emits
+independent tokens with known laws; a wrong row, position, law or key shifts what comes out.
 """
+
+import random
 
 import torch
 
-from specserve.decoding.batch import SamplingBatch
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.sampling import NO_TOKEN
-from specserve.decoding.verification import verify as verify_module
-from specserve.decoding.verification.batch import RatioKeys, RowGroup, VerificationBatch
-from specserve.decoding.verification.rule import VerificationRule
-from specserve.noise import OnceKeys, Purpose, exponential_noise_at
+from specserve.decoding.drawing import BlockLayout
+from specserve.drafting import SpeculationBatch
+from specserve.types import Request, SamplingParams
+from target_node.drafting import ColocatedDraft, RowToDraft, needs_law
+from target_node.sampler import Sampler
+from target_node.scheduler import Row
+from target_node.sequence import Sequence
+from tests.exactness.simulation.laws import ALL, NUM_KEPT, VOCAB_SIZE, Laws, cells
 
-_PERIOD = 3  # positions after which the laws repeat
-TARGET = [[0.55, 0.3, 0.15], [0.1, 0.3, 0.6], [0.4, 0.4, 0.2]]
-DRAFT = [[0.3, 0.3, 0.4], [0.4, 0.35, 0.25], [0.25, 0.65, 0.1]]
+PROMPT = [0]
+CPU = torch.device("cpu")
+
+
+class TableDrafter:
+    """`Drafter` of blocks whose laws stand in a table; its rows are those of `Streams`."""
+
+    name = "table"
+    holds_tokens_in_flight = True
+    stops_in_time = False
+    feature_size = 0
+    features = None
+
+    def __init__(self, laws, gamma):
+        self.laws = laws
+        self.gamma = gamma
+        self.context_lens = {}
+
+    def context_len(self, row):
+        return self.context_lens.get(row, 0)
+
+    def extend(self, update):
+        for row, start, count in zip(update.rows, update.starts, update.counts, strict=True):
+            assert start == self.context_len(row)
+            self.context_lens[row] = start + count
+
+    def draft(self, batch, rule):
+        rows = torch.tensor(batch.rows)
+        positions = torch.tensor([self.context_len(row) + 1 for row in batch.rows])
+        drawing = rule.begin(BlockLayout(positions, self.gamma, VOCAB_SIZE, None))
+        drawn = [
+            drawing.draw(
+                slot, self.laws.at(self.laws.drafts, rows, positions + slot).log()[:, None]
+            )
+            for slot in range(self.gamma)
+        ]
+        return SpeculationBatch(torch.cat(drawn, dim=1), drawing.law(), None)
+
+    def truncate(self, row, length):
+        self.context_lens[row] = length
+
+    def free(self, row):
+        self.context_lens.pop(row, None)
 
 
 class Streams:
-    """`num_streams` samples under one rule; every round drafts `gamma` tokens for each."""
+    """`num_streams` samples, two of each request; every round drafts `gamma` tokens for each.
 
-    gamma = 2
+    If they `are_mixed`, three requests in six have seeds of their own, which makes them coupled.
+    """
 
-    def __init__(self, rule, num_streams, target=TARGET, draft=DRAFT, first_nonce=1):
-        self.rule = rule
-        self.target = torch.tensor(target).log()
-        self.draft_weights = torch.tensor(draft)
-        self.streams = torch.arange(num_streams)
-        self.nonces = self.streams + first_nonce
-        self.sample_indices = torch.zeros_like(self.nonces)
-        self.lengths = torch.zeros_like(self.nonces)
-        self.round_id = 0
-
-    # --- policies ----------------------------------------------------------------------------
-
-    def drawn_law(self, positions):
-        """What drafts are drawn from at these positions, [N]."""
-        return DraftLaw.top(self.draft_weights[positions % len(self.draft_weights)], 3)
-
-    def shipped_law(self, positions):
-        return self.drawn_law(positions)
-
-    def draft_keys(self, positions):
-        return once_keys(self.nonces, self.sample_indices, positions, self.round_id)
-
-    def verify_lens(self, drafted):
-        """int64 [N]. Here: any length, by stream and round, whatever was drafted."""
-        return (self.streams + self.round_id) % (self.gamma + 1)
-
-    def observe(self, drafted, verify_lens, num_accepted, next_tokens):
-        """Sees each round's outcomes before `lengths` advance."""
-
-    # --- the round ---------------------------------------------------------------------------
-
-    def run(self, num_tokens):
-        """The first `num_tokens` tokens of every stream, int64 [N, num_tokens]."""
-        output = torch.full((len(self.streams), num_tokens + self.gamma + 1), NO_TOKEN)
-        while bool((self.lengths < num_tokens).any()):
-            drafted, num_accepted, next_tokens = self.play_round()
-            tokens = torch.cat((drafted, next_tokens.unsqueeze(1)), dim=1)
-            tokens = tokens.scatter(1, num_accepted.unsqueeze(1), next_tokens.unsqueeze(1))
-            for place in range(self.gamma + 1):
-                # What lies beyond the accepted tokens is overwritten by the next round.
-                at = (self.lengths + place).clamp(max=output.shape[1] - 1)
-                output.scatter_(1, at.unsqueeze(1), tokens[:, place : place + 1])
-            self.lengths = (self.lengths + num_accepted + 1).clamp(max=num_tokens)
-        return output[:, :num_tokens]
-
-    def play_round(self):
-        drafted = torch.stack([self.draft_at(i) for i in range(self.gamma)], dim=1)
-        verify_lens = self.verify_lens(drafted)
-        batch, row_of, offsets = self.batch_of(drafted, verify_lens)
-        positions = self.lengths[row_of] + offsets
-        judging = offsets < verify_lens[row_of]
-        law = self.shipped_law(positions[judging])
-        logits = self.target[positions % len(self.target)]
-        coupled = self.rule is VerificationRule.COUPLED
-        found = verify_module.verify(logits, batch, None if coupled else law)
-        self.observe(drafted, verify_lens, found.num_accepted, found.next_tokens)
-        self.round_id += 1
-        return drafted, found.num_accepted, found.next_tokens
-
-    def draft_at(self, offset):
-        positions = self.lengths + offset
-        law = self.drawn_law(positions)
-        if self.rule is not VerificationRule.COUPLED:
-            return law.draw(self.draft_keys(positions))
-        winners = (self.output_noise(positions, law.ids) / law.probs).argmin(dim=1, keepdim=True)
-        return law.ids.gather(1, winners).squeeze(1)
-
-    def shared_noise(self, positions):
-        """The same for the whole vocabulary."""
-        ids = torch.arange(self.target.shape[1]).expand(len(positions), -1)
-        return self.output_noise(positions, ids)
-
-    def guess(self, drafted, verify_lens, k):
-        """What the draft takes for the next token if k tokens stand, int64 [N] as k: its own law
-        raced on the shared noise, without the token that was then rejected."""
-        positions = self.lengths + k
-        weights = self.draft_weights[positions % len(self.draft_weights)]
-        rejected = drafted.gather(1, k.clamp(max=self.gamma - 1).unsqueeze(1))
-        others = weights.scatter(1, rejected, 0.0)
-        weights = torch.where((k < verify_lens).unsqueeze(1), others, weights)
-        return (self.shared_noise(positions) / weights).argmin(dim=1)
-
-    def output_noise(self, positions, ids):
-        """The noise that target and draft share, float32 [N, M]."""
-        keys = (self.nonces, self.sample_indices, positions)
-        return exponential_noise_at(*keys, Purpose.OUTPUT, ids)
-
-    def batch_of(self, drafted, verify_lens):
-        """The round's batch, and for every logits row its stream and place; no Python a row."""
-        row_of = torch.repeat_interleave(self.streams, verify_lens + 1)
-        starts = (verify_lens + 1).cumsum(0) - verify_lens - 1
-        offsets = torch.arange(len(row_of)) - starts[row_of]
-        judging = offsets < verify_lens[row_of]
-        tokens = drafted[row_of, offsets.clamp(max=self.gamma - 1)]
-        nonces, samples = self.nonces[row_of], self.sample_indices[row_of]
-        positions = self.lengths[row_of] + offsets
-        places = judging.nonzero().squeeze(1)
-        coupled = self.rule is VerificationRule.COUPLED
-        group = RowGroup(
-            rule=self.rule,
-            rows=self.streams,
-            logits_rows=None,
-            sampling=SamplingBatch(
-                num_rows=len(row_of),
-                greedy_rows=None,
-                random_rows=torch.arange(len(row_of)),
-                temperatures=torch.ones(len(row_of), dtype=torch.float64),
-                keys=torch.stack((positions, samples, nonces)),
-                edits=None,
-                truncation=None,
-            ),
-            drafted=torch.where(judging, tokens, NO_TOKEN),
-            starts=starts,
-            verify_lens=verify_lens,
-            max_verify_len=self.gamma,
-            ratio=None
-            if coupled
-            else RatioKeys(
-                once=once_keys(nonces, samples, positions, self.round_id),
-                law_rows=torch.arange(len(places)),
-                law_places=places,
-            ),
+    def __init__(
+        self, rule, num_streams, *, pairs=ALL, num_tokens=3, gamma=3, first_nonce=1, are_mixed=False
+    ):
+        self.laws, self.num_tokens, self.gamma = Laws(pairs), num_tokens, gamma
+        self.draft = ColocatedDraft(
+            TableDrafter(self.laws, gamma),
+            None,
+            vocab_size=VOCAB_SIZE,
+            num_kept=NUM_KEPT,
+            max_extension=num_streams * num_tokens,
+            device=CPU,
         )
-        batch = VerificationBatch(len(self.streams), len(row_of), len(places), (group,))
-        return batch, row_of, offsets
+        self.sampler = Sampler(eos_token_ids=(), max_model_len=99, device=CPU, default_rule=rule)
+        requests = [
+            Request(
+                request_id=str(number),
+                prompt_token_ids=PROMPT,
+                sampling=SamplingParams(max_tokens=num_tokens, n=2),
+                seed=first_nonce + number,
+                seeded_by_user=are_mixed and number // 3 % 2 == 1,
+            )
+            for number in range(num_streams // 2)
+        ]
+        self.sequences = [
+            Sequence(request, sample, arrival=2 * number + sample)
+            for number, request in enumerate(requests)
+            for sample in range(2)
+        ]
+        self.source = random.Random(first_nonce)
 
+    # --- for whom has another policy -----------------------------------------------------------
 
-def once_keys(nonces, sample_indices, positions, round_id):
-    """`OnceKeys.build` for tensors; branch 0."""
-    return OnceKeys(nonces, positions, sample_indices | round_id << 12, torch.zeros_like(nonces))
+    def verify_len(self, sequence):
+        """Any, whatever was drafted."""
+        return self.source.randrange(self.gamma + 1)
 
+    def observe(self, rows, results):
+        """Sees the outcomes of each round before the sequences do."""
 
-def expected_law(num_tokens, target=TARGET):
-    """Probabilities of all outputs of this length, flattened, float64."""
-    law = torch.ones(1, dtype=torch.float64)
-    for position in range(num_tokens):
-        probs = torch.tensor(target[position % len(target)], dtype=torch.float64)
-        law = torch.outer(law, probs).flatten()
-    return law
+    # --- rounds --------------------------------------------------------------------------------
 
+    def run(self):
+        """The tokens of every stream, int64 [N, num_tokens]."""
+        running = self.sequences
+        while running:
+            self.play_round(running)
+            running = [sequence for sequence in running if sequence.finish_reason is None]
+        return torch.tensor([sequence.token_ids[len(PROMPT) :] for sequence in self.sequences])
 
-def cells(tokens, num_values):
-    """Each row of `tokens` [N, T] as one index into `expected_law`."""
-    index = torch.zeros_like(tokens[:, 0])
-    for column in tokens.unbind(dim=1):
-        index = index * num_values + column
-    return index
+    def play_round(self, running):
+        """The rows of these sequences and what was found for them."""
+        to_draft = [
+            RowToDraft(each, self.sampler.state(each), self.sampler.rule(each)) for each in running
+        ]
+        found = self.draft.speculate(to_draft)
+        rows = [
+            Row(each, 1, 1, samples=True).verifying(found[each], self.verify_len(each))
+            for each in running
+        ]
+        places = [
+            (row.speculation.place, row.verify_len)
+            for row, drafted in zip(rows, to_draft, strict=True)
+            if row.verify_len and needs_law(drafted)
+        ]
+        laws = self.draft.laws(places) if places else None
+        results = self.sampler.sample(rows, self.target_logits(rows), laws)
+        self.observe(rows, results)
+        for row, result in zip(rows, results, strict=True):
+            sequence = row.sequence
+            sequence.token_ids += result.token_ids
+            sequence.num_computed += 1 + result.num_accepted
+            sequence.num_rounds += 1
+            sequence.finish_reason = result.finish_reason
+        return rows, results
 
+    def target_logits(self, rows):
+        """[sum of num_logits, V], row after row."""
+        places = [
+            (row.sequence.arrival, len(row.sequence.token_ids) + k)
+            for row in rows
+            for k in range(row.num_logits)
+        ]
+        return self.laws.at(self.laws.targets, *torch.tensor(places).T).log()
 
-def p_value(indices, law):
-    """Chi-square test of indices int64 [N] against a law over all of them, float64."""
-    counts = torch.bincount(indices, minlength=len(law)).double()
-    if counts[law == 0].sum() > 0:
-        return 0.0
-    expected = law[law > 0] * len(indices)
-    assert expected.min() >= 5, "merge cells: too few draws expected in one"
-    statistic = ((counts[law > 0] - expected) ** 2 / expected).sum()
-    half = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
-    return torch.special.gammaincc(half, statistic / 2).item()
+    # --- what came out -------------------------------------------------------------------------
+
+    def counts(self, tokens):
+        """Of outputs, int64 [kinds, cells]; for `expected`."""
+        return self.laws.counts(cells(tokens), VOCAB_SIZE**self.num_tokens)
+
+    def expected(self):
+        """The laws of outputs, one a kind."""
+        kinds = range(self.laws.num_kinds)
+        return [self.laws.outputs(kind, len(PROMPT), self.num_tokens) for kind in kinds]

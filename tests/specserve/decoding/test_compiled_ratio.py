@@ -16,6 +16,7 @@ from specserve.decoding.verification import verify as verify_module
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
 from specserve.decoding.verification.ratio import accept_probs, accepts
 from specserve.decoding.verification.rule import VerificationRule
+from tests.specserve.decoding.laws import law_of_likeliest
 from tests.specserve.decoding.test_sampling import state
 
 pytestmark = pytest.mark.skipif(compiled.numba is None, reason="no numba here")
@@ -44,7 +45,7 @@ def laws_of(rows, num_tokens, num_kept, generator):
     drafted = torch.tensor([token for row in rows for token in row.drafted], dtype=torch.int64)
     scores = torch.randn(len(drafted), num_tokens, generator=generator) * 2
     scores[torch.arange(len(drafted)), drafted] += 3
-    return DraftLaw.top(scores.softmax(1), num_kept), scores
+    return law_of_likeliest(scores.softmax(1), num_kept), scores
 
 
 def both(logits, rows, law):
@@ -320,7 +321,7 @@ def test_tokens_have_the_targets_law(rule):
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(2, 12, generator=generator) * 1.5
     target = (logits[0] / 0.8).softmax(0)
-    law = DraftLaw.top((torch.randn(1, 12, generator=generator) * 2).softmax(1), 5)
+    law = law_of_likeliest((torch.randn(1, 12, generator=generator) * 2).softmax(1), 5)
     drawn = torch.multinomial(law.probs[0], count, replacement=True, generator=generator)
     drafted = law.ids[0][drawn].tolist()
     states = [state(seed=n, temperature=0.8) for n in range(count)]

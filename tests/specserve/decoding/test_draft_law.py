@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from specserve import compiled
+from specserve.audit.chi_square import goodness_of_fit
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
+from specserve.decoding.drawing import BlockLayout, Sampled
 from specserve.decoding.verification.ratio import accepts
 from specserve.noise import OnceKeys, Purpose, _uniform
-from tests.specserve.decoding.test_sampling import chi_square_tail
 
 
 def law_of(*rows):
@@ -17,12 +19,12 @@ def law_of(*rows):
     return DraftLaw.of_entries(torch.tensor(ids), torch.tensor(weights))
 
 
-def test_top_keeps_the_likeliest_and_renormalises_in_float32():
-    law = DraftLaw.top(torch.tensor([[0.1, 0.4, 0.0, 0.2, 0.3], [0.0, 0.0, 5.0, 0.0, 0.0]]), 3)
-    assert law.ids.tolist() == [[1, 3, 4], [2, PAD_ID, PAD_ID]]
+def test_entries_are_put_in_order_and_renormalised_in_float32():
+    law = law_of({1: 0.4, 4: 0.3, 3: 0.2, 0: 0.0}, {2: 5.0})
+    assert law.ids.tolist() == [[1, 3, 4, PAD_ID], [2, PAD_ID, PAD_ID, PAD_ID]]
     assert law.probs.dtype == torch.float32
-    assert law.probs[0].tolist() == pytest.approx([4 / 9, 2 / 9, 3 / 9])
-    assert law.probs[1].tolist() == [1, 0, 0]
+    assert law.probs[0].tolist() == pytest.approx([4 / 9, 2 / 9, 3 / 9, 0])
+    assert law.probs[1].tolist() == [1, 0, 0, 0]
     assert law.sound(5).all()
 
 
@@ -32,9 +34,29 @@ def test_a_weight_that_vanishes_when_it_is_divided_is_no_entry():
     assert law.sound(5).all()
 
 
-def test_top_of_a_large_vocabulary_is_sound_and_small():
-    weights = torch.rand(16, 151_936, generator=torch.Generator().manual_seed(0)) ** 8
-    law = DraftLaw.top(weights, 64)
+def drawn_from(logits, keys, num_kept, way="draw"):
+    """Tokens [N] and their laws, one a row of `logits` [N, V], as drafts draw under the ratio test.
+
+    `way` is a method of the drawing.
+    """
+    rule = Sampled(torch.ones(len(logits)), keys, num_kept)
+    drawing = rule.begin(BlockLayout(keys.positions, 1, logits.shape[1], None))
+    drawn = getattr(drawing, way)(0, logits.unsqueeze(1))
+    return drawn.squeeze(1), drawing.law()
+
+
+WAYS = [
+    pytest.param(
+        "_draw_compiled", marks=pytest.mark.skipif(compiled.numba is None, reason="no numba here")
+    ),
+    "_draw_by_torch",
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_law_of_a_large_vocabulary_is_sound_and_small(way):
+    logits = 8 * torch.rand(16, 151_936, generator=torch.Generator().manual_seed(0)).log()
+    _, law = drawn_from(logits, once_keys(range(16)), 64, way)
     assert law.ids.shape == (16, 64)
     assert law.sound(151_936).all()
     assert torch.allclose(law.probs.double().sum(dim=1), torch.ones(16).double(), atol=1e-6)
@@ -50,11 +72,11 @@ def test_at_and_subtraction_read_the_same_law():
     assert (probs == 0.5).all()
 
 
-def test_certain_laws_are_one_hot_and_draw_their_token():
+def test_certain_laws_are_one_hot():
     law = DraftLaw.certain(torch.tensor([7, 0]))
     assert law.sound(8).all()
-    keys = OnceKeys.build([1, 2], [0, 0], [0, 0], [0, 0], [5, 5])
-    assert law.draw(keys).tolist() == [7, 0]
+    assert law.ids.tolist() == [[7], [0]]
+    assert law.probs.tolist() == [[1], [1]]
 
 
 def test_laws_of_several_drafters_join_padded():
@@ -65,25 +87,31 @@ def test_laws_of_several_drafters_join_padded():
     assert joined.sound(8).all()
 
 
-def test_drawn_tokens_have_the_law():
-    """Chi-square over 50,000 draws at a false-alarm rate of 1e-6; padding never comes."""
-    num_rows = 50_000
-    one = law_of({9: 0.5, 1: 0.3, 6: 0.15, 2: 0.05, 3: 0.0})
-    law = DraftLaw(one.ids.expand(num_rows, -1), one.probs.expand(num_rows, -1))
-    zeros = [0] * num_rows
-    drawn = law.draw(OnceKeys.build(zeros, zeros, zeros, range(num_rows), zeros))
-    assert set(drawn.tolist()) == {1, 2, 6, 9}
-    counts = torch.bincount(drawn, minlength=10).double()[[1, 2, 6, 9]]
-    expected = torch.tensor([0.3, 0.05, 0.15, 0.5]).double() * num_rows
-    assert chi_square_tail(((counts - expected) ** 2 / expected).sum(), 3) > 1e-6
+def once_keys(branches):
+    zeros = [0] * len(branches)
+    return OnceKeys.build(zeros, zeros, zeros, branches, zeros)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_drawn_tokens_have_the_law(way):
+    """Chi-square over 50,000 draws at a false-alarm rate of 1e-6; what is not kept never comes."""
+    logits = torch.full((10,), -torch.inf)
+    kept, weights = [1, 2, 6, 9], torch.tensor([0.3, 0.05, 0.15, 0.5])
+    logits[kept] = weights.log()
+    logits[3] = -5.0  # the fifth
+    drawn, law = drawn_from(logits.repeat(50_000, 1), once_keys(range(50_000)), 4, way)
+    assert law.ids.unique(dim=0).tolist() == [kept]
+    counts = torch.bincount(drawn, minlength=10)
+    assert goodness_of_fit(counts[kept].tolist(), weights.tolist()).p_value > 1e-6
+    assert counts.sum() == counts[kept].sum()
 
 
 def test_every_part_of_a_once_key_changes_the_draw():
     base = {"nonces": 1, "sample_indices": 1, "rounds": 1, "branches": 1, "positions": 1}
     variants = [base, *({**base, name: 2} for name in base)]
     keys = OnceKeys.build(**{name: [v[name] for v in variants] for name in base})
-    law = DraftLaw.top(torch.ones(len(variants), 4096), 4096)
-    assert law.draw(keys).unique().numel() == len(variants)
+    drawn, _ = drawn_from(torch.zeros(len(variants), 4096), keys, 4096)
+    assert drawn.unique().numel() == len(variants)
 
 
 def test_no_branch_of_one_purpose_meets_the_noise_of_another():

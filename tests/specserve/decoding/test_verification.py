@@ -15,6 +15,7 @@ from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
 from specserve.decoding.verification.ratio import accept_probs, accepts, residual_probs
 from specserve.decoding.verification.rule import VerificationRule, rule_for_life
 from specserve.decoding.verification.verify import verify
+from tests.specserve.decoding.laws import law_of_likeliest
 from tests.specserve.decoding.test_sampling import random_state, state
 
 RULES = list(VerificationRule)
@@ -262,23 +263,23 @@ def test_what_was_rejected_leaves_mass_behind():
     generator = torch.Generator().manual_seed(0)
     p, q = (torch.rand(200, 8, generator=generator).double() ** 4 for _ in range(2))
     p, q = (law / law.sum(dim=1, keepdim=True) for law in (p, q))
-    residual = residual_probs(p, DraftLaw.top(q, 8))
+    residual = residual_probs(p, law_of_likeliest(q, 8))
     rejected = (q * (1 - accept_probs(p.flatten(), q.flatten()).view_as(p))).sum(dim=1)
     assert torch.allclose(residual.sum(dim=1), rejected, atol=1e-14)
 
 
 def test_residuals_at_their_edges():
     p = torch.tensor([[0.5, 0.5, 0.0, 0.0]])
-    disjoint = residual_probs(p, DraftLaw.top(torch.tensor([[0.0, 0.0, 0.9, 0.1]]), 2))
+    disjoint = residual_probs(p, law_of_likeliest(torch.tensor([[0.0, 0.0, 0.9, 0.1]]), 2))
     assert torch.equal(disjoint, p)
-    equal = residual_probs(p, DraftLaw.top(p, 4))
+    equal = residual_probs(p, law_of_likeliest(p, 4))
     assert torch.equal(equal, p)  # cannot be asked for: an equal law is never rejected
-    covered = residual_probs(p, DraftLaw.top(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), 1))
+    covered = residual_probs(p, law_of_likeliest(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), 1))
     assert covered.tolist() == [[0.0, 0.5, 0.0, 0.0]]
     empty = DraftLaw(torch.tensor([[PAD_ID]]), torch.zeros(1, 1))
     assert torch.equal(residual_probs(p, empty), p)
     rounding = torch.tensor([[0.5 - 2.0**-25, 0.5 - 2.0**-25, 1e-40, 0.0]])
-    assert torch.equal(residual_probs(rounding, DraftLaw.top(p, 2)), rounding)
+    assert torch.equal(residual_probs(rounding, law_of_likeliest(p, 2)), rounding)
 
 
 def test_an_equal_law_is_always_accepted():

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from specserve.decoding.draft_law import DraftLaw
 from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.decoding.verification.verify import verify
+from tests.specserve.decoding.laws import law_of_likeliest
 from tests.specserve.decoding.test_sampling import state
 
 NUM_TOKENS = 4000
@@ -40,7 +40,7 @@ def random_round(num_rows, device):
     logits[:, :8] += 8
     weights = torch.zeros(batch.num_laws, NUM_TOKENS)
     weights[:, :8] = torch.rand(batch.num_laws, 8, generator=generator) + 0.1
-    law = DraftLaw.top(weights.to(device), 8)
+    law = law_of_likeliest(weights.to(device), 8)
     return logits.to(device), batch, law
 
 
