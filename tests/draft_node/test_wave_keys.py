@@ -40,10 +40,10 @@ def alone(drafter, anchor_id, rule, gap=()):
     """What the drafter says by itself, by `rule`."""
     rounds = Rounds(drafter)
     rounds.take(TEXT, stream=99)
-    number = rounds.streams.find(99).number
+    (stream,) = rounds.streams
     if gap:
-        rounds.streams.provide([(rounds.streams.find(99), list(gap))])
-    batch = DraftBatch([number], torch.tensor([anchor_id]), context_lens=[END + len(gap)])
+        rounds.streams.provide([(stream, gap)])
+    batch = DraftBatch([stream.number], torch.tensor([anchor_id]), context_lens=[END + len(gap)])
     drawn = drafter.draft(batch, rule)
     rounds.streams.clear()
     return drawn.token_ids[0].tolist()
@@ -154,6 +154,7 @@ def test_no_two_blocks_have_one_key_whatever_attachment_made_them(dspark_drafter
 def test_a_round_of_more_blocks_than_there_are_keys_for_drafts_no_more(dspark_drafter, caplog):
     rounds = Rounds(dspark_drafter)
     rounds.take(TEXT, round=ROUND, rule="rejection", awaits=True)
-    rounds.streams.find(1).num_branches[ROUND] = MAX_BRANCHES
+    (stream,) = rounds.streams
+    stream.num_branches[ROUND] = MAX_BRANCHES
     assert rounds.finish() == []
     assert "more branches than there are keys for" in caplog.text
