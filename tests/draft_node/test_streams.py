@@ -13,6 +13,9 @@ from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.stream import ASK_AGAIN_S, GRACE_S, Hole, Segment
 from draft_node.streams import IDLE_ROUNDS, Streams
 from specserve.context_room import ContextRoom
+from specserve.decoding.drawing import Greedy
+from specserve.drafting import DraftBatch
+from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, make_drafter
 from tests.draft_node.rounds import CPU, Rounds, dspark, features_of, language_model, tokens
 from tests.specserve.model.checkpoints import load
 
@@ -141,6 +144,43 @@ def test_tokens_in_flight_enter_and_leave_a_context_of_token_ids(target):
     fresh.take_context(1, Segment(0, token_ids, np.empty((len(token_ids), 0), np.float32)))
     fresh.extend(100)
     torch.testing.assert_close(entries(drafter, 1), entries(whole, 1), atol=1e-5, rtol=1e-5)
+
+
+IN_FLIGHT = [TEXT[19], 1, 2, 3]  # an anchor and the block behind it
+
+
+@pytest.mark.parametrize("is_drafted", [True, False], ids=["drafted behind", "never used"])
+@pytest.mark.parametrize("num_accepted", range(4))
+@pytest.mark.parametrize("config", [DSPARK, DFLASH], ids=["dspark", "dflash"])
+def test_features_take_the_place_of_tokens_in_flight(
+    target, tmp_path, config, num_accepted, is_drafted
+):
+    """Those that stand, too: the context is the one that verified tokens alone would have made."""
+    drafter = make_drafter(tmp_path / "draft", config, target)
+    streams = Streams(drafter, dtype=torch.float32, device=CPU)
+    stream = streams.take_report(row(drafter, TEXT[:20], round=1))
+    streams.extend(100)
+    streams.provide([(stream, IN_FLIGHT)])
+    if is_drafted:  # which computes their entries
+        drafter.draft(DraftBatch([1], torch.tensor([7]), context_lens=[23]), Greedy())
+    known = [*TEXT[:19], *IN_FLIGHT[: 1 + num_accepted], 9]
+    streams.take_report(row(drafter, known, start=19, round=2))
+    while streams.extend(2):  # in pieces
+        pass
+    assert stream.is_current
+    assert stream.token_ids == known[:-1]
+
+    streams.take_context(2, segment(0, len(known) - 1, known))
+    streams.extend(100)
+    for layer in range(drafter.backbone.spec.decoder.num_layers):
+        for ours, expected in zip(
+            drafter.context.read(1, layer), drafter.context.read(2, layer), strict=True
+        ):
+            torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+    batch = DraftBatch([1, 2], torch.tensor([9, 9]), keep_logits=True)
+    drawn = drafter.draft(batch, Greedy())
+    torch.testing.assert_close(drawn.logits[0], drawn.logits[1], atol=1e-5, rtol=1e-5)
+    assert drawn.token_ids[0].tolist() == drawn.token_ids[1].tolist()
 
 
 @pytest.fixture

@@ -26,6 +26,14 @@ CUTS = ({}, {}, {"top_p": 0.7}, {"top_k": 5}, {"min_p": 0.05}, {"top_k": 40, "to
 FIELDS = ("num_accepted", "next_tokens", "bad_rows", "broken_laws", "spoiled_rows")
 
 
+@pytest.fixture(autouse=True)
+def seeds():
+    """Of whatever is drawn without a generator of its own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
 def rows_of(source, num_rows, num_tokens, rules=RATIO_RULES):
     rows = []
     for place in range(num_rows):
@@ -56,28 +64,34 @@ def both(logits, rows, law):
     return found, expected
 
 
-def assert_same(found, expected, least_share=1.0):
+def assert_same(found, expected):
+    """Bit for bit, of every row.
+
+    Laws differ by a few units in the last place, so what ties to rounding might end otherwise: of
+    a decision about once in a million. All draws here are from fixed seeds, and none of them does.
+    """
     for field in FIELDS:
-        same = getattr(found, field) == getattr(expected, field)
-        assert same.float().mean() >= least_share, field
+        assert torch.equal(getattr(found, field), getattr(expected, field)), field
 
 
 @pytest.mark.parametrize("num_tokens", [2, 7, 300, pytest.param(4099, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("num_kept", [1, 6, 512])
 def test_outcomes_are_torchs(num_tokens, num_kept):
     source, generator = random.Random(num_tokens), torch.Generator().manual_seed(num_kept)
-    num_equal = num_all = 0
+    num_accepted = num_drafted = 0
     for _ in range(20):
         rows = rows_of(source, 12, num_tokens)
         law, scores = laws_of(rows, num_tokens, num_kept, generator)
-        logits = 2 * torch.randn(sum(len(r.drafted) + 1 for r in rows), num_tokens)
+        num_logits = sum(len(row.drafted) + 1 for row in rows)
+        logits = 2 * torch.randn(num_logits, num_tokens)
         places = [n for n, last in enumerate(is_last(rows)) if not last]
         logits[places] += scores  # so that some stand
         found, expected = both(logits, rows, law)
-        assert_same(found, expected, least_share=0.9)  # whoever ties to rounding may win
-        num_equal += int((found.next_tokens == expected.next_tokens).sum())
-        num_all += len(rows)
-    assert num_equal >= 0.99 * num_all
+        assert_same(found, expected)
+        num_accepted += int(found.num_accepted.sum())
+        num_drafted += sum(len(row.drafted) for row in rows)
+    assert num_drafted > 600
+    assert num_accepted > 0  # hardly any of many tokens, and half of few
 
 
 def is_last(rows):
@@ -173,11 +187,12 @@ def test_laws_that_are_edited_are_torchs_too(num_tokens):
     for seed in range(10):
         rows = edited_rows(random.Random(seed), num_tokens)
         law, scores = laws_of(rows, num_tokens, 64, torch.Generator().manual_seed(seed))
-        logits = 0.3 * torch.randn(sum(len(row.drafted) + 1 for row in rows), num_tokens)
+        num_logits = sum(len(row.drafted) + 1 for row in rows)
+        logits = 0.3 * torch.randn(num_logits, num_tokens)
         logits[[n for n, last in enumerate(is_last(rows)) if not last]] += scores
         before = logits.clone()
         found, expected = both(logits, rows, law)
-        assert_same(found, expected, least_share=0.9)  # whoever ties to rounding may win
+        assert_same(found, expected)
         num_accepted += int(expected.num_accepted.sum())
         on_host = compiled_ratio.judge_rows(logits, rows, law)
         assert on_host is not None

@@ -40,9 +40,8 @@ def test_the_winner_has_the_least_time(num_tokens):
     keys = random_keys(rng, 600)
     times = times_of(logits, temperatures, keys)
     winners = winners_of(logits, temperatures, keys)
-    own = times[np.arange(600), winners]
-    assert np.all(own <= times.min(axis=1) * (1 + 3e-5))  # whoever ties to rounding may win
-    assert np.mean(winners == times.argmin(axis=1)) > 0.99
+    # Whoever ties to rounding might win, about once in a million races: of these none does.
+    assert winners.tolist() == times.argmin(axis=1).tolist()
 
 
 def test_what_is_impossible_never_wins():
@@ -64,7 +63,8 @@ def test_small_noise_keeps_its_bits():
     assert len(set(found[:4000])) == 4000
 
 
-def test_rows_without_numba_draw_the_same_but_for_ties(monkeypatch):
+def test_rows_without_numba_draw_the_same(monkeypatch):
+    """None of these ties to rounding, see above."""
     rng = np.random.default_rng(5)
     logits = torch.from_numpy((rng.standard_normal((400, 300)) * 3).astype(np.float32))
     kinds = [{"top_p": 0.9}, {}, {"temperature": 0.0}, {"top_k": 5}, {"temperature": 1.3}]
@@ -72,7 +72,7 @@ def test_rows_without_numba_draw_the_same_but_for_ties(monkeypatch):
     batch = SamplingBatch.build(states)
     compiled = sample(logits, batch).token_ids
     monkeypatch.setattr(noise_kernel, "is_usable", lambda: False)
-    assert (sample(logits, batch).token_ids == compiled).float().mean() > 0.99
+    assert sample(logits, batch).token_ids.tolist() == compiled.tolist()
 
 
 def test_one_compilation_serves_every_shape():

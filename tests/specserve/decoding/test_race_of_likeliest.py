@@ -37,7 +37,9 @@ def assert_same_draws(logits, temperatures, num_kept):
     assert torch.equal(law.ids, expected_law.ids)
     torch.testing.assert_close(law.probs, expected_law.probs, atol=1e-9, rtol=3e-6)
     assert law.sound(logits.shape[2]).all()
-    assert (tokens == expected).float().mean() > 0.99
+    assert torch.equal(
+        tokens, expected
+    )  # laws differ by ulps, and none of these races ties to them
     return tokens, law
 
 
