@@ -141,7 +141,9 @@ PLANTS = [
             places = self._places.pop(key.stream, {})
             found = {each.anchor_id: place for each, place in places.items()}.get(key.anchor_id)
         """,
-        tests=("tests/target_node/test_speculation_table.py::test_a_block_is_found_by_its_key_alone",),
+        tests=(
+            "tests/target_node/test_speculation_table.py::test_a_block_is_found_by_its_key_alone",
+        ),
         breaks="a row verifies a block that was drafted for another outcome",
         ways=_ASYNC,
     ),

@@ -1,4 +1,4 @@
-"""Bugs of the target's loop: who runs, in which blocks, what the prefix cache lends, what is kept."""
+"""Bugs of the target's loop: who runs, in which blocks, what is lent, verified and emitted."""
 
 from tests.plants.plant import Plant, Way
 
@@ -6,6 +6,7 @@ _BOTH = frozenset({Way.SYNC, Way.ASYNC})
 _SCHEDULER = "tests/target_node/test_scheduler.py"
 _RANDOM_LOAD = f"{_SCHEDULER}::test_random_load_never_deadlocks_never_leaks_and_every_sequence"
 _BLOCKS = "tests/target_node/test_blocks.py"
+_LOOPS = "tests/exactness/test_engine_law.py::test_answers_have_their_law"
 _SPECULATION = "tests/target_node/test_speculation.py"
 
 PLANTS = [
@@ -79,10 +80,12 @@ PLANTS = [
         symbol="Scheduler._prefill_row",
         was="first = max(sequence.num_computed, sequence.num_prompt_logprobs)",
         becomes="first = sequence.num_computed",
-        tests=(f"{_SCHEDULER}::test_prompt_logprobs_are_owed_once_even_when_the_prompt_is_cached"
-               "_or_preempted",
-               "tests/target_node/test_node.py"
-               "::test_prompt_logprobs_are_not_repeated_after_a_preemption"),
+        tests=(
+            f"{_SCHEDULER}::test_prompt_logprobs_are_owed_once_even_when_the_prompt_is_cached"
+            "_or_preempted",
+            "tests/target_node/test_node.py"
+            "::test_prompt_logprobs_are_not_repeated_after_a_preemption",
+        ),
         breaks="log probabilities of a prompt are told again after a preemption",
         ways=_BOTH,
     ),
@@ -103,8 +106,9 @@ PLANTS = [
         symbol="Scheduler.next_batch",
         was="budget = self.max_batch_tokens - len(rows)",
         becomes="budget = self.max_batch_tokens",
-        tests=(f"{_SCHEDULER}::test_a_long_prompt_is_chunked_and_decoding_rows_keep_going"
-               "_beside_it",),
+        tests=(
+            f"{_SCHEDULER}::test_a_long_prompt_is_chunked_and_decoding_rows_keep_going_beside_it",
+        ),
         breaks="a forward has more tokens than engine.max_batch_tokens",
         ways=_BOTH,
     ),
@@ -124,9 +128,11 @@ PLANTS = [
         symbol="Sequence.order",
         was="return (self.request.priority, self.arrival, self.sample_index)",
         becomes="return (self.request.priority, -self.num_preemptions, self.arrival)",
-        tests=("tests/target_node/test_node.py"
-               "::test_a_preempted_sequence_keeps_its_place_before_later_arrivals",
-               f"{_RANDOM_LOAD}_completes"),
+        tests=(
+            "tests/target_node/test_node.py"
+            "::test_a_preempted_sequence_keeps_its_place_before_later_arrivals",
+            f"{_RANDOM_LOAD}_completes",
+        ),
         breaks="a request that was preempted goes before those that came earlier",
         ways=_BOTH,
     ),
@@ -136,7 +142,7 @@ PLANTS = [
         symbol="Scheduler.redo",
         was="sequence.num_rounds += 1  # what this round drew is never drawn again",
         becomes="",
-        tests=(f"{_SCHEDULER}::test_a_round_that_is_done_again_has_other_noise",),
+        tests=(f"{_SCHEDULER}::test_a_round_that_is_done_again_is_another_one",),
         breaks="a round that is computed again is judged by noise that decided already",
         ways=_BOTH,
     ),
@@ -157,7 +163,9 @@ PLANTS = [
         symbol="Admission.admit",
         was="in_turn = self._in_turn([row for row in rows if self.may_speculate(row)])",
         becomes="in_turn = self._in_turn([row for row in rows if row.sequence in found])",
-        tests=(f"{_SPECULATION}::test_whether_a_row_was_drafted_for_moves_no_other_rows_blocks",),
+        tests=(
+            f"{_SPECULATION}::test_whether_a_row_was_drafted_for_does_not_move_another_rows_blocks",
+        ),
         breaks="a block that came in time takes those of the row beside, and so decides on it",
         ways=_BOTH,
     ),
@@ -177,7 +185,7 @@ PLANTS = [
         symbol="Admission._limit",
         was="room = self._sampler.room(row.sequence) - 1",
         becomes="room = self._sampler.room(row.sequence)",
-        tests=(f"{_SPECULATION}::test_no_token_is_verified_that_has_no_room_in_the_answer",),
+        tests=(f"{_SPECULATION}::test_no_token_is_verified_that_the_answer_has_no_room_for",),
         breaks="the last forward of an answer verifies a token that can never be part of it",
         ways=_BOTH,
     ),
@@ -187,8 +195,10 @@ PLANTS = [
         symbol="survival_of",
         was="product *= min(max(confidence, 0.0), 1.0)",
         becomes="product = min(max(confidence, 0.0), 1.0)",
-        tests=("tests/target_node/test_drafts.py"
-               "::test_likely_positions_get_the_places_and_never_out_of_order",),
+        tests=(
+            "tests/target_node/test_drafts.py"
+            "::test_likely_positions_get_the_places_and_never_out_of_order",
+        ),
         breaks="a place is verified for its own confidence, whatever stands before it",
         ways=_BOTH,
     ),
@@ -198,10 +208,37 @@ PLANTS = [
         symbol="Scheduler.with_drafts",
         was="if not verify_len:",
         becomes="if not verify_len or speculation.token_ids[0] == row.sequence.token_ids[-1]:",
-        tests=("tests/exactness/test_asynchronous_law.py"
-               "::test_throws_have_their_law[in time-rejection]",),
+        tests=(
+            "tests/exactness/test_asynchronous_law.py"
+            "::test_throws_have_their_law[in time-rejection]",
+        ),
         breaks="a draft that only repeats its anchor is not verified, so repetitions are too rare",
         ways=_BOTH,
+    ),
+    Plant(
+        name="chain-confident-after-the-draw",
+        file="draft_node/drafters/chain_steps.py",
+        symbol="TorchSteps.run",
+        was="self._token_ids.append(self._chains.drawing.draw(slot, logits))",
+        becomes="""
+            self._token_ids.append(self._chains.drawing.draw(slot, logits))
+            if self._confidences:
+                probs = logits.softmax(dim=-1)
+                self._confidences[-1] = probs.gather(2, self._token_ids[-1][:, :, None])[:, :, 0]
+        """,
+        tests=(f"{_LOOPS}[language model, ending blindly among the best-rejection]",),
+        breaks="whether a drafted token is verified depends on which one it is",
+        ways=_BOTH | {Way.TORCH},
+    ),
+    Plant(
+        name="head-confident-after-the-draw",
+        file="draft_node/drafters/block_drafter.py",
+        symbol="BlockDrafter._drawn",
+        was="previous_ids = torch.cat([anchor_ids[:, None], drawn.token_ids[:, :-1]], dim=1)",
+        becomes="previous_ids = drawn.token_ids",
+        tests=(f"{_LOOPS}[dspark, by confidence-rejection]",),
+        breaks="a confidence head is asked about a token with the token itself before it",
+        ways=_BOTH | {Way.TORCH},
     ),
     # --- what is emitted -------------------------------------------------------------------------
     Plant(
@@ -210,10 +247,12 @@ PLANTS = [
         symbol="Sampler._commit",
         was="num_held_back=max(0, sampling.min_tokens - sequence.num_generated),",
         becomes="num_held_back=sampling.min_tokens,",
-        tests=("tests/target_node/test_node.py"
-               "::test_an_end_of_sequence_token_stops_unless_ignored_and_never_before_min_tokens",
-               "tests/exactness/test_speculative_decoding.py"
-               "::test_a_few_requests_are_those_of_plain_decoding[language model]"),
+        tests=(
+            "tests/target_node/test_node.py"
+            "::test_an_end_of_sequence_token_stops_unless_ignored_and_never_before_min_tokens",
+            "tests/exactness/test_speculative_decoding.py"
+            "::test_a_few_requests_are_those_of_plain_decoding[language model]",
+        ),
         breaks="end tokens after min_tokens do not end the answer",
         ways=_BOTH,
     ),

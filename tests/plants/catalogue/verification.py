@@ -12,8 +12,9 @@ _ENUMERATED = (
     "tests/exactness/enumeration/test_rules.py"
     "::test_the_law_of_the_output_is_that_of_plain_decoding"
 )
-_IN_TIME = (
-    "tests/exactness/test_asynchronous_law.py::test_throws_have_their_law[in time-rejection]"
+_HOST_ROWS = (
+    "tests/specserve/decoding/test_compiled_ratio.py"
+    "::test_rows_on_the_host_have_the_outcomes_of_a_batch_of_tensors"
 )
 _COMPILED_IS_TORCHS = "tests/specserve/decoding/test_compiled_ratio.py::test_outcomes_are_torchs"
 
@@ -266,7 +267,7 @@ PLANTS = [
         symbol="ratio_rows",
         was="uniforms=noise.host_uniforms(once.plus(Purpose.ACCEPTANCE).array()),",
         becomes="uniforms=noise.host_uniforms(once.plus(Purpose.RECOVERY).array()),",
-        tests=(_IN_TIME,),
+        tests=(_HOST_ROWS,),
         breaks="what follows a rejected token is drawn by the noise that rejected it",
         ways=_COMPILED,
     ),
@@ -299,7 +300,7 @@ PLANTS = [
         becomes="return LogitEdits.of([row.state for row in rows for _ in (*row.drafted, None)])",
         tests=(
             "tests/specserve/decoding/test_compiled_ratio.py"
-            "::test_rows_on_the_host_have_the_outcomes_of_a_batch_of_tensors",
+            "::test_laws_that_are_edited_are_torchs_too",
         ),
         breaks="penalties of a drafted token's successors do not count it",
         ways=_COMPILED,
