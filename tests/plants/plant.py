@@ -26,7 +26,8 @@ class Plant:
     """In `symbol` of `file`, `was` becomes `becomes`.
 
     `symbol` is a qualified name ("Streams.extend", or a constant of the module). `was` occurs in it
-    once: a piece of a line, or whole lines without the indentation they have in common.
+    once: a piece of a line, or whole lines without the indentation they have in common, as soon as
+    one of the two is more than one line.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Plant:
         return first - 1, node.end_lineno
 
     def _edited(self, inside: str) -> str:
-        if "\n" not in self.was:
+        if "\n" not in self.was and "\n" not in self.becomes:
             self._check_count(inside.count(self.was))
             return inside.replace(self.was, self.becomes)
         was = _lines(self.was)

@@ -193,3 +193,40 @@ def test_who_waits_for_blocks_keeps_its_cached_prefix_for_longest():
     while subject.waiting:
         finish_round(subject, subject.next_batch())
     assert waiting.num_cached == 24
+
+
+def test_no_block_is_lent_that_was_not_computed_to_its_end():
+    """The KV of an anchor is yet to come: in its place may lie that of a rejected draft."""
+    subject = scheduler()
+    first = sequence(0, [5] * 4, max_tokens=20)
+    subject.add(first)
+    while len(first.token_ids) < 8:
+        (row,) = subject.next_batch()
+        first.token_ids.append(1)
+        subject.commit(row)
+    later = sequence(1, [*first.token_ids, 9])
+    subject.add(later)
+    subject.next_batch()
+    assert (first.num_computed, later.num_cached) == (7, 4)
+
+
+def test_drafts_have_the_places_that_prompts_leave():
+    subject = scheduler(tokens=16)
+    subject.add(sequence(0, [5] * 4, max_tokens=20))
+    finish_round(subject, subject.next_batch())
+    subject.add(sequence(1, [6] * 9))
+    rows = subject.next_batch()
+    assert [row.num_tokens for row in rows] == [1, 9]
+    assert subject.room_for_drafts(rows) == 6
+
+
+def test_a_round_that_is_done_again_is_another_one():
+    """What its noise decided must not be decided by it once more."""
+    subject, redone = scheduler(), sequence(0, [1, 2, 3])
+    subject.add(redone)
+    rounds = []
+    for _ in range(3):
+        subject.next_batch()
+        rounds.append(redone.num_rounds)
+        subject.redo(redone)
+    assert len(set(rounds)) == 3

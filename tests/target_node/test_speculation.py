@@ -209,3 +209,22 @@ def test_drafts_leave_every_running_row_a_block():
     subject = Round([8, 8, 8], places=9, spare=1, gamma=3)
     assert sum(subject.verify_lens([Speculation((3, 4, 5), None)] * 3)) == 3
     assert subject.pool.num_free == 3
+
+
+def test_whether_a_row_was_drafted_for_does_not_move_another_rows_blocks():
+    """One spare block: who is late, for whatever reason, must not decide on its neighbour."""
+    speculation = Speculation((3, 4, 5), (0.9, 0.9, 0.9))
+
+    def verified(drafted: list[int]) -> int:
+        subject = Round([8, 8], places=9, spare=1, gamma=3)
+        found = {subject.rows[place].sequence: speculation for place in drafted}
+        return subject.admission.admit(subject.rows, found)[1].verify_len
+
+    assert verified([0, 1]) == verified([1])
+
+
+@pytest.mark.parametrize(("length", "verified"), [(990, 6), (996, 3), (998, 1), (999, 0)])
+def test_no_token_is_verified_that_the_answer_has_no_room_for(length, verified):
+    """Contexts hold 1,000 tokens, of which the last one is the target's own."""
+    subject = Round([length], places=9, spare=9, gamma=6)
+    assert subject.verify_lens([Speculation((3,) * 6)]) == [verified]

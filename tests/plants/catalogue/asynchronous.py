@@ -4,6 +4,8 @@ from tests.plants.plant import Plant, Way
 
 _ASYNC = frozenset({Way.ASYNC})
 _LAW = "tests/exactness/test_asynchronous_law.py"
+_IN_TIME = f"{_LAW}::test_throws_have_their_law[in time-rejection]"
+_LINKS = "tests/target_node/test_draft_links.py"
 
 PLANTS = [
     Plant(
@@ -24,6 +26,241 @@ PLANTS = [
         becomes="for row in sorted(rows, key=lambda row: row.sequence in self._blocks):",
         tests=(f"{_LAW}::test_throws_have_their_law[misses drafted here-rejection]",),
         breaks="laws of local drafts attach to rows that have a pushed block",
+        ways=_ASYNC,
+    ),
+    # --- laws that were pushed -------------------------------------------------------------------
+    Plant(
+        name="pushed-laws-flattened",
+        file="target_node/asynchronous.py",
+        symbol="_law_of",
+        was="return DraftLaw(padded.to(device), torch.from_numpy(probs.copy()).to(device))",
+        becomes="""
+            probs = probs / probs.max(axis=1, keepdims=True)
+            law = padded.to(device), torch.from_numpy(probs).to(device).sqrt()
+            return DraftLaw.of_entries(*law)
+        """,
+        tests=(_IN_TIME,),
+        breaks="pushed blocks are judged as if they had been drawn at another temperature",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="pushed-laws-of-the-next-token",
+        file="target_node/asynchronous.py",
+        symbol="_law_of",
+        was="""
+            ids: Tokens = block.push.law_ids[block.place, :length]
+            probs = block.push.law_probs[block.place, :length]
+        """,
+        becomes="""
+            ids: Tokens = block.push.law_ids[block.place, 1 : length + 1]
+            probs = block.push.law_probs[block.place, 1 : length + 1]
+        """,
+        tests=(_IN_TIME,),
+        breaks="a drafted token is judged by the probabilities of the one behind it",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="law-before-saguaro",
+        file="draft_node/saguaro.py",
+        symbol="Saguaro._Draws.draw",
+        was="return self.inner.draw(first_slot, logits.scatter_add(2, prepared, shifts))",
+        becomes="""
+            token_ids = self.inner.draw(first_slot, logits.scatter_add(2, prepared, shifts))
+            self.inner.laws.pop()
+            self.inner.draw(first_slot, logits)
+            return token_ids
+        """,
+        tests=(f"{_LAW}::test_throws_have_their_law[saguaro-rejection]",),
+        breaks="the law that is shipped is the drafter's own, not the one that was drawn from",
+        ways=_ASYNC,
+    ),
+    # --- what may decide whether a block is there ------------------------------------------------
+    Plant(
+        name="outcomes-pruned-by-the-race",
+        file="draft_node/outcomes.py",
+        symbol="_candidates",
+        was="possible = ids.masked_fill(scores == -torch.inf, NO_TOKEN).cpu().numpy()",
+        becomes="""
+            behind = scores < scores[:, :1] - 0.5
+            possible = ids.masked_fill(behind | (scores == -torch.inf), NO_TOKEN).cpu().numpy()
+        """,
+        tests=(f"{_LAW}::test_throws_have_their_law[odd coins-foreseeable]",),
+        breaks="where the race of shared noise is clear others get more prepared, and so hit",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="drawn-by-position-alone",
+        file="draft_node/waves.py",
+        symbol="WaveDrafter._sampled",
+        was="""
+            rounds=[branch.key.round for branch in branches],
+            branches=[self._branch_number(branch) for branch in branches],
+        """,
+        becomes="""
+            rounds=[0] * len(branches),
+            branches=[0] * len(branches),
+        """,
+        tests=(f"{_LAW}::test_throws_have_their_law[moody coins-rejection]",),
+        breaks="round after round a position is drafted by noise that decided already",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="blocks-held-back-by-content",
+        file="draft_node/presolve.py",
+        symbol="Presolve._send",
+        was="if self._send_push is not None and not self._send_push(wave.push()):",
+        becomes="""
+            kept = [each for each in wave.blocks if each.token_ids[0] != each.key.anchor_id]
+            wave = type(wave)(kept, wave.drawn, wave.law, wave.seconds)
+            if self._send_push is not None and kept and not self._send_push(wave.push()):
+        """,
+        tests=(_IN_TIME,),
+        breaks="a block that only repeats its anchor is not pushed, so repetitions are too rare",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="last-token-of-a-block-verified",
+        file="target_node/asynchronous.py",
+        symbol="AsynchronousSpeculation._usable",
+        was="token_ids = block.token_ids[:-1]",
+        becomes="token_ids = block.token_ids",
+        tests=(
+            "tests/target_node/test_asynchronous.py"
+            "::test_the_last_token_of_a_block_is_never_verified",
+        ),
+        breaks="what follows a block that stands as a whole is never foreseen",
+        ways=_ASYNC,
+    ),
+    # --- keys, rounds, epochs --------------------------------------------------------------------
+    Plant(
+        name="block-found-by-its-anchor",
+        file="target_node/speculation_table.py",
+        symbol="SpeculationTable.find",
+        was="found = self._places.pop(key.stream, {}).get(key)",
+        becomes="""
+            places = self._places.pop(key.stream, {})
+            found = {each.anchor_id: place for each, place in places.items()}.get(key.anchor_id)
+        """,
+        tests=(
+            "tests/target_node/test_speculation_table.py::test_a_block_is_found_by_its_key_alone",
+        ),
+        breaks="a row verifies a block that was drafted for another outcome",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="blocks-of-any-round",
+        file="target_node/speculation_table.py",
+        symbol="SpeculationTable.add",
+        was="if round_of(key.stream) != key.round:",
+        becomes="if round_of(key.stream) is None:",
+        tests=(
+            "tests/target_node/test_speculation_table.py"
+            "::test_only_blocks_of_the_coming_round_of_a_live_stream_are_kept",
+        ),
+        breaks="late blocks lie in the way of those in time, and late waves are not counted",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="epoch-used-again",
+        file="target_node/draft_links.py",
+        symbol="DraftLinks._attach",
+        was="self._last_epoch += 1",
+        becomes="self._last_epoch = 1 + max(each.epoch for each in self._peers)",
+        tests=(f"{_LINKS}::test_every_attachment_has_an_epoch_of_its_own",),
+        breaks="what a dead draft pushed counts as its successor's",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="the-dead-want-something",
+        file="target_node/draft_links.py",
+        symbol="DraftLinks._want",
+        was="if self.with_epoch(message.epoch) is not None:",
+        becomes="if message.epoch <= self._last_epoch:",
+        tests=(f"{_LINKS}::test_only_the_living_may_want_something",),
+        breaks="a dead draft's last wish is told to its successor",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="owner-of-a-request-by-number",
+        file="target_node/draft_links.py",
+        symbol="DraftLinks.peer_of",
+        was='return max(attached, key=lambda p: zlib.crc32(f"{request_id}/{p.index}".encode()))',
+        becomes="return attached[zlib.crc32(request_id.encode()) % len(attached)]",
+        tests=(f"{_LINKS}::test_requests_are_shared_out_and_only_those_of_a_dead_draft_move",),
+        breaks="the death of one draft moves the requests of all others, who know nothing of them",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="successor-untold",
+        file="target_node/streams.py",
+        symbol="Stream.told",
+        was="self.epoch, self.num_sent, self.knows_fields = epoch, 0, False",
+        becomes="self.epoch, self.knows_fields = epoch, False",
+        tests=(
+            "tests/target_node/test_streams.py"
+            "::test_what_was_told_to_one_attachment_is_unknown_to_the_next",
+        ),
+        breaks="a draft process that was started again never hears of texts before",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="fields-told-once",
+        file="target_node/streams.py",
+        symbol="Stream.told",
+        was="self.epoch, self.num_sent, self.knows_fields = epoch, 0, False",
+        becomes="self.epoch, self.num_sent = epoch, 0",
+        tests=(
+            "tests/target_node/test_reporting.py"
+            "::test_who_takes_a_drafts_place_is_told_of_fields_again",
+        ),
+        breaks="a draft process that was started again drafts without requests' penalties",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="sent-counts-the-anchor",
+        file="target_node/reporting.py",
+        symbol="Reporter._send",
+        was="each.stream.num_sent = max(each.stream.num_sent, each.end)",
+        becomes="each.stream.num_sent = max(each.stream.num_sent, each.end + 1)",
+        tests=(
+            "tests/target_node/test_reporting.py"
+            "::test_a_report_is_the_anchor_what_came_before_it_and_what_is_verified_now",
+        ),
+        breaks="features of every anchor are missing from what a draft is told",
+        ways=_ASYNC,
+    ),
+    # --- drafts beside the target ----------------------------------------------------------------
+    Plant(
+        name="bonus-unforeseen",
+        file="target_node/local_drafts.py",
+        symbol="LocalDrafts.foresight",
+        was="scores = self._drafts[kind].scores(row.sequence, row.verify_len + 1)",
+        becomes="scores = self._drafts[kind].scores(row.sequence, row.verify_len)",
+        tests=(
+            "tests/target_node/test_misses.py"
+            "::test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen[coupled]",
+        ),
+        breaks="after a miss whose draft stands as a whole comes another miss",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="features-of-the-position-before",
+        file="target_node/feature_cache.py",
+        symbol="FeatureCache._slots",
+        was="positions = np.arange(start, end)",
+        becomes="positions = np.arange(start, end) - (start > 0)",
+        tests=("tests/target_node/test_feature_cache.py",),
+        breaks="drafters read the features of another position, and guess worse",
+        ways=frozenset({Way.SYNC, Way.ASYNC}),
+    ),
+    Plant(
+        name="miss-policy-deaf",
+        file="target_node/miss_policy.py",
+        symbol="MissPolicy.heard",
+        was="self._silent_until_s = 0.0",
+        becomes="self._silent_until_s = max(0.0, self._silent_until_s)",
+        tests=("tests/target_node/test_miss_policy.py",),
+        breaks="a draft that answers again is not waited for until a second has passed",
         ways=_ASYNC,
     ),
 ]

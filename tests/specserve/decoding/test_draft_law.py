@@ -1,5 +1,7 @@
 """The draft's law: made once, drawn from as it is, and refused when it is none."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -168,3 +170,13 @@ def test_what_is_no_law_is_noticed(law):
     emptied = law.only(law.sound(8))
     assert emptied.ids.tolist() == [[PAD_ID, PAD_ID]]
     assert emptied.probs.tolist() == [[0.0, 0.0]]
+
+
+def test_no_two_keys_of_a_request_are_one():
+    """Of neighbouring samples, rounds and branches, and of the first and last ones."""
+    samples, rounds, branches = (0, 1, 2, 4095), (0, 1, 2, 4096), (0, 1, 2, 255, 256)
+    columns = list(zip(*itertools.product(samples, rounds, branches), strict=True))
+    same = [7] * len(columns[0])
+    keys = OnceKeys.build(same, *columns, same)
+    noise = torch.cat([keys.exponential(purpose, 4) for purpose in Purpose])
+    assert noise.unique().numel() == noise.numel()

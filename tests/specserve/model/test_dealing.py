@@ -125,3 +125,20 @@ def test_more_ranks_than_there_is_to_deal_are_refused(changes, field, most):
         rf"{most} ranks work, as in --topology {most}\+0$",
     ):
         check_ranks(spec, most + 1)
+
+
+def test_of_many_ranks_the_shares_of_each_are_tried():
+    def dealt(num_ranks):
+        return [heads.columns(8) for heads in deal_heads(24, 3, num_ranks)]
+
+    for rank in range(24):
+        rows = rows_of(dealt, rank, 24, 24)
+        assert tuple(map(len, rows.own)) in {tuple(map(len, tried)) for tried in rows.tried}
+
+
+def test_shares_of_one_width_that_lie_otherwise_are_tried_too():
+    def dealt(num_ranks):
+        return [(share,) for share in deal(100, num_ranks)]
+
+    whole, (first, last) = dealt(1)[0], dealt(2)
+    assert rows_of(dealt, 1, 2, 2).tried == (whole, first, last)

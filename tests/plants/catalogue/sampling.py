@@ -1,0 +1,247 @@
+"""Bugs of sampling: edits, truncation, temperature, ties, noise, what is told of it."""
+
+from tests.plants.plant import Plant, Way
+
+_TORCH = frozenset({Way.TORCH})
+_COMPILED = frozenset({Way.COMPILED})
+_SAMPLING = "tests/specserve/decoding/test_sampling.py"
+_DEFINED = f"{_SAMPLING}::test_float64_probs_equal_the_definition"
+_RACE = "tests/specserve/decoding/test_race_of_likeliest.py::test_laws_and_tokens_are_torchs"
+_KEYS = "tests/specserve/decoding/test_draft_law.py"
+
+PLANTS = [
+    # --- edits -----------------------------------------------------------------------------------
+    Plant(
+        name="repetition-rewards",
+        file="specserve/decoding/logit_edits.py",
+        symbol="apply_edits",
+        was="values = (values / repetition).where(values > 0, values * repetition)",
+        becomes="values = values / repetition",
+        tests=(_DEFINED,),
+        breaks="repetition_penalty makes unlikely tokens that were seen likelier",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="presence-of-the-prompt",
+        file="specserve/decoding/logit_edits.py",
+        symbol="apply_edits",
+        was="values -= presence * (edits.counts > 0)",
+        becomes="values -= presence",
+        tests=(_DEFINED,),
+        breaks="presence_penalty counts tokens of the prompt that were never generated",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="bias-of-another-row",
+        file="specserve/decoding/batch.py",
+        symbol="LogitEdits.of",
+        was="biased = [(row, state) for row, state in enumerate(states) if state.has_bias]",
+        becomes="biased = list(enumerate(state for state in states if state.has_bias))",
+        tests=(f"{_SAMPLING}::test_a_row_has_the_same_bits_alone_and_in_any_batch",),
+        breaks="logit_bias of a request is that of a neighbour as soon as one of them has none",
+        ways=_TORCH,
+    ),
+    # --- truncation and temperature --------------------------------------------------------------
+    Plant(
+        name="nucleus-before-top-k",
+        file="specserve/decoding/truncation.py",
+        symbol="truncate",
+        was="""
+            if truncation.max_top_k > 0:
+                weights = _apply_top_k(scaled, weights, truncation)
+            if truncation.any_top_p:
+                weights = _apply_top_p(scaled, weights, truncation)
+        """,
+        becomes="""
+            if truncation.any_top_p:
+                weights = _apply_top_p(scaled, weights, truncation)
+            if truncation.max_top_k > 0:
+                weights = _apply_top_k(scaled, weights, truncation)
+        """,
+        tests=(_DEFINED,),
+        breaks="top_p is of all tokens instead of those that top_k leaves",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="nucleus-too-small",
+        file="specserve/decoding/truncation.py",
+        symbol="_nucleus",
+        was="place = (~enough).sum(dim=1, keepdim=True).clamp_(max=num_candidates - 1)",
+        becomes="place = ((~enough).sum(dim=1, keepdim=True) - 1).clamp_(0, num_candidates - 1)",
+        tests=(_DEFINED,),
+        breaks="the nucleus of top_p lacks the token that completes it",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="ties-broken-by-top-k",
+        file="specserve/decoding/truncation.py",
+        symbol="_apply_top_k",
+        was="return weights.masked_fill(scaled < threshold, 0.0)",
+        becomes="""
+            order = scaled.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+            is_beyond = order >= truncation.top_k.unsqueeze(1)
+            return weights.masked_fill(is_beyond & (threshold > float("-inf")), 0.0)
+        """,
+        tests=(f"{_SAMPLING}::test_tokens_that_tie_at_a_threshold_stay_together",),
+        breaks="of tokens that are equally likely top_k keeps those with low ids",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="compiled-min-p-of-the-sum",
+        file="specserve/decoding/law_kernels.py",
+        symbol="_weigh",
+        was="keep_possible(room.scaled, int(cut[0]), cut[1], cut[2], room.weights, room.ids)",
+        becomes="keep_possible(room.scaled, int(cut[0]), cut[1], 0.0, room.weights, room.ids)",
+        tests=("tests/specserve/decoding/test_compiled_ratio.py::test_outcomes_are_torchs",),
+        breaks="min_p is ignored where drafts are judged by the ratio test",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="temperature-of-the-first-row",
+        file="specserve/decoding/sampling.py",
+        symbol="_truncated_race",
+        was="temperatures = batch.temperatures[places]",
+        becomes="temperatures = batch.temperatures[: len(places)]",
+        tests=(f"{_SAMPLING}::test_a_row_has_the_same_bits_alone_and_in_any_batch",),
+        breaks="a request that truncates is drawn at a neighbour's temperature",
+        ways=_TORCH | _COMPILED,
+    ),
+    # --- ties ------------------------------------------------------------------------------------
+    Plant(
+        name="last-of-equals",
+        file="specserve/noise_kernel.py",
+        symbol="first_of",
+        was="""
+            for i in range(start, len(values)):
+                if values[i] == wanted:
+                    return i
+        """,
+        becomes="""
+            for i in range(len(values) - 1, start - 1, -1):
+                if values[i] == wanted:
+                    return i
+        """,
+        tests=(f"{_SAMPLING}::test_greedy_takes_the_lowest_id_among_the_largest",),
+        breaks="of equally likely tokens a greedy request gets the last, with numba alone",
+        ways=_COMPILED,
+    ),
+    # --- noise -----------------------------------------------------------------------------------
+    Plant(
+        name="rounds-of-samples-meet",
+        file="specserve/noise.py",
+        symbol="once_words",
+        was="return sample_index | round_id << _SAMPLE_BITS, branch << _PURPOSE_BITS",
+        becomes="return sample_index + round_id, branch << _PURPOSE_BITS",
+        tests=(f"{_KEYS}::test_no_two_keys_of_a_request_are_one",),
+        breaks="a sample's round has the noise of its neighbour's next one",
+        ways=_TORCH | _COMPILED,
+    ),
+    Plant(
+        name="branches-meet-purposes",
+        file="specserve/noise.py",
+        symbol="once_words",
+        was="branch << _PURPOSE_BITS",
+        becomes="branch",
+        tests=(f"{_KEYS}::test_no_branch_of_one_purpose_meets_the_noise_of_another",),
+        breaks="a block is drawn by the noise that judges another one",
+        ways=_TORCH | _COMPILED,
+    ),
+    Plant(
+        name="seeds-cut-to-half",
+        file="specserve/noise.py",
+        symbol="_tiled_word_floats",
+        was="key = np.stack((seeds & _MASK, seeds >> 32))",
+        becomes="key = np.stack((seeds & _MASK, seeds & _MASK))",
+        tests=("tests/specserve/test_noise.py",),
+        breaks="without numba seeds that differ in their high half alone give one text",
+        ways=_TORCH,
+    ),
+    # --- draft laws ------------------------------------------------------------------------------
+    Plant(
+        name="drafts-drawn-greedily",
+        file="specserve/decoding/drawing.py",
+        symbol="Sampled._Draws._draw_by_torch",
+        was="winners = (noise / law.probs).argmin(dim=1, keepdim=True)",
+        becomes="winners = law.probs.argmax(dim=1, keepdim=True)",
+        tests=(_RACE,),
+        breaks="the likeliest token is drafted and shipped with a law that it was not drawn from",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="compiled-drafts-drawn-greedily",
+        file="specserve/decoding/law_kernels.py",
+        symbol="draw_of_likeliest",
+        was="time = noise[place] / prob",
+        becomes="time = np.float32(1) / prob",
+        tests=(_RACE,),
+        breaks="the likeliest token is drafted and shipped with a law that it was not drawn from",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="drafts-at-temperature-1",
+        file="specserve/decoding/drawing.py",
+        symbol="Sampled._Draws._draw_by_torch",
+        was="law = DraftLaw.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))",
+        becomes="""
+            law = DraftLaw.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))
+            flat = DraftLaw.of_entries(ids.flatten(0, 1), gaps.exp().flatten(0, 1))
+            law = DraftLaw(law.ids, flat.probs)
+        """,
+        tests=(_RACE,),
+        breaks="a draft's law forgets the request's temperature",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="padding-subtracted",
+        file="specserve/decoding/draft_law.py",
+        symbol="DraftLaw.joined",
+        was="torch.cat([pad(x.ids, m, value=PAD_ID) for x, m in zip(laws, missing, strict=True)]),",
+        becomes="torch.cat([pad(x.ids, m) for x, m in zip(laws, missing, strict=True)]),",
+        tests=(f"{_KEYS}::test_laws_of_several_drafters_join_padded",),
+        breaks="laws of several drafters in one round count as broken, and their drafts as none",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="path-not-shaped",
+        file="specserve/decoding/shaping.py",
+        symbol="Shaped._Draws._advance",
+        was="""
+            for state, drawn in zip(self.states, token_ids.tolist(), strict=True):
+                for token_id in drawn:
+                    state.append(token_id)
+            self.shape = None
+        """,
+        becomes="""
+            for state, drawn in zip(self.states, token_ids.tolist(), strict=True):
+                for token_id in drawn:
+                    state.append(token_id)
+        """,
+        tests=("tests/specserve/decoding/test_shaping.py",),
+        breaks="drafts repeat what the request's penalties forbid, and are rejected for it",
+        ways=_TORCH,
+    ),
+    # --- what is told ----------------------------------------------------------------------------
+    Plant(
+        name="ranks-of-ties",
+        file="specserve/decoding/logprobs.py",
+        symbol="_records",
+        was="ranks = 1 + (logits > values[:, :1]).sum(dim=1)",
+        becomes="ranks = (logits >= values[:, :1]).sum(dim=1)",
+        tests=("tests/specserve/decoding/test_logprobs.py::test_zeros_of_either_sign_tie",),
+        breaks="a token's rank counts those that are only as likely",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="logprobs-of-the-anchor",
+        file="target_node/sampler.py",
+        symbol="_wanted_of_answer",
+        was="first = end - 1 - row.verify_len",
+        becomes="first = end - len(result.token_ids)",
+        tests=(
+            "tests/exactness/test_speculative_decoding.py"
+            "::test_a_few_requests_are_those_of_plain_decoding[language model]",
+        ),
+        breaks="log probabilities of a round with rejected drafts are those of other tokens",
+        ways=frozenset({Way.SYNC, Way.ASYNC}),
+    ),
+]

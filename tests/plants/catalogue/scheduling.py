@@ -1,0 +1,269 @@
+"""Bugs of the target's loop: who runs, in which blocks, what is lent, verified and emitted."""
+
+from tests.plants.plant import Plant, Way
+
+_BOTH = frozenset({Way.SYNC, Way.ASYNC})
+_SCHEDULER = "tests/target_node/test_scheduler.py"
+_RANDOM_LOAD = f"{_SCHEDULER}::test_random_load_never_deadlocks_never_leaks_and_every_sequence"
+_BLOCKS = "tests/target_node/test_blocks.py"
+_LOOPS = "tests/exactness/test_engine_law.py::test_answers_have_their_law"
+_SPECULATION = "tests/target_node/test_speculation.py"
+
+PLANTS = [
+    # --- blocks and their prefixes ---------------------------------------------------------------
+    Plant(
+        name="block-of-the-anchor-sealed",
+        file="target_node/scheduler.py",
+        symbol="Scheduler.commit",
+        was="for index in range(len(sequence.block_hashes), sequence.num_computed // size):",
+        becomes="for index in range(len(sequence.block_hashes), len(sequence.token_ids) // size):",
+        tests=(f"{_SCHEDULER}::test_no_block_is_lent_that_was_not_computed_to_its_end",),
+        breaks="the prefix cache lends blocks that hold a rejected draft's KV at their end",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="salt-forgotten-on-sealing",
+        file="target_node/scheduler.py",
+        symbol="Scheduler.commit",
+        was="parent = hashes[-1] if hashes else pool.root(sequence.request.cache_salt)",
+        becomes='parent = hashes[-1] if hashes else pool.root("")',
+        tests=(
+            "tests/target_node/test_isolation.py"
+            "::test_the_prefix_cache_serves_only_requests_of_the_same_salt",
+        ),
+        breaks="a salted request's prefix is lent to requests without a salt",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="hash-without-parent",
+        file="target_node/blocks.py",
+        symbol="BlockPool.child",
+        was='data = parent + array("q", tokens).tobytes()',
+        becomes='data = array("q", tokens).tobytes()',
+        tests=(
+            f"{_BLOCKS}::test_prefixes_are_not_shared_between_salts_nor_after_a_different_token",
+        ),
+        breaks="a block is lent to a request whose text before it is another one",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="all-of-a-prompt-cached",
+        file="target_node/blocks.py",
+        symbol="BlockPool.find",
+        was="num_full = (len(tokens) - 1) // size if self.prefix_cache else 0",
+        becomes="num_full = len(tokens) // size if self.prefix_cache else 0",
+        tests=(
+            f"{_BLOCKS}::test_a_released_prefix_is_found_again_and_its_last_token_is_left_to"
+            "_compute",
+        ),
+        breaks="a prompt that the cache holds as a whole leaves no token to sample from",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="lent-blocks-evictable",
+        file="target_node/blocks.py",
+        symbol="BlockPool.take",
+        was="""
+            self._references[block] += 1
+            self._evictable.pop(block, None)
+        """,
+        becomes="self._references[block] += 1",
+        tests=(
+            f"{_BLOCKS}::test_a_random_history_never_gives_one_block_to_two_owners_and_never_leaks",
+        ),
+        breaks="a cached block that a request reads is given to another one to write",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="logprobs-owed-by-the-cache",
+        file="target_node/scheduler.py",
+        symbol="Scheduler._prefill_row",
+        was="first = max(sequence.num_computed, sequence.num_prompt_logprobs)",
+        becomes="first = sequence.num_computed",
+        tests=(
+            f"{_SCHEDULER}::test_prompt_logprobs_are_owed_once_even_when_the_prompt_is_cached"
+            "_or_preempted",
+            "tests/target_node/test_node.py"
+            "::test_prompt_logprobs_are_not_repeated_after_a_preemption",
+        ),
+        breaks="log probabilities of a prompt are told again after a preemption",
+        ways=_BOTH,
+    ),
+    # --- who runs --------------------------------------------------------------------------------
+    Plant(
+        name="first-gives-way",
+        file="target_node/scheduler.py",
+        symbol="Scheduler._grow",
+        was="victim = self.running[-1]",
+        becomes="victim = next(each for each in self.running if each is not sequence)",
+        tests=(f"{_SCHEDULER}::test_the_last_in_order_gives_way_and_resumes_with_all_its_tokens",),
+        breaks="where blocks run out the request that came first is computed again and again",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="chunks-beside-the-budget",
+        file="target_node/scheduler.py",
+        symbol="Scheduler.next_batch",
+        was="budget = self.max_batch_tokens - len(rows)",
+        becomes="budget = self.max_batch_tokens",
+        tests=(
+            f"{_SCHEDULER}::test_a_long_prompt_is_chunked_and_decoding_rows_keep_going_beside_it",
+        ),
+        breaks="a forward has more tokens than engine.max_batch_tokens",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="places-counted-by-rows",
+        file="target_node/scheduler.py",
+        symbol="Scheduler.room_for_drafts",
+        was="return max(0, self.max_batch_tokens - sum(row.num_tokens for row in rows))",
+        becomes="return max(0, self.max_batch_tokens - len(rows))",
+        tests=(f"{_SCHEDULER}::test_drafts_have_the_places_that_prompts_leave",),
+        breaks="beside a prompt's chunk a forward has more tokens than engine.max_batch_tokens",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="preempted-to-the-front",
+        file="target_node/sequence.py",
+        symbol="Sequence.order",
+        was="return (self.request.priority, self.arrival, self.sample_index)",
+        becomes="return (self.request.priority, -self.num_preemptions, self.arrival)",
+        tests=(
+            "tests/target_node/test_node.py"
+            "::test_a_preempted_sequence_keeps_its_place_before_later_arrivals",
+            f"{_RANDOM_LOAD}_completes",
+        ),
+        breaks="a request that was preempted goes before those that came earlier",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="redone-round-drawn-again",
+        file="target_node/scheduler.py",
+        symbol="Scheduler.redo",
+        was="sequence.num_rounds += 1  # what this round drew is never drawn again",
+        becomes="",
+        tests=(f"{_SCHEDULER}::test_a_round_that_is_done_again_is_another_one",),
+        breaks="a round that is computed again is judged by noise that decided already",
+        ways=_BOTH,
+    ),
+    # --- how many are verified -------------------------------------------------------------------
+    Plant(
+        name="short-drafts-leak-blocks",
+        file="target_node/scheduler.py",
+        symbol="Scheduler.drafts_with_blocks",
+        was="spare = max(0, self.pool.num_free - len(self.running))",
+        becomes="spare = max(0, self.pool.num_free)",
+        tests=(f"{_SPECULATION}::test_drafts_leave_every_running_row_a_block",),
+        breaks="guesses take the blocks that running requests need in the next round",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="blocks-dealt-to-the-drafted",
+        file="target_node/admission.py",
+        symbol="Admission.admit",
+        was="in_turn = self._in_turn([row for row in rows if self.may_speculate(row)])",
+        becomes="in_turn = self._in_turn([row for row in rows if row.sequence in found])",
+        tests=(
+            f"{_SPECULATION}::test_whether_a_row_was_drafted_for_does_not_move_another_rows_blocks",
+        ),
+        breaks="a block that came in time takes those of the row beside, and so decides on it",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="the-same-row-first",
+        file="target_node/admission.py",
+        symbol="Admission._in_turn",
+        was="return rows[first:] + rows[:first]",
+        becomes="return rows",
+        tests=(f"{_SPECULATION}::test_equal_rows_take_turns_where_places_or_blocks_are_short",),
+        breaks="where places are short the same requests are drafted for in every round",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="verified-beyond-the-end",
+        file="target_node/admission.py",
+        symbol="Admission._limit",
+        was="room = self._sampler.room(row.sequence) - 1",
+        becomes="room = self._sampler.room(row.sequence)",
+        tests=(f"{_SPECULATION}::test_no_token_is_verified_that_the_answer_has_no_room_for",),
+        breaks="the last forward of an answer verifies a token that can never be part of it",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="survival-of-the-last",
+        file="target_node/budget.py",
+        symbol="survival_of",
+        was="product *= min(max(confidence, 0.0), 1.0)",
+        becomes="product = min(max(confidence, 0.0), 1.0)",
+        tests=(
+            "tests/target_node/test_drafts.py"
+            "::test_likely_positions_get_the_places_and_never_out_of_order",
+        ),
+        breaks="a place is verified for its own confidence, whatever stands before it",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="drafts-dropped-by-content",
+        file="target_node/scheduler.py",
+        symbol="Scheduler.with_drafts",
+        was="if not verify_len:",
+        becomes="if not verify_len or speculation.token_ids[0] == row.sequence.token_ids[-1]:",
+        tests=(
+            "tests/exactness/test_asynchronous_law.py"
+            "::test_throws_have_their_law[in time-rejection]",
+        ),
+        breaks="a draft that only repeats its anchor is not verified, so repetitions are too rare",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="chain-confident-after-the-draw",
+        file="draft_node/drafters/chain_steps.py",
+        symbol="TorchSteps.run",
+        was="self._token_ids.append(self._chains.drawing.draw(slot, logits))",
+        becomes="""
+            self._token_ids.append(self._chains.drawing.draw(slot, logits))
+            if self._confidences:
+                probs = logits.softmax(dim=-1)
+                self._confidences[-1] = probs.gather(2, self._token_ids[-1][:, :, None])[:, :, 0]
+        """,
+        tests=(f"{_LOOPS}[language model, ending blindly among the best-rejection]",),
+        breaks="whether a drafted token is verified depends on which one it is",
+        ways=_BOTH | {Way.TORCH},
+    ),
+    Plant(
+        name="head-confident-after-the-draw",
+        file="draft_node/drafters/block_drafter.py",
+        symbol="BlockDrafter._drawn",
+        was="previous_ids = torch.cat([anchor_ids[:, None], drawn.token_ids[:, :-1]], dim=1)",
+        becomes="previous_ids = drawn.token_ids",
+        tests=(f"{_LOOPS}[dspark, by confidence-rejection]",),
+        breaks="a confidence head is asked about a token with the token itself before it",
+        ways=_BOTH | {Way.TORCH},
+    ),
+    # --- what is emitted -------------------------------------------------------------------------
+    Plant(
+        name="min-tokens-counted-anew",
+        file="target_node/sampler.py",
+        symbol="Sampler._commit",
+        was="num_held_back=max(0, sampling.min_tokens - sequence.num_generated),",
+        becomes="num_held_back=sampling.min_tokens,",
+        tests=(
+            "tests/target_node/test_node.py"
+            "::test_an_end_of_sequence_token_stops_unless_ignored_and_never_before_min_tokens",
+            "tests/exactness/test_speculative_decoding.py"
+            "::test_a_few_requests_are_those_of_plain_decoding[language model]",
+        ),
+        breaks="end tokens after min_tokens do not end the answer",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="context-limit-of-the-answer",
+        file="target_node/sampler.py",
+        symbol="Sampler.room",
+        was="return min(own, self.max_model_len - len(sequence.token_ids))",
+        becomes="return min(own, self.max_model_len - sequence.num_generated)",
+        tests=("tests/target_node/test_node.py::test_the_context_limit_ends_a_sample_with_length",),
+        breaks="answers go on beyond model.max_model_len",
+        ways=_BOTH,
+    ),
+]

@@ -1,0 +1,120 @@
+"""Bugs of what a target serves: its model's positions, slots and shares, and who looks after it."""
+
+from tests.plants.plant import Plant, Way
+
+_BOTH = frozenset({Way.SYNC, Way.ASYNC})
+_TORCH = frozenset({Way.TORCH})
+_GOLDEN = "tests/specserve/model/test_golden.py::test_every_tensor_of_the_reference_is_reproduced"
+_DEALING = "tests/specserve/model/test_dealing.py"
+
+PLANTS = [
+    # --- the model -------------------------------------------------------------------------------
+    Plant(
+        name="positions-of-the-first-row",
+        file="specserve/model/attention.py",
+        symbol="AttentionBatch.positions",
+        was="return np.arange(int(counts.sum())) + np.repeat(ends - counts - firsts, counts)",
+        becomes="return np.arange(int(counts.sum())) + np.repeat(ends - counts, counts)",
+        tests=(
+            "tests/specserve/model/test_determinism.py"
+            "::test_a_prompt_gives_equal_bits_in_chunks_of_any_size",
+            "tests/exactness/test_speculative_decoding.py"
+            "::test_a_few_requests_are_those_of_plain_decoding[ngram]",
+        ),
+        breaks="all rows of a forward but the first are turned by positions of others",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="slots-of-the-last-block",
+        file="specserve/model/attention.py",
+        symbol="AttentionBatch.slots",
+        was="(positions := np.arange(end - count, end), table[positions // block_size])",
+        becomes="(positions := np.arange(end - count, end), table[(end - 1) // block_size])",
+        tests=(
+            "tests/specserve/model/test_determinism.py"
+            "::test_a_prompt_gives_equal_bits_in_chunks_of_any_size",
+        ),
+        breaks="tokens before a block's border are kept behind it",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="padding-has-logits",
+        file="specserve/model/transformer.py",
+        symbol="Transformer.logits",
+        was='logits[:, self.config.num_known_tokens :] = float("-inf")',
+        becomes='logits[:, self.config.num_known_tokens + 1 :] = float("-inf")',
+        tests=(
+            "tests/exactness/test_padded_vocabulary.py"
+            "::test_padding_is_never_answered[ngram-rejection]",
+        ),
+        breaks="a token that only pads the vocabulary is answered",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="smooth-rope",
+        file="specserve/model/rope.py",
+        symbol="inverse_frequencies",
+        was="return (1 - blend) * scaled + blend * frequencies",
+        becomes="return blend * scaled + (1 - blend) * frequencies",
+        tests=(_GOLDEN,),
+        breaks="models with llama3 scaling of rope get worse with every position",
+        ways=_TORCH,
+    ),
+    # --- ranks -----------------------------------------------------------------------------------
+    Plant(
+        name="own-share-untried",
+        file="specserve/model/dealing.py",
+        symbol="rows_of",
+        was="for count in (*(n for n in USUAL_RANKS if n <= most_ranks), num_ranks):",
+        becomes="for count in (n for n in USUAL_RANKS if n <= most_ranks):",
+        tests=(f"{_DEALING}::test_of_many_ranks_the_shares_of_each_are_tried",),
+        breaks="nine or more ranks compute products of a shape that nobody has tried",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="kinds-by-width-alone",
+        file="specserve/model/dealing.py",
+        symbol="rows_of",
+        was="kind = tuple((len(s), s.start % _STEP, s.stop == s.size) for s in shares)",
+        becomes="kind = tuple((len(s), 0, False) for s in shares)",
+        tests=(f"{_DEALING}::test_shares_of_one_width_that_lie_otherwise_are_tried_too",),
+        breaks="bits of a rank may differ from those of one that holds the whole",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="first-rank-has-more",
+        file="specserve/model/dealing.py",
+        symbol="_bounds",
+        was="return [part * number // num_parts for part in range(num_parts + 1)]",
+        becomes="return [-(-part * number // num_parts) for part in range(num_parts + 1)]",
+        tests=(_DEALING,),
+        breaks="rank 0, which samples besides, has the largest share of heads",
+        ways=_BOTH,
+    ),
+    # --- who looks after it ----------------------------------------------------------------------
+    Plant(
+        name="consequences-before-causes",
+        file="specserve/supervisor.py",
+        symbol="Supervisor._reap",
+        was="dead.sort(key=lambda child: child.is_consequence)  # causes first",
+        becomes="",
+        tests=(
+            "tests/specserve/test_first_cause.py::test_of_deaths_seen_at_once_the_cause_is_named",
+        ),
+        breaks="a launch that ends names a process that died of another's death",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="pages-of-all-rows-together",
+        file="specserve/context_room.py",
+        symbol="ContextRoom._num_blocks",
+        was="pages = sum(-(-length // PAGE) for length in lengths)",
+        becomes="pages = -(-sum(lengths) // PAGE)",
+        tests=(
+            "tests/draft_node/test_streams.py"
+            "::test_a_shortage_names_the_setting_and_a_value_that_would_do",
+        ),
+        breaks="the engine.num_blocks that a warning tells to set is still too small",
+        ways=_BOTH,
+    ),
+]

@@ -1,0 +1,321 @@
+"""Bugs of verification: which drafted tokens stand, what follows them, and what is kept of it."""
+
+from tests.plants.plant import Plant, Way
+
+_SYNC = frozenset({Way.SYNC})
+_TORCH = frozenset({Way.TORCH})
+_COMPILED = frozenset({Way.COMPILED})
+_LAW = "tests/exactness/test_engine_law.py::test_a_few_answers_have_their_law"
+_EQUAL = "tests/exactness/test_speculative_decoding.py::test_a_few_requests_are_those_of_plain"
+_LOSSLESS = f"{_EQUAL}_decoding[language model]"
+_ENUMERATED = (
+    "tests/exactness/enumeration/test_rules.py"
+    "::test_the_law_of_the_output_is_that_of_plain_decoding"
+)
+_HOST_ROWS = (
+    "tests/specserve/decoding/test_compiled_ratio.py"
+    "::test_rows_on_the_host_have_the_outcomes_of_a_batch_of_tensors"
+)
+_COMPILED_IS_TORCHS = "tests/specserve/decoding/test_compiled_ratio.py::test_outcomes_are_torchs"
+
+PLANTS = [
+    # --- which row is which ----------------------------------------------------------------------
+    Plant(
+        name="compiled-rows-shifted",
+        file="target_node/sampler.py",
+        symbol="Sampler._outcomes",
+        was="judged = way.judge_rows(logits, to_verify, laws)",
+        becomes="judged = way.judge_rows(logits.roll(1, 0), to_verify, laws)",
+        tests=(f"{_LAW}[rejection]",),
+        breaks="every drafted token is judged by the logits of the row before",
+        ways=_SYNC | _COMPILED,
+    ),
+    Plant(
+        name="mixed-rows-shifted",
+        file="target_node/sampler.py",
+        symbol="Sampler._outcomes",
+        was="found = verify(logits, VerificationBatch.build(to_verify, self.device), laws)",
+        becomes="""
+            batch = VerificationBatch.build(to_verify, self.device)
+            found = verify(logits.roll(1, 0), batch, laws)
+        """,
+        tests=(f"{_LAW}[rejection]",),
+        breaks="where rows of several rules meet, each is judged by the logits of the row before",
+        ways=_SYNC | _TORCH,
+    ),
+    Plant(
+        name="equal-rows-shifted",
+        file="target_node/sampler.py",
+        symbol="Sampler._outcomes_by_equality",
+        was="drawn = sample(logits, batch).token_ids.tolist()",
+        becomes="drawn = sample(logits, batch).token_ids.roll(1).tolist()",
+        tests=(_LOSSLESS,),
+        breaks="a row gets the token of the row before",
+        ways=_SYNC | _TORCH,
+    ),
+    Plant(
+        name="laws-of-the-next-block",
+        file="target_node/drafting.py",
+        symbol="ColocatedDraft.laws",
+        was="rows = [place * size + k for place, length in places for k in range(length)]",
+        becomes="""
+            last = len(law.ids) - 1
+            rows = [
+                min((place + 1) * size + k, last) for place, length in places for k in range(length)
+            ]
+        """,
+        tests=(f"{_LAW}[rejection]",),
+        breaks="drafted tokens are judged by the probabilities of another row's block",
+        ways=_SYNC,
+    ),
+    Plant(
+        name="bonus-of-the-row-before",
+        file="specserve/decoding/verification/verify.py",
+        symbol="walk_ends",
+        was="return walks.starts + num_accepted",
+        becomes="return walks.starts + num_accepted.minimum((walks.verify_lens - 1).clamp(min=0))",
+        tests=(f"{_ENUMERATED}[close draft-rejection]",),
+        breaks="the token behind a block that stands as a whole has the law of the one before it",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="compiled-bonus-of-the-row-before",
+        file="specserve/decoding/law_kernels.py",
+        symbol="_judge_by_ratio",
+        was="total = _weigh(logits[place], rows.temperatures[place], rows.cuts[place], room)"
+        "  # pyright: ignore[reportArgumentType]",
+        becomes="""
+            own = max(start, min(place, end - 1))
+            total = _weigh(logits[own], rows.temperatures[own], rows.cuts[own], room)
+        """,
+        tests=(_COMPILED_IS_TORCHS,),
+        breaks="the token behind a block that stands as a whole has the law of the one before it",
+        ways=_COMPILED,
+    ),
+    # --- what stands -----------------------------------------------------------------------------
+    Plant(
+        name="ratio-of-weights",
+        file="specserve/decoding/sampling.py",
+        symbol="TargetLaws.at",
+        was="probs = (weights.double() / self.totals).to(weights.dtype)",
+        becomes="probs = weights.clone()",
+        tests=(f"{_ENUMERATED}[close draft-rejection]",),
+        breaks="too many drafted tokens stand: weights are taken for probabilities",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="compiled-ratio-of-weights",
+        file="specserve/decoding/law_kernels.py",
+        symbol="_judge_by_ratio",
+        was="prob = np.float32(weights[rows.drafted[place]] / total)",
+        becomes="prob = weights[rows.drafted[place]]",
+        tests=(_COMPILED_IS_TORCHS, f"{_LAW}[rejection]"),
+        breaks="too many drafted tokens stand: weights are taken for probabilities",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="residual-forgotten",
+        file="specserve/decoding/verification/verify.py",
+        symbol="by_ratio",
+        was="weights = residual_probs(target.rows(ends), law.rows(ends))",
+        becomes="weights = target.rows(ends)",
+        tests=(f"{_ENUMERATED}[close draft-rejection]",),
+        breaks="what follows a rejected token is drawn from the target's whole law",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="compiled-residual-forgotten",
+        file="specserve/decoding/law_kernels.py",
+        symbol="_leave_residual",
+        was="weights[:] = left",
+        becomes="weights = left",
+        tests=(_COMPILED_IS_TORCHS,),
+        breaks="what follows a rejected token is drawn from the target's whole law",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="residual-of-the-mean",
+        file="specserve/decoding/verification/ratio.py",
+        symbol="residual_probs",
+        was="residual = draft_law.subtracted_from(target_probs).clamp_(min=0.0)",
+        becomes="residual = draft_law.subtracted_from(target_probs).abs_()",
+        tests=(f"{_ENUMERATED}[far draft-rejection]",),
+        breaks="a token that was rejected may be drawn right after",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="stands-behind-a-rejected-one",
+        file="specserve/decoding/verification/verify.py",
+        symbol="leading_accepts",
+        was="return _row_by_row(accepted, walks).cumprod(dim=1).sum(dim=1)",
+        becomes="return _row_by_row(accepted, walks).sum(dim=1)",
+        tests=(f"{_ENUMERATED}[close draft-coupled]",),
+        breaks="tokens behind a rejected one count as if they stood in its place",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="impossible-drafts-stand",
+        file="specserve/decoding/verification/verify.py",
+        symbol="by_ratio",
+        was="sound = draft_law.sound(logits.shape[1]) & (draft_law.at(walks.drafted) > 0)",
+        becomes="sound = draft_law.sound(logits.shape[1])",
+        tests=("tests/device/test_recorded_sampling.py::test_the_ratio_test[rejection]",),
+        breaks="a law that was not its token's is subtracted all the same",
+        ways=_TORCH,
+    ),
+    # --- what is kept of a round -----------------------------------------------------------------
+    Plant(
+        name="one-more-committed",
+        file="specserve/decoding/verification/commit.py",
+        symbol="commit_of",
+        was="for token_id in (*drafted[:num_accepted], next_token):",
+        becomes="for token_id in (*drafted[: num_accepted + 1], next_token):",
+        tests=(f"{_ENUMERATED}[close draft-rejection]",),
+        breaks="the token that was rejected stays, and the recovery token follows it",
+        ways=_SYNC | {Way.ASYNC},
+    ),
+    Plant(
+        name="laws-of-the-first-round",
+        file="target_node/drafting.py",
+        symbol="ColocatedDraft.laws",
+        was="law, size = self._drawn.law, self._drawn.token_ids.shape[1]",
+        becomes="""
+            law, size = self._drawn.law, self._drawn.token_ids.shape[1]
+            law = self.__dict__.setdefault("_laws_of", {}).setdefault(law.ids.shape, law)
+        """,
+        tests=(f"{_LAW}[rejection]",),
+        breaks="laws are those of an earlier round of as many rows",
+        ways=_SYNC,
+    ),
+    Plant(
+        name="rejected-kv-kept",
+        file="target_node/batch.py",
+        symbol="ForwardBatch.of",
+        was="""
+            token_ids += sequence.token_ids[start:end]
+            token_ids += row.drafted
+        """,
+        becomes="""
+            known = sequence.__dict__.setdefault("computed", {})
+            wanted = (*sequence.token_ids[start:end], *row.drafted)
+            token_ids += [known.setdefault(place, t) for place, t in enumerate(wanted, start)]
+        """,
+        tests=(_LOSSLESS,),
+        breaks="what follows a rejected token is computed as the one that was rejected",
+        ways=_SYNC,
+    ),
+    Plant(
+        name="end-held-back-once-more",
+        file="specserve/decoding/verification/commit.py",
+        symbol="commit_of",
+        was="if len(token_ids) > num_held_back and token_id in end_token_ids:",
+        becomes="if num_accepted >= num_held_back and token_id in end_token_ids:",
+        tests=(
+            "tests/specserve/decoding/test_verification_commit.py"
+            "::test_commits_are_those_of_plain_decoding",
+        ),
+        breaks="a block that ends the answer before min_tokens does end it",
+        ways=_SYNC | {Way.ASYNC},
+    ),
+    Plant(
+        name="tokens-behind-the-end",
+        file="specserve/decoding/verification/commit.py",
+        symbol="commit_of",
+        was="return Commit(token_ids, min(num_accepted, len(token_ids)), reason, failed=False)",
+        becomes="return Commit(token_ids, num_accepted, reason, failed=False)",
+        tests=(
+            "tests/specserve/decoding/test_verification_commit.py"
+            "::test_commits_are_those_of_plain_decoding",
+        ),
+        breaks="an answer that ends within a block counts more accepted tokens than it has",
+        ways=_SYNC | {Way.ASYNC},
+    ),
+    Plant(
+        name="last-token-judged-by-nothing",
+        file="specserve/decoding/verification/equality.py",
+        symbol="walk",
+        was="return Walk(num_accepted, drawn[num_accepted], _NO_TOKEN in drawn)",
+        becomes="return Walk(num_accepted, drawn[-1], _NO_TOKEN in drawn)",
+        tests=(_LOSSLESS,),
+        breaks="after a rejection the token behind the whole block follows",
+        ways=_SYNC | _TORCH,
+    ),
+    # --- noise -----------------------------------------------------------------------------------
+    Plant(
+        name="nonces-shared",
+        file="target_node/sampler.py",
+        symbol="Sampler.state",
+        was="seed=request.seed,",
+        becomes="seed=request.seed if request.seeded_by_user else 0,",
+        tests=(f"{_LAW}[rejection]",),
+        breaks="all requests without a seed draw by the same noise",
+        ways=_SYNC | {Way.ASYNC},
+    ),
+    Plant(
+        name="sample-indices-shared",
+        file="target_node/sampler.py",
+        symbol="Sampler.state",
+        was="sample_index=sequence.sample_index,",
+        becomes="",
+        tests=(f"{_LAW}[rejection]",),
+        breaks="the samples of a request draw by the noise of its first",
+        ways=_SYNC | {Way.ASYNC},
+    ),
+    Plant(
+        name="acceptance-by-recovery-noise",
+        file="specserve/decoding/verification/ratio_rows.py",
+        symbol="ratio_rows",
+        was="uniforms=noise.host_uniforms(once.plus(Purpose.ACCEPTANCE).array()),",
+        becomes="uniforms=noise.host_uniforms(once.plus(Purpose.RECOVERY).array()),",
+        tests=(_HOST_ROWS,),
+        breaks="what follows a rejected token is drawn by the noise that rejected it",
+        ways=_COMPILED,
+    ),
+    # --- penalties along the drafted path --------------------------------------------------------
+    Plant(
+        name="drafted-path-forgotten",
+        file="specserve/decoding/state.py",
+        symbol="SamplingState.along",
+        was="""
+            state = states[-1].fork()
+            state.append(token_id)
+        """,
+        becomes="""
+            state = states[-1].fork()
+            state.position += 1
+            state.num_generated += 1
+        """,
+        tests=(
+            "tests/specserve/decoding/test_sampling.py"
+            "::test_rows_of_a_drafted_path_match_decoding_it_token_by_token",
+        ),
+        breaks="penalties of a drafted token's successors do not count it",
+        ways=_SYNC | {Way.ASYNC},
+    ),
+    Plant(
+        name="compiled-drafted-path-forgotten",
+        file="specserve/decoding/verification/compiled_ratio.py",
+        symbol="_edits_of",
+        was="return LogitEdits.of([each for row in rows for each in row.state.along(row.drafted)])",
+        becomes="return LogitEdits.of([row.state for row in rows for _ in (*row.drafted, None)])",
+        tests=(
+            "tests/specserve/decoding/test_compiled_ratio.py"
+            "::test_laws_that_are_edited_are_torchs_too",
+        ),
+        breaks="penalties of a drafted token's successors do not count it",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="forks-share-their-path",
+        file="specserve/decoding/state.py",
+        symbol="PenaltyState.fork",
+        was="copy._later = self._later or ()",
+        becomes="copy._later = ()",
+        tests=(
+            "tests/specserve/decoding/test_state.py"
+            "::test_forks_of_forks_count_as_a_state_of_their_own_would",
+        ),
+        breaks="penalties along a drafted path know its last token alone",
+        ways=_SYNC | {Way.ASYNC},
+    ),
+]
