@@ -5,7 +5,7 @@ The false-alarm rate is 1e-6 a test, whatever it tests together; all seeds are f
 passes once always does. With probability above 0.9 a law is found that is off by a total variation
 of at least
 
-    0.24    in one question to one loop (fast)
+    0.17    in one question to one loop (fast)
     0.11    in one question to one loop (slow)
     0.02    in all questions to all loops, together (slow)
 
@@ -35,7 +35,7 @@ from tests.exactness.engine_law import (
 from tests.exactness.speculative import ConfidentBeforeTheDraw, MoodyPrices, confident
 
 FALSE_ALARMS = 1e-6
-FEW, MANY = 400, 2000  # samples a question
+FEW, MANY = 800, 2000  # samples a question
 RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
 
 # Lengths at random, by confidence, by what was accepted before, and as long as there is room.
@@ -102,7 +102,6 @@ def least_p_value(found: list[Fit]) -> float:
     return min(fit.p_value for fit in found) * len(found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_few_answers_have_their_law(answers, laws, rule):
     found = answers("language model, by confidence", rule, FEW)
@@ -134,7 +133,7 @@ def test_all_answers_together_have_their_law(answers, laws):
 def test_the_power_is_as_stated():
     """`freedom` of the largest tree; false alarms as `least_p_value` divides them."""
     each = FALSE_ALARMS / (2 * len(QUESTIONS))
-    assert power(FEW, 39, 0.24, each) > 0.9
+    assert power(FEW, 39, 0.17, each) > 0.9
     assert power(MANY, 39, 0.11, each) > 0.9
     num_samples = MANY * len(QUESTIONS) * len(LOOPS) * len(RULES)
     assert power(num_samples, 39 * len(QUESTIONS), 0.02, FALSE_ALARMS) > 0.9
