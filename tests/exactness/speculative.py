@@ -6,7 +6,7 @@ makes equal draws of them likely. The target as its own drafter guesses nearly a
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import torch
 from draft_node.drafters.load import load_drafter
 from draft_node.drafters.ngram import NgramDrafter
 from draft_node.drafters.weights import TargetWeights
-from specserve.drafting import Drafter, SpeculationBatch, Worth
+from specserve.drafting import Drafter, Worth
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from specserve.types import Request, SamplingParams
@@ -132,23 +132,6 @@ def confident(drafter):
     """With the largest probability of each law as its confidence, which ends chains."""
     drafter.law_confidence = lambda first_slot, logits: logits.float().softmax(-1).amax(-1)
     return drafter
-
-
-class ConfidentBeforeTheDraw:
-    """A drafter whose confidence is the maximum of its law: sound."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
-
-    def __getattr__(self, name):
-        return getattr(self._drafter, name)
-
-    def draft(self, batch, rule) -> SpeculationBatch:
-        drawn = self._drafter.draft(batch, rule)
-        if drawn.law is None:
-            return drawn
-        largest = drawn.law.probs.amax(dim=1)
-        return replace(drawn, confidences=largest.view(drawn.token_ids.shape))
 
 
 class MoodyPrices(RoundPrices):

@@ -32,7 +32,7 @@ from tests.exactness.engine_law import (
     fits,
     make_models,
 )
-from tests.exactness.speculative import ConfidentBeforeTheDraw, MoodyPrices, confident
+from tests.exactness.speculative import MoodyPrices, confident
 
 FALSE_ALARMS = 1e-6
 FEW, MANY = 800, 2000  # samples a question
@@ -48,8 +48,8 @@ LOOPS = {
     "language model, by confidence": partial(
         Engine,
         "language model",
-        budget=partial(SurvivalBudget, 0.3),
-        wrap=ConfidentBeforeTheDraw,
+        budget=partial(SurvivalBudget, 0.15),
+        wrap=confident,
     ),
     "language model, ending where it does not pay": partial(
         Engine,

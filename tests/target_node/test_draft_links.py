@@ -42,6 +42,9 @@ def test_every_attachment_has_an_epoch_of_its_own(pair):
     first.introduce()
     pair.until(lambda: first.end.epoch == 3)
     assert [peer.epoch for peer in pair.peers] == [3, 2]
+    for epoch in (4, 5):
+        second.introduce()
+        pair.until(lambda epoch=epoch: second.end.epoch == epoch)
     assert pair.links.num_attached == 2
     assert pair.links.with_epoch(1) is None
     assert pair.links.with_epoch(0) is None
@@ -298,17 +301,23 @@ def test_a_stopped_process_counts_as_silent_not_as_ended(pair):
     assert pair.links.num_attached == 1
 
 
-def test_requests_are_shared_out_and_only_those_of_a_dead_draft_move(pair):
-    first, second = pair.drafts
+def test_requests_are_shared_out_and_only_those_of_a_dead_draft_move(tmp_path, request):
+    pair = Pair(tmp_path, num_drafts=3)
+    request.addfinalizer(pair.close)
+    first, second, third = pair.drafts
     names = [f"request {index}" for index in range(200)]
-    pair.attach(first, second)
+    pair.attach(first, second, third)
     before = {name: pair.links.peer_of(name).index for name in names}
-    counts = Counter(before.values())
-    assert min(counts[0], counts[1]) > 60
+    assert min(Counter(before.values()).values()) > 30
     first.kill()
-    pair.until(lambda: pair.links.num_attached == 1)
-    assert {pair.links.peer_of(name).index for name in names} == {1}
+    pair.until(lambda: pair.links.num_attached == 2)
+    after = {name: pair.links.peer_of(name).index for name in names}
+    assert {name: index for name, index in before.items() if index} == {
+        name: after[name] for name in names if before[name]
+    }
+    assert set(after.values()) == {1, 2}
     second.kill()
+    third.kill()
     pair.until(lambda: pair.links.num_attached == 0)
     assert pair.links.peer_of("any") is None
     assert pair.links.receive() == []
@@ -323,6 +332,12 @@ def test_only_the_living_may_want_something(pair):
     pair.until(lambda: bool(wanted.extend(pair.links.take_wanted()) or wanted))
     assert [(each.epoch, each.stream, each.start) for each in wanted] == [(1, 7, 3)]
     assert pair.links.take_wanted() == []
+    first.introduce()
+    pair.until(lambda: first.end.epoch == 3)
+    first.want(epoch=1)  # of a life that is over
+    first.want(epoch=3)
+    pair.until(lambda: bool(wanted.extend(pair.links.take_wanted()) or wanted[1:]))
+    assert [each.epoch for each in wanted] == [1, 3]
 
 
 def test_without_streams_messages_wait_for_the_next_look_and_with_them_they_do_not(pair):

@@ -4,9 +4,11 @@ from tests.plants.plant import Plant, Way
 
 _BOTH = frozenset({Way.SYNC, Way.ASYNC})
 _SCHEDULER = "tests/target_node/test_scheduler.py"
-_RANDOM_LOAD = f"{_SCHEDULER}::test_random_load_never_deadlocks_never_leaks_and_every_sequence"
+_RANDOM_LOAD = (
+    f"{_SCHEDULER}::test_random_load_never_deadlocks_never_leaks_and_every_sequence_completes"
+)
 _BLOCKS = "tests/target_node/test_blocks.py"
-_LOOPS = "tests/exactness/test_engine_law.py::test_answers_have_their_law"
+_LAW = "tests/exactness/test_engine_law.py::test_a_few_answers_have_their_law"
 _SPECULATION = "tests/target_node/test_speculation.py"
 
 PLANTS = [
@@ -81,10 +83,8 @@ PLANTS = [
         was="first = max(sequence.num_computed, sequence.num_prompt_logprobs)",
         becomes="first = sequence.num_computed",
         tests=(
-            f"{_SCHEDULER}::test_prompt_logprobs_are_owed_once_even_when_the_prompt_is_cached"
-            "_or_preempted",
-            "tests/target_node/test_node.py"
-            "::test_prompt_logprobs_are_not_repeated_after_a_preemption",
+            f"{_SCHEDULER}"
+            "::test_prompt_logprobs_are_owed_once_even_when_the_prompt_is_cached_or_preempted",
         ),
         breaks="log probabilities of a prompt are told again after a preemption",
         ways=_BOTH,
@@ -95,9 +95,9 @@ PLANTS = [
         file="target_node/scheduler.py",
         symbol="Scheduler._grow",
         was="victim = self.running[-1]",
-        becomes="victim = next(each for each in self.running if each is not sequence)",
-        tests=(f"{_SCHEDULER}::test_the_last_in_order_gives_way_and_resumes_with_all_its_tokens",),
-        breaks="where blocks run out the request that came first is computed again and again",
+        becomes="victim = self.running[0]",
+        tests=(_RANDOM_LOAD,),
+        breaks="where blocks run out a row runs whose blocks were given away",
         ways=_BOTH,
     ),
     Plant(
@@ -123,17 +123,16 @@ PLANTS = [
         ways=_BOTH,
     ),
     Plant(
-        name="preempted-to-the-front",
+        name="priority-after-arrival",
         file="target_node/sequence.py",
         symbol="Sequence.order",
         was="return (self.request.priority, self.arrival, self.sample_index)",
-        becomes="return (self.request.priority, -self.num_preemptions, self.arrival)",
+        becomes="return (self.arrival, self.request.priority, self.sample_index)",
         tests=(
-            "tests/target_node/test_node.py"
-            "::test_a_preempted_sequence_keeps_its_place_before_later_arrivals",
-            f"{_RANDOM_LOAD}_completes",
+            f"{_SCHEDULER}"
+            "::test_a_lower_priority_number_is_admitted_first_and_equals_go_by_arrival",
         ),
-        breaks="a request that was preempted goes before those that came earlier",
+        breaks="requests go by arrival, whatever their priority",
         ways=_BOTH,
     ),
     Plant(
@@ -226,7 +225,7 @@ PLANTS = [
                 probs = logits.softmax(dim=-1)
                 self._confidences[-1] = probs.gather(2, self._token_ids[-1][:, :, None])[:, :, 0]
         """,
-        tests=(f"{_LOOPS}[language model, ending blindly among the best-rejection]",),
+        tests=(f"{_LAW}[rejection]",),
         breaks="whether a drafted token is verified depends on which one it is",
         ways=_BOTH | {Way.TORCH},
     ),
@@ -236,7 +235,10 @@ PLANTS = [
         symbol="BlockDrafter._drawn",
         was="previous_ids = torch.cat([anchor_ids[:, None], drawn.token_ids[:, :-1]], dim=1)",
         becomes="previous_ids = drawn.token_ids",
-        tests=(f"{_LOOPS}[dspark, by confidence-rejection]",),
+        tests=(
+            "tests/draft_node/drafters/test_block_drafter.py"
+            "::test_confidences_never_depend_on_the_token_they_judge",
+        ),
         breaks="a confidence head is asked about a token with the token itself before it",
         ways=_BOTH | {Way.TORCH},
     ),
@@ -254,16 +256,6 @@ PLANTS = [
             "::test_a_few_requests_are_those_of_plain_decoding[language model]",
         ),
         breaks="end tokens after min_tokens do not end the answer",
-        ways=_BOTH,
-    ),
-    Plant(
-        name="context-limit-of-the-answer",
-        file="target_node/sampler.py",
-        symbol="Sampler.room",
-        was="return min(own, self.max_model_len - len(sequence.token_ids))",
-        becomes="return min(own, self.max_model_len - sequence.num_generated)",
-        tests=("tests/target_node/test_node.py::test_the_context_limit_ends_a_sample_with_length",),
-        breaks="answers go on beyond model.max_model_len",
         ways=_BOTH,
     ),
 ]

@@ -93,15 +93,15 @@ PLANTS = [
     ),
     # --- who looks after it ----------------------------------------------------------------------
     Plant(
-        name="consequences-before-causes",
+        name="draft-process-named-as-cause",
         file="specserve/supervisor.py",
-        symbol="Supervisor._reap",
-        was="dead.sort(key=lambda child: child.is_consequence)  # causes first",
-        becomes="",
+        symbol="Supervisor._first_cause",
+        was="if isinstance(event, Died) and self._may_be_cause(event.child):",
+        becomes="if isinstance(event, Died):",
         tests=(
-            "tests/specserve/test_first_cause.py::test_of_deaths_seen_at_once_the_cause_is_named",
+            "tests/specserve/test_first_cause.py::test_a_draft_process_that_ends_meanwhile_is_no_cause",
         ),
-        breaks="a launch that ends names a process that died of another's death",
+        breaks="a launch that ends names a draft process, on which nobody depends",
         ways=_BOTH,
     ),
     Plant(
