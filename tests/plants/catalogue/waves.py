@@ -2,6 +2,9 @@
 
 from tests.plants.plant import Plant, Way
 
+_ASYNC = frozenset({Way.ASYNC})
+_PRESOLVE = "tests/draft_node/test_presolve.py"
+
 PLANTS = [
     Plant(
         name="draft-keys-without-sample",
@@ -14,6 +17,119 @@ PLANTS = [
             "::test_samples_of_a_request_are_independent[foreseeable]",
         ),
         breaks="the samples of one request share their proposals",
-        ways=frozenset({Way.ASYNC}),
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="branches-counted-by-the-round-in-flight",
+        file="draft_node/waves.py",
+        symbol="WaveDrafter._branch_number",
+        was="branch.stream.next_branch(branch.key.round)",
+        becomes="branch.stream.next_branch(branch.report.round)",
+        tests=(f"{_PRESOLVE}::test_branches_never_share_a_key",),
+        breaks="a block that is drafted anew in its round has the noise of one prepared before",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="branches-without-epoch",
+        file="draft_node/waves.py",
+        symbol="WaveDrafter._branch_number",
+        was="return (self.epoch % _EPOCHS) << _BRANCH_BITS | number",
+        becomes="return number",
+        tests=(
+            f"{_PRESOLVE}::test_blocks_of_the_rejection_family_ship_the_law_they_were_drawn_from",
+        ),
+        breaks="a draft process that was started anew draws by noise that was used before",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="confidences-that-are-no-numbers",
+        file="draft_node/waves.py",
+        symbol="WaveDrafter.draft",
+        was="drawn.confidences.nan_to_num(0.0).clamp(0.0, 1.0)",
+        becomes="drawn.confidences.clamp(0.0, 1.0)",
+        tests=(
+            "tests/draft_node/test_waves.py"
+            "::test_a_confidence_that_is_no_number_costs_no_other_block_its_push",
+        ),
+        breaks="one broken confidence costs a whole wave, which the target refuses",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="first-rows-of-a-wave-with-gaps",
+        file="draft_node/waves.py",
+        symbol="Wave.push",
+        was="[block.place for block in blocks] if len(blocks) < num_drawn",
+        becomes="slice(len(blocks)) if len(blocks) < num_drawn",
+        tests=("tests/draft_node/test_waves.py::test_blocks_without_a_token_are_left_out",),
+        breaks="behind a block without a token, blocks are pushed with the tokens of others",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="waves-of-laws-as-full-as-there-are-outcomes",
+        file="draft_node/presolve.py",
+        symbol="Presolve._take_wave",
+        was="fills_up = family[0].kind.needs_law",
+        becomes="fills_up = False",
+        tests=(
+            f"{_PRESOLVE}::test_waves_of_the_rejection_family_are_full_and_equally_wide",
+        ),
+        breaks="how long a wave takes tells how many outcomes a drawn block has",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="gaps-with-the-rejected-token",
+        file="draft_node/round.py",
+        symbol="Round.take_branch",
+        was="*self.plan.flight.token_ids[:number])",
+        becomes="*self.plan.flight.token_ids[: number + 1])",
+        tests=(f"{_PRESOLVE}::test_blocks_are_what_the_drafter_says_after_each_outcome",),
+        breaks="blocks are drafted behind the token that their outcome rejects",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="outcomes-of-this-round",
+        file="draft_node/round.py",
+        symbol="Round.take_branch",
+        was="report.round + 1, report.position + 1 + number, next_id",
+        becomes="report.round, report.position + 1 + number, next_id",
+        tests=(f"{_PRESOLVE}::test_blocks_are_what_the_drafter_says_after_each_outcome",),
+        breaks="no block that is prepared is ever found by the target",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="penalties-of-branches-add-up",
+        file="draft_node/fields.py",
+        symbol="FollowedFields.behind",
+        was="state = state.fork()",
+        becomes="state = self._state = state",
+        tests=(
+            "tests/draft_node/test_fields.py"
+            "::test_states_are_those_of_the_text_whatever_was_asked_before",
+        ),
+        breaks="blocks are penalised for tokens of other branches, and are refused",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="saguaro-in-the-wrong-units",
+        file="draft_node/saguaro.py",
+        symbol="Saguaro.begin",
+        was="self.factors.log() * self.temperatures",
+        becomes="self.factors.log()",
+        tests=(
+            "tests/draft_node/test_saguaro.py"
+            "::test_acceptance_and_residual_mass_are_those_of_the_definition",
+        ),
+        breaks="at low temperatures what is prepared is hardly ever drafted",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="saguaro-for-foreseeable-rows",
+        file="draft_node/waves.py",
+        symbol="WaveDrafter._sampled",
+        was="[branch.kind is OutcomeKind.REJECTION for branch in branches]",
+        becomes="[branch.kind.needs_law for branch in branches]",
+        tests=(f"{_PRESOLVE}::test_saguaro_draws_less_of_what_is_prepared",),
+        breaks="rows whose recovery is foreseen are accepted less often than they need be",
+        ways=_ASYNC,
     ),
 ]

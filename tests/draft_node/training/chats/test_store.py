@@ -112,6 +112,7 @@ def test_chats_are_split_by_number_and_checked_against_the_target(tmp_path):
     )
     assert not training & held_out
     assert held_out == {e.number for e in exchanges if is_held_out(e)}
+    assert source.starts["chat"].tolist() == list(range(0, len(source.training["chat"]), 140))
     with pytest.raises(InvalidField, match="the target has no token 199"):
         chats(tmp_path, 199)
     (tmp_path / "empty").mkdir()

@@ -1,0 +1,160 @@
+"""Bugs of compiled kernels."""
+
+from tests.plants.plant import Plant, Way
+
+_COMPILED = frozenset({Way.COMPILED, Way.SYNC, Way.ASYNC})
+_LAWS = "specserve/decoding/law_kernels.py"
+_RATIO = "tests/specserve/decoding/test_compiled_ratio.py"
+_LIKELIEST = "tests/specserve/decoding/test_race_of_likeliest.py"
+_TRUNCATION = "specserve/decoding/truncation_kernels.py"
+_CUT = "tests/specserve/decoding/test_truncation_kernels.py"
+_STEPS = "tests/draft_node/drafters/test_compiled_steps.py"
+
+PLANTS = [
+    Plant(
+        name="draws-at-the-first-rows-temperature",
+        file=_LAWS,
+        symbol="_race_of_likeliest",
+        was="logits[row], scales[row], noise[row]",
+        becomes="logits[row], scales[0], noise[row]",
+        tests=(f"{_LIKELIEST}::test_laws_and_tokens_are_torchs",),
+        breaks="all blocks of a wave are drawn at the temperature of the first",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="likeliest-of-equals-one-too-few",
+        file="specserve/decoding/ranks.py",
+        symbol="boundary",
+        was="while digit > 0 and counts[digit] < left:",
+        becomes="while digit > 0 and counts[digit] <= left:",
+        tests=(f"{_LIKELIEST}::test_of_equal_tokens_the_first_are_kept",),
+        breaks="laws have tokens in place of likelier ones",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="recovery-keys-of-the-first-place",
+        file=_LAWS,
+        symbol="_judge_by_ratio",
+        was="rows.keys[:, place : place + 1].copy()",
+        becomes="rows.keys[:, start : start + 1].copy()",
+        tests=(f"{_RATIO}::test_outcomes_are_torchs",),
+        breaks="the token that follows is drawn by noise of another position",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="residuals-of-weights-that-do-not-sum-to-one",
+        file=_LAWS,
+        symbol="_judge_by_ratio",
+        was="weights[token] = np.float32(weights[token] / total)",
+        becomes="weights[token] = np.float32(weights[token])",
+        tests=(f"{_RATIO}::test_tokens_have_the_targets_law",),
+        breaks="recovered tokens have another law than the target's",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="tokens-stand-at-their-ratio",
+        file=_LAWS,
+        symbol="_judge_by_ratio",
+        was="np.float64(rows.uniforms[place]) < ratio",
+        becomes="np.float64(rows.uniforms[place]) <= ratio",
+        tests=(f"{_RATIO}::test_a_token_stands_strictly_below_its_ratio",),
+        breaks="an impossible token stands where the variate is zero",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="residuals-of-the-rows-first-law",
+        file=_LAWS,
+        symbol="_judge_by_ratio",
+        was="""
+            law = rows.laws[place]
+            _leave_residual(weights, rows.law_ids[law], rows.law_probs[law])
+        """,
+        becomes="""
+            law = rows.laws[start]
+            _leave_residual(weights, rows.law_ids[law], rows.law_probs[law])
+        """,
+        tests=(f"{_RATIO}::test_outcomes_are_torchs",),
+        breaks="what a rejection leaves is what another slot's law leaves",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="noise-by-place-among-the-likely",
+        file=_TRUNCATION,
+        symbol="_winner",
+        was="exponential(bits[0, k, token & 3]) / weights[token]",
+        becomes="exponential(bits[0, k, k & 3]) / weights[token]",
+        tests=(f"{_CUT}::test_winners_are_those_of_torchs_race",),
+        breaks="a request with top_p has other tokens compiled than by torch",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="the-last-lanes-of-a-stripe-are-not-looked-at",
+        file=_TRUNCATION,
+        symbol="_largest_of_stripes",
+        was="for place in range(whole, end):",
+        becomes="for place in range(whole, end - 1):",
+        tests=(f"{_CUT}::test_the_tokens_of_torch_stay_possible",),
+        breaks="top_k leaves out the last token of the vocabulary, however likely it is",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="nuclei-one-value-too-large",
+        file="specserve/decoding/ranks.py",
+        symbol="boundary_of_mass",
+        was="np.float64(held + sums[digit]) < needed",
+        becomes="np.float64(held + sums[digit]) <= needed",
+        tests=(f"{_CUT}::test_what_is_needed_is_enough",),
+        breaks="top_p keeps a token more than it says where masses meet it exactly",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="races-at-the-first-rows-temperature",
+        file="specserve/noise_kernel.py",
+        symbol="race",
+        was="most, temperature = largest(own), temperatures[row]",
+        becomes="most, temperature = largest(own), temperatures[0]",
+        tests=("tests/specserve/decoding/test_race.py::test_the_winner_has_the_least_time",),
+        breaks="all rows of a batch are sampled at the temperature of the first",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="counter-words-change-places",
+        file="specserve/noise_kernel.py",
+        symbol="word_floats",
+        was="np.uint32(blocks[block_row, place]), position, sample_word, purpose_word",
+        becomes="np.uint32(blocks[block_row, place]), sample_word, position, purpose_word",
+        tests=("tests/specserve/test_noise.py::test_both_ways_give_the_same_bits",),
+        breaks="a seeded text is another where noise is compiled",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="chains-raced-by-the-first-chains-noise",
+        file="draft_node/step_kernels.py",
+        symbol="draw",
+        was="by.noise[by.places[chain, slot]], by.scales[chain]",
+        becomes="by.noise[by.places[0, slot]], by.scales[chain]",
+        tests=(f"{_STEPS}::test_steps_are_those_of_torch",),
+        breaks="all chains of a wave are drawn by the noise of the first",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="calibration-of-the-first-slot",
+        file="draft_node/step_kernels.py",
+        symbol="_confidence",
+        was="exp(-(by.biases[slot] + raw * by.scales[slot]))",
+        becomes="exp(-(by.biases[0] + raw * by.scales[0]))",
+        tests=(f"{_STEPS}::test_steps_are_those_of_torch",),
+        breaks="late tokens of a chain have the confidences of early ones",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="penalties-forget-what-the-block-repeats",
+        file="specserve/decoding/shaping_kernels.py",
+        symbol="_penalise",
+        was="count += other == token",
+        becomes="count = count + 0.0 if other == token else count",
+        tests=("tests/specserve/decoding/test_shaping.py::test_compiled_rows_lead_to_the_same_tokens",),
+        breaks="chains repeat tokens that the target penalises",
+        ways=_COMPILED,
+    ),
+]
