@@ -60,7 +60,9 @@ PLANTS = [
             token_ids = drawing.draw(0, logits)
             confidences = None if self.law_confidence is None else self.law_confidence(0, logits)
         """,
-        tests=(f"{_BLOCKS}::test_law_confidences_are_asked_before_the_draw_and_only_without_a_head",),
+        tests=(
+            f"{_BLOCKS}::test_law_confidences_are_asked_before_the_draw_and_only_without_a_head",
+        ),
         breaks="confidences are those of laws that requests' own fields have changed",
         ways=_ANYWHERE,
     ),
@@ -70,7 +72,9 @@ PLANTS = [
         symbol="BlockDrafter._draw_serially",
         was="previous_ids = drawn[-1][:, 0]",
         becomes="previous_ids = anchor_ids",
-        tests=("tests/draft_node/drafters/test_golden.py::test_every_tensor_of_the_reference_is_reproduced",),
+        tests=(
+            "tests/draft_node/drafters/test_golden.py::test_every_tensor_of_the_reference_is_reproduced",
+        ),
         breaks="every slot is drafted as if it followed the anchor, and acceptance drops",
         ways=_ANYWHERE,
     ),
@@ -80,7 +84,9 @@ PLANTS = [
         symbol="RnnHead._Run.logits",
         was="torch.lerp(candidate.tanh(), self.state, gate.sigmoid())",
         becomes="torch.lerp(self.state, candidate.tanh(), gate.sigmoid())",
-        tests=("tests/draft_node/drafters/test_golden_rnn.py::test_the_state_after_each_slot_is_compared",),
+        tests=(
+            "tests/draft_node/drafters/test_golden_rnn.py::test_the_state_after_each_slot_is_compared",
+        ),
         breaks="a recurrent head forgets what it should remember from the second slot on",
         ways=_ANYWHERE,
     ),

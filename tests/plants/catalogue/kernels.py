@@ -153,7 +153,9 @@ PLANTS = [
         symbol="_penalise",
         was="count += other == token",
         becomes="count = count + 0.0 if other == token else count",
-        tests=("tests/specserve/decoding/test_shaping.py::test_compiled_rows_lead_to_the_same_tokens",),
+        tests=(
+            "tests/specserve/decoding/test_shaping.py::test_compiled_rows_lead_to_the_same_tokens",
+        ),
         breaks="chains repeat tokens that the target penalises",
         ways=_COMPILED,
     ),

@@ -73,7 +73,9 @@ PLANTS = [
         symbol="HitCurve.observe",
         was="self._rates = None",
         becomes="pass",
-        tests=("tests/draft_node/test_plan.py::test_rates_that_were_asked_for_before_are_those_of_now",),
+        tests=(
+            "tests/draft_node/test_plan.py::test_rates_that_were_asked_for_before_are_those_of_now",
+        ),
         breaks="hit rates that were asked for once never change again",
         ways=_ASYNC,
     ),

@@ -50,10 +50,7 @@ PLANTS = [
         symbol="Streams._drop_context",
         was="stream.segments.clear()",
         becomes="stream.segments.clear()\n        stream.num_branches.clear()",
-        tests=(
-            f"{_STREAMS}"
-            "::test_branch_numbers_rise_within_a_round_even_if_the_context_is_lost",
-        ),
+        tests=(f"{_STREAMS}::test_branch_numbers_rise_within_a_round_even_if_the_context_is_lost",),
         breaks="after a lost context a round's noise is used twice",
         ways=_ASYNC,
     ),
@@ -106,9 +103,7 @@ PLANTS = [
         symbol="SpeculationCache.settle",
         was="other.key.round > row.round",
         becomes="other.key.round >= row.round",
-        tests=(
-            f"{_CACHE}::test_only_the_block_in_flight_and_those_for_later_rounds_are_kept",
-        ),
+        tests=(f"{_CACHE}::test_only_the_block_in_flight_and_those_for_later_rounds_are_kept",),
         breaks="blocks and the logits they were drawn from pile up",
         ways=_ASYNC,
     ),

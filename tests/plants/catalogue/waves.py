@@ -70,9 +70,7 @@ PLANTS = [
         symbol="Presolve._take_wave",
         was="fills_up = family[0].kind.needs_law",
         becomes="fills_up = False",
-        tests=(
-            f"{_PRESOLVE}::test_waves_of_the_rejection_family_are_full_and_equally_wide",
-        ),
+        tests=(f"{_PRESOLVE}::test_waves_of_the_rejection_family_are_full_and_equally_wide",),
         breaks="how long a wave takes tells how many outcomes a drawn block has",
         ways=_ASYNC,
     ),
