@@ -39,7 +39,7 @@ PLANTS = [
         symbol="_Cuts.of",
         was="any(p.top_p < 1 for p in params)",
         becomes="params[0].top_p < 1",
-        tests=(f"{_SAMPLING}::test_the_ratio_test[foreseeable]",),
+        tests=(f"{_SAMPLING}::test_every_row_is_cut_as_it_asks_for",),
         breaks="a request with top_p is judged without it beside one that has none",
         ways=_RECORDED,
     ),
