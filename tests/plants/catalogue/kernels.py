@@ -8,6 +8,8 @@ _RATIO = "tests/specserve/decoding/test_compiled_ratio.py"
 _LIKELIEST = "tests/specserve/decoding/test_race_of_likeliest.py"
 _TRUNCATION = "specserve/decoding/truncation_kernels.py"
 _CUT = "tests/specserve/decoding/test_truncation_kernels.py"
+_LAYERS = "specserve/model/layer_kernels.py"
+_BLOCKS = "tests/draft_node/drafters/test_block_drafter.py"
 _STEPS = "tests/draft_node/drafters/test_compiled_steps.py"
 
 PLANTS = [
@@ -73,7 +75,7 @@ PLANTS = [
             law = rows.laws[start]
             _leave_residual(weights, rows.law_ids[law], rows.law_probs[law])
         """,
-        tests=(f"{_RATIO}::test_outcomes_are_torchs[6-300]",),
+        tests=(f"{_RATIO}::test_outcomes_are_torchs[1-2]",),
         breaks="what a rejection leaves is what another slot's law leaves",
         ways=_COMPILED,
     ),
@@ -158,5 +160,39 @@ PLANTS = [
         ),
         breaks="chains repeat tokens that the target penalises",
         ways=_COMPILED,
+    ),
+    Plant(
+        name="queries-see-the-token-behind-them",
+        file=_LAYERS,
+        symbol="_attend_to_own",
+        was="end - count + 1 + (query + i) // per_kv",
+        becomes="end - count + 1 + (query + i + 1) // per_kv",
+        tests=(
+            "tests/specserve/model/test_compiled_forward.py::test_keys_and_values_are_torchs[qwen3]",
+        ),
+        breaks="the last head of every group looks one token ahead: prompts are read wrong",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="rows-of-other-contexts-are-alike",
+        file=_LAYERS,
+        symbol="_num_alike",
+        was="if (batch.shared[other] != batch.shared[place]).any():",
+        becomes="if len(batch.shared[other]) != len(batch.shared[place]):",
+        tests=(
+            "tests/draft_node/drafters/test_compiled_passes.py::test_chains_are_those_of_torch",
+        ),
+        breaks="branches behind contexts of one length are drafted behind the first of these",
+        ways=frozenset({Way.COMPILED, Way.ASYNC}),
+    ),
+    Plant(
+        name="padding-of-gaps-in-their-own-pages",
+        file="draft_node/drafters/compiled_passes.py",
+        symbol="CompiledPasses._with_gaps",
+        was="of_pages.append(self._spare[-1])",
+        becomes="of_pages.append(pages[place])",
+        tests=(f"{_BLOCKS}::test_a_gap_laid_out_longer_than_it_is_changes_nothing",),
+        breaks="what pads a gap is written over the tokens in flight that were accepted",
+        ways=frozenset({Way.COMPILED, Way.ASYNC}),
     ),
 ]
