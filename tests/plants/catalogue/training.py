@@ -11,7 +11,7 @@ PLANTS = [
         file="draft_node/training/block_objective.py",
         symbol="BlockObjective.measure",
         was="l1, valid, errors = l1[is_block], valid[is_block], errors[is_block]",
-        becomes="l1, valid, errors = l1[: len(is_block)], valid, errors",
+        becomes="pass",
         tests=(
             "tests/draft_node/training/test_block_objective.py::test_figures_are_those_of_blocks_that_something_is_learned_of",
         ),
@@ -35,7 +35,7 @@ PLANTS = [
         file="draft_node/training/chats/writing.py",
         symbol="ChatWriter.run",
         was="self._questions.take(words)",
-        becomes="self._questions.take('')",
+        becomes="pass",
         tests=(f"{_CHATS}/test_writing.py::test_a_run_that_goes_on_asks_no_question_again",),
         breaks="a run that goes on asks again what was asked, and repeats its chats",
         ways=_TORCH,
