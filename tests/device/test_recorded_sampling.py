@@ -97,6 +97,22 @@ def test_many_logits_are_not_recorded(cuda: PretendedCuda, monkeypatch: pytest.M
     assert recorded_ratio.judge_rows(LOGITS[:, :7].to(DEVICE), rows, law) is not None
 
 
+@pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 0.999}])
+@pytest.mark.parametrize("other", [{"top_k": 7}, {"top_p": 0.99}, {"min_p": 0.01}])
+def test_every_row_is_cut_as_it_asks_for(cuda: PretendedCuda, cut: dict, other: dict):
+    """Whichever stands first: all but the likeliest token are cut of every other one."""
+    cuda_graphs.use()
+    rows = [RowToVerify(RULE, state(seed=seed, **(other, cut)[seed % 2]), []) for seed in range(16)]
+    are_cut = [bool(place % 2) for place in range(16)]
+    logits = torch.linspace(0, 0.1, 8).expand(16, 8).to(DEVICE)
+    for given, only_it in ((rows, are_cut), (rows[::-1], are_cut[::-1])):
+        found = recorded_ratio.judge_rows(logits, given, None)
+        assert found is not None
+        likeliest = [token == 7 for token in found.next_tokens.tolist()]
+        assert all(each for each, only in zip(likeliest, only_it, strict=True) if only)
+        assert not all(likeliest)
+
+
 @pytest.mark.parametrize("num_laws", [None, 1, 3])
 def test_every_drafted_token_has_a_law(cuda: PretendedCuda, num_laws: int | None):
     cuda_graphs.use()

@@ -90,6 +90,7 @@ def test_pages_are_neither_lost_nor_shared_over_a_long_life():
         assert len(set(pages)) == len(pages)
         assert 0 not in pages
         assert all(rows.length(row) == lengths[row] for row in lengths)
+        assert all(len(rows.table(row)) == -(-lengths[row] // BLOCK_SIZE) for row in lengths)
     for row in list(lengths):
         rows.free(row)
     rows.append([0], [0], [32 * BLOCK_SIZE])  # every page is free again
@@ -111,8 +112,8 @@ def test_an_update_that_does_not_fit_changes_nothing():
 
 
 def test_a_page_is_given_to_another_row_without_what_it_held():
-    context = make_context(num_tokens=2 * BLOCK_SIZE)
-    slots = context.rows.append([0], [0], [2 * BLOCK_SIZE])
+    context = make_context(num_tokens=4 * BLOCK_SIZE)
+    slots = context.rows.append([0], [0], [4 * BLOCK_SIZE])
     flat = context.cache.flat_slots(torch.from_numpy(slots))
     broken = torch.full((len(slots), KV_HEADS, DIM), torch.nan)
     for layer in range(2):

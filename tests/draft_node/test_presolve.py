@@ -146,7 +146,24 @@ def test_branches_never_share_a_key(dspark_drafter, monkeypatch):
     rounds.take(known, start=END, round=2, rule="rejection")
     rounds.finish()
     rounds.take(known, start=len(known) - 1, round=2, rule="rejection")
-    rounds.finish()
+    found = blocks_of(rounds.finish())
+    # A round whose block was prepared drafts none behind its anchor, and the next one misses.
+    key = next(key for key in found if key.position == len(known))
+    rounds.take(
+        [*known, key.anchor_id],
+        start=len(known) - 1,
+        round=3,
+        rule="rejection",
+        speculation_id=found[key][3],
+    )
+    found = blocks_of(rounds.finish())
+    assert {key.round for key in found} == {4}
+    prepared = {key.anchor_id for key in found if key.position == len(known) + 1}
+    missing = next(token for token in range(VOCAB) if token not in prepared)
+    rounds.take(
+        [*known, key.anchor_id, missing], start=len(known), round=4, rule="rejection", awaits=True
+    )
+    assert rounds.finish()
     keys = [key for call in seen for key in zip(call["rounds"], call["branches"], strict=True)]
     assert len(keys) == len(set(keys)) > 20
 

@@ -42,6 +42,13 @@ def test_a_block_for_another_anchor_is_not_what_follows_this_one():
     assert cache.statistics.num_misses == 1
 
 
+def test_a_block_for_another_round_is_not_what_follows_this_one():
+    cache = SpeculationCache()
+    later, other = add(cache, 5), add(cache, 4, stream=2)
+    for named in (0, later.speculation_id, other.speculation_id):
+        assert cache.settle(row(round=4, speculation_id=named)) is None
+
+
 def test_a_block_that_came_too_late_still_tells_what_follows():
     cache = SpeculationCache()
     block = add(cache, 4)

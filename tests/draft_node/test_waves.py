@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from draft_node.drafters.ngram import NgramDrafter
 from draft_node.waves import WaveSettings
 from specserve.link.frames import LinkLimits
 from specserve.link.push_frames import encode_push
@@ -145,3 +146,13 @@ def test_no_wave_has_more_blocks_than_a_push_may_have():
         for num_rows in (1, 12, 64, 1024):
             assert WaveSettings(size=size).most_blocks(num_rows) <= LIMITS.max_blocks
     assert WaveSettings(size=16).most_blocks(64) == 64
+
+
+def test_blocks_without_a_token_are_left_out():
+    rounds = Rounds(NgramDrafter(gamma=3), wave=8)
+    texts = {1: [9, 8, 7, 6], 2: [1, 2, 3, 4, 1, 2], 3: [5, 6, 7], 4: [8, 9, 1, 8, 9]}
+    for stream, text in texts.items():
+        rounds.take(text, stream=stream, awaits=True)
+    (push,) = rounds.finish()
+    assert [key.stream for key in push.keys] == [2, 4]
+    assert push.token_ids.tolist() == [[3, 4, 1], [1, 8, 9]]

@@ -59,7 +59,9 @@ class Plant:
 
     def _span(self, source: str) -> tuple[int, int]:
         """Lines of the symbol, first and one behind the last."""
-        nodes = list(_symbols(ast.parse(source), self.symbol.split(".")))
+        nodes = _symbols(ast.parse(source), self.symbol.split("."))
+        # A function that is bound anew to what compiles it is the one that is written there.
+        nodes = [node for node in nodes if not isinstance(node, ast.Assign)] or nodes
         if len(nodes) != 1:
             raise Moved(
                 f"plant {self.name!r}: {self.file} has {len(nodes)} symbols {self.symbol}, not one"

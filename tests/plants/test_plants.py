@@ -120,6 +120,13 @@ def test_whole_lines_keep_the_indentation_they_are_found_at(tree):
     assert found.applied(tree) == expected
 
 
+def test_a_function_is_found_though_its_name_is_bound_anew(tree):
+    source = f"{SOURCE}\n\nprice = compiled(price)\n"
+    (tree / "pkg/shop.py").write_text(source)
+    found = plant("price", "return 1", "return 2").applied(tree)
+    assert found == source.replace("return 1", "return 2")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

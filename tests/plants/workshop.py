@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 
 from tests.plants.plant import Plant
 
-FAST = ("-m", "not slow and not gpu and not multigpu")
+# But for those that ask whether plants find their code: the one that is there does not.
+FAST = ("-m", "not slow and not gpu and not multigpu", "--ignore=tests/plants")
 TIMEOUT_S = 900.0
 # Compiled kernels lie in __pycache__ and are taken along: every copy would compile them anew.
 _LEFT_BEHIND = (".git", ".venv", ".*_cache", "results", "*.egg-info")

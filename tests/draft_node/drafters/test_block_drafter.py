@@ -167,6 +167,13 @@ def test_law_confidences_are_asked_before_the_draw_and_only_without_a_head(targe
     assert 0.25 not in with_head.draft(DraftBatch([0], torch.tensor([1])), Spy()).confidences
     assert ("confidence", 0) not in events
 
+    events.clear()
+    at_once = make_drafter(tmp_path / "c", DFLASH, target)
+    at_once.law_confidence = law_confidence
+    extend(at_once, 0, *verified(5))
+    assert at_once.draft(DraftBatch([0], torch.tensor([1])), Spy()).confidences.eq(0.25).all()
+    assert events == [("confidence", 0), ("draw", 0)]
+
 
 def test_calibration_divides_the_logits(target, tmp_path):
     drafter = make_drafter(tmp_path / "draft", DSPARK, target)

@@ -90,6 +90,14 @@ def test_questions_are_read_and_never_learned(target):
     assert learned.tokens_per_round != objective.measure(patterned(400).numpy()).tokens_per_round
 
 
+def test_figures_are_those_of_blocks_that_something_is_learned_of(target):
+    """Whole windows of questions begin no blocks, which would else count as rejected at once."""
+    objective = make_objective(target, "dspark")
+    stream = torch.where(torch.arange(1025) < 768, ~patterned(1025), patterned(1025)).numpy()
+    figures = objective.measure(stream)
+    assert figures.tokens_per_round > 1 + figures.acceptance[0]
+
+
 def patterned(length: int) -> torch.Tensor:
     return torch.from_numpy(np.resize(patterned_stream().astype(np.int64), length))
 

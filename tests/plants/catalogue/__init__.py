@@ -2,20 +2,35 @@
 
 from tests.plants.catalogue import (
     asynchronous,
+    drafters,
     drafting,
+    kernels,
+    link,
+    outcomes,
+    recorded,
     sampling,
     scheduling,
     serving,
+    streams,
+    training,
     verification,
     waves,
 )
 
-PLANTS = [
-    *verification.PLANTS,
-    *sampling.PLANTS,
-    *scheduling.PLANTS,
-    *serving.PLANTS,
-    *asynchronous.PLANTS,
-    *drafting.PLANTS,
-    *waves.PLANTS,
-]
+_ROOMS = (
+    verification,
+    sampling,
+    kernels,
+    recorded,
+    scheduling,
+    serving,
+    asynchronous,
+    drafting,
+    drafters,
+    waves,
+    streams,
+    outcomes,
+    link,
+    training,
+)
+PLANTS = [plant for room in _ROOMS for plant in room.PLANTS]

@@ -16,4 +16,37 @@ PLANTS = [
         breaks="a miss is drafted again by noise that already decided what is prepared",
         ways=frozenset({Way.ASYNC}),
     ),
+    Plant(
+        name="samples-share-local-drafts",
+        file="target_node/drafting.py",
+        symbol="ColocatedDraft._rule",
+        was="sample_indices = [state.sample_index for state in states]",
+        becomes="sample_indices = [0] * len(states)",
+        tests=("tests/target_node/test_colocated_keys.py",),
+        breaks="the samples of one request share their proposals",
+        ways=frozenset({Way.SYNC, Way.ASYNC}),
+    ),
+    Plant(
+        name="slots-share-a-draw",
+        file="specserve/decoding/drawing.py",
+        symbol="Sampled._keys",
+        was="(layout.positions[:, None] + slots).flatten(),",
+        becomes="(layout.positions[:, None] + 0 * slots).flatten(),",
+        tests=("tests/target_node/test_colocated_keys.py",),
+        breaks="all tokens of a block are drawn by the noise of its first",
+        ways=frozenset({Way.SYNC, Way.ASYNC}),
+    ),
+    Plant(
+        name="laws-of-the-token-before",
+        file="target_node/drafting.py",
+        symbol="ColocatedDraft.laws",
+        was="place * size + k for place",
+        becomes="place * size + max(k - 1, 0) for place",
+        tests=(
+            "tests/exactness/simulation/test_law.py"
+            "::test_outputs_have_their_law[rejection-rows, compiled]",
+        ),
+        breaks="drafted tokens are judged by the probabilities of the token before",
+        ways=frozenset({Way.SYNC}),
+    ),
 ]

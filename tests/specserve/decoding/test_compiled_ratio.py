@@ -303,6 +303,7 @@ def test_a_token_stands_strictly_below_its_ratio(rule, ratio, uniform, stands):
         logits[0, 1] = -200.0
     law = DraftLaw(torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.5]]))
     batch = VerificationBatch.build([RowToVerify(rule, state(), [1])])
+    assert law_kernels.are_usable()  # asked now: what stands in for the kernel is none
     with mock.patch.object(law_kernels, "judge_by_ratio", with_uniform(uniform)):
         found = verify_module.verify(logits, batch, law)
     standing = accept_probs(torch.tensor([ratio]), torch.tensor([1.0]))

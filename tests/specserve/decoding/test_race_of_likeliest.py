@@ -55,6 +55,21 @@ def test_laws_and_tokens_are_torchs(num_tokens, num_kept):
         assert torch.equal(tokens[::4], logits[::4].argmax(-1))
 
 
+def test_a_row_is_drawn_by_its_own_temperature_and_noise():
+    generator = torch.Generator().manual_seed(4)
+    logits, temperatures = torch.randn(64, 40, generator=generator), torch.linspace(0.2, 2, 64)
+    noise = -torch.rand(64, 8, generator=generator).log()
+    ids, probs = np.empty((64, 8), np.int64), np.empty((64, 8), np.float32)
+    winners = np.empty(64, np.int64)
+    given = logits.numpy(), (1 / temperatures).numpy(), noise.numpy()
+    assert law_kernels.race_of_likeliest(*given, ids, probs, winners)
+    law = DraftLaw.top((logits / temperatures[:, None]).softmax(1), 8)
+    assert ids.tolist() == law.ids.tolist()
+    torch.testing.assert_close(torch.from_numpy(probs), law.probs)
+    fastest = (noise / law.probs).argmin(1, keepdim=True)
+    assert winners.tolist() == law.ids.gather(1, fastest).flatten().tolist()
+
+
 def test_what_is_next_to_impossible_is_impossible():
     logits = torch.tensor([0.0, -86.0, -88.0, -300.0]).view(1, 1, 4)
     drawing = draws(logits, [1.0], 4)

@@ -86,7 +86,9 @@ def test_every_kind_of_chat_is_held_out_and_whole():
     held_out = {n for n in range(4000) if is_held_out(Exchange(n, 0.0, [1], [2]))}
     assert 150 < len(held_out) < 250
     assert all(sum(n % 4 == kind for n in held_out) > 30 for kind in range(4))
-    assert is_held_out(SECOND[0]) == is_held_out(SECOND[1])
+    assert all(
+        is_held_out(Exchange(n, 1.0, [1, 2, 3, 4], [5])) == (n in held_out) for n in range(4000)
+    )
 
 
 def test_rows_begin_where_requests_do_and_every_request_begins_one(tmp_path):
@@ -112,6 +114,8 @@ def test_chats_are_split_by_number_and_checked_against_the_target(tmp_path):
     )
     assert not training & held_out
     assert held_out == {e.number for e in exchanges if is_held_out(e)}
+    starts = {name: found.tolist() for name, found in source.starts.items()}
+    assert starts == {"chat": list(range(0, len(source.training["chat"]), 140))}
     with pytest.raises(InvalidField, match="the target has no token 199"):
         chats(tmp_path, 199)
     (tmp_path / "empty").mkdir()

@@ -1,0 +1,65 @@
+"""What a writer of chats remembers, with a service that answers by one token."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from draft_node.training.chats.overlap import Overlap
+from draft_node.training.chats.questions import Questions
+from draft_node.training.chats.store import ChatStore
+from draft_node.training.chats.writing import ChatWriter, QuestionFeeds, WritingConfig
+from specserve.api.completion import CompletedSample, Completion
+from specserve.api.events import PromptInfo, Timings, Usage
+from specserve.api.tokenizer import TextTokenizer
+from specserve.client import AsyncClient
+from specserve.target_source import EMBEDDED_TARGET
+from specserve.types import FinishReason
+
+QUESTIONS = [f"What is the square of the number {n}?" for n in range(40)]
+SAMPLE = CompletedSample(
+    sample_index=0, text="4", token_ids=[20], origins=[], finish_reason=FinishReason.STOP
+)
+ANSWER = Completion(
+    request_id="one",
+    samples=[SAMPLE],
+    prompt=PromptInfo(request_id="one", num_prompt_tokens=1),
+    usage=Usage(num_prompt_tokens=1, num_cached_tokens=0, num_generated_tokens=1),
+    timings=Timings(queue_s=0, prefill_s=0, decode_s=0, time_to_first_token_s=0, total_s=0),
+)
+
+
+class Service:
+    """Of an `AsyncClient` what a writer asks for."""
+
+    async def generate(self, prompt: object, **options: object) -> Completion:
+        return ANSWER
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Iterator[TextTokenizer]:
+    found = TextTokenizer(EMBEDDED_TARGET)
+    yield found
+    found.close()
+
+
+def write(folder: Path, tokenizer: TextTokenizer, num_tokens: int) -> list[list[int]]:
+    """The prompts in the folder after a run, each of one question out of the same list."""
+    config = WritingConfig(num_tokens, 2, 1, seed=0, sources_every=0, follow_up_every=0)
+    feeds = QuestionFeeds(iter(QUESTIONS), iter(()))
+    questions = Questions(Overlap([], "--exclude"))
+    client = cast(AsyncClient, Service())
+    store = ChatStore(folder)
+    writer = ChatWriter(client, tokenizer, store, questions, feeds, config, 8192)
+    asyncio.run(writer.run(lambda count: None))
+    return [list(exchange.prompt_ids) for exchange in ChatStore(folder).exchanges()]
+
+
+def test_a_run_that_goes_on_asks_no_question_again(tmp_path, tokenizer):
+    first = write(tmp_path, tokenizer, 200)
+    prompts = write(tmp_path, tokenizer, 400)
+    assert prompts[: len(first)] == first
+    assert len(prompts) > len(first) > 2
+    assert len({*map(tuple, prompts)}) == len(prompts)

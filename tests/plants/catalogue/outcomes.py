@@ -1,0 +1,95 @@
+"""Bugs of which outcomes of a round a draft process expects, and in which order."""
+
+from tests.plants.plant import Plant, Way
+
+_ASYNC = frozenset({Way.ASYNC})
+_COMPILED = frozenset({Way.ASYNC, Way.COMPILED})
+_OUTCOMES = "tests/draft_node/test_outcomes.py"
+
+PLANTS = [
+    Plant(
+        name="chances-of-more-instead-of-as-many",
+        file="draft_node/outcomes.py",
+        symbol="outcome_weights",
+        was="weights.append(survival - longer)",
+        becomes="weights.append(longer)",
+        tests=(f"{_OUTCOMES}::test_weights_are_the_law_of_the_number_accepted",),
+        breaks="outcomes are prepared by chances that belong to one token more",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="rejected-tokens-are-candidates",
+        file="draft_node/outcomes.py",
+        symbol="rank_candidates",
+        was="scores = scores.masked_fill(slots.ids == excluded_ids[:, None], -torch.inf)",
+        becomes="scores = scores.masked_fill(slots.ids == NO_TOKEN, -torch.inf)",
+        tests=(f"{_OUTCOMES}::test_the_rejected_token_is_no_candidate",),
+        breaks="the first candidate of every slot is the token that was just rejected",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="races-at-the-position-before",
+        file="draft_node/candidates.py",
+        symbol="_slot_keys",
+        was="position = report.position + 1 + number",
+        becomes="position = report.position + number",
+        tests=("tests/draft_node/test_candidates.py::test_all_tokens_run_in_the_race",),
+        breaks="outcomes are foreseen by the noise of the token before, and missed",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="excluded-columns-of-the-draft-vocabulary",
+        file="draft_node/outcomes.py",
+        symbol="rank_all",
+        was="torch.where(matches.any(1), matches.int().argmax(1), NO_TOKEN)",
+        becomes="matches.int().argmax(1)",
+        tests=("tests/draft_node/test_rank_kernels.py::test_both_ways_rank_alike",),
+        breaks="of a block accepted whole the first token that the drafter knows is no outcome",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="ranks-by-the-noise-of-the-slots-own-number",
+        file="draft_node/rank_kernels.py",
+        symbol="_entry",
+        was="race = noise[rows[slot]]",
+        becomes="race = noise[slot]",
+        tests=("tests/draft_node/test_rank_kernels.py::test_both_ways_rank_alike",),
+        breaks="branches that share a position are foreseen by the noise of others",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="bonus-rates-one-token-late",
+        file="draft_node/outcome_kernels.py",
+        symbol="order_outcomes",
+        was="rate = recovery[heads[k]] if k < verify_len else bonus[heads[k]]",
+        becomes="rate = recovery[heads[k]] if k <= verify_len else bonus[heads[k]]",
+        tests=("tests/draft_node/test_plan.py::test_both_ways_find_one_order",),
+        breaks="outcomes behind a block accepted whole count as recoveries, and are too few",
+        ways=_COMPILED,
+    ),
+    Plant(
+        name="curves-keep-what-they-said-before",
+        file="draft_node/fan_out.py",
+        symbol="HitCurve.observe",
+        was="self._rates = None",
+        becomes="pass",
+        tests=(
+            "tests/draft_node/test_plan.py::test_rates_that_were_asked_for_before_are_those_of_now",
+        ),
+        breaks="hit rates that were asked for once never change again",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="lateness-of-a-row-counts-as-a-rounds",
+        file="draft_node/punctuality.py",
+        symbol="Punctuality.settle",
+        was="late = self._num_late / self._num_blocks",
+        becomes="late = float(self._num_late)",
+        tests=(
+            "tests/draft_node/test_punctuality.py"
+            "::test_rows_of_a_round_that_were_late_and_in_time_count_by_their_numbers",
+        ),
+        breaks="with many rows in a batch drafting soon has next to no time",
+        ways=_ASYNC,
+    ),
+]

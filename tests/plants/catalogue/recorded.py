@@ -1,0 +1,153 @@
+"""Bugs of what is recorded once and replayed, as CUDA graphs are."""
+
+from tests.plants.plant import Plant, Way
+
+_RECORDED = frozenset({Way.RECORDED, Way.SYNC, Way.ASYNC})
+_FORWARD = "tests/device/test_recorded.py"
+_DRAFTS = "tests/device/test_recorded_drafts.py"
+_SAMPLING = "tests/device/test_recorded_sampling.py"
+_REPLAYED = f"{_FORWARD}::test_what_is_replayed_is_what_would_have_been_run"
+_PASSES = f"{_DRAFTS}::test_blocks_are_those_of_a_pass_that_is_not_recorded"
+
+PLANTS = [
+    Plant(
+        name="races-overwritten-by-the-next",
+        file="specserve/cuda_graphs.py",
+        symbol="RecordedRows.__call__",
+        was="made.found[: len(rows[0])].clone()",
+        becomes="made.found[: len(rows[0])]",
+        tests=(f"{_SAMPLING}::test_races",),
+        breaks="tokens that are read a little late are those of the next batch",
+        ways=_RECORDED,
+    ),
+    Plant(
+        name="inputs-only-of-the-first-replay",
+        file="specserve/cuda_graphs.py",
+        symbol="Recordings.run",
+        was="""
+            made, replay = self._found[key]
+            fill(made)
+        """,
+        becomes="made, replay = self._found[key]",
+        tests=(f"{_DRAFTS}::test_recorded_noise_has_the_bits_of_other_noise",),
+        breaks="a replay computes again what the recording was made with",
+        ways=_RECORDED,
+    ),
+    Plant(
+        name="recordings-for-any-nucleus",
+        file="specserve/decoding/verification/recorded_ratio.py",
+        symbol="_Cuts.of",
+        was="any(p.top_p < 1 for p in params)",
+        becomes="params[0].top_p < 1",
+        tests=(f"{_SAMPLING}::test_every_row_is_cut_as_it_asks_for",),
+        breaks="a request with top_p is judged without it beside one that has none",
+        ways=_RECORDED,
+    ),
+    Plant(
+        name="laws-of-the-round-before",
+        file="specserve/decoding/verification/recorded_ratio.py",
+        symbol="_Packed.fill",
+        was="""
+            (self.laws, given.laws),
+            (self.temperatures.view(torch.float64), given.temperatures),
+        """,
+        becomes="(self.temperatures.view(torch.float64), given.temperatures),",
+        tests=(f"{_SAMPLING}::test_the_ratio_test[rejection]",),
+        breaks="tokens are judged by laws that the rows of a round before had",
+        ways=_RECORDED,
+    ),
+    Plant(
+        name="keys-of-the-round-before",
+        file="specserve/decoding/verification/recorded_ratio.py",
+        symbol="_Packed.fill",
+        was="self.keys.numpy()[:, :num_logits] = given.keys.view(np.int64)",
+        becomes="self.keys.numpy()[:3, :num_logits] = given.keys.view(np.int64)[:3]",
+        tests=(f"{_SAMPLING}::test_the_ratio_test[rejection]",),
+        breaks="recoveries are drawn by the seeds of a round before",
+        ways=_RECORDED,
+    ),
+    Plant(
+        name="padding-rows-in-the-null-block",
+        file="specserve/model/padded_attention.py",
+        symbol="PaddedAttention.fill",
+        was="blocks[num_rows:] = blocks[0]",
+        becomes="blocks[num_rows:] = NULL_BLOCK",
+        tests=(f"{_REPLAYED}[qwen3-dtype0-kv_dtype0]",),
+        breaks="what pads a batch is written where every row's missing keys are read",
+        ways=_RECORDED,
+    ),
+    Plant(
+        name="padded-tokens-in-place-of-own",
+        file="specserve/model/padded_attention.py",
+        symbol="PaddedAttention.unpadded",
+        was="return x.index_select(0, self._outputs[: self._num_outputs])",
+        becomes="return x[: self._num_outputs]",
+        tests=(f"{_REPLAYED}[qwen3-dtype0-kv_dtype0]",),
+        breaks="rows of different lengths get the states of tokens that pad others",
+        ways=_RECORDED,
+    ),
+    Plant(
+        name="taps-in-any-order-share-a-recording",
+        file="specserve/model/recorded_forward.py",
+        symbol="RecordedForward.run",
+        was="_Key(self._shape, taps)",
+        becomes="_Key(self._shape, tuple(sorted(taps)))",
+        tests=(f"{_FORWARD}::test_what_is_tapped_belongs_to_a_recording",),
+        breaks="features of layers come in another order than the drafter was trained with",
+        ways=_RECORDED,
+    ),
+    Plant(
+        name="blocks-see-one-key-too-many",
+        file="draft_node/padded_blocks.py",
+        symbol="PaddedBlocks.begin",
+        was="(self._columns < self._seen[:, None])[:, None]",
+        becomes="(self._columns <= self._seen[:, None])[:, None]",
+        tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
+        breaks="blocks attend to a key behind their context, whoever it belongs to",
+        ways=_RECORDED,
+    ),
+    Plant(
+        name="padding-of-gaps-is-seen",
+        file="draft_node/padded_blocks.py",
+        symbol="PaddedBlocks.begin",
+        was="sees = (sees & (places >= self._pads[:, None, None])) | self._itself",
+        becomes="sees = sees.expand(shape.num_blocks, -1, -1) | self._itself",
+        tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
+        breaks="branches of few accepted tokens are drafted behind tokens that are not there",
+        ways=_RECORDED,
+    ),
+    Plant(
+        name="padding-keeps-old-features",
+        file="draft_node/drafters/recorded_entries.py",
+        symbol="_Entries.fill",
+        was="""
+            self._features[:num_tokens].copy_(features)
+            if num_tokens < len(token):
+                self._features[num_tokens:].copy_(features[:1])
+        """,
+        becomes="self._features[:num_tokens].copy_(features)",
+        tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
+        breaks="the first token of an update gets features of another request",
+        ways=_RECORDED,
+    ),
+    Plant(
+        name="drafts-overwritten-by-the-next",
+        file="draft_node/drafters/recorded_draws.py",
+        symbol="_first.own",
+        was="x[:num_blocks].clone()",
+        becomes="x[:num_blocks]",
+        tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
+        breaks="confidences and logits of a wave become those of the next while it is ranked",
+        ways=_RECORDED,
+    ),
+    Plant(
+        name="law-of-draws-overwritten-by-the-next",
+        file="draft_node/drafters/recorded_draws.py",
+        symbol="_first",
+        was="DraftLaw(law.ids[:count].clone(), law.probs[:count].clone())",
+        becomes="DraftLaw(law.ids[:count].clone(), law.probs[:count])",
+        tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
+        breaks="the law that is shipped is that of a later wave: the output's law changes",
+        ways=_RECORDED,
+    ),
+]
