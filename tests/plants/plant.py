@@ -25,9 +25,9 @@ class Moved(Exception):
 class Plant:
     """In `symbol` of `file`, `was` becomes `becomes`.
 
-    `symbol` is a qualified name ("Streams.extend", or a constant of the module). `was` occurs in it
-    once: a piece of a line, or whole lines without the indentation they have in common, as soon as
-    one of the two is more than one line.
+    `symbol` is a qualified name ("Streams.extend", or a constant of the module), and `was` occurs
+    in it once. Both are pieces of a line, or, if one has a line break, whole lines without the
+    indentation that they have in common.
     """
 
     name: str
