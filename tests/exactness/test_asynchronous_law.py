@@ -39,7 +39,7 @@ from tests.specserve.model.checkpoints import QWEN3, load, write_checkpoint
 
 FALSE_ALARMS = 1e-6
 NUM_ANSWERS = 320
-NUM_SIBLINGS = 960  # answers where pairs of samples count
+NUM_SIBLINGS = 640  # answers where pairs of samples count
 RULES = REJECTION, FORESEEABLE = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
 FAULTS = Script(
     loss=0.05, duplication=0.1, reordering=0.1, bit_flips=0.05, garbage=0.1, stale=0.1, capacity=6
@@ -122,7 +122,7 @@ def test_throws_have_their_law(model, name, rule):
 def test_samples_of_a_request_are_independent(model, rule):
     throws = throw(model, Table(rule, IN_TIME, EVEN_SIDES), NUM_SIBLINGS)
     assert throws.pair_fit().p_value > FALSE_ALARMS
-    assert throws.num_accepted > 5000
+    assert throws.num_accepted > 4000
 
 
 @pytest.mark.slow

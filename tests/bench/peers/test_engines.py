@@ -44,6 +44,7 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_what_a_child_started_may_tidy_up_before_it_is_killed(tmp_path):
     parent = child(tmp_path, _PARENT, _TIDY, tmp_path / "left")
     assert parent.process.stdout.readline() == b"up\n"
@@ -52,6 +53,7 @@ def test_what_a_child_started_may_tidy_up_before_it_is_killed(tmp_path):
     assert (tmp_path / "left").read_text() == "tidy"
 
 
+@pytest.mark.slow
 def test_what_does_not_end_by_itself_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("bench.peers.engines._STOP_TIMEOUT_S", 0.5)
     left = tmp_path / "left"

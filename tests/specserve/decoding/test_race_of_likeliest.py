@@ -9,6 +9,7 @@ from specserve.decoding import law_kernels, ranks
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
 from specserve.decoding.drawing import BlockLayout, Sampled, likeliest
 from specserve.noise import OnceKeys
+from tests.specserve.decoding.laws import law_of_likeliest
 
 pytestmark = pytest.mark.skipif(compiled.numba is None, reason="no numba here")
 
@@ -63,7 +64,7 @@ def test_a_row_is_drawn_by_its_own_temperature_and_noise():
     winners = np.empty(64, np.int64)
     given = logits.numpy(), (1 / temperatures).numpy(), noise.numpy()
     assert law_kernels.race_of_likeliest(*given, ids, probs, winners)
-    law = DraftLaw.top((logits / temperatures[:, None]).softmax(1), 8)
+    law = law_of_likeliest((logits / temperatures[:, None]).softmax(1), 8)
     assert ids.tolist() == law.ids.tolist()
     torch.testing.assert_close(torch.from_numpy(probs), law.probs)
     fastest = (noise / law.probs).argmin(1, keepdim=True)
