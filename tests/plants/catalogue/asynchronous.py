@@ -76,19 +76,6 @@ PLANTS = [
     ),
     # --- what may decide whether a block is there ------------------------------------------------
     Plant(
-        name="prepared-where-the-race-is-short",
-        file="draft_node/outcomes.py",
-        symbol="_candidates",
-        was="possible = ids.masked_fill(scores == -torch.inf, NO_TOKEN).cpu().numpy()",
-        becomes="""
-            behind = scores[:, :1] < 0.0
-            possible = ids.masked_fill(behind | (scores == -torch.inf), NO_TOKEN).cpu().numpy()
-        """,
-        tests=(f"{_LAW}::test_throws_have_their_law[odd coins-foreseeable]",),
-        breaks="what is prepared, and so hits, follows from noise that is still to decide",
-        ways=_ASYNC,
-    ),
-    Plant(
         name="drawn-by-position-alone",
         file="draft_node/waves.py",
         symbol="WaveDrafter._sampled",

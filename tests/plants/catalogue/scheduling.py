@@ -8,7 +8,6 @@ _RANDOM_LOAD = (
     f"{_SCHEDULER}::test_random_load_never_deadlocks_never_leaks_and_every_sequence_completes"
 )
 _BLOCKS = "tests/target_node/test_blocks.py"
-_LAW = "tests/exactness/test_engine_law.py::test_a_few_answers_have_their_law"
 _SPECULATION = "tests/target_node/test_speculation.py"
 
 PLANTS = [
@@ -225,7 +224,10 @@ PLANTS = [
                 probs = logits.softmax(dim=-1)
                 self._confidences[-1] = probs.gather(2, self._token_ids[-1][:, :, None])[:, :, 0]
         """,
-        tests=(f"{_LAW}[rejection]",),
+        tests=(
+            "tests/draft_node/drafters/test_compiled_steps.py"
+            "::test_steps_are_those_of_torch[qwen3-1-greedy-rows0-lengths0]",
+        ),
         breaks="whether a drafted token is verified depends on which one it is",
         ways=_BOTH | {Way.TORCH},
     ),
