@@ -305,10 +305,10 @@ def test_requests_are_shared_out_and_only_those_of_a_dead_draft_move(tmp_path, r
     pair = Pair(tmp_path, num_drafts=3)
     request.addfinalizer(pair.close)
     first, second, third = pair.drafts
-    names = [f"request {index}" for index in range(200)]
+    names = [f"request {index}" for index in range(300)]
     pair.attach(first, second, third)
     before = {name: pair.links.peer_of(name).index for name in names}
-    assert min(Counter(before.values()).values()) > 30
+    assert min(Counter(before.values()).values()) > 80
     first.kill()
     pair.until(lambda: pair.links.num_attached == 2)
     after = {name: pair.links.peer_of(name).index for name in names}

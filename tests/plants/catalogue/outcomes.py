@@ -5,6 +5,7 @@ from tests.plants.plant import Plant, Way
 _ASYNC = frozenset({Way.ASYNC})
 _COMPILED = frozenset({Way.ASYNC, Way.COMPILED})
 _OUTCOMES = "tests/draft_node/test_outcomes.py"
+_LAW = "tests/exactness/test_asynchronous_law.py"
 
 PLANTS = [
     Plant(
@@ -90,6 +91,21 @@ PLANTS = [
             "::test_rows_of_a_round_that_were_late_and_in_time_count_by_their_numbers",
         ),
         breaks="with many rows in a batch drafting soon has next to no time",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="shared-out-by-noise",
+        file="draft_node/outcomes.py",
+        symbol="rank_all",
+        was="ids = places if target_ids is None else target_ids[places]",
+        becomes="""
+            raced = (scores - noise[rows]).topk(2, dim=1).values
+            clear = raced[:, 0] - raced[:, 1]
+            best = best.masked_fill((clear < clear.roll(-1))[:, None], -torch.inf)
+            ids = places if target_ids is None else target_ids[places]
+        """,
+        tests=(f"{_LAW}::test_throws_have_their_law[odd coins-foreseeable]",),
+        breaks="most is prepared where noise that is still to count decides most clearly",
         ways=_ASYNC,
     ),
 ]
