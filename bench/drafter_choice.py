@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 
 from draft_node import colocated
-from specserve.config import SpeculationConfig
-from specserve.drafter_source import NGRAM, embedded_drafters, locate_drafter
 from specserve.drafting import Drafter
 from specserve.errors import InvalidField
 from specserve.model.transformer import Transformer
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.config import SpeculationConfig
+from specserve.settings.drafter_source import NGRAM, embedded_drafters, locate_drafter
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 DEFAULT_GAMMA = 7
 DEFAULT_NUM_KEPT = SpeculationConfig().num_kept

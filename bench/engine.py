@@ -39,10 +39,10 @@ from bench.summary import Results, Target, summarise
 from bench.targets import TARGET_HELP, default_ballasts, num_params
 from bench.workload import Workload
 from bench.writing import make_results_folder, show_failure
-from specserve.config import EngineConfig
 from specserve.errors import InvalidField, SpecserveError, Unavailable
 from specserve.model.config import DTYPES
-from specserve.target_source import locate_target
+from specserve.settings.config import EngineConfig
+from specserve.settings.target_source import locate_target
 
 _LOAD_TIMEOUT_S = 10.0
 _CUDA_POOL = "4GiB"

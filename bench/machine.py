@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from specserve import __version__
-from specserve.hardware import probe
+from specserve.settings.hardware import probe
 
 _PACKAGES = ("torch", "transformers", "grpcio", "pyzmq", "msgspec", "numpy", "numba")
 

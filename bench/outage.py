@@ -46,9 +46,9 @@ from bench.writing import (
     write_tables,
 )
 from specserve.client import Prompt
-from specserve.drafter_source import NGRAM
 from specserve.errors import InvalidField, SpecserveError
-from specserve.target_source import EMBEDDED_TARGET, locate_target
+from specserve.settings.drafter_source import NGRAM
+from specserve.settings.target_source import EMBEDDED_TARGET, locate_target
 
 _NAME = "bench.outage"
 _FAULTS = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP}

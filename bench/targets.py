@@ -4,8 +4,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from specserve.sizes import parse_count
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.sizes import parse_count
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 TARGET_HELP = "folder, .gguf file, hub id, smollm2 or tiny (default: smollm2 if installed)"
 NO_BALLAST = "none"

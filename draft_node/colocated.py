@@ -15,10 +15,10 @@ from draft_node.drafters.ngram import NgramDrafter
 from draft_node.drafters.spec import BlockSpec, Eagle3Spec, Layout, LocalHeadSpec
 from draft_node.drafters.weights import TargetWeights
 from draft_node.warm_up import warm_up
-from specserve.config import SpeculationConfig
-from specserve.drafter_source import NGRAM
 from specserve.drafting import Drafter, FeatureSpec
 from specserve.model.transformer import Transformer
+from specserve.settings.config import SpeculationConfig
+from specserve.settings.drafter_source import NGRAM
 
 
 def load(

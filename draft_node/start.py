@@ -30,10 +30,8 @@ from draft_node.streams import Streams
 from draft_node.warm_up import warm_up
 from draft_node.waves import WaveSettings
 from specserve import cuda_graphs
-from specserve.config import ResolvedConfig, read_resolved
 from specserve.context_room import ContextRoom
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.drafter_source import NGRAM
 from specserve.drafting import Drafter
 from specserve.errors import InvalidField, SpecserveError, Unavailable
 from specserve.group_link.ends import GroupDraftEnd, Meeting
@@ -51,6 +49,8 @@ from specserve.process import (
     report_ready,
     sleep_exactly,
 )
+from specserve.settings.config import ResolvedConfig, read_resolved
+from specserve.settings.drafter_source import NGRAM
 from specserve.telemetry import setup_logging
 from specserve.wire.draft_control import Attach, DraftControlDraft
 

@@ -21,9 +21,9 @@ from specserve.client import Client
 from specserve.errors import SpecserveError
 from specserve.local_service import local_service
 from specserve.model.tokenizer_files import load_tokenizer
+from specserve.settings.target_source import FETCH_SMOLLM2, SMOLLM2, find_smollm2
 from specserve.standard_streams import complain
 from specserve.stop_signals import signal_exit
-from specserve.target_source import FETCH_SMOLLM2, SMOLLM2, find_smollm2
 from specserve.types import TokenOrigin
 
 QUESTIONS = (

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from specserve.config import Placement
 from specserve.errors import SpecserveError
+from specserve.settings.config import Placement
 
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK, _PR_SET_CHILD_SUBREAPER = 1, 29, 36
 _SLACK_NS = 1000

@@ -8,14 +8,14 @@ from types import ModuleType
 import msgspec
 import torch
 
-from specserve.config import ResolvedConfig, SpeculationConfig
 from specserve.context_room import ContextRoom
-from specserve.drafter_source import NGRAM
 from specserve.group_link.ends import GroupTargetEnd, Meeting
 from specserve.link.ends import TargetLinkEnd
 from specserve.link.frames import LinkLimits
 from specserve.link.ring import RingTargetEnd, SharedRegion
 from specserve.process import ChildArguments
+from specserve.settings.config import ResolvedConfig, SpeculationConfig
+from specserve.settings.drafter_source import NGRAM
 from specserve.wire.draft_control import DraftControlTarget
 from target_node.admission import Admission
 from target_node.asynchronous import AsynchronousSpeculation

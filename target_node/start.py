@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from specserve import cuda_graphs
-from specserve.config import ResolvedConfig, read_resolved
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import Exhausted, SpecserveError
 from specserve.model import forward_trial
@@ -21,8 +20,9 @@ from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
 from specserve.nccl_environment import set_nccl_environment
 from specserve.process import ChildArguments, pin, report_failure, report_ready, sleep_exactly
-from specserve.resolve import kv_bytes_per_token
-from specserve.sizes import parse_count
+from specserve.settings.config import ResolvedConfig, read_resolved
+from specserve.settings.resolve import kv_bytes_per_token
+from specserve.settings.sizes import parse_count
 from specserve.telemetry import setup_logging
 from specserve.types import Ready
 from specserve.validation import Limits
@@ -243,7 +243,7 @@ def _leader(
 def context_len(wanted: int, pool: BlockPool) -> int:
     """Tokens of `wanted` that a row may have: no more than the pool holds.
 
-    Where it was sized before, `specserve.resolve` has seen to that. Where it was measured here,
+    Where it was sized before, the settings were resolved so. Where it was measured here,
     nobody has been told yet.
     """
     room = pool.num_blocks * pool.block_size

@@ -46,7 +46,7 @@ from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import SpecserveError
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
-from specserve.target_source import SMOLLM2, find_smollm2, locate_target
+from specserve.settings.target_source import SMOLLM2, find_smollm2, locate_target
 
 _NAME = "bench.configurations"
 

@@ -8,11 +8,11 @@ from typing import NoReturn
 
 from bench.regimes.arms import OFF, GivenFlags, Service
 from specserve.commands.service_options import add_service_options, read_config
-from specserve.config import Config
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import InvalidField
 from specserve.launch import resolve_here
-from specserve.topology import parse_topology
+from specserve.settings.config import Config
+from specserve.settings.topology import parse_topology
 
 PLAIN = "plain: --speculation off"
 # Synchronous and asynchronous speculation with one drafter, by default and by hand, and what

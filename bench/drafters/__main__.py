@@ -57,7 +57,7 @@ from bench.writing import (
 from specserve.errors import InvalidField, SpecserveError
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
-from specserve.target_source import locate_target
+from specserve.settings.target_source import locate_target
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -25,11 +25,11 @@ from draft_node.calibration.texts import Prompt, write_texts
 from draft_node.drafters.load import DrafterOptions, load_drafter
 from draft_node.drafters.weights import TargetWeights
 from draft_node.offline_target import OfflineTarget
-from specserve.config import SpeculationConfig
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.drafter_source import NGRAM
 from specserve.drafting import Drafter
 from specserve.model.transformer import Transformer
+from specserve.settings.config import SpeculationConfig
+from specserve.settings.drafter_source import NGRAM
 
 _RESERVE = 48  # positions of a row beyond its text: a block, and a page that is not full
 _SEED = 1  # of the texts; calibration's own begin at 0

@@ -45,10 +45,10 @@ from bench.writing import (
     write_tables,
 )
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.drafter_source import NGRAM, embedded_drafters
 from specserve.errors import InvalidField, SpecserveError
 from specserve.model.config import DTYPES
-from specserve.target_source import EMBEDDED_TARGET, locate_target
+from specserve.settings.drafter_source import NGRAM, embedded_drafters
+from specserve.settings.target_source import EMBEDDED_TARGET, locate_target
 
 _NAME = "bench.regimes"
 _LABELS = (DSPARK, DSPARK_ASYNC, DFLASH, LOCAL_HEAD, LANGUAGE_MODEL, NGRAM)

@@ -13,7 +13,7 @@ import msgspec
 from bench.drafter_choice import DFLASH, DSPARK, LANGUAGE_MODEL, LOCAL_HEAD, DrafterChoice
 from bench.regimes.plan import Plan
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.drafter_source import NGRAM
+from specserve.settings.drafter_source import NGRAM
 
 OFF, SYNC, ASYNC, AUTO = "off", "sync", "async", "auto"
 DSPARK_ASYNC = "dspark-async"  # heavier and conditioned on the gap

@@ -21,7 +21,7 @@ from specserve.client import AsyncClient, Options
 from specserve.local_service import local_service
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
-from specserve.resolve import kv_bytes_per_token
+from specserve.settings.resolve import kv_bytes_per_token
 from specserve.types import TokenOrigin
 
 _ATTACH_TIMEOUT_S = 60.0

@@ -17,7 +17,7 @@ from bench.regimes.measure import Found, Group
 from bench.regimes.records import Setting
 from bench.regimes.results import quiet
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.drafter_source import NGRAM
+from specserve.settings.drafter_source import NGRAM
 
 Summary = dict[str, float | None]
 Wanted = Callable[[Arm], bool]

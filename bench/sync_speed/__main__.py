@@ -54,7 +54,7 @@ from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
-from specserve.target_source import locate_target
+from specserve.settings.target_source import locate_target
 
 # As the service's ranks are started: weights on huge pages.
 _ALLOCATOR = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}

@@ -20,7 +20,6 @@ from draft_node.calibration.law_confidence import LawRecorder
 from draft_node.calibration.metrics import Floats
 from draft_node.calibration.texts import Text
 from draft_node.offline_target import OfflineTarget
-from specserve.config import SpeculationConfig
 from specserve.decoding.batch import SamplingBatch
 from specserve.decoding.drawing import Coupled, DrawingRule
 from specserve.decoding.drawing import Sampled as SampledRule
@@ -31,6 +30,7 @@ from specserve.decoding.verification.rule import VerificationRule, judged_by
 from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
 from specserve.errors import Unsupported
 from specserve.noise import OnceKeys
+from specserve.settings.config import SpeculationConfig
 from specserve.types import SamplingParams
 
 _MAX_LOGIT = 16.0  # of a confidence: float32 tells it no further from 1

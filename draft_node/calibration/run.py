@@ -26,7 +26,6 @@ from draft_node.drafters.weights import TargetWeights
 from draft_node.offline_target import OfflineTarget
 from draft_node.training.export import CHECKSUMS, write_checksums
 from specserve.commands.calibrate import Job
-from specserve.config import SpeculationConfig
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import Drafter
 from specserve.errors import InvalidField, Unsupported
@@ -34,6 +33,7 @@ from specserve.model.config import read_spec
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
+from specserve.settings.config import SpeculationConfig
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from specserve.errors import InvalidField, Unsupported
 from specserve.local_service import local_service
 from specserve.model.config import read_json, read_spec
 from specserve.output_folder import make_output_folder
-from specserve.target_source import locate_target
+from specserve.settings.target_source import locate_target
 
 MANIFEST = "data.json"
 _EXIT_STOPPED = 130

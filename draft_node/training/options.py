@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from specserve.errors import InvalidField
-from specserve.target_source import EMBEDDED_TARGET, SMOLLM2, TINY, find_smollm2, locate_model
+from specserve.settings.target_source import (
+    EMBEDDED_TARGET,
+    SMOLLM2,
+    TINY,
+    find_smollm2,
+    locate_model,
+)
 
 T = TypeVar("T", int, float)
 

@@ -20,7 +20,6 @@ from specserve.api.sampling_defaults import sampling_defaults
 from specserve.api.server import GrpcServer
 from specserve.api.service import Service
 from specserve.api.tokenizer import TextTokenizer
-from specserve.config import ResolvedConfig, read_resolved
 from specserve.errors import SpecserveError, Unsupported
 from specserve.process import (
     die_with_parent,
@@ -29,6 +28,7 @@ from specserve.process import (
     report_failure,
     report_ready,
 )
+from specserve.settings.config import ResolvedConfig, read_resolved
 from specserve.telemetry import setup_logging
 
 log = logging.getLogger(__name__)

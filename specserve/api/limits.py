@@ -1,7 +1,7 @@
 # pyright: strict
 """What requests are held against: limits of the model that is served and of the configuration."""
 
-from specserve.config import ServerConfig
+from specserve.settings.config import ServerConfig
 from specserve.types import Ready
 from specserve.validation import Limits
 

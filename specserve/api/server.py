@@ -13,8 +13,8 @@ from specserve.api import grpc as front_end
 from specserve.api import health
 from specserve.api.malformed import MalformedRequests
 from specserve.api.service import Service
-from specserve.config import ServerConfig
 from specserve.errors import SpecserveError, Unsupported
+from specserve.settings.config import ServerConfig
 
 _MAX_HEADER_BYTES = 16 * 1024
 # Far above the queue's limit, whose refusal says more than a bare REFUSED_STREAM does: refused

@@ -14,8 +14,8 @@ from specserve.api.hub import Hub
 from specserve.api.limits import limits_of
 from specserve.api.session import Session
 from specserve.api.tokenizer import TextTokenizer
-from specserve.config import ResolvedConfig
 from specserve.errors import Unavailable
+from specserve.settings.config import ResolvedConfig
 from specserve.types import Ready, SamplingParams
 from specserve.validation import Limits
 

@@ -23,7 +23,6 @@ from specserve.api.limits import limits_of
 from specserve.api.open_request import OpenRequest
 from specserve.api.sample_text import SampleText
 from specserve.api.tokenizer import TextTokenizer
-from specserve.config import ServerConfig
 from specserve.errors import (
     DeadlineExceeded,
     InvalidField,
@@ -32,6 +31,7 @@ from specserve.errors import (
     Unsupported,
     from_code,
 )
+from specserve.settings.config import ServerConfig
 from specserve.types import (
     PromptLogprobs,
     Ready,

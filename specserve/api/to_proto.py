@@ -11,8 +11,8 @@ from specserve.api import events
 from specserve.api.call import ChatMessage, GenerateCall
 from specserve.api.from_proto import ORIGINS
 from specserve.api.grpc_gen import generation_pb2 as pb
-from specserve.config import ResolvedConfig, ServerConfig
 from specserve.errors import Exhausted, InvalidField
+from specserve.settings.config import ResolvedConfig, ServerConfig
 from specserve.types import Load, Logprobs, Ready, SamplingParams
 from specserve.validation import MAX_TOP_K, OR_OFF
 

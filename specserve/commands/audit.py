@@ -19,12 +19,12 @@ from specserve.commands.connection import (
     require_service,
 )
 from specserve.commands.service_options import command_line, overrides
-from specserve.config import DEFAULT_MODE, SpeculationConfig, load_config
 from specserve.errors import InvalidField
 from specserve.launch import resolve_here
 from specserve.local_service import local_service
+from specserve.settings.config import DEFAULT_MODE, SpeculationConfig, load_config
+from specserve.settings.topology import parse_topology
 from specserve.standard_streams import named, require_stdout, write_stdout
-from specserve.topology import parse_topology
 
 if TYPE_CHECKING:
     from specserve.audit.run import Audited, Service

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 import specserve
-from specserve.config import SpeculationConfig
-from specserve.drafter_source import NGRAM, locate_drafter
 from specserve.errors import InvalidField
 from specserve.output_folder import make_output_folder
-from specserve.target_source import TINY, locate_target
+from specserve.settings.config import SpeculationConfig
+from specserve.settings.drafter_source import NGRAM, locate_drafter
+from specserve.settings.target_source import TINY, locate_target
 
 HELP = "calibrate a drafter's confidences on held-out prompts"
 EXAMPLES = """examples:

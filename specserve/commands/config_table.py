@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from specserve.config import Config, Placement, ResolvedConfig
+from specserve.settings.config import Config, Placement, ResolvedConfig
 
 _NONE_MEANS = {  # where a resolved configuration may hold None
     "model.half_weights": "where faster and lossless",
@@ -26,7 +26,7 @@ _NONE_MEANS = {  # where a resolved configuration may hold None
     "speculation.layout": "the drafter's",
     "speculation.saguaro_c": "1",
 }
-_DECIDED = (  # by `specserve.resolve`, for this machine and model, or worth knowing anyway
+_DECIDED = (  # by `specserve.settings.resolve`, for this machine and model, or worth knowing anyway
     "model.target",
     "model.name",
     "model.dtype",

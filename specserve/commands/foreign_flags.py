@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from specserve.commands.service_options import flag_of
 from specserve.errors import InvalidField
-from specserve.foreign_names import setting_of_flag
+from specserve.settings.foreign_names import setting_of_flag
 
 _OF_COMMANDS = {  # those of clients
     "--max-new-tokens": "--max-tokens",

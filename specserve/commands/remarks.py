@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from specserve.config import Config, ResolvedConfig, SpeculationConfig
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
-from specserve.resolve import cpu_weight_bytes
-from specserve.sizes import format_bytes, format_count, parse_count
-from specserve.target_source import EMBEDDED_TARGET, FETCH_SMOLLM2
-from specserve.topology import parse_topology
+from specserve.settings.config import Config, ResolvedConfig, SpeculationConfig
+from specserve.settings.resolve import cpu_weight_bytes
+from specserve.settings.sizes import format_bytes, format_count, parse_count
+from specserve.settings.target_source import EMBEDDED_TARGET, FETCH_SMOLLM2
+from specserve.settings.topology import parse_topology
 
 if TYPE_CHECKING:
     from specserve.client import Options

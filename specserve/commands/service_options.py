@@ -1,7 +1,7 @@
 # pyright: strict
 """Flags that configure a service, shared by every command that can start one.
 
-A flag is only another spelling of `section.key=value`: its text goes to `specserve.config`
+A flag is only another spelling of `section.key=value`: its text goes to `specserve.settings.config`
 unchecked, so that files, flags and `--set` share one set of rules and one kind of error.
 """
 
@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from specserve.config import DEFAULT_MODE, Config, load_config, parse_override
+from specserve.settings.config import DEFAULT_MODE, Config, load_config, parse_override
 
 _VALUE_FLAGS = (
     ("--target", "model.target", "MODEL",

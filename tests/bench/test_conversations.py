@@ -11,7 +11,7 @@ from specserve.api.call import ChatMessage
 from specserve.client import Client
 from specserve.errors import InvalidField
 from specserve.local_service import local_service
-from specserve.target_source import EMBEDDED_TARGET, TINY
+from specserve.settings.target_source import EMBEDDED_TARGET, TINY
 
 RECORDS = (
     PromptRecord(id="two", category="writing", turns=("Write a class.", "Now test it.")),

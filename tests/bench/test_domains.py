@@ -11,7 +11,7 @@ from bench.known_texts import KnownTexts
 from bench.rounds import Answer, Run
 from bench.workload import read_texts
 from specserve.errors import InvalidField
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 
 @dataclass

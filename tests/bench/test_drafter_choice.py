@@ -12,7 +12,7 @@ from bench.drafter_choice import (
     read_depths,
 )
 from specserve.errors import InvalidField
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 
 def read(*words: str) -> list[DrafterChoice]:

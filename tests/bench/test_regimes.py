@@ -10,7 +10,7 @@ from bench.regimes import __main__ as command
 from bench.regimes.__main__ import build_parser, main, read_drafters, read_plan
 from bench.regimes.measure import Interleaved
 from specserve.errors import InvalidField
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 TINY = (
     "--quick --unpinned --target tiny --ballast none --batch-sizes 1 --num-prompts 2 "

@@ -19,12 +19,12 @@ from bench.regimes.prompts import PromptChoice
 from bench.regimes.records import Job, Trace
 from bench.regimes.service import kv_memory_flags
 from specserve.commands.service_options import add_service_options, read_config
-from specserve.config import SpeculationConfig
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.drafter_source import locate_drafter
 from specserve.launch import resolve_here
-from specserve.target_source import EMBEDDED_TARGET
-from specserve.topology import parse_topology
+from specserve.settings.config import SpeculationConfig
+from specserve.settings.drafter_source import locate_drafter
+from specserve.settings.target_source import EMBEDDED_TARGET
+from specserve.settings.topology import parse_topology
 from tests.bench.regimes_traces import AT_1, trace
 
 CHOICES = {

@@ -18,12 +18,12 @@ import target_node.start
 from draft_node import outcome_kernels
 from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.recorded_passes import RecordedBlockPasses
-from specserve.config import ResolvedConfig, load_config
 from specserve.errors import Exhausted
-from specserve.hardware import CudaDevice, Hardware
 from specserve.link.ring import SharedRegion
 from specserve.model.recorded_forward import RecordedForward
 from specserve.process import ChildArguments
+from specserve.settings.config import ResolvedConfig, load_config
+from specserve.settings.hardware import CudaDevice, Hardware
 from specserve.types import RequestEnd, Submit, Terminal
 from target_node.asynchronous import AsynchronousSpeculation
 from target_node.auto import AutoSpeculation

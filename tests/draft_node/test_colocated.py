@@ -8,16 +8,16 @@ from draft_node import colocated, start
 from draft_node.colocated import describe, load_feature_spec, positions_of
 from draft_node.drafters.load import DEFAULT_MOST_GAMMA, USUAL_HIDDEN_TOKENS
 from draft_node.drafters.weights import TargetWeights
-from specserve.config import EngineConfig, ModelConfig, ResolvedConfig, SpeculationConfig
 from specserve.decoding.drawing import Greedy
-from specserve.drafter_source import locate_drafter
 from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.errors import Unsupported
 from specserve.model.loader import load_model
 from specserve.model.parallel import TensorParallel
 from specserve.model.row_code import Storage
 from specserve.model.row_kernels import row_kernels
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.config import EngineConfig, ModelConfig, ResolvedConfig, SpeculationConfig
+from specserve.settings.drafter_source import locate_drafter
+from specserve.settings.target_source import EMBEDDED_TARGET
 from tests.draft_node.drafters.checkpoints import (
     DSPARK,
     EAGLE3,

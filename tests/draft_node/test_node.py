@@ -18,7 +18,12 @@ from draft_node.start import refuse_large_pushes
 from draft_node.streams import Streams
 from draft_node.warm_up import warm_up
 from draft_node.waves import WaveSettings
-from specserve.config import (
+from specserve.errors import InvalidField
+from specserve.link.frames import LinkLimits
+from specserve.link.messages import Report
+from specserve.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
+from specserve.process import decode_report
+from specserve.settings.config import (
     EngineConfig,
     ModelConfig,
     Placement,
@@ -26,11 +31,6 @@ from specserve.config import (
     SpeculationConfig,
     write_resolved,
 )
-from specserve.errors import InvalidField
-from specserve.link.frames import LinkLimits
-from specserve.link.messages import Report
-from specserve.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
-from specserve.process import decode_report
 from specserve.wire.draft_control import (
     Attach,
     Attached,

@@ -19,7 +19,7 @@ from draft_node.training.self_text import SelfTextConfig
 from specserve.cli import main as specserve
 from specserve.commands import calibrate as calibrate_command
 from specserve.commands.calibrate import Job
-from specserve.config import SpeculationConfig
+from specserve.settings.config import SpeculationConfig
 from tests.draft_node.drafters.checkpoints import options
 from tests.draft_node.training.drafters import TEXT, write_target
 

@@ -6,7 +6,7 @@ import pytest
 
 from specserve.api.call import ChatMessage
 from specserve.client import Client
-from specserve.target_source import find_smollm2
+from specserve.settings.target_source import find_smollm2
 from tests.exactness.real_model import SERVICES, plainly, with_drafts
 from tests.exactness.workload import Outcome, SeededRequest, chat_requests, differing
 

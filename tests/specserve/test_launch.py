@@ -10,9 +10,9 @@ import time
 import pytest
 
 from specserve import launch as module
-from specserve.config import Placement, ResolvedConfig
 from specserve.errors import InvalidField, Unsupported
 from specserve.launch import plan_children, require_free_port
+from specserve.settings.config import Placement, ResolvedConfig
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 from specserve import local_service as module
 from specserve.client import Client
 from specserve.local_service import local_service
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 pytestmark = pytest.mark.usefixtures("nobody_handles_stops")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specserve.client import Client
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 pytestmark = pytest.mark.slow
 

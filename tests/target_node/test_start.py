@@ -9,8 +9,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from specserve.config import ResolvedConfig
 from specserve.process import ChildArguments, decode_report
+from specserve.settings.config import ResolvedConfig
 from target_node import start
 from target_node.blocks import BlockPool
 from target_node.ranks import Ranks

@@ -9,7 +9,7 @@ from bench import domains
 from bench.drafters import __main__ as command
 from bench.drafters.__main__ import build_parser, main, read_plan
 from specserve.errors import InvalidField
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.target_source import EMBEDDED_TARGET
 from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, write_drafter
 
 TINY = ["--quick", "--target", "tiny", "--num-prompts", "2", "--candidates", "2"]

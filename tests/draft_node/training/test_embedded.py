@@ -12,7 +12,7 @@ from draft_node.training.checkpoint import FILE_NAME
 from draft_node.training.embedded import main
 from draft_node.training.run_folder import LOCK
 from specserve.errors import Failed
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path, capsys):

@@ -17,7 +17,7 @@ from specserve.api.__main__ import handle_line
 from specserve.api.server import GrpcServer
 from specserve.api.service import Service
 from specserve.api.tokenizer import TextTokenizer
-from specserve.config import ModelConfig, Placement, ResolvedConfig, ServerConfig
+from specserve.settings.config import ModelConfig, Placement, ResolvedConfig, ServerConfig
 from specserve.types import Request
 from tests.specserve.api.scripted_target import ScriptedTarget, ready
 

@@ -3,7 +3,7 @@
 import pytest
 
 from specserve.api.limits import limits_of
-from specserve.config import ServerConfig
+from specserve.settings.config import ServerConfig
 from tests.specserve.api.scripted_target import ready
 
 

@@ -15,14 +15,14 @@ import pytest
 
 from specserve.api.__main__ import _unless
 from specserve.client import Client
-from specserve.config import (
+from specserve.errors import Unavailable
+from specserve.settings.config import (
     ModelConfig,
     Placement,
     ResolvedConfig,
     ServerConfig,
     write_resolved,
 )
-from specserve.errors import Unavailable
 from tests.specserve.api.scripted_target import ScriptedTarget, ready
 
 

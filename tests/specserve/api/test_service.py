@@ -6,8 +6,8 @@ import pytest
 
 from specserve.api.service import Service
 from specserve.api.tokenizer import TextTokenizer
-from specserve.config import ResolvedConfig
 from specserve.errors import Unavailable
+from specserve.settings.config import ResolvedConfig
 
 
 def test_a_stop_while_loading_is_told_to_everybody_who_asks(tmp_path, model_folder):

@@ -3,11 +3,17 @@
 import pytest
 
 from specserve.commands.config_table import config_rows, print_config, telling_rows
-from specserve.config import Config, ModelConfig, ResolvedConfig, SpeculationConfig, TopologyConfig
-from specserve.hardware import CudaDevice, Hardware
 from specserve.model.config import read_spec
-from specserve.resolve import resolve
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.config import (
+    Config,
+    ModelConfig,
+    ResolvedConfig,
+    SpeculationConfig,
+    TopologyConfig,
+)
+from specserve.settings.hardware import CudaDevice, Hardware
+from specserve.settings.resolve import resolve
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 GIB = 1 << 30
 MACHINE = Hardware(

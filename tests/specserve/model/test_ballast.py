@@ -4,7 +4,7 @@ import torch
 from specserve.errors import InvalidField
 from specserve.model.ballast import with_ballast
 from specserve.model.config import read_spec
-from specserve.sizes import parse_count
+from specserve.settings.sizes import parse_count
 from tests.golden import Session
 from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint, write_config
 

@@ -6,7 +6,7 @@ import pytest
 
 from specserve.errors import Unsupported
 from specserve.model.dealing import check_ranks, deal, deal_heads, most_ranks, rows_of
-from tests.specserve.resolving import SPEC
+from tests.specserve.settings.resolving import SPEC
 
 HEADS = [(9, 3), (4, 2), (8, 4), (8, 8), (6, 1), (15, 5), (14, 2), (32, 8), (40, 8), (64, 8)]
 SIZES = [1, 3, 7, 64, 67, 100, 576, 1536, 4864, 5696, 32001, 49152, 151936]

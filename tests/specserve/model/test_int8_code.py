@@ -12,7 +12,7 @@ from specserve.model.loader import kernels_for
 from specserve.model.machine_code import Team, host_machine
 from specserve.model.row_code import ByteProducts, Machine, Storage
 from specserve.model.row_kernels import RowKernels, row_kernels
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 CPU = torch.device("cpu")
 needs_bytes = pytest.mark.skipif(row_kernels(Storage.INT8) is None, reason="no products of bytes")

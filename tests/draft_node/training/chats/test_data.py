@@ -13,7 +13,7 @@ from draft_node.training.chats.store import ChatStore
 from specserve.client import Client
 from specserve.local_service import local_service
 from specserve.model.tokenizer_files import load_tokenizer
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 SMALL = ("--target", "tiny", "--rows", "16", "--threads", "1", "--max-tokens", "12")
 

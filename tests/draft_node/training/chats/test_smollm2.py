@@ -12,7 +12,7 @@ from draft_node.training.chats.turns import UserTurns
 from draft_node.training.text_source import chats
 from specserve.api.tokenizer import TextTokenizer
 from specserve.model.config import read_spec
-from specserve.target_source import find_smollm2
+from specserve.settings.target_source import find_smollm2
 from tests.architecture.sources import ROOT
 
 FOLDER = Path(draft_node.training.chats.__file__).parent / "smollm2"

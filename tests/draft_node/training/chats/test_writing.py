@@ -15,7 +15,7 @@ from specserve.api.completion import CompletedSample, Completion
 from specserve.api.events import PromptInfo, Timings, Usage
 from specserve.api.tokenizer import TextTokenizer
 from specserve.client import AsyncClient
-from specserve.target_source import EMBEDDED_TARGET
+from specserve.settings.target_source import EMBEDDED_TARGET
 from specserve.types import FinishReason
 
 QUESTIONS = [f"What is the square of the number {n}?" for n in range(40)]

@@ -22,7 +22,7 @@ from specserve.model.attention import AttentionBatch
 from specserve.model.checkpoint import Checkpoint
 from specserve.model.forward import make_forward
 from specserve.model.tokenizer_files import load_tokenizer
-from specserve.target_source import find_smollm2
+from specserve.settings.target_source import find_smollm2
 from tests.exactness.workload import prompts
 from tests.specserve.model.checkpoints import load
 

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import errors
 
 from specserve.errors import InvalidField
-from specserve.target_source import EMBEDDED_TARGET, default_name, locate_target
+from specserve.settings.target_source import EMBEDDED_TARGET, default_name, locate_target
 
 
 def test_models_that_come_along_have_names():

@@ -4,7 +4,7 @@
 import difflib
 from collections.abc import Sequence
 
-from specserve.foreign_names import setting_of_key
+from specserve.settings.foreign_names import setting_of_key
 
 _HOMES = {"port": "server.grpc_port"}  # as its flag is called
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from specserve.config import Config, SpeculationConfig, TopologyConfig
-from specserve.hardware import CudaDevice, Hardware
 from specserve.model.config import ModelSpec, RopeSpec
-from specserve.resolve import resolve
+from specserve.settings.config import Config, SpeculationConfig, TopologyConfig
+from specserve.settings.hardware import CudaDevice, Hardware
+from specserve.settings.resolve import resolve
 
 AUTO = Config()
 FOLDER = Path("/models/tiny")

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from specserve.config import (
+from specserve.errors import InvalidField, Unsupported
+from specserve.settings.config import (
     Config,
     EngineConfig,
     ModelConfig,
@@ -14,9 +15,8 @@ from specserve.config import (
     read_resolved,
     write_resolved,
 )
-from specserve.errors import InvalidField, Unsupported
-from specserve.hardware import probe
-from tests.specserve.resolving import DEVICES, MACHINE, resolved, speculating
+from specserve.settings.hardware import probe
+from tests.specserve.settings.resolving import DEVICES, MACHINE, resolved, speculating
 
 
 def test_resolution_survives_the_trip_to_a_child(tmp_path):

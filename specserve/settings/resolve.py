@@ -9,7 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from specserve.config import (
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.errors import InvalidField, Unsupported
+from specserve.model.ballast import with_ballast
+from specserve.model.config import ModelSpec
+from specserve.model.dealing import check_ranks, deal_heads
+from specserve.settings.config import (
     Config,
     EngineConfig,
     ModelConfig,
@@ -18,17 +23,18 @@ from specserve.config import (
     SpeculationConfig,
     state_dtype,
 )
-from specserve.decoding.verification.rule import VerificationRule
-from specserve.drafter_source import NGRAM
-from specserve.errors import InvalidField, Unsupported
-from specserve.hardware import Hardware
-from specserve.model.ballast import with_ballast
-from specserve.model.config import ModelSpec
-from specserve.model.dealing import check_ranks, deal_heads
-from specserve.sizes import format_bytes, parse_bytes, parse_count
-from specserve.target_source import default_name
+from specserve.settings.drafter_source import NGRAM
+from specserve.settings.hardware import Hardware
+from specserve.settings.sizes import format_bytes, parse_bytes, parse_count
+from specserve.settings.target_source import default_name
+from specserve.settings.topology import (
+    CpuThreads,
+    Topology,
+    parse_topology,
+    place_on_cpu,
+    place_on_cuda,
+)
 from specserve.telemetry import LOG_LEVELS
-from specserve.topology import CpuThreads, Topology, parse_topology, place_on_cpu, place_on_cuda
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DEVICES = ("cpu", "cuda")

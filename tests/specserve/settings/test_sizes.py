@@ -3,7 +3,7 @@
 import pytest
 
 from specserve.errors import InvalidField
-from specserve.sizes import format_bytes, format_count, parse_bytes, parse_count
+from specserve.settings.sizes import format_bytes, format_count, parse_bytes, parse_count
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,15 @@
 
 import pytest
 
-from specserve.config import ResolvedConfig
 from specserve.errors import InvalidField, Unsupported
-from specserve.topology import CpuThreads, Topology, parse_topology, place_on_cpu, place_on_cuda
+from specserve.settings.config import ResolvedConfig
+from specserve.settings.topology import (
+    CpuThreads,
+    Topology,
+    parse_topology,
+    place_on_cpu,
+    place_on_cuda,
+)
 
 
 def cores(placements):

@@ -2,7 +2,9 @@
 
 import pytest
 
-from specserve.config import (
+from specserve.errors import InvalidField
+from specserve.noise import OnceKeys
+from specserve.settings.config import (
     MAX_SAMPLES,
     Config,
     EngineConfig,
@@ -10,8 +12,6 @@ from specserve.config import (
     load_config,
     parse_override,
 )
-from specserve.errors import InvalidField
-from specserve.noise import OnceKeys
 
 
 def test_overrides_win_over_the_file(tmp_path):

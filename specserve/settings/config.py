@@ -1,7 +1,7 @@
 # pyright: strict
 """Configuration: frozen sections, one TOML file, `section.key=value` overrides.
 
-Everything "auto" (None here) is decided once, in `specserve.resolve`, and printed at start.
+Everything "auto" (None here) is decided once, in `resolve` beside this, and printed at start.
 This module knows the names, types, ranges and defaults; it reads no environment and probes no
 hardware.
 """
@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
-from specserve.config_error import as_invalid_field
 from specserve.errors import InvalidField
-from specserve.setting_names import home_of, stray_key, unknown_key, unknown_section
+from specserve.settings.config_error import as_invalid_field
+from specserve.settings.setting_names import home_of, stray_key, unknown_key, unknown_section
 
 Text = Annotated[str, Meta(min_length=1)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -33,7 +33,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     # Folder, GGUF file, hub id, smollm2 or tiny; None: smollm2 where it is installed, else tiny.
     target: Text | None = None
-    name: Text | None = None  # the name clients see; None: see `specserve.model_name`
+    name: Text | None = None  # the name clients see; None: see `specserve.settings.model_name`
     # float32 | bfloat16 | float16; None: float32 on CPU, else the file's, and float16 for quantised
     # weights. On CPU it is that of
     # weights and, if bfloat16, of what they are multiplied by and of keys and values (kv_dtype);

@@ -1,7 +1,7 @@
 # pyright: strict
 """Where the drafters' files are: embedded, a local folder, or a download from the hub.
 
-The counterpart of `specserve.target_source`, run in the supervisor too. Reads no model.
+The counterpart of `specserve.settings.target_source`, run in the supervisor too. Reads no model.
 
 Two places can draft: the target's own process (`sync`, `auto` when that is faster, and `async` for
 what nothing was prepared for), and draft processes (`async`, and `auto` where there are any).
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from specserve.config import SpeculationConfig
 from specserve.errors import InvalidField
 from specserve.model.config import CONFIG_FILE
 from specserve.model.pickles import only_pickles
-from specserve.target_source import (
+from specserve.settings.config import SpeculationConfig
+from specserve.settings.target_source import (
     EMBEDDED_TARGET,
     GGUF_SUFFIX,
     SMOLLM2,

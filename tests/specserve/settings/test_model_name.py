@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from specserve.config import Config, ModelConfig
 from specserve.launch import resolve_here
-from specserve.model_name import model_name
-from specserve.target_source import EMBEDDED_NAME, EMBEDDED_TARGET
+from specserve.settings.config import Config, ModelConfig
+from specserve.settings.model_name import model_name
+from specserve.settings.target_source import EMBEDDED_NAME, EMBEDDED_TARGET
 from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
 from tests.specserve.model.gguf.files import write_gguf
 

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from specserve.config import Config, EngineConfig, TopologyConfig
 from specserve.errors import InvalidField
-from tests.specserve.test_resolve import DEVICES, MACHINE, resolved
+from specserve.settings.config import Config, EngineConfig, TopologyConfig
+from tests.specserve.settings.test_resolve import DEVICES, MACHINE, resolved
 
 CUDA = TopologyConfig(device="cuda")
 OVER_GLOO = TopologyConfig(topology="2+0", device="cuda", collectives="gloo")

@@ -5,7 +5,8 @@ import dataclasses
 import msgspec
 import pytest
 
-from specserve.config import (
+from specserve.errors import Unsupported
+from specserve.settings.config import (
     Config,
     EngineConfig,
     ModelConfig,
@@ -13,9 +14,8 @@ from specserve.config import (
     SpeculationConfig,
     TopologyConfig,
 )
-from specserve.errors import Unsupported
-from specserve.resolve import kv_bytes_per_token
-from tests.specserve.resolving import (
+from specserve.settings.resolve import kv_bytes_per_token
+from tests.specserve.settings.resolving import (
     DEVICES,
     MACHINE,
     SPEC,

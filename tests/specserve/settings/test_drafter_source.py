@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from specserve import drafter_source
-from specserve.config import SpeculationConfig
-from specserve.drafter_source import locate_drafter
 from specserve.errors import InvalidField
-from specserve.target_source import EMBEDDED_TARGET, locate_target
+from specserve.settings import drafter_source
+from specserve.settings.config import SpeculationConfig
+from specserve.settings.drafter_source import locate_drafter
+from specserve.settings.target_source import EMBEDDED_TARGET, locate_target
 
 DRAFTERS = EMBEDDED_TARGET.parent / "drafters"
 

@@ -1,7 +1,7 @@
 # pyright: strict
 """What this machine has: cores, memory, CUDA devices. Asks the kernel and the driver, not torch.
 
-Decides nothing: `specserve.resolve` does, from the `Hardware` record.
+Decides nothing: `specserve.settings.resolve` does, from the `Hardware` record.
 """
 
 import ctypes

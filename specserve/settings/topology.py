@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from specserve.config import Placement
 from specserve.errors import InvalidField, Unsupported
+from specserve.settings.config import Placement
 
 _MAX_RANKS = 64
 _MAX_DRAFTS = 64
