@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 import msgspec
 
 from bench.records import Setup
-from specserve.process import die_with_parent
+from specserve.processes.process import die_with_parent
 
 JobT = TypeVar("JobT", bound=msgspec.Struct)
 ReplyT = TypeVar("ReplyT", bound=msgspec.Struct)

@@ -13,7 +13,7 @@ from bench.processes import ServiceProcesses
 from bench.records import BatchTrace, GenerateJob
 from specserve.api.info import ModelInfo, ServerInfo, ServerLoad
 from specserve.client import AsyncClient
-from specserve.local_service import local_service
+from specserve.processes.local_service import local_service
 
 
 class Served:

@@ -2,7 +2,7 @@
 
 import sys
 
-from specserve.process import die_with_parent, parse_child_arguments
+from specserve.processes.process import die_with_parent, parse_child_arguments
 
 
 def main() -> int:

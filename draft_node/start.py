@@ -42,7 +42,7 @@ from specserve.model import forward_trial
 from specserve.model.config import ModelSpec
 from specserve.model.linear import can_compile
 from specserve.nccl_environment import set_nccl_environment
-from specserve.process import (
+from specserve.processes.process import (
     ChildArguments,
     pin,
     report_failure,

@@ -3,8 +3,13 @@
 import signal
 import sys
 
-from specserve.standard_streams import prepare_streams
-from specserve.stop_signals import ends_at_once, exit_when_stopped, heard_stops, ignore_stops
+from specserve.processes.standard_streams import prepare_streams
+from specserve.processes.stop_signals import (
+    ends_at_once,
+    exit_when_stopped,
+    heard_stops,
+    ignore_stops,
+)
 
 EXIT_STOPPED = 0
 EXIT_INTERRUPTED = 130  # as shells report SIGINT

@@ -16,8 +16,8 @@ from specserve import __version__
 from specserve.commands import audit, calibrate, chat, generate, info, launch, train
 from specserve.commands.foreign_flags import refuse_foreign_flags
 from specserve.errors import SpecserveError
-from specserve.standard_streams import complain, is_stdout_open, write_stdout
-from specserve.stop_signals import interrupts_merged
+from specserve.processes.standard_streams import complain, is_stdout_open, write_stdout
+from specserve.processes.stop_signals import interrupts_merged
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

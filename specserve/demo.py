@@ -19,11 +19,11 @@ from specserve.api.call import ChatMessage
 from specserve.api.detokenizer import Detokenizer, TokenBytes
 from specserve.client import Client
 from specserve.errors import SpecserveError
-from specserve.local_service import local_service
 from specserve.model.tokenizer_files import load_tokenizer
+from specserve.processes.local_service import local_service
+from specserve.processes.standard_streams import complain
+from specserve.processes.stop_signals import signal_exit
 from specserve.settings.target_source import FETCH_SMOLLM2, SMOLLM2, find_smollm2
-from specserve.standard_streams import complain
-from specserve.stop_signals import signal_exit
 from specserve.types import TokenOrigin
 
 QUESTIONS = (

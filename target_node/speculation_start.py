@@ -13,7 +13,7 @@ from specserve.group_link.ends import GroupTargetEnd, Meeting
 from specserve.link.ends import TargetLinkEnd
 from specserve.link.frames import LinkLimits
 from specserve.link.ring import RingTargetEnd, SharedRegion
-from specserve.process import ChildArguments
+from specserve.processes.process import ChildArguments
 from specserve.settings.config import ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
 from specserve.wire.draft_control import DraftControlTarget

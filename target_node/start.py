@@ -19,7 +19,13 @@ from specserve.model.loader import kernels_for, load_with
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
 from specserve.nccl_environment import set_nccl_environment
-from specserve.process import ChildArguments, pin, report_failure, report_ready, sleep_exactly
+from specserve.processes.process import (
+    ChildArguments,
+    pin,
+    report_failure,
+    report_ready,
+    sleep_exactly,
+)
 from specserve.settings.config import ResolvedConfig, read_resolved
 from specserve.settings.resolve import kv_bytes_per_token
 from specserve.settings.sizes import parse_count

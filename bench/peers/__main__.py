@@ -42,8 +42,8 @@ from bench.writing import (
 )
 from specserve.errors import SpecserveError, Unsupported
 from specserve.model.config import ModelSpec, read_spec
+from specserve.processes.stop_signals import stops_unwind
 from specserve.settings.target_source import EMBEDDED_TARGET, SMOLLM2, locate_model
-from specserve.stop_signals import stops_unwind
 
 _NAME = "bench.peers"
 _CONTEXT_STEP = 256  # engines like round numbers of tokens

@@ -24,8 +24,8 @@ from bench.peers.together import together
 from bench.processes import descendants
 from specserve.client import AsyncClient
 from specserve.errors import Failed
-from specserve.local_service import local_service
-from specserve.stop_signals import stops_deferred
+from specserve.processes.local_service import local_service
+from specserve.processes.stop_signals import stops_deferred
 
 # vLLM compiles the model when it starts for the first time, minutes on a busy machine.
 _START_TIMEOUT_S = 1800.0

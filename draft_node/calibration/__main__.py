@@ -10,7 +10,7 @@ from rich.logging import RichHandler
 from draft_node.calibration.run import calibrate
 from specserve.commands.calibrate import Job
 from specserve.errors import SpecserveError
-from specserve.process import die_with_parent
+from specserve.processes.process import die_with_parent
 
 _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from specserve.errors import SpecserveError
-from specserve.process import die_with_parent
+from specserve.processes.process import die_with_parent
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 KINDS = {

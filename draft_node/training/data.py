@@ -34,9 +34,9 @@ from draft_node.training.self_text import weights_digest
 from specserve.api.tokenizer import TextTokenizer
 from specserve.client import AsyncClient
 from specserve.errors import InvalidField, Unsupported
-from specserve.local_service import local_service
 from specserve.model.config import read_json, read_spec
 from specserve.output_folder import make_output_folder
+from specserve.processes.local_service import local_service
 from specserve.settings.target_source import locate_target
 
 MANIFEST = "data.json"

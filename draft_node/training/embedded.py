@@ -38,7 +38,7 @@ from draft_node.training.schedule import Schedule
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
 from specserve.errors import Failed, InvalidField, SpecserveError
 from specserve.output_folder import make_output_folder
-from specserve.standard_streams import complain
+from specserve.processes.standard_streams import complain
 
 log = logging.getLogger("embedded")
 

@@ -21,7 +21,7 @@ from specserve.api.server import GrpcServer
 from specserve.api.service import Service
 from specserve.api.tokenizer import TextTokenizer
 from specserve.errors import SpecserveError, Unsupported
-from specserve.process import (
+from specserve.processes.process import (
     die_with_parent,
     parse_child_arguments,
     pin,

@@ -20,11 +20,11 @@ from specserve.commands.connection import (
 )
 from specserve.commands.service_options import command_line, overrides
 from specserve.errors import InvalidField
-from specserve.launch import resolve_here
-from specserve.local_service import local_service
+from specserve.processes.launch import resolve_here
+from specserve.processes.local_service import local_service
+from specserve.processes.standard_streams import named, require_stdout, write_stdout
 from specserve.settings.config import DEFAULT_MODE, SpeculationConfig, load_config
 from specserve.settings.topology import parse_topology
-from specserve.standard_streams import named, require_stdout, write_stdout
 
 if TYPE_CHECKING:
     from specserve.audit.run import Audited, Service

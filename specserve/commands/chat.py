@@ -9,7 +9,13 @@ from specserve.api.call import ChatMessage
 from specserve.commands.connection import add_connection_options, service_address
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
 from specserve.errors import InvalidField, SpecserveError, Unavailable
-from specserve.standard_streams import complain, named, require_stdin, require_stdout, write_stdout
+from specserve.processes.standard_streams import (
+    complain,
+    named,
+    require_stdin,
+    require_stdout,
+    write_stdout,
+)
 
 if TYPE_CHECKING:
     from specserve.client import Client, Options

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from specserve.commands.service_options import add_service_options, as_typed, command_line
 from specserve.errors import InvalidField, Unavailable
-from specserve.local_service import local_service
+from specserve.processes.local_service import local_service
 
 _LARGEST_PORT = 65_535
 _HELP_OF_OWN = {  # where `local_service` has another default than `launch`

@@ -12,7 +12,7 @@ from specserve.commands.connection import add_connection_options, service_addres
 from specserve.commands.remarks import unshown_remark
 from specserve.commands.sampling_options import add_sampling_options, read_sampling
 from specserve.errors import InvalidField
-from specserve.standard_streams import (
+from specserve.processes.standard_streams import (
     complain,
     named,
     require_stdin,

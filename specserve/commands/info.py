@@ -14,15 +14,15 @@ from specserve import __version__
 from specserve.commands.config_table import config_rows, in_words
 from specserve.commands.connection import host_port, require_service
 from specserve.errors import InvalidField
-from specserve.launch import resolve_here
 from specserve.model.ballast import with_ballast
 from specserve.model.config import ModelSpec, read_spec
+from specserve.processes.launch import resolve_here
+from specserve.processes.standard_streams import require_stdout, write_stdout
 from specserve.settings.config import Config, load_config
 from specserve.settings.hardware import probe
 from specserve.settings.model_name import model_name
 from specserve.settings.sizes import format_bytes, format_count, parse_count
 from specserve.settings.target_source import locate_target
-from specserve.standard_streams import require_stdout, write_stdout
 
 HELP = "show a running service, or this machine and the model that would be served"
 EXAMPLES = """examples:

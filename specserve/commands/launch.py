@@ -20,11 +20,11 @@ from specserve.commands.remarks import (
 )
 from specserve.commands.service_options import add_service_options, read_config
 from specserve.errors import SpecserveError
-from specserve.launch import launch, require_free_port, resolve_here
-from specserve.process import die_with_parent, report_failure, report_ready
+from specserve.processes.launch import launch, require_free_port, resolve_here
+from specserve.processes.process import die_with_parent, report_failure, report_ready
+from specserve.processes.standard_streams import complain, is_stdout_open, named, write_stdout
+from specserve.processes.supervisor import EXIT_REFUSED, Ending
 from specserve.settings.config import Config, ResolvedConfig
-from specserve.standard_streams import complain, is_stdout_open, named, write_stdout
-from specserve.supervisor import EXIT_REFUSED, Ending
 from specserve.telemetry import setup_logging
 
 log = logging.getLogger(__name__)

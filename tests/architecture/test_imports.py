@@ -15,7 +15,7 @@ def test_import_contracts_hold():
 
 
 @pytest.mark.parametrize(
-    "module", ["specserve.cli", "specserve.launch", "specserve.api", "specserve.client"]
+    "module", ["specserve.cli", "specserve.processes.launch", "specserve.api", "specserve.client"]
 )
 def test_light_processes_load_no_torch(module):
     assert not loads(module, "torch")

@@ -10,7 +10,7 @@ from bench.prompt_files import PromptRecord
 from specserve.api.call import ChatMessage
 from specserve.client import Client
 from specserve.errors import InvalidField
-from specserve.local_service import local_service
+from specserve.processes.local_service import local_service
 from specserve.settings.target_source import EMBEDDED_TARGET, TINY
 
 RECORDS = (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import draft_node.start
-import specserve.launch
+import specserve.processes.launch
 import target_node.forward_times
 import target_node.speculation_start
 import target_node.start
@@ -21,7 +21,7 @@ from draft_node.drafters.recorded_passes import RecordedBlockPasses
 from specserve.errors import Exhausted
 from specserve.link.ring import SharedRegion
 from specserve.model.recorded_forward import RecordedForward
-from specserve.process import ChildArguments
+from specserve.processes.process import ChildArguments
 from specserve.settings.config import ResolvedConfig, load_config
 from specserve.settings.hardware import CudaDevice, Hardware
 from specserve.types import RequestEnd, Submit, Terminal
@@ -55,8 +55,8 @@ def resolved(topology: str = "1+0", *, num_devices: int = 2, **speculation: str)
     keys = {"topology.topology": topology, "topology.device": "cuda", "model.max_model_len": "256"}
     keys |= {"topology.oversubscribe": "true", "model.target": "tiny"}
     keys |= {f"speculation.{key}": value for key, value in speculation.items()}
-    with mock.patch.object(specserve.launch, "probe", return_value=hardware):
-        return specserve.launch.resolve_here(load_config(None, keys))
+    with mock.patch.object(specserve.processes.launch, "probe", return_value=hardware):
+        return specserve.processes.launch.resolve_here(load_config(None, keys))
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from specserve.errors import InvalidField
 from specserve.link.frames import LinkLimits
 from specserve.link.messages import Report
 from specserve.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
-from specserve.process import decode_report
+from specserve.processes.process import decode_report
 from specserve.settings.config import (
     EngineConfig,
     ModelConfig,

@@ -12,7 +12,7 @@ from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.client import Client
 from specserve.errors import SpecserveError
-from specserve.local_service import local_service
+from specserve.processes.local_service import local_service
 from specserve.types import TokenOrigin
 from tests.exactness.workload import MAX_MODEL_LEN, differing, run, seeded_requests
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from specserve.cli import main
-from tests.specserve.supervised import Supervised
+from tests.specserve.processes.supervised import Supervised
 
 
 @pytest.fixture(params=["spawned", "forked"])

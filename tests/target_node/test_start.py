@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from specserve.process import ChildArguments, decode_report
+from specserve.processes.process import ChildArguments, decode_report
 from specserve.settings.config import ResolvedConfig
 from target_node import start
 from target_node.blocks import BlockPool

@@ -94,12 +94,12 @@ PLANTS = [
     # --- who looks after it ----------------------------------------------------------------------
     Plant(
         name="draft-process-named-as-cause",
-        file="specserve/supervisor.py",
+        file="specserve/processes/supervisor.py",
         symbol="Supervisor._first_cause",
         was="if isinstance(event, Died) and self._may_be_cause(event.child):",
         becomes="if isinstance(event, Died):",
         tests=(
-            "tests/specserve/test_first_cause.py::test_a_draft_process_that_ends_meanwhile_is_no_cause",
+            "tests/specserve/processes/test_first_cause.py::test_a_draft_process_that_ends_meanwhile_is_no_cause",
         ),
         breaks="a launch that ends names a draft process, on which nobody depends",
         ways=_BOTH,

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from specserve.cli import main
-from specserve.local_service import local_service
+from specserve.processes.local_service import local_service
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from specserve.commands.remarks import (
     target_remark,
     unused_remark,
 )
-from specserve.launch import resolve_here
+from specserve.processes.launch import resolve_here
 from specserve.settings.config import (
     Config,
     EngineConfig,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.launch import resolve_here
+from specserve.processes.launch import resolve_here
 from specserve.settings.config import Config, ModelConfig
 from specserve.settings.model_name import model_name
 from specserve.settings.target_source import EMBEDDED_NAME, EMBEDDED_TARGET

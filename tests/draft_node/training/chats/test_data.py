@@ -11,8 +11,8 @@ import pytest
 from draft_node.training.__main__ import main
 from draft_node.training.chats.store import ChatStore
 from specserve.client import Client
-from specserve.local_service import local_service
 from specserve.model.tokenizer_files import load_tokenizer
+from specserve.processes.local_service import local_service
 from specserve.settings.target_source import EMBEDDED_TARGET
 
 SMALL = ("--target", "tiny", "--rows", "16", "--threads", "1", "--max-tokens", "12")

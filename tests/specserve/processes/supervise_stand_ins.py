@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from specserve.child import ChildCommand
-from specserve.signal_pipe import SignalPipe
-from specserve.supervisor import Supervisor
+from specserve.processes.child import ChildCommand
+from specserve.processes.signal_pipe import SignalPipe
+from specserve.processes.supervisor import Supervisor
 from specserve.telemetry import setup_logging
 
 

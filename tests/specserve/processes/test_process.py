@@ -3,7 +3,7 @@
 import ctypes
 import threading
 
-from specserve.process import sleep_exactly
+from specserve.processes.process import sleep_exactly
 
 _PR_GET_TIMERSLACK = 30
 

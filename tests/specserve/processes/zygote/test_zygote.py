@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.service.draft_watch import eventually
-from tests.specserve.supervised import Supervised
+from tests.specserve.processes.supervised import Supervised
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,7 +29,9 @@ def zygotes(supervised: Supervised) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             pid = int(folder.name)
-            if parent_of(pid) == supervised.process.pid and "specserve.zygote" in words_of(pid):
+            if parent_of(
+                pid
+            ) == supervised.process.pid and "specserve.processes.zygote" in words_of(pid):
                 found.append(pid)
         except OSError:  # ended meanwhile
             continue

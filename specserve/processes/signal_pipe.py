@@ -6,7 +6,7 @@ import socket
 from types import FrameType, TracebackType
 from typing import Self
 
-from specserve.stop_signals import heard_stops
+from specserve.processes.stop_signals import heard_stops
 
 
 class SignalPipe:

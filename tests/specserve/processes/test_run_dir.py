@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specserve import run_dir as module
 from specserve.errors import Unsupported
-from specserve.run_dir import run_dir
+from specserve.processes import run_dir as module
+from specserve.processes.run_dir import run_dir
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 
 A draft process holds nothing that cannot be rebuilt, so its death, unlike any other child's, is no
 reason to stop. Owns the shared memory of the links: the target keeps its end through all lives of
-a draft. When to start and what counts as a hang is decided by `specserve.revival`.
+a draft. When to start and what counts as a hang is decided by `specserve.processes.revival`.
 """
 
 import logging
@@ -12,8 +12,8 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from specserve.child import Child, ChildCommand
-from specserve.revival import Revival
+from specserve.processes.child import Child, ChildCommand
+from specserve.processes.revival import Revival
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from specserve.revival import (
+from specserve.processes.revival import (
     FIRST_HEARTBEAT_S,
     LEAVING_S,
     LONG_LIFE_S,

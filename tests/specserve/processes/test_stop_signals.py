@@ -7,8 +7,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from specserve import stop_signals
-from specserve.stop_signals import heard_stops, interrupts_merged, stops_deferred, stops_unwind
+from specserve.processes import stop_signals
+from specserve.processes.stop_signals import (
+    heard_stops,
+    interrupts_merged,
+    stops_deferred,
+    stops_unwind,
+)
 
 pytestmark = pytest.mark.usefixtures("nobody_handles_stops")
 

@@ -13,8 +13,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from specserve.errors import from_code
-from specserve.process import ReadyReport, decode_report
-from specserve.stop_signals import stops_deferred, stops_unwind
+from specserve.processes.process import ReadyReport, decode_report
+from specserve.processes.stop_signals import stops_deferred, stops_unwind
 
 _STOP_TIMEOUT_S = 60.0
 

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from specserve.child import ChildCommand
 from specserve.errors import InvalidField, Unsupported
 from specserve.model.config import read_spec
-from specserve.run_dir import run_dir
+from specserve.processes.child import ChildCommand
+from specserve.processes.run_dir import run_dir
+from specserve.processes.signal_pipe import SignalPipe
+from specserve.processes.supervisor import Ending, Supervisor
 from specserve.settings.config import Config, ResolvedConfig, write_resolved
 from specserve.settings.drafter_source import locate_drafter
 from specserve.settings.hardware import probe
@@ -24,8 +26,6 @@ from specserve.settings.model_name import model_name
 from specserve.settings.resolve import resolve, resolve_device
 from specserve.settings.target_source import locate_target
 from specserve.settings.topology import parse_topology
-from specserve.signal_pipe import SignalPipe
-from specserve.supervisor import Ending, Supervisor
 
 _MODULES = {"api": "specserve.api", "target": "target_node", "draft": "draft_node"}
 _PRELOADS = {"target": "target_node.start", "draft": "draft_node.start"}

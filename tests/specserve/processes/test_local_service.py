@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from specserve import local_service as module
 from specserve.client import Client
-from specserve.local_service import local_service
+from specserve.processes import local_service as module
+from specserve.processes.local_service import local_service
 from specserve.settings.target_source import EMBEDDED_TARGET
 
 pytestmark = pytest.mark.usefixtures("nobody_handles_stops")
@@ -99,7 +99,7 @@ def ends_at_signal(monkeypatch, tmp_path) -> Callable[[int], None]:
             f"while len(heard) < {num_signals}: time.sleep(0.001)\n"
         )
         path.chmod(0o700)
-        monkeypatch.setattr("specserve.local_service.sys.executable", str(path))
+        monkeypatch.setattr("specserve.processes.local_service.sys.executable", str(path))
 
     return replace
 

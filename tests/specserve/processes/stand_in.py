@@ -23,7 +23,12 @@ from pathlib import Path
 
 from specserve.errors import Unsupported
 from specserve.link.ring import SharedRegion
-from specserve.process import die_with_parent, parse_child_arguments, report_failure, report_ready
+from specserve.processes.process import (
+    die_with_parent,
+    parse_child_arguments,
+    report_failure,
+    report_ready,
+)
 
 PERIOD_S = 0.02
 

@@ -1,4 +1,4 @@
-"""`python -m specserve.zygote`: imports once what every node needs, and forks nodes when asked.
+"""`python -m specserve.processes.zygote` imports what every node needs, and forks nodes when asked.
 
 Each is forked twice, so that it becomes the supervisor's child, and is then what `python -m MODULE`
 would have been. One thread, no CUDA, no socket but the supervisor's: nothing here minds a fork.
@@ -16,10 +16,16 @@ import time
 
 import msgspec
 
-from specserve.process import command_line, descriptor_words, die_with_parent
+from specserve.processes.process import command_line, descriptor_words, die_with_parent
+from specserve.processes.zygote.command_line import ROOM, show
+from specserve.processes.zygote.messages import (
+    MAX_DESCRIPTORS,
+    MAX_PACKET_BYTES,
+    Born,
+    Fork,
+    Preload,
+)
 from specserve.telemetry import setup_logging
-from specserve.zygote.command_line import ROOM, show
-from specserve.zygote.messages import MAX_DESCRIPTORS, MAX_PACKET_BYTES, Born, Fork, Preload
 
 _LOOK_S = 0.0005
 

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from specserve import child
-from specserve.child import Child, ChildCommand, environment
-from specserve.process import command_line, descriptor_words, parse_child_arguments
-from specserve.zygote.handle import Zygote
+from specserve.processes import child
+from specserve.processes.child import Child, ChildCommand, environment
+from specserve.processes.process import command_line, descriptor_words, parse_child_arguments
+from specserve.processes.zygote.handle import Zygote
 
 COMMAND = ChildCommand(role="draft", rank=1, module="draft_node", world_size=2)
 
@@ -49,7 +49,7 @@ def test_a_child_whose_zygote_is_gone_leaves_no_descriptor_open(tmp_path):
 
 
 def test_a_zygote_that_cannot_be_started_leaves_no_descriptor_open(monkeypatch):
-    monkeypatch.setattr("specserve.zygote.handle.subprocess.Popen", refuse)
+    monkeypatch.setattr("specserve.processes.zygote.handle.subprocess.Popen", refuse)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(BlockingIOError):
         Zygote([], log_level="info", environment=dict(os.environ))

@@ -6,7 +6,7 @@ while serving ends the service, after the API process has been told so that ever
 ends with an explicit error; SIGINT and SIGTERM drain; a second one kills, unless it comes at once,
 and the exit code is that of a command ended by a signal: streams were cut.
 Where several children end for one reason, the error names the first cause, not who suffered first.
-Draft processes are the exception: once ready, they are started again by `specserve.draft_keeper`.
+Draft processes are the exception: once ready, they are started again (`draft_keeper`).
 No child survives `Supervisor.run`. Knows nothing of models, requests or configurations.
 """
 
@@ -21,13 +21,13 @@ from pathlib import Path
 
 import msgspec
 
-from specserve.child import Child, ChildCommand, environment
-from specserve.draft_keeper import DraftKeeper
 from specserve.errors import Unavailable
-from specserve.process import adopt_orphans, reap_strays
-from specserve.signal_pipe import SignalPipe
-from specserve.stop_signals import STOP_SIGNALS, signal_exit
-from specserve.zygote.handle import Zygote
+from specserve.processes.child import Child, ChildCommand, environment
+from specserve.processes.draft_keeper import DraftKeeper
+from specserve.processes.process import adopt_orphans, reap_strays
+from specserve.processes.signal_pipe import SignalPipe
+from specserve.processes.stop_signals import STOP_SIGNALS, signal_exit
+from specserve.processes.zygote.handle import Zygote
 
 log = logging.getLogger(__name__)
 

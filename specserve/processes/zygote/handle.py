@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from specserve.zygote.command_line import ROOM
-from specserve.zygote.messages import MAX_PACKET_BYTES, Born, Fork, Preload
+from specserve.processes.zygote.command_line import ROOM
+from specserve.processes.zygote.messages import MAX_PACKET_BYTES, Born, Fork, Preload
 
 
 class ForkedProcess:
@@ -75,7 +75,7 @@ class Zygote:
         """
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setblocking(False)
-        words = [sys.executable, "-P", "-m", "specserve.zygote"]
+        words = [sys.executable, "-P", "-m", "specserve.processes.zygote"]
         words += ["--parent-pid", str(os.getpid()), "--socket-fd", str(theirs.fileno())]
         words += ["--log-level", log_level, ROOM]
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.specserve.supervised import Supervised
+from tests.specserve.processes.supervised import Supervised
 
 
 def await_new_pid(supervised: Supervised, name: str, old: int) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from specserve.process import ReadyReport, command_line, decode_report, descriptor_words
-from specserve.zygote.handle import Zygote
+from specserve.processes.process import ReadyReport, command_line, decode_report, descriptor_words
+from specserve.processes.zygote.handle import Zygote
 
 _MAX_REPORT_BYTES = 1 << 16
 # Weights on huge pages: 5-10 % of a forward on CPU, where streaming them is all it does.

@@ -79,7 +79,8 @@ def test_what_an_alphabet_lacks_is_written_in_another_way(tmp_path):
 
 def test_what_holds_the_place_of_a_closed_stream_is_there_for_children_too():
     program = (
-        "from specserve.standard_streams import prepare_streams as p; p(); import subprocess as s; "
+        "from specserve.processes.standard_streams import prepare_streams as p; p(); "
+        "import subprocess as s; "
         "s.run(['sh', '-c', 'test -e /proc/self/fd/0'], check=True)"
     )
     words = ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, "-c", program]

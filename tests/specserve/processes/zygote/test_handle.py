@@ -11,8 +11,8 @@ import pytest
 HERE = Path(__file__).parent
 BEGIN = """
 import json, os, select, signal, sys, time
-from specserve.process import adopt_orphans
-from specserve.zygote.handle import Zygote
+from specserve.processes.process import adopt_orphans
+from specserve.processes.zygote.handle import Zygote
 
 adopt_orphans()
 zygote = Zygote([], log_level="info", environment=dict(os.environ))

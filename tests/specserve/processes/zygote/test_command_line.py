@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from specserve.zygote.command_line import ROOM
+from specserve.processes.zygote.command_line import ROOM
 
 PROGRAM = """
 import sys
-from specserve.zygote.command_line import show
+from specserve.processes.zygote.command_line import show
 show(sys.stdin.readline().strip().split(","))
 print("shown", flush=True)
 sys.stdin.read()

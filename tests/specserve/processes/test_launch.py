@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from specserve import launch as module
 from specserve.errors import InvalidField, Unsupported
-from specserve.launch import plan_children, require_free_port
+from specserve.processes import launch as module
+from specserve.processes.launch import plan_children, require_free_port
 from specserve.settings.config import Placement, ResolvedConfig
 
 

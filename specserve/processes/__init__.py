@@ -1,0 +1,1 @@
+"""The processes of a service: who starts, watches and ends them."""
