@@ -16,8 +16,8 @@ import zmq
 
 from bench.in_process import build_node
 from bench.records import RoundJob, RoundTimes, Setup
+from specserve.transport.control.control import FrameWriter, TargetControl
 from specserve.types import Request, SamplingParams, Submit, ToTarget
-from specserve.wire.control import FrameWriter, TargetControl
 from target_node.batch import ForwardBatch
 from target_node.node import TargetNode
 from target_node.runner import Runner

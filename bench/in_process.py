@@ -15,6 +15,7 @@ from specserve.drafting import Drafter
 from specserve.model.config import ModelSpec
 from specserve.model.transformer import Transformer
 from specserve.telemetry import RoundRecord
+from specserve.transport.control.control import TargetControl
 from specserve.types import (
     FromTarget,
     Request,
@@ -27,7 +28,6 @@ from specserve.types import (
     ToTarget,
 )
 from specserve.validation import Limits
-from specserve.wire.control import TargetControl
 from target_node.admission import Admission
 from target_node.blocks import BlockPool
 from target_node.budget import PricedBudget, SurvivalBudget

@@ -13,8 +13,8 @@ from draft_node.outcomes import NO_TOKEN, SlotNoise, rank_all, rank_candidates
 from draft_node.plan import InFlight
 from draft_node.speculation_cache import DraftedBlock
 from specserve.decoding.drawing import BlockLayout, NoiseSource
-from specserve.link.messages import RowReport
 from specserve.slot_scores import SlotScores
+from specserve.transport.link.messages import RowReport
 
 
 @dataclass(frozen=True, slots=True)

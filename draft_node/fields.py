@@ -7,8 +7,8 @@ Who was not told of any drafts as ever; nothing but acceptance depends on it.
 from collections.abc import Sequence
 
 from specserve.decoding.state import SamplingState
+from specserve.transport.control.draft_control import Fields
 from specserve.types import SamplingParams
-from specserve.wire.draft_control import Fields
 
 # Of who has no fields, where others of a wave have some.
 PLAIN = SamplingState(SamplingParams(), seed=0, prompt_token_ids=())

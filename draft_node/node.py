@@ -16,10 +16,7 @@ from draft_node.fields import FollowedFields
 from draft_node.presolve import Presolve
 from draft_node.stream import Segment
 from draft_node.streams import Streams
-from specserve.link.ends import DraftLinkEnd
-from specserve.link.frames import LinkLimits
-from specserve.link.ring import SharedRegion
-from specserve.wire.draft_control import (
+from specserve.transport.control.draft_control import (
     Attach,
     Attached,
     Context,
@@ -30,6 +27,9 @@ from specserve.wire.draft_control import (
     Wanted,
     context_arrays,
 )
+from specserve.transport.link.ends import DraftLinkEnd
+from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.ring import SharedRegion
 
 ATTACH_AGAIN_S = 0.25  # until the target answers
 IDLE_S = 0.02  # longest sleep when nothing comes: also the period of the heartbeat

@@ -15,7 +15,7 @@ from draft_node.fan_out import NO_RANK, Counts, FanOutRule, Floats, HitCurves, a
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.outcomes import NO_TOKEN, outcome_weights
 from draft_node.speculation_cache import DraftedBlock
-from specserve.link.messages import RowReport
+from specserve.transport.link.messages import RowReport
 
 _Order = tuple[Counts, Counts, Floats, int]  # numbers accepted, ranks, values; how many are due
 # P(a token stands) for a block in flight that is not ours: it has no confidence.

@@ -31,8 +31,8 @@ from draft_node.wave_size import WaveSize
 from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
 from specserve import cuda_graphs
 from specserve.drafting import Drafter
-from specserve.link.frames import MAX_ROUND
-from specserve.link.messages import Push, Report, RowReport
+from specserve.transport.link.frames import MAX_ROUND
+from specserve.transport.link.messages import Push, Report, RowReport
 
 _LATEST_S = 1.0  # that a report may be behind: a clock that says more is another machine's
 

@@ -8,7 +8,7 @@ from draft_node.plan import Plan
 from draft_node.speculation_cache import DraftedBlock
 from draft_node.stream import Stream
 from draft_node.waves import Branch
-from specserve.link.messages import BlockKey, RowReport
+from specserve.transport.link.messages import BlockKey, RowReport
 
 
 @dataclass(eq=False, slots=True)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from draft_node.outcomes import NO_TOKEN
-from specserve.link.messages import BlockKey, Foresight, RowReport
 from specserve.slot_scores import BatchScores, SlotScores
+from specserve.transport.link.messages import BlockKey, Foresight, RowReport
 
 
 @dataclass(frozen=True, slots=True)

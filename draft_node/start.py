@@ -34,14 +34,9 @@ from specserve.context_room import ContextRoom
 from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import Drafter
 from specserve.errors import InvalidField, SpecserveError, Unavailable
-from specserve.group_link.ends import GroupDraftEnd, Meeting
-from specserve.link.ends import DraftLinkEnd
-from specserve.link.frames import LinkLimits
-from specserve.link.ring import DEFAULT_RING_BYTES, RingDraftEnd, SharedRegion
 from specserve.model import forward_trial
 from specserve.model.config import ModelSpec
 from specserve.model.linear import can_compile
-from specserve.nccl_environment import set_nccl_environment
 from specserve.processes.process import (
     ChildArguments,
     pin,
@@ -52,7 +47,12 @@ from specserve.processes.process import (
 from specserve.settings.config import ResolvedConfig, read_resolved
 from specserve.settings.drafter_source import NGRAM
 from specserve.telemetry import setup_logging
-from specserve.wire.draft_control import Attach, DraftControlDraft
+from specserve.transport.control.draft_control import Attach, DraftControlDraft
+from specserve.transport.group_link.ends import GroupDraftEnd, Meeting
+from specserve.transport.link.ends import DraftLinkEnd
+from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.ring import DEFAULT_RING_BYTES, RingDraftEnd, SharedRegion
+from specserve.transport.nccl_environment import set_nccl_environment
 
 CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and waves need the rest
 _LAW_ENTRY_BYTES = 8  # a token id and its probability

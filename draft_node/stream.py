@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_node.fields import FollowedFields
-from specserve.link.messages import Floats, RowReport, Tokens
+from specserve.transport.link.messages import Floats, RowReport, Tokens
 
 GRACE_S = 0.005  # context and report come by different ways: the slower one may be near
 ASK_AGAIN_S = 0.5  # an answer may be lost with the target's queue

@@ -21,7 +21,7 @@ from draft_node.stream import Hole, Segment, Stream, due_hole, num_equal
 from specserve.context_room import ContextRoom
 from specserve.drafting import ContextUpdate, Drafter
 from specserve.errors import Exhausted
-from specserve.link.messages import RowReport
+from specserve.transport.link.messages import RowReport
 
 MAX_STREAMS = 4096  # the target's word that a stream has ended may be lost, too
 IDLE_ROUNDS = 8  # a stream not heard of while all could report so often may lose its context

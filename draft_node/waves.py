@@ -26,11 +26,11 @@ from specserve.decoding.noise_table import NoiseTable
 from specserve.decoding.shaping import shaped
 from specserve.decoding.state import SamplingState
 from specserve.drafting import DraftBatch, Drafter, SpeculationBatch, Worth
-from specserve.link.frames import MAX_BLOCKS
-from specserve.link.messages import BlockKey, Push, RowReport
 from specserve.noise import OnceKeys
 from specserve.noise import prepare as prepare_noise
 from specserve.slot_scores import BatchScores
+from specserve.transport.link.frames import MAX_BLOCKS
+from specserve.transport.link.messages import BlockKey, Push, RowReport
 
 _EPOCHS, _BRANCH_BITS = 256, 16  # of the 24 bits that a key has for the branch
 MAX_BRANCHES = (1 << _BRANCH_BITS) - 1  # of a stream and round

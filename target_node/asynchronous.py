@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from specserve.decoding.draft_law import PAD_ID, DraftLaw
-from specserve.link.messages import BlockKey, Tokens
 from specserve.telemetry import VerifiedRow
+from specserve.transport.link.messages import BlockKey, Tokens
 from specserve.types import Speculation
 from target_node.admission import Admission
 from target_node.draft_links import DraftLinks

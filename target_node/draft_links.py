@@ -14,11 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specserve.link.ends import TargetLinkEnd
-from specserve.link.frames import LinkLimits
-from specserve.link.messages import Push
-from specserve.link.ring import SharedRegion
-from specserve.wire.draft_control import (
+from specserve.transport.control.draft_control import (
     Attach,
     Attached,
     DraftControlTarget,
@@ -26,6 +22,10 @@ from specserve.wire.draft_control import (
     ToDraft,
     Wanted,
 )
+from specserve.transport.link.ends import TargetLinkEnd
+from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.messages import Push
+from specserve.transport.link.ring import SharedRegion
 
 log = logging.getLogger(__name__)
 

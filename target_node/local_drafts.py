@@ -14,7 +14,7 @@ import torch
 
 from specserve.decoding.draft_law import DraftLaw
 from specserve.drafting import Worth
-from specserve.link.messages import Foresight
+from specserve.transport.link.messages import Foresight
 from specserve.types import Speculation
 from target_node.drafting import ColocatedDraft, RowToDraft
 from target_node.miss_policy import Miss

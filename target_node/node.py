@@ -13,6 +13,7 @@ import torch
 
 from specserve.errors import SpecserveError, Unavailable
 from specserve.telemetry import RoundLog
+from specserve.transport.control.control import TargetControl
 from specserve.types import (
     Abort,
     Drain,
@@ -30,7 +31,6 @@ from specserve.types import (
     ToTarget,
 )
 from specserve.validation import Limits, validate_request
-from specserve.wire.control import TargetControl
 from target_node.batch import ForwardBatch
 from target_node.load import DRAFT_PERIOD_S, LOAD_PERIOD_S, LoadMeter
 from target_node.profiling import RoundProfiler

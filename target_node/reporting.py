@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from specserve.decoding.shaping import is_shaped
-from specserve.link.frames import MAX_FRAME_BYTES
-from specserve.link.messages import Floats, Report, RowReport
-from specserve.wire.draft_control import Context, Fields, feature_bytes
+from specserve.transport.control.draft_control import Context, Fields, feature_bytes
+from specserve.transport.link.frames import MAX_FRAME_BYTES
+from specserve.transport.link.messages import Floats, Report, RowReport
 from target_node.admission import Admission
 from target_node.draft_links import DraftLinks, DraftPeer
 from target_node.feature_cache import FeatureCache, Span

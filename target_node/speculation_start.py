@@ -9,14 +9,14 @@ import msgspec
 import torch
 
 from specserve.context_room import ContextRoom
-from specserve.group_link.ends import GroupTargetEnd, Meeting
-from specserve.link.ends import TargetLinkEnd
-from specserve.link.frames import LinkLimits
-from specserve.link.ring import RingTargetEnd, SharedRegion
 from specserve.processes.process import ChildArguments
 from specserve.settings.config import ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
-from specserve.wire.draft_control import DraftControlTarget
+from specserve.transport.control.draft_control import DraftControlTarget
+from specserve.transport.group_link.ends import GroupTargetEnd, Meeting
+from specserve.transport.link.ends import TargetLinkEnd
+from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.ring import RingTargetEnd, SharedRegion
 from target_node.admission import Admission
 from target_node.asynchronous import AsynchronousSpeculation
 from target_node.auto import AutoSpeculation

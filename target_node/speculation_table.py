@@ -7,7 +7,7 @@ late block costs nothing but its place: a key that nobody looks up never shows.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specserve.link.messages import BlockKey, Push
+from specserve.transport.link.messages import BlockKey, Push
 
 MAX_BLOCKS = 2048  # of one stream and round: a draft that floods fills no memory
 

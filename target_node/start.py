@@ -18,7 +18,6 @@ from specserve.model.linear import can_compile
 from specserve.model.loader import kernels_for, load_with
 from specserve.model.parallel import TensorParallel
 from specserve.model.transformer import Transformer
-from specserve.nccl_environment import set_nccl_environment
 from specserve.processes.process import (
     ChildArguments,
     pin,
@@ -30,9 +29,10 @@ from specserve.settings.config import ResolvedConfig, read_resolved
 from specserve.settings.resolve import kv_bytes_per_token
 from specserve.settings.sizes import parse_count
 from specserve.telemetry import setup_logging
+from specserve.transport.control.control import TargetControl
+from specserve.transport.nccl_environment import set_nccl_environment
 from specserve.types import Ready
 from specserve.validation import Limits
-from specserve.wire.control import TargetControl
 from target_node.batch import ForwardBatch
 from target_node.blocks import BlockPool
 from target_node.forward_times import ForwardTimes

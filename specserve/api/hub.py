@@ -17,6 +17,7 @@ import msgspec
 
 from specserve.api.open_request import OpenRequest
 from specserve.errors import Busy, Exhausted, InvalidField, SpecserveError, Unavailable
+from specserve.transport.control.control import ApiControl, Received
 from specserve.types import (
     Abort,
     Drain,
@@ -34,7 +35,6 @@ from specserve.types import (
     StopSample,
     Submit,
 )
-from specserve.wire.control import ApiControl, Received
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,9 @@ class _Draft:
     """One draft process through all its lives."""
 
     def __init__(self, command: ChildCommand, silence_limit_s: float) -> None:
-        from specserve.link.ring import SharedRegion  # numpy is slow to import, most need none
+        from specserve.transport.link.ring import (
+            SharedRegion,  # numpy is slow to import, most need none
+        )
 
         self.command = command
         self.link_fd = SharedRegion.create()

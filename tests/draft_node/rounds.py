@@ -8,7 +8,7 @@ from draft_node.presolve import Presolve
 from draft_node.streams import Streams
 from draft_node.waves import WaveSettings
 from specserve.decoding.draft_law import DraftLaw
-from specserve.link.messages import BlockKey, RowReport
+from specserve.transport.link.messages import BlockKey, RowReport
 from tests.draft_node.drafters.checkpoints import DSPARK, make_drafter
 from tests.specserve.model.checkpoints import load
 

@@ -10,9 +10,9 @@ from draft_node.plan import in_flight
 from draft_node.speculation_cache import DraftedBlock, told_block
 from specserve.decoding.noise_table import NoiseTable
 from specserve.drafting import SpeculationBatch
-from specserve.link.messages import BlockKey, Foresight, RowReport
 from specserve.noise import Purpose, exponential_noise
 from specserve.slot_scores import BatchScores
+from specserve.transport.link.messages import BlockKey, Foresight, RowReport
 from tests.specserve.decoding.laws import law_of_likeliest
 
 VOCAB, LENGTH, CPU = 2000, 4, torch.device("cpu")

@@ -5,8 +5,8 @@ import pytest
 
 from draft_node.fields import FollowedFields
 from specserve.decoding.state import SamplingState
+from specserve.transport.control.draft_control import Fields
 from specserve.types import SamplingParams
-from specserve.wire.draft_control import Fields
 
 PROMPT, VOCAB = [5, 9, 3, 7, 5, 9, 3], 60
 TEXT = [*PROMPT, 8, 8, 3, 21, 8, 40, 5]

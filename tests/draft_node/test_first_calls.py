@@ -16,8 +16,8 @@ from draft_node.drafters.ngram import NgramDrafter
 from draft_node.warm_up import warm_up
 from specserve import compiled
 from specserve.compiled_sources import PACKAGES
-from specserve.link.messages import Report
-from specserve.link.ring import RingTargetEnd
+from specserve.transport.link.messages import Report
+from specserve.transport.link.ring import RingTargetEnd
 from tests.draft_node.rounds import CPU, Rounds, dspark, in_flight_of, language_model
 from tests.draft_node.test_node import LIMITS, peer, row_of, start_process
 

@@ -19,9 +19,6 @@ from draft_node.streams import Streams
 from draft_node.warm_up import warm_up
 from draft_node.waves import WaveSettings
 from specserve.errors import InvalidField
-from specserve.link.frames import LinkLimits
-from specserve.link.messages import Report
-from specserve.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
 from specserve.processes.process import decode_report
 from specserve.settings.config import (
     EngineConfig,
@@ -31,7 +28,7 @@ from specserve.settings.config import (
     SpeculationConfig,
     write_resolved,
 )
-from specserve.wire.draft_control import (
+from specserve.transport.control.draft_control import (
     Attach,
     Attached,
     Context,
@@ -41,6 +38,9 @@ from specserve.wire.draft_control import (
     Wanted,
     feature_bytes,
 )
+from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.messages import Report
+from specserve.transport.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
 from tests.draft_node.drafters.checkpoints import DSPARK, write_drafter
 from tests.draft_node.rounds import (
     CPU,

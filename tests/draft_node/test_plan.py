@@ -9,7 +9,7 @@ from draft_node.outcome_kind import OutcomeKind
 from draft_node.outcomes import NO_TOKEN
 from draft_node.plan import InFlight, Planner, in_flight
 from draft_node.speculation_cache import DraftedBlock
-from specserve.link.messages import BlockKey
+from specserve.transport.link.messages import BlockKey
 from tests.draft_node.rounds import Rounds
 
 

@@ -9,8 +9,8 @@ from draft_node.failures import MAX_FAILURES, DraftingFailed
 from draft_node.fan_out import FanOutRule
 from specserve.decoding.drawing import Coupled, Greedy, Sampled
 from specserve.drafting import ContextUpdate, DraftBatch
-from specserve.link.messages import Foresight
 from specserve.noise import OnceKeys
+from specserve.transport.link.messages import Foresight
 from tests.draft_node.rounds import (
     END,
     TEXT,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specserve.link.messages import Report
+from specserve.transport.link.messages import Report
 from tests.draft_node.rounds import END, TEXT, Rounds, blocks_of, in_flight_of
 
 

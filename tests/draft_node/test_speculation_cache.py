@@ -4,8 +4,8 @@ import torch
 
 from draft_node.speculation_cache import DraftedBlock, SpeculationCache
 from specserve.drafting import SpeculationBatch
-from specserve.link.messages import BlockKey
 from specserve.slot_scores import BatchScores
+from specserve.transport.link.messages import BlockKey
 from tests.draft_node.rounds import Rounds, tokens
 from tests.specserve.decoding.laws import law_of_likeliest
 

@@ -10,8 +10,8 @@ import torch
 from draft_node.waves import MAX_BRANCHES
 from specserve.decoding.drawing import Coupled, Sampled
 from specserve.drafting import DraftBatch
-from specserve.link.messages import BlockKey
 from specserve.noise import OnceKeys
+from specserve.transport.link.messages import BlockKey
 from tests.draft_node.rounds import END, TEXT, Rounds, blocks_of, language_model
 
 SEED, EPOCH, ROUND = 41, 5, 9

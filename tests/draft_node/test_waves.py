@@ -8,10 +8,10 @@ import torch
 
 from draft_node.drafters.ngram import NgramDrafter
 from draft_node.waves import WaveSettings
-from specserve.link.frames import LinkLimits
-from specserve.link.push_frames import encode_push
+from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.push_frames import encode_push
 from tests.draft_node.rounds import TEXT, VOCAB, Rounds, in_flight_of, language_model
-from tests.specserve.link.messages import decode_push
+from tests.specserve.transport.link.messages import decode_push
 
 LIMITS = LinkLimits(
     vocab_size=VOCAB, gamma=8, feature_size=0, max_positions=128, max_rows=8, max_kept=16

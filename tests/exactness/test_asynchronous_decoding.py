@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from specserve.link.loopback import Script
+from specserve.transport.link.loopback import Script
 from specserve.types import Request
 from target_node.budget import SurvivalBudget
 from target_node.miss_policy import Miss

@@ -18,8 +18,8 @@ import pytest
 
 from specserve.audit.chi_square import power
 from specserve.decoding.verification.rule import VerificationRule
-from specserve.link.loopback import Script
 from specserve.model.transformer import Transformer
+from specserve.transport.link.loopback import Script
 from target_node.budget import SurvivalBudget
 from target_node.miss_policy import Miss
 from tests.exactness.dice import (

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from specserve.nccl_environment import set_nccl_environment
-from tests.specserve.group_link.group_peer import TIMEOUT_S
-from tests.specserve.group_link.test_process_group import (  # noqa: F401
+from specserve.transport.nccl_environment import set_nccl_environment
+from tests.specserve.transport.group_link.group_peer import TIMEOUT_S
+from tests.specserve.transport.group_link.test_process_group import (  # noqa: F401
     PROMPT_S,
     Target,
     test_a_killed_peer_ends_the_epoch_and_the_next_one_works,

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from specserve.link.chaos import RingInjector
+from specserve.transport.link.chaos import RingInjector
 from tests.service.draft_watch import DraftWatch, draft_pids, eventually, open_link
 from tests.service.test_failures import Launched
 

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.api.health import DRAFT
-from specserve.link.ring import SharedRegion
+from specserve.transport.link.ring import SharedRegion
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _LINK_NAME = "/memfd:specserve-link (deleted)"

@@ -5,9 +5,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from specserve.link.frames import LinkLimits
-from specserve.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
-from specserve.wire.draft_control import (
+from specserve.transport.control.draft_control import (
     Attach,
     Attached,
     DraftControlDraft,
@@ -15,6 +13,8 @@ from specserve.wire.draft_control import (
     Free,
     Wanted,
 )
+from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
 from target_node.draft_links import DraftLinks, DraftPeer
 
 LIMITS = LinkLimits(

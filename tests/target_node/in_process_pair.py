@@ -20,8 +20,8 @@ import target_node.miss_policy
 from draft_node.drafters.ngram import NgramDrafter
 from specserve.decoding.verification.admission import Allocator
 from specserve.drafting import Drafter
-from specserve.link.frames import LinkLimits
 from specserve.model.transformer import Transformer
+from specserve.transport.link.frames import LinkLimits
 from target_node.admission import Admission
 from target_node.asynchronous import AsynchronousSpeculation
 from target_node.auto import AutoSpeculation

@@ -19,11 +19,11 @@ from draft_node.presolve import Presolve
 from draft_node.streams import Streams
 from draft_node.waves import WaveSettings
 from specserve.drafting import Drafter
-from specserve.link.ends import DraftLinkEnd, TargetLinkEnd
-from specserve.link.frames import LinkLimits
-from specserve.link.loopback import Script, ScriptedChannel
-from specserve.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
-from specserve.wire.draft_control import Attach, FromDraft, ToDraft
+from specserve.transport.control.draft_control import Attach, FromDraft, ToDraft
+from specserve.transport.link.ends import DraftLinkEnd, TargetLinkEnd
+from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.loopback import Script, ScriptedChannel
+from specserve.transport.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
 
 CPU = torch.device("cpu")
 RING_BYTES = 1 << 20

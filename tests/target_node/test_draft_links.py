@@ -12,9 +12,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from specserve.link.messages import BlockKey, Push, Report
-from specserve.link.ring import RingTargetEnd
-from specserve.wire.draft_control import Wanted
+from specserve.transport.control.draft_control import Wanted
+from specserve.transport.link.messages import BlockKey, Push, Report
+from specserve.transport.link.ring import RingTargetEnd
 from tests.target_node.fake_drafts import TIMEOUT_S, Pair
 
 PUSH = Push(

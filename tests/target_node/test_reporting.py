@@ -8,8 +8,8 @@ import torch
 from draft_node.fields import FollowedFields
 from specserve.decoding.state import SamplingState
 from specserve.slot_scores import SlotScores
+from specserve.transport.control.draft_control import Context, Fields
 from specserve.types import Speculation
-from specserve.wire.draft_control import Context, Fields
 from target_node.local_drafts import LocalDrafts
 from target_node.miss_policy import Miss
 from target_node.reporting import MAX_INLINE

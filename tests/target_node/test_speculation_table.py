@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specserve.link.messages import BlockKey, Push
+from specserve.transport.link.messages import BlockKey, Push
 from target_node.speculation_table import MAX_BLOCKS, SpeculationTable
 
 KEY = BlockKey(stream=3, round=5, position=20, anchor_id=7)

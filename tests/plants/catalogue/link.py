@@ -3,13 +3,13 @@
 from tests.plants.plant import Plant, Way
 
 _ASYNC = frozenset({Way.ASYNC})
-_FRAMES = "tests/specserve/link/test_frames.py"
-_RING = "tests/specserve/link/test_ring.py"
+_FRAMES = "tests/specserve/transport/link/test_frames.py"
+_RING = "tests/specserve/transport/link/test_ring.py"
 
 PLANTS = [
     Plant(
         name="checksums-that-nobody-compares",
-        file="specserve/link/envelope.py",
+        file="specserve/transport/link/envelope.py",
         symbol="unseal",
         was="if zlib.crc32(view[_CRC.size :]) != _CRC.unpack_from(frame)[0]:",
         becomes="if zlib.crc32(view[_CRC.size :]) < 0:",
@@ -19,7 +19,7 @@ PLANTS = [
     ),
     Plant(
         name="frames-of-any-epoch",
-        file="specserve/link/ends.py",
+        file="specserve/transport/link/ends.py",
         symbol="LinkEnd._open",
         was="envelope.epoch != self._epoch or envelope.sequence < self._next_received",
         becomes="envelope.sequence < self._next_received",
@@ -29,7 +29,7 @@ PLANTS = [
     ),
     Plant(
         name="replays-are-taken-again",
-        file="specserve/link/ends.py",
+        file="specserve/transport/link/ends.py",
         symbol="LinkEnd._open",
         was="self._next_received = envelope.sequence + 1",
         becomes="self._next_received = envelope.sequence",
@@ -39,7 +39,7 @@ PLANTS = [
     ),
     Plant(
         name="room-without-padding",
-        file="specserve/link/ring.py",
+        file="specserve/transport/link/ring.py",
         symbol="ByteRing.write",
         was="if used + _record_bytes(num_bytes) > self.capacity:",
         becomes="if used + num_bytes > self.capacity:",
@@ -49,7 +49,7 @@ PLANTS = [
     ),
     Plant(
         name="records-wrap-one-word-late",
-        file="specserve/link/ring.py",
+        file="specserve/transport/link/ring.py",
         symbol="ByteRing._put",
         was="self._data[: end - self.capacity] = view[split:]",
         becomes="self._data[8 : 8 + end - self.capacity] = view[split:]",
@@ -59,7 +59,7 @@ PLANTS = [
     ),
     Plant(
         name="features-counted-with-the-anchor",
-        file="specserve/link/report_frames.py",
+        file="specserve/transport/link/report_frames.py",
         symbol="_cut_rows",
         was="feature += num_verified",
         becomes="feature += record.num_ids",
@@ -69,7 +69,7 @@ PLANTS = [
     ),
     Plant(
         name="blocks-longer-than-their-push-is-wide",
-        file="specserve/link/push_frames.py",
+        file="specserve/transport/link/push_frames.py",
         symbol="_check_blocks",
         was='(blocks.lengths, 1, width, "block length out of range"),',
         becomes='(blocks.lengths, 1, limits.gamma, "block length out of range"),',
@@ -82,7 +82,7 @@ PLANTS = [
     ),
     Plant(
         name="rounds-beyond-their-keys",
-        file="specserve/link/push_frames.py",
+        file="specserve/transport/link/push_frames.py",
         symbol="_check_blocks",
         was='(blocks.rounds, 0, MAX_ROUND, "round out of range"),',
         becomes='(blocks.rounds, 0, None, "round out of range"),',

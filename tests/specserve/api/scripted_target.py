@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from specserve.transport.control.control import TargetControl
 from specserve.types import (
     Abort,
     Drain,
@@ -30,7 +31,6 @@ from specserve.types import (
     TokenOrigin,
     ToTarget,
 )
-from specserve.wire.control import TargetControl
 
 Script = Callable[[Request, int], Sequence[int]]
 

@@ -9,8 +9,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specserve.api.health import DRAFT, Health
 from specserve.api.hub import Hub
+from specserve.transport.control.control import TargetControl
 from specserve.types import Load
-from specserve.wire.control import TargetControl
 from tests.specserve.api.scripted_target import ready
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -7,6 +7,7 @@ import pytest
 
 from specserve.api.hub import Hub
 from specserve.errors import Cancelled, Unavailable
+from specserve.transport.control.control import TargetControl
 from specserve.types import (
     Hello,
     Profile,
@@ -17,7 +18,6 @@ from specserve.types import (
     SamplingParams,
     TokenOrigin,
 )
-from specserve.wire.control import TargetControl
 from tests.specserve.api.scripted_target import ready
 
 

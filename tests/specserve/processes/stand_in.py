@@ -22,13 +22,13 @@ import time
 from pathlib import Path
 
 from specserve.errors import Unsupported
-from specserve.link.ring import SharedRegion
 from specserve.processes.process import (
     die_with_parent,
     parse_child_arguments,
     report_failure,
     report_ready,
 )
+from specserve.transport.link.ring import SharedRegion
 
 PERIOD_S = 0.02
 

@@ -1,0 +1,190 @@
+"""Lanes over NCCL between two GPUs, or between two processes on one: see `nccl_environment`.
+
+Each direction has a communicator and a stream of its own: transfers of one communicator happen one
+after the other, so two processes that both send first would wait for each other for ever. A frame
+goes from pinned memory to a buffer on the device, from there to the peer's, and into its pinned
+memory; an event behind the last step says when. The host waits for none of it, and no other stream
+does. NCCL is called by a thread of the lane's own: see `call_thread`. All memory is taken before
+the first transfer, since taking it may wait for the whole device.
+
+A transfer that was sent is over when NCCL has taken it, which buffers what is small: a peer that
+has stopped may have hundreds of frames on their way. The ring of headers bounds them, a receiver
+whose frame does not come ends the link, and the heartbeat tells of a draft that is silent.
+"""
+
+import datetime
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from specserve.errors import Unsupported
+from specserve.transport.group_link.call_thread import Call, CallThread
+from specserve.transport.group_link.lanes import MAX_FRAME_BYTES, MAX_MOVING, Lanes
+from specserve.transport.link.envelope import Part
+
+_ENVIRONMENT = {
+    # What the watchdog notices must not end the process, which is what it would do by default, ...
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # ... nor may a watchdog that is held up itself.
+    # It would write down for others what was under way, by default for a minute a transfer, and
+    # keep its group alive meanwhile. There is nothing to find out about a draft that died.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",  # the same, as newer versions call it
+}
+_FOR_EVER = datetime.timedelta(days=1)  # deadlines are `transit`'s affair
+_POLL_S = 0.001  # while joining
+_CALL_S = 0.1  # that beginning a transfer takes, by far
+
+
+def prepare() -> None:
+    """Once, before the first `join` and behind all groups whose failure should end the process.
+
+    Raises:
+        Unsupported: this build of torch has no NCCL.
+    """
+    if not torch.distributed.is_nccl_available():
+        raise Unsupported("speculation.link: this build of torch has no NCCL (shm)")
+    os.environ.update(_ENVIRONMENT)
+
+
+class _Slot:
+    """Room for one frame at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_host = torch.empty(MAX_FRAME_BYTES, dtype=torch.uint8, pin_memory=True)
+        self.on_device = torch.empty(MAX_FRAME_BYTES, dtype=torch.uint8, device=device)
+
+
+class NcclTransfer:
+    """A frame on its way, in a slot."""
+
+    def __init__(self, call: Call[torch.cuda.Event], on_host: torch.Tensor) -> None:
+        self.began_s = time.monotonic()
+        self._call = call
+        self._on_host = on_host
+
+    def is_done(self) -> bool:
+        event = self._call.result()
+        return event is not None and event.query()
+
+    def frame(self) -> bytearray:
+        return bytearray(self._on_host.numpy().data)
+
+
+class NcclLane:
+    """One direction: its own communicator, stream, memory and thread."""
+
+    def __init__(
+        self, store: Store, rank: int, device: torch.device, *, name: str, num_slots: int
+    ) -> None:
+        # Missing from builds without CUDA.
+        from torch._C._distributed_c10d import ProcessGroupNCCL
+
+        options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = _FOR_EVER
+        options.config.max_ctas = 1  # a kernel that waits for the peer keeps one multiprocessor
+        self._group = ProcessGroupNCCL(PrefixStore(name, store), rank, 2, options)
+        self._peer, self._device = 1 - rank, device
+        self._stream = torch.cuda.Stream(device, priority=-1)
+        with torch.cuda.device(device), torch.cuda.stream(self._stream):
+            self._slots = [_Slot(device) for _ in range(num_slots)]
+        self._num_begun = 0
+        self._calls: CallThread[torch.cuda.Event] = CallThread(f"nccl-{name}")
+
+    def send(self, parts: Sequence[Part], num_bytes: int) -> NcclTransfer:
+        slot = self._next_slot()
+        on_host, on_device = slot.on_host[:num_bytes], slot.on_device[:num_bytes]
+        on_host.numpy().data[:] = b"".join(parts)
+
+        def begin() -> torch.cuda.Event:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                on_device.copy_(on_host, non_blocking=True)
+                work = self._group.send([on_device], self._peer, 0)  # pyright: ignore[reportAttributeAccessIssue]
+                work.synchronize()  # this stream with it, not the host
+                return _recorded()
+
+        return NcclTransfer(self._calls.make(begin), on_host)
+
+    def receive(self, num_bytes: int) -> NcclTransfer:
+        slot = self._next_slot()
+        on_host, on_device = slot.on_host[:num_bytes], slot.on_device[:num_bytes]
+
+        def begin() -> torch.cuda.Event:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                work = self._group.recv([on_device], self._peer, 0)  # pyright: ignore[reportAttributeAccessIssue]
+                work.synchronize()  # this stream with it, not the host
+                on_host.copy_(on_device, non_blocking=True)
+                return _recorded()
+
+        return NcclTransfer(self._calls.make(begin), on_host)
+
+    def close(self) -> None:
+        """Ends what is under way on this device, even if the peer is gone."""
+        self._calls.end(_CALL_S)  # or it is stuck, which only `abort` can end
+        self._group.abort()
+        self._calls.join()
+
+    def _next_slot(self) -> _Slot:
+        # Transfers end in the order in which they begin, and no more are under way than slots.
+        slot = self._slots[self._num_begun % len(self._slots)]
+        self._num_begun += 1
+        return slot
+
+
+def _recorded() -> torch.cuda.Event:
+    """Of all that this thread's stream was asked for."""
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
+def join(store: Store, rank: int, device: torch.device, join_s: float) -> Lanes:
+    """Two groups of two, never the default one; waits for the peer. Raises `FAILURES`."""
+    lanes: list[NcclLane] = []
+    with ExitStack() as made:
+        made.callback(_close, lanes)
+        for name, sends in (("0", rank == 0), ("1", rank == 1)):
+            num_slots = MAX_MOVING if sends else 1
+            lanes.append(NcclLane(store, rank, device, name=name, num_slots=num_slots))
+        outgoing, incoming = lanes[rank], lanes[1 - rank]
+        for lane in lanes:  # in the same order on both sides: the first transfer connects
+            transfer = lane.send([b"x"], 1) if lane is outgoing else lane.receive(1)
+            deadline_s = time.monotonic() + join_s
+            while not transfer.is_done():
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError("the peer does not answer over NCCL")
+                time.sleep(_POLL_S)
+        return Lanes(outgoing, incoming, made.pop_all().close)
+
+
+def _close(lanes: Sequence[NcclLane]) -> None:
+    """All at once. Raises what the first of them does.
+
+    The end of one gives memory back, which waits for all that the device does, and what the other
+    does for a peer that is gone ends only with the other.
+    """
+    failures: list[Exception] = []
+
+    def close(lane: NcclLane) -> None:
+        try:
+            lane.close()
+        except Exception as error:  # noqa: BLE001  # raised below
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=close, args=(lane,), name="nccl-close", daemon=True)
+        for lane in lanes
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,121 @@
+# pyright: strict
+"""Pushes as bytes of fixed layout, and back, with every field in its range.
+
+    blocks, width G, confidences (0 or 1) and law entries M, u32 each; float64 seconds of the wave;
+    a record a block;
+    int32 tokens [B, G]; float32 confidences [B, G]; int32 law ids, float32 probs [B, G, M]
+
+Tokens and confidences behind a block's length are padding and must be in range too; zeros do.
+Laws are checked for their shape alone, since `DraftLaw.sound` judges the form of those that are
+used.
+"""
+
+import struct
+from typing import NamedTuple
+
+from specserve.transport.link.envelope import Kind, Part, seal
+from specserve.transport.link.frames import (
+    FLOAT,
+    MAX_ROUND,
+    TOKEN,
+    Cursor,
+    LinkLimits,
+    check_confidences,
+    check_tokens,
+    flat,
+    require,
+)
+from specserve.transport.link.messages import BlockKey, Push
+
+_COUNTS = struct.Struct("<IIIId")
+_MOST_WAVE_S = 3600.0
+_BLOCK = struct.Struct("<qqiiii")
+
+Column = tuple[int, ...]
+
+
+class _Blocks(NamedTuple):
+    """The records of all blocks, column by column."""
+
+    streams: Column
+    speculation_ids: Column
+    rounds: Column
+    positions: Column
+    anchor_ids: Column
+    lengths: Column
+
+
+_NO_BLOCKS = _Blocks((), (), (), (), (), ())
+
+
+def encode_push(push: Push, epoch: int, sequence: int) -> list[Part]:
+    """The frame in parts; they alias the push's arrays until they are written."""
+    width, num_kept = push.token_ids.shape[1], push.law_ids.shape[2]
+    has_confidences = push.confidences.shape[1] > 0
+    counts = (len(push.keys), width, has_confidences, num_kept)
+    parts: list[Part] = [_COUNTS.pack(*counts, push.wave_s)]
+    fields = zip(push.keys, push.speculation_ids, push.lengths, strict=True)
+    parts += [
+        _BLOCK.pack(key.stream, speculation_id, key.round, key.position, key.anchor_id, length)
+        for key, speculation_id, length in fields
+    ]
+    parts += (
+        flat(push.token_ids, TOKEN),
+        flat(push.confidences, FLOAT),
+        flat(push.law_ids, TOKEN),
+        flat(push.law_probs, FLOAT),
+    )
+    return seal(Kind.PUSH, epoch, sequence, parts)
+
+
+def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
+    """The push in an unsealed payload.
+
+    Raises:
+        Unsound: a length or a field out of range.
+    """
+    require(len(payload) >= _COUNTS.size, "payload shorter than its counts")
+    num_blocks, width, has_confidences, num_kept, wave_s = _COUNTS.unpack_from(payload)
+    require(num_blocks <= limits.max_blocks, "too many blocks")
+    require(1 <= width <= limits.gamma, "block width out of range")
+    require(has_confidences <= 1, "neither with nor without confidences")
+    require(num_kept <= limits.max_kept, "too many law entries")
+    require(0 <= wave_s <= _MOST_WAVE_S, "seconds out of range")
+    cursor = Cursor(payload, _COUNTS.size)
+    records = _BLOCK.iter_unpack(cursor.take(num_blocks * _BLOCK.size))
+    blocks = _Blocks(*zip(*records, strict=True)) if num_blocks else _NO_BLOCKS
+    _check_blocks(blocks, width, limits)
+    num_tokens = num_blocks * width
+    tokens = cursor.array(TOKEN, num_tokens)
+    confidences = cursor.array(FLOAT, num_tokens * has_confidences)
+    law_ids = cursor.array(TOKEN, num_tokens * num_kept)
+    law_probs = cursor.array(FLOAT, num_tokens * num_kept)
+    cursor.finish()
+    check_tokens(tokens, limits)
+    check_confidences(confidences)
+    return Push(
+        keys=list(
+            map(BlockKey, blocks.streams, blocks.rounds, blocks.positions, blocks.anchor_ids)
+        ),
+        speculation_ids=list(blocks.speculation_ids),
+        lengths=list(blocks.lengths),
+        token_ids=tokens.reshape(num_blocks, width),
+        confidences=confidences.reshape(num_blocks, width * has_confidences),
+        law_ids=law_ids.reshape(num_blocks, width, num_kept),
+        law_probs=law_probs.reshape(num_blocks, width, num_kept),
+        wave_s=wave_s,
+    )
+
+
+def _check_blocks(blocks: _Blocks, width: int, limits: LinkLimits) -> None:
+    """Column by column: a round's pushes hold hundreds of blocks."""
+    for column, low, high, problem in (
+        (blocks.streams, 0, None, "negative identity"),
+        (blocks.speculation_ids, 1, None, "speculation id out of range"),
+        (blocks.rounds, 0, MAX_ROUND, "round out of range"),
+        (blocks.positions, 0, limits.max_positions - 1, "out of context"),
+        (blocks.anchor_ids, 0, limits.vocab_size - 1, "token id out of range"),
+        (blocks.lengths, 1, width, "block length out of range"),
+    ):
+        require(min(column, default=low) >= low, problem)
+        require(high is None or max(column, default=high) <= high, problem)

@@ -1,0 +1,182 @@
+# pyright: strict
+"""Reports as bytes of fixed layout, and back, with every field in its range.
+
+    rows u32, feature size u32, lead and when it was sent f64; a record a row;
+    int32 tokens and block of each row in turn; float32 features of each row in turn;
+    then of each row with foresight
+    float32 confidences, int32 slot ids [S, M], float32 slot scores [S, M]
+
+Features and slot scores are not looked at: reading all of them would cost more than everything else
+here, and a wrong one makes a poor block, never a wrong token.
+"""
+
+import math
+import struct
+from typing import NamedTuple
+
+from specserve.decoding.verification.rule import VerificationRule
+from specserve.transport.link.envelope import Kind, Part, seal
+from specserve.transport.link.frames import (
+    FLOAT,
+    MAX_ROUND,
+    TOKEN,
+    Cursor,
+    LinkLimits,
+    check_confidences,
+    check_tokens,
+    flat,
+    require,
+)
+from specserve.transport.link.messages import Floats, Foresight, Report, RowReport, Tokens
+
+_MAX_SAMPLE_INDEX = 2**12 - 1
+_MAX_SCORED = 1 << 16  # tokens of a slot
+_RULES: tuple[str, ...] = tuple(rule.value for rule in VerificationRule)
+_RULE_CODES = {rule: code for code, rule in enumerate(_RULES)}
+_COUNTS = struct.Struct("<IIdd")
+_ROW = struct.Struct("<qqqdiiiiiiiBBBx")
+
+
+class _Row(NamedTuple):
+    """The record of a row."""
+
+    stream: int
+    seed: int
+    speculation_id: int
+    temperature: float
+    round: int
+    start: int
+    sample_index: int
+    num_ids: int
+    num_block: int
+    num_slots: int  # S of the foresight; 0: there is none
+    num_scored: int  # M
+    rule: int
+    awaits: int
+    has_confidences: int
+
+
+def encode_report(report: Report, epoch: int, sequence: int) -> list[Part]:
+    """The frame in parts; they alias the report's arrays until they are written."""
+    records = bytearray()
+    tokens: list[Part] = []
+    features: list[Part] = []
+    foresights: list[Part] = []
+    feature_size = 0
+    for row in report.rows:
+        num_slots, num_scored, has_confidences = _shape(row.foresight)
+        records += _ROW.pack(
+            row.stream, row.seed, row.speculation_id, row.temperature, row.round, row.start,
+            row.sample_index, len(row.token_ids), len(row.block), num_slots, num_scored,
+            _RULE_CODES[row.rule], row.awaits, has_confidences,
+        )  # fmt: skip
+        tokens += (flat(row.token_ids, TOKEN), flat(row.block, TOKEN))
+        if row.features.size:
+            features.append(flat(row.features, FLOAT))
+            feature_size = row.features.shape[1]
+        if row.foresight is not None:
+            foresights += _foresight_parts(row.foresight)
+    counts = _COUNTS.pack(len(report.rows), feature_size, report.lead_s, report.sent_s)
+    return seal(Kind.REPORT, epoch, sequence, [counts, records, *tokens, *features, *foresights])
+
+
+def unpack_report(payload: memoryview, limits: LinkLimits) -> Report:
+    """The report in an unsealed payload.
+
+    Raises:
+        Unsound: a length or a field out of range.
+    """
+    require(len(payload) >= _COUNTS.size, "payload shorter than its counts")
+    num_rows, feature_size, lead_s, sent_s = _COUNTS.unpack_from(payload)
+    require(math.isfinite(lead_s) and lead_s >= 0, "lead out of range")
+    require(math.isfinite(sent_s) and sent_s >= 0, "time out of range")
+    require(num_rows <= limits.max_rows, "too many rows")
+    require(feature_size in (0, limits.feature_size), "wrong feature size")
+    cursor = Cursor(payload, _COUNTS.size)
+    records = [_Row._make(row) for row in _ROW.iter_unpack(cursor.take(num_rows * _ROW.size))]
+    for record in records:
+        _check_row(record, limits)
+    num_tokens = sum(record.num_ids + record.num_block for record in records)
+    num_verified = sum(record.num_ids - 1 for record in records)
+    tokens = cursor.array(TOKEN, num_tokens)
+    # An empty feature part says that no row has news, or that the drafter reads token ids alone.
+    require(not num_verified or feature_size == limits.feature_size, "wrong feature size")
+    features = cursor.array(FLOAT, num_verified * feature_size)
+    foresights = [_take_foresight(cursor, record, limits) for record in records]
+    cursor.finish()
+    check_tokens(tokens, limits)
+    features = features.reshape(num_verified, limits.feature_size)
+    return Report(_cut_rows(records, tokens, features, foresights), lead_s, sent_s)
+
+
+def _shape(foresight: Foresight | None) -> tuple[int, int, bool]:
+    """Slots, tokens of a slot, whether there are confidences."""
+    if foresight is None:
+        return 0, 0, False
+    return *foresight.slot_ids.shape, len(foresight.confidences) > 0
+
+
+def _foresight_parts(foresight: Foresight) -> tuple[Part, ...]:
+    return (
+        flat(foresight.confidences, FLOAT),
+        flat(foresight.slot_ids, TOKEN),
+        flat(foresight.slot_scores, FLOAT),
+    )
+
+
+def _take_foresight(cursor: Cursor, row: _Row, limits: LinkLimits) -> Foresight | None:
+    if not row.num_slots:
+        return None
+    confidences = cursor.array(FLOAT, row.num_block * row.has_confidences)
+    slot_ids = cursor.array(TOKEN, row.num_slots * row.num_scored)
+    slot_scores = cursor.array(FLOAT, row.num_slots * row.num_scored)
+    check_confidences(confidences)
+    check_tokens(slot_ids, limits)
+    shape = row.num_slots, row.num_scored
+    return Foresight(confidences, slot_ids.reshape(shape), slot_scores.reshape(shape))
+
+
+def _cut_rows(
+    records: list[_Row], tokens: Tokens, features: Floats, foresights: list[Foresight | None]
+) -> list[RowReport]:
+    rows: list[RowReport] = []
+    token, feature = 0, 0
+    for record, foresight in zip(records, foresights, strict=True):
+        block = token + record.num_ids
+        num_verified = record.num_ids - 1
+        rows.append(
+            RowReport(
+                stream=record.stream,
+                round=record.round,
+                seed=record.seed,
+                sample_index=record.sample_index,
+                rule=_RULES[record.rule],
+                temperature=record.temperature,
+                start=record.start,
+                token_ids=tokens[token:block],
+                features=features[feature : feature + num_verified],
+                block=tokens[block : block + record.num_block],
+                speculation_id=record.speculation_id,
+                awaits=bool(record.awaits),
+                foresight=foresight,
+            )
+        )
+        token = block + record.num_block
+        feature += num_verified
+    return rows
+
+
+def _check_row(row: _Row, limits: LinkLimits) -> None:
+    end = row.start + row.num_ids + row.num_block
+    require(row.stream >= 0 and row.speculation_id >= 0, "negative identity")
+    sound_temperature = math.isfinite(row.temperature) and row.temperature >= 0
+    require(sound_temperature, "temperature out of range")
+    require(0 <= row.round <= MAX_ROUND, "round out of range")
+    require(0 <= row.sample_index <= _MAX_SAMPLE_INDEX, "sample index out of range")
+    require(row.num_ids >= 1, "no anchor")
+    require(0 <= row.num_block <= limits.gamma, "block length out of range")
+    require(row.start >= 0 and end <= limits.max_positions, "out of context")
+    require(0 <= row.num_slots <= row.num_block + 1, "slots out of range")
+    require(0 <= row.num_scored <= _MAX_SCORED, "slot size out of range")
+    is_flag = row.awaits <= 1 and row.has_confidences <= 1
+    require(row.rule < len(_RULES) and is_flag, "unknown rule or flag")
