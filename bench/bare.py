@@ -16,9 +16,9 @@ from bench.pinned_child import answer_jobs
 from bench.processes import usage
 from bench.records import ForwardJob, ForwardTimes, RoundJob, RoundTimes, Setup
 from specserve import cuda_graphs
-from specserve.model.attention import AttentionBatch
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
+from specserve.models.attention import AttentionBatch
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
 from target_node.runner import Runner
 
 

@@ -18,10 +18,10 @@ from bench.prompt_files import PromptRecord
 from specserve.api.call import ChatMessage
 from specserve.api.tokenizer import TextTokenizer
 from specserve.errors import InvalidField
-from specserve.model.config import read_spec
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
-from specserve.model.transformer import Transformer
+from specserve.models.config import read_spec
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
+from specserve.models.transformer import Transformer
 
 _BATCH = 8  # first answers that are written side by side
 _USER, _ASSISTANT = "user", "assistant"

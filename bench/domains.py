@@ -16,7 +16,7 @@ from bench.tables import Table
 from bench.workload import read_texts
 from draft_node.training.evaluate import distinct_ratio
 from specserve.errors import InvalidField
-from specserve.model.tokenizer_files import load_tokenizer
+from specserve.models.tokenizer_files import load_tokenizer
 
 ARITHMETIC = "arithmetic"
 DOMAINS = ("code", "prose", ARITHMETIC)

@@ -12,7 +12,7 @@ import msgspec
 from draft_node import colocated
 from specserve.drafting import Drafter
 from specserve.errors import InvalidField
-from specserve.model.transformer import Transformer
+from specserve.models.transformer import Transformer
 from specserve.settings.config import SpeculationConfig
 from specserve.settings.drafter_source import NGRAM, embedded_drafters, locate_drafter
 from specserve.settings.target_source import EMBEDDED_TARGET

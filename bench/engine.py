@@ -40,7 +40,7 @@ from bench.targets import TARGET_HELP, default_ballasts, num_params
 from bench.workload import Workload
 from bench.writing import make_results_folder, show_failure
 from specserve.errors import InvalidField, SpecserveError, Unavailable
-from specserve.model.config import DTYPES
+from specserve.models.config import DTYPES
 from specserve.settings.config import EngineConfig
 from specserve.settings.target_source import locate_target
 

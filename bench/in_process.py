@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from bench.rounds import Answer, Round, Run, Turn
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import Drafter
-from specserve.model.config import ModelSpec
-from specserve.model.transformer import Transformer
+from specserve.models.config import ModelSpec
+from specserve.models.transformer import Transformer
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.telemetry import RoundRecord
 from specserve.transport.control.control import TargetControl
 from specserve.types import (

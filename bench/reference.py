@@ -16,8 +16,8 @@ from transformers.generation.streamers import BaseStreamer
 from bench.pinned_child import answer_jobs
 from bench.processes import usage
 from bench.records import BatchTrace, GenerateJob, Setup
-from specserve.model.ballast import with_ballast
-from specserve.model.config import read_spec
+from specserve.models.ballast import with_ballast
+from specserve.models.config import read_spec
 
 
 def load_reference(setup: Setup) -> Any:  # noqa: ANN401 - transformers types its models loosely

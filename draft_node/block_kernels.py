@@ -14,9 +14,9 @@ from draft_node import step_kernels
 from draft_node.step_kernels import Drawn, Head, draw, room_of
 from specserve import compiled
 from specserve.compiled_sources import key_of
-from specserve.decoding.race import Race
-from specserve.model.forward_job import Thread
-from specserve.model.layer_kernels import multiply
+from specserve.models.forward_job import Thread
+from specserve.models.layer_kernels import multiply
+from specserve.sampling.race import Race
 
 Array = np.ndarray
 

@@ -12,7 +12,7 @@ from draft_node.outcome_kind import OutcomeKind
 from draft_node.outcomes import NO_TOKEN, SlotNoise, rank_all, rank_candidates
 from draft_node.plan import InFlight
 from draft_node.speculation_cache import DraftedBlock
-from specserve.decoding.drawing import BlockLayout, NoiseSource
+from specserve.sampling.drawing import BlockLayout, NoiseSource
 from specserve.slot_scores import SlotScores
 from specserve.transport.link.messages import RowReport
 

@@ -16,7 +16,7 @@ from draft_node.drafters.spec import BlockSpec, Eagle3Spec, Layout, LocalHeadSpe
 from draft_node.drafters.weights import TargetWeights
 from draft_node.warm_up import warm_up
 from specserve.drafting import Drafter, FeatureSpec
-from specserve.model.transformer import Transformer
+from specserve.models.transformer import Transformer
 from specserve.settings.config import SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
 

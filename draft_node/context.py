@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specserve.context_room import PAGE
 from specserve.errors import Exhausted
-from specserve.model.attention import AttentionBatch
-from specserve.model.kv_cache import NULL_BLOCK, CacheShape, KVCache
+from specserve.models.attention import AttentionBatch
+from specserve.models.kv_cache import NULL_BLOCK, CacheShape, KVCache
 
 BLOCK_SIZE = PAGE  # tokens of a page
 

@@ -6,7 +6,7 @@ Who was not told of any drafts as ever; nothing but acceptance depends on it.
 
 from collections.abc import Sequence
 
-from specserve.decoding.state import SamplingState
+from specserve.sampling.state import SamplingState
 from specserve.transport.control.draft_control import Fields
 from specserve.types import SamplingParams
 

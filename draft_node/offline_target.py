@@ -13,8 +13,8 @@ from torch import Tensor
 
 from draft_node.context import torch_context
 from draft_node.drafters.batching import flat_positions
-from specserve.model.attention import TorchAttention
-from specserve.model.transformer import Transformer
+from specserve.models.attention import TorchAttention
+from specserve.models.transformer import Transformer
 
 
 @dataclass(frozen=True)

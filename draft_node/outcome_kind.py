@@ -3,7 +3,7 @@
 
 import enum
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 
 
 class OutcomeKind(enum.StrEnum):

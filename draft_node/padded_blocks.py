@@ -16,8 +16,8 @@ from torch import Tensor
 
 from draft_node.context import BLOCK_SIZE, TorchContext
 from specserve.cuda_graphs import padded
-from specserve.model.kv_cache import NULL_BLOCK, KVCache
-from specserve.model.padded_attention import (
+from specserve.models.kv_cache import NULL_BLOCK, KVCache
+from specserve.models.padded_attention import (
     MOST_PADDED_KEYS,
     MOST_PADDED_TOKENS,
     MOST_TOKENS,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draft_node.context import BLOCK_SIZE, TorchContext
-from specserve.model.kv_cache import NULL_BLOCK
+from specserve.models.kv_cache import NULL_BLOCK
 
 
 @dataclass(frozen=True)

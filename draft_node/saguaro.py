@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import BlockLayout, Drawing, DrawingRule
-from specserve.decoding.race import Race
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import BlockLayout, Drawing, DrawingRule
+from specserve.sampling.race import Race
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,11 @@ from draft_node.warm_up import warm_up
 from draft_node.waves import WaveSettings
 from specserve import cuda_graphs
 from specserve.context_room import ContextRoom
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import Drafter
 from specserve.errors import InvalidField, SpecserveError, Unavailable
-from specserve.model import forward_trial
-from specserve.model.config import ModelSpec
-from specserve.model.linear import can_compile
+from specserve.models import forward_trial
+from specserve.models.config import ModelSpec
+from specserve.models.linear import can_compile
 from specserve.processes.process import (
     ChildArguments,
     pin,
@@ -44,6 +43,7 @@ from specserve.processes.process import (
     report_ready,
     sleep_exactly,
 )
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.config import ResolvedConfig, read_resolved
 from specserve.settings.drafter_source import NGRAM
 from specserve.telemetry import setup_logging

@@ -16,12 +16,12 @@ from draft_node.kernels import exp, features
 from specserve import compiled
 from specserve.address_call import call
 from specserve.compiled_sources import key_of
-from specserve.decoding.law_kernels import draw_of_likeliest
-from specserve.decoding.race import COUPLED, GREEDY, Race
-from specserve.decoding.shaping_kernels import ShapingRoom, room_for, shaped_row
-from specserve.model.forward_job import Thread
-from specserve.model.layer_kernels import DONE, PENDING, multiply
+from specserve.models.forward_job import Thread
+from specserve.models.layer_kernels import DONE, PENDING, multiply
 from specserve.noise_kernel import first_of, largest
+from specserve.sampling.law_kernels import draw_of_likeliest
+from specserve.sampling.race import COUPLED, GREEDY, Race
+from specserve.sampling.shaping_kernels import ShapingRoom, room_for, shaped_row
 
 Array = np.ndarray
 _Function = TypeVar("_Function", bound=Callable[..., object])

@@ -7,9 +7,9 @@ a dozen where nothing was compiled yet.
 import torch
 
 from draft_node.drafters.load import DrafterOptions
-from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
 from specserve.drafting import ContextUpdate, DraftBatch, Drafter
 from specserve.noise import OnceKeys
+from specserve.sampling.drawing import Coupled, DrawingRule, Greedy, Sampled
 
 _ROW = -1  # nobody's
 _NUM_TOKENS, _NUM_IN_FLIGHT = 16, 4

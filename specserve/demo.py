@@ -19,7 +19,7 @@ from specserve.api.call import ChatMessage
 from specserve.api.detokenizer import Detokenizer, TokenBytes
 from specserve.client import Client
 from specserve.errors import SpecserveError
-from specserve.model.tokenizer_files import load_tokenizer
+from specserve.models.tokenizer_files import load_tokenizer
 from specserve.processes.local_service import local_service
 from specserve.processes.standard_streams import complain
 from specserve.processes.stop_signals import signal_exit

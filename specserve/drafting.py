@@ -5,7 +5,7 @@ verified tokens with the target's projected features, `draft` proposes gamma tok
 `truncate` and `free` undo. Several blocks of one `draft` may share a row: the branches of one
 request differ in their anchors, not in their context.
 
-How tokens are drawn is not the drafter's business: see `specserve.decoding.drawing`.
+How tokens are drawn is not the drafter's business: see `specserve.sampling.drawing`.
 """
 
 import math
@@ -15,8 +15,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import DrawingRule
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import DrawingRule
 
 
 @dataclass(frozen=True)

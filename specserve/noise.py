@@ -5,7 +5,7 @@ noise whatever else is in the batch, after preemption, and on every backend. The
 of Philox4x32-10 (Salmon et al., SC 2011); the floats that follow agree within 2 ulp across backends
 and bit for bit on one.
 
-This module does not know what the noise decides; `specserve.decoding` does.
+This module does not know what the noise decides; `specserve.sampling` does.
 
 Layout of one Philox call, 32-bit words:
 

@@ -2,7 +2,7 @@
 
 Integers, and one rounding to float32, so no bit depends on who computes them. And the exponential
 race that they decide, of a row after the other: strict arithmetic, so that a row has the same
-winner in any batch; `specserve.decoding.sampling` has the definition.
+winner in any batch; `specserve.sampling.sampling` has the definition.
 """
 
 import functools

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import likeliest
 from specserve.drafting import SpeculationBatch
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import likeliest
 
 # Blocks of larger vocabularies keep their likeliest tokens at once; for smaller ones, keeping all
 # logits of all branches costs less than sorting those of the many that will never be verified.

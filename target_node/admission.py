@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 
-from specserve.decoding.state import SamplingState
-from specserve.decoding.verification.admission import Allocator
 from specserve.drafting import Worth
+from specserve.sampling.state import SamplingState
+from specserve.sampling.verification.admission import Allocator
 from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
 from target_node.budget import AcceptanceHistory, survival_of

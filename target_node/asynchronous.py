@@ -14,7 +14,7 @@ from collections.abc import Sequence as Rows
 import numpy as np
 import torch
 
-from specserve.decoding.draft_law import PAD_ID, DraftLaw
+from specserve.sampling.draft_law import PAD_ID, DraftLaw
 from specserve.telemetry import VerifiedRow
 from specserve.transport.link.messages import BlockKey, Tokens
 from specserve.types import Speculation

@@ -31,8 +31,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from specserve import cuda_graphs
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow
 from target_node.judging import judging_of, prevailing
 from target_node.miss_policy import Miss, MissPolicy

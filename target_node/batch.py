@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specserve.model.attention import AttentionBatch
+from specserve.models.attention import AttentionBatch
 from target_node.scheduler import Row
 
 

@@ -1,7 +1,7 @@
 # pyright: strict
 """How many of a row's drafted tokens are verified: a threshold on survival, then places by rank.
 
-Receives estimates alone, never tokens: see `specserve.decoding.verification.admission`.
+Receives estimates alone, never tokens: see `specserve.sampling.verification.admission`.
 """
 
 from collections.abc import Sequence

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 import torch
 
 from specserve.context_room import ContextRoom
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import (
+from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch, Worth
+from specserve.errors import Exhausted
+from specserve.noise import OnceKeys
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import (
     Coupled,
     DrawingRule,
     Greedy,
@@ -24,13 +27,10 @@ from specserve.decoding.drawing import (
     Sampled,
     fresh_log_noise,
 )
-from specserve.decoding.noise_table import NoiseTable
-from specserve.decoding.shaping import shaped
-from specserve.decoding.state import SamplingState
-from specserve.decoding.verification.rule import VerificationRule, judged_by
-from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch, Worth
-from specserve.errors import Exhausted
-from specserve.noise import OnceKeys
+from specserve.sampling.noise_table import NoiseTable
+from specserve.sampling.shaping import shaped
+from specserve.sampling.state import SamplingState
+from specserve.sampling.verification.rule import VerificationRule, judged_by
 from specserve.slot_scores import BatchScores, SlotScores
 from specserve.types import Speculation
 from target_node.feature_cache import FeatureCache

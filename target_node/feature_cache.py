@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specserve.drafting import FeatureSpec
-from specserve.model.attention import AttentionBatch
+from specserve.models.attention import AttentionBatch
 
 Span = tuple[list[int], int, int]  # positions start .. end - 1 of the row with these blocks
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specserve.model.attention import AttentionBatch
+from specserve.models.attention import AttentionBatch
 from target_node.batch import ForwardBatch
 from target_node.blocks import BlockPool
 

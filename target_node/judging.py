@@ -4,7 +4,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from target_node.sequence import Sequence
 
 GREEDY = "greedy"

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import torch
 
-from specserve.decoding.draft_law import DraftLaw
 from specserve.drafting import Worth
+from specserve.sampling.draft_law import DraftLaw
 from specserve.transport.link.messages import Foresight
 from specserve.types import Speculation
 from target_node.drafting import ColocatedDraft, RowToDraft

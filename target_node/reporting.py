@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from specserve.decoding.shaping import is_shaped
+from specserve.sampling.shaping import is_shaped
 from specserve.transport.control.draft_control import Context, Fields, feature_bytes
 from specserve.transport.link.frames import MAX_FRAME_BYTES
 from specserve.transport.link.messages import Floats, Report, RowReport

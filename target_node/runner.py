@@ -8,8 +8,8 @@ Knows neither requests nor sampling. The same object runs on every rank; rank 0 
 import torch
 
 from specserve.drafting import FeatureSpec
-from specserve.model.forward import Cache, make_forward
-from specserve.model.transformer import Transformer
+from specserve.models.forward import Cache, make_forward
+from specserve.models.transformer import Transformer
 from target_node.batch import ForwardBatch
 from target_node.feature_cache import FeatureCache
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specserve.decoding.batch import SamplingBatch
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.logprobs import token_logprobs
-from specserve.decoding.sampling import prepare, sample
-from specserve.decoding.state import SamplingState
-from specserve.decoding.verification import compiled_ratio, recorded_ratio
-from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
-from specserve.decoding.verification.commit import Commit, commit_of
-from specserve.decoding.verification.equality import Walk, walk
-from specserve.decoding.verification.rule import VerificationRule, judged_by, rule_for_life
-from specserve.decoding.verification.verify import verify
+from specserve.sampling.batch import SamplingBatch
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.logprobs import token_logprobs
+from specserve.sampling.sampling import prepare, sample
+from specserve.sampling.state import SamplingState
+from specserve.sampling.verification import compiled_ratio, recorded_ratio
+from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
+from specserve.sampling.verification.commit import Commit, commit_of
+from specserve.sampling.verification.equality import Walk, walk
+from specserve.sampling.verification.rule import VerificationRule, judged_by, rule_for_life
+from specserve.sampling.verification.verify import verify
 from specserve.types import FinishReason, Logprobs
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
@@ -71,7 +71,7 @@ class _Wanted:
 
 
 class Sampler:
-    """Samples the rows of a round; see `specserve.decoding.sampling` for the definition."""
+    """Samples the rows of a round; see `specserve.sampling.sampling` for the definition."""
 
     def __init__(
         self,

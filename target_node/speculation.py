@@ -7,7 +7,7 @@ The node asks a `SpeculationSource` before each forward. `NoSpeculation` decodes
 from dataclasses import dataclass
 from typing import Protocol
 
-from specserve.decoding.draft_law import DraftLaw
+from specserve.sampling.draft_law import DraftLaw
 from specserve.telemetry import VerifiedRow
 from target_node.admission import Admission
 from target_node.drafting import ColocatedDraft

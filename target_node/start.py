@@ -11,13 +11,12 @@ import torch
 import torch.distributed as dist
 
 from specserve import cuda_graphs
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import Exhausted, SpecserveError
-from specserve.model import forward_trial
-from specserve.model.linear import can_compile
-from specserve.model.loader import kernels_for, load_with
-from specserve.model.parallel import TensorParallel
-from specserve.model.transformer import Transformer
+from specserve.models import forward_trial
+from specserve.models.linear import can_compile
+from specserve.models.loader import kernels_for, load_with
+from specserve.models.parallel import TensorParallel
+from specserve.models.transformer import Transformer
 from specserve.processes.process import (
     ChildArguments,
     pin,
@@ -25,6 +24,7 @@ from specserve.processes.process import (
     report_ready,
     sleep_exactly,
 )
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.config import ResolvedConfig, read_resolved
 from specserve.settings.resolve import kv_bytes_per_token
 from specserve.settings.sizes import parse_count

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from specserve.errors import SpecserveError
-from specserve.model.config import ARCHITECTURES
+from specserve.models.config import ARCHITECTURES
 from tests.golden_blocks import compare_block_drafter, compare_gemma4_drafter
 from tests.golden_calibration import compare_calibration, is_calibration
 from tests.golden_case import FIXTURES, Case, Comparison, NotACase, Session, find_target

@@ -12,10 +12,10 @@ from draft_node.drafters.confidence_head import ConfidenceHead
 from draft_node.drafters.load import DrafterOptions, load_drafter
 from draft_node.drafters.markov_head import GatedHead, RnnHead
 from draft_node.drafters.weights import TargetWeights
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import BlockLayout
 from specserve.drafting import ContextUpdate, DraftBatch, SpeculationBatch
-from specserve.model.rope import inverse_frequencies
+from specserve.models.rope import inverse_frequencies
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import BlockLayout
 from tests.golden_case import PROBABILITY_TOLERANCE, Case, Session, find_target, load_target
 
 ROW = 3

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from specserve.model.attention import AttentionBatch
-from specserve.model.forward import make_forward
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
-from specserve.model.transformer import Transformer
+from specserve.models.attention import AttentionBatch
+from specserve.models.forward import make_forward
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
+from specserve.models.transformer import Transformer
 
 FIXTURES = Path(__file__).parent / "fixtures" / "golden"
 TOLERANCE = 5e-5

@@ -15,7 +15,7 @@ from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import LocalHeadKind, LocalHeadSpec
 from draft_node.drafters.weights import TargetWeights
 from specserve.drafting import ContextUpdate, DraftBatch
-from specserve.model.config import read_spec
+from specserve.models.config import read_spec
 from tests.golden_blocks import CPU, ROW, Recorder, num_rounds, options
 from tests.golden_case import FIXTURES, Case, NotACase, Session, find_target, load_target
 

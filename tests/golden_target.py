@@ -2,8 +2,8 @@
 
 import torch
 
-from specserve.model.rope import RotaryTable, inverse_frequencies
-from specserve.model.transformer import Transformer
+from specserve.models.rope import RotaryTable, inverse_frequencies
+from specserve.models.transformer import Transformer
 from tests.golden_case import Case, Session, load_target
 
 

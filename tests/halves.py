@@ -5,7 +5,7 @@ import functools
 import torch
 
 from specserve.errors import Unsupported
-from specserve.model.linear import HalfLinear, Kernels
+from specserve.models.linear import HalfLinear, Kernels
 
 
 def deterministic_halves() -> Kernels:

@@ -42,10 +42,10 @@ from bench.writing import (
     write_results,
     write_tables,
 )
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import SpecserveError
-from specserve.model.ballast import with_ballast
-from specserve.model.config import read_spec
+from specserve.models.ballast import with_ballast
+from specserve.models.config import read_spec
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.target_source import SMOLLM2, find_smollm2, locate_target
 
 _NAME = "bench.configurations"

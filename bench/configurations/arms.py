@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from bench.regimes.arms import OFF, GivenFlags, Service
 from specserve.commands.service_options import add_service_options, read_config
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import InvalidField
 from specserve.processes.launch import resolve_here
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.config import Config
 from specserve.settings.topology import parse_topology
 

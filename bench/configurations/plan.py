@@ -5,8 +5,8 @@ import msgspec
 
 from bench.prompt_choice import MAX_TOKENS
 from bench.regimes.plan import LEAST_TOKENS
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import InvalidField
+from specserve.sampling.verification.rule import VerificationRule
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

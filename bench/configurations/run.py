@@ -20,7 +20,7 @@ from bench.regimes.client_core import client_beside
 from bench.regimes.measure import Found, Group
 from bench.regimes.records import Job, Setting, Trace
 from bench.regimes.service import Running, kv_memory_flags, running
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 
 CONTEST = "configurations"
 

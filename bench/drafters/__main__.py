@@ -55,8 +55,8 @@ from bench.writing import (
     write_tables,
 )
 from specserve.errors import InvalidField, SpecserveError
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
 from specserve.settings.target_source import locate_target
 
 

@@ -25,9 +25,9 @@ from draft_node.calibration.texts import Prompt, write_texts
 from draft_node.drafters.load import DrafterOptions, load_drafter
 from draft_node.drafters.weights import TargetWeights
 from draft_node.offline_target import OfflineTarget
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import Drafter
-from specserve.model.transformer import Transformer
+from specserve.models.transformer import Transformer
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.config import SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
 

@@ -18,7 +18,7 @@ from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.eagle3 import Eagle3Drafter
 from draft_node.drafters.language_model import LanguageModelDrafter
 from specserve.drafting import Drafter
-from specserve.model.transformer import Transformer
+from specserve.models.transformer import Transformer
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from bench.loops import LoopCount
 from bench.machine import Machine
 from bench.rounds import Answer
 from draft_node.calibration.stored import Evaluation
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):

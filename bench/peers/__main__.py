@@ -41,7 +41,7 @@ from bench.writing import (
     write_tables,
 )
 from specserve.errors import SpecserveError, Unsupported
-from specserve.model.config import ModelSpec, read_spec
+from specserve.models.config import ModelSpec, read_spec
 from specserve.processes.stop_signals import stops_unwind
 from specserve.settings.target_source import EMBEDDED_TARGET, SMOLLM2, locate_model
 

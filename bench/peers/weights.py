@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import save_file
 
 from specserve.errors import Unsupported
-from specserve.model.checkpoint import SINGLE_FILE, Checkpoint
-from specserve.model.config import ModelSpec, read_spec
-from specserve.model.tokenizer_files import TOKENIZER_FILE, load_tokenizer, read_chat_template
+from specserve.models.checkpoint import SINGLE_FILE, Checkpoint
+from specserve.models.config import ModelSpec, read_spec
+from specserve.models.tokenizer_files import TOKENIZER_FILE, load_tokenizer, read_chat_template
 
 BFLOAT16, FLOAT16 = "bfloat16", "float16"
 _STORED = {

@@ -44,9 +44,9 @@ from bench.writing import (
     write_results,
     write_tables,
 )
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import InvalidField, SpecserveError
-from specserve.model.config import DTYPES
+from specserve.models.config import DTYPES
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.drafter_source import NGRAM, embedded_drafters
 from specserve.settings.target_source import EMBEDDED_TARGET, locate_target
 

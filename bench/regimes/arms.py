@@ -12,7 +12,7 @@ import msgspec
 
 from bench.drafter_choice import DFLASH, DSPARK, LANGUAGE_MODEL, LOCAL_HEAD, DrafterChoice
 from bench.regimes.plan import Plan
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.drafter_source import NGRAM
 
 OFF, SYNC, ASYNC, AUTO = "off", "sync", "async", "auto"

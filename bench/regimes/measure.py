@@ -15,7 +15,7 @@ from bench.regimes.arms import Arm, Service
 from bench.regimes.plan import Plan
 from bench.regimes.records import Job, Setting, Trace
 from specserve.client import Prompt
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 
 _LATE_GROUPS = 2  # of a setting, once time is up
 

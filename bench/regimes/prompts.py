@@ -20,7 +20,7 @@ from draft_node.training import corpus
 from draft_node.training.holdout import is_held_out
 from draft_node.training.prompts import select
 from specserve.client import Prompt
-from specserve.model.tokenizer_files import load_tokenizer
+from specserve.models.tokenizer_files import load_tokenizer
 
 CHECK_BATCH = 16
 _CHUNK = 4 * CHECK_BATCH  # candidates between two looks at whether there are enough

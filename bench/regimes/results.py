@@ -18,7 +18,7 @@ from bench.regimes.arms import SYNC, Arm
 from bench.regimes.measure import Group
 from bench.regimes.plan import Plan
 from bench.regimes.records import Setting, Trace
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 
 QUIET_SHARE = 0.10  # of a core, used by others; groups above it count only for want of others
 MIN_QUIET = 10

@@ -30,11 +30,11 @@ from bench.regimes.records import Setting
 from bench.regimes.results import Results, Row, Served, loops_in, rows_of
 from bench.regimes.service import kv_memory_flags, running
 from bench.regimes.summary import summarise
-from specserve.model.ballast import with_ballast
-from specserve.model.config import read_spec
-from specserve.model.linear import can_halve_exactly
-from specserve.model.loader import halves_exactly, load_model
-from specserve.model.parallel import TensorParallel
+from specserve.models.ballast import with_ballast
+from specserve.models.config import read_spec
+from specserve.models.linear import can_halve_exactly
+from specserve.models.loader import halves_exactly, load_model
+from specserve.models.parallel import TensorParallel
 
 _CHECK_ROOM = 512  # tokens of the longest prompt whose greedy text is looked at
 

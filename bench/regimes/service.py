@@ -18,8 +18,8 @@ from bench.regimes.counters import CounterReader, rise
 from bench.regimes.machine_load import ForeignLoad
 from bench.regimes.records import Delta, Job, RowTrace, Trace
 from specserve.client import AsyncClient, Options
-from specserve.model.ballast import with_ballast
-from specserve.model.config import read_spec
+from specserve.models.ballast import with_ballast
+from specserve.models.config import read_spec
 from specserve.processes.local_service import local_service
 from specserve.settings.resolve import kv_bytes_per_token
 from specserve.types import TokenOrigin

@@ -16,7 +16,7 @@ from bench.regimes.arms import ASYNC, AUTO, OFF, SYNC, Arm
 from bench.regimes.measure import Found, Group
 from bench.regimes.records import Setting
 from bench.regimes.results import quiet
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.drafter_source import NGRAM
 
 Summary = dict[str, float | None]

@@ -50,10 +50,10 @@ from bench.writing import (
     write_tables,
 )
 from specserve.errors import SpecserveError
-from specserve.model.ballast import with_ballast
-from specserve.model.config import read_spec
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
+from specserve.models.ballast import with_ballast
+from specserve.models.config import read_spec
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
 from specserve.settings.target_source import locate_target
 
 # As the service's ranks are started: weights on huge pages.

@@ -15,8 +15,8 @@ from bench.processes import usage
 from bench.records import Setup
 from bench.sync_speed.records import Arm, SpeculateJob, SpeculateTrace
 from specserve.drafting import Drafter
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
 
 
 class Arms:

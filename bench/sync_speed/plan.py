@@ -5,8 +5,8 @@ import msgspec
 
 from bench.domains import MIN_GREEDY_PROMPTS
 from bench.prompt_choice import MAX_TOKENS
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import InvalidField
+from specserve.sampling.verification.rule import VerificationRule
 
 _LEAST_GROUPS = 4
 

@@ -5,7 +5,7 @@ import msgspec
 from bench.drafter_choice import DrafterChoice
 from bench.processes import Usage
 from bench.rounds import Run, Turn
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 
 PLAIN = "plain"
 

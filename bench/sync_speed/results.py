@@ -17,7 +17,7 @@ from bench.stats import median
 from bench.sync_speed.measure import Group, Setting
 from bench.sync_speed.plan import Plan
 from bench.sync_speed.records import Arm, SpeculateTrace
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 
 QUIET_SHARE = 0.05  # waiting for a core; groups above it count only for want of others
 MIN_QUIET = 10

@@ -20,16 +20,16 @@ from draft_node.calibration.law_confidence import LawRecorder
 from draft_node.calibration.metrics import Floats
 from draft_node.calibration.texts import Text
 from draft_node.offline_target import OfflineTarget
-from specserve.decoding.batch import SamplingBatch
-from specserve.decoding.drawing import Coupled, DrawingRule
-from specserve.decoding.drawing import Sampled as SampledRule
-from specserve.decoding.sampling import sample, target_laws
-from specserve.decoding.state import SamplingState
-from specserve.decoding.verification.ratio import accept_probs
-from specserve.decoding.verification.rule import VerificationRule, judged_by
 from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
 from specserve.errors import Unsupported
 from specserve.noise import OnceKeys
+from specserve.sampling.batch import SamplingBatch
+from specserve.sampling.drawing import Coupled, DrawingRule
+from specserve.sampling.drawing import Sampled as SampledRule
+from specserve.sampling.sampling import sample, target_laws
+from specserve.sampling.state import SamplingState
+from specserve.sampling.verification.ratio import accept_probs
+from specserve.sampling.verification.rule import VerificationRule, judged_by
 from specserve.settings.config import SpeculationConfig
 from specserve.types import SamplingParams
 

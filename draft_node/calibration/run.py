@@ -26,13 +26,13 @@ from draft_node.drafters.weights import TargetWeights
 from draft_node.offline_target import OfflineTarget
 from draft_node.training.export import CHECKSUMS, write_checksums
 from specserve.commands.calibrate import Job
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import Drafter
 from specserve.errors import InvalidField, Unsupported
-from specserve.model.config import read_spec
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
-from specserve.model.transformer import Transformer
+from specserve.models.config import read_spec
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
+from specserve.models.transformer import Transformer
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.config import SpeculationConfig
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from draft_node.calibration.law_confidence import LawModel
-from specserve.model.config import CONFIG_FILE, PositiveFloat
+from specserve.models.config import CONFIG_FILE, PositiveFloat
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from draft_node.offline_target import OfflineTarget
-from specserve.decoding.batch import SamplingBatch
-from specserve.decoding.sampling import NO_TOKEN, sample
-from specserve.decoding.state import SamplingState
 from specserve.errors import InvalidField
-from specserve.model.tokenizer_files import load_tokenizer
+from specserve.models.tokenizer_files import load_tokenizer
+from specserve.sampling.batch import SamplingBatch
+from specserve.sampling.sampling import NO_TOKEN, sample
+from specserve.sampling.state import SamplingState
 from specserve.types import SamplingParams
 
 

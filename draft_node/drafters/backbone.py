@@ -16,10 +16,10 @@ from draft_node.drafters.gemma4 import gemma4_layer
 from draft_node.drafters.gemma4 import layer_tensors as gemma4_tensors
 from draft_node.drafters.spec import BlockSpec
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
-from specserve.model.layers import AttentionRun, DecoderLayer, RMSNorm
-from specserve.model.linear import Linear
-from specserve.model.loader import layer_tensors
-from specserve.model.rope import RotaryTable, rotate
+from specserve.models.layers import AttentionRun, DecoderLayer, RMSNorm
+from specserve.models.linear import Linear
+from specserve.models.loader import layer_tensors
+from specserve.models.rope import RotaryTable, rotate
 
 
 class Layer(Protocol):

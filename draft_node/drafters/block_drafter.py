@@ -20,7 +20,6 @@ from draft_node.drafters.recorded_entries import RecordedEntries
 from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import Layout
 from specserve.cuda_graphs import are_used
-from specserve.decoding.drawing import BlockLayout, Drawing, DrawingRule
 from specserve.drafting import (
     ContextUpdate,
     DraftBatch,
@@ -28,6 +27,7 @@ from specserve.drafting import (
     LawConfidence,
     SpeculationBatch,
 )
+from specserve.sampling.drawing import BlockLayout, Drawing, DrawingRule
 
 
 class BlockDrafter:

@@ -10,7 +10,7 @@ from draft_node.branch_attention import Blocks, BranchAttention, Entering
 from draft_node.context import Context, TorchContext
 from draft_node.drafters.backbone import Backbone
 from draft_node.drafters.chain_passes import entering_tokens
-from specserve.model.attention import TorchAttention
+from specserve.models.attention import TorchAttention
 
 
 class BlockPasses(Protocol):

@@ -11,8 +11,8 @@ from draft_node.chain_attention import ChainAttention
 from draft_node.context import Context, TorchContext
 from draft_node.drafters.batching import flat_positions
 from draft_node.step_kernels import Passes
-from specserve.model.attention import TorchAttention
-from specserve.model.transformer import Transformer
+from specserve.models.attention import TorchAttention
+from specserve.models.transformer import Transformer
 
 
 class ChainPasses(Protocol):

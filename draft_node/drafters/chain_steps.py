@@ -8,9 +8,9 @@ from torch import Tensor
 
 from draft_node.drafters.chain_ending import ChainEnding
 from draft_node.drafters.chain_passes import ChainPasses
-from specserve.decoding.drawing import Drawing
 from specserve.drafting import DraftBatch, LawConfidence, SpeculationBatch
-from specserve.model.transformer import Transformer
+from specserve.models.transformer import Transformer
+from specserve.sampling.drawing import Drawing
 
 
 class ChainSteps(Protocol):

@@ -12,12 +12,12 @@ from draft_node.drafters.markov_head import VanillaHead
 from draft_node.drafters.serial_head import SerialHead
 from draft_node.step_kernels import Drawn, Head
 from specserve import compiled
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import BlockLayout, Coupled, Drawing, DrawingRule, Greedy, Sampled
-from specserve.decoding.race import SAMPLED
-from specserve.model import compiled_weights
-from specserve.model.linear import CompiledLinear, Kernels, can_compile
+from specserve.models import compiled_weights
+from specserve.models.linear import CompiledLinear, Kernels, can_compile
 from specserve.noise import OnceKeys
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import BlockLayout, Coupled, Drawing, DrawingRule, Greedy, Sampled
+from specserve.sampling.race import SAMPLED
 
 _TOLERANCE = 1e-4
 _NO_FLOATS = np.empty((0, 0), np.float32), np.empty((0, 0, 0), np.float32)

@@ -14,12 +14,12 @@ from torch import Tensor
 from draft_node.branch_attention import Entering
 from draft_node.context import BLOCK_SIZE, Context, num_pages
 from draft_node.step_kernels import Passes
-from specserve.model.compiled_forward import CompiledForward, block_table
-from specserve.model.forward_job import Batch
-from specserve.model.forward_record import entry
-from specserve.model.forward_trial import are_usable
-from specserve.model.kv_cache import NULL_BLOCK, TiledKVCache
-from specserve.model.transformer import Transformer
+from specserve.models.compiled_forward import CompiledForward, block_table
+from specserve.models.forward_job import Batch
+from specserve.models.forward_record import entry
+from specserve.models.forward_trial import are_usable
+from specserve.models.kv_cache import NULL_BLOCK, TiledKVCache
+from specserve.models.transformer import Transformer
 
 Integers = NDArray[np.int64]
 

@@ -11,11 +11,11 @@ from draft_node.calibration.law_confidence import FittedLawConfidence
 from draft_node.drafters.chain_ending import ChainEnding
 from draft_node.drafters.chain_steps import Chains
 from draft_node.step_kernels import ChainJob, Confidence, Drawn, Ending, Head
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.race import SAMPLED, Race
 from specserve.drafting import SpeculationBatch
-from specserve.model import compiled_weights
-from specserve.model.linear import CompiledLinear
+from specserve.models import compiled_weights
+from specserve.models.linear import CompiledLinear
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.race import SAMPLED, Race
 
 _CLOCK_GETTIME = ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value or 0
 

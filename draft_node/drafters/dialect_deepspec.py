@@ -16,7 +16,7 @@ from draft_node.drafters.spec import (
     MarkovSpec,
 )
 from specserve.errors import Unsupported
-from specserve.model.config import (
+from specserve.models.config import (
     DTYPES,
     ModelSpec,
     Positive,

@@ -9,7 +9,7 @@ import msgspec
 from draft_node.drafters.dialect_deepspec import check_feature_layers, check_mask_token
 from draft_node.drafters.spec import BlockSpec, Layout
 from specserve.errors import Unsupported
-from specserve.model.config import Positive, PositiveFloat, convert, decoder_spec
+from specserve.models.config import Positive, PositiveFloat, convert, decoder_spec
 
 Config = dict[str, Any]
 

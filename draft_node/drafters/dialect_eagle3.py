@@ -14,7 +14,7 @@ import msgspec
 from draft_node.drafters.dialect_deepspec import check_feature_layers
 from draft_node.drafters.spec import Eagle3Spec, FeaturesNorm
 from specserve.errors import Unsupported
-from specserve.model.config import ModelSpec, Positive, convert, decoder_spec
+from specserve.models.config import ModelSpec, Positive, convert, decoder_spec
 
 Config = dict[str, Any]
 

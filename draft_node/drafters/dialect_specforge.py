@@ -18,7 +18,7 @@ from draft_node.drafters.dialect_deepspec import read_deepspec
 from draft_node.drafters.dialect_dflash import default_layers
 from draft_node.drafters.spec import BlockSpec
 from specserve.errors import Unsupported
-from specserve.model.config import Positive, convert
+from specserve.models.config import Positive, convert
 
 Config = dict[str, Any]
 

@@ -18,7 +18,7 @@ from draft_node.drafters.dialect_deepspec import (
 )
 from draft_node.drafters.spec import BlockSpec, Layout
 from specserve.errors import Unsupported
-from specserve.model.config import Positive, convert, decoder_spec
+from specserve.models.config import Positive, convert, decoder_spec
 
 Config = dict[str, Any]
 

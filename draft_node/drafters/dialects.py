@@ -18,7 +18,7 @@ from draft_node.drafters.dialect_specforge import is_specforge, read_specforge
 from draft_node.drafters.dialect_speculators import read_speculators
 from draft_node.drafters.spec import DraftSpec, LanguageModelSpec, Layout, LocalHeadSpec
 from specserve.errors import Unsupported
-from specserve.model.config import (
+from specserve.models.config import (
     ARCHITECTURES,
     CONFIG_FILE,
     Positive,

@@ -19,7 +19,6 @@ from draft_node.drafters.backbone import ContextEntries, FeatureProjector
 from draft_node.drafters.batching import context_lens, flat_positions
 from draft_node.drafters.chain_ending import ChainEnding
 from draft_node.drafters.spec import Eagle3Spec
-from specserve.decoding.drawing import BlockLayout, DrawingRule
 from specserve.drafting import (
     ContextUpdate,
     DraftBatch,
@@ -27,9 +26,10 @@ from specserve.drafting import (
     LawConfidence,
     SpeculationBatch,
 )
-from specserve.model.layers import AttentionRun, DecoderLayer, RMSNorm
-from specserve.model.linear import Linear
-from specserve.model.rope import RotaryTable
+from specserve.models.layers import AttentionRun, DecoderLayer, RMSNorm
+from specserve.models.linear import Linear
+from specserve.models.rope import RotaryTable
+from specserve.sampling.drawing import BlockLayout, DrawingRule
 
 
 @dataclass(frozen=True)

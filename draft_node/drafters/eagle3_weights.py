@@ -14,11 +14,11 @@ from draft_node.drafters.eagle3 import Eagle3Decoder, Eagle3Drafter
 from draft_node.drafters.spec import Eagle3Spec, FeaturesNorm
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
 from specserve.errors import Unsupported
-from specserve.model.checkpoint import Checkpoint
-from specserve.model.config import ModelSpec
-from specserve.model.layers import RMSNorm
-from specserve.model.loader import layer_tensors
-from specserve.model.rope import RotaryTable
+from specserve.models.checkpoint import Checkpoint
+from specserve.models.config import ModelSpec
+from specserve.models.layers import RMSNorm
+from specserve.models.loader import layer_tensors
+from specserve.models.rope import RotaryTable
 
 _LOG = logging.getLogger(__name__)
 _TOGETHER = "input_norm.weight"

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from draft_node.drafters.weights import DraftWeights
-from specserve.model.config import ModelSpec
-from specserve.model.layers import AttentionRun, RMSNorm
-from specserve.model.linear import Linear
-from specserve.model.rope import rotate
+from specserve.models.config import ModelSpec
+from specserve.models.layers import AttentionRun, RMSNorm
+from specserve.models.linear import Linear
+from specserve.models.rope import rotate
 
 
 def layer_tensors(spec: ModelSpec, *, keys_are_values: bool) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,6 @@ from draft_node.drafters.chain_steps import Chains
 from draft_node.drafters.in_flight import InFlightTokens
 from draft_node.drafters.passes import chain_passes
 from draft_node.drafters.steps import chain_steps
-from specserve.decoding.drawing import BlockLayout, DrawingRule
 from specserve.drafting import (
     ContextUpdate,
     DraftBatch,
@@ -22,7 +21,8 @@ from specserve.drafting import (
     LawConfidence,
     SpeculationBatch,
 )
-from specserve.model.transformer import Transformer
+from specserve.models.transformer import Transformer
+from specserve.sampling.drawing import BlockLayout, DrawingRule
 
 # Tokens that the next draft computes along, of a row and padded of all; more have a pass of their
 # own.

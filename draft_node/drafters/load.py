@@ -41,11 +41,11 @@ from draft_node.drafters.weights import (
 )
 from specserve.drafting import Drafter, FeatureSpec
 from specserve.errors import Unsupported
-from specserve.model.checkpoint import Checkpoint
-from specserve.model.linear import Kernels
-from specserve.model.loader import load_with
-from specserve.model.parallel import TensorParallel
-from specserve.model.pickles import refuse_pickles
+from specserve.models.checkpoint import Checkpoint
+from specserve.models.linear import Kernels
+from specserve.models.loader import load_with
+from specserve.models.parallel import TensorParallel
+from specserve.models.pickles import refuse_pickles
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none

@@ -16,8 +16,8 @@ from draft_node.drafters.serial_head import SerialHead, SerialRun
 from draft_node.drafters.spec import LocalHeadKind, LocalHeadSpec
 from draft_node.drafters.weights import DraftWeights, TargetWeights
 from specserve.errors import Unsupported
-from specserve.model.checkpoint import Checkpoint
-from specserve.model.linear import Linear
+from specserve.models.checkpoint import Checkpoint
+from specserve.models.linear import Linear
 
 UNIGRAM_COUNTS = "unigram_counts"  # [V] int64: tokens of the training text
 DEFAULT_WEIGHT = 0.3  # alpha and beta of the paper

@@ -12,7 +12,7 @@ from torch import Tensor
 from draft_node.drafters.serial_head import SerialHead, SerialRun
 from draft_node.drafters.spec import MarkovKind, MarkovSpec
 from draft_node.drafters.weights import DraftWeights
-from specserve.model.linear import Linear
+from specserve.models.linear import Linear
 
 EMBEDDING = "markov_head.markov_w1.weight"
 _OUTPUT = "markov_head.markov_w2.weight"

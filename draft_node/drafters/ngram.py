@@ -8,9 +8,9 @@ from array import array
 
 import torch
 
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import DrawingRule
 from specserve.drafting import ContextUpdate, DraftBatch, FeatureSpec, SpeculationBatch
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import DrawingRule
 
 _WIDTH = array("i").itemsize
 

@@ -7,9 +7,9 @@ from draft_node.drafters.chain_passes import ChainPasses, TorchPasses
 from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.recorded_passes import RecordedBlockPasses
 from specserve import cuda_graphs
-from specserve.model.config import ModelSpec
-from specserve.model.parallel import TensorParallel
-from specserve.model.transformer import Transformer
+from specserve.models.config import ModelSpec
+from specserve.models.parallel import TensorParallel
+from specserve.models.transformer import Transformer
 
 _LONGEST_CHAIN = 16  # tokens at least, since calibrated chains are longer than others
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from specserve.cuda_graphs import Recordings, padded
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import Drawing, TensorDrawing
 from specserve.drafting import SpeculationBatch
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import Drawing, TensorDrawing
 
 _MOST_LOGITS = 1 << 24  # of a batch; beginning kernels does not count where there are more
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from draft_node.context import TorchContext
 from draft_node.drafters.backbone import Backbone
 from specserve.cuda_graphs import Recordings, padded
-from specserve.model.padded_attention import MOST_PADDED_TOKENS
+from specserve.models.padded_attention import MOST_PADDED_TOKENS
 
 
 class RecordedEntries:

@@ -16,8 +16,8 @@ from draft_node.drafters.backbone import Backbone
 from draft_node.drafters.block_passes import TorchBlockPasses
 from draft_node.padded_blocks import BlockBatch, BlockShape, PaddedBlocks
 from specserve.cuda_graphs import Recordings
-from specserve.model.attention import AttentionBatch
-from specserve.model.padded_attention import PaddedAttention, PaddedShape
+from specserve.models.attention import AttentionBatch
+from specserve.models.padded_attention import PaddedAttention, PaddedShape
 
 
 class RecordedBlockPasses:

@@ -4,7 +4,7 @@
 import enum
 from dataclasses import dataclass
 
-from specserve.model.config import ModelSpec
+from specserve.models.config import ModelSpec
 
 
 class Layout(enum.Enum):

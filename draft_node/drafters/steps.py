@@ -17,12 +17,12 @@ from draft_node.drafters.chain_steps import Chains, ChainSteps, TorchSteps
 from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.compiled_steps import CompiledSteps
 from specserve import compiled
-from specserve.decoding import law_kernels, truncation_kernels
-from specserve.decoding.drawing import BlockLayout, Coupled, DrawingRule, Greedy, Sampled
 from specserve.drafting import DraftBatch
-from specserve.model.forward_trial import small_model
-from specserve.model.transformer import Transformer
+from specserve.models.forward_trial import small_model
+from specserve.models.transformer import Transformer
 from specserve.noise import OnceKeys
+from specserve.sampling import law_kernels, truncation_kernels
+from specserve.sampling.drawing import BlockLayout, Coupled, DrawingRule, Greedy, Sampled
 
 _TOLERANCE = 1e-4
 _CONTEXT = [5, 9, 2, 30, 7]

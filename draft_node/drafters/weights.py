@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from specserve.errors import Unsupported
-from specserve.model.checkpoint import Checkpoint
-from specserve.model.config import ModelSpec, read_spec
-from specserve.model.layers import DecoderLayer, RMSNorm, SwiGLU
-from specserve.model.linear import Kernels, Linear
-from specserve.model.transformer import Transformer
+from specserve.models.checkpoint import Checkpoint
+from specserve.models.config import ModelSpec, read_spec
+from specserve.models.layers import DecoderLayer, RMSNorm, SwiGLU
+from specserve.models.linear import Kernels, Linear
+from specserve.models.transformer import Transformer
 
 EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"

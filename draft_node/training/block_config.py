@@ -2,7 +2,7 @@
 
 from draft_node.drafters.spec import BlockSpec, Eagle3Spec
 from draft_node.training.losses import EAGLE3_STEP_DECAY
-from specserve.model.config import ModelSpec, RopeSpec
+from specserve.models.config import ModelSpec, RopeSpec
 
 _LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _YARN = (

@@ -16,8 +16,8 @@ from torch.nn import functional as F  # noqa: N812
 from draft_node.drafters.spec import BlockSpec, MarkovKind, MarkovSpec
 from draft_node.training.blocks import Blocks, BlockShape
 from draft_node.training.decoder import MLP, DecoderConfig, RMSNorm, rotate
-from specserve.model.config import ModelSpec
-from specserve.model.rope import inverse_frequencies
+from specserve.models.config import ModelSpec
+from specserve.models.rope import inverse_frequencies
 
 Rotary = tuple[Tensor, Tensor]  # cos and sin, broadcast over heads
 

@@ -20,7 +20,7 @@ from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import given_spec, given_weights
 from draft_node.training.text_source import mask_token
 from specserve.errors import InvalidField
-from specserve.model.config import ModelSpec
+from specserve.models.config import ModelSpec
 
 
 def starting_point(

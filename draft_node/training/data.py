@@ -34,7 +34,7 @@ from draft_node.training.self_text import weights_digest
 from specserve.api.tokenizer import TextTokenizer
 from specserve.client import AsyncClient
 from specserve.errors import InvalidField, Unsupported
-from specserve.model.config import read_json, read_spec
+from specserve.models.config import read_json, read_spec
 from specserve.output_folder import make_output_folder
 from specserve.processes.local_service import local_service
 from specserve.settings.target_source import locate_target

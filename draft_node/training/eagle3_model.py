@@ -18,7 +18,7 @@ from draft_node.drafters.spec import Eagle3Spec
 from draft_node.training.block_model import Rotary, RotaryAngles, bias
 from draft_node.training.blocks import Blocks, BlockShape, gather_rows
 from draft_node.training.decoder import MLP, DecoderConfig, RMSNorm, rotate
-from specserve.model.config import ModelSpec
+from specserve.models.config import ModelSpec
 
 
 @dataclass(frozen=True)

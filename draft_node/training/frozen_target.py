@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from draft_node.drafters.weights import EMBEDDING, LM_HEAD, TargetWeights
-from specserve.model.checkpoint import Checkpoint
-from specserve.model.config import DTYPES, read_spec
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
+from specserve.models.checkpoint import Checkpoint
+from specserve.models.config import DTYPES, read_spec
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
 
 
 class DenseAttention:

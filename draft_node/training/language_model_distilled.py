@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 from draft_node.training.compiled_loss import stays_eager
 from draft_node.training.decoder import Decoder, DecoderConfig
 from draft_node.training.frozen_target import FrozenTarget
-from specserve.model.transformer import EMBEDDING_TAP
+from specserve.models.transformer import EMBEDDING_TAP
 
 _EVALUATED_ROWS = 8  # at once
 _EVALUATED_LENGTH = 256  # tokens of a row

@@ -25,10 +25,10 @@ from draft_node.drafters.local_head import LocalHeadOptions, load_local_head
 from draft_node.drafters.spec import LocalHeadSpec
 from draft_node.drafters.weights import TargetWeights
 from draft_node.offline_target import OfflineTarget
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import Unsupported
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
+from specserve.sampling.verification.rule import VerificationRule
 
 log = logging.getLogger(__name__)
 

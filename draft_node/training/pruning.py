@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from draft_node.training.decoder import MLP, Decoder, DecoderConfig
 from draft_node.training.frozen_target import FrozenTarget
 from specserve.errors import InvalidField
-from specserve.model.config import RopeSpec
+from specserve.models.config import RopeSpec
 
 _RIDGE = 1e-2  # of the mean second moment of the activations
 _FIELDS = {

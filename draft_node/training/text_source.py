@@ -23,7 +23,7 @@ from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.self_text import Pool, SelfTextConfig
 from draft_node.training.tokenizer import END_OF_TEXT
 from specserve.errors import InvalidField, Unsupported
-from specserve.model.tokenizer_files import load_tokenizer
+from specserve.models.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
 

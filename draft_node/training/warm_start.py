@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 from draft_node.training.block_model import BlockModel
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget
-from specserve.model.config import ModelSpec
+from specserve.models.config import ModelSpec
 
 _DEVIATION = 0.02
 _RIDGE = 1e-2  # of the mean second moment of what is fitted from

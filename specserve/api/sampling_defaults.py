@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from specserve.errors import InvalidField, Unsupported
-from specserve.model.config import GENERATION_CONFIG_FILE, convert, read_json
-from specserve.model.gguf.container import GgufFile
+from specserve.models.config import GENERATION_CONFIG_FILE, convert, read_json
+from specserve.models.gguf.container import GgufFile
 from specserve.types import SamplingParams
 from specserve.validation import Limits, validate_sampling
 

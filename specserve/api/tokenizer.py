@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from specserve.api.call import ROLES, ChatMessage
 from specserve.api.detokenizer import Detokenizer, TokenBytes
 from specserve.errors import InvalidField, Unsupported
-from specserve.model.tokenizer_files import load_tokenizer, read_chat_template
+from specserve.models.tokenizer_files import load_tokenizer, read_chat_template
 from specserve.types import Logprobs
 from specserve.validation import Limits
 

@@ -14,8 +14,8 @@ from specserve import __version__
 from specserve.commands.config_table import config_rows, in_words
 from specserve.commands.connection import host_port, require_service
 from specserve.errors import InvalidField
-from specserve.model.ballast import with_ballast
-from specserve.model.config import ModelSpec, read_spec
+from specserve.models.ballast import with_ballast
+from specserve.models.config import ModelSpec, read_spec
 from specserve.processes.launch import resolve_here
 from specserve.processes.standard_streams import require_stdout, write_stdout
 from specserve.settings.config import Config, load_config

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from specserve.model.ballast import with_ballast
-from specserve.model.config import read_spec
+from specserve.models.ballast import with_ballast
+from specserve.models.config import read_spec
 from specserve.settings.config import Config, ResolvedConfig, SpeculationConfig
 from specserve.settings.resolve import cpu_weight_bytes
 from specserve.settings.sizes import format_bytes, format_count, parse_count

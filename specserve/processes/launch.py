@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from specserve.errors import InvalidField, Unsupported
-from specserve.model.config import read_spec
+from specserve.models.config import read_spec
 from specserve.processes.child import ChildCommand
 from specserve.processes.run_dir import run_dir
 from specserve.processes.signal_pipe import SignalPipe

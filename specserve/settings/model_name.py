@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from specserve.errors import Unsupported
-from specserve.model.gguf.container import GgufFile
+from specserve.models.gguf.container import GgufFile
 from specserve.settings.target_source import default_name
 
 _MAX_LEN = 200  # of a name; longer ones were meant for something else

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import InvalidField, Unsupported
-from specserve.model.ballast import with_ballast
-from specserve.model.config import ModelSpec
-from specserve.model.dealing import check_ranks, deal_heads
+from specserve.models.ballast import with_ballast
+from specserve.models.config import ModelSpec
+from specserve.models.dealing import check_ranks, deal_heads
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.config import (
     Config,
     EngineConfig,

@@ -7,7 +7,7 @@ from bench.processes import Usage
 from bench.regimes.arms import ASYNC, AUTO, OFF, SYNC, Arm, Service
 from bench.regimes.measure import Group
 from bench.regimes.records import Delta, RowTrace, Setting, Trace
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 
 LM = DrafterChoice(label="lm", drafter="lm")
 PLAIN = Arm(service=Service(regime=OFF))

@@ -7,9 +7,9 @@ import torch
 from bench.drafter_choice import DrafterChoice, load_choice
 from bench.in_process import Engine, EngineSize, Job, Speculating
 from draft_node import colocated
-from specserve.decoding.verification.rule import VerificationRule
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
+from specserve.sampling.verification.rule import VerificationRule
 from tests.draft_node.drafters.checkpoints import DSPARK, write_drafter, write_target
 
 SIZE = EngineSize(max_rows=3, max_len=60)

@@ -9,8 +9,8 @@ import torch
 from bench.conversations import load_plainly
 from bench.in_process import Engine, EngineSize, Job
 from bench.records import GenerateJob, Setup
-from specserve.model.ballast import with_ballast
-from specserve.model.config import read_spec
+from specserve.models.ballast import with_ballast
+from specserve.models.config import read_spec
 from specserve.settings.target_source import find_smollm2
 
 TARGET = Path(__file__).parents[1] / "fixtures" / "golden" / "target_qwen3_untied"

@@ -19,8 +19,8 @@ from bench.regimes.prompts import PromptChoice
 from bench.regimes.records import Job, Trace
 from bench.regimes.service import kv_memory_flags
 from specserve.commands.service_options import add_service_options, read_config
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.processes.launch import resolve_here
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.config import SpeculationConfig
 from specserve.settings.drafter_source import locate_drafter
 from specserve.settings.target_source import EMBEDDED_TARGET

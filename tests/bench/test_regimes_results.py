@@ -7,7 +7,7 @@ from bench.regimes import theory
 from bench.regimes.measure import Group
 from bench.regimes.results import quiet, rows_of
 from bench.regimes.summary import GOALS, compare, summarise, verdict_on
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from tests.bench.regimes_traces import (
     ASYNC_FORESEEABLE,
     ASYNC_LM,

@@ -10,7 +10,9 @@ import torch
 from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.recorded_passes import RecordedBlockPasses
 from specserve import cuda_graphs, noise
-from specserve.decoding.drawing import (
+from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
+from specserve.noise import OnceKeys, Purpose
+from specserve.sampling.drawing import (
     BlockLayout,
     Coupled,
     Drawing,
@@ -18,12 +20,10 @@ from specserve.decoding.drawing import (
     Greedy,
     Sampled,
 )
-from specserve.decoding.noise_table import NoiseTable
-from specserve.decoding.shaping import shaped
-from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
-from specserve.noise import OnceKeys, Purpose
+from specserve.sampling.noise_table import NoiseTable
+from specserve.sampling.shaping import shaped
 from tests.exactness.speculative import VOCAB_SIZE
-from tests.specserve.decoding.test_sampling import state
+from tests.specserve.sampling.test_sampling import state
 
 Make = Callable[[torch.dtype, torch.device], Drafter]
 # Of all blocks' tokens, those before the first of the block that differs. One block tells nothing:

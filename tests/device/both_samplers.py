@@ -7,15 +7,15 @@ import numpy as np
 import torch
 
 from specserve import cuda_graphs
-from specserve.decoding import sampling
-from specserve.decoding.batch import SamplingBatch
-from specserve.decoding.draft_law import PAD_ID, DraftLaw
-from specserve.decoding.verification import recorded_ratio
-from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
-from specserve.decoding.verification.rule import VerificationRule
-from specserve.decoding.verification.verify import verify
-from tests.specserve.decoding.laws import law_of_likeliest
-from tests.specserve.decoding.test_sampling import state
+from specserve.sampling import sampling
+from specserve.sampling.batch import SamplingBatch
+from specserve.sampling.draft_law import PAD_ID, DraftLaw
+from specserve.sampling.verification import recorded_ratio
+from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
+from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.verify import verify
+from tests.specserve.sampling.laws import law_of_likeliest
+from tests.specserve.sampling.test_sampling import state
 
 NUM_TOKENS, NUM_KEPT = 301, 9  # more than a nucleus is looked for among at first
 CUTS = ({"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 40, "top_p": 0.95})

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from specserve.model.attention import AttentionBatch
-from specserve.model.recorded_forward import RecordedForward
-from specserve.model.torch_forward import TorchForward
-from specserve.model.transformer import Transformer
+from specserve.models.attention import AttentionBatch
+from specserve.models.recorded_forward import RecordedForward
+from specserve.models.torch_forward import TorchForward
+from specserve.models.transformer import Transformer
 
 BLOCK, NUM_BLOCKS = 16, 200
 TAPS = (-1, 1)

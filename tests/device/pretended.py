@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specserve import cuda_graphs, noise
-from specserve.decoding import sampling
-from specserve.decoding.verification import recorded_ratio
+from specserve.sampling import sampling
+from specserve.sampling.verification import recorded_ratio
 from tests.device.tape import Tape
 from tests.device.tensors import PretendedTensor, as_on, values_of
 

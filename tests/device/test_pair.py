@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from target_node.miss_policy import Miss
 from tests.device.pretended import PretendedCuda
 from tests.device.test_target import finished

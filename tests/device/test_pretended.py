@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specserve.decoding.batch import SamplingBatch
-from specserve.decoding.sampling import sample
+from specserve.sampling.batch import SamplingBatch
+from specserve.sampling.sampling import sample
 from tests.device.pretended import DEVICE, Mixed, PretendedCuda, pretended_cuda
-from tests.specserve.decoding.test_sampling import state
+from tests.specserve.sampling.test_sampling import state
 
 # Each gets a tensor [2, 3] of the device and one of the CPU.
 FORBIDDEN: dict[str, Callable[[Tensor, Tensor], object]] = {

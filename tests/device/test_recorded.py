@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from specserve import cuda_graphs
-from specserve.model.attention import AttentionBatch
-from specserve.model.loader import load_model
-from specserve.model.padded_attention import PaddedShape
-from specserve.model.parallel import TensorParallel
-from specserve.model.recorded_forward import RecordedForward
+from specserve.models.attention import AttentionBatch
+from specserve.models.loader import load_model
+from specserve.models.padded_attention import PaddedShape
+from specserve.models.parallel import TensorParallel
+from specserve.models.recorded_forward import RecordedForward
 from tests.device.growing_rows import BLOCK, Rows, assert_near
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.tape import Tape
@@ -21,7 +21,7 @@ from tests.device.test_target import finished
 from tests.device.workload import both_kinds
 from tests.device.worlds import target_on_device
 from tests.exactness.speculative import Models
-from tests.specserve.model.checkpoints import LLAMA, QWEN3, write_checkpoint
+from tests.specserve.models.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.target_node.in_process import InProcessTarget
 
 DTYPES = [

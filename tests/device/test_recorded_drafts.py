@@ -9,11 +9,11 @@ import torch
 from draft_node.drafters import recorded_draws
 from draft_node.drafters.load import load_drafter
 from specserve import cuda_graphs, noise
-from specserve.decoding.drawing import Greedy
-from specserve.decoding.shaping import shaped
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import Drafter
 from specserve.noise import Purpose
+from specserve.sampling.drawing import Greedy
+from specserve.sampling.shaping import shaped
+from specserve.sampling.verification.rule import VerificationRule
 from target_node.miss_policy import Miss
 from tests.device.both_drafters import Both, compare_blocks, compare_cuts, compare_noise
 from tests.device.pretended import DEVICE, PretendedCuda
@@ -22,7 +22,7 @@ from tests.device.workload import both_kinds
 from tests.device.worlds import drafter_on_device, pair_on_device, target_on_device
 from tests.exactness.speculative import Models, confident
 from tests.golden_blocks import options
-from tests.specserve.decoding.test_sampling import state
+from tests.specserve.sampling.test_sampling import state
 from tests.target_node.scripted_drafts import Drafting
 
 GEMMA4 = Path(__file__).parents[1] / "fixtures/golden/dspark_gemma4_b4_draftonly"

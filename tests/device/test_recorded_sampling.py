@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from specserve import cuda_graphs
 from specserve.cuda_graphs import RecordedRows
-from specserve.decoding import sampling
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.verification import recorded_ratio
-from specserve.decoding.verification.batch import RowToVerify
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling import sampling
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.verification import recorded_ratio
+from specserve.sampling.verification.batch import RowToVerify
+from specserve.sampling.verification.rule import VerificationRule
 from target_node.sampler import Sampler
 from tests.device.both_samplers import compare_races, compare_tests, random_laws, random_rows
 from tests.device.pretended import DEVICE, PretendedCuda
@@ -20,7 +20,7 @@ from tests.device.test_target import finished
 from tests.device.workload import PROMPT
 from tests.device.worlds import target_on_device
 from tests.exactness.speculative import Models
-from tests.specserve.decoding.test_sampling import state
+from tests.specserve.sampling.test_sampling import state
 from tests.target_node.in_process import request
 
 RATIO_RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]

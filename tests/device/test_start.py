@@ -19,7 +19,7 @@ from draft_node import outcome_kernels
 from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.recorded_passes import RecordedBlockPasses
 from specserve.errors import Exhausted
-from specserve.model.recorded_forward import RecordedForward
+from specserve.models.recorded_forward import RecordedForward
 from specserve.processes.process import ChildArguments
 from specserve.settings.config import ResolvedConfig, load_config
 from specserve.settings.hardware import CudaDevice, Hardware

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from specserve.decoding.verification.rule import VerificationRule
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import Terminal
 from target_node.runner import Runner
 from tests.device.pretended import DEVICE, PretendedCuda
@@ -16,7 +16,7 @@ from tests.device.workload import both_kinds, every_request
 from tests.device.worlds import target_on_device
 from tests.exactness.speculative import DRAFTERS, Models, RandomBudget, run
 from tests.gpu.test_cuda_forward import batch
-from tests.specserve.model.checkpoints import LLAMA, QWEN3, write_checkpoint
+from tests.specserve.models.checkpoints import LLAMA, QWEN3, write_checkpoint
 from tests.target_node.in_process import InProcessTarget
 
 KINDS = ["dspark vanilla", "eagle3", "dflash with a local head"]

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from target_node.miss_policy import Miss
 from tests.device.pretended import PretendedCuda
 from tests.device.worlds import pair_on_device, target_on_device

@@ -10,10 +10,10 @@ import torch
 
 from draft_node.streams import Streams
 from specserve.drafting import Drafter
-from specserve.model.forward import TorchForward
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
-from specserve.model.transformer import Transformer
+from specserve.models.forward import TorchForward
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
+from specserve.models.transformer import Transformer
 from target_node.speculation import SynchronousSpeculation
 from tests.device.pretended import DEVICE
 from tests.draft_node.drafters.checkpoints import options

@@ -7,10 +7,10 @@ from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.presolve import Presolve
 from draft_node.streams import Streams
 from draft_node.waves import WaveSettings
-from specserve.decoding.draft_law import DraftLaw
+from specserve.sampling.draft_law import DraftLaw
 from specserve.transport.link.messages import BlockKey, RowReport
 from tests.draft_node.drafters.checkpoints import DSPARK, make_drafter
-from tests.specserve.model.checkpoints import load
+from tests.specserve.models.checkpoints import load
 
 VOCAB, HIDDEN = 64, 32
 CPU = torch.device("cpu")

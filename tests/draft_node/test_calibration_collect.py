@@ -11,11 +11,11 @@ from draft_node.calibration.texts import Prompt, Text, read_prompts, write_texts
 from draft_node.drafters.load import load_drafter
 from draft_node.drafters.weights import TargetWeights
 from draft_node.offline_target import OfflineTarget
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import Exhausted, InvalidField, Unsupported
+from specserve.sampling.verification.rule import VerificationRule
 from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, EAGLE3, options, write_drafter
 from tests.golden_case import Session
-from tests.specserve.model.checkpoints import QWEN3, load, write_checkpoint
+from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
 
 PROMPTS = [Prompt("a", (5, 9, 33, 2)), Prompt("b", (8,) * 7), Prompt("a", (40, 41, 42, 43, 44))]
 REJECTION = Conditions(VerificationRule.REJECTION, temperature=1.0, num_kept=64, stride=3)

@@ -21,9 +21,9 @@ from draft_node.drafters.weights import TargetWeights
 from draft_node.training.export import CHECKSUMS, write_checksums
 from specserve.cli import main
 from specserve.commands.calibrate import Job
-from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.errors import InvalidField, Unsupported
+from specserve.sampling.drawing import Greedy
 from tests.draft_node.drafters.checkpoints import (
     DFLASH,
     DSPARK,
@@ -35,7 +35,7 @@ from tests.draft_node.drafters.checkpoints import (
     write_drafter,
 )
 from tests.draft_node.training.drafters import VOCAB, write_target
-from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
 
 SIZES = {"vocab_size": VOCAB, "num_target_layers": 3}
 HEAD = {

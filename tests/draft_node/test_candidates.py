@@ -8,12 +8,12 @@ from draft_node.candidates import Flight, candidates_of
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.plan import in_flight
 from draft_node.speculation_cache import DraftedBlock, told_block
-from specserve.decoding.noise_table import NoiseTable
 from specserve.drafting import SpeculationBatch
 from specserve.noise import Purpose, exponential_noise
+from specserve.sampling.noise_table import NoiseTable
 from specserve.slot_scores import BatchScores
 from specserve.transport.link.messages import BlockKey, Foresight, RowReport
-from tests.specserve.decoding.laws import law_of_likeliest
+from tests.specserve.sampling.laws import law_of_likeliest
 
 VOCAB, LENGTH, CPU = 2000, 4, torch.device("cpu")
 # Flat, so that a race is often won by a token that no list of likely ones would hold.

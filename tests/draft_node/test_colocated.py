@@ -8,13 +8,13 @@ from draft_node import colocated, start
 from draft_node.colocated import describe, load_feature_spec, positions_of
 from draft_node.drafters.load import DEFAULT_MOST_GAMMA, USUAL_HIDDEN_TOKENS
 from draft_node.drafters.weights import TargetWeights
-from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.errors import Unsupported
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
-from specserve.model.row_code import Storage
-from specserve.model.row_kernels import row_kernels
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
+from specserve.models.row_code import Storage
+from specserve.models.row_kernels import row_kernels
+from specserve.sampling.drawing import Greedy
 from specserve.settings.config import EngineConfig, ModelConfig, ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import locate_drafter
 from specserve.settings.target_source import EMBEDDED_TARGET
@@ -26,7 +26,7 @@ from tests.draft_node.drafters.checkpoints import (
     make_drafter,
     write_drafter,
 )
-from tests.specserve.model.checkpoints import QWEN3, load, write_checkpoint
+from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
 
 
 @pytest.mark.parametrize("config", [DSPARK, EAGLE3, SPECULATORS_EAGLE3])

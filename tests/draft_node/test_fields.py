@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from draft_node.fields import FollowedFields
-from specserve.decoding.state import SamplingState
+from specserve.sampling.state import SamplingState
 from specserve.transport.control.draft_control import Fields
 from specserve.types import SamplingParams
 

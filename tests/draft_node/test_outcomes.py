@@ -13,7 +13,7 @@ from draft_node.outcomes import (
 )
 from specserve.noise import Purpose, exponential_noise
 from specserve.slot_scores import SlotScores
-from tests.specserve.decoding.laws import law_of_likeliest
+from tests.specserve.sampling.laws import law_of_likeliest
 
 VOCAB, NUM_SLOTS = 300, 5
 

@@ -7,9 +7,9 @@ import torch
 from draft_node.drafters.ngram import NgramDrafter
 from draft_node.failures import MAX_FAILURES, DraftingFailed
 from draft_node.fan_out import FanOutRule
-from specserve.decoding.drawing import Coupled, Greedy, Sampled
 from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys
+from specserve.sampling.drawing import Coupled, Greedy, Sampled
 from specserve.transport.link.messages import Foresight
 from tests.draft_node.rounds import (
     END,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from draft_node.saguaro import Saguaro, factors_of, prepared_per_slot
-from specserve.decoding.draft_law import PAD_ID
-from specserve.decoding.drawing import BlockLayout, Sampled
 from specserve.noise import OnceKeys
+from specserve.sampling.draft_law import PAD_ID
+from specserve.sampling.drawing import BlockLayout, Sampled
 
 Z_DRAFT = torch.tensor([2.0, 1.2, 0.7, 0.0, -0.5, -1.0])
 Z_TARGET = torch.tensor([1.5, 1.4, 0.6, 0.3, -0.2, -1.2])

@@ -7,7 +7,7 @@ from specserve.drafting import SpeculationBatch
 from specserve.slot_scores import BatchScores
 from specserve.transport.link.messages import BlockKey
 from tests.draft_node.rounds import Rounds, tokens
-from tests.specserve.decoding.laws import law_of_likeliest
+from tests.specserve.sampling.laws import law_of_likeliest
 
 TEXT = tokens(10).tolist()
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from draft_node.waves import MAX_BRANCHES
-from specserve.decoding.drawing import Coupled, Sampled
 from specserve.drafting import DraftBatch
 from specserve.noise import OnceKeys
+from specserve.sampling.drawing import Coupled, Sampled
 from specserve.transport.link.messages import BlockKey
 from tests.draft_node.rounds import END, TEXT, Rounds, blocks_of, language_model
 

@@ -8,7 +8,7 @@ import pytest
 
 from draft_node.drafters.backbone import Backbone
 from draft_node.drafters.eagle3 import Eagle3Decoder
-from specserve.model.compiled_forward import CompiledForward
+from specserve.models.compiled_forward import CompiledForward
 from specserve.transport.link.push_frames import encode_push
 from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, EAGLE3, make_drafter
 from tests.draft_node.rounds import END, Rounds, in_flight_of

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from specserve.audit.chi_square import Fit, goodness_of_fit
-from specserve.decoding.drawing import BlockLayout
-from specserve.decoding.verification.admission import Allocator
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import ContextUpdate, DraftBatch, FeatureSpec, SpeculationBatch
-from specserve.model.transformer import Transformer
+from specserve.models.transformer import Transformer
+from specserve.sampling.drawing import BlockLayout
+from specserve.sampling.verification.admission import Allocator
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow
 from target_node.budget import SurvivalBudget
 from target_node.miss_policy import Miss

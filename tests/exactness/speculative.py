@@ -16,8 +16,8 @@ from draft_node.drafters.load import load_drafter
 from draft_node.drafters.ngram import NgramDrafter
 from draft_node.drafters.weights import TargetWeights
 from specserve.drafting import Drafter, Worth
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
 from specserve.types import Request, SamplingParams
 from target_node.round_prices import RoundPrices
 from tests.draft_node.drafters.checkpoints import (
@@ -34,7 +34,7 @@ from tests.draft_node.drafters.checkpoints import (
     write_head,
     write_target,
 )
-from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
 from tests.target_node.in_process import InProcessTarget
 
 VOCAB_SIZE = 64

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from specserve.audit.chi_square import power
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from target_node.budget import SurvivalBudget
 from target_node.miss_policy import Miss
 from tests.exactness.engine_law import QUESTIONS, Answers, Models, answers_of, fits, make_models

@@ -17,8 +17,8 @@ from functools import partial
 import pytest
 
 from specserve.audit.chi_square import power
-from specserve.decoding.verification.rule import VerificationRule
-from specserve.model.transformer import Transformer
+from specserve.models.transformer import Transformer
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.transport.link.loopback import Script
 from target_node.budget import SurvivalBudget
 from target_node.miss_policy import Miss
@@ -35,7 +35,7 @@ from tests.exactness.dice import (
     throw,
 )
 from tests.exactness.speculative import RandomBudget
-from tests.specserve.model.checkpoints import QWEN3, load, write_checkpoint
+from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
 
 FALSE_ALARMS = 1e-6
 NUM_ANSWERS = 320

@@ -19,8 +19,8 @@ import pytest
 
 from specserve import compiled
 from specserve.audit.chi_square import Fit, power, survival
-from specserve.decoding.verification import compiled_ratio
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification import compiled_ratio
+from specserve.sampling.verification.rule import VerificationRule
 from target_node.budget import SurvivalBudget
 from tests.exactness.engine_law import (
     NUM_PLAIN,

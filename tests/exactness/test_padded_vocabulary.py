@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from draft_node.drafters.ngram import NgramDrafter
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import RoundEvents, Terminal
 from target_node.budget import SurvivalBudget
 from tests.exactness.engine_law import Models, make_models
-from tests.specserve.model.checkpoints import load, write_tokenizer
+from tests.specserve.models.checkpoints import load, write_tokenizer
 from tests.target_node.in_process import InProcessTarget, request
 from tests.target_node.in_process_pair import InProcessPair
 from tests.target_node.scripted_drafts import Drafting

@@ -10,7 +10,7 @@ import pytest
 
 from specserve.api.info import ServerLoad
 from specserve.client import Client
-from specserve.model.linear import can_compile
+from specserve.models.linear import can_compile
 from tests.exactness.workload import MAX_MODEL_LEN, Outcome, differing, run, seeded_requests
 from tests.halves import has_stable_halves
 

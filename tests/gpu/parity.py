@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from specserve.decoding.drawing import Coupled, DrawingRule, Greedy, Sampled
 from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
 from specserve.noise import OnceKeys
+from specserve.sampling.drawing import Coupled, DrawingRule, Greedy, Sampled
 
 LENGTHS = (9, 21)  # of two contexts
 ROWS = [0, 0, 1]  # of three blocks

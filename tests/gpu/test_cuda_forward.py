@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from specserve.model.attention import AttentionBatch
-from specserve.model.dealing import deal_heads
-from specserve.model.fixed_attention import FixedAttention
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
+from specserve.models.attention import AttentionBatch
+from specserve.models.dealing import deal_heads
+from specserve.models.fixed_attention import FixedAttention
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
 from target_node.batch import ForwardBatch
 from target_node.runner import Runner
-from tests.specserve.model.attended import LENGTHS, NUM_HEADS, NUM_KV_HEADS, Rows, differing
+from tests.specserve.models.attended import LENGTHS, NUM_HEADS, NUM_KV_HEADS, Rows, differing
 
 pytestmark = [
     pytest.mark.gpu,

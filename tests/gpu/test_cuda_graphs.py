@@ -13,9 +13,9 @@ import torch
 from specserve import cuda_graphs
 from specserve.client import Client
 from specserve.cuda_graphs import CudaGraphs
-from specserve.decoding.verification.rule import VerificationRule
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
+from specserve.sampling.verification.rule import VerificationRule
 from tests.device.both_drafters import compare_blocks, compare_cuts, compare_noise
 from tests.device.both_samplers import compare_races, compare_tests
 from tests.device.growing_rows import Rows, assert_near

@@ -11,7 +11,7 @@ import pytest
 from draft_node import block_kernels, kernels, step_kernels
 from specserve import compiled, compiled_sources, noise_kernel
 from specserve.compiled_sources import key_of, sources_of
-from specserve.model import forward_record
+from specserve.models import forward_record
 
 pytest.importorskip("numba")
 
@@ -80,10 +80,10 @@ def test_the_sources_of_a_file_are_all_that_it_imports_in_the_end():
         "draft_node/block_kernels.py",
         "draft_node/step_kernels.py",
         "draft_node/drafters/pass_clock.py",  # of `from draft_node.drafters import ...`, too
-        "specserve/decoding/law_kernels.py",
+        "specserve/sampling/law_kernels.py",
         "specserve/noise_kernel.py",
-        "specserve/model/layer_kernels.py",
-        "specserve/model/forward_job.py",
+        "specserve/models/layer_kernels.py",
+        "specserve/models/forward_job.py",
         "specserve/address_call.py",
         "specserve/compiled.py",
     } <= names
@@ -126,7 +126,7 @@ def test_whoever_is_made_of_other_files_encloses_their_key():
         "draft_node.block_kernels.draw_slots",
         "draft_node.kernels.law_features",
         "draft_node.rank_kernels.rank_slots",
-        "specserve.decoding.law_kernels.judge_by_ratio",
+        "specserve.sampling.law_kernels.judge_by_ratio",
     } <= made_of_others
     assert any(name.startswith("specserve.noise_kernel.") for name in kept)
     for name in made_of_others:
@@ -145,6 +145,6 @@ def test_only_what_is_made_of_others_is_said_to_be():
 def test_nobody_else_asks_numba():
     assert [name for name, text in ALL.items() if "import numba" in text] == ["specserve.compiled"]
     calls = {name: text.count("compiled.address_of(") for name, text in ALL.items()}
-    assert {name for name, count in calls.items() if count} == {"specserve.model.forward_record"}
-    text = ALL["specserve.model.forward_record"]
+    assert {name for name, count in calls.items() if count} == {"specserve.models.forward_record"}
+    text = ALL["specserve.models.forward_record"]
     assert text.count("compiled.address_of(_reader(key_of(__file__))") == 1

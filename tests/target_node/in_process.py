@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specserve.decoding.verification.admission import Allocator
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.drafting import Drafter
-from specserve.model.loader import load_model
-from specserve.model.parallel import TensorParallel
-from specserve.model.transformer import Transformer
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
+from specserve.models.transformer import Transformer
+from specserve.sampling.verification.admission import Allocator
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import (
     FromTarget,
     Logprobs,

@@ -18,9 +18,9 @@ import target_node.draft_links
 import target_node.lead
 import target_node.miss_policy
 from draft_node.drafters.ngram import NgramDrafter
-from specserve.decoding.verification.admission import Allocator
 from specserve.drafting import Drafter
-from specserve.model.transformer import Transformer
+from specserve.models.transformer import Transformer
+from specserve.sampling.verification.admission import Allocator
 from specserve.transport.link.frames import LinkLimits
 from target_node.admission import Admission
 from target_node.asynchronous import AsynchronousSpeculation

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from target_node.auto import AutoSpeculation
 from target_node.speculation import NoSpeculation
 

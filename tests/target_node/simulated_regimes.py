@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from types import SimpleNamespace
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from target_node.auto import AutoSpeculation
 from target_node.speculation import NoSpeculation
 from tests.scripted_time import ScriptedTime

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import Abort, Load
 from target_node.feature_cache import FeatureCache
 from target_node.miss_policy import Miss

@@ -5,10 +5,10 @@ import torch
 
 from draft_node.drafters.ngram import NgramDrafter
 from specserve.context_room import ContextRoom
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.drawing import Coupled, DrawingRule, Greedy
-from specserve.decoding.shaping import Shaped
 from specserve.drafting import DraftBatch, SpeculationBatch
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import Coupled, DrawingRule, Greedy
+from specserve.sampling.shaping import Shaped
 from specserve.types import Terminal
 from target_node.budget import SurvivalBudget, survival_of
 from target_node.tolerance import MAX_FAILURES

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from specserve.drafting import FeatureSpec
-from specserve.model.attention import AttentionBatch
+from specserve.models.attention import AttentionBatch
 from target_node.feature_cache import FeatureCache
 
 SIZE = 4

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import Load
 from target_node.miss_policy import Miss
 from target_node.tolerance import MAX_FAILURES

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draft_node.fields import FollowedFields
-from specserve.decoding.state import SamplingState
+from specserve.sampling.state import SamplingState
 from specserve.slot_scores import SlotScores
 from specserve.transport.control.draft_control import Context, Fields
 from specserve.types import Speculation

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import Request, SamplingParams, Speculation
 from target_node import round_prices
 from target_node.admission import Admission

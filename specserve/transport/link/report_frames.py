@@ -14,7 +14,7 @@ import math
 import struct
 from typing import NamedTuple
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.transport.link.envelope import Kind, Part, seal
 from specserve.transport.link.frames import (
     FLOAT,

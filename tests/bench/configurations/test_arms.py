@@ -4,8 +4,8 @@ import pytest
 
 from bench.configurations.arms import PAPER_ARMS, check_arm, read_arm, read_arms
 from bench.regimes.arms import Arm
-from specserve.decoding.verification.rule import VerificationRule
 from specserve.errors import InvalidField, SpecserveError
+from specserve.sampling.verification.rule import VerificationRule
 
 
 def test_an_arm_is_a_name_and_flags_of_launch():

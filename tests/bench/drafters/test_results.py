@@ -6,7 +6,7 @@ from bench.bootstrap import Interval
 from bench.drafters.plan import FULL, Condition
 from bench.drafters.results import Cell, compare, make_cell, summarise
 from bench.rounds import Answer, Round
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 
 FORESEEABLE, COUPLED = VerificationRule.FORESEEABLE, VerificationRule.COUPLED
 

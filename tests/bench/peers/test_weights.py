@@ -9,10 +9,10 @@ import transformers
 
 from bench.peers.weights import BFLOAT16, FLOAT16, Weights, write_gguf
 from specserve.errors import Unsupported
-from specserve.model.checkpoint import Checkpoint
-from specserve.model.config import read_spec
-from specserve.model.gguf.container import GgufFile, Numbers, Strings
-from specserve.model.tokenizer_files import load_tokenizer, read_chat_template
+from specserve.models.checkpoint import Checkpoint
+from specserve.models.config import read_spec
+from specserve.models.gguf.container import GgufFile, Numbers, Strings
+from specserve.models.tokenizer_files import load_tokenizer, read_chat_template
 from tests.bench.peers.small_gguf import write_small_gguf
 
 _DTYPES = {BFLOAT16: torch.bfloat16, FLOAT16: torch.float16}

@@ -11,7 +11,7 @@ from bench.sync_speed.measure import Interleaved, Prompts, Setting, arms_of
 from bench.sync_speed.plan import FULL, Plan
 from bench.sync_speed.records import Arm, SpeculateJob, SpeculateTrace
 from bench.sync_speed.results import quiet, rows_of, summarise
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 
 PLAIN = Arm()
 CHOICE = DrafterChoice(label="dspark", drafter="dspark")

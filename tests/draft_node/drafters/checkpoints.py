@@ -15,7 +15,7 @@ from draft_node.drafters.eagle3_weights import eagle3_tensors
 from draft_node.drafters.load import DrafterOptions, load_drafter
 from draft_node.drafters.spec import BlockSpec, DraftSpec, Eagle3Spec
 from draft_node.drafters.weights import TargetWeights
-from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
 
 DECODER = {
     **{key: QWEN3[key] for key in QWEN3 if key not in ("tie_word_embeddings", "eos_token_id")},

@@ -1,6 +1,6 @@
 """Requests whose own fields shape what is drafted for them, as few tokens as tests have."""
 
-from specserve.decoding.state import SamplingState
+from specserve.sampling.state import SamplingState
 from specserve.types import SamplingParams
 
 SHAPED = " shaped"  # of a rule's name

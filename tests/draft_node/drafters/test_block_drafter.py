@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specserve.decoding.drawing import Coupled, Greedy, Sampled
 from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys
+from specserve.sampling.drawing import Coupled, Greedy, Sampled
 from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, ZLAB, make_drafter
 from tests.golden_blocks import Recorder, by_torch
 

@@ -8,11 +8,11 @@ from draft_node.drafters import compiled_blocks
 from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.compiled_blocks import CompiledDraws
 from draft_node.drafters.markov_head import GatedHead, VanillaHead
-from specserve.decoding.drawing import BlockLayout, Coupled, Greedy, Sampled
-from specserve.decoding.noise_table import NoiseTable
-from specserve.decoding.shaping import shaped
-from specserve.model.linear import Kernels
+from specserve.models.linear import Kernels
 from specserve.noise import OnceKeys
+from specserve.sampling.drawing import BlockLayout, Coupled, Greedy, Sampled
+from specserve.sampling.noise_table import NoiseTable
+from specserve.sampling.shaping import shaped
 from tests.draft_node.drafters.requests_fields import SHAPED, states_under
 
 pytest.importorskip("numba")

@@ -22,10 +22,10 @@ from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.passes import chain_passes
 from draft_node.kernel_trial import are_usable
 from specserve import compiled
-from specserve.model.linear import Kernels, PlainLinear
-from specserve.model.loader import load_with
-from specserve.model.parallel import TensorParallel
-from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
+from specserve.models.linear import Kernels, PlainLinear
+from specserve.models.loader import load_with
+from specserve.models.parallel import TensorParallel
+from tests.specserve.models.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
 pytest.importorskip("numba")
 

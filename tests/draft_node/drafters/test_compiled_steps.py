@@ -20,15 +20,15 @@ from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.drafters.pass_clock import FURTHER, LEAST_PASSES, LOOKED, NUM_PASSES
 from draft_node.drafters.steps import chain_steps
 from draft_node.saguaro import Saguaro
-from specserve.decoding.drawing import BlockLayout, Coupled, Greedy, Sampled
-from specserve.decoding.noise_table import NoiseTable
-from specserve.decoding.race import Race
-from specserve.decoding.shaping import shaped
 from specserve.drafting import ContextUpdate, DraftBatch, Worth
 from specserve.noise import OnceKeys
+from specserve.sampling.drawing import BlockLayout, Coupled, Greedy, Sampled
+from specserve.sampling.noise_table import NoiseTable
+from specserve.sampling.race import Race
+from specserve.sampling.shaping import shaped
 from tests.draft_node.drafters.requests_fields import SHAPED, states_under
 from tests.draft_node.drafters.test_compiled_passes import LENGTHS, passes_of
-from tests.specserve.model.checkpoints import LLAMA, QWEN3, load, write_checkpoint
+from tests.specserve.models.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
 pytest.importorskip("numba")
 pytestmark = pytest.mark.usefixtures("one_thread")

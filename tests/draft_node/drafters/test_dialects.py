@@ -28,7 +28,7 @@ from tests.draft_node.drafters.checkpoints import (
     write_config,
 )
 from tests.golden import FIXTURES
-from tests.specserve.model.checkpoints import QWEN3
+from tests.specserve.models.checkpoints import QWEN3
 
 
 def read(tmp_path, config, layout=None, **changes):

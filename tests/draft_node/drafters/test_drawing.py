@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from specserve.decoding.batch import SamplingBatch
-from specserve.decoding.draft_law import PAD_ID
-from specserve.decoding.drawing import BlockLayout, Coupled, Greedy, Sampled
-from specserve.decoding.sampling import sample
-from specserve.decoding.state import SamplingState
 from specserve.noise import OnceKeys, seed_bits
+from specserve.sampling.batch import SamplingBatch
+from specserve.sampling.draft_law import PAD_ID
+from specserve.sampling.drawing import BlockLayout, Coupled, Greedy, Sampled
+from specserve.sampling.sampling import sample
+from specserve.sampling.state import SamplingState
 from specserve.types import SamplingParams
 
 VOCAB = 50

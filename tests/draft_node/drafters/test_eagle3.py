@@ -5,10 +5,10 @@ import torch
 from safetensors.torch import load_file
 
 from draft_node.drafters.load import load_drafter
-from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.errors import Unsupported
-from specserve.model.rope import rotate
+from specserve.models.rope import rotate
+from specserve.sampling.drawing import Greedy
 from tests.draft_node.drafters.checkpoints import (
     EAGLE3,
     SGLANG_EAGLE3,

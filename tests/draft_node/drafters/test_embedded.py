@@ -7,9 +7,9 @@ from draft_node.drafters.load import load_drafter
 from draft_node.drafters.local_head import UNIGRAM_COUNTS
 from draft_node.drafters.weights import TargetWeights
 from draft_node.training import export
-from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
-from specserve.model.checkpoint import Checkpoint
+from specserve.models.checkpoint import Checkpoint
+from specserve.sampling.drawing import Greedy
 from specserve.settings.drafter_source import EMBEDDED_DRAFTERS, embedded_drafters
 from specserve.settings.target_source import EMBEDDED_TARGET
 from tests.draft_node.drafters.checkpoints import options

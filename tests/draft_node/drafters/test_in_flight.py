@@ -8,9 +8,9 @@ import torch
 from draft_node.drafters.block_passes import TorchBlockPasses
 from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.in_flight import InFlightTokens
-from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
-from specserve.model.forward_trial import are_usable
+from specserve.models.forward_trial import are_usable
+from specserve.sampling.drawing import Greedy
 from tests.draft_node.rounds import VOCAB, dspark
 
 

@@ -3,11 +3,11 @@ import torch
 
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.drafters.pass_clock import AFTER
-from specserve.decoding.drawing import Greedy, Sampled
 from specserve.drafting import ContextUpdate, DraftBatch, Worth
 from specserve.noise import OnceKeys
+from specserve.sampling.drawing import Greedy, Sampled
 from tests.golden_case import Session
-from tests.specserve.model.checkpoints import load
+from tests.specserve.models.checkpoints import load
 
 
 @pytest.fixture(scope="module")

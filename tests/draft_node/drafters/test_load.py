@@ -10,10 +10,10 @@ from draft_node.drafters.eagle3 import Eagle3Drafter
 from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.drafters.load import load_drafter, load_features
 from draft_node.drafters.weights import TargetWeights
-from specserve.decoding.drawing import Coupled, Greedy, Sampled
 from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.errors import Unsupported
 from specserve.noise import OnceKeys
+from specserve.sampling.drawing import Coupled, Greedy, Sampled
 from tests.draft_node.drafters.checkpoints import (
     DFLASH,
     DSPARK,
@@ -31,7 +31,7 @@ from tests.draft_node.drafters.checkpoints import (
     write_target,
 )
 from tests.golden_blocks import Recorder
-from tests.specserve.model.checkpoints import QWEN3, load, write_checkpoint
+from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
 
 
 @pytest.fixture

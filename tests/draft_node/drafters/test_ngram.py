@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from draft_node.drafters.ngram import NgramDrafter
-from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.sampling.drawing import Greedy
 
 
 @pytest.fixture

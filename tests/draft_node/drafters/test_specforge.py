@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from draft_node.drafters.dialects import read_draft_spec
 from draft_node.drafters.load import load_drafter
 from draft_node.drafters.spec import Layout, MarkovKind
-from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
 from specserve.errors import Unsupported
+from specserve.sampling.drawing import Greedy
 from tests.draft_node.drafters.checkpoints import (
     DSPARK,
     SPECFORGE,

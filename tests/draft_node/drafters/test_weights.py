@@ -19,7 +19,7 @@ from tests.draft_node.drafters.checkpoints import (
     write_drafter,
     write_head,
 )
-from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from draft_node.training.block_start import starting_point
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.losses import LossWeights
-from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
 
 VOCAB = 280
 TEXT = ["def some(text):\n    return to(train, on)\n", "and more of it, abcdefgh" * 3] * 40

@@ -17,7 +17,7 @@ from specserve.drafting import ContextUpdate, DraftBatch
 from tests.draft_node.drafters.checkpoints import options
 from tests.draft_node.training.drafters import make_objective, random_tokens, write_target
 from tests.golden_blocks import Recorder
-from tests.specserve.model.checkpoints import LLAMA
+from tests.specserve.models.checkpoints import LLAMA
 
 RECORD = TrainingRecord("specserve train dspark", "target", 3, 3_000_000, 1.5, 32, 8)
 KINDS = {

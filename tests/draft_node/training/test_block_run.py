@@ -16,8 +16,8 @@ from draft_node.training.block_start import default_feature_layers
 from draft_node.training.checkpoint import load
 from draft_node.training.self_text import SelfTextConfig
 from draft_node.training.trainer import Trainer
-from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.sampling.drawing import Greedy
 from tests.draft_node.drafters.checkpoints import DSPARK, EAGLE3, options, write_drafter
 from tests.draft_node.training.drafters import TEXT, VOCAB, write_target
 

@@ -27,7 +27,7 @@ from tests.draft_node.training.drafters import (
 from tests.draft_node.training.test_block_model import export
 from tests.draft_node.training.test_block_objective import SCHEDULE, ignore, loss_of, trainer
 from tests.golden_blocks import Recorder
-from tests.specserve.model.checkpoints import LLAMA
+from tests.specserve.models.checkpoints import LLAMA
 
 LENGTH = 40
 

@@ -20,8 +20,8 @@ from draft_node.training.language_model_distilled import DistilledDecoder, micro
 from draft_node.training.pruning import cut
 from draft_node.training.self_text import SelfTextConfig
 from draft_node.training.trainer import Trainer
-from specserve.decoding.drawing import Greedy
 from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.sampling.drawing import Greedy
 from tests.draft_node.drafters.checkpoints import options
 from tests.draft_node.training.drafters import TEXT, VOCAB, patterned_stream, write_target
 

@@ -10,7 +10,7 @@ from draft_node.training.decoder import Decoder, DecoderConfig
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.pruning import cut
 from specserve.errors import InvalidField
-from specserve.model.transformer import EMBEDDING_TAP
+from specserve.models.transformer import EMBEDDING_TAP
 from tests.draft_node.training.drafters import random_tokens, write_target
 
 IDLE = 5  # units of every feed-forward block that write nothing

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from specserve.decoding.draft_law import DraftLaw
-from specserve.decoding.sampling import NO_TOKEN, Sampled, target_probs
-from specserve.decoding.verification import batch as batch_module
-from specserve.decoding.verification import verify as verify_module
-from specserve.decoding.verification.batch import RowToVerify, VerificationBatch
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.sampling import NO_TOKEN, Sampled, target_probs
+from specserve.sampling.verification import batch as batch_module
+from specserve.sampling.verification import verify as verify_module
+from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
+from specserve.sampling.verification.rule import VerificationRule
 from tests.exactness.enumeration.shared_race import joint_law
 
 

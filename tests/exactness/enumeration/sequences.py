@@ -3,7 +3,7 @@
 import itertools
 from collections import defaultdict
 
-from specserve.decoding.verification.commit import commit_of
+from specserve.sampling.verification.commit import commit_of
 from tests.exactness.enumeration.one_round import outcomes
 
 

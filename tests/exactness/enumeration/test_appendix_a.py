@@ -6,10 +6,10 @@ from collections import defaultdict
 import pytest
 import torch
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from tests.exactness.enumeration.sequences import rounds_of
 from tests.exactness.enumeration.toy import Toy
-from tests.specserve.decoding.laws import law_of_likeliest
+from tests.specserve.sampling.laws import law_of_likeliest
 
 A, B = 0, 1
 TARGET, DRAFT = [0.7, 0.3], [0.5, 0.5]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from tests.exactness.enumeration.sequences import (
     plain_law,
     rounds_of,
@@ -10,7 +10,7 @@ from tests.exactness.enumeration.sequences import (
     total_variation,
 )
 from tests.exactness.enumeration.toy import Toy
-from tests.specserve.decoding.test_sampling import expected_law
+from tests.specserve.sampling.test_sampling import expected_law
 
 TOYS = {
     "close draft": Toy(),

@@ -6,11 +6,11 @@ from functools import cache
 
 import torch
 
-from specserve.decoding.batch import SamplingBatch
-from specserve.decoding.sampling import target_probs
-from specserve.decoding.state import SamplingState
+from specserve.sampling.batch import SamplingBatch
+from specserve.sampling.sampling import target_probs
+from specserve.sampling.state import SamplingState
 from specserve.types import SamplingParams
-from tests.specserve.decoding.laws import law_of_likeliest
+from tests.specserve.sampling.laws import law_of_likeliest
 
 PROMPT = (0, 1)
 

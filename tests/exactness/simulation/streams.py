@@ -9,8 +9,8 @@ import random
 
 import torch
 
-from specserve.decoding.drawing import BlockLayout
 from specserve.drafting import SpeculationBatch
+from specserve.sampling.drawing import BlockLayout
 from specserve.types import Request, SamplingParams
 from target_node.drafting import ColocatedDraft, RowToDraft, needs_law
 from target_node.sampler import Sampler

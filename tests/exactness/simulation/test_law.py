@@ -19,11 +19,11 @@ import torch
 from draft_node.outcomes import NO_TOKEN, SlotNoise, rank_candidates
 from specserve import compiled
 from specserve.audit.chi_square import power
-from specserve.decoding import law_kernels
-from specserve.decoding.batch import SamplingBatch
-from specserve.decoding.sampling import sample
-from specserve.decoding.verification import verify as verify_module
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling import law_kernels
+from specserve.sampling.batch import SamplingBatch
+from specserve.sampling.sampling import sample
+from specserve.sampling.verification import verify as verify_module
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.slot_scores import SlotScores
 from target_node import sampler as sampler_module
 from tests.exactness.simulation.laws import DIFFERENT, VOCAB_SIZE, cells, fit

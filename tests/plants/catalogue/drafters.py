@@ -104,7 +104,7 @@ PLANTS = [
     ),
     Plant(
         name="noise-by-columns-of-the-draft-vocabulary",
-        file="specserve/decoding/drawing.py",
+        file="specserve/sampling/drawing.py",
         symbol="log_noise",
         was="layout.target_ids.expand(len(seeds), -1)",
         becomes="torch.arange(len(layout.target_ids)).expand(len(seeds), -1)",
@@ -117,7 +117,7 @@ PLANTS = [
     ),
     Plant(
         name="draws-of-slots-by-one-noise",
-        file="specserve/decoding/drawing.py",
+        file="specserve/sampling/drawing.py",
         symbol="Sampled._keys",
         was="(layout.positions[:, None] + slots).flatten()",
         becomes="layout.positions.repeat_interleave(num_slots)",

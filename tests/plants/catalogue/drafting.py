@@ -28,7 +28,7 @@ PLANTS = [
     ),
     Plant(
         name="slots-share-a-draw",
-        file="specserve/decoding/drawing.py",
+        file="specserve/sampling/drawing.py",
         symbol="Sampled._keys",
         was="(layout.positions[:, None] + slots).flatten(),",
         becomes="(layout.positions[:, None] + 0 * slots).flatten(),",

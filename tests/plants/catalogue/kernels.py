@@ -3,12 +3,12 @@
 from tests.plants.plant import Plant, Way
 
 _COMPILED = frozenset({Way.COMPILED, Way.SYNC, Way.ASYNC})
-_LAWS = "specserve/decoding/law_kernels.py"
-_RATIO = "tests/specserve/decoding/test_compiled_ratio.py"
-_LIKELIEST = "tests/specserve/decoding/test_race_of_likeliest.py"
-_TRUNCATION = "specserve/decoding/truncation_kernels.py"
-_CUT = "tests/specserve/decoding/test_truncation_kernels.py"
-_LAYERS = "specserve/model/layer_kernels.py"
+_LAWS = "specserve/sampling/law_kernels.py"
+_RATIO = "tests/specserve/sampling/test_compiled_ratio.py"
+_LIKELIEST = "tests/specserve/sampling/test_race_of_likeliest.py"
+_TRUNCATION = "specserve/sampling/truncation_kernels.py"
+_CUT = "tests/specserve/sampling/test_truncation_kernels.py"
+_LAYERS = "specserve/models/layer_kernels.py"
 _BLOCKS = "tests/draft_node/drafters/test_block_drafter.py"
 _STEPS = "tests/draft_node/drafters/test_compiled_steps.py"
 
@@ -101,7 +101,7 @@ PLANTS = [
     ),
     Plant(
         name="nuclei-one-value-too-large",
-        file="specserve/decoding/ranks.py",
+        file="specserve/sampling/ranks.py",
         symbol="boundary_of_mass",
         was="np.float64(held + sums[digit]) < needed",
         becomes="np.float64(held + sums[digit]) <= needed",
@@ -115,7 +115,7 @@ PLANTS = [
         symbol="race",
         was="most, temperature = largest(own), temperatures[row]",
         becomes="most, temperature = largest(own), temperatures[0]",
-        tests=("tests/specserve/decoding/test_race.py::test_the_winner_has_the_least_time",),
+        tests=("tests/specserve/sampling/test_race.py::test_the_winner_has_the_least_time",),
         breaks="all rows of a batch are sampled at the temperature of the first",
         ways=_COMPILED,
     ),
@@ -151,12 +151,12 @@ PLANTS = [
     ),
     Plant(
         name="penalties-forget-what-the-block-repeats",
-        file="specserve/decoding/shaping_kernels.py",
+        file="specserve/sampling/shaping_kernels.py",
         symbol="_penalise",
         was="count += other == token",
         becomes="count = count + 0.0 if other == token else count",
         tests=(
-            "tests/specserve/decoding/test_shaping.py::test_compiled_rows_lead_to_the_same_tokens",
+            "tests/specserve/sampling/test_shaping.py::test_compiled_rows_lead_to_the_same_tokens",
         ),
         breaks="chains repeat tokens that the target penalises",
         ways=_COMPILED,
@@ -168,7 +168,7 @@ PLANTS = [
         was="end - count + 1 + (query + i) // per_kv",
         becomes="end - count + 1 + (query + i + 1) // per_kv",
         tests=(
-            "tests/specserve/model/test_compiled_forward.py::test_keys_and_values_are_torchs[qwen3]",
+            "tests/specserve/models/test_compiled_forward.py::test_keys_and_values_are_torchs[qwen3]",
         ),
         breaks="the last head of every group looks one token ahead: prompts are read wrong",
         ways=_COMPILED,

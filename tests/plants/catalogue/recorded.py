@@ -35,7 +35,7 @@ PLANTS = [
     ),
     Plant(
         name="recordings-for-any-nucleus",
-        file="specserve/decoding/verification/recorded_ratio.py",
+        file="specserve/sampling/verification/recorded_ratio.py",
         symbol="_Cuts.of",
         was="any(p.top_p < 1 for p in params)",
         becomes="params[0].top_p < 1",
@@ -45,7 +45,7 @@ PLANTS = [
     ),
     Plant(
         name="laws-of-the-round-before",
-        file="specserve/decoding/verification/recorded_ratio.py",
+        file="specserve/sampling/verification/recorded_ratio.py",
         symbol="_Packed.fill",
         was="""
             (self.laws, given.laws),
@@ -58,7 +58,7 @@ PLANTS = [
     ),
     Plant(
         name="keys-of-the-round-before",
-        file="specserve/decoding/verification/recorded_ratio.py",
+        file="specserve/sampling/verification/recorded_ratio.py",
         symbol="_Packed.fill",
         was="self.keys.numpy()[:, :num_logits] = given.keys.view(np.int64)",
         becomes="self.keys.numpy()[:3, :num_logits] = given.keys.view(np.int64)[:3]",
@@ -68,7 +68,7 @@ PLANTS = [
     ),
     Plant(
         name="padding-rows-in-the-null-block",
-        file="specserve/model/padded_attention.py",
+        file="specserve/models/padded_attention.py",
         symbol="PaddedAttention.fill",
         was="blocks[num_rows:] = blocks[0]",
         becomes="blocks[num_rows:] = NULL_BLOCK",
@@ -78,7 +78,7 @@ PLANTS = [
     ),
     Plant(
         name="padded-tokens-in-place-of-own",
-        file="specserve/model/padded_attention.py",
+        file="specserve/models/padded_attention.py",
         symbol="PaddedAttention.unpadded",
         was="return x.index_select(0, self._outputs[: self._num_outputs])",
         becomes="return x[: self._num_outputs]",
@@ -88,7 +88,7 @@ PLANTS = [
     ),
     Plant(
         name="taps-in-any-order-share-a-recording",
-        file="specserve/model/recorded_forward.py",
+        file="specserve/models/recorded_forward.py",
         symbol="RecordedForward.run",
         was="_Key(self._shape, taps)",
         becomes="_Key(self._shape, tuple(sorted(taps)))",

@@ -4,16 +4,16 @@ from tests.plants.plant import Plant, Way
 
 _TORCH = frozenset({Way.TORCH})
 _COMPILED = frozenset({Way.COMPILED})
-_SAMPLING = "tests/specserve/decoding/test_sampling.py"
+_SAMPLING = "tests/specserve/sampling/test_sampling.py"
 _DEFINED = f"{_SAMPLING}::test_float64_probs_equal_the_definition"
-_RACE = "tests/specserve/decoding/test_race_of_likeliest.py::test_laws_and_tokens_are_torchs"
-_KEYS = "tests/specserve/decoding/test_draft_law.py"
+_RACE = "tests/specserve/sampling/test_race_of_likeliest.py::test_laws_and_tokens_are_torchs"
+_KEYS = "tests/specserve/sampling/test_draft_law.py"
 
 PLANTS = [
     # --- edits -----------------------------------------------------------------------------------
     Plant(
         name="repetition-rewards",
-        file="specserve/decoding/logit_edits.py",
+        file="specserve/sampling/logit_edits.py",
         symbol="apply_edits",
         was="values = (values / repetition).where(values > 0, values * repetition)",
         becomes="values = values / repetition",
@@ -23,7 +23,7 @@ PLANTS = [
     ),
     Plant(
         name="presence-of-the-prompt",
-        file="specserve/decoding/logit_edits.py",
+        file="specserve/sampling/logit_edits.py",
         symbol="apply_edits",
         was="values -= presence * (edits.counts > 0)",
         becomes="values -= presence",
@@ -33,7 +33,7 @@ PLANTS = [
     ),
     Plant(
         name="bias-of-another-row",
-        file="specserve/decoding/batch.py",
+        file="specserve/sampling/batch.py",
         symbol="LogitEdits.of",
         was="biased = [(row, state) for row, state in enumerate(states) if state.has_bias]",
         becomes="biased = list(enumerate(state for state in states if state.has_bias))",
@@ -44,7 +44,7 @@ PLANTS = [
     # --- truncation and temperature --------------------------------------------------------------
     Plant(
         name="nucleus-before-top-k",
-        file="specserve/decoding/truncation.py",
+        file="specserve/sampling/truncation.py",
         symbol="truncate",
         was="""
             if truncation.max_top_k > 0:
@@ -64,7 +64,7 @@ PLANTS = [
     ),
     Plant(
         name="nucleus-too-small",
-        file="specserve/decoding/truncation.py",
+        file="specserve/sampling/truncation.py",
         symbol="_nucleus",
         was="place = (~enough).sum(dim=1, keepdim=True).clamp_(max=num_candidates - 1)",
         becomes="place = ((~enough).sum(dim=1, keepdim=True) - 1).clamp_(0, num_candidates - 1)",
@@ -74,7 +74,7 @@ PLANTS = [
     ),
     Plant(
         name="ties-broken-by-top-k",
-        file="specserve/decoding/truncation.py",
+        file="specserve/sampling/truncation.py",
         symbol="_apply_top_k",
         was="return weights.masked_fill(scaled < threshold, 0.0)",
         becomes="""
@@ -88,17 +88,17 @@ PLANTS = [
     ),
     Plant(
         name="compiled-min-p-of-the-sum",
-        file="specserve/decoding/law_kernels.py",
+        file="specserve/sampling/law_kernels.py",
         symbol="_weigh",
         was="keep_possible(room.scaled, int(cut[0]), cut[1], cut[2], room.weights, room.ids)",
         becomes="keep_possible(room.scaled, int(cut[0]), cut[1], 0.0, room.weights, room.ids)",
-        tests=("tests/specserve/decoding/test_compiled_ratio.py::test_outcomes_are_torchs",),
+        tests=("tests/specserve/sampling/test_compiled_ratio.py::test_outcomes_are_torchs",),
         breaks="min_p is ignored where drafts are judged by the ratio test",
         ways=_COMPILED,
     ),
     Plant(
         name="temperature-of-the-first-row",
-        file="specserve/decoding/sampling.py",
+        file="specserve/sampling/sampling.py",
         symbol="_truncated_race",
         was="temperatures = batch.temperatures[places]",
         becomes="temperatures = batch.temperatures[: len(places)]",
@@ -159,7 +159,7 @@ PLANTS = [
     # --- draft laws ------------------------------------------------------------------------------
     Plant(
         name="drafts-drawn-greedily",
-        file="specserve/decoding/drawing.py",
+        file="specserve/sampling/drawing.py",
         symbol="Sampled._Draws._draw_by_torch",
         was="winners = (noise / law.probs).argmin(dim=1, keepdim=True)",
         becomes="winners = law.probs.argmax(dim=1, keepdim=True)",
@@ -169,7 +169,7 @@ PLANTS = [
     ),
     Plant(
         name="compiled-drafts-drawn-greedily",
-        file="specserve/decoding/law_kernels.py",
+        file="specserve/sampling/law_kernels.py",
         symbol="draw_of_likeliest",
         was="time = noise[place] / prob",
         becomes="time = np.float32(1) / prob",
@@ -179,7 +179,7 @@ PLANTS = [
     ),
     Plant(
         name="drafts-at-temperature-1",
-        file="specserve/decoding/drawing.py",
+        file="specserve/sampling/drawing.py",
         symbol="Sampled._Draws._draw_by_torch",
         was="law = DraftLaw.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))",
         becomes="""
@@ -193,7 +193,7 @@ PLANTS = [
     ),
     Plant(
         name="padding-subtracted",
-        file="specserve/decoding/draft_law.py",
+        file="specserve/sampling/draft_law.py",
         symbol="DraftLaw.joined",
         was="torch.cat([pad(x.ids, m, value=PAD_ID) for x, m in zip(laws, missing, strict=True)]),",
         becomes="torch.cat([pad(x.ids, m) for x, m in zip(laws, missing, strict=True)]),",
@@ -203,7 +203,7 @@ PLANTS = [
     ),
     Plant(
         name="path-not-shaped",
-        file="specserve/decoding/shaping.py",
+        file="specserve/sampling/shaping.py",
         symbol="Shaped._Draws._advance",
         was="""
             for state, drawn in zip(self.states, token_ids.tolist(), strict=True):
@@ -216,18 +216,18 @@ PLANTS = [
                 for token_id in drawn:
                     state.append(token_id)
         """,
-        tests=("tests/specserve/decoding/test_shaping.py",),
+        tests=("tests/specserve/sampling/test_shaping.py",),
         breaks="drafts repeat what the request's penalties forbid, and are rejected for it",
         ways=_TORCH,
     ),
     # --- what is told ----------------------------------------------------------------------------
     Plant(
         name="ranks-of-ties",
-        file="specserve/decoding/logprobs.py",
+        file="specserve/sampling/logprobs.py",
         symbol="_records",
         was="ranks = 1 + (logits > values[:, :1]).sum(dim=1)",
         becomes="ranks = (logits >= values[:, :1]).sum(dim=1)",
-        tests=("tests/specserve/decoding/test_logprobs.py::test_zeros_of_either_sign_tie",),
+        tests=("tests/specserve/sampling/test_logprobs.py::test_zeros_of_either_sign_tie",),
         breaks="a token's rank counts those that are only as likely",
         ways=_TORCH,
     ),

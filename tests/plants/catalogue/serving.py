@@ -4,19 +4,19 @@ from tests.plants.plant import Plant, Way
 
 _BOTH = frozenset({Way.SYNC, Way.ASYNC})
 _TORCH = frozenset({Way.TORCH})
-_GOLDEN = "tests/specserve/model/test_golden.py::test_every_tensor_of_the_reference_is_reproduced"
-_DEALING = "tests/specserve/model/test_dealing.py"
+_GOLDEN = "tests/specserve/models/test_golden.py::test_every_tensor_of_the_reference_is_reproduced"
+_DEALING = "tests/specserve/models/test_dealing.py"
 
 PLANTS = [
     # --- the model -------------------------------------------------------------------------------
     Plant(
         name="positions-of-the-first-row",
-        file="specserve/model/attention.py",
+        file="specserve/models/attention.py",
         symbol="AttentionBatch.positions",
         was="return np.arange(int(counts.sum())) + np.repeat(ends - counts - firsts, counts)",
         becomes="return np.arange(int(counts.sum())) + np.repeat(ends - counts, counts)",
         tests=(
-            "tests/specserve/model/test_determinism.py"
+            "tests/specserve/models/test_determinism.py"
             "::test_a_prompt_gives_equal_bits_in_chunks_of_any_size",
             "tests/exactness/test_speculative_decoding.py"
             "::test_a_few_requests_are_those_of_plain_decoding[ngram]",
@@ -26,12 +26,12 @@ PLANTS = [
     ),
     Plant(
         name="slots-of-the-last-block",
-        file="specserve/model/attention.py",
+        file="specserve/models/attention.py",
         symbol="AttentionBatch.slots",
         was="(positions := np.arange(end - count, end), table[positions // block_size])",
         becomes="(positions := np.arange(end - count, end), table[(end - 1) // block_size])",
         tests=(
-            "tests/specserve/model/test_determinism.py"
+            "tests/specserve/models/test_determinism.py"
             "::test_a_prompt_gives_equal_bits_in_chunks_of_any_size",
         ),
         breaks="tokens before a block's border are kept behind it",
@@ -39,7 +39,7 @@ PLANTS = [
     ),
     Plant(
         name="padding-has-logits",
-        file="specserve/model/transformer.py",
+        file="specserve/models/transformer.py",
         symbol="Transformer.logits",
         was='logits[:, self.config.num_known_tokens :] = float("-inf")',
         becomes='logits[:, self.config.num_known_tokens + 1 :] = float("-inf")',
@@ -52,7 +52,7 @@ PLANTS = [
     ),
     Plant(
         name="smooth-rope",
-        file="specserve/model/rope.py",
+        file="specserve/models/rope.py",
         symbol="inverse_frequencies",
         was="return (1 - blend) * scaled + blend * frequencies",
         becomes="return blend * scaled + (1 - blend) * frequencies",
@@ -63,7 +63,7 @@ PLANTS = [
     # --- ranks -----------------------------------------------------------------------------------
     Plant(
         name="own-share-untried",
-        file="specserve/model/dealing.py",
+        file="specserve/models/dealing.py",
         symbol="rows_of",
         was="for count in (*(n for n in USUAL_RANKS if n <= most_ranks), num_ranks):",
         becomes="for count in (n for n in USUAL_RANKS if n <= most_ranks):",
@@ -73,7 +73,7 @@ PLANTS = [
     ),
     Plant(
         name="kinds-by-width-alone",
-        file="specserve/model/dealing.py",
+        file="specserve/models/dealing.py",
         symbol="rows_of",
         was="kind = tuple((len(s), s.start % _STEP, s.stop == s.size) for s in shares)",
         becomes="kind = tuple((len(s), 0, False) for s in shares)",
@@ -83,7 +83,7 @@ PLANTS = [
     ),
     Plant(
         name="first-rank-has-more",
-        file="specserve/model/dealing.py",
+        file="specserve/models/dealing.py",
         symbol="_bounds",
         was="return [part * number // num_parts for part in range(num_parts + 1)]",
         becomes="return [-(-part * number // num_parts) for part in range(num_parts + 1)]",

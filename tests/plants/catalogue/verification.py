@@ -13,10 +13,10 @@ _ENUMERATED = (
     "::test_the_law_of_the_output_is_that_of_plain_decoding"
 )
 _HOST_ROWS = (
-    "tests/specserve/decoding/test_compiled_ratio.py"
+    "tests/specserve/sampling/test_compiled_ratio.py"
     "::test_rows_on_the_host_have_the_outcomes_of_a_batch_of_tensors"
 )
-_COMPILED_IS_TORCHS = "tests/specserve/decoding/test_compiled_ratio.py::test_outcomes_are_torchs"
+_COMPILED_IS_TORCHS = "tests/specserve/sampling/test_compiled_ratio.py::test_outcomes_are_torchs"
 
 PLANTS = [
     # --- which row is which ----------------------------------------------------------------------
@@ -70,7 +70,7 @@ PLANTS = [
     ),
     Plant(
         name="bonus-of-the-row-before",
-        file="specserve/decoding/verification/verify.py",
+        file="specserve/sampling/verification/verify.py",
         symbol="walk_ends",
         was="return walks.starts + num_accepted",
         becomes="return walks.starts + num_accepted.minimum((walks.verify_lens - 1).clamp(min=0))",
@@ -80,7 +80,7 @@ PLANTS = [
     ),
     Plant(
         name="compiled-bonus-of-the-row-before",
-        file="specserve/decoding/law_kernels.py",
+        file="specserve/sampling/law_kernels.py",
         symbol="_judge_by_ratio",
         was="total = _weigh(logits[place], rows.temperatures[place], rows.cuts[place], room)"
         "  # pyright: ignore[reportArgumentType]",
@@ -95,7 +95,7 @@ PLANTS = [
     # --- what stands -----------------------------------------------------------------------------
     Plant(
         name="ratio-of-weights",
-        file="specserve/decoding/sampling.py",
+        file="specserve/sampling/sampling.py",
         symbol="TargetLaws.at",
         was="probs = (weights.double() / self.totals).to(weights.dtype)",
         becomes="probs = weights.clone()",
@@ -105,7 +105,7 @@ PLANTS = [
     ),
     Plant(
         name="compiled-ratio-of-weights",
-        file="specserve/decoding/law_kernels.py",
+        file="specserve/sampling/law_kernels.py",
         symbol="_judge_by_ratio",
         was="prob = np.float32(weights[rows.drafted[place]] / total)",
         becomes="prob = weights[rows.drafted[place]]",
@@ -115,7 +115,7 @@ PLANTS = [
     ),
     Plant(
         name="residual-forgotten",
-        file="specserve/decoding/verification/verify.py",
+        file="specserve/sampling/verification/verify.py",
         symbol="by_ratio",
         was="weights = residual_probs(target.rows(ends), law.rows(ends))",
         becomes="weights = target.rows(ends)",
@@ -125,7 +125,7 @@ PLANTS = [
     ),
     Plant(
         name="compiled-residual-forgotten",
-        file="specserve/decoding/law_kernels.py",
+        file="specserve/sampling/law_kernels.py",
         symbol="_leave_residual",
         was="weights[:] = left",
         becomes="weights = left",
@@ -135,7 +135,7 @@ PLANTS = [
     ),
     Plant(
         name="residual-of-the-mean",
-        file="specserve/decoding/verification/ratio.py",
+        file="specserve/sampling/verification/ratio.py",
         symbol="residual_probs",
         was="residual = draft_law.subtracted_from(target_probs).clamp_(min=0.0)",
         becomes="residual = draft_law.subtracted_from(target_probs).abs_()",
@@ -145,7 +145,7 @@ PLANTS = [
     ),
     Plant(
         name="stands-behind-a-rejected-one",
-        file="specserve/decoding/verification/verify.py",
+        file="specserve/sampling/verification/verify.py",
         symbol="leading_accepts",
         was="return _row_by_row(accepted, walks).cumprod(dim=1).sum(dim=1)",
         becomes="return _row_by_row(accepted, walks).sum(dim=1)",
@@ -155,7 +155,7 @@ PLANTS = [
     ),
     Plant(
         name="impossible-drafts-stand",
-        file="specserve/decoding/verification/verify.py",
+        file="specserve/sampling/verification/verify.py",
         symbol="by_ratio",
         was="sound = draft_law.sound(logits.shape[1]) & (draft_law.at(walks.drafted) > 0)",
         becomes="sound = draft_law.sound(logits.shape[1])",
@@ -166,7 +166,7 @@ PLANTS = [
     # --- what is kept of a round -----------------------------------------------------------------
     Plant(
         name="one-more-committed",
-        file="specserve/decoding/verification/commit.py",
+        file="specserve/sampling/verification/commit.py",
         symbol="commit_of",
         was="for token_id in (*drafted[:num_accepted], next_token):",
         becomes="for token_id in (*drafted[: num_accepted + 1], next_token):",
@@ -206,12 +206,12 @@ PLANTS = [
     ),
     Plant(
         name="end-held-back-once-more",
-        file="specserve/decoding/verification/commit.py",
+        file="specserve/sampling/verification/commit.py",
         symbol="commit_of",
         was="if len(token_ids) > num_held_back and token_id in end_token_ids:",
         becomes="if num_accepted >= num_held_back and token_id in end_token_ids:",
         tests=(
-            "tests/specserve/decoding/test_verification_commit.py"
+            "tests/specserve/sampling/test_verification_commit.py"
             "::test_commits_are_those_of_plain_decoding",
         ),
         breaks="a block that ends the answer before min_tokens does end it",
@@ -219,12 +219,12 @@ PLANTS = [
     ),
     Plant(
         name="tokens-behind-the-end",
-        file="specserve/decoding/verification/commit.py",
+        file="specserve/sampling/verification/commit.py",
         symbol="commit_of",
         was="return Commit(token_ids, min(num_accepted, len(token_ids)), reason, failed=False)",
         becomes="return Commit(token_ids, num_accepted, reason, failed=False)",
         tests=(
-            "tests/specserve/decoding/test_verification_commit.py"
+            "tests/specserve/sampling/test_verification_commit.py"
             "::test_commits_are_those_of_plain_decoding",
         ),
         breaks="an answer that ends within a block counts more accepted tokens than it has",
@@ -232,7 +232,7 @@ PLANTS = [
     ),
     Plant(
         name="last-token-judged-by-nothing",
-        file="specserve/decoding/verification/equality.py",
+        file="specserve/sampling/verification/equality.py",
         symbol="walk",
         was="return Walk(num_accepted, drawn[num_accepted], _NO_TOKEN in drawn)",
         becomes="return Walk(num_accepted, drawn[-1], _NO_TOKEN in drawn)",
@@ -263,7 +263,7 @@ PLANTS = [
     ),
     Plant(
         name="acceptance-by-recovery-noise",
-        file="specserve/decoding/verification/ratio_rows.py",
+        file="specserve/sampling/verification/ratio_rows.py",
         symbol="ratio_rows",
         was="uniforms=noise.host_uniforms(once.plus(Purpose.ACCEPTANCE).array()),",
         becomes="uniforms=noise.host_uniforms(once.plus(Purpose.RECOVERY).array()),",
@@ -274,7 +274,7 @@ PLANTS = [
     # --- penalties along the drafted path --------------------------------------------------------
     Plant(
         name="drafted-path-forgotten",
-        file="specserve/decoding/state.py",
+        file="specserve/sampling/state.py",
         symbol="SamplingState.along",
         was="""
             state = states[-1].fork()
@@ -286,7 +286,7 @@ PLANTS = [
             state.num_generated += 1
         """,
         tests=(
-            "tests/specserve/decoding/test_sampling.py"
+            "tests/specserve/sampling/test_sampling.py"
             "::test_rows_of_a_drafted_path_match_decoding_it_token_by_token",
         ),
         breaks="penalties of a drafted token's successors do not count it",
@@ -294,12 +294,12 @@ PLANTS = [
     ),
     Plant(
         name="compiled-drafted-path-forgotten",
-        file="specserve/decoding/verification/compiled_ratio.py",
+        file="specserve/sampling/verification/compiled_ratio.py",
         symbol="_edits_of",
         was="return LogitEdits.of([each for row in rows for each in row.state.along(row.drafted)])",
         becomes="return LogitEdits.of([row.state for row in rows for _ in (*row.drafted, None)])",
         tests=(
-            "tests/specserve/decoding/test_compiled_ratio.py"
+            "tests/specserve/sampling/test_compiled_ratio.py"
             "::test_laws_that_are_edited_are_torchs_too",
         ),
         breaks="penalties of a drafted token's successors do not count it",
@@ -307,12 +307,12 @@ PLANTS = [
     ),
     Plant(
         name="forks-share-their-path",
-        file="specserve/decoding/state.py",
+        file="specserve/sampling/state.py",
         symbol="PenaltyState.fork",
         was="copy._later = self._later or ()",
         becomes="copy._later = ()",
         tests=(
-            "tests/specserve/decoding/test_state.py"
+            "tests/specserve/sampling/test_state.py"
             "::test_forks_of_forks_count_as_a_state_of_their_own_would",
         ),
         breaks="penalties along a drafted path know its last token alone",

@@ -8,8 +8,8 @@ from specserve.api.sampling_defaults import sampling_defaults
 from specserve.client import Client
 from specserve.errors import Unsupported
 from specserve.types import SamplingParams, Submit
-from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
-from tests.specserve.model.gguf.files import write_gguf
+from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.models.gguf.files import write_gguf
 
 PUBLISHED = {
     "do_sample": True,

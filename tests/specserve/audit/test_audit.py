@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli import main
-from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
 
 # The target drafts for itself, from fewer tokens than its laws have: a third or more is refused.
 FEW = ("--requests", "24", "--samples", "800", "--quick", "--json")
@@ -113,7 +113,7 @@ def test_a_running_service_is_audited_as_it_is(audit, tiny, start_service):
 
 
 BONUS_FROM_THE_ROW_BEFORE = """
-from specserve.decoding.verification import compiled_ratio, verify
+from specserve.sampling.verification import compiled_ratio, verify
 real = verify.walk_ends
 def walk_ends(num_accepted, group):
     full = (num_accepted == group.verify_lens) & (group.verify_lens > 0)
@@ -123,7 +123,7 @@ verify.by_compiled_ratio = compiled_ratio.judge_rows = lambda *_: None
 """
 FORGETS_PENALTIES_OF_DRAFTED_TOKENS = """
 import dataclasses
-from specserve.decoding.verification import batch
+from specserve.sampling.verification import batch
 real = batch.VerificationBatch.build
 class Forgetful:
     def __init__(self, state):
@@ -147,7 +147,7 @@ def build(rows, device='cpu'):
         device,
     )
 batch.VerificationBatch.build = staticmethod(build)
-from specserve.decoding.verification import compiled_ratio
+from specserve.sampling.verification import compiled_ratio
 judge = compiled_ratio.judge_rows
 def judge_rows(logits, rows, law):
     return judge(logits, [dataclasses.replace(r, state=Forgetful(r.state)) for r in rows], law)
@@ -155,7 +155,7 @@ compiled_ratio.judge_rows = judge_rows
 """
 ACCEPTS_FROM_THE_FIFTH = """
 import torch
-from specserve.decoding.verification import compiled_ratio, verify
+from specserve.sampling.verification import compiled_ratio, verify
 real = verify.leading_accepts
 def leading_accepts(accepted, group):
     if group.ratio is not None:
@@ -179,7 +179,7 @@ def wanted(row, end, result):
 sampler._wanted_of_answer = wanted
 """
 ACCEPT_ALL = """
-from specserve.decoding.verification import equality
+from specserve.sampling.verification import equality
 equality.walk = lambda drafted, drawn: equality.Walk(len(drafted), drawn[-1], False)
 """
 

@@ -3,7 +3,7 @@
 import pytest
 
 from specserve.commands.config_table import config_rows, print_config, telling_rows
-from specserve.model.config import read_spec
+from specserve.models.config import read_spec
 from specserve.settings.config import (
     Config,
     ModelConfig,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from specserve.model.config import ModelSpec, RopeSpec
+from specserve.models.config import ModelSpec, RopeSpec
 from specserve.settings.config import Config, SpeculationConfig, TopologyConfig
 from specserve.settings.hardware import CudaDevice, Hardware
 from specserve.settings.resolve import resolve

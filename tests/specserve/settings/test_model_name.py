@@ -9,8 +9,8 @@ from specserve.processes.launch import resolve_here
 from specserve.settings.config import Config, ModelConfig
 from specserve.settings.model_name import model_name
 from specserve.settings.target_source import EMBEDDED_NAME, EMBEDDED_TARGET
-from tests.specserve.model.checkpoints import QWEN3, write_checkpoint
-from tests.specserve.model.gguf.files import write_gguf
+from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
+from tests.specserve.models.gguf.files import write_gguf
 
 HASH = "c1899de289a04d12100db370d81485cdf75e47ca"
 

@@ -11,7 +11,7 @@ import pytest
 from draft_node.training.__main__ import main
 from draft_node.training.chats.store import ChatStore
 from specserve.client import Client
-from specserve.model.tokenizer_files import load_tokenizer
+from specserve.models.tokenizer_files import load_tokenizer
 from specserve.processes.local_service import local_service
 from specserve.settings.target_source import EMBEDDED_TARGET
 

@@ -11,7 +11,7 @@ from draft_node.training.chats.store import ChatStore
 from draft_node.training.chats.turns import UserTurns
 from draft_node.training.text_source import chats
 from specserve.api.tokenizer import TextTokenizer
-from specserve.model.config import read_spec
+from specserve.models.config import read_spec
 from specserve.settings.target_source import find_smollm2
 from tests.architecture.sources import ROOT
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specserve.decoding.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 from specserve.transport.link.envelope import HEADER_BYTES, Kind, restamp, seal
 from specserve.transport.link.messages import BlockKey, Foresight, Push, Report, RowReport
 from specserve.transport.link.push_frames import encode_push

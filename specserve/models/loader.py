@@ -1,0 +1,320 @@
+"""From a folder to a `Transformer`: reads this rank's shard of every weight, no more.
+
+No code that comes with a checkpoint is ever executed.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from specserve.errors import Unsupported
+from specserve.models.ballast import with_ballast
+from specserve.models.checkpoint import Checkpoint
+from specserve.models.config import ModelSpec, read_spec
+from specserve.models.dealing import (
+    Shares,
+    check_ranks,
+    deal,
+    deal_heads,
+    most_ranks,
+    rows_of,
+)
+from specserve.models.layers import DecoderLayer, RMSNorm, SwiGLU
+from specserve.models.linear import HALF_MAX, Kernels, Linear, can_halve, can_halve_exactly
+from specserve.models.parallel import TensorParallel
+from specserve.models.projection import GatheredProjection, Projection, ReducedProjection
+from specserve.models.rope import RotaryTable
+from specserve.models.transformer import Transformer
+
+_HALVES = ("BF16", "F16")  # as safetensors calls them
+
+
+def load_model(
+    folder: str | Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: TensorParallel,
+    ballast: int = 0,
+    num_positions: int | None = None,
+    deterministic: bool,
+) -> Transformer:
+    """This rank's share of the model in `folder`, ready to run.
+
+    `ballast` is the number of parameters to pad the model to, 0 for none; `num_positions` is how
+    many positions of a row will be used, None for all that the model has. With `deterministic`, a
+    token's result has the same bits in every batch and for every number of ranks. Raises
+    `Unsupported` for a checkpoint that is malformed or not implemented, `InvalidField` for ballast.
+    """
+    folder = Path(folder)
+    kernels = kernels_for(folder, dtype=dtype, device=device, deterministic=deterministic)
+    return load_with(kernels, folder, parallel, ballast=ballast, num_positions=num_positions)
+
+
+def kernels_for(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    deterministic: bool,
+    half_weights: bool | None = None,
+) -> Kernels:
+    """For the model in `folder`; with `half_weights` None where they are faster and lose nothing.
+
+    Raises `Unsupported` where `half_weights` are asked for and cannot be had.
+    """
+    if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+        return Kernels.of_16_bits(dtype, deterministic=deterministic)
+    if half_weights:
+        check_half_weights(folder)
+    elif half_weights is None:
+        is_plain = device.type == "cpu" and dtype == torch.float32
+        half_weights = is_plain and halves_exactly(folder)
+    return Kernels(
+        dtype=dtype,
+        device=device,
+        deterministic=deterministic,
+        half_weights=half_weights,
+        may_round=False,  # what is stored in 16 bits need not be, one tensor at a time
+        may_pair=bool(half_weights) and _beyond(folder, ("BF16",)) is None,
+    )
+
+
+def halves_exactly(folder: Path) -> bool:
+    """Whether the model's weights can be kept in 16 bits without rounding, and faster."""
+    try:
+        return can_halve_exactly() and _beyond(folder, _HALVES) is None
+    except Unsupported:
+        return False  # whoever loads it will say what is wrong
+
+
+def check_half_weights(folder: Path) -> None:
+    """Raise `Unsupported` unless the model in `folder` may keep its weights in 16 bits."""
+    if not can_halve():
+        raise Unsupported("half_weights: this machine has no products with 16-bit weights")
+    found = _beyond(folder, _HALVES)
+    if found is not None:
+        name, dtype = found
+        raise Unsupported(
+            f"{folder}: tensor {name} is stored in {dtype}, which half_weights would round; "
+            "leave out --half-weights"
+        )
+
+
+def _beyond(folder: Path, dtypes: Collection[str]) -> tuple[str, str] | None:
+    """A matrix that is stored in none of `dtypes`, and in which."""
+    with Checkpoint(folder) as checkpoint:
+        return checkpoint.first_matrix_beyond(dtypes)
+
+
+def load_with(
+    kernels: Kernels,
+    folder: Path,
+    parallel: TensorParallel,
+    *,
+    ballast: int = 0,
+    num_positions: int | None = None,
+) -> Transformer:
+    """The same as `load_model` with products of the caller's choice, on their device."""
+    spec = read_spec(folder)
+    check_ranks(spec, parallel.size)
+    padded, own_len = with_ballast(spec, ballast), spec.max_position_embeddings
+    with Checkpoint(folder) as checkpoint, torch.inference_mode():
+        optional = ("lm_head.weight",) if spec.tie_word_embeddings else ()
+        checkpoint.check(expected_tensors(spec), optional)
+        builder = _Builder(padded, checkpoint, parallel, kernels)
+        return builder.build(min(num_positions or own_len, own_len))
+
+
+def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the checkpoint, ballast aside."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
+        "norm.weight": (spec.hidden_size,),
+        "lm_head.weight": (spec.vocab_size, spec.hidden_size),
+    }
+    for index in range(spec.num_real_layers):
+        for name, shape in layer_tensors(spec, spec.intermediate_size).items():
+            shapes[f"layers.{index}.{name}"] = shape
+    return shapes
+
+
+def layer_tensors(spec: ModelSpec, width: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of one layer with intermediate size `width`."""
+    hidden, head_dim = spec.hidden_size, spec.head_dim
+    q_size, kv_size = spec.num_heads * head_dim, spec.num_kv_heads * head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q_size, hidden),
+        "self_attn.k_proj.weight": (kv_size, hidden),
+        "self_attn.v_proj.weight": (kv_size, hidden),
+        "self_attn.o_proj.weight": (hidden, q_size),
+        "mlp.gate_proj.weight": (width, hidden),
+        "mlp.up_proj.weight": (width, hidden),
+        "mlp.down_proj.weight": (hidden, width),
+    }
+    if spec.qk_norm:
+        shapes["self_attn.q_norm.weight"] = (head_dim,)
+        shapes["self_attn.k_norm.weight"] = (head_dim,)
+    return shapes
+
+
+# Of a number of ranks, what each of them holds of some weights.
+Dealt = Callable[[int], Sequence[Shares]]
+
+
+class _Weights(Protocol):
+    """Where a layer's tensors come from."""
+
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class _StoredLayer:
+    checkpoint: Checkpoint
+    index: int
+
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+        return self.checkpoint.read(f"layers.{self.index}.{name}", part)
+
+
+@dataclass(frozen=True)
+class _BallastLayer:
+    """Random weights, but zero where they would reach the residual stream."""
+
+    shapes: dict[str, tuple[int, ...]]
+    generator: torch.Generator
+
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+        shape = self.shapes[name]
+        if len(shape) == 1:
+            return torch.ones(shape)
+        sizes = [len(range(*cut.indices(size))) for cut, size in zip(part, shape, strict=True)]
+        if name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+            return torch.zeros(sizes)
+        bound = (3 / shape[1]) ** 0.5
+        numbers = torch.empty(sizes).uniform_(-bound, bound, generator=self.generator)
+        return numbers.bfloat16().float()  # as much to read as weights of a checkpoint
+
+
+class _Builder:
+    """Puts one rank's layers together."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        parallel: TensorParallel,
+        kernels: Kernels,
+    ) -> None:
+        self._spec = spec
+        self._checkpoint = checkpoint
+        self._dtype, self._rounded_to = kernels.dtype, kernels.rounded_to
+        self._device = kernels.device
+        self._parallel = parallel
+        self._kernels = kernels
+        self._most_ranks = most_ranks(spec)
+
+    def build(self, num_positions: int) -> Transformer:
+        spec = self._spec
+        head = "embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
+        model = Transformer(
+            spec,
+            embedding=self._place(self._checkpoint.read("embed_tokens.weight")),
+            layers=[self._layer(index) for index in range(spec.num_layers)],
+            final_norm=self._norm(self._checkpoint, "norm.weight"),
+            lm_head=self._linear(self._checkpoint, [head], self._columns(spec.vocab_size)),
+            rotary=RotaryTable(
+                spec.rope,
+                head_dim=spec.head_dim,
+                num_positions=num_positions,
+                dtype=self._dtype,
+                device=self._device,
+            ),
+            parallel=self._parallel,
+        )
+        model.half_weights = self._kernels.any_halved
+        model.dtype = self._rounded_to
+        return model
+
+    def _layer(self, index: int) -> DecoderLayer:
+        spec, width = self._spec, self._spec.layer_width(index)
+        weights = self._layer_weights(index, width)
+        heads = self._parallel.share_heads(spec.num_heads, spec.num_kv_heads)
+        qkv_names = [f"self_attn.{kind}_proj.weight" for kind in "qkv"]
+        gate_up_names = ["mlp.gate_proj.weight", "mlp.up_proj.weight"]
+        return DecoderLayer(
+            index=index,
+            num_heads=len(heads.queries),
+            num_kv_heads=len(heads.kv),
+            head_dim=spec.head_dim,
+            input_norm=self._norm(weights, "input_layernorm.weight"),
+            qkv=self._linear(weights, qkv_names, self._heads),
+            qk_norm=self._qk_norm(weights) if spec.qk_norm else None,
+            o_proj=self._project(weights, "self_attn.o_proj.weight", self._queries),
+            mlp_norm=self._norm(weights, "post_attention_layernorm.weight"),
+            gate_up=self._linear(weights, gate_up_names, self._columns(width, width)),
+            gate=SwiGLU(len(self._parallel.share(width)), self._device),
+            down_proj=self._project(weights, "mlp.down_proj.weight", self._columns(width)),
+        )
+
+    def _columns(self, *sizes: int) -> Dealt:
+        """The same columns of several weights."""
+        return lambda num_ranks: list(zip(*(deal(n, num_ranks) for n in sizes), strict=True))
+
+    def _heads(self, num_ranks: int) -> list[Shares]:
+        spec = self._spec
+        dealt = deal_heads(spec.num_heads, spec.num_kv_heads, num_ranks)
+        return [heads.columns(spec.head_dim) for heads in dealt]
+
+    def _queries(self, num_ranks: int) -> list[Shares]:
+        return [columns[:1] for columns in self._heads(num_ranks)]
+
+    def _layer_weights(self, index: int, width: int) -> _Weights:
+        if index < self._spec.num_real_layers:
+            return _StoredLayer(self._checkpoint, index)
+        generator = torch.Generator().manual_seed(index)
+        return _BallastLayer(layer_tensors(self._spec, width), generator)
+
+    def _norm(self, weights: _Weights, name: str) -> RMSNorm:
+        return RMSNorm(self._place(weights.read(name)), self._spec.rms_norm_eps)
+
+    def _qk_norm(self, weights: _Weights) -> RMSNorm:
+        """One norm over this rank's query and key heads: weight [heads + kv_heads, head_dim]."""
+        heads = self._parallel.share_heads(self._spec.num_heads, self._spec.num_kv_heads)
+        q = weights.read("self_attn.q_norm.weight").expand(len(heads.queries), -1)
+        k = weights.read("self_attn.k_norm.weight").expand(len(heads.kv), -1)
+        return RMSNorm(self._place(torch.cat([q, k])), self._spec.rms_norm_eps)
+
+    def _linear(self, weights: _Weights, names: list[str], dealt: Dealt) -> Linear:
+        """This rank's rows of several weights, as one product."""
+        rows = rows_of(dealt, self._parallel.rank, self._parallel.size, self._most_ranks)
+        parts = [
+            self._place(weights.read(name, (share.entries, slice(None))))
+            for name, share in zip(names, rows.own, strict=True)
+        ]
+        return self._kernels.linear(parts, rows)
+
+    def _project(self, weights: _Weights, name: str, inputs: Dealt) -> Projection:
+        """Closed by all ranks together; `inputs` are dealt as what comes before it gives them."""
+        parallel, hidden_size = self._parallel, self._spec.hidden_size
+        by_rank = tuple(share for (share,) in inputs(parallel.size))
+        if self._kernels.deterministic:
+            linear = self._linear(weights, [name], self._columns(hidden_size))
+            return GatheredProjection(linear, parallel, by_rank, deal(hidden_size, parallel.size))
+        part = (slice(None), by_rank[parallel.rank].entries)
+        return ReducedProjection(
+            self._kernels.linear([self._place(weights.read(name, part))]), parallel
+        )
+
+    def _place(self, weight: torch.Tensor) -> torch.Tensor:
+        rounded = weight.to(self._device, self._rounded_to)
+        if self._rounded_to == torch.float16 and bool(rounded.isinf().any()):
+            raise Unsupported(
+                f"dtype: a weight is beyond float16's {HALF_MAX:.0f}; serve it in bfloat16"
+            )
+        return rounded.to(self._dtype)

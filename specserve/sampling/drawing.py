@@ -1,0 +1,356 @@
+"""How drafted tokens are drawn from draft logits: greedily, by once-only noise, by shared noise.
+
+A rule is made anew for a batch of B blocks and injected into `Drafter.draft`, which asks it for
+tokens slot by slot (or all slots at once where they do not depend on each other). Rows at
+temperature 0 may stand in any batch.
+
+Knows neither drafters nor verification. The one duty of the rejection family is here: the law that
+is shipped is the law that was drawn from.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specserve.noise import OnceKeys, Purpose, exponential_noise_at, log_exponential_noise
+from specserve.sampling import law_kernels
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.race import COUPLED, NO_FLOATS, SAMPLED, Race
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """Where the tokens to draw stand, and what the columns of the logits mean."""
+
+    positions: Tensor  # [B] int64, absolute, of each block's first drafted token
+    num_slots: int  # G
+    vocab_size: int  # of the target
+    target_ids: Tensor | None  # [DV] target id of each column; None: columns are target ids
+
+
+class NoiseSource(Protocol):
+    """Where `Coupled` has its noise from: `log_noise` of every key, wherever it is kept."""
+
+    def __call__(
+        self, seeds: Tensor, sample_indices: Tensor, layout: BlockLayout, /
+    ) -> tuple[Tensor, Tensor]:
+        """For B blocks: noise [D, DV] float32, and which row of it a slot has: [B, G] int64."""
+        ...
+
+
+def log_noise(
+    seeds: Tensor, sample_indices: Tensor, positions: Tensor, layout: BlockLayout
+) -> Tensor:
+    """log E of the target's race at N positions, for every column: int64 [N] to float32 [N, DV]."""
+    keys = (seeds, sample_indices, positions, Purpose.OUTPUT)
+    if layout.target_ids is None:
+        return log_exponential_noise(*keys, layout.vocab_size)
+    return exponential_noise_at(*keys, layout.target_ids.expand(len(seeds), -1)).log_()
+
+
+def fresh_log_noise(
+    seeds: Tensor, sample_indices: Tensor, layout: BlockLayout
+) -> tuple[Tensor, Tensor]:
+    """The plain `NoiseSource`: made anew for every position of every block."""
+    num_slots, device = layout.num_slots, seeds.device
+    positions = layout.positions[:, None] + torch.arange(num_slots, device=device)
+    each = seeds.repeat_interleave(num_slots), sample_indices.repeat_interleave(num_slots)
+    rows = torch.arange(positions.numel(), device=device).view(positions.shape)
+    return log_noise(*each, positions.flatten(), layout), rows
+
+
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of [..., DV] and where they are, [..., count], in no promised order."""
+    if logits.device.type != "cpu":
+        return logits.topk(count, dim=-1, sorted=False)
+    is_plain = logits.dtype == torch.float32 and 0 < count <= logits.shape[-1]
+    if is_plain and law_kernels.are_usable():
+        rows = logits.reshape(-1, logits.shape[-1]).contiguous().numpy()
+        found = np.empty((len(rows), count), np.int64)
+        if law_kernels.find_likeliest(rows, found):
+            ids = torch.from_numpy(found.reshape(*logits.shape[:-1], count))
+            return logits.gather(-1, ids), ids
+    # A partition costs a quarter of what topk does.
+    places = np.argpartition(logits.numpy(), logits.shape[-1] - count, axis=-1)
+    # Laws want their tokens in order, and sorting places costs a fifth of sorting tensors.
+    ids = torch.from_numpy(np.sort(places[..., -count:], axis=-1))
+    return logits.gather(-1, ids), ids
+
+
+class Drawing(Protocol):
+    """The draws of one batch of blocks."""
+
+    def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+        """Tokens [B, S] int64 (target ids) from logits [B, S, DV] float32, slots in order.
+
+        The logits become those that the tokens are drawn from.
+        """
+        ...
+
+    def law(self) -> DraftLaw | None:
+        """After the last slot: [B * G] laws, block by block; None if the rule needs none."""
+        ...
+
+    def race(self) -> Race | None:
+        """For who draws by himself, slot by slot, instead; None where only `draw` can."""
+        ...
+
+    def take(self, law: DraftLaw) -> None:
+        """The laws [B] of a slot that was drawn so, if the rule needs any."""
+        ...
+
+    def note(self, token_ids: Tensor) -> None:
+        """Tokens [B, S] of slots that were drawn so: `draw` goes on behind them."""
+        ...
+
+
+@runtime_checkable
+class TensorDrawing(Drawing, Protocol):
+    """One that only tensors tell from others of its drafter and kind, for who records it."""
+
+    @property
+    def kind(self) -> tuple[type, ...]: ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name; the first dimension counts blocks."""
+        ...
+
+    def over(self, tensors: dict[str, Tensor]) -> "TensorDrawing":
+        """The same with these instead, before its first slot."""
+        ...
+
+
+class DrawingRule(Protocol):
+    def begin(self, layout: BlockLayout) -> Drawing: ...
+
+
+class Greedy:
+    """The likeliest token, the lowest id among equals; no law."""
+
+    def begin(self, layout: BlockLayout) -> "Greedy._Draws":
+        return Greedy._Draws(layout.target_ids)
+
+    @dataclass(frozen=True)
+    class _Draws:
+        target_ids: Tensor | None
+
+        def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+            return _as_target_ids(_arg_max(logits), self.target_ids)
+
+        def law(self) -> DraftLaw | None:
+            return None
+
+        def race(self) -> Race | None:
+            return Race.greedy() if self.target_ids is None else None
+
+        def take(self, law: DraftLaw) -> None: ...
+
+        def note(self, token_ids: Tensor) -> None: ...
+
+        @property
+        def kind(self) -> tuple[type, ...]:
+            return (type(self),)
+
+        def tensors(self) -> dict[str, Tensor]:
+            return {}
+
+        def over(self, tensors: dict[str, Tensor]) -> "Greedy._Draws":
+            return self
+
+
+@dataclass(frozen=True)
+class Coupled:
+    """The winner of the race that the target will run, with the draft's law in place of its own.
+
+    All [B]: temperatures float32, seeds and sample indices int64 as in `specserve.noise`.
+    `source` may remember the noise of batches before.
+    """
+
+    temperatures: Tensor
+    seeds: Tensor
+    sample_indices: Tensor
+    source: NoiseSource = fresh_log_noise
+
+    def begin(self, layout: BlockLayout) -> "Coupled._Draws":
+        random = self.temperatures > 0
+        scales = torch.where(random, 1 / self.temperatures, 1.0)
+        # arg min E / w is arg max of the scaled logit - log E; noise of greedy rows is muted.
+        signs = -random.to(torch.float32)
+        noise, places = self.source(self.seeds, self.sample_indices, layout)
+        return Coupled._Draws(
+            scales[:, None, None], signs[:, None, None], noise, places, layout.target_ids
+        )
+
+    @dataclass(frozen=True)
+    class _Draws:
+        scales: Tensor  # [B, 1, 1]
+        signs: Tensor  # [B, 1, 1] -1, or 0 at temperature 0
+        noise: Tensor  # [D, DV]
+        places: Tensor  # [B, G]
+        target_ids: Tensor | None
+
+        def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+            places = self.places[:, first_slot : first_slot + logits.shape[1]]
+            # Slot by slot, so that it stays in cache.
+            noise = self.noise.index_select(0, places.flatten()).view(logits.shape)
+            race = noise.mul_(self.signs).addcmul_(logits, self.scales)
+            winners = _arg_max(race)
+            return _as_target_ids(winners, self.target_ids)
+
+        def law(self) -> DraftLaw | None:
+            return None
+
+        def race(self) -> Race | None:
+            if self.target_ids is not None or self.noise.device.type != "cpu":
+                return None
+            return Race(
+                COUPLED,
+                self.scales.flatten().numpy(),
+                self.signs.flatten().numpy(),
+                self.noise.numpy(),
+                self.places.numpy(),
+            )
+
+        def take(self, law: DraftLaw) -> None: ...
+
+        def note(self, token_ids: Tensor) -> None: ...
+
+        @property
+        def kind(self) -> tuple[type, ...]:
+            return (type(self),)
+
+        def tensors(self) -> dict[str, Tensor]:
+            # Of a table of noise only what these blocks ask for.
+            noise = self.noise.index_select(0, self.places.flatten())
+            noise = noise.view(*self.places.shape, -1)
+            return {"scales": self.scales, "signs": self.signs, "noise": noise}
+
+        def over(self, tensors: dict[str, Tensor]) -> "Coupled._Draws":
+            noise = tensors["noise"]
+            places = torch.arange(noise.shape[0] * noise.shape[1], device=noise.device)
+            noise, places = noise.flatten(0, 1), places.view(noise.shape[:2])
+            return replace(self, **tensors | {"noise": noise, "places": places})
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The rejection family: draws from the truncated law, by noise used once, and keeps the law.
+
+    `temperatures` [B] float32; `keys` [B], whose positions are overwritten by those of the slots;
+    `num_kept` is the m of the top-m truncation.
+    """
+
+    temperatures: Tensor
+    keys: OnceKeys
+    num_kept: int
+
+    def begin(self, layout: BlockLayout) -> "Sampled._Draws":
+        # At temperature 0 any difference of logits becomes infinite: the law is one-hot.
+        scales = torch.where(self.temperatures > 0, 1 / self.temperatures, torch.inf)
+        num_columns = layout.vocab_size if layout.target_ids is None else len(layout.target_ids)
+        num_kept = min(self.num_kept, num_columns)
+        # Noise by place in the law instead of by token: nobody else has to know it, and that of all
+        # slots is made at once.
+        noise = self._keys(layout).exponential(Purpose.DRAFT, num_kept)
+        noise = noise.view(-1, layout.num_slots, num_kept)
+        return Sampled._Draws(scales[:, None, None], noise, layout.target_ids, [])
+
+    def _keys(self, layout: BlockLayout) -> OnceKeys:
+        """Of every block and slot, [B * G]."""
+        keys, num_slots = self.keys, layout.num_slots
+        slots = torch.arange(num_slots, device=layout.positions.device)
+        return OnceKeys(
+            keys.nonces.repeat_interleave(num_slots),
+            (layout.positions[:, None] + slots).flatten(),
+            keys.sample_words.repeat_interleave(num_slots),
+            keys.branch_words.repeat_interleave(num_slots),
+        )
+
+    @dataclass(frozen=True)
+    class _Draws:
+        scales: Tensor  # [B, 1, 1]
+        noise: Tensor  # [B, G, m]
+        target_ids: Tensor | None
+        laws: list[DraftLaw]  # each [B * S], in order of slots
+
+        def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+            drawn = self._draw_compiled(first_slot, logits)
+            return self._draw_by_torch(first_slot, logits) if drawn is None else drawn
+
+        def _draw_compiled(self, first_slot: int, logits: Tensor) -> Tensor | None:
+            """None where that cannot be, or would not be defined."""
+            plain = logits.device.type == "cpu" and logits.dtype == torch.float32
+            if self.target_ids is not None or not (plain and law_kernels.are_usable()):
+                return None
+            num_blocks, num_slots, _ = logits.shape
+            noise = self.noise[:, first_slot : first_slot + num_slots].flatten(0, 1).numpy()
+            ids, probs = np.empty(noise.shape, np.int64), np.empty_like(noise)
+            winners = np.empty(len(noise), np.int64)
+            scales = self.scales.flatten().numpy().repeat(num_slots)
+            rows = logits.flatten(0, 1).contiguous().numpy()
+            noise = np.ascontiguousarray(noise)
+            if not law_kernels.race_of_likeliest(rows, scales, noise, ids, probs, winners):
+                return None
+            self.laws.append(DraftLaw(torch.from_numpy(ids), torch.from_numpy(probs)))
+            return torch.from_numpy(winners).view(num_blocks, num_slots)
+
+        def _draw_by_torch(self, first_slot: int, logits: Tensor) -> Tensor:
+            num_blocks, num_slots, _ = logits.shape
+            kept, ids = likeliest(logits, self.noise.shape[2])
+            gaps = kept - kept.amax(dim=-1, keepdim=True)
+            # 0 times infinity is undefined, but the likeliest token weighs 1 at any temperature.
+            weights = torch.where(gaps < 0, gaps * self.scales, 0.0).exp_()
+            ids = _as_target_ids(ids, self.target_ids)
+            law = DraftLaw.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))
+            self.laws.append(law)
+            noise = self.noise[:, first_slot : first_slot + num_slots].flatten(0, 1)
+            winners = (noise / law.probs).argmin(dim=1, keepdim=True)
+            return law.ids.gather(1, winners).view(num_blocks, num_slots)
+
+        def law(self) -> DraftLaw | None:
+            shape = (len(self.noise), -1, self.noise.shape[2])
+            ids = torch.cat([law.ids.view(shape) for law in self.laws], dim=1)
+            probs = torch.cat([law.probs.view(shape) for law in self.laws], dim=1)
+            return DraftLaw(ids.flatten(0, 1), probs.flatten(0, 1))
+
+        def race(self) -> Race | None:
+            if self.target_ids is not None or self.noise.device.type != "cpu":
+                return None
+            num_blocks, num_slots, num_kept = self.noise.shape
+            return Race(
+                SAMPLED,
+                self.scales.flatten().numpy(),
+                NO_FLOATS,
+                np.ascontiguousarray(self.noise.reshape(-1, num_kept).numpy()),
+                np.arange(num_blocks * num_slots).reshape(num_blocks, num_slots),
+            )
+
+        def take(self, law: DraftLaw) -> None:
+            self.laws.append(law)
+
+        def note(self, token_ids: Tensor) -> None: ...
+
+        @property
+        def kind(self) -> tuple[type, ...]:
+            return (type(self),)
+
+        def tensors(self) -> dict[str, Tensor]:
+            return {"scales": self.scales, "noise": self.noise}
+
+        def over(self, tensors: dict[str, Tensor]) -> "Sampled._Draws":
+            return replace(self, laws=[], **tensors)
+
+
+def _arg_max(scores: Tensor) -> Tensor:
+    """The place of the largest in the last dimension, the first of equals."""
+    if scores.device.type != "cpu":
+        return scores.argmax(dim=-1)
+    # Vectorised, where torch's own takes eight times as long.
+    return torch.from_numpy(scores.numpy().argmax(axis=-1))
+
+
+def _as_target_ids(ids: Tensor, target_ids: Tensor | None) -> Tensor:
+    return ids if target_ids is None else target_ids[ids]

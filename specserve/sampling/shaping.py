@@ -1,0 +1,292 @@
+"""Draft laws under a request's own fields: what the target will refuse need not be drafted.
+
+Penalties, bias, held-back ends and truncation change the target's law; a draft that knows nothing
+of them is as exact and guesses worse. Here draft logits are edited and cut before a token is drawn,
+so the law that is drawn from, and shipped, is the one so shaped. What is cut is nearly what the
+target would cut of the same logits: nothing but acceptance depends on it, so it may be cheap.
+Confidences are not touched: they are known before, and are those of the drafter's own law. What may
+follow instead is told by logits so edited and cut, as the target's next token is drawn from such.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from specserve.sampling.batch import LogitEdits, SamplingBatch
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import (
+    BlockLayout,
+    Drawing,
+    DrawingRule,
+    TensorDrawing,
+    likeliest,
+)
+from specserve.sampling.logit_edits import apply_edits
+from specserve.sampling.race import Fields, Listed, Race
+from specserve.sampling.state import SamplingState
+
+_CUT = "cut "  # before names of tensors
+_NUM_CANDIDATES = 512  # tokens among which a nucleus is looked for; a larger one is not cut
+
+
+def shaped(rule: DrawingRule, states: Sequence[SamplingState]) -> DrawingRule:
+    """`rule` under the fields of the requests; `states` [B] are those of each block's first token.
+
+    `rule` itself where no request has any such field.
+    """
+    return Shaped(rule, states) if any(map(is_shaped, states)) else rule
+
+
+def is_shaped(state: SamplingState) -> bool:
+    """Whether the request's fields make another law of what a drafter says."""
+    return state.edits_logits or (state.is_truncated and not state.is_greedy)
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A `DrawingRule` in front of another one."""
+
+    inner: DrawingRule
+    states: Sequence[SamplingState]  # [B], left as they are
+
+    def begin(self, layout: BlockLayout) -> Drawing:
+        inner, device = self.inner.begin(layout), layout.positions.device
+        if device.type != "cpu" and isinstance(inner, TensorDrawing):
+            cut = _Cut.of_blocks(self.states, device)
+            if cut is not None:
+                return _CutDraws(inner, cut)
+        return Shaped._Draws(inner, layout, [state.fork() for state in self.states])
+
+    @dataclass
+    class _Draws:
+        inner: Drawing
+        layout: BlockLayout
+        states: list[SamplingState]  # of the next slot's tokens
+        shape: "_Shape | None" = None  # of `states`, each once for every slot of a draw
+
+        def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+            if self.shape is None:
+                states = [state for state in self.states for _ in range(logits.shape[1])]
+                batch = SamplingBatch.build(states, logits.device)
+                self.shape = _Shape(batch.edits, _Cut.of(batch), self.layout)
+            rows = self.shape.applied_to(logits.flatten(0, 1))
+            token_ids = self.inner.draw(first_slot, logits.copy_(rows.view(logits.shape)))
+            self._advance(token_ids)
+            return token_ids
+
+        def law(self) -> DraftLaw | None:
+            return self.inner.law()
+
+        def race(self) -> Race | None:
+            race = self.inner.race()
+            if race is None:
+                return None
+            fields = _fields_of(self.states)
+            lists = fields.seen, fields.bias, fields.held
+            ids = np.concatenate([each.ids for each in lists])
+            # Nobody looks at an index later on.
+            are_there = not len(ids) or 0 <= ids.min() <= ids.max() < self.layout.vocab_size
+            return race._replace(fields=fields) if are_there else None
+
+        def take(self, law: DraftLaw) -> None:
+            self.inner.take(law)
+
+        def note(self, token_ids: Tensor) -> None:
+            self._advance(token_ids)
+            self.inner.note(token_ids)
+
+        def _advance(self, token_ids: Tensor) -> None:
+            """Penalties and `min_tokens` know the drafted tokens before."""
+            if not any(s.penalties is not None or s.forbidden_ids for s in self.states):
+                return
+            for state, drawn in zip(self.states, token_ids.tolist(), strict=True):
+                for token_id in drawn:
+                    state.append(token_id)
+            self.shape = None
+
+
+@dataclass(frozen=True)
+class _CutDraws:
+    """Of B blocks that edit nothing: what is cut of a slot, no slot before it can tell."""
+
+    inner: TensorDrawing
+    cut: "_Cut"  # of the blocks
+
+    def draw(self, first_slot: int, logits: Tensor) -> Tensor:
+        rows = self.cut.repeated(logits.shape[1]).applied_to(logits.flatten(0, 1))
+        return self.inner.draw(first_slot, logits.copy_(rows.view(logits.shape)))
+
+    def law(self) -> DraftLaw | None:
+        return self.inner.law()
+
+    def race(self) -> None:
+        return None
+
+    def take(self, law: DraftLaw) -> None:
+        self.inner.take(law)
+
+    def note(self, token_ids: Tensor) -> None:
+        self.inner.note(token_ids)
+
+    @property
+    def kind(self) -> tuple[type, ...]:
+        return (type(self), *self.inner.kind)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.inner.tensors() | {_CUT + name: x for name, x in self.cut.tensors().items()}
+
+    def over(self, tensors: dict[str, Tensor]) -> "_CutDraws":
+        own = {name: tensors[_CUT + name] for name in self.cut.tensors()}
+        others = {name: x for name, x in tensors.items() if not name.startswith(_CUT)}
+        return _CutDraws(self.inner.over(others), replace(self.cut, **own))
+
+
+def _fields_of(states: Sequence[SamplingState]) -> Fields:
+    """For compiled draws; `states` [B] are those of each block's first token."""
+    cuts, penalties, seen, bias, held = [], [], [], [], []
+    for state in states:
+        own = state.params
+        cuts.append(_cuts_of(state)[1:])
+        penalties.append((own.repetition_penalty, own.frequency_penalty, own.presence_penalty))
+        table, num_held = state.penalties, own.min_tokens - state.num_generated
+        seen.append(((), ()) if table is None else (table.ids, table.counts))
+        bias.append((state.bias_ids, state.bias_values))
+        ids = state.forbidden_ids
+        held.append((ids, [num_held] * len(ids)))
+    temperatures = np.array([state.temperature for state in states], np.float32)
+    cuts_and_penalties = np.array(cuts, np.float64), np.array(penalties, np.float64)
+    return Fields(temperatures, *cuts_and_penalties, _listed(seen), _listed(bias), _listed(held))
+
+
+def _cuts_of(state: SamplingState) -> tuple[float, int, float, float]:
+    """Temperature, top_k, top_p and min_p."""
+    own = state.params
+    if state.is_greedy:
+        return 1.0, 0, 1.0, 0.0
+    return state.temperature, own.top_k, own.top_p, own.min_p
+
+
+def _listed(of_blocks: Sequence[tuple[ArrayLike, ArrayLike]]) -> Listed:
+    """Tokens and their numbers, by block."""
+    ids = [np.asarray(block_ids, np.int64) for block_ids, _ in of_blocks]
+    values = [np.asarray(block_values, np.float64) for _, block_values in of_blocks]
+    starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+    return Listed(starts, np.concatenate(ids), np.concatenate(values))
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What is done to N rows of draft logits."""
+
+    edits: LogitEdits | None
+    cut: "_Cut | None"
+    layout: BlockLayout
+
+    def applied_to(self, rows: Tensor) -> Tensor:
+        """[N, DV] -> [N, DV]"""
+        if self.edits is not None:
+            rows = self._edited(rows, self.edits)
+        return rows if self.cut is None else self.cut.applied_to(rows)
+
+    def _edited(self, rows: Tensor, edits: LogitEdits) -> Tensor:
+        target_ids = self.layout.target_ids
+        if target_ids is None:
+            return apply_edits(rows, edits)
+        whole = rows.new_zeros(len(rows), self.layout.vocab_size)  # edits name the target's ids
+        whole[:, target_ids] = rows
+        return apply_edits(whole, edits)[:, target_ids]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """top_k, top_p and min_p of R of the rows, as `specserve.sampling.truncation` defines them."""
+
+    places: Tensor | None  # int64 [R]; None: all rows, in order
+    temperatures: Tensor  # float32 [R, 1], as all that follow
+    least: Tensor  # log of min_p
+    top_k: Tensor | None  # int64, 0 is off; None: nobody's
+    top_p: Tensor | None
+
+    @staticmethod
+    def of_blocks(states: Sequence[SamplingState], device: torch.device) -> "_Cut | None":
+        """All of them, "off" where nothing is cut; None where one edits logits besides."""
+        if any(state.edits_logits for state in states):
+            return None
+        params = [state.params for state in states if state.is_truncated and not state.is_greedy]
+        cuts = [_cuts_of(state) for state in states]
+        table = torch.tensor(cuts, dtype=torch.float64).to(device)
+        temperatures, top_k, top_p, min_p = table.unsqueeze(2).unbind(1)
+        return _Cut(
+            places=None,
+            temperatures=temperatures.float(),
+            least=min_p.log().float(),
+            top_k=top_k.long() if any(own.top_k for own in params) else None,
+            top_p=top_p.float() if any(own.top_p < 1 for own in params) else None,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All there are, but for places."""
+        named = {
+            "temperatures": self.temperatures,
+            "least": self.least,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+        }
+        return {name: x for name, x in named.items() if x is not None}
+
+    def repeated(self, count: int) -> "_Cut":
+        """Each of the rows so often, one after the other."""
+        if count == 1:
+            return self
+        each = {name: x.repeat_interleave(count, dim=0) for name, x in self.tensors().items()}
+        return replace(self, **each)
+
+    @staticmethod
+    def of(batch: SamplingBatch) -> "_Cut | None":
+        truncation = batch.truncation
+        if truncation is None:
+            return None
+        places = truncation.places
+        temperatures = batch.temperatures[places]
+        if batch.greedy_rows is not None and batch.random_rows is not None:
+            places = batch.random_rows[places]
+        return _Cut(
+            places=None if len(places) == batch.num_rows else places,
+            temperatures=temperatures.float().unsqueeze(1),
+            least=truncation.min_p.log().float().unsqueeze(1),
+            top_k=truncation.top_k.unsqueeze(1) if truncation.max_top_k else None,
+            top_p=truncation.top_p.float().unsqueeze(1) if truncation.any_top_p else None,
+        )
+
+    def applied_to(self, rows: Tensor) -> Tensor:
+        """[N, DV] with what is cut at minus infinity."""
+        part = rows if self.places is None else rows[self.places]
+        scaled = (part - part.amax(dim=1, keepdim=True)).div_(self.temperatures)
+        part = part.masked_fill(scaled < self._thresholds(scaled), -torch.inf)
+        return part if self.places is None else rows.index_copy(0, self.places, part)
+
+    def _thresholds(self, scaled: Tensor) -> Tensor:
+        """The least scaled logit that stays, [R, 1]; the largest of each row of `scaled` is 0."""
+        if self.top_k is None and self.top_p is None:
+            return self.least
+        num_candidates = min(_NUM_CANDIDATES, scaled.shape[1])
+        ordered = likeliest(scaled, num_candidates)[0].sort(dim=1, descending=True).values
+        least, last, is_short = self.least, None, None
+        if self.top_k is not None:
+            last = (self.top_k - 1).clamp(0, num_candidates - 1)
+            is_short = (self.top_k > 0) & (self.top_k <= num_candidates)
+            least = torch.where(is_short, least.maximum(ordered.gather(1, last)), least)
+        if self.top_p is None:
+            return least
+        held = ordered.exp().cumsum(dim=1)
+        total = scaled.exp().sum(dim=1, keepdim=True)
+        if last is not None and is_short is not None:
+            total = torch.where(is_short, held.gather(1, last), total)
+        place = (held < total * self.top_p).sum(dim=1, keepdim=True)
+        is_found = (place < num_candidates) & (self.top_p < 1)
+        nucleus = ordered.gather(1, place.clamp_(max=num_candidates - 1))
+        return torch.where(is_found, least.maximum(nucleus), least)

@@ -1,0 +1,163 @@
+"""The rows of one round as device tensors, grouped by how their drafted tokens are judged.
+
+A row brings `verify_len + 1` logits rows, one after the other: the first judges its first drafted
+token, the last judges none. Rows may differ in length and rule; nothing is padded. Knows no logits
+and no laws, and receives no confidences: what was admitted is settled before anything comes here.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specserve.noise import OnceKeys
+from specserve.sampling.batch import SamplingBatch
+from specserve.sampling.sampling import NO_TOKEN
+from specserve.sampling.state import SamplingState
+from specserve.sampling.verification.rule import VerificationRule, judged_by
+
+
+@dataclass(frozen=True, slots=True)
+class RowToVerify:
+    """One row on the host. In the rejection family the seed of `state` is the request's nonce."""
+
+    rule: VerificationRule
+    state: SamplingState  # of the token after the anchor
+    drafted: Sequence[int] = ()  # those admitted, ids of the vocabulary
+    round_id: int = 0  # the sample's rounds, counted; rejection family only, as is branch
+    branch: int = 0  # which of the blocks drafted for this round; never one number for two
+
+    @property
+    def judged_by(self) -> VerificationRule:
+        return judged_by(self.rule, is_greedy=self.state.is_greedy)
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """B rows under one rule, with N logits rows."""
+
+    rule: VerificationRule
+    rows: Tensor  # int64 [B], places in the batch
+    logits_rows: Tensor | None  # int64 [N]; None: all, in order
+    sampling: SamplingBatch  # of the N logits rows
+    drafted: Tensor  # int64 [N], the token each judges; NO_TOKEN where a row ends
+    starts: Tensor  # int64 [B], where each row begins among the N
+    verify_lens: Tensor  # int64 [B]
+    max_verify_len: int
+    ratio: "RatioKeys | None"  # None: judged by equality
+
+
+@dataclass(frozen=True, slots=True)
+class RatioKeys:
+    """What the rejection family needs besides."""
+
+    once: OnceKeys  # of the N logits rows
+    law_rows: Tensor  # int64 [D], the laws of the group's D drafted tokens among all laws given
+    law_places: Tensor  # int64 [D], and where those tokens are among the N
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationBatch:
+    """`num_rows` rows with `num_logits` logits rows; `num_laws` drafted tokens need a law."""
+
+    num_rows: int
+    num_logits: int
+    num_laws: int
+    groups: tuple[RowGroup, ...]
+
+    @staticmethod
+    def build(
+        rows: Sequence[RowToVerify], device: torch.device | str = "cpu"
+    ) -> "VerificationBatch":
+        """Snapshot the rows. ValueError for a round or branch too large for its key."""
+        num_logits = [len(row.drafted) + 1 for row in rows]
+        needs_law = [row.judged_by is not VerificationRule.COUPLED for row in rows]
+        num_laws = [n - 1 if needs else 0 for n, needs in zip(num_logits, needs_law, strict=True)]
+        layout = _Layout(rows, _starts(num_logits), _starts(num_laws), device)
+        groups = (layout.group(kind) for kind in _KINDS)
+        return VerificationBatch(
+            num_rows=len(rows),
+            num_logits=sum(num_logits),
+            num_laws=sum(num_laws),
+            groups=tuple(group for group in groups if group is not None),
+        )
+
+
+# Rows of a group are judged together; under the ratio test those whose laws nothing edits have a
+# group of their own, since theirs is the faster way.
+_Kind = tuple[VerificationRule, bool]
+_KINDS: tuple[_Kind, ...] = tuple(itertools.product(VerificationRule, (False, True)))
+
+
+def _kind(row: RowToVerify) -> _Kind:
+    rule = row.judged_by
+    return rule, row.state.edits_logits and rule is not VerificationRule.COUPLED
+
+
+def _starts(lengths: Sequence[int]) -> list[int]:
+    return list(itertools.accumulate(lengths, initial=0))[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where each row's logits and laws begin, on the host."""
+
+    rows: Sequence[RowToVerify]
+    logits_starts: list[int]
+    law_starts: list[int]
+    device: torch.device | str
+
+    def group(self, kind: "_Kind") -> RowGroup | None:
+        places = [i for i, row in enumerate(self.rows) if _kind(row) == kind]
+        if not places:
+            return None
+        rule, _ = kind
+        rows = [self.rows[i] for i in places]
+        states = [state for row in rows for state in row.state.along(row.drafted)]
+        verify_lens = [len(row.drafted) for row in rows]
+        starts = _starts([n + 1 for n in verify_lens])
+        drafted = [token_id for row in rows for token_id in (*row.drafted, NO_TOKEN)]
+        return RowGroup(
+            rule=rule,
+            rows=self._ints(places),
+            logits_rows=None
+            if len(places) == len(self.rows)
+            else self._ints(_runs([self.logits_starts[i] for i in places], verify_lens, extra=1)),
+            sampling=SamplingBatch.build(states, self.device),
+            drafted=self._ints(drafted),
+            starts=self._ints(starts),
+            verify_lens=self._ints(verify_lens),
+            max_verify_len=max(verify_lens),
+            ratio=None
+            if rule is VerificationRule.COUPLED
+            else RatioKeys(
+                once=self._once_keys(rows, states),
+                law_rows=self._ints(_runs([self.law_starts[i] for i in places], verify_lens)),
+                law_places=self._ints(_runs(starts, verify_lens)),
+            ),
+        )
+
+    def _once_keys(self, rows: list[RowToVerify], states: list[SamplingState]) -> OnceKeys:
+        row_of = [row for row in rows for _ in range(len(row.drafted) + 1)]
+        return OnceKeys.build(
+            nonces=[state.seed_bits for state in states],
+            sample_indices=[state.sample_index for state in states],
+            rounds=[row.round_id for row in row_of],
+            branches=[row.branch for row in row_of],
+            positions=[state.position for state in states],
+            device=self.device,
+        )
+
+    def _ints(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def _runs(starts: Sequence[int], lengths: Sequence[int], extra: int = 0) -> list[int]:
+    """The integers of all runs, one run after the other."""
+    return [
+        index
+        for start, length in zip(starts, lengths, strict=True)
+        for index in range(start, start + length + extra)
+    ]

@@ -1,0 +1,230 @@
+"""Target logits and drafted tokens to outcomes: how far each row's draft stands, and what follows.
+
+Every logits row says whether the drafted token it judges stands; the first that does not, or the
+last of the row, gives the next token. Under equality that token is what `sample` draws there, so
+the text is that of plain decoding bit for bit. Under the ratio test it is drawn from the residual,
+which is the target's own law where nothing was drafted: miss, bonus and recovery are one case.
+
+Nothing waits for the device (but for the short cut of top_p), and no row feels another. Where a
+block came from, how confident its drafter was and how many tokens were left out is unknown here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specserve.noise import Purpose, exponential_noise
+from specserve.sampling.batch import SamplingBatch
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.sampling import NO_TOKEN, sample, target_laws
+from specserve.sampling.verification import compiled_ratio
+from specserve.sampling.verification.batch import RatioKeys, RowGroup, VerificationBatch
+from specserve.sampling.verification.ratio import accept_probs, accepts, residual_probs
+from specserve.sampling.verification.rule import VerificationRule
+
+
+class Walks(Protocol):
+    """B rows with N logits rows: along which tokens each of them is walked."""
+
+    @property
+    def drafted(self) -> Tensor:
+        """int64 [N], the token each judges; NO_TOKEN where a row ends"""
+        ...
+
+    @property
+    def starts(self) -> Tensor:
+        """int64 [B], where each row begins among the N"""
+        ...
+
+    @property
+    def verify_lens(self) -> Tensor:
+        """int64 [B]"""
+        ...
+
+    @property
+    def max_verify_len(self) -> int:
+        """Or more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationOutcomes:
+    """One outcome a row; all [B].
+
+    A bad row's walk ended at logits nobody can sample from. Its accepted tokens stand all the same,
+    because plain decoding would have emitted them before it failed there too.
+    """
+
+    num_accepted: Tensor  # int64, drafted tokens that stand: 0..verify_len
+    next_tokens: Tensor  # int64: recovery or bonus token, NO_TOKEN in bad rows
+    bad_rows: Tensor  # bool
+    broken_laws: Tensor  # bool: a law was none, or not of its token; it counted as no draft
+    spoiled_rows: Tensor  # bool: logits nobody can sample from, the walk's end or beyond it
+
+
+def verify(
+    logits: Tensor, batch: VerificationBatch, draft_law: DraftLaw | None = None
+) -> VerificationOutcomes:
+    """Judge the drafted tokens of every row.
+
+    `logits` float32 [num_logits, V], row after row of the batch. `draft_law` has one law for each
+    drafted token of the rows under the ratio test, in the same order (num_laws in all); it may be
+    left out when there are none.
+    """
+    device = logits.device
+    found = VerificationOutcomes(
+        num_accepted=torch.zeros(batch.num_rows, dtype=torch.int64, device=device),
+        next_tokens=torch.full((batch.num_rows,), NO_TOKEN, dtype=torch.int64, device=device),
+        bad_rows=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
+        broken_laws=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
+        spoiled_rows=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
+    )
+    for group in batch.groups:
+        rows = logits if group.logits_rows is None else logits[group.logits_rows]
+        if group.ratio is None:
+            judged = _by_equality(rows, group)
+        else:
+            judged = by_compiled_ratio(rows, group, group.ratio, draft_law)
+            if judged is None:
+                judged = _by_ratio(rows, group, group.ratio, draft_law)
+        found.num_accepted[group.rows] = judged.num_accepted
+        found.next_tokens[group.rows] = judged.next_tokens
+        found.bad_rows[group.rows] = judged.bad_rows
+        found.broken_laws[group.rows] = judged.broken_laws
+        found.spoiled_rows[group.rows] = judged.spoiled_rows
+    return found
+
+
+def _by_equality(logits: Tensor, group: RowGroup) -> VerificationOutcomes:
+    sampled = sample(logits, group.sampling)
+    num_accepted = leading_accepts(sampled.token_ids == group.drafted, group)
+    ends = walk_ends(num_accepted, group)
+    return VerificationOutcomes(
+        num_accepted=num_accepted,
+        next_tokens=sampled.token_ids[ends],
+        bad_rows=sampled.bad_rows[ends],
+        broken_laws=torch.zeros_like(ends, dtype=torch.bool),
+        spoiled_rows=_spoiled(sampled.bad_rows, group),
+    )
+
+
+def by_compiled_ratio(
+    logits: Tensor, group: RowGroup, ratio: RatioKeys, draft_law: DraftLaw | None
+) -> VerificationOutcomes | None:
+    """What `_by_ratio` finds, faster; None where that cannot be had."""
+    if not compiled_ratio.is_for(logits, group):
+        return None
+    found = compiled_ratio.judge(logits, group, ratio, draft_law)
+    if found is None:
+        return None
+    bad_rows, broken_laws, spoiled_rows = torch.from_numpy(found.flags).unbind(1)
+    return VerificationOutcomes(
+        num_accepted=torch.from_numpy(found.num_accepted),
+        next_tokens=torch.from_numpy(found.next_tokens),
+        bad_rows=bad_rows,
+        broken_laws=broken_laws,
+        spoiled_rows=spoiled_rows,
+    )
+
+
+def _by_ratio(
+    logits: Tensor, group: RowGroup, ratio: RatioKeys, draft_law: DraftLaw | None
+) -> VerificationOutcomes:
+    if draft_law is None:
+        if group.max_verify_len:
+            raise ValueError("drafted tokens under the ratio test, but no draft law")
+        draft_law = DraftLaw.certain(group.drafted[:0])
+    return by_ratio(
+        logits,
+        group.sampling,
+        group,
+        draft_law.rows(ratio.law_rows).spread(ratio.law_places, len(group.drafted)),
+        uniforms=ratio.once.uniform(Purpose.ACCEPTANCE),
+        noise_at=lambda ends: output_noise(group, ratio, ends, logits.shape[1]),
+    )
+
+
+def by_ratio(
+    logits: Tensor,
+    sampling: SamplingBatch,
+    walks: Walks,
+    draft_law: DraftLaw,
+    *,
+    uniforms: Tensor,
+    noise_at: Callable[[Tensor], Tensor],
+) -> VerificationOutcomes:
+    """The test itself, of rows with logits [N, V] in all; waits for nothing.
+
+    `draft_law` are N laws, empty ones where nothing was drafted; `uniforms` [N] decide what stands;
+    `noise_at` gives the noise of the tokens drawn at logits rows: int64 [B] to float32 [B, V].
+    """
+    target = target_laws(logits, sampling)
+    # A token that its own law calls impossible was not drawn from it, and is dropped with the law.
+    # That is exact as long as what breaks a law is blind to the token.
+    sound = draft_law.sound(logits.shape[1]) & (draft_law.at(walks.drafted) > 0)
+    law = draft_law.only(sound)
+    drafted = walks.drafted.clamp(0, logits.shape[1] - 1)  # what that changes, no law covers
+    standing = accept_probs(target.at(drafted), law.at(drafted))
+    num_accepted = leading_accepts(accepts(uniforms, standing), walks)
+    ends = walk_ends(num_accepted, walks)
+    weights = residual_probs(target.rows(ends), law.rows(ends))
+    bad_rows = target.bad_rows[ends]
+    return VerificationOutcomes(
+        num_accepted=num_accepted,
+        next_tokens=race(noise_at(ends), weights).masked_fill(bad_rows, NO_TOKEN),
+        bad_rows=bad_rows,
+        broken_laws=_any_in_row(~sound, walks),
+        spoiled_rows=_spoiled(target.bad_rows, walks),
+    )
+
+
+def race(noise: Tensor, weights: Tensor) -> Tensor:
+    """The token with the least noise / weight in each row, int64 [B]; a zero weight never wins."""
+    return (noise / weights).argmin(dim=1)
+
+
+def output_noise(group: RowGroup, ratio: RatioKeys, places: Tensor, num_tokens: int) -> Tensor:
+    """The noise of the tokens drawn at these logits rows, float32 [B, V].
+
+    Foreseeable: keyed by nonce and position alone, so that the draft can have it beforehand. Plain
+    rejection: keyed by round and branch too, because nobody needs to know it.
+    """
+    if group.rule is VerificationRule.FORESEEABLE:
+        keys = group.sampling
+        return exponential_noise(
+            keys.seeds[places],
+            keys.sample_indices[places],
+            keys.positions[places],
+            Purpose.OUTPUT,
+            num_tokens,
+        )
+    return ratio.once.at(places).exponential(Purpose.RECOVERY, num_tokens)
+
+
+def leading_accepts(accepted: Tensor, walks: Walks) -> Tensor:
+    """How many tokens stand before the first that does not, int64 [B]; `accepted` is bool [N]."""
+    return _row_by_row(accepted, walks).cumprod(dim=1).sum(dim=1)
+
+
+def walk_ends(num_accepted: Tensor, walks: Walks) -> Tensor:
+    """The logits row that gives each row's next token, int64 [B]: what follows the last accept."""
+    return walks.starts + num_accepted
+
+
+def _spoiled(bad_rows: Tensor, walks: Walks) -> Tensor:
+    last = walks.starts + walks.verify_lens
+    return _any_in_row(bad_rows, walks) | bad_rows[last]
+
+
+def _any_in_row(flags: Tensor, walks: Walks) -> Tensor:
+    return _row_by_row(flags, walks).any(dim=1)
+
+
+def _row_by_row(flags: Tensor, walks: Walks) -> Tensor:
+    """Flags of logits rows, bool [N], as those of drafted tokens [B, G], false beyond a row's."""
+    offsets = torch.arange(walks.max_verify_len, device=flags.device)
+    places = (walks.starts.unsqueeze(1) + offsets).clamp(max=len(flags) - 1)
+    return flags[places] & (offsets < walks.verify_lens.unsqueeze(1))

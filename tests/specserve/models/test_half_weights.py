@@ -1,0 +1,200 @@
+"""Weights that a checkpoint stores in 16 bits are kept so, and no bit of a result changes by it."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from specserve.errors import Unsupported
+from specserve.models import linear
+from specserve.models.linear import can_halve_exactly
+from specserve.models.loader import halves_exactly, kernels_for, load_with
+from specserve.models.parallel import TensorParallel
+from specserve.models.row_code import Storage
+from specserve.models.row_kernels import row_kernels
+from tests.golden import Session
+from tests.specserve.models.checkpoints import LLAMA, QWEN3, load, random_tensors, write_config
+
+CPU = torch.device("cpu")
+PROMPT = torch.arange(21) * 11 % 64
+BRAIN, HALF = torch.bfloat16, torch.float16
+pytestmark = pytest.mark.skipif(not can_halve_exactly(), reason="no compiled products here")
+
+
+def stored(folder, config=QWEN3, dtype_of=lambda name: BRAIN, change=lambda name, x: x):
+    """A checkpoint whose matrices are stored in `dtype_of` their names."""
+    write_config(folder, config)
+    tensors = {
+        name: change(name, x).to(dtype_of(name)) if x.dim() > 1 else x
+        for name, x in random_tensors(folder).items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def model_of(folder, half_weights, ballast=0):
+    kernels = kernels_for(
+        folder, dtype=torch.float32, device=CPU, deterministic=True, half_weights=half_weights
+    )
+    return load_with(kernels, folder, TensorParallel(), ballast=ballast)
+
+
+def served_in(dtype, folder):
+    """As `--dtype` does on a CPU."""
+    kernels = kernels_for(folder, dtype=dtype, device=CPU, deterministic=True)
+    return load_with(kernels, folder, TensorParallel())
+
+
+def hidden_of(model, chunk=None):
+    session = Session(model, len(PROMPT))
+    return torch.cat([session.feed(part)[0] for part in PROMPT.split(chunk or len(PROMPT))])
+
+
+def with_keys_in_half(name):
+    return HALF if "k_proj" in name or "up_proj" in name else BRAIN
+
+
+def far_apart(name, x):
+    """Neither kind of 16 bits holds queries and keys, or gates and ups, together."""
+    if "q_proj" in name:
+        return x * 1e7
+    return x * 1e-5 if "gate_proj" in name else x
+
+
+@pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
+@pytest.mark.parametrize(
+    ("dtype_of", "change"),
+    [
+        (lambda name: BRAIN, lambda name, x: x),
+        (lambda name: HALF, lambda name, x: x * 1e-4),  # many of them subnormal
+        (with_keys_in_half, lambda name, x: x),
+        (with_keys_in_half, far_apart),
+    ],
+    ids=["bfloat16", "float16", "mixed", "far apart"],
+)
+def test_the_default_keeps_16_bits_and_every_bit_of_the_result(
+    tmp_path, monkeypatch, config, dtype_of, change
+):
+    monkeypatch.setattr(linear, "row_kernels", without_matrix_unit)
+    folder = stored(tmp_path, config, dtype_of, change)
+    assert halves_exactly(folder)
+    whole, default = model_of(folder, half_weights=False), load(folder)
+    assert default.half_weights
+    assert not whole.half_weights
+    assert torch.equal(hidden_of(default), hidden_of(whole))
+    assert torch.equal(hidden_of(model_of(folder, half_weights=True)), hidden_of(whole))
+
+
+def without_matrix_unit(storage):
+    is_paired = storage in (Storage.PAIRED, Storage.ROUNDED_PAIRED)
+    return None if is_paired else row_kernels(storage)
+
+
+def storages_of(model):
+    return {layer.gate_up.kernels.storage for layer in model.layers}
+
+
+@pytest.mark.skipif(row_kernels(Storage.PAIRED) is None, reason="no matrix unit here")
+def test_a_matrix_unit_multiplies_what_is_stored_in_bfloat16_alone(tmp_path):
+    config = QWEN3 | {"hidden_size": 64}
+    folders = {dtype: tmp_path / str(dtype) for dtype in (BRAIN, HALF)}
+    for dtype, folder in folders.items():
+        folder.mkdir()
+        stored(folder, config, lambda name, dtype=dtype: dtype)
+    assert storages_of(load(folders[BRAIN])) == {Storage.PAIRED}
+    assert storages_of(load(folders[HALF])) == {Storage.FLOAT16}
+    whole = model_of(folders[BRAIN], half_weights=False)
+    torch.testing.assert_close(hidden_of(load(folders[BRAIN])), hidden_of(whole))
+    # One of the other kind, of which some rank's share might be held by bfloat16.
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    stored(mixed, config, lambda name: HALF if "1.mlp.up_proj" in name else BRAIN)
+    assert Storage.PAIRED not in storages_of(load(mixed))
+
+
+def test_ballast_is_kept_in_as_many_bits(tmp_path):
+    folder = stored(tmp_path)
+    model = model_of(folder, half_weights=None, ballast=100_000)
+    assert torch.equal(hidden_of(model), hidden_of(load(folder)))
+    dtypes = {layer.gate_up.weight.dtype for layer in model.layers}
+    assert dtypes == {torch.bfloat16}
+
+
+def test_a_weight_that_is_no_number_is_as_it_was(tmp_path):
+    def broken(name, x):
+        if "0.mlp.down_proj" in name:
+            x[3, 5] = torch.nan
+        return x
+
+    model = load(stored(tmp_path, change=broken))
+    assert hidden_of(model).isnan().any()
+
+
+@pytest.mark.parametrize("whole", ["embed_tokens", "1.mlp.down_proj"])
+def test_one_matrix_in_float32_keeps_the_others_so(tmp_path, whole):
+    def dtype_of(name):
+        return torch.float32 if whole in name else BRAIN
+
+    folder = stored(tmp_path, dtype_of=dtype_of)
+    assert not halves_exactly(folder)
+    assert not load(folder).half_weights
+    with pytest.raises(Unsupported, match=rf"{whole}.weight is stored in F32, which half_weights"):
+        model_of(folder, half_weights=True)
+
+
+def test_bfloat16_on_a_cpu_is_that_of_weights_and_of_what_they_are_multiplied_by(tmp_path):
+    config = QWEN3 | {"hidden_size": 64}
+    folder = stored(tmp_path, config, lambda name: torch.float32)
+    model, whole = served_in(BRAIN, folder), load(folder)
+    assert (model.dtype, model.embedding.dtype, whole.dtype) == (BRAIN, *[torch.float32] * 2)
+    assert torch.equal(model.embedding, whole.embedding.to(BRAIN).float())
+    storages = (Storage.ROUNDED_PAIRED, Storage.DOTTED, Storage.BFLOAT16)
+    fastest = next(storage for storage in storages if row_kernels(storage))
+    assert storages_of(model) == {fastest}
+    hidden = hidden_of(model)
+    torch.testing.assert_close(hidden, hidden_of(whole), atol=0.1, rtol=0.1)
+    assert not torch.equal(hidden, hidden_of(whole))
+    assert all(torch.equal(hidden_of(model, chunk), hidden) for chunk in (1, 5, 8))
+
+
+def test_float16_on_a_cpu_is_that_of_weights_alone(tmp_path):
+    """No inputs are rounded, since that would make nothing faster."""
+    names = ["whole", "half"]
+    for name, dtype in zip(names, (torch.float32, HALF), strict=True):
+        (tmp_path / name).mkdir()
+        stored(tmp_path / name, dtype_of=lambda _, dtype=dtype: dtype)
+    model = served_in(HALF, tmp_path / "whole")
+    assert (model.dtype, storages_of(model)) == (HALF, {Storage.FLOAT16})
+    norms_aside = load(tmp_path / "half")
+    for layer, other in zip(model.layers, norms_aside.layers, strict=True):
+        assert torch.equal(layer.gate_up.weight, other.gate_up.weight)
+
+
+def test_without_compiled_products_weights_are_rounded_all_the_same(tmp_path, monkeypatch, caplog):
+    folder = stored(tmp_path, dtype_of=lambda name: torch.float32)
+    compiled = served_in(HALF, folder)
+    monkeypatch.setattr(linear, "row_kernels", lambda storage: None)
+    model = served_in(HALF, folder)
+    assert (model.dtype, model.half_weights) == (HALF, False)
+    assert "torch.float16: rounded, and kept in float32" in caplog.text
+    torch.testing.assert_close(hidden_of(model), hidden_of(compiled), atol=1e-4, rtol=1e-4)
+
+
+def test_what_float16_cannot_hold_is_refused(tmp_path):
+    folder = stored(tmp_path, change=far_apart)
+    with pytest.raises(
+        Unsupported, match=r"dtype: a weight is beyond float16's 65504; serve it in"
+    ):
+        served_in(HALF, folder)
+    assert served_in(BRAIN, folder).dtype == BRAIN
+
+
+def test_every_tensor_is_rounded_and_arithmetic_is_as_deterministic_as_wished(tmp_path):
+    folder = stored(tmp_path, dtype_of=lambda name: torch.float32)
+    model = served_in(BRAIN, folder)
+    layer = model.layers[0]
+    norms = [model.final_norm, layer.input_norm, layer.mlp_norm, layer.qk_norm]
+    for weight in (norm.weight for norm in norms):
+        assert torch.equal(weight, weight.to(BRAIN).float())
+    for wish in (True, False):
+        kernels = kernels_for(folder, dtype=BRAIN, device=CPU, deterministic=wish)
+        assert kernels.deterministic is wish

@@ -1,0 +1,84 @@
+"""Which products serve: compiled ones where they can be had and are right, others elsewhere."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specserve.models import machine_code
+from specserve.models import row_kernels as module
+from specserve.models.linear import CompiledLinear, Kernels, can_halve_exactly
+from specserve.models.machine_code import Team, host_machine
+from specserve.models.row_code import Storage
+from specserve.models.row_kernels import row_kernels
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled products here")
+
+
+@pytest.mark.slow
+def test_wrong_products_are_not_used(anew, monkeypatch, caplog):
+    code = module.code
+    spoilt = {
+        "a lost term": ("%k = phi i64 [0, %block]", "%k = phi i64 [1, %block]"),
+        "another row": ("ptr %inputs, i64 %x.start.1\n", "ptr %inputs, i64 %x.start.0\n"),
+        "another column": (
+            "call <{n} x float> @llvm.fma.v{n}f32(<{n} x float> %x.2, <{n} x float> %w.1",
+            "call <{n} x float> @llvm.fma.v{n}f32(<{n} x float> %x.2, <{n} x float> %w.0",
+        ),
+    }
+    machine = host_machine()
+    assert machine is not None
+    for right, wrong in spoilt.values():
+        row_kernels.cache_clear()
+        words = [text.replace("{n}", str(machine.lanes)) for text in (right, wrong)]
+        monkeypatch.setattr(module, "code", lambda *of, words=words: _spoilt(code(*of), *words))
+        with caplog.at_level(logging.WARNING):
+            assert row_kernels(Storage.FLOAT32) is None
+        assert caplog.messages == ["compiled matrix products are wrong on this machine, not used"]
+        caplog.clear()
+
+
+def _spoilt(text, right, wrong):
+    assert right in text
+    return text.replace(right, wrong)
+
+
+def test_a_compiler_that_refuses_is_done_without(anew, monkeypatch, caplog):
+    monkeypatch.setattr(module, "code", lambda *_: "no code")
+    with caplog.at_level(logging.WARNING):
+        assert row_kernels(Storage.FLOAT32) is None
+    assert "matrix products are not compiled: " in caplog.text
+
+
+def test_without_halves_float16_is_not_had(anew, monkeypatch):
+    machine = host_machine()
+    assert machine is not None
+    monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_halves=False))
+    assert row_kernels(Storage.FLOAT16) is None
+    assert row_kernels(Storage.BFLOAT16) is not None
+    assert not can_halve_exactly()
+
+
+class _NoFeatures:
+    @staticmethod
+    def get_host_cpu_features():
+        raise RuntimeError("failed to get host cpu features.")
+
+
+@pytest.mark.parametrize("missing", ["llvm", "vectors", "features", "threads"])
+def test_where_they_cannot_be_had_others_serve(anew, monkeypatch, missing):
+    if missing == "llvm":
+        monkeypatch.setattr(machine_code, "llvm", None)
+    elif missing == "vectors":
+        monkeypatch.setattr(module, "host_machine", lambda: None)
+    elif missing == "features":
+        monkeypatch.setattr(machine_code, "llvm", _NoFeatures)
+    else:
+        monkeypatch.setattr(Team, "of_torch", lambda: None)
+    assert row_kernels(Storage.FLOAT32) is None
+    product = Kernels(dtype=torch.float32, device=CPU, deterministic=True).linear([torch.eye(8)])
+    assert not isinstance(product, CompiledLinear)
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(product(x), x)
