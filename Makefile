@@ -21,11 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 setup: .venv/.compiled
 
 # What a first start would compile, and many at once would slow each other down by.
-KERNELS := $(addprefix specserve/,address_call.py compiled.py exp32.py noise_kernel.py \
-  $(addprefix sampling/,law_kernels.py race.py ranks.py truncation_kernels.py) \
-  $(addprefix models/,forward_job.py forward_record.py layer_kernels.py)) \
-  $(addprefix draft_node/,kernels.py rank_kernels.py step_kernels.py \
-  block_kernels.py outcome_kernels.py drafters/chain_worth.py drafters/pass_clock.py)
+KERNELS := $(shell $(PYTHON) -m specserve.backends.cpu.compiled_sources 2>/dev/null)
 
 .venv/.compiled: .venv/.installed $(KERNELS)
 	$(BIN)/python -m specserve.models.forward_trial

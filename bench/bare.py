@@ -15,7 +15,7 @@ from bench.breakdown import measure_rounds
 from bench.pinned_child import answer_jobs
 from bench.processes import usage
 from bench.records import ForwardJob, ForwardTimes, RoundJob, RoundTimes, Setup
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
 from specserve.models.attention import AttentionBatch
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel

@@ -12,8 +12,8 @@ import numpy as np
 
 from draft_node import step_kernels
 from draft_node.step_kernels import Drawn, Head, draw, room_of
-from specserve import compiled
-from specserve.compiled_sources import key_of
+from specserve.backends.cpu import compiled
+from specserve.backends.cpu.compiled_sources import key_of
 from specserve.models.forward_job import Thread
 from specserve.models.layer_kernels import multiply
 from specserve.sampling.race import Race

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from draft_node import kernels
-from specserve import compiled
+from specserve.backends.cpu import compiled
 
 
 @functools.cache

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from specserve import compiled
-from specserve.compiled_sources import key_of
-from specserve.exp32 import exp32
-from specserve.noise_kernel import largest
+from specserve.backends.cpu import compiled
+from specserve.backends.cpu.compiled_sources import key_of
+from specserve.backends.cpu.exp32 import exp32
+from specserve.backends.cpu.noise_kernel import largest
 
 Array = np.ndarray
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 
 Array = np.ndarray
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from draft_node.context import BLOCK_SIZE, TorchContext
-from specserve.cuda_graphs import padded
+from specserve.backends.cuda.cuda_graphs import padded
 from specserve.models.kv_cache import NULL_BLOCK, KVCache
 from specserve.models.padded_attention import (
     MOST_PADDED_KEYS,

@@ -29,7 +29,7 @@ from draft_node.speculation_cache import SpeculationCache, told_block
 from draft_node.streams import Streams
 from draft_node.wave_size import WaveSize
 from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
 from specserve.drafting import Drafter
 from specserve.transport.link.frames import MAX_ROUND
 from specserve.transport.link.messages import Push, Report, RowReport

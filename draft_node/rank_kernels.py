@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from specserve import compiled
-from specserve.compiled_sources import key_of
-from specserve.noise_kernel import first_of, largest
+from specserve.backends.cpu import compiled
+from specserve.backends.cpu.compiled_sources import key_of
+from specserve.backends.cpu.noise_kernel import first_of, largest
 
 Array = np.ndarray
 NO_ROW = -1

@@ -29,7 +29,7 @@ from draft_node.presolve import Presolve
 from draft_node.streams import Streams
 from draft_node.warm_up import warm_up
 from draft_node.waves import WaveSettings
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
 from specserve.context_room import ContextRoom
 from specserve.drafting import Drafter
 from specserve.errors import InvalidField, SpecserveError, Unavailable

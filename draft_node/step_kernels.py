@@ -13,12 +13,12 @@ import numpy as np
 from draft_node.drafters.chain_worth import is_worth_it
 from draft_node.drafters.pass_clock import FURTHER, look
 from draft_node.kernels import exp, features
-from specserve import compiled
-from specserve.address_call import call
-from specserve.compiled_sources import key_of
+from specserve.backends.cpu import compiled
+from specserve.backends.cpu.address_call import call
+from specserve.backends.cpu.compiled_sources import key_of
+from specserve.backends.cpu.noise_kernel import first_of, largest
 from specserve.models.forward_job import Thread
 from specserve.models.layer_kernels import DONE, PENDING, multiply
-from specserve.noise_kernel import first_of, largest
 from specserve.sampling.law_kernels import draw_of_likeliest
 from specserve.sampling.race import COUPLED, GREEDY, Race
 from specserve.sampling.shaping_kernels import ShapingRoom, room_for, shaped_row

@@ -30,8 +30,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specserve import cuda_graphs, noise_kernel
-from specserve.cuda_graphs import Recordings, padded
+from specserve.backends.cpu import noise_kernel
+from specserve.backends.cuda import cuda_graphs
+from specserve.backends.cuda.cuda_graphs import Recordings, padded
 
 # On the CPU the integers are compiled (`noise_kernel`), or made by numpy over the same memory:
 # its calls cost a third of torch's, which is what counts at a few thousand lanes. numpy and torch

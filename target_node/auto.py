@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow

@@ -14,7 +14,7 @@ Receives counts and times, never tokens: a price says nothing of what was drawn 
 
 import time
 
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
 from specserve.drafting import Worth
 from target_node.draft_pauses import DraftPauses
 from target_node.forward_times import ForwardTimes, Line

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
 from specserve.errors import Exhausted, SpecserveError
 from specserve.models import forward_trial
 from specserve.models.linear import can_compile

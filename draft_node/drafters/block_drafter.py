@@ -19,7 +19,7 @@ from draft_node.drafters.recorded_draws import RecordedDraws
 from draft_node.drafters.recorded_entries import RecordedEntries
 from draft_node.drafters.serial_head import SerialHead
 from draft_node.drafters.spec import Layout
-from specserve.cuda_graphs import are_used
+from specserve.backends.cuda.cuda_graphs import are_used
 from specserve.drafting import (
     ContextUpdate,
     DraftBatch,

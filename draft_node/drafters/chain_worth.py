@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 from specserve.drafting import DraftBatch
 
 _FIRST = 0.75  # P(a token stands | those before it do), before any was seen

@@ -11,7 +11,7 @@ from draft_node.block_kernels import Markov
 from draft_node.drafters.markov_head import VanillaHead
 from draft_node.drafters.serial_head import SerialHead
 from draft_node.step_kernels import Drawn, Head
-from specserve import compiled
+from specserve.backends.cpu import compiled
 from specserve.models import compiled_weights
 from specserve.models.linear import CompiledLinear, Kernels, can_compile
 from specserve.noise import OnceKeys

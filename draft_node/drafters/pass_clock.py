@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 
 LEAST_PASSES = 2  # the last token of a block is never verified, so one alone is of no use
 _SMOOTHING = 0.2  # weight of the newest pass

@@ -6,7 +6,7 @@ from draft_node.drafters.block_passes import BlockPasses, TorchBlockPasses
 from draft_node.drafters.chain_passes import ChainPasses, TorchPasses
 from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.recorded_passes import RecordedBlockPasses
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
 from specserve.models.config import ModelSpec
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specserve.cuda_graphs import Recordings, padded
+from specserve.backends.cuda.cuda_graphs import Recordings, padded
 from specserve.drafting import SpeculationBatch
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.drawing import Drawing, TensorDrawing

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from draft_node.context import TorchContext
 from draft_node.drafters.backbone import Backbone
-from specserve.cuda_graphs import Recordings, padded
+from specserve.backends.cuda.cuda_graphs import Recordings, padded
 from specserve.models.padded_attention import MOST_PADDED_TOKENS
 
 

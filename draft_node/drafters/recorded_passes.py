@@ -15,7 +15,7 @@ from draft_node.context import BLOCK_SIZE, TorchContext
 from draft_node.drafters.backbone import Backbone
 from draft_node.drafters.block_passes import TorchBlockPasses
 from draft_node.padded_blocks import BlockBatch, BlockShape, PaddedBlocks
-from specserve.cuda_graphs import Recordings
+from specserve.backends.cuda.cuda_graphs import Recordings
 from specserve.models.attention import AttentionBatch
 from specserve.models.padded_attention import PaddedAttention, PaddedShape
 

@@ -16,7 +16,7 @@ from draft_node.drafters.chain_ending import ChainEnding
 from draft_node.drafters.chain_steps import Chains, ChainSteps, TorchSteps
 from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.compiled_steps import CompiledSteps
-from specserve import compiled
+from specserve.backends.cpu import compiled
 from specserve.drafting import DraftBatch
 from specserve.models.forward_trial import small_model
 from specserve.models.transformer import Transformer

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
 from specserve.models.attention import AttentionBatch
 from specserve.models.compiled_forward import CompiledForward
 from specserve.models.forward_trial import are_usable

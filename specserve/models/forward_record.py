@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from specserve import compiled
-from specserve.address_call import pointer
-from specserve.compiled_sources import key_of
+from specserve.backends.cpu import compiled
+from specserve.backends.cpu.address_call import pointer
+from specserve.backends.cpu.compiled_sources import key_of
 from specserve.models.forward_job import (
     Array,
     Batch,

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import torch
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 from specserve.models import layer_kernels
 from specserve.models.attention import AttentionBatch
 from specserve.models.compiled_forward import CompiledForward

@@ -19,9 +19,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from specserve import compiled
-from specserve.address_call import call
-from specserve.exp32 import exp32
+from specserve.backends.cpu import compiled
+from specserve.backends.cpu.address_call import call
+from specserve.backends.cpu.exp32 import exp32
 from specserve.models.forward_job import Array, Batch, Job, Shape, Thread
 
 LANES = 16  # of a sum

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specserve.cuda_graphs import padded
+from specserve.backends.cuda.cuda_graphs import padded
 from specserve.models.attention import KEY_TILE, AttentionBatch
 from specserve.models.kv_cache import NULL_BLOCK, KVCache
 

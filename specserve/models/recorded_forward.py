@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from specserve.cuda_graphs import Recorder, Recordings
+from specserve.backends.cuda.cuda_graphs import Recorder, Recordings
 from specserve.models.attention import AttentionBatch
 from specserve.models.kv_cache import KVCache
 from specserve.models.padded_attention import PaddedAttention, PaddedShape

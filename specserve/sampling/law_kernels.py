@@ -11,9 +11,16 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from specserve import compiled
-from specserve.compiled_sources import key_of
-from specserve.noise_kernel import exponential, first_of, is_bad, largest, power, word_floats
+from specserve.backends.cpu import compiled
+from specserve.backends.cpu.compiled_sources import key_of
+from specserve.backends.cpu.noise_kernel import (
+    exponential,
+    first_of,
+    is_bad,
+    largest,
+    power,
+    word_floats,
+)
 from specserve.sampling.ranks import boundary, orders_of
 from specserve.sampling.truncation_kernels import keep_possible, mass_of, unit_of, weight_of
 

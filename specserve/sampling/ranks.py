@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 

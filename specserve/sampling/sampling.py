@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specserve import cuda_graphs, noise, noise_kernel
-from specserve.cuda_graphs import RecordedRows
+from specserve import noise
+from specserve.backends.cpu import noise_kernel
+from specserve.backends.cuda import cuda_graphs
+from specserve.backends.cuda.cuda_graphs import RecordedRows
 from specserve.noise import Purpose, exponential_noise
 from specserve.sampling import truncation_kernels
 from specserve.sampling.batch import SamplingBatch, Truncation

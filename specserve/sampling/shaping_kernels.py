@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from specserve import compiled
-from specserve.noise_kernel import is_bad, largest
+from specserve.backends.cpu import compiled
+from specserve.backends.cpu.noise_kernel import is_bad, largest
 from specserve.sampling.race import Fields
 from specserve.sampling.ranks import boundary, boundary_of_mass, orders_of
 from specserve.sampling.truncation_kernels import unit_of, weight_of

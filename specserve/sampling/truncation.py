@@ -8,7 +8,7 @@ order, hence the same bits on every backend, in every batch, by the short cut an
 import torch
 from torch import Tensor
 
-from specserve.cuda_graphs import padded
+from specserve.backends.cuda.cuda_graphs import padded
 from specserve.sampling.batch import Truncation
 
 # Likeliest tokens looked at before a full sort, which costs ten times as much: nearly every nucleus

@@ -16,9 +16,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from specserve import compiled
-from specserve.compiled_sources import key_of
-from specserve.noise_kernel import NOBODY, exponential, is_bad, largest, power, word_floats
+from specserve.backends.cpu import compiled
+from specserve.backends.cpu.compiled_sources import key_of
+from specserve.backends.cpu.noise_kernel import (
+    NOBODY,
+    exponential,
+    is_bad,
+    largest,
+    power,
+    word_floats,
+)
 from specserve.sampling.ranks import boundary, boundary_of_mass, orders_of
 
 _Function = TypeVar("_Function", bound=Callable[..., object])

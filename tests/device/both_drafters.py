@@ -9,7 +9,8 @@ import torch
 
 from draft_node.drafters.block_drafter import BlockDrafter
 from draft_node.drafters.recorded_passes import RecordedBlockPasses
-from specserve import cuda_graphs, noise
+from specserve import noise
+from specserve.backends.cuda import cuda_graphs
 from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
 from specserve.noise import OnceKeys, Purpose
 from specserve.sampling.drawing import (

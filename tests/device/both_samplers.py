@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
 from specserve.sampling import sampling
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_law import PAD_ID, DraftLaw

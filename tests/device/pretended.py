@@ -20,7 +20,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specserve import cuda_graphs, noise
+from specserve import noise
+from specserve.backends.cuda import cuda_graphs
 from specserve.sampling import sampling
 from specserve.sampling.verification import recorded_ratio
 from tests.device.tape import Tape

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
 from specserve.models.attention import AttentionBatch
 from specserve.models.loader import load_model
 from specserve.models.padded_attention import PaddedShape

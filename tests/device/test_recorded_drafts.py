@@ -8,7 +8,8 @@ import torch
 
 from draft_node.drafters import recorded_draws
 from draft_node.drafters.load import load_drafter
-from specserve import cuda_graphs, noise
+from specserve import noise
+from specserve.backends.cuda import cuda_graphs
 from specserve.drafting import Drafter
 from specserve.noise import Purpose
 from specserve.sampling.drawing import Greedy

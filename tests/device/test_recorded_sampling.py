@@ -6,8 +6,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from specserve import cuda_graphs
-from specserve.cuda_graphs import RecordedRows
+from specserve.backends.cuda import cuda_graphs
+from specserve.backends.cuda.cuda_graphs import RecordedRows
 from specserve.sampling import sampling
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.verification import recorded_ratio

@@ -14,8 +14,8 @@ import torch
 from draft_node.drafters.load import DEFAULT_GAMMA, DrafterOptions
 from draft_node.drafters.ngram import NgramDrafter
 from draft_node.warm_up import warm_up
-from specserve import compiled
-from specserve.compiled_sources import PACKAGES
+from specserve.backends.cpu import compiled
+from specserve.backends.cpu.compiled_sources import PACKAGES
 from specserve.transport.link.messages import Report
 from specserve.transport.link.ring import RingTargetEnd
 from tests.draft_node.rounds import CPU, Rounds, dspark, in_flight_of, language_model

@@ -17,8 +17,8 @@ from functools import partial
 
 import pytest
 
-from specserve import compiled
 from specserve.audit.chi_square import Fit, power, survival
+from specserve.backends.cpu import compiled
 from specserve.sampling.verification import compiled_ratio
 from specserve.sampling.verification.rule import VerificationRule
 from target_node.budget import SurvivalBudget

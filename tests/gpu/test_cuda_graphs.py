@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
+from specserve.backends.cuda.cuda_graphs import CudaGraphs
 from specserve.client import Client
-from specserve.cuda_graphs import CudaGraphs
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.sampling.verification.rule import VerificationRule

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from specserve import noise, noise_kernel
+from specserve import noise
+from specserve.backends.cpu import noise_kernel
 from specserve.noise import (
     OnceKeys,
     Purpose,

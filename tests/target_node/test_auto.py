@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import target_node.auto
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
 from target_node.auto import MOST_TOLD
 from tests.scripted_time import ScriptedTime
 from tests.target_node.recorded_regimes import Choosing, Recording, auto, decoding_row

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from specserve import cuda_graphs
+from specserve.backends.cuda import cuda_graphs
 from target_node import round_prices
 from target_node.budget import PricedBudget
 from target_node.round_prices import RoundPrices

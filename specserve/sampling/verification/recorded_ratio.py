@@ -2,7 +2,7 @@
 
 Rows, logits rows and laws are padded to powers of two; what tells rounds of a shape apart is one
 tensor of 64-bit words, beside logits and laws. Every step is a row's own, so that what pads them
-shows in no bit. See `specserve.cuda_graphs`.
+shows in no bit. See `specserve.backends.cuda.cuda_graphs`.
 """
 
 import functools
@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specserve import cuda_graphs, noise_kernel
-from specserve.cuda_graphs import Recordings, padded
+from specserve.backends.cpu import noise_kernel
+from specserve.backends.cuda import cuda_graphs
+from specserve.backends.cuda.cuda_graphs import Recordings, padded
 from specserve.noise import exponential_noise_of
 from specserve.sampling.batch import SamplingBatch, Truncation
 from specserve.sampling.draft_law import PAD_ID, DraftLaw

@@ -21,7 +21,7 @@ from draft_node.drafters.chain_passes import TorchPasses
 from draft_node.drafters.compiled_passes import CompiledPasses
 from draft_node.drafters.passes import chain_passes
 from draft_node.kernel_trial import are_usable
-from specserve import compiled
+from specserve.backends.cpu import compiled
 from specserve.models.linear import Kernels, PlainLinear
 from specserve.models.loader import load_with
 from specserve.models.parallel import TensorParallel

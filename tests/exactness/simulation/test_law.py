@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from draft_node.outcomes import NO_TOKEN, SlotNoise, rank_candidates
-from specserve import compiled
 from specserve.audit.chi_square import power
+from specserve.backends.cpu import compiled
 from specserve.sampling import law_kernels
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import sample

@@ -111,7 +111,7 @@ PLANTS = [
     ),
     Plant(
         name="races-at-the-first-rows-temperature",
-        file="specserve/noise_kernel.py",
+        file="specserve/backends/cpu/noise_kernel.py",
         symbol="race",
         was="most, temperature = largest(own), temperatures[row]",
         becomes="most, temperature = largest(own), temperatures[0]",
@@ -121,7 +121,7 @@ PLANTS = [
     ),
     Plant(
         name="counter-words-change-places",
-        file="specserve/noise_kernel.py",
+        file="specserve/backends/cpu/noise_kernel.py",
         symbol="word_floats",
         was="np.uint32(blocks[block_row, place]), position, sample_word, purpose_word",
         becomes="np.uint32(blocks[block_row, place]), sample_word, position, purpose_word",

@@ -12,7 +12,7 @@ _PASSES = f"{_DRAFTS}::test_blocks_are_those_of_a_pass_that_is_not_recorded"
 PLANTS = [
     Plant(
         name="races-overwritten-by-the-next",
-        file="specserve/cuda_graphs.py",
+        file="specserve/backends/cuda/cuda_graphs.py",
         symbol="RecordedRows.__call__",
         was="made.found[: len(rows[0])].clone()",
         becomes="made.found[: len(rows[0])]",
@@ -22,7 +22,7 @@ PLANTS = [
     ),
     Plant(
         name="inputs-only-of-the-first-replay",
-        file="specserve/cuda_graphs.py",
+        file="specserve/backends/cuda/cuda_graphs.py",
         symbol="Recordings.run",
         was="""
             made, replay = self._found[key]

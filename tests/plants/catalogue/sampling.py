@@ -109,7 +109,7 @@ PLANTS = [
     # --- ties ------------------------------------------------------------------------------------
     Plant(
         name="last-of-equals",
-        file="specserve/noise_kernel.py",
+        file="specserve/backends/cpu/noise_kernel.py",
         symbol="first_of",
         was="""
             for i in range(start, len(values)):

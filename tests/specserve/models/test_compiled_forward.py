@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 from specserve.models import attention_kernels as attention_module
 from specserve.models import machine_code
 from specserve.models.attention import AttentionBatch

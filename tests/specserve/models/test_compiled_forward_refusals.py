@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 from specserve.models.attention import AttentionBatch
 from specserve.models.compiled_forward import CompiledForward
 from specserve.models.forward_job import Batch

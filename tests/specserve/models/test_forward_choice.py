@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 from specserve.models import attention_kernels as attention_module
 from specserve.models.compiled_forward import CompiledForward
 from specserve.models.forward import make_forward

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 from specserve.sampling import law_kernels
 from specserve.sampling.draft_law import PAD_ID, DraftLaw
 from specserve.sampling.sampling import NO_TOKEN

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from specserve import compiled
 from specserve.audit.chi_square import goodness_of_fit
+from specserve.backends.cpu import compiled
 from specserve.noise import OnceKeys, Purpose, _uniform
 from specserve.sampling.draft_law import PAD_ID, DraftLaw
 from specserve.sampling.drawing import BlockLayout, Sampled

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from specserve import compiled, noise_kernel
+from specserve.backends.cpu import compiled, noise_kernel
 from specserve.noise import Purpose, exponential_noise
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import sample

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 from specserve.noise import OnceKeys
 from specserve.sampling import law_kernels, ranks
 from specserve.sampling.draft_law import PAD_ID, DraftLaw

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from specserve import compiled, noise_kernel
+from specserve.backends.cpu import compiled, noise_kernel
 from specserve.sampling import ranks, truncation_kernels
 from specserve.sampling.batch import SamplingBatch, Truncation
 from specserve.sampling.sampling import NO_TOKEN, sample

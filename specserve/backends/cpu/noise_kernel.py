@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 
 Words = np.ndarray  # uint64, of 32 bits each, seeds of 64
 

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 
 pytestmark = pytest.mark.skipif(compiled.numba is None, reason="no numba")
 

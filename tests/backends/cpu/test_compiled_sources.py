@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -9,13 +11,13 @@ from types import CodeType, ModuleType
 import pytest
 
 from draft_node import block_kernels, kernels, step_kernels
-from specserve import compiled, compiled_sources, noise_kernel
-from specserve.compiled_sources import key_of, sources_of
+from specserve.backends.cpu import compiled, compiled_sources, noise_kernel
+from specserve.backends.cpu.compiled_sources import key_of, sources_of
 from specserve.models import forward_record
 
 pytest.importorskip("numba")
 
-ROOT = Path(compiled.__file__).parents[1]
+ROOT = Path(compiled.__file__).parents[3]
 ALL = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
     for package in compiled_sources.PACKAGES
@@ -65,7 +67,7 @@ def kept_functions() -> dict[str, object]:
 
     found = {}
     for name, text in ALL.items():
-        if not COMPILING.search(text) or name == "specserve.compiled":
+        if not COMPILING.search(text) or name == "specserve.backends.cpu.compiled":
             continue
         for key, value in vars(importlib.import_module(name)).items():
             is_own = getattr(getattr(value, "py_func", None), "__module__", "") == name
@@ -81,11 +83,11 @@ def test_the_sources_of_a_file_are_all_that_it_imports_in_the_end():
         "draft_node/step_kernels.py",
         "draft_node/drafters/pass_clock.py",  # of `from draft_node.drafters import ...`, too
         "specserve/sampling/law_kernels.py",
-        "specserve/noise_kernel.py",
+        "specserve/backends/cpu/noise_kernel.py",
         "specserve/models/layer_kernels.py",
         "specserve/models/forward_job.py",
-        "specserve/address_call.py",
-        "specserve/compiled.py",
+        "specserve/backends/cpu/address_call.py",
+        "specserve/backends/cpu/compiled.py",
     } <= names
     assert len(names) < 30  # whatever else changes does not compile all of it again
     record = {path.name for path in sources_of(Path(forward_record.__file__))}
@@ -128,7 +130,7 @@ def test_whoever_is_made_of_other_files_encloses_their_key():
         "draft_node.rank_kernels.rank_slots",
         "specserve.sampling.law_kernels.judge_by_ratio",
     } <= made_of_others
-    assert any(name.startswith("specserve.noise_kernel.") for name in kept)
+    assert any(name.startswith("specserve.backends.cpu.noise_kernel.") for name in kept)
     for name in made_of_others:
         function = kept[name].py_func
         enclosed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -143,8 +145,21 @@ def test_only_what_is_made_of_others_is_said_to_be():
 
 
 def test_nobody_else_asks_numba():
-    assert [name for name, text in ALL.items() if "import numba" in text] == ["specserve.compiled"]
+    assert [name for name, text in ALL.items() if "import numba" in text] == [
+        "specserve.backends.cpu.compiled"
+    ]
     calls = {name: text.count("compiled.address_of(") for name, text in ALL.items()}
     assert {name for name, count in calls.items() if count} == {"specserve.models.forward_record"}
     text = ALL["specserve.models.forward_record"]
     assert text.count("compiled.address_of(_reader(key_of(__file__))") == 1
+
+
+def test_make_knows_what_is_compiled():
+    found = {str(path) for path in compiled_sources.all_sources()}
+    assert {"draft_node/step_kernels.py", "draft_node/outcome_kernels.py"} <= found
+    assert {"specserve/sampling/law_kernels.py", "specserve/models/layer_kernels.py"} <= found
+    assert {"specserve/models/forward_job.py", "specserve/backends/cpu/exp32.py"} <= found
+    assert len(found) < 40
+    command = [sys.executable, "-m", "specserve.backends.cpu.compiled_sources"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert set(said.split()) == found

@@ -2,16 +2,19 @@
 
 numba keeps what it compiled for the function's own file and for what the function encloses. One
 that encloses `key_of(__file__)`, and reads it, is compiled anew when any of these files changes.
+
+`python -m specserve.backends.cpu.compiled_sources` names them all, for `make`.
 """
 
 import ast
 import functools
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGES = ("draft_node", "specserve", "target_node")
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[3]
 
 
 @functools.cache
@@ -47,3 +50,15 @@ def _names(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module  # and perhaps modules of this package:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def all_sources() -> list[Path]:
+    """Of every function that is compiled, from the root of the project."""
+    files = (path for package in PACKAGES for path in (_ROOT / package).rglob("*.py"))
+    compiling = [path for path in files if "compiled.compiled" in path.read_text(encoding="utf-8")]
+    found = {source for path in compiling for source in sources_of(path)}
+    return sorted(path.relative_to(_ROOT) for path in found)
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(f"{path}\n" for path in all_sources())

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from specserve import compiled
+from specserve.backends.cpu import compiled
 
 
 def _intrinsic(function: Callable[..., Any]) -> Any:  # noqa: ANN401 - its typing arguments go

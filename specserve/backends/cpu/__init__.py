@@ -1,0 +1,1 @@
+"""Machine code for a CPU, and what compiles it."""
