@@ -25,7 +25,7 @@ KERNELS := $(shell $(PYTHON) -m specserve.backends.cpu.compiled_sources 2>/dev/n
 
 .venv/.compiled: .venv/.installed $(KERNELS)
 	$(BIN)/python -m specserve.models.forward_trial
-	$(BIN)/python -m draft_node.drafters.steps
+	$(BIN)/python -m specserve.drafters.steps
 	touch $@
 
 .venv/.installed: pyproject.toml constraints/cpu.txt constraints/gpu.txt

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from draft_node import colocated
-from specserve.drafting import Drafter
+from specserve.drafters import colocated
+from specserve.drafters.protocol import Drafter
 from specserve.errors import InvalidField
 from specserve.models.transformer import Transformer
 from specserve.settings.config import SpeculationConfig

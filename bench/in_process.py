@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from bench.rounds import Answer, Round, Run, Turn
-from specserve.drafting import Drafter
+from specserve.drafters.protocol import Drafter
 from specserve.models.config import ModelSpec
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.rule import VerificationRule

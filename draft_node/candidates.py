@@ -12,8 +12,8 @@ from draft_node.outcome_kind import OutcomeKind
 from draft_node.outcomes import NO_TOKEN, SlotNoise, rank_all, rank_candidates
 from draft_node.plan import InFlight
 from draft_node.speculation_cache import DraftedBlock
+from specserve.drafters.slot_scores import SlotScores
 from specserve.sampling.drawing import BlockLayout, NoiseSource
-from specserve.slot_scores import SlotScores
 from specserve.transport.link.messages import RowReport
 
 

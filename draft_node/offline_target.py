@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draft_node.context import torch_context
-from draft_node.drafters.batching import flat_positions
+from specserve.drafters.batching import flat_positions
+from specserve.drafters.context import torch_context
 from specserve.models.attention import TorchAttention
 from specserve.models.transformer import Transformer
 

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draft_node import rank_kernels
+from specserve.backends.cpu import rank_kernels
+from specserve.drafters.slot_scores import SlotScores
 from specserve.noise import Purpose, exponential_noise_at
-from specserve.slot_scores import SlotScores
 
 NO_TOKEN = -1
 

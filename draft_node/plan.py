@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_node import outcome_kernels
 from draft_node.fan_out import NO_RANK, Counts, FanOutRule, Floats, HitCurves, allocate
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.outcomes import NO_TOKEN, outcome_weights
 from draft_node.speculation_cache import DraftedBlock
+from specserve.backends.cpu import outcome_kernels
 from specserve.transport.link.messages import RowReport
 
 _Order = tuple[Counts, Counts, Floats, int]  # numbers accepted, ranks, values; how many are due

@@ -17,7 +17,6 @@ from operator import attrgetter
 import torch
 
 from draft_node.candidates import Flight, candidates_of
-from draft_node.drafters.pass_clock import LEAST_PASSES
 from draft_node.fan_out import AcceptancePrior, FanOutRule, HitCurves
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.outcomes import prepare as prepare_ranks
@@ -30,7 +29,8 @@ from draft_node.streams import Streams
 from draft_node.wave_size import WaveSize
 from draft_node.waves import Branch, Wave, WaveDrafter, WaveSettings
 from specserve.backends.cuda import cuda_graphs
-from specserve.drafting import Drafter
+from specserve.drafters.pass_clock import LEAST_PASSES
+from specserve.drafters.protocol import Drafter
 from specserve.transport.link.frames import MAX_ROUND
 from specserve.transport.link.messages import Push, Report, RowReport
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from draft_node.outcomes import NO_TOKEN
-from specserve.slot_scores import BatchScores, SlotScores
+from specserve.drafters.slot_scores import BatchScores, SlotScores
 from specserve.transport.link.messages import BlockKey, Foresight, RowReport
 
 

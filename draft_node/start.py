@@ -9,29 +9,29 @@ from pathlib import Path
 
 import torch
 
-from draft_node.colocated import describe, layout_of, positions_of
-from draft_node.drafters import steps
-from draft_node.drafters.dialects import read_draft_spec
-from draft_node.drafters.language_model import LanguageModelDrafter
-from draft_node.drafters.load import (
-    DEFAULT_GAMMA,
-    USUAL_HIDDEN_TOKENS,
-    DrafterOptions,
-    load_drafter,
-)
-from draft_node.drafters.ngram import NgramDrafter
-from draft_node.drafters.spec import LocalHeadSpec
-from draft_node.drafters.weights import TargetWeights
 from draft_node.failures import DraftingFailed
 from draft_node.fan_out import FanOutRule
 from draft_node.node import DraftNode
 from draft_node.presolve import Presolve
 from draft_node.streams import Streams
-from draft_node.warm_up import warm_up
 from draft_node.waves import WaveSettings
 from specserve.backends.cuda import cuda_graphs
-from specserve.context_room import ContextRoom
-from specserve.drafting import Drafter
+from specserve.drafters import steps
+from specserve.drafters.colocated import describe, layout_of, positions_of
+from specserve.drafters.context_room import ContextRoom
+from specserve.drafters.dialects import read_draft_spec
+from specserve.drafters.language_model import LanguageModelDrafter
+from specserve.drafters.load import (
+    DEFAULT_GAMMA,
+    USUAL_HIDDEN_TOKENS,
+    DrafterOptions,
+    load_drafter,
+)
+from specserve.drafters.ngram import NgramDrafter
+from specserve.drafters.protocol import Drafter
+from specserve.drafters.spec import LocalHeadSpec
+from specserve.drafters.warm_up import warm_up
+from specserve.drafters.weights import TargetWeights
 from specserve.errors import InvalidField, SpecserveError, Unavailable
 from specserve.models import forward_trial
 from specserve.models.config import ModelSpec

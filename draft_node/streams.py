@@ -18,8 +18,8 @@ import torch
 from draft_node.failures import Failures
 from draft_node.fields import FollowedFields
 from draft_node.stream import Hole, Segment, Stream, due_hole, num_equal
-from specserve.context_room import ContextRoom
-from specserve.drafting import ContextUpdate, Drafter
+from specserve.drafters.context_room import ContextRoom
+from specserve.drafters.protocol import ContextUpdate, Drafter
 from specserve.errors import Exhausted
 from specserve.transport.link.messages import RowReport
 

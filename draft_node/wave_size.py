@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from draft_node.drafters.pass_clock import LEAST_PASSES
 from draft_node.fan_out import AcceptancePrior, Floats
 from draft_node.wave_cost import WaveCost
+from specserve.drafters.pass_clock import LEAST_PASSES
 
 # A miss costs about half a round, in waiting for a block or doing without. To first order, a hit is
 # then worth its tokens less half of those of any round.

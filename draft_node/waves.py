@@ -20,7 +20,8 @@ from draft_node.outcome_kind import OutcomeKind
 from draft_node.saguaro import Saguaro, factors_of, prepared_per_slot
 from draft_node.speculation_cache import DraftedBlock, SpeculationCache
 from draft_node.stream import Stream
-from specserve.drafting import DraftBatch, Drafter, SpeculationBatch, Worth
+from specserve.drafters.protocol import DraftBatch, Drafter, SpeculationBatch, Worth
+from specserve.drafters.slot_scores import BatchScores
 from specserve.noise import OnceKeys
 from specserve.noise import prepare as prepare_noise
 from specserve.sampling.draft_law import DraftLaw
@@ -28,7 +29,6 @@ from specserve.sampling.drawing import Coupled, DrawingRule, Greedy, Sampled
 from specserve.sampling.noise_table import NoiseTable
 from specserve.sampling.shaping import shaped
 from specserve.sampling.state import SamplingState
-from specserve.slot_scores import BatchScores
 from specserve.transport.link.frames import MAX_BLOCKS
 from specserve.transport.link.messages import BlockKey, Push, RowReport
 

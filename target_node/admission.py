@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 
-from specserve.drafting import Worth
+from specserve.drafters.protocol import Worth
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.admission import Allocator
 from specserve.telemetry import VerifiedRow

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from specserve.context_room import ContextRoom
-from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch, Worth
+from specserve.drafters.context_room import ContextRoom
+from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch, Worth
+from specserve.drafters.slot_scores import BatchScores, SlotScores
 from specserve.errors import Exhausted
 from specserve.noise import OnceKeys
 from specserve.sampling.draft_law import DraftLaw
@@ -31,7 +32,6 @@ from specserve.sampling.noise_table import NoiseTable
 from specserve.sampling.shaping import shaped
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.rule import VerificationRule, judged_by
-from specserve.slot_scores import BatchScores, SlotScores
 from specserve.types import Speculation
 from target_node.feature_cache import FeatureCache
 from target_node.sequence import Sequence

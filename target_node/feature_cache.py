@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specserve.drafting import FeatureSpec
+from specserve.drafters.protocol import FeatureSpec
 from specserve.models.attention import AttentionBatch
 
 Span = tuple[list[int], int, int]  # positions start .. end - 1 of the row with these blocks

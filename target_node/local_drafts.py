@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import torch
 
-from specserve.drafting import Worth
+from specserve.drafters.protocol import Worth
 from specserve.sampling.draft_law import DraftLaw
 from specserve.transport.link.messages import Foresight
 from specserve.types import Speculation

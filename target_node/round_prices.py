@@ -15,7 +15,7 @@ Receives counts and times, never tokens: a price says nothing of what was drawn 
 import time
 
 from specserve.backends.cuda import cuda_graphs
-from specserve.drafting import Worth
+from specserve.drafters.protocol import Worth
 from target_node.draft_pauses import DraftPauses
 from target_node.forward_times import ForwardTimes, Line
 from target_node.token_times import MOST, SMOOTHING, TokenTimes

@@ -7,7 +7,7 @@ Knows neither requests nor sampling. The same object runs on every rank; rank 0 
 
 import torch
 
-from specserve.drafting import FeatureSpec
+from specserve.drafters.protocol import FeatureSpec
 from specserve.models.forward import Cache, make_forward
 from specserve.models.transformer import Transformer
 from target_node.batch import ForwardBatch

@@ -1,14 +1,13 @@
 """From the configuration to the `SpeculationSource` of a target leader."""
 
-import importlib
 import logging
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 import torch
 
-from specserve.context_room import ContextRoom
+from specserve.drafters import colocated as colocated_drafters
+from specserve.drafters.context_room import ContextRoom
 from specserve.processes.process import ChildArguments
 from specserve.settings.config import ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
@@ -34,9 +33,6 @@ from target_node.scheduler import Scheduler
 from target_node.speculation import NoSpeculation, SpeculationSource, SynchronousSpeculation
 
 log = logging.getLogger(__name__)
-
-# Imported when drafting is wanted, and by name: this node does not depend on the other one.
-_COLOCATED = "draft_node.colocated"
 
 
 def build_speculation(
@@ -104,7 +100,6 @@ class _Builder:
         self._scheduler = scheduler
         self._sampler = sampler
         self._forwards = forwards
-        self._nodes: ModuleType = importlib.import_module(_COLOCATED)
         self._target = Path(config.model.target or "")
         self._features: dict[str, FeatureCache | None] = {}  # by drafter
         self._drafts: dict[str, ColocatedDraft] = {}  # by drafter
@@ -121,7 +116,7 @@ class _Builder:
     def asynchronous(self, arguments: ChildArguments) -> AsynchronousSpeculation:
         speculation = self._config.speculation
         folder = speculation.drafter or ""
-        name, gamma = self._nodes.describe(speculation)
+        name, gamma = colocated_drafters.describe(speculation)
         features = self._features_of(folder)
         local = self._local(speculation)
         used = [_drafting_with(speculation, name) for name in self._stand_ins(speculation).values()]
@@ -155,7 +150,7 @@ class _Builder:
     def _positions(self, used: list[SpeculationConfig]) -> int | None:
         """Those that all drafters of a source were made for; None: no fewer than rows have."""
         max_len = self._sampler.max_model_len
-        known = {wish.drafter: self._nodes.positions_of(wish) or max_len for wish in used}
+        known = {wish.drafter: colocated_drafters.positions_of(wish) or max_len for wish in used}
         drafter, least = min(known.items(), key=lambda item: item[1])
         if least >= max_len:
             return None
@@ -220,7 +215,7 @@ class _Builder:
     def _load(self, speculation: SpeculationConfig) -> ColocatedDraft:
         runner, max_len = self._runner, self._sampler.max_model_len
         num_tokens = runner.cache.num_blocks * runner.cache.block_size
-        drafter = self._nodes.load(
+        drafter = colocated_drafters.load(
             speculation,
             target=self._target,
             model=runner.model,
@@ -245,7 +240,7 @@ class _Builder:
     def _features_of(self, folder: str) -> FeatureCache | None:
         """What the drafter in `folder` reads; kept once for all that use it."""
         if folder not in self._features:
-            spec = self._nodes.load_feature_spec(
+            spec = colocated_drafters.load_feature_spec(
                 folder, target=self._target, model=self._runner.model
             )
             self._features[folder] = None if spec is None else self._runner.keep_features(spec)

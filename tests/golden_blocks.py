@@ -5,14 +5,14 @@ from unittest import mock
 
 import torch
 
-from draft_node.context import torch_context
-from draft_node.drafters.block_drafter import BlockDrafter
-from draft_node.drafters.block_passes import TorchBlockPasses
-from draft_node.drafters.confidence_head import ConfidenceHead
-from draft_node.drafters.load import DrafterOptions, load_drafter
-from draft_node.drafters.markov_head import GatedHead, RnnHead
-from draft_node.drafters.weights import TargetWeights
-from specserve.drafting import ContextUpdate, DraftBatch, SpeculationBatch
+from specserve.drafters.block_drafter import BlockDrafter
+from specserve.drafters.block_passes import TorchBlockPasses
+from specserve.drafters.confidence_head import ConfidenceHead
+from specserve.drafters.context import torch_context
+from specserve.drafters.load import DrafterOptions, load_drafter
+from specserve.drafters.markov_head import GatedHead, RnnHead
+from specserve.drafters.protocol import ContextUpdate, DraftBatch, SpeculationBatch
+from specserve.drafters.weights import TargetWeights
 from specserve.models.rope import inverse_frequencies
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.drawing import BlockLayout

@@ -2,19 +2,19 @@
 
 import torch
 
-from draft_node.drafters.dialects import read_draft_spec
-from draft_node.drafters.eagle3 import Eagle3Drafter
-from draft_node.drafters.load import load_drafter
-from draft_node.drafters.local_head import (
+from specserve.drafters.dialects import read_draft_spec
+from specserve.drafters.eagle3 import Eagle3Drafter
+from specserve.drafters.load import load_drafter
+from specserve.drafters.local_head import (
     GruHead,
     LocalHeadOptions,
     load_local_head,
     log_prior,
 )
-from draft_node.drafters.serial_head import SerialHead
-from draft_node.drafters.spec import LocalHeadKind, LocalHeadSpec
-from draft_node.drafters.weights import TargetWeights
-from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.drafters.serial_head import SerialHead
+from specserve.drafters.spec import LocalHeadKind, LocalHeadSpec
+from specserve.drafters.weights import TargetWeights
 from specserve.models.config import read_spec
 from tests.golden_blocks import CPU, ROW, Recorder, num_rounds, options
 from tests.golden_case import FIXTURES, Case, NotACase, Session, find_target, load_target

@@ -7,14 +7,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from draft_node.drafters.dialects import read_draft_spec
-from draft_node.drafters.spec import BlockSpec
-from draft_node.drafters.weights import EMBEDDING, LM_HEAD
 from draft_node.training import losses
 from draft_node.training.block_model import BlockModel
 from draft_node.training.block_objective import BlockObjective, ObjectiveConfig, gather_rows
 from draft_node.training.blocks import Blocks, BlockShape, cut_blocks
 from draft_node.training.frozen_target import FrozenTarget
+from specserve.drafters.dialects import read_draft_spec
+from specserve.drafters.spec import BlockSpec
+from specserve.drafters.weights import EMBEDDING, LM_HEAD
 from tests.golden_case import FIXTURES, Case, NotACase, find_target
 
 _TERMS = {"ce": (1.0, 0.0, 0.0), "l1": (0.0, 1.0, 0.0), "confidence": (0.0, 0.0, 1.0)}

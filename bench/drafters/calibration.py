@@ -15,17 +15,17 @@ from bench.drafter_choice import DrafterChoice
 from bench.drafters.plan import Plan
 from bench.drafters.results import CalibrationRow
 from bench.workload import DOMAINS, read_texts
-from draft_node.calibration.attach import confidence_head, listen
 from draft_node.calibration.collect import Conditions, Samples, collect
 from draft_node.calibration.fit import Fitted, figures, mean_ece
-from draft_node.calibration.law_confidence import LawRecorder
 from draft_node.calibration.metrics import survivals
-from draft_node.calibration.stored import Calibration, Evaluation, find_calibration
 from draft_node.calibration.texts import Prompt, write_texts
-from draft_node.drafters.load import DrafterOptions, load_drafter
-from draft_node.drafters.weights import TargetWeights
 from draft_node.offline_target import OfflineTarget
-from specserve.drafting import Drafter
+from specserve.drafters.attach_calibration import confidence_head, listen
+from specserve.drafters.law_confidence import LawRecorder
+from specserve.drafters.load import DrafterOptions, load_drafter
+from specserve.drafters.protocol import Drafter
+from specserve.drafters.stored_calibration import Calibration, Evaluation, find_calibration
+from specserve.drafters.weights import TargetWeights
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.config import SpeculationConfig

@@ -13,11 +13,11 @@ from bench.drafters.results import Cell, make_cell
 from bench.in_process import Engine, EngineSize, Job, Speculating
 from bench.loops import LoopCount, count_loops
 from bench.rounds import Answer
-from draft_node.calibration.attach import confidence_head
-from draft_node.drafters.block_drafter import BlockDrafter
-from draft_node.drafters.eagle3 import Eagle3Drafter
-from draft_node.drafters.language_model import LanguageModelDrafter
-from specserve.drafting import Drafter
+from specserve.drafters.attach_calibration import confidence_head
+from specserve.drafters.block_drafter import BlockDrafter
+from specserve.drafters.eagle3 import Eagle3Drafter
+from specserve.drafters.language_model import LanguageModelDrafter
+from specserve.drafters.protocol import Drafter
 from specserve.models.transformer import Transformer
 
 

@@ -20,7 +20,7 @@ from bench.drafters.training_budget import TrainingBudget
 from bench.loops import LoopCount
 from bench.machine import Machine
 from bench.rounds import Answer
-from draft_node.calibration.stored import Evaluation
+from specserve.drafters.stored_calibration import Evaluation
 from specserve.sampling.verification.rule import VerificationRule
 
 

@@ -14,7 +14,7 @@ from bench.pinned_child import answer_jobs
 from bench.processes import usage
 from bench.records import Setup
 from bench.sync_speed.records import Arm, SpeculateJob, SpeculateTrace
-from specserve.drafting import Drafter
+from specserve.drafters.protocol import Drafter
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 

@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draft_node.calibration.law_confidence import LawRecorder
-from draft_node.calibration.metrics import Floats
 from draft_node.calibration.texts import Text
 from draft_node.offline_target import OfflineTarget
-from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
+from specserve.drafters.law_confidence import Floats, LawRecorder
+from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
 from specserve.errors import Unsupported
 from specserve.noise import OnceKeys
 from specserve.sampling.batch import SamplingBatch

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_node.calibration.collect import Samples
-from draft_node.calibration.law_confidence import LawModel, fit_law_model
-from draft_node.calibration.metrics import Floats, measure, survivals
-from draft_node.calibration.stored import PositionFigures
+from draft_node.calibration.metrics import measure, survivals
 from draft_node.calibration.temperature_scaling import fit_temperatures
 from draft_node.calibration.texts import Text
+from specserve.drafters.law_confidence import Floats, LawModel, fit_law_model
+from specserve.drafters.stored_calibration import PositionFigures
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,16 @@ before it), or the probability of that: every figure is linear in the targets, s
 gives the mean over the outcomes it stands for, without the noise of drawing them.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specserve.drafters.law_confidence import Floats, by_position, sigmoid
+
 NUM_BINS = 20
 _NUM_FINE_BINS = 1000  # of the AUROC's histogram; within a bin, pairs count half
 _LEAST = 1e-8  # predictions are kept this far from 0 and 1
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,6 @@ class Bins:
     predictions: Floats  # means
     targets: Floats
     counts: Floats
-
-
-def sigmoid(logits: Floats) -> Floats:
-    return 0.5 + 0.5 * np.tanh(0.5 * logits)  # never overflows
-
-
-def by_position(values: Sequence[float] | Floats, num_positions: int) -> Floats:
-    """One value for each position of a block; those beyond `values` take the last of them."""
-    return np.array(values)[np.minimum(np.arange(num_positions), len(values) - 1)]
 
 
 def survivals(logits: Floats, temperatures: Floats | None = None) -> Floats:

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from draft_node.calibration.fit import mean_ece
-from draft_node.calibration.stored import Calibration, PositionFigures
+from specserve.drafters.stored_calibration import Calibration, PositionFigures
 
 
 def summary_table(calibration: Calibration) -> Table:

@@ -8,25 +8,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from draft_node.calibration import plot
-from draft_node.calibration.attach import confidence_head, listen
 from draft_node.calibration.collect import Conditions, Samples, collect, count_anchors
 from draft_node.calibration.fit import figures, fit, fitted_half
-from draft_node.calibration.law_confidence import LawRecorder
 from draft_node.calibration.metrics import survivals
 from draft_node.calibration.report import summary_table
-from draft_node.calibration.stored import (
+from draft_node.calibration.texts import Text, read_prompts, write_texts
+from draft_node.offline_target import OfflineTarget
+from draft_node.training.export import CHECKSUMS, write_checksums
+from specserve.commands.calibrate import Job
+from specserve.drafters.attach_calibration import confidence_head, listen
+from specserve.drafters.law_confidence import LawRecorder
+from specserve.drafters.load import DrafterOptions, load_drafter
+from specserve.drafters.protocol import Drafter
+from specserve.drafters.stored_calibration import (
     Calibration,
     Evaluation,
     weights_hash,
     write_calibration,
 )
-from draft_node.calibration.texts import Text, read_prompts, write_texts
-from draft_node.drafters.load import DrafterOptions, load_drafter
-from draft_node.drafters.weights import TargetWeights
-from draft_node.offline_target import OfflineTarget
-from draft_node.training.export import CHECKSUMS, write_checksums
-from specserve.commands.calibrate import Job
-from specserve.drafting import Drafter
+from specserve.drafters.weights import TargetWeights
 from specserve.errors import InvalidField, Unsupported
 from specserve.models.config import read_spec
 from specserve.models.loader import load_model

@@ -8,7 +8,8 @@ closest to what was observed. Temperatures keep the order of any two confidences
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_node.calibration.metrics import Floats, expected_calibration_error, sigmoid
+from draft_node.calibration.metrics import expected_calibration_error
+from specserve.drafters.law_confidence import Floats, sigmoid
 
 GRID: Floats = np.arange(1, 101, dtype=np.float64) * 0.05  # 0.05, 0.10 .. 5.00
 

@@ -1,7 +1,7 @@
 """config.json of a trained drafter in DeepSpec's dialect. Knows no weights and no figures."""
 
-from draft_node.drafters.spec import BlockSpec, Eagle3Spec
 from draft_node.training.losses import EAGLE3_STEP_DECAY
+from specserve.drafters.spec import BlockSpec, Eagle3Spec
 from specserve.models.config import ModelSpec, RopeSpec
 
 _LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draft_node.drafters.spec import BlockSpec, Eagle3Spec
 from draft_node.training.block_config import config_json
 from draft_node.training.block_objective import Figures
 from draft_node.training.export import write_checksums
+from specserve.drafters.spec import BlockSpec, Eagle3Spec
 
 FIGURES = "held_out.json"
 

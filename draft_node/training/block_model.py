@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from draft_node.drafters.spec import BlockSpec, MarkovKind, MarkovSpec
 from draft_node.training.blocks import Blocks, BlockShape
 from draft_node.training.decoder import MLP, DecoderConfig, RMSNorm, rotate
+from specserve.drafters.spec import BlockSpec, MarkovKind, MarkovSpec
 from specserve.models.config import ModelSpec
 from specserve.models.rope import inverse_frequencies
 

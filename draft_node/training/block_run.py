@@ -6,7 +6,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from draft_node.drafters.spec import Eagle3Spec
 from draft_node.training import divergence, losses, memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.block_export import TrainingRecord, rounded, write_drafter
@@ -27,6 +26,7 @@ from draft_node.training.schedule import Schedule
 from draft_node.training.self_text import weights_digest
 from draft_node.training.text_source import Streams, TextConfig, TextSource
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
+from specserve.drafters.spec import Eagle3Spec
 from specserve.errors import InvalidField
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from draft_node.drafters.spec import (
+from draft_node.training import eagle3_start
+from draft_node.training.frozen_target import FrozenTarget
+from draft_node.training.given_drafter import given_spec, given_weights
+from draft_node.training.text_source import mask_token
+from specserve.drafters.spec import (
     BlockSpec,
     ConfidenceSpec,
     Eagle3Spec,
@@ -14,11 +18,7 @@ from draft_node.drafters.spec import (
     MarkovKind,
     MarkovSpec,
 )
-from draft_node.drafters.weights import EMBEDDING, LM_HEAD
-from draft_node.training import eagle3_start
-from draft_node.training.frozen_target import FrozenTarget
-from draft_node.training.given_drafter import given_spec, given_weights
-from draft_node.training.text_source import mask_token
+from specserve.drafters.weights import EMBEDDING, LM_HEAD
 from specserve.errors import InvalidField
 from specserve.models.config import ModelSpec
 

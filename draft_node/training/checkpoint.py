@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draft_node.drafters.weights import is_finite
+from specserve.drafters.weights import is_finite
 from specserve.errors import Unsupported
 
 FILE_NAME = "checkpoint.safetensors"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from draft_node.drafters.weights import is_finite
+from specserve.drafters.weights import is_finite
 from specserve.errors import Failed
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from draft_node.drafters.spec import Eagle3Spec
 from draft_node.training.block_model import Rotary, RotaryAngles, bias
 from draft_node.training.blocks import Blocks, BlockShape, gather_rows
 from draft_node.training.decoder import MLP, DecoderConfig, RMSNorm, rotate
+from specserve.drafters.spec import Eagle3Spec
 from specserve.models.config import ModelSpec
 
 

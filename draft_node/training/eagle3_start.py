@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from draft_node.drafters.spec import Eagle3Spec
-from draft_node.drafters.weights import EMBEDDING, LM_HEAD
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import given_spec, given_weights
+from specserve.drafters.spec import Eagle3Spec
+from specserve.drafters.weights import EMBEDDING, LM_HEAD
 from specserve.errors import InvalidField
 
 NUM_FEATURES = 5  # the format has no other number

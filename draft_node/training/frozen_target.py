@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from draft_node.drafters.weights import EMBEDDING, LM_HEAD, TargetWeights
+from specserve.drafters.weights import EMBEDDING, LM_HEAD, TargetWeights
 from specserve.models.checkpoint import Checkpoint
 from specserve.models.config import DTYPES, read_spec
 from specserve.models.loader import load_model

@@ -7,11 +7,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draft_node.drafters.dialects import read_draft_spec
-from draft_node.drafters.load import load_features
-from draft_node.drafters.spec import BlockSpec, DraftSpec
-from draft_node.drafters.weights import TargetWeights
 from draft_node.training.frozen_target import FrozenTarget
+from specserve.drafters.dialects import read_draft_spec
+from specserve.drafters.load import load_features
+from specserve.drafters.spec import BlockSpec, DraftSpec
+from specserve.drafters.weights import TargetWeights
 from specserve.errors import InvalidField, Unsupported
 
 WEIGHTS_FILE = "model.safetensors"

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draft_node.drafters.local_head import DEFAULT_WEIGHT, UNIGRAM_COUNTS
-from draft_node.drafters.spec import LocalHeadSpec
 from draft_node.training.export import write_checksums
+from specserve.drafters.local_head import DEFAULT_WEIGHT, UNIGRAM_COUNTS
+from specserve.drafters.spec import LocalHeadSpec
 
 FIGURES = "held_out.json"
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from draft_node.calibration.attach import listen
 from draft_node.calibration.collect import Conditions, collect
-from draft_node.calibration.law_confidence import LawRecorder
 from draft_node.calibration.texts import Prompt, Text, write_texts
-from draft_node.drafters.block_drafter import BlockDrafter
-from draft_node.drafters.dialects import read_draft_spec
-from draft_node.drafters.load import DrafterOptions, load_drafter
-from draft_node.drafters.local_head import LocalHeadOptions, load_local_head
-from draft_node.drafters.spec import LocalHeadSpec
-from draft_node.drafters.weights import TargetWeights
 from draft_node.offline_target import OfflineTarget
+from specserve.drafters.attach_calibration import listen
+from specserve.drafters.block_drafter import BlockDrafter
+from specserve.drafters.dialects import read_draft_spec
+from specserve.drafters.law_confidence import LawRecorder
+from specserve.drafters.load import DrafterOptions, load_drafter
+from specserve.drafters.local_head import LocalHeadOptions, load_local_head
+from specserve.drafters.spec import LocalHeadSpec
+from specserve.drafters.weights import TargetWeights
 from specserve.errors import Unsupported
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel

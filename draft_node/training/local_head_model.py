@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from draft_node.drafters.spec import LocalHeadSpec
 from draft_node.training.frozen_target import FrozenTarget
+from specserve.drafters.spec import LocalHeadSpec
 
 DECAY = 7.0  # slots after which a prediction counts 1/e of the first, as published
 _OUTPUT_SCALE = 0.5  # first logits are about as large

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from draft_node.drafters.spec import LocalHeadSpec
 from draft_node.training import divergence, memory, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.frozen_target import FrozenTarget
@@ -21,6 +20,7 @@ from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
 from draft_node.training.text_source import TextConfig, TextSource
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
+from specserve.drafters.spec import LocalHeadSpec
 from specserve.errors import InvalidField
 
 log = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ import torch
 
 from bench.drafter_choice import DrafterChoice, load_choice
 from bench.in_process import Engine, EngineSize, Job, Speculating
-from draft_node import colocated
+from specserve.drafters import colocated
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.sampling.verification.rule import VerificationRule
-from tests.draft_node.drafters.checkpoints import DSPARK, write_drafter, write_target
+from tests.specserve.drafters.checkpoints import DSPARK, write_drafter, write_target
 
 SIZE = EngineSize(max_rows=3, max_len=60)
 PROMPTS = [[5, 9, 13, 9, 5, 9], [7] * 10, list(range(2, 22))]

@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from draft_node.drafters.block_drafter import BlockDrafter
-from draft_node.drafters.recorded_passes import RecordedBlockPasses
 from specserve import noise
 from specserve.backends.cuda import cuda_graphs
-from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
+from specserve.drafters.block_drafter import BlockDrafter
+from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
+from specserve.drafters.recorded_passes import RecordedBlockPasses
 from specserve.noise import OnceKeys, Purpose
 from specserve.sampling.drawing import (
     BlockLayout,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from draft_node.drafters.block_drafter import BlockDrafter
+from specserve.drafters.block_drafter import BlockDrafter
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.worlds import drafter_on_device
 from tests.exactness.speculative import DRAFTERS, Models

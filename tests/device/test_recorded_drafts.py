@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from draft_node.drafters import recorded_draws
-from draft_node.drafters.load import load_drafter
 from specserve import noise
 from specserve.backends.cuda import cuda_graphs
-from specserve.drafting import Drafter
+from specserve.drafters import recorded_draws
+from specserve.drafters.load import load_drafter
+from specserve.drafters.protocol import Drafter
 from specserve.noise import Purpose
 from specserve.sampling.drawing import Greedy
 from specserve.sampling.shaping import shaped

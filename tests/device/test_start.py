@@ -15,9 +15,9 @@ import specserve.processes.launch
 import target_node.forward_times
 import target_node.speculation_start
 import target_node.start
-from draft_node import outcome_kernels
-from draft_node.drafters.block_drafter import BlockDrafter
-from draft_node.drafters.recorded_passes import RecordedBlockPasses
+from specserve.backends.cpu import outcome_kernels
+from specserve.drafters.block_drafter import BlockDrafter
+from specserve.drafters.recorded_passes import RecordedBlockPasses
 from specserve.errors import Exhausted
 from specserve.models.recorded_forward import RecordedForward
 from specserve.processes.process import ChildArguments

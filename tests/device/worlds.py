@@ -9,16 +9,16 @@ from unittest import mock
 import torch
 
 from draft_node.streams import Streams
-from specserve.drafting import Drafter
+from specserve.drafters.protocol import Drafter
 from specserve.models.forward import TorchForward
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
 from target_node.speculation import SynchronousSpeculation
 from tests.device.pretended import DEVICE
-from tests.draft_node.drafters.checkpoints import options
 from tests.exactness import speculative
 from tests.exactness.speculative import Models
+from tests.specserve.drafters.checkpoints import options
 from tests.target_node import in_process_pair, scripted_drafts
 from tests.target_node.in_process import InProcessTarget
 from tests.target_node.in_process_pair import InProcessPair

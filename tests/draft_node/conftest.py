@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.draft_node.drafters.checkpoints import EAGLE3, make_drafter
-from tests.draft_node.drafters.conftest import target
 from tests.draft_node.rounds import dspark, language_model
+from tests.specserve.drafters.checkpoints import EAGLE3, make_drafter
+from tests.specserve.drafters.conftest import target
 
 __all__ = ["target"]
 

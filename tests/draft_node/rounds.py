@@ -3,13 +3,13 @@
 import numpy as np
 import torch
 
-from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.presolve import Presolve
 from draft_node.streams import Streams
 from draft_node.waves import WaveSettings
+from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.sampling.draft_law import DraftLaw
 from specserve.transport.link.messages import BlockKey, RowReport
-from tests.draft_node.drafters.checkpoints import DSPARK, make_drafter
+from tests.specserve.drafters.checkpoints import DSPARK, make_drafter
 from tests.specserve.models.checkpoints import load
 
 VOCAB, HIDDEN = 64, 32

@@ -10,13 +10,6 @@ from safetensors.numpy import load_file, save_file
 
 from draft_node.calibration.collect import Samples
 from draft_node.calibration.fit import figures, fit, fitted_half, mean_ece
-from draft_node.calibration.law_confidence import (
-    FittedLawConfidence,
-    LawModel,
-    LawRecorder,
-    fit_law_model,
-    law_features,
-)
 from draft_node.calibration.metrics import (
     auroc,
     bins,
@@ -27,6 +20,13 @@ from draft_node.calibration.metrics import (
 )
 from draft_node.calibration.temperature_scaling import GRID, fit_temperatures
 from draft_node.calibration.texts import Prompt, Text
+from specserve.drafters.law_confidence import (
+    FittedLawConfidence,
+    LawModel,
+    LawRecorder,
+    fit_law_model,
+    law_features,
+)
 from tests.golden import FIXTURES, main, run_case
 
 CASE = FIXTURES / "confidence_metrics"

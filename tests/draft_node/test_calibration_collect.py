@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from draft_node.calibration.attach import listen
 from draft_node.calibration.collect import Conditions, collect, count_anchors
-from draft_node.calibration.law_confidence import LawRecorder, law_features
 from draft_node.calibration.texts import Prompt, Text, read_prompts, write_texts
-from draft_node.drafters.load import load_drafter
-from draft_node.drafters.weights import TargetWeights
 from draft_node.offline_target import OfflineTarget
+from specserve.drafters.attach_calibration import listen
+from specserve.drafters.law_confidence import LawRecorder, law_features
+from specserve.drafters.load import load_drafter
+from specserve.drafters.weights import TargetWeights
 from specserve.errors import Exhausted, InvalidField, Unsupported
 from specserve.sampling.verification.rule import VerificationRule
-from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, EAGLE3, options, write_drafter
 from tests.golden_case import Session
+from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, EAGLE3, options, write_drafter
 from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
 
 PROMPTS = [Prompt("a", (5, 9, 33, 2)), Prompt("b", (8,) * 7), Prompt("a", (40, 41, 42, 43, 44))]

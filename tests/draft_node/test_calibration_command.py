@@ -15,16 +15,17 @@ from rich.console import Console
 
 from draft_node.calibration import plot
 from draft_node.calibration.run import calibrate
-from draft_node.calibration.stored import FILE_NAME, Calibration
-from draft_node.drafters.load import load_drafter
-from draft_node.drafters.weights import TargetWeights
 from draft_node.training.export import CHECKSUMS, write_checksums
 from specserve.cli import main
 from specserve.commands.calibrate import Job
-from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.drafters.load import load_drafter
+from specserve.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.drafters.stored_calibration import FILE_NAME, Calibration
+from specserve.drafters.weights import TargetWeights
 from specserve.errors import InvalidField, Unsupported
 from specserve.sampling.drawing import Greedy
-from tests.draft_node.drafters.checkpoints import (
+from tests.draft_node.training.drafters import VOCAB, write_target
+from tests.specserve.drafters.checkpoints import (
     DFLASH,
     DSPARK,
     LOCAL_HEAD,
@@ -34,7 +35,6 @@ from tests.draft_node.drafters.checkpoints import (
     write_config,
     write_drafter,
 )
-from tests.draft_node.training.drafters import VOCAB, write_target
 from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
 
 SIZES = {"vocab_size": VOCAB, "num_target_layers": 3}

@@ -8,10 +8,10 @@ from draft_node.candidates import Flight, candidates_of
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.plan import in_flight
 from draft_node.speculation_cache import DraftedBlock, told_block
-from specserve.drafting import SpeculationBatch
+from specserve.drafters.protocol import SpeculationBatch
+from specserve.drafters.slot_scores import BatchScores
 from specserve.noise import Purpose, exponential_noise
 from specserve.sampling.noise_table import NoiseTable
-from specserve.slot_scores import BatchScores
 from specserve.transport.link.messages import BlockKey, Foresight, RowReport
 from tests.specserve.sampling.laws import law_of_likeliest
 

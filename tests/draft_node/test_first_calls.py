@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from draft_node.drafters.load import DEFAULT_GAMMA, DrafterOptions
-from draft_node.drafters.ngram import NgramDrafter
-from draft_node.warm_up import warm_up
 from specserve.backends.cpu import compiled
 from specserve.backends.cpu.compiled_sources import PACKAGES
+from specserve.drafters.load import DEFAULT_GAMMA, DrafterOptions
+from specserve.drafters.ngram import NgramDrafter
+from specserve.drafters.warm_up import warm_up
 from specserve.transport.link.messages import Report
 from specserve.transport.link.ring import RingTargetEnd
 from tests.draft_node.rounds import CPU, Rounds, dspark, in_flight_of, language_model

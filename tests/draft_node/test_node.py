@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from draft_node import node as module
-from draft_node.drafters.load import DrafterOptions
 from draft_node.node import SILENCE, DraftNode
 from draft_node.presolve import Presolve
 from draft_node.start import refuse_large_pushes
 from draft_node.streams import Streams
-from draft_node.warm_up import warm_up
 from draft_node.waves import WaveSettings
+from specserve.drafters.load import DrafterOptions
+from specserve.drafters.warm_up import warm_up
 from specserve.errors import InvalidField
 from specserve.processes.process import decode_report
 from specserve.settings.config import (
@@ -41,7 +41,6 @@ from specserve.transport.control.draft_control import (
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.messages import Report
 from specserve.transport.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
-from tests.draft_node.drafters.checkpoints import DSPARK, write_drafter
 from tests.draft_node.rounds import (
     CPU,
     HIDDEN,
@@ -52,6 +51,7 @@ from tests.draft_node.rounds import (
     features_of,
     tokens,
 )
+from tests.specserve.drafters.checkpoints import DSPARK, write_drafter
 
 TEXT = tokens(30).tolist()
 END = len(TEXT) - 1

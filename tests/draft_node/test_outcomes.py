@@ -11,8 +11,8 @@ from draft_node.outcomes import (
     outcome_weights,
     rank_candidates,
 )
+from specserve.drafters.slot_scores import SlotScores
 from specserve.noise import Purpose, exponential_noise
-from specserve.slot_scores import SlotScores
 from tests.specserve.sampling.laws import law_of_likeliest
 
 VOCAB, NUM_SLOTS = 300, 5

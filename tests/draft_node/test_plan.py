@@ -3,12 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draft_node import outcome_kernels
 from draft_node.fan_out import NO_RANK, FanOutRule, HitCurves
 from draft_node.outcome_kind import OutcomeKind
 from draft_node.outcomes import NO_TOKEN
 from draft_node.plan import InFlight, Planner, in_flight
 from draft_node.speculation_cache import DraftedBlock
+from specserve.backends.cpu import outcome_kernels
 from specserve.transport.link.messages import BlockKey
 from tests.draft_node.rounds import Rounds
 

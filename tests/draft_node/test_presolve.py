@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from draft_node.drafters.ngram import NgramDrafter
 from draft_node.failures import MAX_FAILURES, DraftingFailed
 from draft_node.fan_out import FanOutRule
-from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.drafters.ngram import NgramDrafter
+from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys
 from specserve.sampling.drawing import Coupled, Greedy, Sampled
 from specserve.transport.link.messages import Foresight

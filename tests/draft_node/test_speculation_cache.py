@@ -3,8 +3,8 @@ from dataclasses import replace
 import torch
 
 from draft_node.speculation_cache import DraftedBlock, SpeculationCache
-from specserve.drafting import SpeculationBatch
-from specserve.slot_scores import BatchScores
+from specserve.drafters.protocol import SpeculationBatch
+from specserve.drafters.slot_scores import BatchScores
 from specserve.transport.link.messages import BlockKey
 from tests.draft_node.rounds import Rounds, tokens
 from tests.specserve.sampling.laws import law_of_likeliest
@@ -84,7 +84,7 @@ def test_scores_are_those_of_the_blocks_own_slots(monkeypatch):
     scales = torch.tensor([1.0, 2.0, 0.5])
     drawn = SpeculationBatch(torch.zeros(3, 4, dtype=torch.int64), None, None, logits=logits)
     lazy = BatchScores.of(drawn, scales, 6)
-    monkeypatch.setattr("specserve.slot_scores._MAX_KEPT_COLUMNS", 10)
+    monkeypatch.setattr("specserve.drafters.slot_scores._MAX_KEPT_COLUMNS", 10)
     eager = BatchScores.of(drawn, scales, 6)
     assert eager.logits is None
     for scores in (lazy, eager):
@@ -104,7 +104,7 @@ def test_all_columns_are_there_where_they_are_few_enough_for_a_race(monkeypatch)
     torch.testing.assert_close(scores.whole(1, 3), 2 * logits[1, :3])
     assert scores.are_whole
     assert not BatchScores.of(replace(drawn, logits=None), scales, 6)
-    monkeypatch.setattr("specserve.slot_scores._MAX_RACED", 29)
+    monkeypatch.setattr("specserve.drafters.slot_scores._MAX_RACED", 29)
     assert not scores.are_whole
 
 

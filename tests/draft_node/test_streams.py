@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from draft_node.context import ContextRows
-from draft_node.drafters.language_model import LanguageModelDrafter
 from draft_node.stream import ASK_AGAIN_S, GRACE_S, Hole, Segment
 from draft_node.streams import IDLE_ROUNDS, Streams
-from specserve.context_room import ContextRoom
-from specserve.drafting import DraftBatch
+from specserve.drafters.context import ContextRows
+from specserve.drafters.context_room import ContextRoom
+from specserve.drafters.language_model import LanguageModelDrafter
+from specserve.drafters.protocol import DraftBatch
 from specserve.sampling.drawing import Greedy
-from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, make_drafter
 from tests.draft_node.rounds import CPU, Rounds, dspark, features_of, language_model, tokens
+from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, make_drafter
 from tests.specserve.models.checkpoints import load
 
 TEXT = tokens(40).tolist()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draft_node.waves import MAX_BRANCHES
-from specserve.drafting import DraftBatch
+from specserve.drafters.protocol import DraftBatch
 from specserve.noise import OnceKeys
 from specserve.sampling.drawing import Coupled, Sampled
 from specserve.transport.link.messages import BlockKey

@@ -6,12 +6,12 @@ behind a longer gap would be late by what was accepted. Counted is what real dra
 
 import pytest
 
-from draft_node.drafters.backbone import Backbone
-from draft_node.drafters.eagle3 import Eagle3Decoder
+from specserve.drafters.backbone import Backbone
+from specserve.drafters.eagle3 import Eagle3Decoder
 from specserve.models.compiled_forward import CompiledForward
 from specserve.transport.link.push_frames import encode_push
-from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, EAGLE3, make_drafter
 from tests.draft_node.rounds import END, Rounds, in_flight_of
+from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, EAGLE3, make_drafter
 
 VERIFY_LEN = 3  # of the round in flight: gaps are one to four tokens long
 CONFIGS = {"dspark": DSPARK, "dflash": DFLASH, "eagle3": EAGLE3}

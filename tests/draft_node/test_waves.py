@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from draft_node.drafters.ngram import NgramDrafter
 from draft_node.waves import WaveSettings
+from specserve.drafters.ngram import NgramDrafter
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.push_frames import encode_push
 from tests.draft_node.rounds import TEXT, VOCAB, Rounds, in_flight_of, language_model

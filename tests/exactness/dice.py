@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from specserve.audit.chi_square import Fit, goodness_of_fit
-from specserve.drafting import ContextUpdate, DraftBatch, FeatureSpec, SpeculationBatch
+from specserve.drafters.protocol import ContextUpdate, DraftBatch, FeatureSpec, SpeculationBatch
 from specserve.models.transformer import Transformer
 from specserve.sampling.drawing import BlockLayout
 from specserve.sampling.verification.admission import Allocator

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import torch
 
-from draft_node.drafters.load import load_drafter
-from draft_node.drafters.ngram import NgramDrafter
-from draft_node.drafters.weights import TargetWeights
 from specserve.audit.chi_square import Fit
 from specserve.audit.sequence_law import Prefix, SequenceLaw
-from specserve.drafting import Drafter
+from specserve.drafters.load import load_drafter
+from specserve.drafters.ngram import NgramDrafter
+from specserve.drafters.protocol import Drafter
+from specserve.drafters.weights import TargetWeights
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.admission import Allocator
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import Request, SamplingParams
 from target_node.round_prices import RoundPrices
-from tests.draft_node.drafters.checkpoints import DSPARK, options, write_drafter, write_target
 from tests.exactness.speculative import RandomBudget
 from tests.golden import Session
+from tests.specserve.drafters.checkpoints import DSPARK, options, write_drafter, write_target
 from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
 from tests.target_node.in_process import InProcessTarget
 

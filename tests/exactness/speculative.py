@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from draft_node.drafters.load import load_drafter
-from draft_node.drafters.ngram import NgramDrafter
-from draft_node.drafters.weights import TargetWeights
-from specserve.drafting import Drafter, Worth
+from specserve.drafters.load import load_drafter
+from specserve.drafters.ngram import NgramDrafter
+from specserve.drafters.protocol import Drafter, Worth
+from specserve.drafters.weights import TargetWeights
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.types import Request, SamplingParams
 from target_node.round_prices import RoundPrices
-from tests.draft_node.drafters.checkpoints import (
+from tests.specserve.drafters.checkpoints import (
     DFLASH,
     DSPARK,
     EAGLE3,

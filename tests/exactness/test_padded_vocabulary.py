@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from draft_node.drafters.ngram import NgramDrafter
+from specserve.drafters.ngram import NgramDrafter
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import RoundEvents, Terminal
 from target_node.budget import SurvivalBudget

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specserve.drafting import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
+from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
 from specserve.noise import OnceKeys
 from specserve.sampling.drawing import Coupled, DrawingRule, Greedy, Sampled
 

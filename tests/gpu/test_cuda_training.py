@@ -11,17 +11,17 @@ import torch
 from rich.console import Console
 
 from draft_node.calibration import run as calibration
-from draft_node.drafters.load import load_drafter
-from draft_node.drafters.weights import TargetWeights
 from draft_node.training import text_source
 from draft_node.training.__main__ import main as train
 from draft_node.training.self_text import SelfTextConfig
 from specserve.cli import main as specserve
 from specserve.commands import calibrate as calibrate_command
 from specserve.commands.calibrate import Job
+from specserve.drafters.load import load_drafter
+from specserve.drafters.weights import TargetWeights
 from specserve.settings.config import SpeculationConfig
-from tests.draft_node.drafters.checkpoints import options
 from tests.draft_node.training.drafters import TEXT, write_target
+from tests.specserve.drafters.checkpoints import options
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from draft_node.drafters.load import USUAL_HIDDEN_TOKENS
 from specserve.client import Client
+from specserve.drafters.load import USUAL_HIDDEN_TOKENS
 from specserve.types import TokenOrigin
 from tests.exactness.workload import Outcome, differing, run, seeded_requests
 from tests.service.blows import DRAFT_TIMEOUT_S

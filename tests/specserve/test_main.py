@@ -53,7 +53,7 @@ def test_a_launch_told_to_stop_while_it_starts_ends_with_0_and_leaves_nothing(
 def test_handlers_come_before_anything_slow():
     program = """
 import signal, sys
-from specserve import stop_signals
+from specserve.processes import stop_signals
 stop_signals.signal.signal = lambda *_: sys.exit(str(sorted(SLOW & set(sys.modules))))
 SLOW = {"msgspec", "argparse", "logging", "socket", "subprocess", "specserve.cli"}
 sys.argv[1:] = ["launch", "--target", "tiny"]

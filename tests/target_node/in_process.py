@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specserve.drafting import Drafter
+from specserve.drafters.protocol import Drafter
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer

@@ -9,16 +9,16 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from unittest import mock
 
-import draft_node.drafters.pass_clock
 import draft_node.node
 import draft_node.presolve
+import specserve.drafters.pass_clock
 import target_node.asynchronous
 import target_node.auto
 import target_node.draft_links
 import target_node.lead
 import target_node.miss_policy
-from draft_node.drafters.ngram import NgramDrafter
-from specserve.drafting import Drafter
+from specserve.drafters.ngram import NgramDrafter
+from specserve.drafters.protocol import Drafter
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.admission import Allocator
 from specserve.transport.link.frames import LinkLimits
@@ -42,7 +42,7 @@ _TIMED = (
     target_node.draft_links,
     target_node.lead,
     target_node.miss_policy,
-    draft_node.drafters.pass_clock,
+    specserve.drafters.pass_clock,
     draft_node.node,
     draft_node.presolve,
 )

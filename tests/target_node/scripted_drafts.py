@@ -18,7 +18,7 @@ from draft_node.node import DraftNode
 from draft_node.presolve import Presolve
 from draft_node.streams import Streams
 from draft_node.waves import WaveSettings
-from specserve.drafting import Drafter
+from specserve.drafters.protocol import Drafter
 from specserve.transport.control.draft_control import Attach, FromDraft, ToDraft
 from specserve.transport.link.ends import DraftLinkEnd, TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits

@@ -7,14 +7,14 @@ parts leaves laws as they are, and makes what is drafted depend on what was draf
 import pytest
 import torch
 
-from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys, Purpose
 from specserve.sampling.drawing import Coupled
 from specserve.sampling.verification.rule import VerificationRule
 from target_node.drafting import ColocatedDraft, RowToDraft
 from target_node.sequence import Sequence
-from tests.draft_node.drafters.conftest import target
 from tests.draft_node.rounds import TEXT, VOCAB, language_model
+from tests.specserve.drafters.conftest import target
 from tests.specserve.sampling.test_sampling import state
 from tests.target_node.in_process import request
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from draft_node.drafters.ngram import NgramDrafter
+from specserve.drafters.ngram import NgramDrafter
 from target_node import round_prices
 from target_node.draft_pauses import DraftPauses
 from target_node.round_prices import RoundPrices

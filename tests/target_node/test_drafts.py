@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from draft_node.drafters.ngram import NgramDrafter
-from specserve.context_room import ContextRoom
-from specserve.drafting import DraftBatch, SpeculationBatch
+from specserve.drafters.context_room import ContextRoom
+from specserve.drafters.ngram import NgramDrafter
+from specserve.drafters.protocol import DraftBatch, SpeculationBatch
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.drawing import Coupled, DrawingRule, Greedy
 from specserve.sampling.shaping import Shaped

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from specserve.drafting import FeatureSpec
+from specserve.drafters.protocol import FeatureSpec
 from specserve.models.attention import AttentionBatch
 from target_node.feature_cache import FeatureCache
 

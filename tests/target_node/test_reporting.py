@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from draft_node.fields import FollowedFields
+from specserve.drafters.slot_scores import SlotScores
 from specserve.sampling.state import SamplingState
-from specserve.slot_scores import SlotScores
 from specserve.transport.control.draft_control import Context, Fields
 from specserve.types import Speculation
 from target_node.local_drafts import LocalDrafts

@@ -30,7 +30,7 @@ class BlockKey(NamedTuple):
 class Foresight:
     """What the target says of a block that it drafted itself, so that nobody drafts it again.
 
-    Slot k tells which tokens may stand behind k tokens of the block: `specserve.slot_scores`.
+    Slot k tells which tokens may stand behind k tokens of the block, as `SlotScores` does.
     """
 
     confidences: Floats  # [verify_len]; [0] where the drafter has none

@@ -10,8 +10,14 @@ from types import CodeType, ModuleType
 
 import pytest
 
-from draft_node import block_kernels, kernels, step_kernels
-from specserve.backends.cpu import compiled, compiled_sources, noise_kernel
+from specserve.backends.cpu import (
+    block_kernels,
+    compiled,
+    compiled_sources,
+    noise_kernel,
+    step_kernels,
+)
+from specserve.backends.cpu import confidence_kernels as kernels
 from specserve.backends.cpu.compiled_sources import key_of, sources_of
 from specserve.models import forward_record
 
@@ -79,9 +85,9 @@ def kept_functions() -> dict[str, object]:
 def test_the_sources_of_a_file_are_all_that_it_imports_in_the_end():
     names = {str(path.relative_to(ROOT)) for path in sources_of(Path(block_kernels.__file__))}
     assert {
-        "draft_node/block_kernels.py",
-        "draft_node/step_kernels.py",
-        "draft_node/drafters/pass_clock.py",  # of `from draft_node.drafters import ...`, too
+        "specserve/backends/cpu/block_kernels.py",
+        "specserve/backends/cpu/step_kernels.py",
+        "specserve/drafters/pass_clock.py",  # of `from specserve.drafters import ...`, too
         "specserve/sampling/law_kernels.py",
         "specserve/backends/cpu/noise_kernel.py",
         "specserve/models/layer_kernels.py",
@@ -124,10 +130,10 @@ def test_whoever_is_made_of_other_files_encloses_their_key():
     kept = kept_functions()
     made_of_others = {name for name, function in kept.items() if foreign_names(function)}
     assert {
-        "draft_node.step_kernels.draft_chains",
-        "draft_node.block_kernels.draw_slots",
-        "draft_node.kernels.law_features",
-        "draft_node.rank_kernels.rank_slots",
+        "specserve.backends.cpu.step_kernels.draft_chains",
+        "specserve.backends.cpu.block_kernels.draw_slots",
+        "specserve.backends.cpu.confidence_kernels.law_features",
+        "specserve.backends.cpu.rank_kernels.rank_slots",
         "specserve.sampling.law_kernels.judge_by_ratio",
     } <= made_of_others
     assert any(name.startswith("specserve.backends.cpu.noise_kernel.") for name in kept)
@@ -156,7 +162,10 @@ def test_nobody_else_asks_numba():
 
 def test_make_knows_what_is_compiled():
     found = {str(path) for path in compiled_sources.all_sources()}
-    assert {"draft_node/step_kernels.py", "draft_node/outcome_kernels.py"} <= found
+    assert {
+        "specserve/backends/cpu/step_kernels.py",
+        "specserve/backends/cpu/outcome_kernels.py",
+    } <= found
     assert {"specserve/sampling/law_kernels.py", "specserve/models/layer_kernels.py"} <= found
     assert {"specserve/models/forward_job.py", "specserve/backends/cpu/exp32.py"} <= found
     assert len(found) < 40

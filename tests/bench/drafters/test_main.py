@@ -10,7 +10,7 @@ from bench.drafters import __main__ as command
 from bench.drafters.__main__ import build_parser, main, read_plan
 from specserve.errors import InvalidField
 from specserve.settings.target_source import EMBEDDED_TARGET
-from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, write_drafter
+from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, write_drafter
 
 TINY = ["--quick", "--target", "tiny", "--num-prompts", "2", "--candidates", "2"]
 TINY += ["--max-tokens", "12", "--gammas", "2", "--thresholds", "0.4"]

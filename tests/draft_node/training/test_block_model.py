@@ -5,18 +5,18 @@ import json
 import pytest
 import torch
 
-from draft_node.drafters.block_drafter import BlockDrafter
-from draft_node.drafters.load import load_drafter
-from draft_node.drafters.weights import TargetWeights
 from draft_node.training.block_export import TrainingRecord, rounded, write_drafter
 from draft_node.training.block_objective import Figures
 from draft_node.training.blocks import BlockShape, cut_blocks
 from draft_node.training.export import sha256
 from draft_node.training.frozen_target import FrozenTarget
-from specserve.drafting import ContextUpdate, DraftBatch
-from tests.draft_node.drafters.checkpoints import options
+from specserve.drafters.block_drafter import BlockDrafter
+from specserve.drafters.load import load_drafter
+from specserve.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.drafters.weights import TargetWeights
 from tests.draft_node.training.drafters import make_objective, random_tokens, write_target
 from tests.golden_blocks import Recorder
+from tests.specserve.drafters.checkpoints import options
 from tests.specserve.models.checkpoints import LLAMA
 
 RECORD = TrainingRecord("specserve train dspark", "target", 3, 3_000_000, 1.5, 32, 8)

@@ -6,20 +6,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draft_node.drafters.block_drafter import BlockDrafter
-from draft_node.drafters.eagle3 import Eagle3Drafter
-from draft_node.drafters.load import load_drafter
-from draft_node.drafters.weights import TargetWeights
 from draft_node.training import block_run, text_source
 from draft_node.training.__main__ import main
 from draft_node.training.block_start import default_feature_layers
 from draft_node.training.checkpoint import load
 from draft_node.training.self_text import SelfTextConfig
 from draft_node.training.trainer import Trainer
-from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.drafters.block_drafter import BlockDrafter
+from specserve.drafters.eagle3 import Eagle3Drafter
+from specserve.drafters.load import load_drafter
+from specserve.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.drafters.weights import TargetWeights
 from specserve.sampling.drawing import Greedy
-from tests.draft_node.drafters.checkpoints import DSPARK, EAGLE3, options, write_drafter
 from tests.draft_node.training.drafters import TEXT, VOCAB, write_target
+from tests.specserve.drafters.checkpoints import DSPARK, EAGLE3, options, write_drafter
 
 SMALL_POOL = SelfTextConfig(rows=512, length=32, shortest_prompt=2, longest_prompt=8)
 

@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from draft_node.drafters.eagle3 import Eagle3Drafter
-from draft_node.drafters.load import load_drafter
-from draft_node.drafters.weights import TargetWeights
 from draft_node.training import losses
 from draft_node.training.block_objective import BlockObjective
 from draft_node.training.blocks import cut_blocks
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.eagle3_start import default_feature_layers
 from draft_node.training.frozen_target import FrozenTarget
-from specserve.drafting import ContextUpdate, DraftBatch
-from tests.draft_node.drafters.checkpoints import options
+from specserve.drafters.eagle3 import Eagle3Drafter
+from specserve.drafters.load import load_drafter
+from specserve.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.drafters.weights import TargetWeights
 from tests.draft_node.training.drafters import (
     make_objective,
     patterned_stream,
@@ -27,6 +26,7 @@ from tests.draft_node.training.drafters import (
 from tests.draft_node.training.test_block_model import export
 from tests.draft_node.training.test_block_objective import SCHEDULE, ignore, loss_of, trainer
 from tests.golden_blocks import Recorder
+from tests.specserve.drafters.checkpoints import options
 from tests.specserve.models.checkpoints import LLAMA
 
 LENGTH = 40

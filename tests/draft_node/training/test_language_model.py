@@ -9,9 +9,6 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F  # noqa: N812
 
-from draft_node.drafters.language_model import LanguageModelDrafter
-from draft_node.drafters.load import load_drafter
-from draft_node.drafters.weights import TargetWeights
 from draft_node.training import language_model, language_model_run, report, text_source
 from draft_node.training.__main__ import main
 from draft_node.training.decoder import DecoderConfig
@@ -20,10 +17,13 @@ from draft_node.training.language_model_distilled import DistilledDecoder, micro
 from draft_node.training.pruning import cut
 from draft_node.training.self_text import SelfTextConfig
 from draft_node.training.trainer import Trainer
-from specserve.drafting import ContextUpdate, DraftBatch
+from specserve.drafters.language_model import LanguageModelDrafter
+from specserve.drafters.load import load_drafter
+from specserve.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.drafters.weights import TargetWeights
 from specserve.sampling.drawing import Greedy
-from tests.draft_node.drafters.checkpoints import options
 from tests.draft_node.training.drafters import TEXT, VOCAB, patterned_stream, write_target
+from tests.specserve.drafters.checkpoints import options
 
 SHAPE = DecoderConfig(VOCAB, 16, 1, 2, 1, 8, 24, max_position_embeddings=128)
 

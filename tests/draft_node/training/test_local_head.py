@@ -6,18 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from draft_node.drafters.block_drafter import BlockDrafter
-from draft_node.drafters.dialects import read_draft_spec
-from draft_node.drafters.load import load_drafter
-from draft_node.drafters.local_head import (
-    GruHead,
-    LocalHeadOptions,
-    LocalMarkovHead,
-    load_local_head,
-    log_prior,
-)
-from draft_node.drafters.spec import LocalHeadSpec
-from draft_node.drafters.weights import TargetWeights
 from draft_node.training import text_source
 from draft_node.training.__main__ import main
 from draft_node.training.frozen_target import FrozenTarget
@@ -31,8 +19,20 @@ from draft_node.training.local_head_model import (
 )
 from draft_node.training.self_text import SelfTextConfig
 from draft_node.training.trainer import Trainer
-from tests.draft_node.drafters.checkpoints import DFLASH, DSPARK, options, write_drafter
+from specserve.drafters.block_drafter import BlockDrafter
+from specserve.drafters.dialects import read_draft_spec
+from specserve.drafters.load import load_drafter
+from specserve.drafters.local_head import (
+    GruHead,
+    LocalHeadOptions,
+    LocalMarkovHead,
+    load_local_head,
+    log_prior,
+)
+from specserve.drafters.spec import LocalHeadSpec
+from specserve.drafters.weights import TargetWeights
 from tests.draft_node.training.drafters import TEXT, VOCAB, patterned_stream, write_target
+from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, options, write_drafter
 
 KINDS = {
     "gru": LocalHeadSpec(VOCAB, 32, 12, 5, True, False),

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from draft_node.drafters.spec import LocalHeadSpec, MarkovKind, MarkovSpec
 from draft_node.training import losses
 from draft_node.training.batches import BatchSource
 from draft_node.training.block_model import MarkovHead
@@ -14,6 +13,7 @@ from draft_node.training.local_head_model import LocalHeadModel
 from draft_node.training.schedule import Schedule
 from draft_node.training.trainable import Trainable
 from draft_node.training.trainer import Trainer, TrainerConfig
+from specserve.drafters.spec import LocalHeadSpec, MarkovKind, MarkovSpec
 from tests.draft_node.training.drafters import (
     VOCAB,
     make_objective,

@@ -9,7 +9,7 @@ import random
 
 import torch
 
-from specserve.drafting import SpeculationBatch
+from specserve.drafters.protocol import SpeculationBatch
 from specserve.sampling.drawing import BlockLayout
 from specserve.types import Request, SamplingParams
 from target_node.drafting import ColocatedDraft, RowToDraft, needs_law

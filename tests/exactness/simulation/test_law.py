@@ -19,12 +19,12 @@ import torch
 from draft_node.outcomes import NO_TOKEN, SlotNoise, rank_candidates
 from specserve.audit.chi_square import power
 from specserve.backends.cpu import compiled
+from specserve.drafters.slot_scores import SlotScores
 from specserve.sampling import law_kernels
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import sample
 from specserve.sampling.verification import verify as verify_module
 from specserve.sampling.verification.rule import VerificationRule
-from specserve.slot_scores import SlotScores
 from target_node import sampler as sampler_module
 from tests.exactness.simulation.laws import DIFFERENT, VOCAB_SIZE, cells, fit
 from tests.exactness.simulation.streams import PROMPT, Streams

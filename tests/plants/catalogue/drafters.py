@@ -3,14 +3,14 @@
 from tests.plants.plant import Plant, Way
 
 _ANYWHERE = frozenset({Way.TORCH, Way.SYNC, Way.ASYNC})
-_EAGLE3 = "tests/draft_node/drafters/test_eagle3.py"
-_BLOCKS = "tests/draft_node/drafters/test_block_drafter.py"
-_NGRAM = "tests/draft_node/drafters/test_ngram.py"
+_EAGLE3 = "tests/specserve/drafters/test_eagle3.py"
+_BLOCKS = "tests/specserve/drafters/test_block_drafter.py"
+_NGRAM = "tests/specserve/drafters/test_ngram.py"
 
 PLANTS = [
     Plant(
         name="eagle3-sees-the-entry-it-is-about-to-make",
-        file="draft_node/drafters/eagle3.py",
+        file="specserve/drafters/eagle3.py",
         symbol="Eagle3Drafter.draft",
         was="before = [length - 1 for length in lengths]",
         becomes="before = list(lengths)",
@@ -20,7 +20,7 @@ PLANTS = [
     ),
     Plant(
         name="eagle3-features-shifted-by-one",
-        file="draft_node/drafters/eagle3.py",
+        file="specserve/drafters/eagle3.py",
         symbol="Eagle3Drafter.draft",
         was="self.context.rows.slots(row, length - 1, length)[0]",
         becomes="self.context.rows.slots(row, max(length - 2, 0), length)[0]",
@@ -30,7 +30,7 @@ PLANTS = [
     ),
     Plant(
         name="eagle3-gaps-lose-their-first-token",
-        file="draft_node/drafters/eagle3.py",
+        file="specserve/drafters/eagle3.py",
         symbol="Eagle3Drafter._bridge",
         was="is_real = pads <= place",
         becomes="is_real = pads < place",
@@ -40,7 +40,7 @@ PLANTS = [
     ),
     Plant(
         name="confidences-read-the-token-they-judge",
-        file="draft_node/drafters/block_drafter.py",
+        file="specserve/drafters/block_drafter.py",
         symbol="BlockDrafter._drawn",
         was="torch.cat([anchor_ids[:, None], drawn.token_ids[:, :-1]], dim=1)",
         becomes="drawn.token_ids",
@@ -50,7 +50,7 @@ PLANTS = [
     ),
     Plant(
         name="laws-are-judged-behind-the-draw",
-        file="draft_node/drafters/block_drafter.py",
+        file="specserve/drafters/block_drafter.py",
         symbol="BlockDrafter._draw_all",
         was="""
             confidences = None if self.law_confidence is None else self.law_confidence(0, logits)
@@ -68,36 +68,36 @@ PLANTS = [
     ),
     Plant(
         name="markov-head-behind-the-anchor-for-ever",
-        file="draft_node/drafters/block_drafter.py",
+        file="specserve/drafters/block_drafter.py",
         symbol="BlockDrafter._draw_serially",
         was="previous_ids = drawn[-1][:, 0]",
         becomes="previous_ids = anchor_ids",
         tests=(
-            "tests/draft_node/drafters/test_golden.py::test_every_tensor_of_the_reference_is_reproduced",
+            "tests/specserve/drafters/test_golden.py::test_every_tensor_of_the_reference_is_reproduced",
         ),
         breaks="every slot is drafted as if it followed the anchor, and acceptance drops",
         ways=_ANYWHERE,
     ),
     Plant(
         name="recurrent-heads-gate-turned-round",
-        file="draft_node/drafters/markov_head.py",
+        file="specserve/drafters/markov_head.py",
         symbol="RnnHead._Run.logits",
         was="torch.lerp(candidate.tanh(), self.state, gate.sigmoid())",
         becomes="torch.lerp(self.state, candidate.tanh(), gate.sigmoid())",
         tests=(
-            "tests/draft_node/drafters/test_golden_rnn.py::test_the_state_after_each_slot_is_compared",
+            "tests/specserve/drafters/test_golden_rnn.py::test_the_state_after_each_slot_is_compared",
         ),
         breaks="a recurrent head forgets what it should remember from the second slot on",
         ways=_ANYWHERE,
     ),
     Plant(
         name="local-head-prior-in-the-first-slot",
-        file="draft_node/drafters/local_head.py",
+        file="specserve/drafters/local_head.py",
         symbol="_without_prior",
         was="base_logits[:, 1:] -= prior",
         becomes="base_logits -= prior",
         tests=(
-            "tests/draft_node/drafters/test_local_head.py::test_a_recurrent_head_is_added_from_the_second_token_on",
+            "tests/specserve/drafters/test_local_head.py::test_a_recurrent_head_is_added_from_the_second_token_on",
         ),
         breaks="the first token of every block is drafted as if common tokens were rarer",
         ways=_ANYWHERE,
@@ -109,7 +109,7 @@ PLANTS = [
         was="layout.target_ids.expand(len(seeds), -1)",
         becomes="torch.arange(len(layout.target_ids)).expand(len(seeds), -1)",
         tests=(
-            "tests/draft_node/drafters/test_drawing.py"
+            "tests/specserve/drafters/test_drawing.py"
             "::test_coupled_noise_belongs_to_target_ids_and_absolute_positions",
         ),
         breaks="drafters of a part of the vocabulary race by other noise than their target",
@@ -122,7 +122,7 @@ PLANTS = [
         was="(layout.positions[:, None] + slots).flatten()",
         becomes="layout.positions.repeat_interleave(num_slots)",
         tests=(
-            "tests/draft_node/drafters/test_drawing.py"
+            "tests/specserve/drafters/test_drawing.py"
             "::test_slots_and_branches_do_not_share_their_noise",
         ),
         breaks="the tokens of a block are drawn by one and the same noise",
@@ -130,7 +130,7 @@ PLANTS = [
     ),
     Plant(
         name="ngram-matches-between-tokens",
-        file="draft_node/drafters/ngram.py",
+        file="specserve/drafters/ngram.py",
         symbol="_last_occurrence",
         was="if found % _WIDTH == 0:",
         becomes="if found >= 0:",
@@ -140,7 +140,7 @@ PLANTS = [
     ),
     Plant(
         name="ngram-repeats-the-anchor",
-        file="draft_node/drafters/ngram.py",
+        file="specserve/drafters/ngram.py",
         symbol="NgramDrafter._continuation",
         was="follow = start + match_len",
         becomes="follow = start + match_len - 1",
@@ -150,12 +150,12 @@ PLANTS = [
     ),
     Plant(
         name="tokens-in-flight-cut-one-late",
-        file="draft_node/drafters/in_flight.py",
+        file="specserve/drafters/in_flight.py",
         symbol="InFlightTokens.truncate",
         was="del tokens[max(0, length - start) :]",
         becomes="del tokens[max(0, length - start + 1) :]",
         tests=(
-            "tests/draft_node/drafters/test_in_flight.py::test_what_was_cut_off_is_not_computed",
+            "tests/specserve/drafters/test_in_flight.py::test_what_was_cut_off_is_not_computed",
         ),
         breaks="a rejected token is computed into the place of the one that was verified",
         ways=_ANYWHERE,

@@ -9,8 +9,8 @@ _LIKELIEST = "tests/specserve/sampling/test_race_of_likeliest.py"
 _TRUNCATION = "specserve/sampling/truncation_kernels.py"
 _CUT = "tests/specserve/sampling/test_truncation_kernels.py"
 _LAYERS = "specserve/models/layer_kernels.py"
-_BLOCKS = "tests/draft_node/drafters/test_block_drafter.py"
-_STEPS = "tests/draft_node/drafters/test_compiled_steps.py"
+_BLOCKS = "tests/specserve/drafters/test_block_drafter.py"
+_STEPS = "tests/specserve/drafters/test_compiled_steps.py"
 
 PLANTS = [
     Plant(
@@ -131,7 +131,7 @@ PLANTS = [
     ),
     Plant(
         name="chains-raced-by-the-first-chains-noise",
-        file="draft_node/step_kernels.py",
+        file="specserve/backends/cpu/step_kernels.py",
         symbol="draw",
         was="by.noise[by.places[chain, slot]], by.scales[chain]",
         becomes="by.noise[by.places[0, slot]], by.scales[chain]",
@@ -141,7 +141,7 @@ PLANTS = [
     ),
     Plant(
         name="calibration-of-the-first-slot",
-        file="draft_node/step_kernels.py",
+        file="specserve/backends/cpu/step_kernels.py",
         symbol="_confidence",
         was="exp(-(by.biases[slot] + raw * by.scales[slot]))",
         becomes="exp(-(by.biases[0] + raw * by.scales[0]))",
@@ -180,14 +180,14 @@ PLANTS = [
         was="if (batch.shared[other] != batch.shared[place]).any():",
         becomes="if len(batch.shared[other]) != len(batch.shared[place]):",
         tests=(
-            "tests/draft_node/drafters/test_compiled_passes.py::test_chains_are_those_of_torch[qwen3-rows3-lengths3]",
+            "tests/specserve/drafters/test_compiled_passes.py::test_chains_are_those_of_torch[qwen3-rows3-lengths3]",
         ),
         breaks="branches behind contexts of one length are drafted behind the first of these",
         ways=frozenset({Way.COMPILED, Way.ASYNC}),
     ),
     Plant(
         name="padding-of-gaps-in-their-own-pages",
-        file="draft_node/drafters/compiled_passes.py",
+        file="specserve/drafters/compiled_passes.py",
         symbol="CompiledPasses._with_gaps",
         was="of_pages.append(self._spare[-1])",
         becomes="of_pages.append(pages[place])",

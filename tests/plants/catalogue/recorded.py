@@ -98,7 +98,7 @@ PLANTS = [
     ),
     Plant(
         name="blocks-see-one-key-too-many",
-        file="draft_node/padded_blocks.py",
+        file="specserve/drafters/padded_blocks.py",
         symbol="PaddedBlocks.begin",
         was="(self._columns < self._seen[:, None])[:, None]",
         becomes="(self._columns <= self._seen[:, None])[:, None]",
@@ -108,7 +108,7 @@ PLANTS = [
     ),
     Plant(
         name="padding-of-gaps-is-seen",
-        file="draft_node/padded_blocks.py",
+        file="specserve/drafters/padded_blocks.py",
         symbol="PaddedBlocks.begin",
         was="sees = (sees & (places >= self._pads[:, None, None])) | self._itself",
         becomes="sees = sees.expand(shape.num_blocks, -1, -1) | self._itself",
@@ -118,7 +118,7 @@ PLANTS = [
     ),
     Plant(
         name="padding-keeps-old-features",
-        file="draft_node/drafters/recorded_entries.py",
+        file="specserve/drafters/recorded_entries.py",
         symbol="_Entries.fill",
         was="""
             self._features[:num_tokens].copy_(features)
@@ -132,7 +132,7 @@ PLANTS = [
     ),
     Plant(
         name="drafts-overwritten-by-the-next",
-        file="draft_node/drafters/recorded_draws.py",
+        file="specserve/drafters/recorded_draws.py",
         symbol="_first.own",
         was="x[:num_blocks].clone()",
         becomes="x[:num_blocks]",
@@ -142,7 +142,7 @@ PLANTS = [
     ),
     Plant(
         name="law-of-draws-overwritten-by-the-next",
-        file="draft_node/drafters/recorded_draws.py",
+        file="specserve/drafters/recorded_draws.py",
         symbol="_first",
         was="DraftLaw(law.ids[:count].clone(), law.probs[:count].clone())",
         becomes="DraftLaw(law.ids[:count].clone(), law.probs[:count])",

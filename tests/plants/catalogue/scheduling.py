@@ -215,7 +215,7 @@ PLANTS = [
     ),
     Plant(
         name="chain-confident-after-the-draw",
-        file="draft_node/drafters/chain_steps.py",
+        file="specserve/drafters/chain_steps.py",
         symbol="TorchSteps.run",
         was="self._token_ids.append(self._chains.drawing.draw(slot, logits))",
         becomes="""
@@ -225,7 +225,7 @@ PLANTS = [
                 self._confidences[-1] = probs.gather(2, self._token_ids[-1][:, :, None])[:, :, 0]
         """,
         tests=(
-            "tests/draft_node/drafters/test_compiled_steps.py"
+            "tests/specserve/drafters/test_compiled_steps.py"
             "::test_steps_are_those_of_torch[qwen3-1-greedy-rows0-lengths0]",
         ),
         breaks="whether a drafted token is verified depends on which one it is",
@@ -233,12 +233,12 @@ PLANTS = [
     ),
     Plant(
         name="head-confident-after-the-draw",
-        file="draft_node/drafters/block_drafter.py",
+        file="specserve/drafters/block_drafter.py",
         symbol="BlockDrafter._drawn",
         was="previous_ids = torch.cat([anchor_ids[:, None], drawn.token_ids[:, :-1]], dim=1)",
         becomes="previous_ids = drawn.token_ids",
         tests=(
-            "tests/draft_node/drafters/test_block_drafter.py"
+            "tests/specserve/drafters/test_block_drafter.py"
             "::test_confidences_never_depend_on_the_token_they_judge",
         ),
         breaks="a confidence head is asked about a token with the token itself before it",

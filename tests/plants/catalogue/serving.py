@@ -106,7 +106,7 @@ PLANTS = [
     ),
     Plant(
         name="pages-of-all-rows-together",
-        file="specserve/context_room.py",
+        file="specserve/drafters/context_room.py",
         symbol="ContextRoom._num_blocks",
         was="pages = sum(-(-length // PAGE) for length in lengths)",
         becomes="pages = -(-sum(lengths) // PAGE)",

@@ -5,7 +5,7 @@ from tests.plants.plant import Plant, Way
 _ASYNC = frozenset({Way.ASYNC})
 _STREAMS = "tests/draft_node/test_streams.py"
 _CACHE = "tests/draft_node/test_speculation_cache.py"
-_CONTEXT = "tests/draft_node/test_context.py"
+_CONTEXT = "tests/specserve/drafters/test_context.py"
 
 PLANTS = [
     Plant(
@@ -109,7 +109,7 @@ PLANTS = [
     ),
     Plant(
         name="the-next-pages-are-erased",
-        file="draft_node/context.py",
+        file="specserve/drafters/context.py",
         symbol="ContextRows.reserve",
         was="self._erase(np.array(self._free[-needed:]))",
         becomes="self._erase(np.array(self._free[:needed]))",
@@ -119,7 +119,7 @@ PLANTS = [
     ),
     Plant(
         name="truncation-keeps-an-empty-page",
-        file="draft_node/context.py",
+        file="specserve/drafters/context.py",
         symbol="ContextRows.truncate",
         was="-(-length // BLOCK_SIZE)",
         becomes="length // BLOCK_SIZE + 1",

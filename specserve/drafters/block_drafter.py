@@ -1,0 +1,198 @@
+"""A drafter of whole blocks: one parallel pass, then draws, serial where a head needs them so.
+
+DSpark and DFlash are settings of this class: see `dspark` and `dflash`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specserve.backends.cuda.cuda_graphs import are_used
+from specserve.drafters.backbone import Backbone
+from specserve.drafters.batching import context_lens, flat_positions
+from specserve.drafters.block_passes import BlockPasses
+from specserve.drafters.compiled_blocks import CompiledDraws
+from specserve.drafters.confidence_head import ConfidenceHead
+from specserve.drafters.in_flight import InFlightTokens
+from specserve.drafters.protocol import (
+    ContextUpdate,
+    DraftBatch,
+    FeatureSpec,
+    LawConfidence,
+    SpeculationBatch,
+)
+from specserve.drafters.recorded_draws import RecordedDraws
+from specserve.drafters.recorded_entries import RecordedEntries
+from specserve.drafters.serial_head import SerialHead
+from specserve.drafters.spec import Layout
+from specserve.sampling.drawing import BlockLayout, Drawing, DrawingRule
+
+
+class BlockDrafter:
+    """`Drafter` over a `Backbone`; every part beyond it may be absent.
+
+    Where draws are recorded, confidences have to be there before the first of them.
+    """
+
+    holds_tokens_in_flight = True
+    stops_in_time = False
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        passes: BlockPasses,
+        *,
+        head: SerialHead | None = None,
+        confidence_head: ConfidenceHead | None = None,
+        law_confidence: LawConfidence | None = None,
+        target_ids: Tensor | None = None,
+    ) -> None:
+        """`target_ids` [DV]: ids of the draft vocabulary; None where that is the target's.
+
+        `law_confidence` is used only without a confidence head.
+        """
+        spec = backbone.spec
+        self.backbone = backbone
+        self.context = passes.context
+        self.name = spec.name
+        self.gamma = spec.gamma
+        self.feature_size = spec.decoder.hidden_size
+        self.features = FeatureSpec(spec.feature_layers, backbone.projector)
+        self.head = head
+        self._draws = CompiledDraws.of(head)
+        self.confidence_head = confidence_head
+        self.law_confidence = law_confidence
+        self.target_ids = target_ids
+        self._first_slot = 1 if spec.layout is Layout.FILL_IN else 0
+        self._passes = passes
+        # Tokens in flight become entries as they do in a block: by the layers' own keys. The next
+        # draft computes them; should they be needed before, this does.
+        self._in_flight = InFlightTokens()
+        device = backbone.embedding.device
+        self._block_ids = torch.full((1, spec.block_size), spec.mask_token_id, device=device)
+        self._recorded = self._entries = None
+        if are_used(device):
+            self._recorded = RecordedDraws(self._drawn, spec.draft_vocab_size, device)
+            self._entries = RecordedEntries(backbone, passes.context)
+
+    def context_len(self, row: int) -> int:
+        return self.context.rows.length(row)
+
+    @torch.inference_mode()
+    def extend(self, update: ContextUpdate) -> None:
+        if update.features is not None and any(row in self._in_flight for row in update.rows):
+            self._compute_in_flight()
+        slots = self.context.rows.append(update.rows, update.starts, update.counts)
+        if update.features is None:
+            token_ids = update.token_ids.tolist()
+            self._in_flight.add(update.rows, update.starts, update.counts, token_ids)
+            return
+        positions = flat_positions(update.starts, update.counts)
+        if self._entries is None or not self._entries.keep(
+            update.features, positions.numpy(), slots
+        ):
+            positions = positions.to(self._block_ids.device)
+            self.context.write(slots, *self.backbone.context_entries(update.features, positions))
+
+    def _compute_in_flight(self) -> None:
+        entering = self._in_flight.all()
+        if entering is not None:
+            self._passes.enter(entering)
+            self._in_flight.computed()
+
+    def truncate(self, row: int, length: int) -> None:
+        self._in_flight.truncate(row, length)
+        self.context.rows.truncate(row, length)
+
+    def free(self, row: int) -> None:
+        self._in_flight.truncate(row, 0)
+        self.context.rows.free(row)
+
+    @torch.inference_mode()
+    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+        lengths = context_lens(batch, self.context.rows)
+        anchor_positions = self._anchor_positions(batch, lengths)
+        hidden = self.block_hidden(batch, lengths)[:, self._first_slot :]
+        layout = BlockLayout(
+            positions=anchor_positions + 1,
+            num_slots=self.gamma,
+            vocab_size=self.backbone.spec.decoder.vocab_size,
+            target_ids=self.target_ids,
+        )
+        drawing, drawn = rule.begin(layout), None
+        if self._recorded is not None:
+            drawn = self._recorded.draw(
+                hidden, batch.anchor_ids, drawing, keep_logits=batch.keep_logits
+            )
+        if drawn is None:
+            drawn = self._drawn(hidden, batch.anchor_ids, drawing)
+        if not batch.keep_logits:
+            return replace(drawn, logits=None)
+        return replace(drawn, target_ids=self.target_ids)
+
+    def _drawn(self, hidden: Tensor, anchor_ids: Tensor, drawing: Drawing) -> SpeculationBatch:
+        """From the pass's hidden states [B, G, H]; with the logits."""
+        logits = self.backbone.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+        if self.head is None:
+            drawn = self._draw_all(logits, drawing)
+        else:
+            drawn = self._draw_serially(self.head, hidden, logits, anchor_ids, drawing)
+        if self.confidence_head is None:
+            return drawn
+        previous_ids = torch.cat([anchor_ids[:, None], drawn.token_ids[:, :-1]], dim=1)
+        return replace(drawn, confidences=self.confidence_head(hidden, previous_ids))
+
+    def block_hidden(self, batch: DraftBatch, lengths: Sequence[int]) -> Tensor:
+        """Final hidden states [B, block_size, H] of all slots."""
+        token_ids = self._block_ids.repeat(len(batch.rows), 1)
+        token_ids[:, 0] = batch.anchor_ids
+        entering = self._in_flight.all()
+        hidden = self._passes.blocks(
+            batch.rows, lengths, token_ids, entering, batch.gap_ids, batch.max_gap()
+        )
+        self._in_flight.computed()
+        return hidden
+
+    def _anchor_positions(self, batch: DraftBatch, lengths: Sequence[int]) -> Tensor:
+        if batch.gap_ids is not None:
+            lengths = [n + len(ids) for n, ids in zip(lengths, batch.gap_ids, strict=True)]
+        return torch.tensor(lengths, device=self._block_ids.device)
+
+    def _draw_all(self, logits: Tensor, drawing: Drawing) -> SpeculationBatch:
+        confidences = None if self.law_confidence is None else self.law_confidence(0, logits)
+        token_ids = drawing.draw(0, logits)
+        return SpeculationBatch(token_ids, drawing.law(), confidences, logits=logits)
+
+    def _draw_serially(
+        self,
+        head: SerialHead,
+        hidden: Tensor,
+        base_logits: Tensor,
+        anchor_ids: Tensor,
+        drawing: Drawing,
+    ) -> SpeculationBatch:
+        reads_laws = self.law_confidence is not None and self.confidence_head is None
+        at_once = None
+        if self._draws is not None and not reads_laws:
+            at_once = self._draws.draw(base_logits, anchor_ids, drawing)
+        drawn = [] if at_once is None else [at_once]
+        confidences: list[Tensor] = []
+        run, first = head.begin(hidden, base_logits), sum(part.shape[1] for part in drawn)
+        if at_once is not None and first < self.gamma:
+            drawing.note(at_once)
+        previous_ids = drawn[0][:, -1] if first else anchor_ids
+        for slot in range(first, self.gamma):
+            has_bias = at_once is not None and slot == first
+            logits = base_logits[:, slot] if has_bias else run.logits(slot, previous_ids)
+            if self.law_confidence is not None and reads_laws:
+                confidences.append(self.law_confidence(slot, logits[:, None]))
+            drawn.append(drawing.draw(slot, logits[:, None]))
+            previous_ids = drawn[-1][:, 0]
+        return SpeculationBatch(
+            torch.cat(drawn, dim=1),
+            drawing.law(),
+            torch.cat(confidences, dim=1) if confidences else None,
+            logits=base_logits,  # by now those that the tokens were drawn from
+        )

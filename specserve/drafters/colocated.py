@@ -1,0 +1,98 @@
+"""A drafter for a target in the same process: what `target_node` starts by this module's name."""
+
+from pathlib import Path
+
+from specserve.drafters.dialects import read_draft_spec
+from specserve.drafters.load import (
+    DEFAULT_GAMMA,
+    DEFAULT_HIDDEN_GAMMA,
+    DrafterOptions,
+    load_drafter,
+    load_features,
+    with_gamma,
+)
+from specserve.drafters.ngram import NgramDrafter
+from specserve.drafters.protocol import Drafter, FeatureSpec
+from specserve.drafters.spec import BlockSpec, Eagle3Spec, Layout, LocalHeadSpec
+from specserve.drafters.warm_up import warm_up
+from specserve.drafters.weights import TargetWeights
+from specserve.models.transformer import Transformer
+from specserve.settings.config import SpeculationConfig
+from specserve.settings.drafter_source import NGRAM
+
+
+def load(
+    speculation: SpeculationConfig,
+    *,
+    target: Path,
+    model: Transformer,
+    num_context_tokens: int,
+    max_positions: int,
+) -> Drafter:
+    """The configured drafter, sharing what it can with the running target `model`.
+
+    Raises `Unsupported` for a checkpoint that cannot be used here, or not with this target.
+    """
+    if speculation.drafter == NGRAM:
+        return NgramDrafter(gamma=speculation.gamma or DEFAULT_GAMMA)
+    own_len = positions_of(speculation)
+    options = DrafterOptions(
+        dtype=model.embedding.dtype,
+        device=model.embedding.device,
+        num_context_tokens=num_context_tokens,
+        max_positions=min(max_positions, own_len or max_positions),
+        layout=layout_of(speculation),
+        local_head=Path(speculation.local_head) if speculation.local_head else None,
+        gamma=speculation.gamma,
+        chains_end=speculation.min_survival is None,
+        bits=speculation.drafter_bits,
+    )
+    folder = Path(speculation.drafter or "")
+    drafter = load_drafter(folder, TargetWeights.of(target, model), options)
+    warm_up(drafter, options, size=1, num_kept=speculation.num_kept)
+    return drafter
+
+
+def load_feature_spec(folder: str, *, target: Path, model: Transformer) -> FeatureSpec | None:
+    """What the running target `model` has to keep for a drafter that runs elsewhere.
+
+    `folder` as in `SpeculationConfig.drafter`; only the feature projection is loaded. None for a
+    drafter that reads token ids alone. Raises `Unsupported` as `load` does.
+    """
+    if folder == NGRAM:
+        return None
+    embedding = model.embedding
+    weights = TargetWeights.of(target, model)
+    return load_features(Path(folder), weights, dtype=embedding.dtype, device=embedding.device)
+
+
+def describe(speculation: SpeculationConfig) -> tuple[str, int]:
+    """The architecture of the draft processes' drafter, for people, and the tokens of its blocks.
+
+    Reads the folder's configuration alone. Raises `Unsupported` as `load` does.
+    """
+    if speculation.drafter == NGRAM:
+        return NGRAM, speculation.gamma or DEFAULT_GAMMA
+    folder = Path(speculation.drafter or "")
+    spec = with_gamma(read_draft_spec(folder, layout_of(speculation)), speculation.gamma)
+    if isinstance(spec, BlockSpec):
+        return spec.name, spec.gamma
+    if isinstance(spec, Eagle3Spec):
+        return "eagle3", spec.gamma
+    return "language model", speculation.gamma or DEFAULT_HIDDEN_GAMMA
+
+
+def positions_of(speculation: SpeculationConfig) -> int | None:
+    """How long rows may be that the configured drafter was made for; None: there is no limit.
+
+    Raises `Unsupported` as `load` does.
+    """
+    if speculation.drafter == NGRAM:
+        return None
+    spec = read_draft_spec(Path(speculation.drafter or ""), layout_of(speculation))
+    return None if isinstance(spec, LocalHeadSpec) else spec.decoder.max_position_embeddings
+
+
+def layout_of(speculation: SpeculationConfig) -> Layout | None:
+    """What the configuration says of the drafter's blocks."""
+    return None if speculation.layout is None else Layout(speculation.layout)

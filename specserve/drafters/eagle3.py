@@ -1,0 +1,218 @@
+"""EAGLE-3, of any supported dialect: one decoder layer that continues the target's features.
+
+Entry p of its context pairs the feature of position p with the token at p + 1. So a row's last
+feature waits for a token: the anchor, which every draft call brings itself. Only one layer deep,
+the context needs keys and values, never an output.
+
+Tokens in flight have no features yet: behind them the chain runs on its own, as it does in a block.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specserve.drafters.backbone import ContextEntries, FeatureProjector
+from specserve.drafters.batching import context_lens, flat_positions
+from specserve.drafters.chain_attention import ChainAttention
+from specserve.drafters.chain_ending import ChainEnding
+from specserve.drafters.context import TorchContext
+from specserve.drafters.protocol import (
+    ContextUpdate,
+    DraftBatch,
+    FeatureSpec,
+    LawConfidence,
+    SpeculationBatch,
+)
+from specserve.drafters.spec import Eagle3Spec
+from specserve.models.layers import AttentionRun, DecoderLayer, RMSNorm
+from specserve.models.linear import Linear
+from specserve.models.rope import RotaryTable
+from specserve.sampling.drawing import BlockLayout, DrawingRule
+
+
+@dataclass(frozen=True)
+class Eagle3Decoder:
+    """The weights of the one layer and what surrounds it."""
+
+    spec: Eagle3Spec
+    projector: FeatureProjector  # fc without a norm behind it
+    embedding: Tensor
+    layer: DecoderLayer  # its input norm is that of the embeddings
+    hidden_norm: RMSNorm
+    entries: ContextEntries
+    final_norm: RMSNorm
+    lm_head: Linear
+    rotary: RotaryTable
+
+    def inputs(self, token_ids: Tensor, normed: Tensor) -> Tensor:
+        """Tokens [N] and `hidden_norm` of the features before them [N, H]: [N, 2H]."""
+        embedded = self.layer.input_norm(self.embedding.index_select(0, token_ids))
+        return torch.cat([embedded, normed], dim=1)
+
+    def step(
+        self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attention: AttentionRun
+    ) -> Tensor:
+        """What follows, [N, H], before the final norm; `positions` are those of `hidden`."""
+        rotary = self.rotary.at(positions)
+        normed = self.hidden_norm(hidden)
+        attended = self.layer.attend(self.inputs(token_ids, normed), rotary, attention)
+        hidden = attended.add_(normed if self.spec.norm_before_residual else hidden)
+        return self.layer.feed_forward(self.layer.mlp_norm(hidden)).add_(hidden)
+
+    def read(self, stepped: Tensor) -> tuple[Tensor, Tensor]:
+        """Of what a step made: the features that the next one continues, and logits [N, DV]."""
+        normed = self.final_norm(stepped)
+        features = normed if self.spec.feeds_normed else stepped
+        return features, self.lm_head(normed).float()
+
+    def features(self, stepped: Tensor) -> Tensor:
+        """As `read`, where nothing is drawn."""
+        return self.final_norm(stepped) if self.spec.feeds_normed else stepped
+
+
+class Eagle3Drafter:
+    """`Drafter`: a chain of gamma steps, each feeding on the features of the one before."""
+
+    holds_tokens_in_flight = False
+    stops_in_time = True
+
+    def __init__(
+        self,
+        decoder: Eagle3Decoder,
+        context: TorchContext,
+        *,
+        law_confidence: LawConfidence | None = None,
+        target_ids: Tensor | None = None,
+    ) -> None:
+        """`target_ids` [DV]: ids of the draft vocabulary; None where that is the target's."""
+        spec = decoder.spec
+        self.decoder = decoder
+        self.context = context
+        self.name = "eagle3"
+        self.gamma = spec.gamma
+        self.feature_size = spec.decoder.hidden_size
+        self.features = FeatureSpec(spec.feature_layers, decoder.projector)
+        self.law_confidence = law_confidence
+        self.target_ids = target_ids
+        cache = context.cache
+        self._chain = ChainAttention(
+            context, num_heads=spec.decoder.num_heads, scale=spec.decoder.head_dim**-0.5
+        )
+        self._ending = ChainEnding()
+        # Features by slot: truncation may leave any of them waiting for another token.
+        self._features = torch.zeros(
+            cache.num_blocks * cache.block_size,
+            self.feature_size,
+            dtype=cache.keys.dtype,
+            device=cache.device,
+        )
+
+    def context_len(self, row: int) -> int:
+        return self.context.rows.length(row)
+
+    @torch.inference_mode()
+    def extend(self, update: ContextUpdate) -> None:
+        if update.features is None:
+            raise ValueError("this drafter's context is made of features")
+        rows, device = self.context.rows, self._features.device
+        slots = rows.append(update.rows, update.starts, update.counts)
+        self._features[torch.from_numpy(slots).to(device)] = update.features
+        # A row's first token has no feature before it; all others complete an entry.
+        kept = flat_positions(update.starts, update.counts) > 0
+        token_ids = update.token_ids[kept.to(device)]
+        if len(token_ids) == 0:
+            return
+        positions = (flat_positions(update.starts, update.counts)[kept] - 1).to(device)
+        paired = [
+            rows.slots(row, max(start - 1, 0), start + count - 1)
+            for row, start, count in zip(update.rows, update.starts, update.counts, strict=True)
+        ]
+        entry_slots = torch.from_numpy(np.concatenate(paired))
+        normed = self.decoder.hidden_norm(self._features[entry_slots.to(device)])
+        inputs = self.decoder.inputs(token_ids, normed)
+        entries = self.decoder.entries(inputs, self.decoder.rotary.at(positions))
+        self.context.write(entry_slots.numpy(), *entries)
+
+    def truncate(self, row: int, length: int) -> None:
+        self.context.rows.truncate(row, length)
+
+    def free(self, row: int) -> None:
+        self.context.rows.free(row)
+
+    @torch.inference_mode()
+    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+        lengths = context_lens(batch, self.context.rows)
+        device = self._features.device
+        last_slots = [
+            int(self.context.rows.slots(row, length - 1, length)[0])
+            for row, length in zip(batch.rows, lengths, strict=True)
+        ]
+        hidden = self._features[torch.tensor(last_slots, device=device)]
+        positions = torch.tensor(lengths, device=device) - 1
+        pads, gap = _pads(batch, device), batch.max_gap()
+        before = [length - 1 for length in lengths]
+        self._chain.plan(batch.rows, before, gap + self.gamma, pads=pads)
+        if pads is not None:
+            hidden, positions = self._bridge(batch, hidden, positions, pads)
+        drawing = rule.begin(
+            BlockLayout(
+                positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, self.target_ids
+            )
+        )
+        token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
+        self._ending.begin(batch, has_confidences=self.law_confidence is not None)
+        for slot in range(self.gamma if batch.most is None else min(batch.most, self.gamma)):
+            hidden, logits = self.decoder.read(self._step(token_ids, hidden, positions + slot))
+            logits = logits[:, None]
+            if self.law_confidence is not None:
+                confidences.append(self.law_confidence(slot, logits))
+            goes_on = self._ending.goes_on(lambda: confidences[-1][:, 0].tolist())
+            drawn.append(drawing.draw(slot, logits))
+            if batch.keep_logits:
+                kept.append(logits)
+            token_ids = drawn[-1][:, 0]
+            if not goes_on:
+                break
+        self._ending.clock.end()
+        return SpeculationBatch(
+            torch.cat(drawn, dim=1),
+            drawing.law(),
+            torch.cat(confidences, dim=1) if confidences else None,
+            logits=torch.cat(kept, dim=1) if kept else None,
+            target_ids=self.target_ids if kept else None,
+            token_s=self._ending.clock.further_s,
+        )
+
+    def _step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
+        """The chains grow by one token each: what follows, [B, H], before the final norm."""
+        stepped = self.decoder.step(token_ids, hidden, positions, self._chain)
+        self._chain.advance()
+        return stepped
+
+    def _bridge(
+        self, batch: DraftBatch, hidden: Tensor, positions: Tensor, pads: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The chain's own features [B, H] of the tokens in flight, and the position of the last.
+
+        Shorter gaps are padded on the left with steps that leave a block as it is.
+        """
+        gap_ids, gap = batch.gap_ids, batch.max_gap()
+        assert gap_ids is not None
+        padded = [[0] * (gap - len(ids)) + list(ids) for ids in gap_ids]
+        columns = torch.tensor(padded, device=hidden.device).T
+        for place, token_ids in enumerate(columns):
+            stepped = self.decoder.features(self._step(token_ids, hidden, positions))
+            is_real = pads <= place
+            hidden = torch.where(is_real[:, None], stepped, hidden)
+            positions = positions + is_real
+        return hidden, positions
+
+
+def _pads(batch: DraftBatch, device: torch.device) -> Tensor | None:
+    """How much shorter each block's gap is than the longest, [B]; None without gaps."""
+    if batch.gap_ids is None or not batch.max_gap():
+        return None
+    lengths = torch.tensor([len(ids) for ids in batch.gap_ids], device=device)
+    return batch.max_gap() - lengths

@@ -1,0 +1,100 @@
+"""A standalone small language model as a drafter: the target's code with other weights.
+
+It reads token ids alone, so its context may run ahead of verification: extend it with tokens in
+flight, draft behind any prefix of them, truncate what was rejected.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from specserve.drafters.batching import context_lens, refuse_gap
+from specserve.drafters.chain_ending import ChainEnding
+from specserve.drafters.chain_steps import Chains
+from specserve.drafters.in_flight import InFlightTokens
+from specserve.drafters.passes import chain_passes
+from specserve.drafters.protocol import (
+    ContextUpdate,
+    DraftBatch,
+    FeatureSpec,
+    LawConfidence,
+    SpeculationBatch,
+)
+from specserve.drafters.steps import chain_steps
+from specserve.models.transformer import Transformer
+from specserve.sampling.drawing import BlockLayout, DrawingRule
+
+# Tokens that the next draft computes along, of a row and padded of all; more have a pass of their
+# own.
+_MOST_WAITING, _MOST_AREA = 32, 128
+
+
+class LanguageModelDrafter:
+    """`Drafter`: gamma forward passes of one token a block, or as many as are in time and pay."""
+
+    holds_tokens_in_flight = True
+    stops_in_time = True
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        gamma: int,
+        num_context_tokens: int,
+        law_confidence: LawConfidence | None = None,
+    ) -> None:
+        self.name = "language model"
+        self.gamma = gamma
+        self.feature_size = 0
+        self.features: FeatureSpec | None = None
+        self.model = model
+        self.law_confidence = law_confidence
+        self._passes = chain_passes(model, num_tokens=num_context_tokens, longest=gamma)
+        self.context = self._passes.context
+        self._waiting = InFlightTokens()
+        self._ending = ChainEnding()
+
+    def context_len(self, row: int) -> int:
+        return self.context.rows.length(row)
+
+    @torch.inference_mode()
+    def extend(self, update: ContextUpdate) -> None:
+        self.context.rows.reserve(update.rows, update.starts, update.counts)
+        token_ids = update.token_ids.tolist()
+        self._waiting.add(update.rows, update.starts, update.counts, token_ids)
+        if self._waiting.most > _MOST_WAITING or self._waiting.area > _MOST_AREA:
+            self._compute_waiting()
+
+    def _compute_waiting(self) -> None:
+        entering = self._waiting.all()
+        assert entering is not None
+        self._passes.enter(entering)
+        self._waiting.computed()
+
+    def truncate(self, row: int, length: int) -> None:
+        self._waiting.truncate(row, length)
+        self.context.rows.truncate(row, length)
+
+    def free(self, row: int) -> None:
+        self._waiting.truncate(row, 0)
+        self.context.rows.free(row)
+
+    @torch.inference_mode()
+    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+        refuse_gap(batch)
+        lengths = context_lens(batch, self.context.rows)
+        positions = torch.tensor(lengths, device=batch.anchor_ids.device)
+        most = self.gamma if batch.most is None else min(batch.most, self.gamma)
+        drawing = rule.begin(
+            BlockLayout(positions + 1, most, self.model.config.vocab_size, target_ids=None)
+        )
+        entering = self._waiting.all()
+        self._passes.plan(batch.rows, lengths, most, entering)
+        steps = chain_steps(
+            Chains(self.model, self._passes, self.law_confidence, drawing, batch, most)
+        )
+        self._ending.begin(batch, has_confidences=self.law_confidence is not None)
+        drawn = steps.run(self._ending)
+        self._waiting.computed()
+        self._ending.clock.end()
+        return replace(drawn, token_s=self._ending.clock.further_s)

@@ -1,0 +1,295 @@
+"""From a folder to a `Drafter`: reads the config, checks every tensor, checks it fits the target.
+
+No code that comes with a checkpoint is ever executed, and no pickle is read.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from specserve.drafters.attach_calibration import attach
+from specserve.drafters.backbone import load_projector
+from specserve.drafters.dflash import load_dflash
+from specserve.drafters.dialects import read_draft_spec
+from specserve.drafters.dspark import check_block_tensors, load_dspark
+from specserve.drafters.eagle3_weights import (
+    as_stored,
+    check_eagle3_tensors,
+    eagle3_projector,
+    load_eagle3,
+    with_usual_layers,
+)
+from specserve.drafters.language_model import LanguageModelDrafter
+from specserve.drafters.local_head import load_local_head
+from specserve.drafters.protocol import Drafter, FeatureSpec
+from specserve.drafters.serial_head import SerialHead
+from specserve.drafters.spec import (
+    BlockSpec,
+    DraftSpec,
+    Eagle3Spec,
+    LanguageModelSpec,
+    Layout,
+    LocalHeadSpec,
+)
+from specserve.drafters.stored_calibration import find_calibration
+from specserve.drafters.weights import (
+    IGNORED,
+    DraftWeights,
+    TargetWeights,
+    refuse_non_finite,
+)
+from specserve.errors import Unsupported
+from specserve.models.checkpoint import Checkpoint
+from specserve.models.linear import Kernels
+from specserve.models.loader import load_with
+from specserve.models.parallel import TensorParallel
+from specserve.models.pickles import refuse_pickles
+
+_LOG = logging.getLogger(__name__)
+DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
+# Of one with confidences beside its target: chains end where another token does not pay.
+DEFAULT_MOST_GAMMA = 8
+# The same in a process of its own, where the last token is not verified: its law foretells what
+# follows. So many usually, and at most.
+USUAL_HIDDEN_TOKENS, DEFAULT_HIDDEN_GAMMA = 1 + DEFAULT_GAMMA, 1 + DEFAULT_MOST_GAMMA
+_MAX_BLOCK_SIZE = 64  # as many as `speculation.gamma` may ask for
+_MAX_LAYERS = 128  # of a drafter: the deepest published ones have six
+
+
+@dataclass(frozen=True)
+class DrafterOptions:
+    """Where a drafter runs and how much it may remember."""
+
+    dtype: torch.dtype
+    device: torch.device
+    num_context_tokens: int  # over all rows
+    max_positions: int  # of one row, prompt and answer
+    layout: Layout | None = None  # for checkpoints that do not tell
+    local_head: Path | None = None
+    # Cuts blocks. A language model's are as long, or of `DEFAULT_GAMMA` tokens, or of up to
+    # `DEFAULT_MOST_GAMMA` if it is calibrated and asked for chains that end where they do not pay.
+    gamma: int | None = None
+    chains_end: bool = False
+    calibrated: bool = True  # use the calibration beside the drafter, if it was made for both
+    bits: int = 32  # of weights and inputs at least, on a CPU: 8, 16 or 32
+
+
+def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:
+    """The drafter in `folder`, for `target`; None only for checkpoints that need nothing of it.
+
+    Raises `Unsupported` for a dialect that is not implemented, a malformed checkpoint, or one that
+    was made for another target.
+    """
+    drafter = _load_drafter(folder, target, options)
+    if options.calibrated and target is not None:
+        folders = [folder] if options.local_head is None else [folder, options.local_head]
+        calibration = find_calibration(folders, target.folder)
+        if calibration is not None:
+            try:
+                attach(drafter, calibration, options.device)
+                _lengthen(drafter, options)
+            except Unsupported as error:  # drafts are correct without, only less well scheduled
+                _LOG.warning("%s: calibration not used: %s", folders[-1], error)
+    return drafter
+
+
+def _lengthen(drafter: Drafter, options: DrafterOptions) -> None:
+    """With confidences a chain knows when to end."""
+    is_chain = isinstance(drafter, LanguageModelDrafter)
+    if is_chain and options.chains_end and options.gamma is None:
+        drafter.gamma = DEFAULT_MOST_GAMMA
+
+
+def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:
+    spec = with_gamma(_read_bounded(folder, options.layout), options.gamma)
+    if isinstance(spec, LocalHeadSpec):
+        raise Unsupported(f"{folder}: a local head drafts nothing alone; add it to a DFlash")
+    if isinstance(spec, Eagle3Spec):
+        spec = with_usual_layers(folder, spec, None if target is None else target.spec)
+    if target is not None:
+        _check_fits(folder, spec, target, options.max_positions)
+    if isinstance(spec, LanguageModelSpec):
+        _refuse_local_head(options)
+        return _language_model(folder, options)
+    for warning in spec.warnings:
+        _LOG.warning(warning)
+    with Checkpoint(folder) as checkpoint, torch.inference_mode():
+        weights = DraftWeights(
+            checkpoint,
+            dtype=options.dtype,
+            device=options.device,
+            target=target,
+            bits=options.bits,
+        )
+        spec = _checked(weights, spec)
+        sizes = {
+            "num_context_tokens": options.num_context_tokens,
+            "max_positions": options.max_positions,
+        }
+        if isinstance(spec, Eagle3Spec):
+            _refuse_local_head(options)
+            return load_eagle3(weights, spec, **sizes)
+        if spec.markov is not None or spec.confidence is not None:
+            _refuse_local_head(options)
+            return load_dspark(weights, spec, **sizes)
+        return load_dflash(weights, spec, **sizes, head=_local_head(options, target))
+
+
+def load_features(
+    folder: Path, target: TargetWeights, *, dtype: torch.dtype, device: torch.device
+) -> FeatureSpec | None:
+    """What `target` has to keep for the drafter in `folder`, without the rest of its weights.
+
+    Refuses what `load_drafter` refuses; layouts make no difference here.
+    """
+    spec = _read_bounded(folder, Layout.ANCHOR_FIRST)
+    if isinstance(spec, LanguageModelSpec | LocalHeadSpec):
+        return None
+    if isinstance(spec, Eagle3Spec):
+        spec = with_usual_layers(folder, spec, target.spec)
+    _check_fits(folder, spec, target, max_positions=0)
+    with Checkpoint(folder) as checkpoint, torch.inference_mode():
+        weights = DraftWeights(checkpoint, dtype=dtype, device=device, target=target)
+        spec = _checked(weights, spec)
+        if isinstance(spec, Eagle3Spec):
+            return FeatureSpec(spec.feature_layers, eagle3_projector(weights, spec))
+        projector = load_projector(weights, spec.decoder.rms_norm_eps)
+        return FeatureSpec(spec.feature_layers, projector)
+
+
+def with_gamma(spec: DraftSpec, gamma: int | None) -> DraftSpec:
+    """`spec` with blocks of at most `gamma` tokens, where it says how long they are."""
+    if gamma is None:
+        return spec
+    if isinstance(spec, BlockSpec):
+        return replace(spec, block_size=spec.block_size - max(0, spec.gamma - gamma))
+    if isinstance(spec, Eagle3Spec):
+        return replace(spec, gamma=min(gamma, spec.longest))
+    return spec
+
+
+def _read_bounded(folder: Path, layout: Layout | None) -> DraftSpec:
+    """The spec in `folder`, refused where drafting one of its blocks would fill the memory."""
+    refuse_pickles(folder)
+    spec = read_draft_spec(folder, layout)
+    field, length = "block_size", 0
+    if isinstance(spec, BlockSpec):
+        length = spec.block_size
+    elif isinstance(spec, Eagle3Spec):
+        field = "ttt_length" if spec.dialect == "DeepSpec" else "speculative_tokens"
+        length = spec.gamma
+    if length > _MAX_BLOCK_SIZE:
+        raise Unsupported(f"{folder}: {field}: {length}, the limit is {_MAX_BLOCK_SIZE}")
+    # Before anything is made for each of them.
+    if isinstance(spec, BlockSpec | Eagle3Spec) and spec.decoder.num_layers > _MAX_LAYERS:
+        num_layers = spec.decoder.num_layers
+        raise Unsupported(f"{folder}: num_hidden_layers: {num_layers}, the limit is {_MAX_LAYERS}")
+    return spec
+
+
+def _checked(weights: DraftWeights, spec: BlockSpec | Eagle3Spec) -> BlockSpec | Eagle3Spec:
+    """`spec` completed by what only tensors tell, once they are what it asks for."""
+    checkpoint = weights.checkpoint
+    for name in IGNORED:
+        checkpoint.ignore(name)
+    if isinstance(spec, Eagle3Spec):
+        spec = as_stored(spec, checkpoint)
+        check_eagle3_tensors(weights, spec)
+        return spec
+    _refuse_foreign_tensors(checkpoint)
+    spec = _as_stored(spec, checkpoint)
+    check_block_tensors(weights, spec)
+    return spec
+
+
+def _as_stored(spec: BlockSpec, checkpoint: Checkpoint) -> BlockSpec:
+    """Query and key norms are not in any config: the tensors tell."""
+    if spec.gemma4 is not None:
+        return spec
+    qk_norm = "layers.0.self_attn.q_norm.weight" in checkpoint
+    return replace(spec, decoder=replace(spec.decoder, qk_norm=qk_norm))
+
+
+def _check_fits(
+    folder: Path,
+    spec: BlockSpec | Eagle3Spec | LanguageModelSpec,
+    target: TargetWeights,
+    max_positions: int,
+) -> None:
+    ours, theirs = spec.decoder, target.spec
+    if ours.vocab_size != theirs.vocab_size:
+        raise Unsupported(
+            f"{folder}: vocab_size: {ours.vocab_size}, the target has {theirs.vocab_size}"
+        )
+    if isinstance(spec, LanguageModelSpec):
+        if ours.max_position_embeddings < max_positions:
+            raise Unsupported(
+                f"{folder}: max_position_embeddings: {ours.max_position_embeddings}, "
+                f"but rows may have {max_positions} positions"
+            )
+        return
+    read = spec.target_hidden_size if isinstance(spec, Eagle3Spec) else ours.hidden_size
+    if read != theirs.hidden_size:
+        raise Unsupported(f"{folder}: hidden_size: {read}, the target has {theirs.hidden_size}")
+    num_layers = spec.num_target_layers
+    if num_layers not in (None, theirs.num_real_layers):
+        raise Unsupported(
+            f"{folder}: num_target_layers: {num_layers}, the target has {theirs.num_real_layers}"
+        )
+    if max(spec.feature_layers) >= theirs.num_real_layers:
+        raise Unsupported(
+            f"{folder}: target_layer_ids: the target has no layer {max(spec.feature_layers)}"
+        )
+
+
+def _refuse_foreign_tensors(checkpoint: Checkpoint) -> None:
+    """Dialects whose configs pass for others', told by their tensors."""
+    reasons = {
+        "midlayer.": "EAGLE-3, which config.json does not call it",
+        "mtp.": "a DeepSeek-V4 bundle is not supported",
+        "prefix_gru.": "Domino's jointly trained head is not supported",
+        "logit_head.": "heads as SpecForge first named them; export with a later SpecForge",
+    }
+    for name in checkpoint.names():
+        for prefix, reason in reasons.items():
+            if name.startswith(prefix):
+                raise Unsupported(f"{checkpoint.folder}: tensor {name}: {reason}")
+
+
+def _refuse_local_head(options: DrafterOptions) -> None:
+    if options.local_head is not None:
+        raise Unsupported(
+            f"speculation.local_head: {options.local_head}: "
+            "a local head can only be added to a DFlash"
+        )
+
+
+def _local_head(options: DrafterOptions, target: TargetWeights | None) -> SerialHead | None:
+    folder = options.local_head
+    if folder is None:
+        return None
+    refuse_pickles(folder)
+    spec = read_draft_spec(folder)
+    if not isinstance(spec, LocalHeadSpec) or target is None:
+        raise Unsupported(f"{folder}: not a local head, or no target whose embeddings it reads")
+    return load_local_head(folder, spec, target=target, dtype=options.dtype, device=options.device)
+
+
+def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDrafter:
+    gamma = options.gamma or DEFAULT_GAMMA
+    kernels = Kernels(
+        dtype=options.dtype,
+        device=options.device,
+        deterministic=False,
+        half_weights=options.bits < 32,
+        input_bits=options.bits,
+    )
+    # What a config claims beyond that would only be memory.
+    num_positions = options.max_positions + gamma
+    model = load_with(kernels, folder, TensorParallel(), num_positions=num_positions)
+    with Checkpoint(folder) as checkpoint:
+        for name in checkpoint.names():
+            refuse_non_finite(folder, name, checkpoint.read(name).to(options.dtype))
+    return LanguageModelDrafter(model, gamma=gamma, num_context_tokens=options.num_context_tokens)

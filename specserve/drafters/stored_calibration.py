@@ -1,0 +1,98 @@
+"""Calibrations as files: beside the drafter, and valid for one drafter and one target only."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from specserve.drafters.law_confidence import LawModel
+from specserve.models.config import CONFIG_FILE, PositiveFloat
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "calibration.json"
+_CHUNK = 1 << 20
+
+
+class PositionFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Survival up to one position, on texts that were not fitted."""
+
+    ece: float
+    auroc: float | None  # None: all outcomes alike
+    brier: float
+    mean_prediction: float
+    mean_target: float
+    num_samples: int
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """What calibration changed, position by position; positions nothing reached are left out."""
+
+    before: list[PositionFigures]
+    after: list[PositionFigures]
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What turns a drafter's raw confidences into probabilities, and what that is known from."""
+
+    drafter_hash: str
+    target_hash: str
+    rule: str
+    temperature: float  # of the request
+    num_texts: int  # fitted and evaluated
+    num_blocks: int  # fitted
+    temperatures: list[PositiveFloat]  # of the confidence logits, by position
+    law: LawModel | None = None  # where the drafter has no confidence head
+    evaluation: Evaluation
+
+
+def weights_hash(models: Sequence[Path]) -> str:
+    """Of configuration and weights of these folders or GGUF files, in order.
+
+    It changes when a law may change.
+    """
+    digest = hashlib.sha256()
+    for model in models:
+        in_folder = [model / CONFIG_FILE, *sorted(model.glob("*.safetensors"))]
+        for path in [model] if model.is_file() else in_folder:
+            digest.update(path.name.encode())
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_calibration(folder: Path, calibration: Calibration) -> Path:
+    """The file that was written, in whole or not at all."""
+    path = folder / FILE_NAME
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=2) + b"\n")
+    os.replace(temporary, path)
+    return path
+
+
+def find_calibration(drafter: Sequence[Path], target: Path) -> Calibration | None:
+    """The calibration beside the last of the drafter's folders; None without a usable one.
+
+    A file that cannot be read, or was made for other weights, is left out with a warning: drafts
+    are correct without it, only less well scheduled.
+    """
+    path = drafter[-1] / FILE_NAME
+    if not path.is_file():
+        return None
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Calibration)
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("%s: not used: %s", path, error)
+        return None
+    made_for = {"drafter": found.drafter_hash, "target": found.target_hash}
+    given = {"drafter": weights_hash(drafter), "target": weights_hash([target])}
+    for role, value in made_for.items():
+        if value != given[role]:
+            log.warning("%s: not used: it was made for another %s", path, role)
+            return None
+    return found

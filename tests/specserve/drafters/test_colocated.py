@@ -1,0 +1,157 @@
+import json
+
+import msgspec
+import pytest
+import torch
+
+from draft_node import start
+from specserve.drafters import colocated
+from specserve.drafters.colocated import describe, load_feature_spec, positions_of
+from specserve.drafters.load import DEFAULT_MOST_GAMMA, USUAL_HIDDEN_TOKENS
+from specserve.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.drafters.weights import TargetWeights
+from specserve.errors import Unsupported
+from specserve.models.loader import load_model
+from specserve.models.parallel import TensorParallel
+from specserve.models.row_code import Storage
+from specserve.models.row_kernels import row_kernels
+from specserve.sampling.drawing import Greedy
+from specserve.settings.config import EngineConfig, ModelConfig, ResolvedConfig, SpeculationConfig
+from specserve.settings.drafter_source import locate_drafter
+from specserve.settings.target_source import EMBEDDED_TARGET
+from tests.specserve.drafters.checkpoints import (
+    DSPARK,
+    EAGLE3,
+    SPECULATORS,
+    SPECULATORS_EAGLE3,
+    make_drafter,
+    write_drafter,
+)
+from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
+
+
+@pytest.mark.parametrize("config", [DSPARK, EAGLE3, SPECULATORS_EAGLE3])
+def test_the_projection_alone_is_that_of_the_drafter(target, tmp_path, config):
+    drafter = make_drafter(tmp_path / "draft", config, target)
+    model = load(target.folder)
+    spec = load_feature_spec(str(tmp_path / "draft"), target=target.folder, model=model)
+    assert spec.layers == drafter.features.layers
+    residuals = torch.randn(5, 32 * len(spec.layers))
+    assert torch.equal(spec.project(residuals), drafter.features.project(residuals))
+
+
+def test_drafters_that_read_token_ids_alone_want_no_features(target):
+    model = load(target.folder)
+    assert load_feature_spec("ngram", target=target.folder, model=model) is None
+    assert load_feature_spec(str(target.folder), target=target.folder, model=model) is None
+
+
+def test_what_does_not_fit_the_target_is_refused(target, tmp_path):
+    write_drafter(tmp_path / "draft", DSPARK, vocab_size=65)
+    with pytest.raises(Unsupported, match="vocab_size"):
+        load_feature_spec(str(tmp_path / "draft"), target=target.folder, model=load(target.folder))
+
+
+@pytest.mark.parametrize(("gamma", "num_tokens"), [(None, 1 + DEFAULT_MOST_GAMMA), (4, 4)])
+def test_a_language_model_in_a_draft_process_may_have_chains_longer_than_usual(
+    target, gamma, num_tokens
+):
+    speculation = SpeculationConfig(drafter=str(target.folder), gamma=gamma)
+    assert describe(speculation) == ("language model", num_tokens)
+    assert 1 + DEFAULT_MOST_GAMMA > USUAL_HIDDEN_TOKENS
+
+
+@pytest.mark.parametrize("config", [DSPARK, EAGLE3])
+def test_every_drafter_says_how_many_positions_it_was_made_for(target, tmp_path, config):
+    write_drafter(tmp_path / "draft", config, max_position_embeddings=16)
+    wish = SpeculationConfig(mode="sync", drafter=str(tmp_path / "draft"))
+    assert positions_of(wish) == 16
+    sizes = {"num_context_tokens": 64, "max_positions": 64}
+    colocated.load(wish, target=target.folder, model=load(target.folder), **sizes)
+
+
+def test_a_language_model_of_few_positions_drafts_as_far_as_it_goes(target, tmp_path):
+    folder = write_checkpoint(tmp_path / "small", QWEN3, max_position_embeddings=16)
+    wish = SpeculationConfig(mode="sync", drafter=str(folder))
+    assert positions_of(wish) == 16
+    assert positions_of(SpeculationConfig(drafter="ngram")) is None
+    sizes = {"num_context_tokens": 64, "max_positions": 64}
+    drafter = colocated.load(wish, target=target.folder, model=load(target.folder), **sizes)
+    drafter.extend(ContextUpdate([0], [0], [15], torch.arange(15), None))
+    drafter.draft(DraftBatch([0], torch.tensor([1])), Greedy())
+
+
+@pytest.mark.parametrize(("layout", "gamma"), [("anchor-first", 4), ("fill-in", 3)])
+def test_how_blocks_were_trained_may_be_said_by_the_configuration(target, tmp_path, layout, gamma):
+    config = write_drafter(tmp_path / "draft", SPECULATORS) / "config.json"
+    content = json.loads(config.read_text())
+    del content["sample_from_anchor"], content["speculators_config"]
+    config.write_text(json.dumps(content))
+    wish = SpeculationConfig(mode="sync", drafter=str(tmp_path / "draft"))
+    with pytest.raises(Unsupported, match=r"set speculation\.layout"):
+        describe(wish)
+    wish = msgspec.structs.replace(wish, layout=layout)
+    assert describe(wish) == ("dspark", gamma)
+    sizes = {"num_context_tokens": 64, "max_positions": 64}
+    drafter = colocated.load(wish, target=target.folder, model=load(target.folder), **sizes)
+    assert drafter.gamma == gamma
+
+
+def embedded(name, **bits):
+    """The embedded target, and a drafter beside it."""
+    model = load_model(
+        EMBEDDED_TARGET,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        parallel=TensorParallel(),
+        deterministic=True,
+    )
+    wish = SpeculationConfig(mode="sync", drafter=name, **bits)
+    speculation = locate_drafter(wish, EMBEDDED_TARGET)
+    rooms = {"num_context_tokens": 64, "max_positions": 64}
+    return model, colocated.load(speculation, target=EMBEDDED_TARGET, model=model, **rooms)
+
+
+@pytest.mark.parametrize("name", ["lm", "dspark"])
+@pytest.mark.parametrize(
+    ("bits", "storage"),
+    [({}, Storage.INT8), ({"drafter_bits": 16}, Storage.DOTTED), ({"drafter_bits": 32}, None)],
+)
+def test_a_drafters_products_have_few_bits_and_its_targets_never_do(name, bits, storage):
+    as_stored = Storage.BFLOAT16 if row_kernels(Storage.PAIRED) is None else Storage.PAIRED
+    if storage is Storage.DOTTED and as_stored is Storage.PAIRED:
+        storage = Storage.ROUNDED_PAIRED
+    if storage is not None and row_kernels(storage) is None:
+        pytest.skip("no such products here")
+    model, drafter = embedded(name, **bits)
+    layers = drafter.model.layers if name == "lm" else drafter.backbone.layers
+    expected = storage or Storage.FLOAT32
+    assert {layer.qkv.kernels.storage for layer in layers} == {expected}
+    kept = {layer.qkv.kernels.storage for layer in model.layers}
+    assert {model.lm_head.kernels.storage, *kept} == {as_stored}
+    if name == "dspark" and storage is Storage.INT8:  # the target's head, but a copy of it
+        assert drafter.backbone.lm_head.kernels.storage is Storage.INT8
+    elif name == "dspark":
+        assert drafter.backbone.lm_head is model.lm_head
+
+
+@pytest.mark.parametrize("place", [colocated, start])
+def test_a_drafter_is_warmed_up_wherever_it_runs(place, target, monkeypatch):
+    warmed = []
+    monkeypatch.setattr(place, "warm_up", lambda drafter, *_, **__: warmed.append(drafter))
+    speculation = SpeculationConfig(mode="async", drafter=str(target.folder))
+    if place is colocated:
+        rooms = {"num_context_tokens": 64, "max_positions": 64}
+        drafter = colocated.load(
+            speculation, target=target.folder, model=load(target.folder), **rooms
+        )
+    else:
+        config = ResolvedConfig(
+            model=ModelConfig(target=str(target.folder), dtype="float32", max_model_len=64),
+            engine=EngineConfig(num_blocks=8),
+            speculation=speculation,
+        )
+        weights = TargetWeights.of(target.folder)
+        options = start._options(config, weights, torch.float32, torch.device("cpu"))
+        drafter = start._load(config, weights, options)
+    assert warmed == [drafter]

@@ -1,0 +1,56 @@
+"""The drafters as shipped: complete, small, made for the target beside them."""
+
+import pytest
+import torch
+
+from draft_node.training import export
+from specserve.drafters.load import load_drafter
+from specserve.drafters.local_head import UNIGRAM_COUNTS
+from specserve.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.drafters.weights import TargetWeights
+from specserve.models.checkpoint import Checkpoint
+from specserve.sampling.drawing import Greedy
+from specserve.settings.drafter_source import EMBEDDED_DRAFTERS, embedded_drafters
+from specserve.settings.target_source import EMBEDDED_TARGET
+from tests.specserve.drafters.checkpoints import options
+
+MAX_BYTES = 32e6  # of all assets
+
+
+def test_all_assets_together_are_small():
+    files = [path for path in EMBEDDED_TARGET.parent.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < MAX_BYTES
+
+
+def test_every_kind_is_there():
+    assert embedded_drafters() == ["dels", "dflash", "dspark", "dspark-async", "lm"]
+
+
+def test_folders_match_their_checksums():
+    for name in embedded_drafters():
+        folder = EMBEDDED_DRAFTERS / name
+        lines = (folder / export.CHECKSUMS).read_text().splitlines()
+        listed = {file: value for value, file in (line.split("  ") for line in lines)}
+        assert set(listed) == {path.name for path in folder.iterdir()} - {export.CHECKSUMS}
+        assert all(export.sha256(folder / file) == value for file, value in listed.items()), name
+
+
+@pytest.mark.slow
+def test_each_drafts_for_the_embedded_target():
+    target = TargetWeights.of(EMBEDDED_TARGET)
+    head = EMBEDDED_DRAFTERS / "dels"
+    for name, local_head in (("dspark", None), ("dflash", None), ("dflash", head), ("lm", None)):
+        drafter = load_drafter(
+            EMBEDDED_DRAFTERS / name, target, options(local_head=local_head, max_positions=2048)
+        )
+        features = torch.randn(3, drafter.feature_size) if drafter.features else None
+        token_ids = torch.tensor([300, 301, 302])
+        drafter.extend(ContextUpdate([0], [0], [3], token_ids, features))
+        drawn = drafter.draft(DraftBatch([0], torch.tensor([303])), Greedy())
+        assert drawn.token_ids.shape == (1, drafter.gamma)
+        assert name != "dspark" or drawn.confidences is not None
+
+
+def test_the_local_head_knows_how_often_tokens_occur():
+    with Checkpoint(EMBEDDED_DRAFTERS / "dels") as checkpoint:
+        assert checkpoint.read(UNIGRAM_COUNTS).sum() > 1_000_000
