@@ -28,18 +28,18 @@ from specserve.types import (
     ToTarget,
 )
 from specserve.validation import Limits
-from target_node.admission import Admission
 from target_node.blocks import BlockPool
-from target_node.budget import PricedBudget, SurvivalBudget
-from target_node.drafting import ColocatedDraft
-from target_node.forward_times import ForwardTimes
 from target_node.node import TargetNode
+from target_node.planning.admission import Admission
+from target_node.planning.budget import PricedBudget, SurvivalBudget
+from target_node.planning.forward_times import ForwardTimes
+from target_node.planning.round_prices import RoundPrices
 from target_node.ranks import Ranks
-from target_node.round_prices import RoundPrices
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
-from target_node.speculation import NoSpeculation, SpeculationSource, SynchronousSpeculation
+from target_node.speculation.drafting import ColocatedDraft
+from target_node.speculation.source import NoSpeculation, SpeculationSource, SynchronousSpeculation
 
 _BLOCK_SIZE = 16
 _SPARE_BLOCKS = 3  # of a row: a block that is not full, drafts, and what the scheduler keeps free

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from draft_node.fields import FollowedFields
-from draft_node.presolve import Presolve
+from draft_node.prespeculation.presolve import Presolve
 from draft_node.stream import Segment
 from draft_node.streams import Streams
 from specserve.transport.control.draft_control import (

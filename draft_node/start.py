@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from draft_node.failures import DraftingFailed
-from draft_node.fan_out import FanOutRule
 from draft_node.node import DraftNode
-from draft_node.presolve import Presolve
+from draft_node.prespeculation.fan_out import FanOutRule
+from draft_node.prespeculation.presolve import Presolve
+from draft_node.prespeculation.waves import WaveSettings
 from draft_node.streams import Streams
-from draft_node.waves import WaveSettings
 from specserve.backends.cuda import cuda_graphs
 from specserve.drafters import steps
 from specserve.drafters.colocated import describe, layout_of, positions_of

@@ -32,15 +32,15 @@ from specserve.types import (
 )
 from specserve.validation import Limits, validate_request
 from target_node.batch import ForwardBatch
-from target_node.load import DRAFT_PERIOD_S, LOAD_PERIOD_S, LoadMeter
-from target_node.profiling import RoundProfiler
+from target_node.planning.load import DRAFT_PERIOD_S, LOAD_PERIOD_S, LoadMeter
+from target_node.planning.profiling import RoundProfiler
 from target_node.ranks import Order, Ranks
 from target_node.requests import LiveRequest, rejection
 from target_node.runner import Runner
 from target_node.sampler import Fault, SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
-from target_node.speculation import SpeculationSource
+from target_node.speculation.source import SpeculationSource
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from specserve.drafters.protocol import FeatureSpec
 from specserve.models.forward import Cache, make_forward
 from specserve.models.transformer import Transformer
 from target_node.batch import ForwardBatch
-from target_node.feature_cache import FeatureCache
+from target_node.speculation.feature_cache import FeatureCache
 
 
 class Runner:

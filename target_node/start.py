@@ -35,13 +35,13 @@ from specserve.types import Ready
 from specserve.validation import Limits
 from target_node.batch import ForwardBatch
 from target_node.blocks import BlockPool
-from target_node.forward_times import ForwardTimes
 from target_node.node import TargetNode, follow
+from target_node.planning.forward_times import ForwardTimes
 from target_node.ranks import Ranks
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
-from target_node.speculation_start import build_speculation
+from target_node.speculation.start import build_speculation
 from target_node.watchdog import watch
 
 log = logging.getLogger(__name__)

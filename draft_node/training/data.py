@@ -35,8 +35,8 @@ from specserve.api.tokenizer import TextTokenizer
 from specserve.client import AsyncClient
 from specserve.errors import InvalidField, Unsupported
 from specserve.models.config import read_json, read_spec
-from specserve.output_folder import make_output_folder
 from specserve.processes.local_service import local_service
+from specserve.processes.run_dir import make_output_folder
 from specserve.settings.target_source import locate_target
 
 MANIFEST = "data.json"

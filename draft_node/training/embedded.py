@@ -37,7 +37,7 @@ from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
 from specserve.errors import Failed, InvalidField, SpecserveError
-from specserve.output_folder import make_output_folder
+from specserve.processes.run_dir import make_output_folder
 from specserve.processes.standard_streams import complain
 
 log = logging.getLogger("embedded")

@@ -14,7 +14,7 @@ from draft_node.training import checkpoint, run_settings
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.options import work_folder
 from specserve.errors import InvalidField, Unsupported
-from specserve.output_folder import make_output_folder
+from specserve.processes.run_dir import make_output_folder
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import msgspec
 
 import specserve
 from specserve.errors import InvalidField
-from specserve.output_folder import make_output_folder
+from specserve.processes.run_dir import make_output_folder
 from specserve.settings.config import SpeculationConfig
 from specserve.settings.drafter_source import NGRAM, locate_drafter
 from specserve.settings.target_source import TINY, locate_target

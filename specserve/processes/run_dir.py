@@ -1,7 +1,7 @@
 # pyright: strict
-"""The private folder of one launch: resolved configuration, sockets, rendezvous files.
+"""Folders that commands make: the private one of a launch, and those that results go to.
 
-It goes away with the launch. A launch killed by SIGKILL leaves its folder; the next one removes
+The private one holds the resolved configuration, sockets and rendezvous files. It goes away with the launch. A launch killed by SIGKILL leaves its folder; the next one removes
 it, recognising it by a lock that nobody holds. Only folders of this user and this name are seen.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specserve.errors import Unsupported
+from specserve.errors import InvalidField, Unsupported
 
 _PREFIX = "specserve-"
 _LOCK = "lock"
@@ -53,3 +53,13 @@ def _remove_abandoned(root: Path) -> None:
                 shutil.rmtree(folder)
         except OSError:  # held, vanishing, or not one of ours
             continue
+
+
+def make_output_folder(folder: Path, flag: str) -> None:
+    """Make `folder`, if it is not there; raises InvalidField naming `flag` if it takes no file."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidField(flag, f"{folder}: {error.strerror}") from error

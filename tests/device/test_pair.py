@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specserve.sampling.verification.rule import VerificationRule
-from target_node.miss_policy import Miss
+from target_node.speculation.miss_policy import Miss
 from tests.device.pretended import PretendedCuda
 from tests.device.test_target import finished
 from tests.device.workload import both_kinds

@@ -15,7 +15,7 @@ from specserve.noise import Purpose
 from specserve.sampling.drawing import Greedy
 from specserve.sampling.shaping import shaped
 from specserve.sampling.verification.rule import VerificationRule
-from target_node.miss_policy import Miss
+from target_node.speculation.miss_policy import Miss
 from tests.device.both_drafters import Both, compare_blocks, compare_cuts, compare_noise
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.test_target import finished

@@ -12,8 +12,8 @@ import torch
 
 import draft_node.start
 import specserve.processes.launch
-import target_node.forward_times
-import target_node.speculation_start
+import target_node.planning.forward_times
+import target_node.speculation.start
 import target_node.start
 from specserve.backends.cpu import outcome_kernels
 from specserve.drafters.block_drafter import BlockDrafter
@@ -25,11 +25,11 @@ from specserve.settings.config import ResolvedConfig, load_config
 from specserve.settings.hardware import CudaDevice, Hardware
 from specserve.transport.link.ring import SharedRegion
 from specserve.types import RequestEnd, Submit, Terminal
-from target_node.asynchronous import AsynchronousSpeculation
-from target_node.auto import AutoSpeculation
-from target_node.forward_times import ForwardTimes
-from target_node.miss_policy import Miss
 from target_node.node import TargetNode
+from target_node.planning.forward_times import ForwardTimes
+from target_node.speculation.asynchronous import AsynchronousSpeculation
+from target_node.speculation.auto import AutoSpeculation
+from target_node.speculation.miss_policy import Miss
 from tests.device import pretended
 from tests.device.pretended import PretendedCuda
 from tests.device.workload import both_kinds
@@ -75,12 +75,12 @@ def arguments(folder: Path, *link_fds: int) -> ChildArguments:
 def leader(config: ResolvedConfig, given: ChildArguments) -> TargetNode:
     with (
         mock.patch.object(target_node.start, "TargetControl", return_value=ScriptedControl()),
-        mock.patch.object(target_node.speculation_start, "DraftControlTarget", mock.MagicMock()),
+        mock.patch.object(target_node.speculation.start, "DraftControlTarget", mock.MagicMock()),
         mock.patch.object(target_node.start, "signal", mock.MagicMock()),
         mock.patch.object(target_node.start, "watch") as watch,
         # A pretended forward is slow, and how slow the machine's business: the same ones anywhere.
-        mock.patch.object(target_node.forward_times, "_SIZES", (1, 2, 4, 8)),
-        mock.patch.object(target_node.forward_times, "_MOST_S", float("inf")),
+        mock.patch.object(target_node.planning.forward_times, "_SIZES", (1, 2, 4, 8)),
+        mock.patch.object(target_node.planning.forward_times, "_MOST_S", float("inf")),
     ):
         ranks, runner = target_node.start._build(config, given)
         forwards = ForwardTimes()

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from specserve.sampling.verification.rule import VerificationRule
-from target_node.miss_policy import Miss
+from target_node.speculation.miss_policy import Miss
 from tests.device.pretended import PretendedCuda
 from tests.device.worlds import pair_on_device, target_on_device
 from tests.exactness.speculative import Models

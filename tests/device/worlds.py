@@ -14,7 +14,7 @@ from specserve.models.forward import TorchForward
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
-from target_node.speculation import SynchronousSpeculation
+from target_node.speculation.source import SynchronousSpeculation
 from tests.device.pretended import DEVICE
 from tests.exactness import speculative
 from tests.exactness.speculative import Models

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.draft_node.rounds import dspark, language_model
+from tests.draft_node.prespeculation.rounds import dspark, language_model
 from tests.specserve.drafters.checkpoints import EAGLE3, make_drafter
 from tests.specserve.drafters.conftest import target
 

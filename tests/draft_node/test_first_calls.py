@@ -18,7 +18,7 @@ from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.warm_up import warm_up
 from specserve.transport.link.messages import Report
 from specserve.transport.link.ring import RingTargetEnd
-from tests.draft_node.rounds import CPU, Rounds, dspark, in_flight_of, language_model
+from tests.draft_node.prespeculation.rounds import CPU, Rounds, dspark, in_flight_of, language_model
 from tests.draft_node.test_node import LIMITS, peer, row_of, start_process
 
 pytest.importorskip("numba")

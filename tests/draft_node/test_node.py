@@ -12,10 +12,10 @@ import torch
 
 from draft_node import node as module
 from draft_node.node import SILENCE, DraftNode
-from draft_node.presolve import Presolve
+from draft_node.prespeculation.presolve import Presolve
+from draft_node.prespeculation.waves import WaveSettings
 from draft_node.start import refuse_large_pushes
 from draft_node.streams import Streams
-from draft_node.waves import WaveSettings
 from specserve.drafters.load import DrafterOptions
 from specserve.drafters.warm_up import warm_up
 from specserve.errors import InvalidField
@@ -41,7 +41,7 @@ from specserve.transport.control.draft_control import (
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.messages import Report
 from specserve.transport.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
-from tests.draft_node.rounds import (
+from tests.draft_node.prespeculation.rounds import (
     CPU,
     HIDDEN,
     VOCAB,

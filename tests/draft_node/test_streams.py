@@ -15,7 +15,14 @@ from specserve.drafters.context_room import ContextRoom
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.protocol import DraftBatch
 from specserve.sampling.drawing import Greedy
-from tests.draft_node.rounds import CPU, Rounds, dspark, features_of, language_model, tokens
+from tests.draft_node.prespeculation.rounds import (
+    CPU,
+    Rounds,
+    dspark,
+    features_of,
+    language_model,
+    tokens,
+)
 from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, make_drafter
 from tests.specserve.models.checkpoints import load
 

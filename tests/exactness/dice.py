@@ -21,11 +21,11 @@ from specserve.sampling.drawing import BlockLayout
 from specserve.sampling.verification.admission import Allocator
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow
-from target_node.budget import SurvivalBudget
-from target_node.miss_policy import Miss
+from target_node.planning.budget import SurvivalBudget
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
+from target_node.speculation.miss_policy import Miss
 from tests.target_node.in_process import request
 from tests.target_node.in_process_pair import InProcessPair
 from tests.target_node.scripted_drafts import Drafting

@@ -23,7 +23,7 @@ from specserve.models.transformer import Transformer
 from specserve.sampling.verification.admission import Allocator
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import Request, SamplingParams
-from target_node.round_prices import RoundPrices
+from target_node.planning.round_prices import RoundPrices
 from tests.exactness.speculative import RandomBudget
 from tests.golden import Session
 from tests.specserve.drafters.checkpoints import DSPARK, options, write_drafter, write_target

@@ -19,7 +19,7 @@ from specserve.drafters.weights import TargetWeights
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.types import Request, SamplingParams
-from target_node.round_prices import RoundPrices
+from target_node.planning.round_prices import RoundPrices
 from tests.specserve.drafters.checkpoints import (
     DFLASH,
     DSPARK,

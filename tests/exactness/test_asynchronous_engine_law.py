@@ -20,8 +20,8 @@ import pytest
 
 from specserve.audit.chi_square import power
 from specserve.sampling.verification.rule import VerificationRule
-from target_node.budget import SurvivalBudget
-from target_node.miss_policy import Miss
+from target_node.planning.budget import SurvivalBudget
+from target_node.speculation.miss_policy import Miss
 from tests.exactness.engine_law import QUESTIONS, Answers, Models, answers_of, fits, make_models
 from tests.target_node.in_process_pair import InProcessPair
 from tests.target_node.scripted_drafts import Drafting

@@ -20,8 +20,8 @@ from specserve.audit.chi_square import power
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.transport.link.loopback import Script
-from target_node.budget import SurvivalBudget
-from target_node.miss_policy import Miss
+from target_node.planning.budget import SurvivalBudget
+from target_node.speculation.miss_policy import Miss
 from tests.exactness.dice import (
     ANSWER_LEN,
     COINS,

@@ -21,7 +21,7 @@ from specserve.audit.chi_square import Fit, power, survival
 from specserve.backends.cpu import compiled
 from specserve.sampling.verification import compiled_ratio
 from specserve.sampling.verification.rule import VerificationRule
-from target_node.budget import SurvivalBudget
+from target_node.planning.budget import SurvivalBudget
 from tests.exactness.engine_law import (
     NUM_PLAIN,
     QUESTIONS,

@@ -13,7 +13,7 @@ import torch
 from specserve.drafters.ngram import NgramDrafter
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import RoundEvents, Terminal
-from target_node.budget import SurvivalBudget
+from target_node.planning.budget import SurvivalBudget
 from tests.exactness.engine_law import Models, make_models
 from tests.specserve.models.checkpoints import load, write_tokenizer
 from tests.target_node.in_process import InProcessTarget, request

@@ -5,7 +5,7 @@ sampling fields, against plain decoding of the same seeded requests.
 import pytest
 
 from specserve.types import TokenOrigin
-from target_node.budget import PricedBudget
+from target_node.planning.budget import PricedBudget
 from tests.exactness.speculative import (
     DRAFTERS,
     QUICK_OR_SLOW,

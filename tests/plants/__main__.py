@@ -3,7 +3,7 @@
     python -m tests.plants                         all of them, and docs/plants.md anew
     python -m tests.plants --list
     python -m tests.plants --only stale-laws       one; several names may follow
-    python -m tests.plants --file target_node/asynchronous.py
+    python -m tests.plants --file target_node/speculation/asynchronous.py
 
 A plant is put into a copy of the tree, where the tests run that it names; for one that they do not
 find, the fast suite. Exits with 1 if a plant is not found by its own tests, or its code has moved.

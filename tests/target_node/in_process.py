@@ -27,17 +27,17 @@ from specserve.types import (
     ToTarget,
 )
 from specserve.validation import Limits
-from target_node.admission import Admission
 from target_node.blocks import BlockPool
-from target_node.budget import SurvivalBudget
-from target_node.drafting import ColocatedDraft
 from target_node.node import TargetNode
+from target_node.planning.admission import Admission
+from target_node.planning.budget import SurvivalBudget
+from target_node.planning.round_prices import RoundPrices
 from target_node.ranks import Ranks
-from target_node.round_prices import RoundPrices
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
-from target_node.speculation import NoSpeculation, SynchronousSpeculation
+from target_node.speculation.drafting import ColocatedDraft
+from target_node.speculation.source import NoSpeculation, SynchronousSpeculation
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "golden"
 

@@ -10,41 +10,41 @@ from contextlib import ExitStack
 from unittest import mock
 
 import draft_node.node
-import draft_node.presolve
+import draft_node.prespeculation.presolve
 import specserve.drafters.pass_clock
-import target_node.asynchronous
-import target_node.auto
-import target_node.draft_links
-import target_node.lead
-import target_node.miss_policy
+import target_node.speculation.asynchronous
+import target_node.speculation.auto
+import target_node.speculation.draft_links
+import target_node.speculation.lead
+import target_node.speculation.miss_policy
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import Drafter
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.admission import Allocator
 from specserve.transport.link.frames import LinkLimits
-from target_node.admission import Admission
-from target_node.asynchronous import AsynchronousSpeculation
-from target_node.auto import AutoSpeculation
-from target_node.budget import SurvivalBudget
-from target_node.draft_links import DraftLinks, DraftPeer
-from target_node.drafting import ColocatedDraft
-from target_node.local_drafts import LocalDrafts
-from target_node.miss_policy import Miss, MissPolicy
-from target_node.speculation import NoSpeculation, SpeculationSource, SynchronousSpeculation
+from target_node.planning.admission import Admission
+from target_node.planning.budget import SurvivalBudget
+from target_node.speculation.asynchronous import AsynchronousSpeculation
+from target_node.speculation.auto import AutoSpeculation
+from target_node.speculation.draft_links import DraftLinks, DraftPeer
+from target_node.speculation.drafting import ColocatedDraft
+from target_node.speculation.local_drafts import LocalDrafts
+from target_node.speculation.miss_policy import Miss, MissPolicy
+from target_node.speculation.source import NoSpeculation, SpeculationSource, SynchronousSpeculation
 from tests.target_node.in_process import InProcessTarget
 from tests.target_node.scripted_drafts import CPU, Clock, ControlWire, Drafting, DraftLife
 
 TURN_S = 0.01  # of the target, in the script's time
 TIMEOUT_S = 0.05  # of a draft's silence
 _TIMED = (
-    target_node.asynchronous,
-    target_node.auto,
-    target_node.draft_links,
-    target_node.lead,
-    target_node.miss_policy,
+    target_node.speculation.asynchronous,
+    target_node.speculation.auto,
+    target_node.speculation.draft_links,
+    target_node.speculation.lead,
+    target_node.speculation.miss_policy,
     specserve.drafters.pass_clock,
     draft_node.node,
-    draft_node.presolve,
+    draft_node.prespeculation.presolve,
 )
 
 
@@ -154,7 +154,7 @@ class InProcessPair(InProcessTarget):
             self._stack.enter_context(mock.patch.object(module, "time", self.clock))
         # Beside prompts as well, regimes are to change often.
         for limit in ("RUN", "MOST_MIXED"):
-            self._stack.enter_context(mock.patch.object(target_node.auto, limit, 3))
+            self._stack.enter_context(mock.patch.object(target_node.speculation.auto, limit, 3))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import msgspec
 import torch
 
-from draft_node.fan_out import FanOutRule
 from draft_node.node import DraftNode
-from draft_node.presolve import Presolve
+from draft_node.prespeculation.fan_out import FanOutRule
+from draft_node.prespeculation.presolve import Presolve
+from draft_node.prespeculation.waves import WaveSettings
 from draft_node.streams import Streams
-from draft_node.waves import WaveSettings
 from specserve.drafters.protocol import Drafter
 from specserve.transport.control.draft_control import Attach, FromDraft, ToDraft
 from specserve.transport.link.ends import DraftLinkEnd, TargetLinkEnd

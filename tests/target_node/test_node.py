@@ -20,7 +20,7 @@ from specserve.types import (
     StopSample,
     Terminal,
 )
-from target_node import profiling
+from target_node.planning import profiling
 from tests.target_node.in_process import InProcessTarget, fixture_model, request
 
 

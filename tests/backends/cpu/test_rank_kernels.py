@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from draft_node import outcomes
-from draft_node.outcomes import NO_TOKEN, SlotNoise, rank_all
+from draft_node.prespeculation import outcomes
+from draft_node.prespeculation.outcomes import NO_TOKEN, SlotNoise, rank_all
 from specserve.backends.cpu import rank_kernels
 from specserve.backends.cpu.rank_kernels import NO_ROW, rank_slots
 

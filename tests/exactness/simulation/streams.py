@@ -12,10 +12,10 @@ import torch
 from specserve.drafters.protocol import SpeculationBatch
 from specserve.sampling.drawing import BlockLayout
 from specserve.types import Request, SamplingParams
-from target_node.drafting import ColocatedDraft, RowToDraft, needs_law
 from target_node.sampler import Sampler
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
+from target_node.speculation.drafting import ColocatedDraft, RowToDraft, needs_law
 from tests.exactness.simulation.laws import ALL, NUM_KEPT, VOCAB_SIZE, Laws, cells
 
 PROMPT = [0]

@@ -16,7 +16,7 @@ import contextlib
 import pytest
 import torch
 
-from draft_node.outcomes import NO_TOKEN, SlotNoise, rank_candidates
+from draft_node.prespeculation.outcomes import NO_TOKEN, SlotNoise, rank_candidates
 from specserve.audit.chi_square import power
 from specserve.backends.cpu import compiled
 from specserve.drafters.slot_scores import SlotScores

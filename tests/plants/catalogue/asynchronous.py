@@ -5,12 +5,12 @@ from tests.plants.plant import Plant, Way
 _ASYNC = frozenset({Way.ASYNC})
 _LAW = "tests/exactness/test_asynchronous_law.py"
 _IN_TIME = f"{_LAW}::test_throws_have_their_law[in time-rejection]"
-_LINKS = "tests/target_node/test_draft_links.py"
+_LINKS = "tests/target_node/speculation/test_draft_links.py"
 
 PLANTS = [
     Plant(
         name="pushed-laws-of-place-0",
-        file="target_node/asynchronous.py",
+        file="target_node/speculation/asynchronous.py",
         symbol="_law_of",
         was="block.push.law_probs[block.place, :length]",
         becomes="block.push.law_probs[0, :length]",
@@ -20,7 +20,7 @@ PLANTS = [
     ),
     Plant(
         name="laws-of-misses-first",
-        file="target_node/asynchronous.py",
+        file="target_node/speculation/asynchronous.py",
         symbol="AsynchronousSpeculation.laws",
         was="for row in rows:",
         becomes="for row in sorted(rows, key=lambda row: row.sequence in self._blocks):",
@@ -31,7 +31,7 @@ PLANTS = [
     # --- laws that were pushed -------------------------------------------------------------------
     Plant(
         name="pushed-laws-flattened",
-        file="target_node/asynchronous.py",
+        file="target_node/speculation/asynchronous.py",
         symbol="_law_of",
         was="return DraftLaw(padded.to(device), torch.from_numpy(probs.copy()).to(device))",
         becomes="""
@@ -45,7 +45,7 @@ PLANTS = [
     ),
     Plant(
         name="pushed-laws-of-the-next-token",
-        file="target_node/asynchronous.py",
+        file="target_node/speculation/asynchronous.py",
         symbol="_law_of",
         was="""
             ids: Tokens = block.push.law_ids[block.place, :length]
@@ -61,7 +61,7 @@ PLANTS = [
     ),
     Plant(
         name="law-before-saguaro",
-        file="draft_node/saguaro.py",
+        file="draft_node/prespeculation/saguaro.py",
         symbol="Saguaro._Draws.draw",
         was="return self.inner.draw(first_slot, logits.scatter_add(2, prepared, shifts))",
         becomes="""
@@ -77,7 +77,7 @@ PLANTS = [
     # --- what may decide whether a block is there ------------------------------------------------
     Plant(
         name="drawn-by-position-alone",
-        file="draft_node/waves.py",
+        file="draft_node/prespeculation/waves.py",
         symbol="WaveDrafter._sampled",
         was="""
             rounds=[branch.key.round for branch in branches],
@@ -93,7 +93,7 @@ PLANTS = [
     ),
     Plant(
         name="blocks-held-back-by-content",
-        file="draft_node/presolve.py",
+        file="draft_node/prespeculation/presolve.py",
         symbol="Presolve._send",
         was="if self._send_push is not None and not self._send_push(wave.push()):",
         becomes="""
@@ -107,12 +107,12 @@ PLANTS = [
     ),
     Plant(
         name="last-token-of-a-block-verified",
-        file="target_node/asynchronous.py",
+        file="target_node/speculation/asynchronous.py",
         symbol="AsynchronousSpeculation._usable",
         was="token_ids = block.token_ids[:-1]",
         becomes="token_ids = block.token_ids",
         tests=(
-            "tests/target_node/test_asynchronous.py"
+            "tests/target_node/speculation/test_asynchronous.py"
             "::test_the_last_token_of_a_block_is_never_verified",
         ),
         breaks="what follows a block that stands as a whole is never foreseen",
@@ -121,7 +121,7 @@ PLANTS = [
     # --- keys, rounds, epochs --------------------------------------------------------------------
     Plant(
         name="block-found-by-its-anchor",
-        file="target_node/speculation_table.py",
+        file="target_node/speculation/table.py",
         symbol="SpeculationTable.find",
         was="found = self._places.pop(key.stream, {}).get(key)",
         becomes="""
@@ -129,19 +129,19 @@ PLANTS = [
             found = {each.anchor_id: place for each, place in places.items()}.get(key.anchor_id)
         """,
         tests=(
-            "tests/target_node/test_speculation_table.py::test_a_block_is_found_by_its_key_alone",
+            "tests/target_node/speculation/test_table.py::test_a_block_is_found_by_its_key_alone",
         ),
         breaks="a row verifies a block that was drafted for another outcome",
         ways=_ASYNC,
     ),
     Plant(
         name="blocks-of-any-round",
-        file="target_node/speculation_table.py",
+        file="target_node/speculation/table.py",
         symbol="SpeculationTable.add",
         was="if round_of(key.stream) != key.round:",
         becomes="if round_of(key.stream) is None:",
         tests=(
-            "tests/target_node/test_speculation_table.py"
+            "tests/target_node/speculation/test_table.py"
             "::test_only_blocks_of_the_coming_round_of_a_live_stream_are_kept",
         ),
         breaks="late blocks lie in the way of those in time, and late waves are not counted",
@@ -149,7 +149,7 @@ PLANTS = [
     ),
     Plant(
         name="epoch-used-again",
-        file="target_node/draft_links.py",
+        file="target_node/speculation/draft_links.py",
         symbol="DraftLinks._attach",
         was="self._last_epoch += 1",
         becomes="self._last_epoch = 1 + max(each.epoch for each in self._peers)",
@@ -159,7 +159,7 @@ PLANTS = [
     ),
     Plant(
         name="the-dead-want-something",
-        file="target_node/draft_links.py",
+        file="target_node/speculation/draft_links.py",
         symbol="DraftLinks._want",
         was="if self.with_epoch(message.epoch) is not None:",
         becomes="if message.epoch <= self._last_epoch:",
@@ -169,7 +169,7 @@ PLANTS = [
     ),
     Plant(
         name="owner-of-a-request-by-number",
-        file="target_node/draft_links.py",
+        file="target_node/speculation/draft_links.py",
         symbol="DraftLinks.peer_of",
         was="return max(attached, key=lambda peer: _rank_of(request_id, peer.index))",
         becomes="return attached[sum(request_id.encode()) % len(attached)]",
@@ -179,12 +179,12 @@ PLANTS = [
     ),
     Plant(
         name="successor-untold",
-        file="target_node/streams.py",
+        file="target_node/speculation/streams.py",
         symbol="Stream.told",
         was="self.epoch, self.num_sent, self.knows_fields = epoch, 0, False",
         becomes="self.epoch, self.knows_fields = epoch, False",
         tests=(
-            "tests/target_node/test_streams.py"
+            "tests/target_node/speculation/test_streams.py"
             "::test_what_was_told_to_one_attachment_is_unknown_to_the_next",
         ),
         breaks="a draft process that was started again never hears of texts before",
@@ -192,12 +192,12 @@ PLANTS = [
     ),
     Plant(
         name="fields-told-once",
-        file="target_node/streams.py",
+        file="target_node/speculation/streams.py",
         symbol="Stream.told",
         was="self.epoch, self.num_sent, self.knows_fields = epoch, 0, False",
         becomes="self.epoch, self.num_sent = epoch, 0",
         tests=(
-            "tests/target_node/test_reporting.py"
+            "tests/target_node/speculation/test_reporting.py"
             "::test_who_takes_a_drafts_place_is_told_of_fields_again",
         ),
         breaks="a draft process that was started again drafts without requests' penalties",
@@ -205,12 +205,12 @@ PLANTS = [
     ),
     Plant(
         name="sent-counts-the-anchor",
-        file="target_node/reporting.py",
+        file="target_node/speculation/reporting.py",
         symbol="Reporter._send",
         was="each.stream.num_sent = max(each.stream.num_sent, each.end)",
         becomes="each.stream.num_sent = max(each.stream.num_sent, each.end + 1)",
         tests=(
-            "tests/target_node/test_reporting.py"
+            "tests/target_node/speculation/test_reporting.py"
             "::test_a_report_is_the_anchor_what_came_before_it_and_what_is_verified_now",
         ),
         breaks="features of every anchor are missing from what a draft is told",
@@ -219,12 +219,12 @@ PLANTS = [
     # --- drafts beside the target ----------------------------------------------------------------
     Plant(
         name="bonus-unforeseen",
-        file="target_node/local_drafts.py",
+        file="target_node/speculation/local_drafts.py",
         symbol="LocalDrafts.foresight",
         was="scores = self._drafts[kind].scores(row.sequence, row.verify_len + 1)",
         becomes="scores = self._drafts[kind].scores(row.sequence, row.verify_len)",
         tests=(
-            "tests/target_node/test_misses.py"
+            "tests/target_node/speculation/test_misses.py"
             "::test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen[coupled]",
         ),
         breaks="after a miss whose draft stands as a whole comes another miss",
@@ -232,22 +232,22 @@ PLANTS = [
     ),
     Plant(
         name="features-of-the-position-before",
-        file="target_node/feature_cache.py",
+        file="target_node/speculation/feature_cache.py",
         symbol="FeatureCache._slots",
         was="positions = np.arange(start, end)",
         becomes="positions = np.arange(start, end) - (start > 0)",
-        tests=("tests/target_node/test_feature_cache.py",),
+        tests=("tests/target_node/speculation/test_feature_cache.py",),
         breaks="drafters read the features of another position, and guess worse",
         ways=frozenset({Way.SYNC, Way.ASYNC}),
     ),
     Plant(
         name="miss-policy-deaf",
-        file="target_node/miss_policy.py",
+        file="target_node/speculation/miss_policy.py",
         symbol="MissPolicy.heard",
         was="self._silent_until_s = 0.0",
         becomes="self._silent_until_s = max(0.0, self._silent_until_s)",
         tests=(
-            "tests/target_node/test_miss_policy.py"
+            "tests/target_node/speculation/test_miss_policy.py"
             "::test_what_was_told_is_done_as_far_as_can_be[draft_now]",
         ),
         breaks="a draft that answers again is not waited for until a second has passed",

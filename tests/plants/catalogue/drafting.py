@@ -5,7 +5,7 @@ from tests.plants.plant import Plant, Way
 PLANTS = [
     Plant(
         name="colocated-keys-without-round",
-        file="target_node/drafting.py",
+        file="target_node/speculation/drafting.py",
         symbol="ColocatedDraft._rule",
         was="rounds=[row.sequence.num_rounds for row in rows],",
         becomes="rounds=[0] * len(rows),",
@@ -18,11 +18,11 @@ PLANTS = [
     ),
     Plant(
         name="samples-share-local-drafts",
-        file="target_node/drafting.py",
+        file="target_node/speculation/drafting.py",
         symbol="ColocatedDraft._rule",
         was="sample_indices = [state.sample_index for state in states]",
         becomes="sample_indices = [0] * len(states)",
-        tests=("tests/target_node/test_colocated_keys.py",),
+        tests=("tests/target_node/speculation/test_colocated_keys.py",),
         breaks="the samples of one request share their proposals",
         ways=frozenset({Way.SYNC, Way.ASYNC}),
     ),
@@ -32,13 +32,13 @@ PLANTS = [
         symbol="Sampled._keys",
         was="(layout.positions[:, None] + slots).flatten(),",
         becomes="(layout.positions[:, None] + 0 * slots).flatten(),",
-        tests=("tests/target_node/test_colocated_keys.py",),
+        tests=("tests/target_node/speculation/test_colocated_keys.py",),
         breaks="all tokens of a block are drawn by the noise of its first",
         ways=frozenset({Way.SYNC, Way.ASYNC}),
     ),
     Plant(
         name="laws-of-the-token-before",
-        file="target_node/drafting.py",
+        file="target_node/speculation/drafting.py",
         symbol="ColocatedDraft.laws",
         was="place * size + k for place",
         becomes="place * size + max(k - 1, 0) for place",

@@ -4,13 +4,13 @@ from tests.plants.plant import Plant, Way
 
 _ASYNC = frozenset({Way.ASYNC})
 _COMPILED = frozenset({Way.ASYNC, Way.COMPILED})
-_OUTCOMES = "tests/draft_node/test_outcomes.py"
+_OUTCOMES = "tests/draft_node/prespeculation/test_outcomes.py"
 _LAW = "tests/exactness/test_asynchronous_law.py"
 
 PLANTS = [
     Plant(
         name="chances-of-more-instead-of-as-many",
-        file="draft_node/outcomes.py",
+        file="draft_node/prespeculation/outcomes.py",
         symbol="outcome_weights",
         was="weights.append(survival - longer)",
         becomes="weights.append(longer)",
@@ -20,7 +20,7 @@ PLANTS = [
     ),
     Plant(
         name="rejected-tokens-are-candidates",
-        file="draft_node/outcomes.py",
+        file="draft_node/prespeculation/outcomes.py",
         symbol="rank_candidates",
         was="scores = scores.masked_fill(slots.ids == excluded_ids[:, None], -torch.inf)",
         becomes="scores = scores.masked_fill(slots.ids == NO_TOKEN, -torch.inf)",
@@ -30,17 +30,19 @@ PLANTS = [
     ),
     Plant(
         name="races-at-the-position-before",
-        file="draft_node/candidates.py",
+        file="draft_node/prespeculation/candidates.py",
         symbol="_slot_keys",
         was="position = report.position + 1 + number",
         becomes="position = report.position + number",
-        tests=("tests/draft_node/test_candidates.py::test_all_tokens_run_in_the_race",),
+        tests=(
+            "tests/draft_node/prespeculation/test_candidates.py::test_all_tokens_run_in_the_race",
+        ),
         breaks="outcomes are foreseen by the noise of the token before, and missed",
         ways=_ASYNC,
     ),
     Plant(
         name="excluded-columns-of-the-draft-vocabulary",
-        file="draft_node/outcomes.py",
+        file="draft_node/prespeculation/outcomes.py",
         symbol="rank_all",
         was="torch.where(matches.any(1), matches.int().argmax(1), NO_TOKEN)",
         becomes="matches.int().argmax(1)",
@@ -64,30 +66,30 @@ PLANTS = [
         symbol="order_outcomes",
         was="rate = recovery[heads[k]] if k < verify_len else bonus[heads[k]]",
         becomes="rate = recovery[heads[k]] if k <= verify_len else bonus[heads[k]]",
-        tests=("tests/draft_node/test_plan.py::test_both_ways_find_one_order",),
+        tests=("tests/draft_node/prespeculation/test_plan.py::test_both_ways_find_one_order",),
         breaks="outcomes behind a block accepted whole count as recoveries, and are too few",
         ways=_COMPILED,
     ),
     Plant(
         name="curves-keep-what-they-said-before",
-        file="draft_node/fan_out.py",
+        file="draft_node/prespeculation/fan_out.py",
         symbol="HitCurve.observe",
         was="self._rates = None",
         becomes="pass",
         tests=(
-            "tests/draft_node/test_plan.py::test_rates_that_were_asked_for_before_are_those_of_now",
+            "tests/draft_node/prespeculation/test_plan.py::test_rates_that_were_asked_for_before_are_those_of_now",
         ),
         breaks="hit rates that were asked for once never change again",
         ways=_ASYNC,
     ),
     Plant(
         name="lateness-of-a-row-counts-as-a-rounds",
-        file="draft_node/punctuality.py",
+        file="draft_node/prespeculation/punctuality.py",
         symbol="Punctuality.settle",
         was="late = self._num_late / self._num_blocks",
         becomes="late = float(self._num_late)",
         tests=(
-            "tests/draft_node/test_punctuality.py"
+            "tests/draft_node/prespeculation/test_punctuality.py"
             "::test_rows_of_a_round_that_were_late_and_in_time_count_by_their_numbers",
         ),
         breaks="with many rows in a batch drafting soon has next to no time",
@@ -95,7 +97,7 @@ PLANTS = [
     ),
     Plant(
         name="shared-out-by-noise",
-        file="draft_node/outcomes.py",
+        file="draft_node/prespeculation/outcomes.py",
         symbol="rank_all",
         was="ids = places if target_ids is None else target_ids[places]",
         becomes="""

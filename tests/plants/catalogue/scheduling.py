@@ -8,7 +8,7 @@ _RANDOM_LOAD = (
     f"{_SCHEDULER}::test_random_load_never_deadlocks_never_leaks_and_every_sequence_completes"
 )
 _BLOCKS = "tests/target_node/test_blocks.py"
-_SPECULATION = "tests/target_node/test_speculation.py"
+_SPECULATION = "tests/target_node/speculation/test_speculation.py"
 
 PLANTS = [
     # --- blocks and their prefixes ---------------------------------------------------------------
@@ -157,7 +157,7 @@ PLANTS = [
     ),
     Plant(
         name="blocks-dealt-to-the-drafted",
-        file="target_node/admission.py",
+        file="target_node/planning/admission.py",
         symbol="Admission.admit",
         was="in_turn = self._in_turn([row for row in rows if self.may_speculate(row)])",
         becomes="in_turn = self._in_turn([row for row in rows if row.sequence in found])",
@@ -169,7 +169,7 @@ PLANTS = [
     ),
     Plant(
         name="the-same-row-first",
-        file="target_node/admission.py",
+        file="target_node/planning/admission.py",
         symbol="Admission._in_turn",
         was="return rows[first:] + rows[:first]",
         becomes="return rows",
@@ -179,7 +179,7 @@ PLANTS = [
     ),
     Plant(
         name="verified-beyond-the-end",
-        file="target_node/admission.py",
+        file="target_node/planning/admission.py",
         symbol="Admission._limit",
         was="room = self._sampler.room(row.sequence) - 1",
         becomes="room = self._sampler.room(row.sequence)",
@@ -189,12 +189,12 @@ PLANTS = [
     ),
     Plant(
         name="survival-of-the-last",
-        file="target_node/budget.py",
+        file="target_node/planning/budget.py",
         symbol="survival_of",
         was="product *= min(max(confidence, 0.0), 1.0)",
         becomes="product = min(max(confidence, 0.0), 1.0)",
         tests=(
-            "tests/target_node/test_drafts.py"
+            "tests/target_node/speculation/test_drafts.py"
             "::test_likely_positions_get_the_places_and_never_out_of_order",
         ),
         breaks="a place is verified for its own confidence, whatever stands before it",

@@ -4,7 +4,7 @@ from tests.plants.plant import Plant, Way
 
 _ASYNC = frozenset({Way.ASYNC})
 _STREAMS = "tests/draft_node/test_streams.py"
-_CACHE = "tests/draft_node/test_speculation_cache.py"
+_CACHE = "tests/draft_node/prespeculation/test_speculation_cache.py"
 _CONTEXT = "tests/specserve/drafters/test_context.py"
 
 PLANTS = [
@@ -79,7 +79,7 @@ PLANTS = [
     ),
     Plant(
         name="blocks-of-any-round-follow",
-        file="draft_node/speculation_cache.py",
+        file="draft_node/prespeculation/speculation_cache.py",
         symbol="_follows",
         was="return block.key == _key_of(row)",
         becomes="return block.key[2:] == _key_of(row)[2:]",
@@ -89,7 +89,7 @@ PLANTS = [
     ),
     Plant(
         name="blocks-found-by-their-id-alone",
-        file="draft_node/speculation_cache.py",
+        file="draft_node/prespeculation/speculation_cache.py",
         symbol="SpeculationCache.settle",
         was="if block is None or not _follows(block, row):",
         becomes="if block is None:",
@@ -99,7 +99,7 @@ PLANTS = [
     ),
     Plant(
         name="blocks-of-the-round-in-flight-are-forgotten-late",
-        file="draft_node/speculation_cache.py",
+        file="draft_node/prespeculation/speculation_cache.py",
         symbol="SpeculationCache.settle",
         was="other.key.round > row.round",
         becomes="other.key.round >= row.round",

@@ -55,7 +55,7 @@ PLANTS = [
     ),
     Plant(
         name="laws-of-the-next-block",
-        file="target_node/drafting.py",
+        file="target_node/speculation/drafting.py",
         symbol="ColocatedDraft.laws",
         was="rows = [place * size + k for place, length in places for k in range(length)]",
         becomes="""
@@ -176,7 +176,7 @@ PLANTS = [
     ),
     Plant(
         name="laws-of-the-first-round",
-        file="target_node/drafting.py",
+        file="target_node/speculation/drafting.py",
         symbol="ColocatedDraft.laws",
         was="law, size = self._drawn.law, self._drawn.token_ids.shape[1]",
         becomes="""

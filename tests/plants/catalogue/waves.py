@@ -3,12 +3,12 @@
 from tests.plants.plant import Plant, Way
 
 _ASYNC = frozenset({Way.ASYNC})
-_PRESOLVE = "tests/draft_node/test_presolve.py"
+_PRESOLVE = "tests/draft_node/prespeculation/test_presolve.py"
 
 PLANTS = [
     Plant(
         name="draft-keys-without-sample",
-        file="draft_node/waves.py",
+        file="draft_node/prespeculation/waves.py",
         symbol="WaveDrafter._sampled",
         was="sample_indices=[branch.report.sample_index for branch in branches],",
         becomes="sample_indices=[0] * len(branches),",
@@ -21,7 +21,7 @@ PLANTS = [
     ),
     Plant(
         name="branches-counted-by-the-round-in-flight",
-        file="draft_node/waves.py",
+        file="draft_node/prespeculation/waves.py",
         symbol="WaveDrafter._branch_number",
         was="branch.stream.next_branch(branch.key.round)",
         becomes="branch.stream.next_branch(branch.report.round)",
@@ -31,7 +31,7 @@ PLANTS = [
     ),
     Plant(
         name="branches-without-epoch",
-        file="draft_node/waves.py",
+        file="draft_node/prespeculation/waves.py",
         symbol="WaveDrafter._branch_number",
         was="return (self.epoch % _EPOCHS) << _BRANCH_BITS | number",
         becomes="return number",
@@ -43,12 +43,12 @@ PLANTS = [
     ),
     Plant(
         name="confidences-that-are-no-numbers",
-        file="draft_node/waves.py",
+        file="draft_node/prespeculation/waves.py",
         symbol="WaveDrafter.draft",
         was="drawn.confidences.nan_to_num(0.0).clamp(0.0, 1.0)",
         becomes="drawn.confidences.clamp(0.0, 1.0)",
         tests=(
-            "tests/draft_node/test_waves.py"
+            "tests/draft_node/prespeculation/test_waves.py"
             "::test_a_confidence_that_is_no_number_costs_no_other_block_its_push",
         ),
         breaks="one broken confidence costs a whole wave, which the target refuses",
@@ -56,17 +56,19 @@ PLANTS = [
     ),
     Plant(
         name="first-rows-of-a-wave-with-gaps",
-        file="draft_node/waves.py",
+        file="draft_node/prespeculation/waves.py",
         symbol="Wave.push",
         was="[block.place for block in blocks] if len(blocks) < num_drawn",
         becomes="slice(len(blocks)) if len(blocks) < num_drawn",
-        tests=("tests/draft_node/test_waves.py::test_blocks_without_a_token_are_left_out",),
+        tests=(
+            "tests/draft_node/prespeculation/test_waves.py::test_blocks_without_a_token_are_left_out",
+        ),
         breaks="behind a block without a token, blocks are pushed with the tokens of others",
         ways=_ASYNC,
     ),
     Plant(
         name="waves-of-laws-as-full-as-there-are-outcomes",
-        file="draft_node/presolve.py",
+        file="draft_node/prespeculation/presolve.py",
         symbol="Presolve._take_wave",
         was="fills_up = family[0].kind.needs_law",
         becomes="fills_up = False",
@@ -76,7 +78,7 @@ PLANTS = [
     ),
     Plant(
         name="gaps-with-the-rejected-token",
-        file="draft_node/round.py",
+        file="draft_node/prespeculation/round.py",
         symbol="Round.take_branch",
         was="*self.plan.flight.token_ids[:number])",
         becomes="*self.plan.flight.token_ids[: number + 1])",
@@ -86,7 +88,7 @@ PLANTS = [
     ),
     Plant(
         name="outcomes-of-this-round",
-        file="draft_node/round.py",
+        file="draft_node/prespeculation/round.py",
         symbol="Round.take_branch",
         was="report.round + 1, report.position + 1 + number, next_id",
         becomes="report.round, report.position + 1 + number, next_id",
@@ -109,12 +111,12 @@ PLANTS = [
     ),
     Plant(
         name="saguaro-in-the-wrong-units",
-        file="draft_node/saguaro.py",
+        file="draft_node/prespeculation/saguaro.py",
         symbol="Saguaro.begin",
         was="self.factors.log() * self.temperatures",
         becomes="self.factors.log()",
         tests=(
-            "tests/draft_node/test_saguaro.py"
+            "tests/draft_node/prespeculation/test_saguaro.py"
             "::test_acceptance_and_residual_mass_are_those_of_the_definition",
         ),
         breaks="at low temperatures what is prepared is hardly ever drafted",
@@ -122,7 +124,7 @@ PLANTS = [
     ),
     Plant(
         name="saguaro-for-foreseeable-rows",
-        file="draft_node/waves.py",
+        file="draft_node/prespeculation/waves.py",
         symbol="WaveDrafter._sampled",
         was="[branch.kind is OutcomeKind.REJECTION for branch in branches]",
         becomes="[branch.kind.needs_law for branch in branches]",
@@ -132,41 +134,41 @@ PLANTS = [
     ),
     Plant(
         name="work-of-waves-by-what-they-accept",
-        file="draft_node/waves.py",
+        file="draft_node/prespeculation/waves.py",
         symbol="WaveDrafter.draft",
         was="min_gap=min_gap if by_ratio else 0,",
         becomes="min_gap=0,",
-        tests=("tests/draft_node/test_wave_work.py",),
+        tests=("tests/draft_node/prespeculation/test_wave_work.py",),
         breaks="how long a wave takes depends on which tokens in flight its outcomes accept",
         ways=_ASYNC,
     ),
     Plant(
         name="gaps-as-long-as-none",
-        file="draft_node/presolve.py",
+        file="draft_node/prespeculation/presolve.py",
         symbol="Presolve._draft",
         was="min_gap = 1 + max(flights, default=-1)",
         becomes="min_gap = 1",
-        tests=("tests/draft_node/test_wave_work.py",),
+        tests=("tests/draft_node/prespeculation/test_wave_work.py",),
         breaks="how long a wave takes depends on which tokens in flight its outcomes accept",
         ways=_ASYNC,
     ),
     Plant(
         name="samples-share-coupled-drafts",
-        file="draft_node/waves.py",
+        file="draft_node/prespeculation/waves.py",
         symbol="WaveDrafter._coupled",
         was="[branch.report.sample_index for branch in branches],",
         becomes="[0] * len(branches),",
-        tests=("tests/draft_node/test_wave_keys.py",),
+        tests=("tests/draft_node/prespeculation/test_wave_keys.py",),
         breaks="drafts of a request's further samples guess by the noise of its first",
         ways=_ASYNC,
     ),
     Plant(
         name="keys-of-the-round-that-is-verified",
-        file="draft_node/waves.py",
+        file="draft_node/prespeculation/waves.py",
         symbol="WaveDrafter._sampled",
         was="rounds=[branch.key.round for branch in branches],",
         becomes="rounds=[branch.report.round for branch in branches],",
-        tests=("tests/draft_node/test_wave_keys.py",),
+        tests=("tests/draft_node/prespeculation/test_wave_keys.py",),
         breaks="a block may be drawn by the noise of one drafted for the round before",
         ways=_ASYNC,
     ),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from draft_node.saguaro import Saguaro
+from draft_node.prespeculation.saguaro import Saguaro
 from specserve.backends.cpu import step_kernels
 from specserve.drafters import steps as module
 from specserve.drafters.branch_attention import Entering

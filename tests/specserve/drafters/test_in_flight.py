@@ -11,7 +11,7 @@ from specserve.drafters.in_flight import InFlightTokens
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.models.forward_trial import are_usable
 from specserve.sampling.drawing import Greedy
-from tests.draft_node.rounds import VOCAB, dspark
+from tests.draft_node.prespeculation.rounds import VOCAB, dspark
 
 
 class Twins:

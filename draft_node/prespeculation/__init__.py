@@ -1,0 +1,1 @@
+"""What a draft process prepares while the target verifies: likely outcomes, a block for each."""

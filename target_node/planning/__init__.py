@@ -1,0 +1,1 @@
+"""What decides how much is verified, and which way of speculation is fastest."""

@@ -1,0 +1,234 @@
+"""Which drafted tokens join a forward: the same for every source of drafts.
+
+Blocks are dealt by lengths, places by survival, and neither ever by tokens. Also keeps what the
+outcomes teach about acceptance, for drafters without confidences.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Rows
+from dataclasses import replace
+
+from specserve.drafters.protocol import Worth
+from specserve.sampling.state import SamplingState
+from specserve.sampling.verification.admission import Allocator
+from specserve.telemetry import VerifiedRow
+from specserve.types import Speculation
+from target_node.planning.budget import AcceptanceHistory, survival_of
+from target_node.planning.round_prices import RoundPrices
+from target_node.sampler import SampledRow, Sampler
+from target_node.scheduler import Row, Scheduler
+from target_node.sequence import Sequence
+from target_node.speculation.drafting import RowToDraft, needs_law
+
+# Accepted drafted tokens, as a share of those verified, below which a drafter knows nothing of its
+# target or little; the former is told after so many.
+_NOTHING, _LITTLE, _MANY = 0.02, 0.1, 256
+
+log = logging.getLogger(__name__)
+
+
+class Admission:
+    """Deals room for drafts, admits them, and looks at how they fared."""
+
+    def __init__(
+        self,
+        *,
+        gamma: int,
+        scheduler: Scheduler,
+        sampler: Sampler,
+        budget: Allocator,
+        prices: RoundPrices | None = None,
+        max_positions: int | None = None,
+    ) -> None:
+        """`gamma`: drafted tokens of a block at most; `prices`: what they cost, if anybody asks.
+
+        Nothing is drafted at `max_positions` and beyond, which is what the drafter was made for.
+        """
+        self.gamma = gamma
+        self._scheduler = scheduler
+        self._sampler = sampler
+        self._budget = budget
+        self._prices = prices
+        self._max_positions = max_positions
+        self._history = AcceptanceHistory(gamma)
+        self._has_drafts = False  # in this round
+        self._num_rounds = 0  # in which somebody could be drafted for
+        self._wanted_drafts = False  # some row, in this round
+        self._num_verified = self._num_accepted = 0  # drafted tokens so far
+        self._has_warned = False
+
+    def begin(self, rows: list[Row]) -> None:
+        """A round begins, in which rows are drafted for next."""
+        self._wanted_drafts = any(map(self.may_speculate, rows))
+        if self._prices is not None:
+            num_decoding = sum(row.sequence.is_decoding for row in rows)
+            self._prices.begin(num_decoding, is_mixed=num_decoding < len(rows))
+            if self._prices.tries_again:  # what was seen before the pause spoke against drafts
+                self._history = AcceptanceHistory(self.gamma)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether nobody is to be asked for drafts in this round: they brought too little."""
+        return self._prices is not None and not self._prices.drafts
+
+    def worth(self, rows: list[Row], num_drafted: int) -> Worth | None:
+        """Of time and places in the round of `rows`; None: whatever is drafted is worth it.
+
+        Where `num_drafted` blocks might compete for places, no chain may end by what was drafted.
+        All chains end together, so a token that ended its neighbours' would make room for itself,
+        and by way of its place decide whether it is verified.
+        """
+        if self._prices is None:
+            return None
+        has_room = num_drafted * self.gamma <= self._scheduler.room_for_drafts(rows)
+        return replace(self._prices.worth, may_look=has_room)
+
+    def may_speculate(self, row: Row) -> bool:
+        """Whether drafted tokens may be verified in this round."""
+        return row.sequence.is_decoding and self.may_go_on(row)
+
+    def may_go_on(self, row: Row) -> bool:
+        """Whether drafts are of use to the sequence, now or behind the token that a prompt yields.
+
+        The last token that fits is the target's own: it needs no draft.
+        """
+        sequence = row.sequence
+        num_own = 1 if sequence.is_decoding else 2
+        return (
+            row.samples
+            and sequence.may_speculate
+            and self.wants_drafts(sequence)
+            and self._sampler.room(sequence) > num_own
+        )
+
+    def wants_drafts(self, sequence: Sequence) -> bool:
+        """Whether the request allows drafts, and the drafter can draft behind what there is."""
+        has_positions = self._num_positions(sequence) > 0
+        return has_positions and sequence.request.max_verify_len != 0
+
+    def to_draft(self, row: Row) -> RowToDraft:
+        sequence = row.sequence
+        return RowToDraft(sequence, self.state(sequence), self._sampler.rule(sequence))
+
+    def state(self, sequence: Sequence) -> SamplingState:
+        """At the sequence's next token."""
+        return self._sampler.state(sequence)
+
+    def needs_law(self, row: Row) -> bool:
+        return needs_law(self.to_draft(row))
+
+    def has_room(self, rows: list[Row]) -> bool:
+        """Whether the forward of `rows` can take any drafted token besides."""
+        return self._scheduler.room_for_drafts(rows) > 0
+
+    def admit(self, rows: list[Row], found: Mapping[Sequence, Speculation]) -> list[Row]:
+        """All `rows`, those with drafted tokens to verify replaced.
+
+        Blocks are dealt by lengths alone, also to rows that leave them unused: a draft that took
+        or left another row's blocks would, by way of that row's places, decide on itself.
+        """
+        in_turn = self._in_turn([row for row in rows if self.may_speculate(row)])
+        limits = self._scheduler.drafts_with_blocks(in_turn, [self._limit(row) for row in in_turn])
+        drafted = [
+            (row, found[row.sequence], limit)
+            for row, limit in zip(in_turn, limits, strict=True)
+            if row.sequence in found
+        ]
+        self._has_drafts = bool(drafted)
+        survivals = [self._survival(speculation, limit) for _, speculation, limit in drafted]
+        verify_lens = self._budget.allocate(survivals, self._scheduler.room_for_drafts(rows))
+        admitted = {
+            row.sequence: self._scheduler.with_drafts(row, speculation, verify_len)
+            for (row, speculation, _), verify_len in zip(drafted, verify_lens, strict=True)
+        }
+        admitted_rows = [admitted.get(row.sequence, row) for row in rows]
+        if self._prices is not None:
+            self._prices.launch(sum(row.num_tokens for row in admitted_rows))
+        return admitted_rows
+
+    def observe(
+        self,
+        rows: list[Row],
+        sampled: list[SampledRow],
+        stand_ins: Collection[Sequence] = (),
+    ) -> list[VerifiedRow]:
+        """Learn from the outcomes; the record of every row that verified something.
+
+        `stand_ins`: rows whose blocks stood in for such as draft processes had not prepared.
+        """
+        if self._prices is not None:
+            num_emitted = sum(len(result.token_ids) for result in sampled)
+            self._prices.observe(num_emitted, wanted_drafts=self._wanted_drafts)
+        records: list[VerifiedRow] = []
+        for row, result in zip(rows, sampled, strict=True):
+            if row.speculation is None or not row.verify_len or result.is_void:
+                continue
+            # What ended the sample was cut there: the positions behind it were not judged.
+            judged = result.num_accepted if result.finish_reason else row.verify_len
+            self._history.observe(judged, result.num_accepted)
+            self._num_verified += judged
+            self._num_accepted += result.num_accepted
+            records.append(
+                VerifiedRow(
+                    request_id=row.sequence.request.request_id,
+                    sample_index=row.sequence.sample_index,
+                    verify_len=row.verify_len,
+                    num_accepted=result.num_accepted,
+                    num_emitted=len(result.token_ids),
+                    confidences=row.speculation.confidences or (),
+                    is_stand_in=row.sequence in stand_ins,
+                )
+            )
+        if self._has_drafts:
+            self._history.settle()
+        self._warn()
+        return records
+
+    def _warn(self) -> None:
+        """Once, that drafts are of no use."""
+        has_paused = self._prices is not None and self._prices.num_pauses > 0
+        share = self._num_accepted / max(1, self._num_verified)
+        is_useless = share < _NOTHING and self._num_verified >= _MANY
+        if self._has_warned or not (has_paused or is_useless):
+            return
+        self._has_warned = True
+        log.warning(
+            "%d of %d drafted tokens were accepted, which is less than drafting costs%s; %s",
+            self._num_accepted,
+            self._num_verified,
+            ": it pauses, and is tried again now and then" if has_paused else "",
+            "is speculation.drafter one for this target?"
+            if share < _LITTLE
+            else "--speculation auto runs what is fastest",
+        )
+
+    def _in_turn(self, rows: list[Row]) -> list[Row]:
+        """Another row first every round: of equals, the first get the places and blocks there are.
+
+        Whose turn it is follows from the number of rounds, which no draft of this round knows.
+        """
+        first = self._num_rounds % max(1, len(rows))
+        self._num_rounds += 1
+        return rows[first:] + rows[:first]
+
+    def _limit(self, row: Row) -> int:
+        """Drafted tokens to verify at most, whatever they are: the row's wish and its end count."""
+        room = self._sampler.room(row.sequence) - 1
+        limit = min(self.gamma, room, self._num_positions(row.sequence))
+        wish = row.sequence.request.max_verify_len
+        return limit if wish is None else min(limit, wish)
+
+    def _num_positions(self, sequence: Sequence) -> int:
+        """Behind the anchor, of those that the drafter was made for; enough where there is no end.
+
+        It follows from the length alone, which drafts of earlier rounds may know.
+        """
+        if self._max_positions is None:
+            return self.gamma
+        return self._max_positions - len(sequence.token_ids)
+
+    def _survival(self, speculation: Speculation, limit: int) -> Rows[float]:
+        """Of the positions that may be verified."""
+        confidences = speculation.confidences or self._history.confidences
+        return survival_of(confidences[: min(limit, len(speculation.token_ids))])

@@ -1,0 +1,229 @@
+# pyright: strict
+"""Which regime the next run of rounds uses.
+
+Most rounds run the preferred one, which another replaces by being faster by a margin. Where one is
+safe, nothing else is preferred before it is faster beyond doubt: what leads by less than is known
+makes room until more is. A few rounds, in short runs, try another. Each kind of regime has one try
+under each law, since nothing says how it does there. After that trying others may lose a small
+share of a load's tokens, so that what changes is noticed: the more a kind loses, the more rarely
+it is tried. What may well be faster as far as is known, and what only its kind speaks against, may
+lose a little more, but together: what each may lose would add up.
+
+The first rounds after a change are slower than those that follow: contexts catch up, tables are
+empty, and so is the cache of a processor whose weights were read in another rhythm. How much is
+measured where the preferred regime takes over again. It counts as lost by whoever was tried; and a
+round that comes so early counts for a regime's speed as it would have been later, since else what
+is tried for a few rounds always seems slower than what runs all the time.
+
+Receives counts and times, never tokens.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Sequence
+
+from target_node.planning.regime_speeds import Belief, Load, Measured, RegimeSpeeds
+
+RUN = 24  # rounds of the preferred regime before the next choice
+_SETTLING = 6  # rounds after a change that are slower than others: each ...
+_NEXT = 0.6  # ... by so much of what the one before it was slower by
+_TRIAL_TOKENS = 24  # of a try, if every row made but one a round
+_TRIAL_ROUNDS = 4  # at least
+# Of a try of what is nearly as fast, which is as long as a loss of so many is to be expected of it:
+# changing over costs the same however short it is, and few tokens tell hundredths from nothing.
+_MOST_TRIAL_TOKENS, _TRIAL_LOSS = 120, 10.0
+_MARGIN = 0.02  # by which another regime has to be faster
+_SURE = 0.5  # standard deviations by which one is faster beyond doubt
+_LOST_SHARE = 0.01  # of a load's tokens may be lost by trying what seems slower, ...
+_UNKNOWN_SHARE = 0.03  # ... what only its kind speaks against, ...
+_HOPEFUL_SHARE = 0.015  # ... or what may well be faster, ...
+_MEMORY = 200_000.0  # tokens; else what was saved in an hour could be lost at a stretch
+_FIRST_LOSS = 60.0  # ... and so many besides, or by its kind: a bad one must not use up what ...
+_FIRST_OF_GAINS = 150.0  # ... finds a good one; or so many where what runs beats what is safe
+_HOPE = 0.3  # standard deviations by which `may well` is meant, at first; the more ...
+_SHORT = 200.0  # ... tokens a load has made beyond these, the more it pays to be sure
+_CHANGE_ROUNDS = 1.0  # what changing over is believed to lose, before that was measured
+_MOST_CHANGE_ROUNDS = 8.0  # that a round of one counts: others may have had the core
+_MOST_ROUNDS = 32.0  # that all of one count
+_MOST_SLOWER = 1.0  # that a round is taken for slower than it will be, as a share
+_SMOOTHING = 0.2  # weight of the latest change
+
+
+class RegimeChooser:
+    """Chooses by measured speeds, for each load."""
+
+    def __init__(
+        self,
+        regimes: Sequence[str],
+        kinds: Sequence[Hashable] | None = None,
+        *,
+        safe: str | None = None,
+    ) -> None:
+        """`kinds`: of each regime what it is a kind of; None: each is one of its own.
+
+        `safe`: what runs wherever none of the others is faster beyond doubt.
+        """
+        self._regimes = list(regimes)
+        self._safe = None if safe is None else self._regimes.index(safe)
+        self._kinds = list(kinds or regimes)
+        self._speeds = RegimeSpeeds(self._kinds)
+        self._preferred: dict[Load, int] = {}
+        self._leading: dict[Load, int] = {}  # the same, or what stands in for it
+        # Tokens, those long ago weigh less; and how many of them were lost by trying a kind.
+        self._total: defaultdict[Load, float] = defaultdict(float)
+        self._lost: defaultdict[Load, defaultdict[Hashable, float]] = defaultdict(
+            lambda: defaultdict(float)
+        )
+        self._running = 0
+        self._change_rounds = _CHANGE_ROUNDS
+        self._changing_s = 0.0  # lost so far by the change that is under way
+
+    def next_run(self, load: Load, *, but: Collection[str] = ()) -> tuple[str, int]:
+        """One of the others than `but`, and how many rounds it is to run."""
+        belief = self._speeds.belief(load)
+        preferred = self._prefer(load, belief, but)
+        if not self._is_measured(load, preferred):
+            return self._trial(load, preferred, _TRIAL_TOKENS)
+        others = [each for each in self._usable(but) if each != preferred]
+        # What all others are measured by has its try first.
+        if self._safe in others and not self._is_measured(load, self._safe):
+            return self._trial(load, self._safe, _TRIAL_TOKENS)
+        # A try under way goes on rather than that another begins.
+        others.sort(key=lambda each: (each != self._running, belief.behind(each, preferred)))
+        for regime in others:
+            num_tokens = self._trial_tokens(load, regime, preferred, belief)
+            if self._may_try(load, regime, preferred, belief, num_tokens):
+                return self._trial(load, regime, num_tokens)
+        return self._regimes[preferred], RUN
+
+    def preferred(self, load: Load, *, but: Collection[str] = ()) -> str:
+        """The fastest, as far as is known, with nothing to be learned."""
+        return self._regimes[self._prefer(load, self._speeds.belief(load), but)]
+
+    def best(self, load: Load, *, but: Collection[str]) -> str:
+        """The fastest of the others, as far as is known."""
+        speeds = self._speeds.belief(load).log_speeds
+        return self._regimes[max(self._usable(but), key=lambda regime: speeds[regime])]
+
+    def _usable(self, but: Collection[str]) -> list[int]:
+        return [i for i, regime in enumerate(self._regimes) if regime not in but]
+
+    def _is_measured(self, load: Load, regime: int) -> bool:
+        return self._speeds.at(load)[regime].tokens >= _TRIAL_TOKENS
+
+    def _trial(self, load: Load, regime: int, num_tokens: float) -> tuple[str, int]:
+        a_round = float(load.num_rows)
+        if num_tokens > _TRIAL_TOKENS:  # which is of what is known
+            a_round = max(a_round, self._speeds.at(load)[regime].tokens_a_round)
+        return self._regimes[regime], max(_TRIAL_ROUNDS, math.ceil(num_tokens / a_round))
+
+    def _trial_tokens(self, load: Load, regime: int, preferred: int, belief: Belief) -> float:
+        """How many a try is to make."""
+        if self._speeds.at(load)[regime].tokens < 2 * _TRIAL_TOKENS:
+            return _TRIAL_TOKENS
+        behind = belief.behind(regime, preferred)
+        loss = max(_TRIAL_LOSS, self._change(load, preferred))
+        most = loss / behind if behind > 0 else math.inf
+        return max(_TRIAL_TOKENS, min(max(_MOST_TRIAL_TOKENS, RUN * load.num_rows), most))
+
+    def _prefer(self, load: Load, belief: Belief, but: Collection[str]) -> int:
+        usable = self._usable(but)
+        best = max(usable, key=lambda regime: belief.log_speeds[regime])
+        preferred = self._preferred.get(load, self._running)
+        if preferred in usable and belief.behind(preferred, best) <= _MARGIN:
+            best = preferred
+        if self._safe in usable and not self._is_surely_faster(load, best, preferred, belief):
+            best = self._safe
+        if preferred in usable:
+            self._preferred[load] = best
+        self._leading[load] = best
+        return best
+
+    def _is_surely_faster(self, load: Load, regime: int, preferred: int, belief: Belief) -> bool:
+        """Than what is safe, if that was measured at this load: else it will be."""
+        safe = self._safe
+        if safe is None or regime == safe or not self._speeds.at(load)[safe].tokens:
+            return True
+        least = _SURE * belief.doubt(safe, regime) + (_MARGIN if preferred == safe else 0.0)
+        return belief.behind(safe, regime) > least
+
+    def _may_try(
+        self, load: Load, regime: int, preferred: int, belief: Belief, num_tokens: float
+    ) -> bool:
+        kind = self._kinds[regime]
+        akin = [each for each, other in enumerate(self._kinds) if other == kind]
+        if not any(self._speeds.is_known(load.law, each) for each in akin):
+            return True
+        total, lost = self._total[load], self._lost[load]
+        behind = belief.behind(regime, preferred)
+        at = self._speeds.at(load)
+        cost = 2 * self._change(load, preferred) - num_tokens * math.expm1(-max(0.0, behind))
+        if lost[kind] + cost < _LOST_SHARE / len(set(self._kinds)) * total:
+            return True
+        lost_by_all = sum(lost.values())
+        is_known = self._speeds.is_known(load.law, regime)  # what is akin may be another matter
+        if not is_known and lost_by_all + cost < _UNKNOWN_SHARE * total:
+            return True
+        # What is doubted more of the two is to be measured, in turns that are not short.
+        most = at[preferred].tokens * (2.0 if regime == self._running else 0.5)
+        hope = _HOPE * math.sqrt(1 + math.log1p(total / _SHORT))
+        is_hopeful = behind < hope * belief.doubt(regime, preferred)
+        first = _FIRST_LOSS if preferred == self._safe else _FIRST_OF_GAINS
+        may_lose = first + _HOPEFUL_SHARE * total
+        has_room = lost_by_all + cost < may_lose or lost[kind] + cost < _FIRST_LOSS
+        return is_hopeful and at[regime].tokens < most and has_room
+
+    def _change(self, load: Load, regime: int) -> float:
+        """Tokens that changing over loses."""
+        return self._change_rounds * self._speeds.at(load)[regime].tokens_a_round
+
+    def observe(
+        self, load: Load, regime: str, num_tokens: int, seconds: float, *, age: int | None
+    ) -> None:
+        """One decode round.
+
+        `age`: how many rounds `regime` had in a row before; None: it prepared another besides,
+        which is what a change takes and says nothing of its speed.
+        """
+        running = self._regimes.index(regime)
+        at = self._speeds.at(load)
+        measured, leading = at[running], self._leading.get(load, running)
+        if running != leading and age is not None:
+            kind = self._kinds[running]
+            if running != self._running:
+                self._lost[load][kind] += 2 * self._change(load, leading)  # and back again
+            if measured.seconds:
+                slower = max(0.0, at[leading].speed - measured.speed)
+                self._lost[load][kind] += slower * seconds
+        self._running = running
+        self._count_tokens(load, num_tokens)
+        self._speeds.fade(load, seconds)
+        if running == leading and measured.rounds > 2 * _SETTLING and measured.speed:
+            self._count_change(measured, num_tokens, seconds, age)
+        if age is not None:
+            slower = self._change_rounds * (1 - _NEXT) * _NEXT**age if age < _SETTLING else 0.0
+            measured.add(num_tokens, seconds / (1 + min(slower, _MOST_SLOWER)))
+
+    def _count_tokens(self, load: Load, num_tokens: int) -> None:
+        kept = max(0.0, 1 - num_tokens / _MEMORY)
+        self._total[load] = kept * self._total[load] + num_tokens
+        lost = self._lost[load]
+        for kind in lost:
+            lost[kind] *= kept
+
+    def _count_change(
+        self, measured: Measured, num_tokens: int, seconds: float, age: int | None
+    ) -> None:
+        """What a change takes, told by the leading regime, whose speed is known."""
+        if age is None or age < _SETTLING:
+            most = _MOST_CHANGE_ROUNDS * measured.seconds / measured.rounds
+            self._changing_s += min(seconds - num_tokens / measured.speed, most)
+        elif self._changing_s:
+            rounds = max(0.0, self._changing_s) * measured.rounds / measured.seconds
+            rounds = min(rounds, _MOST_ROUNDS)
+            self._change_rounds += _SMOOTHING * (rounds - self._change_rounds)
+            self._changing_s = 0.0
+
+    def speed(self, load: Load, regime: str) -> float:
+        """Tokens a second, as measured; 0 where nothing was."""
+        return self._speeds.at(load)[self._regimes.index(regime)].speed

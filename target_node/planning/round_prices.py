@@ -1,0 +1,142 @@
+# pyright: strict
+"""What one more drafted token costs in a round, and what a round's time is worth: both measured.
+
+Apart for each load (decoding rows, in powers of two, alone or beside prompts) what a token adds to
+a forward is measured. At the speed at which the service makes tokens now, that is its price in
+tokens. To verify what is likelier than that to survive is what makes the speed largest (Dinkelbach:
+the best ratio of tokens to time is the one at whose own rate no further token pays). DSpark's
+scheduler (Algorithm 1) searches a table of steps a second instead; where the table is straight the
+answer is the same. Before a load has had rounds of its own, forwards that were timed at start stand
+in for them, and its speed is taken to be that of plain decoding.
+
+Receives counts and times, never tokens: a price says nothing of what was drawn in its round.
+"""
+
+import time
+
+from specserve.backends.cuda import cuda_graphs
+from specserve.drafters.protocol import Worth
+from target_node.planning.forward_times import ForwardTimes, Line
+from target_node.planning.token_times import MOST, SMOOTHING, TokenTimes
+from target_node.speculation.draft_pauses import DraftPauses
+
+_LEAST_ROUNDS = 4  # before anything is believed
+_TIMED_ROUNDS = 8  # of its own, and what was timed beforehand says nothing of speed any more
+
+
+class RoundPrices:
+    """Of one way to draft. Call `begin`, `launch` and `observe` in every round that is to count."""
+
+    def __init__(
+        self,
+        device_type: str,
+        forwards: ForwardTimes | None = None,
+        *,
+        may_pause: bool = False,
+    ) -> None:
+        """`forwards`: what was timed beforehand, if anything; may be measured later.
+
+        `may_pause`: rounds of a load stop drafting where that costs more than it brings.
+        """
+        self.drafts = True  # whether the round that began may draft
+        self.num_pauses = 0  # begun so far, of all loads
+        self._may_pause = may_pause
+        self._device_type = device_type
+        self._timed = forwards or ForwardTimes()
+        self._loads: dict[tuple[int, bool], _Load] = {}
+        self._load = _Load(device_type, 1, None)  # before the first round
+        self._began_s = self._launched_s = 0.0
+        self._num_tokens = self._num_recorded = self._num_rows = 0
+        self._is_mixed = False
+
+    def begin(self, num_decoding: int, *, is_mixed: bool = False) -> None:
+        """A round of that many decoding rows begins; nothing is drafted yet.
+
+        Prompts or parts of them are read in a mixed one besides.
+        """
+        self._load = self._of(num_decoding, is_mixed=is_mixed)
+        self._num_rows, self._is_mixed = num_decoding, is_mixed
+        self.drafts = not self._may_pause or self._load.pauses.drafts
+        self._began_s, self._num_recorded = time.perf_counter(), cuda_graphs.num_recorded()
+
+    @property
+    def tries_again(self) -> bool:
+        """Whether the round that began is the first with drafts after a pause."""
+        return self.drafts and self._may_pause and self._load.pauses.tries_again
+
+    def launch(self, num_tokens: int) -> None:
+        """The forward of so many tokens begins."""
+        self._num_tokens, self._launched_s = num_tokens, time.perf_counter()
+
+    def observe(self, num_emitted: int, *, wanted_drafts: bool = True) -> None:
+        """The round is over, and made so many tokens. Some row `wanted_drafts`, or none did."""
+        if cuda_graphs.num_recorded() != self._num_recorded:
+            return  # which took longer than it will again
+        now_s = time.perf_counter()
+        round_s = now_s - self._began_s
+        # Those that read prompts besides are few, and their times say little of drafts: they always
+        # draft, since a load of which nothing is observed never pauses.
+        if self._may_pause and wanted_drafts and self._num_rows and not self._is_mixed:
+            before = self._load.pauses.num_pauses
+            self._load.pauses.observe(num_emitted / self._num_rows, round_s)
+            self.num_pauses += self._load.pauses.num_pauses - before
+        self._load.add(self._num_tokens, now_s - self._launched_s, round_s, num_emitted)
+
+    @property
+    def worth(self) -> Worth:
+        """Nothing costs anything before a few rounds, or forwards beforehand, were measured."""
+        return self._load.worth
+
+    def _of(self, num_decoding: int, *, is_mixed: bool) -> "_Load":
+        bits = max(num_decoding, 1).bit_length()
+        load = self._loads.get((bits, is_mixed))
+        if load is None:
+            num_rows = 1 << (bits - 1)
+            line = None if is_mixed else self._timed.line(num_rows)
+            load = self._loads[bits, is_mixed] = _Load(self._device_type, num_rows, line)
+        return load
+
+
+class _Load:
+    """Running means of the rounds of one load."""
+
+    def __init__(self, device_type: str, num_rows: int, timed: Line | None) -> None:
+        """`timed`: forwards of so many rows, beforehand."""
+        self.pauses = DraftPauses()
+        self._forwards = TokenTimes(device_type, None if timed is None else timed.turning_point)
+        self._num_rows = num_rows
+        self._timed = timed
+        self._num_rounds = 0
+        self._round_s: float = 0.0  # means
+        self._num_emitted: float = 0.0
+
+    def add(self, num_tokens: int, forward_s: float, round_s: float, num_emitted: int) -> None:
+        is_first = not self._forwards.num_rounds
+        self._forwards.add(num_tokens, forward_s)
+        if is_first and self._timed is not None:
+            return  # it reads whole contexts, and nobody depends on it
+        if self._num_rounds:
+            round_s = min(round_s, MOST * self._round_s)
+        self._num_rounds += 1
+        weight = max(SMOOTHING, 1 / self._num_rounds)
+        self._round_s += weight * (round_s - self._round_s)
+        self._num_emitted += weight * (num_emitted - self._num_emitted)
+
+    @property
+    def worth(self) -> Worth:
+        if self._timed is not None:
+            return self._worth(self._timed)
+        if self._num_rounds < _LEAST_ROUNDS or not self._round_s:
+            return Worth(0.0, 0.0)
+        tokens_per_s = self._num_emitted / self._round_s
+        return Worth(tokens_per_s, tokens_per_s * self._forwards.slope)
+
+    def _worth(self, timed: Line) -> Worth:
+        """The first rounds are few: plain decoding as it was timed makes up what is missing."""
+        own, plain = self._num_rounds, max(0, _TIMED_ROUNDS - self._num_rounds)
+        seconds = own * self._round_s + plain * timed.seconds(self._num_rows)
+        if not seconds:
+            return Worth(0.0, 0.0)
+        tokens_per_s = (own * self._num_emitted + plain * self._num_rows) / seconds
+        slope = self._forwards.slope if self._forwards.num_rounds else timed.token_s
+        return Worth(tokens_per_s, tokens_per_s * slope)

@@ -1,0 +1,1 @@
+"""Where the target gets drafted tokens from: nowhere, a drafter beside it, draft processes."""

@@ -1,0 +1,244 @@
+"""Asynchronous speculation, the target's side: look up what drafts pushed, report, never wait.
+
+    drain pushes -> find each row's block by its key -> admit -> report the round -> forward
+
+A row without a block is a *miss*; what happens to it is the miss policy's business. The one bounded
+wait is DRAFT_NOW, where no row has a block. What the drafts know is derived state, see
+`target_node.speculation.streams`.
+"""
+
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Rows
+
+import numpy as np
+import torch
+
+from specserve.sampling.draft_law import PAD_ID, DraftLaw
+from specserve.telemetry import VerifiedRow
+from specserve.transport.link.messages import BlockKey, Tokens
+from specserve.types import Speculation
+from target_node.planning.admission import Admission
+from target_node.sampler import SampledRow
+from target_node.scheduler import Row
+from target_node.sequence import Sequence
+from target_node.speculation.draft_links import DraftLinks
+from target_node.speculation.feature_cache import FeatureCache
+from target_node.speculation.lead import Lead
+from target_node.speculation.local_drafts import LocalDrafts
+from target_node.speculation.miss_policy import Miss, MissPolicy
+from target_node.speculation.reporting import Reporter
+from target_node.speculation.source import SpeculationStatus
+from target_node.speculation.streams import Streams
+from target_node.speculation.table import PushedBlock, SpeculationTable
+
+_POLL_S = 20e-6  # between looks at the ring during DRAFT_NOW
+
+
+class AsynchronousSpeculation:
+    """`SpeculationSource` of blocks drafted in other processes."""
+
+    def __init__(
+        self,
+        links: DraftLinks,
+        *,
+        admission: Admission,
+        features: FeatureCache | None,
+        policy: MissPolicy,
+        local: LocalDrafts,
+        device: torch.device,
+    ) -> None:
+        self.gamma = admission.gamma
+        self.drafter = links.drafter
+        self.links = links
+        self._admission = admission
+        self.policy = policy
+        self._local = local
+        self._device = device
+        self._table = SpeculationTable()
+        self._streams = Streams()
+        self._reporter = Reporter(links, self._streams, admission, features, Lead(device.type))
+        self._blocks: dict[Sequence, PushedBlock] = {}  # of this round's rows
+        self._hits: dict[Sequence, bool] = {}  # of this round's rows
+        self._num_lookups = 0
+        self._num_hits = 0
+        self._wait_s = 0.0
+
+    # --- a round -------------------------------------------------------------------------------
+
+    def attach(self, rows: list[Row]) -> list[Row]:
+        self._reporter.lead.looked()
+        self.follow(rows)
+        self._blocks.clear()
+        self._local.clear()
+        decoding = [row for row in rows if self._admission.may_speculate(row)]
+        self._admission.begin(rows)
+        found = self._find(decoding)
+        self._count(decoding, found)
+        missed = [row for row in decoding if row.sequence not in found]
+        if missed:
+            found |= self._after_miss(rows, missed, len(found))
+        admitted = self._admission.admit(rows, found)
+        self._reporter.report(admitted, self._blocks, self._local)
+        return admitted
+
+    def _count(self, rows: Rows[Row], found: Mapping[Sequence, Speculation]) -> None:
+        self._hits = {row.sequence: row.sequence in found for row in rows}
+        self._num_lookups += len(rows)
+        self._num_hits += len(found)
+
+    def tend(self) -> None:
+        has_streams = len(self._streams) > 0
+        self.links.poll(has_streams=has_streams)
+        if not has_streams:  # what came too late would lie in the way of the next request
+            self._take_pushes()
+
+    def follow(self, rows: list[Row]) -> bool:
+        """Bring the drafts' knowledge up to date; whether reports alone would have done."""
+        was_told = not self._reporter.lacks(rows)
+        for wanted in self.links.take_wanted():
+            stream = self._streams.numbered(wanted.stream)
+            if stream is None or stream.epoch != wanted.epoch:
+                # It has ended, or is another draft's: whoever asks has not heard of that.
+                self.links.free(wanted.epoch, wanted.stream)
+            else:
+                stream.num_sent = min(stream.num_sent, wanted.start)
+                stream.knows_fields = False  # what lost the one may have lost the other
+        for row in rows:
+            self._reporter.send_context(row.sequence)
+        return was_told
+
+    def laws(self, rows: list[Row]) -> DraftLaw | None:
+        """One law a drafted token of the rows under the ratio test, in the rows' order."""
+        parts: list[DraftLaw] = []
+        for row in rows:
+            if not row.verify_len or row.speculation is None or not self._needs_law(row):
+                continue
+            block = self._blocks.get(row.sequence)
+            if block is not None:
+                parts.append(_law_of(block, row.verify_len, self._device))
+            else:
+                parts.append(self._local.law(row))
+        return DraftLaw.joined(parts) if parts else None
+
+    def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
+        return self._admission.observe(rows, sampled, self._local.drafted)
+
+    def was_hit(self, sequence: Sequence) -> bool | None:
+        return self._hits.get(sequence)
+
+    @property
+    def num_drafts_attached(self) -> int:
+        return self.links.num_attached
+
+    @property
+    def alarm(self) -> int:
+        return self.links.alarm
+
+    def status(self) -> SpeculationStatus:
+        sent, received = self.links.num_bytes
+        return SpeculationStatus(
+            "async",
+            num_draft_processes=self.links.num_processes,
+            num_drafts_attached=self.links.num_attached,
+            num_lookups=self._num_lookups,
+            num_hits=self._num_hits,
+            bytes_sent=sent,
+            bytes_received=received,
+            num_waves=self._table.num_waves,
+            num_late_waves=self._table.num_late_waves,
+            wave_s=self._table.wave_s,
+            wait_s=self._wait_s,
+        )
+
+    def forget(self, sequence: Sequence) -> None:
+        self._local.forget(sequence)
+        stream = self._streams.forget(sequence)
+        if stream is None:
+            return
+        self._table.forget(stream.number)
+        self.links.free(stream.epoch, stream.number)
+
+    def close(self) -> None:
+        self.links.close()
+
+    # --- finding blocks --------------------------------------------------------------------------
+
+    def _take_pushes(self) -> None:
+        for push in self.links.receive():
+            self._table.add(push, self._streams.round_of)
+            self.policy.heard()
+
+    def _find(self, rows: Rows[Row]) -> dict[Sequence, Speculation]:
+        self._take_pushes()
+        found: dict[Sequence, Speculation] = {}
+        for row in rows:
+            block = self._table.find(self._key(row.sequence))
+            speculation = self._usable(row, block)
+            if block is not None and speculation is not None:
+                self._blocks[row.sequence] = block
+                found[row.sequence] = speculation
+        return found
+
+    def _usable(self, row: Row, block: PushedBlock | None) -> Speculation | None:
+        if block is None or (self._needs_law(row) and not block.has_law):
+            return None
+        # The last token stays behind: its law foretells what follows when all others stand.
+        token_ids = block.token_ids[:-1]
+        if not token_ids:
+            return None
+        return Speculation(token_ids=token_ids, confidences=block.confidences)
+
+    def _after_miss(
+        self, rows: list[Row], missed: list[Row], num_hits: int
+    ) -> dict[Sequence, Speculation]:
+        miss = self.policy.choose()
+        if miss is Miss.DRAFT_NOW:
+            # All rows would wait, and those with blocks lose more than the others' bring.
+            return {} if num_hits else self._draft_now(missed)
+        if miss not in self._local.kinds:
+            return {}
+        # Blocks of all that draft, hits too, may compete for places.
+        worth = self._admission.worth(rows, num_hits + len(missed))
+        return self._local.draft(miss, list(map(self._admission.to_draft, missed)), worth)
+
+    def _draft_now(self, missed: list[Row]) -> dict[Sequence, Speculation]:
+        """Ask for blocks after these anchors and wait for them, within the policy's bound.
+
+        Nobody is waited for who is gone, or has not heard all of a row yet.
+        """
+        began_s = time.perf_counter()
+        heard = self._reporter.report(missed, self._blocks, self._local, awaits=True)
+        missed = [row for row in missed if row.sequence in heard]
+        if not missed:
+            return {}
+        peers = [self._reporter.peer_of(row.sequence) for row in missed]
+        epochs = {peer.epoch for peer in peers if peer is not None}
+        found: dict[Sequence, Speculation] = {}
+        deadline_s = began_s + self.policy.max_wait_s
+        while len(found) < len(missed) and time.perf_counter() < deadline_s:
+            time.sleep(_POLL_S)
+            self.links.poll(has_streams=False)
+            if any(self.links.with_epoch(epoch) is None for epoch in epochs):
+                break
+            found |= self._find([row for row in missed if row.sequence not in found])
+        self._wait_s += time.perf_counter() - began_s
+        self.policy.waited(in_vain=not found)
+        return found
+
+    def _key(self, sequence: Sequence) -> BlockKey:
+        position = len(sequence.token_ids) - 1
+        stream = self._streams.of(sequence).number
+        return BlockKey(stream, sequence.num_rounds, position, sequence.token_ids[-1])
+
+    def _needs_law(self, row: Row) -> bool:
+        return self._admission.needs_law(row)
+
+
+def _law_of(block: PushedBlock, length: int, device: torch.device) -> DraftLaw:
+    ids: Tokens = block.push.law_ids[block.place, :length]
+    probs = block.push.law_probs[block.place, :length]
+    padded = torch.from_numpy(ids.astype(np.int64))
+    # Padding travels as PAD_ID, which fits an int32.
+    assert PAD_ID < 2**31
+    return DraftLaw(padded.to(device), torch.from_numpy(probs.copy()).to(device))

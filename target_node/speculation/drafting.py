@@ -1,0 +1,298 @@
+"""Synchronous speculation: a drafter in this process drafts for the decoding rows of each round.
+
+    contexts catch up with what was verified -> one block a row -> `Speculation` and its laws
+
+A drafter's context is derived state: whatever is missing of it (a prompt served by the prefix
+cache, a preempted row, a new sample) is read from token ids and the feature cache, so nothing here
+needs to be told what happened to a sequence, only that it ended. Where memory is short, contexts
+of sequences that are not drafted for now (preempted ones above all) make room.
+"""
+
+import logging
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+
+from specserve.drafters.context_room import ContextRoom
+from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch, Worth
+from specserve.drafters.slot_scores import BatchScores, SlotScores
+from specserve.errors import Exhausted
+from specserve.noise import OnceKeys
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import (
+    Coupled,
+    DrawingRule,
+    Greedy,
+    NoiseSource,
+    Sampled,
+    fresh_log_noise,
+)
+from specserve.sampling.noise_table import NoiseTable
+from specserve.sampling.shaping import shaped
+from specserve.sampling.state import SamplingState
+from specserve.sampling.verification.rule import VerificationRule, judged_by
+from specserve.types import Speculation
+from target_node.sequence import Sequence
+from target_node.speculation.feature_cache import FeatureCache
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RowToDraft:
+    """A decoding row: `state` is that of the token after its anchor."""
+
+    sequence: Sequence
+    state: SamplingState
+    rule: VerificationRule
+
+
+@dataclass(frozen=True)
+class _Update:
+    """Positions start..end - 1 of a sequence, to be added to the context of row `place`."""
+
+    sequence: Sequence
+    place: int
+    start: int
+    end: int
+
+
+class ColocatedDraft:
+    """One drafter and the contexts of the live sequences."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        features: FeatureCache | None,
+        *,
+        vocab_size: int,
+        num_kept: int,
+        gamma: int | None = None,
+        max_extension: int = 512,
+        device: torch.device,
+    ) -> None:
+        """Draws from the `num_kept` likeliest tokens; `gamma` cuts the drafter's own.
+
+        Contexts grow by at most `max_extension` tokens a round.
+        """
+        self.gamma = min(drafter.gamma, gamma or drafter.gamma)
+        self.name = drafter.name
+        self.room: ContextRoom | None = None  # of its contexts; known to whoever sized them
+        self._drafter = drafter
+        self._features = features
+        self._vocab_size = vocab_size
+        self._num_kept = num_kept
+        self._max_extension = max_extension
+        self._device = device
+        # What was rejected is drafted again behind other tokens, by the same noise.
+        is_on_host = device.type == "cpu"  # elsewhere to look what is known would be a wait
+        self._noise: NoiseSource = NoiseTable() if is_on_host else fresh_log_noise
+        self._row_of: dict[Sequence, int] = {}
+        self._num_ended = 0
+        self._starved: set[Sequence] = set()  # no memory for their contexts
+        self._drawn: SpeculationBatch | None = None  # the laws of this round
+        self._worth: Worth | None = None  # of this round
+        self._foreseen: dict[Sequence, tuple[BatchScores, int]] = {}  # of this round, by place
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        row = self._row_of.pop(sequence, None)
+        if row is not None:
+            self._num_ended += 1
+            self._drafter.free(row)
+            self._starved.clear()
+
+    def speculate(
+        self, rows: Rows[RowToDraft], *, num_scored: int = 0, worth: Worth | None = None
+    ) -> dict[Sequence, Speculation]:
+        """A speculation for each row that can have one; forgets the laws of the round before.
+
+        With `num_scored` that many likely tokens of every slot are there for `scores`. Chains end
+        where `worth` says.
+        """
+        self._drawn = None
+        self._foreseen.clear()
+        self._worth = worth
+        ready = self._catch_up(rows)
+        found: dict[Sequence, Speculation] = {}
+        for by_ratio in (False, True):
+            group = [row for row in ready if needs_law(row) is by_ratio]
+            if group:
+                keep_logits = num_scored > 0 and not by_ratio
+                rule = self._rule(group, by_ratio=by_ratio)
+                # Of a block whose outcome is to be foreseen the last token stays behind.
+                batch = self._batch(group, keep_logits=keep_logits, least=2 if num_scored else 1)
+                drawn = self._drafter.draft(batch, rule)
+                if num_scored:
+                    self._foresee(group, drawn, num_scored)
+                found.update(self._speculations(group, drawn))
+                if by_ratio:
+                    self._drawn = drawn
+        return found
+
+    def laws(self, places: Rows[tuple[int, int]]) -> DraftLaw | None:
+        """The laws of the first tokens of blocks, given as (place, verify_len), one by one."""
+        if self._drawn is None or self._drawn.law is None:
+            return None
+        law, size = self._drawn.law, self._drawn.token_ids.shape[1]
+        if len(places) == 1:  # side by side: nothing has to be copied
+            ((place, length),) = places
+            of_block = slice(place * size, place * size + length)
+            return DraftLaw(law.ids[of_block], law.probs[of_block])
+        rows = [place * size + k for place, length in places for k in range(length)]
+        return law.rows(torch.tensor(rows, dtype=torch.int64, device=self._device))
+
+    def scores(self, sequence: Sequence, num_slots: int) -> SlotScores | None:
+        """What may stand behind the first 0 .. num_slots - 1 tokens of this round's block."""
+        if sequence not in self._foreseen:
+            return None
+        scores, place = self._foreseen[sequence]
+        return scores.slots(place, min(num_slots, scores.width))
+
+    def _foresee(self, rows: Rows[RowToDraft], drawn: SpeculationBatch, num_scored: int) -> None:
+        temperatures = torch.tensor(_temperatures(rows), dtype=torch.float32, device=self._device)
+        scales = torch.where(temperatures > 0, 1 / temperatures, 1.0)
+        scores = BatchScores.of(drawn, scales, num_scored)
+        if scores is not None:
+            self._foreseen = self._foreseen | {
+                row.sequence: (scores, place) for place, row in enumerate(rows)
+            }
+
+    # --- contexts ----------------------------------------------------------------------------
+
+    def _catch_up(self, rows: Rows[RowToDraft]) -> list[RowToDraft]:
+        """Extend contexts towards their anchors; the rows whose contexts are complete.
+
+        At most `max_extension` tokens a round: a long prompt must not stall the others here either.
+        """
+        room, present = self._max_extension, {row.sequence for row in rows}
+        if self._starved:
+            self._free_absent(present)
+        updates: list[_Update] = []
+        for sequence in (row.sequence for row in rows):
+            place = self._row_of.setdefault(sequence, len(self._row_of) + self._num_ended)
+            known = self._drafter.context_len(place)
+            count = min(sequence.num_computed - known, room)
+            if count > 0 and sequence not in self._starved:
+                updates.append(_Update(sequence, place, known, known + count))
+                room -= count
+        if updates:
+            self._extend(updates, present)
+        return [row for row in rows if self._is_current(row.sequence)]
+
+    def _extend(self, updates: Rows["_Update"], present: set[Sequence]) -> None:
+        """If they do not fit together, those that fit alone; the others wait for memory."""
+        try:
+            self._drafter.extend(self._as_context(updates))
+        except Exhausted as error:
+            if self._free_absent(present):
+                self._extend(updates, present)
+            elif len(updates) > 1:
+                for update in updates:
+                    self._extend([update], present)
+            else:
+                self._starve(updates[0], error)
+
+    def _starve(self, update: _Update, error: Exhausted) -> None:
+        """A context that cannot grow drafts nothing: what it holds may be what others lack."""
+        if not self._starved:
+            lengths = [sequence.num_computed for sequence in self._row_of]
+            why = error if self.room is None else self.room.shortage(lengths)
+            log.warning("a row is decoded without drafts: %s", why)
+        self._starved.add(update.sequence)
+        self._drafter.free(update.place)
+
+    def _free_absent(self, present: set[Sequence]) -> bool:
+        """Free contexts of sequences that are not `present`; whether there was one.
+
+        They will be read again, and starved rows may try again.
+        """
+        absent = [
+            place
+            for sequence, place in self._row_of.items()
+            if sequence not in present and self._drafter.context_len(place)
+        ]
+        for place in absent:
+            self._drafter.free(place)
+        if absent:
+            self._starved.clear()
+        return bool(absent)
+
+    def _is_current(self, sequence: Sequence) -> bool:
+        return self._drafter.context_len(self._row_of[sequence]) == sequence.num_computed
+
+    def _as_context(self, updates: Rows["_Update"]) -> ContextUpdate:
+        token_ids: list[int] = []
+        for update in updates:
+            token_ids += update.sequence.token_ids[update.start : update.end]
+        spans = [(update.sequence.block_ids, update.start, update.end) for update in updates]
+        return ContextUpdate(
+            rows=[update.place for update in updates],
+            starts=[update.start for update in updates],
+            counts=[update.end - update.start for update in updates],
+            token_ids=torch.tensor(token_ids, dtype=torch.int64, device=self._device),
+            features=None if self._features is None else self._features.read(spans),
+        )
+
+    # --- blocks ------------------------------------------------------------------------------
+
+    def _batch(self, rows: Rows[RowToDraft], *, keep_logits: bool, least: int) -> DraftBatch:
+        anchors = [row.sequence.token_ids[-1] for row in rows]
+        return DraftBatch(
+            rows=[self._row_of[row.sequence] for row in rows],
+            anchor_ids=torch.tensor(anchors, dtype=torch.int64, device=self._device),
+            keep_logits=keep_logits,
+            worth=self._worth,
+            least=least,
+        )
+
+    def _rule(self, rows: Rows[RowToDraft], *, by_ratio: bool) -> DrawingRule:
+        states = [row.state for row in rows]
+        temperatures = torch.tensor(_temperatures(rows), dtype=torch.float32, device=self._device)
+        sample_indices = [state.sample_index for state in states]
+        if by_ratio:
+            keys = OnceKeys.build(
+                nonces=[state.seed_bits for state in states],
+                sample_indices=sample_indices,
+                rounds=[row.sequence.num_rounds for row in rows],
+                branches=[0] * len(rows),
+                positions=[state.position for state in states],
+                device=self._device,
+            )
+            return shaped(Sampled(temperatures, keys, self._num_kept), states)
+        if all(state.is_greedy for state in states):
+            return shaped(Greedy(), states)
+        seeds = [state.seed_bits for state in states]
+        words = torch.tensor([seeds, sample_indices], dtype=torch.int64, device=self._device)
+        rule = Coupled(temperatures, words[0], words[1], self._noise)
+        return shaped(rule, states)
+
+    def _speculations(
+        self, rows: Rows[RowToDraft], drawn: SpeculationBatch
+    ) -> dict[Sequence, Speculation]:
+        blocks = drawn.token_ids[:, : self.gamma].tolist()
+        confidences = None if drawn.confidences is None else drawn.confidences.tolist()
+        found: dict[Sequence, Speculation] = {}
+        for place, (row, token_ids) in enumerate(zip(rows, blocks, strict=True)):
+            if drawn.lengths is not None:
+                token_ids = token_ids[: drawn.lengths[place]]
+            if any(not 0 <= token_id < self._vocab_size for token_id in token_ids):
+                raise ValueError(f"the drafter drew a token outside 0..{self._vocab_size - 1}")
+            if token_ids:
+                found[row.sequence] = Speculation(
+                    token_ids=tuple(token_ids),
+                    confidences=None if confidences is None else tuple(confidences[place]),
+                    place=place,
+                )
+        return found
+
+
+def _temperatures(rows: Rows[RowToDraft]) -> list[float]:
+    return [0.0 if row.state.is_greedy else row.state.temperature for row in rows]
+
+
+def needs_law(row: RowToDraft) -> bool:
+    """Whether the row's drafts stand by the ratio test."""
+    rule = judged_by(row.rule, is_greedy=row.state.is_greedy)
+    return rule is not VerificationRule.COUPLED

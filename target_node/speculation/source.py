@@ -1,0 +1,177 @@
+"""Where the drafted tokens of a round come from, and how many of them are verified.
+
+The node asks a `SpeculationSource` before each forward. `NoSpeculation` decodes plainly;
+`SynchronousSpeculation` lets a drafter in this process draft first.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from specserve.sampling.draft_law import DraftLaw
+from specserve.telemetry import VerifiedRow
+from target_node.planning.admission import Admission
+from target_node.sampler import SampledRow
+from target_node.scheduler import Row
+from target_node.sequence import Sequence
+from target_node.speculation.drafting import ColocatedDraft
+from target_node.speculation.tolerance import Tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStatus:
+    """What `Load` says of a source; counts since start. Fields have the names they have there."""
+
+    speculation_regime: str  # off | sync | async: what ran last
+    num_draft_processes: int = 0
+    num_drafts_attached: int = 0
+    num_lookups: int = 0
+    num_hits: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    num_waves: int = 0
+    num_late_waves: int = 0
+    wave_s: float = 0.0
+    wait_s: float = 0.0
+
+
+class SpeculationSource(Protocol):
+    """Drafted tokens for the rows of a round."""
+
+    gamma: int  # drafted tokens of a row at most
+    drafter: str  # what drafts, for people; empty if nobody does
+
+    @property
+    def num_drafts_attached(self) -> int:
+        """Draft processes that may be told and asked now."""
+        ...
+
+    @property
+    def alarm(self) -> int | None:
+        """A file that is readable while `tend` has something to notice; None: it never has."""
+        ...
+
+    def attach(self, rows: list[Row]) -> list[Row]:
+        """The same rows, decoding ones with the drafted tokens to verify."""
+        ...
+
+    def follow(self, rows: list[Row]) -> bool:
+        """Another source attaches to this round, and this one will soon: prepare for that.
+
+        Whether it was prepared already.
+        """
+        ...
+
+    def tend(self) -> None:
+        """Called between rounds, busy or idle."""
+        ...
+
+    def laws(self, rows: list[Row]) -> DraftLaw | None:
+        """The draft laws that verification of these rows needs, row by row."""
+        ...
+
+    def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
+        """Learn from the outcomes; the record of every row that verified something."""
+        ...
+
+    def was_hit(self, sequence: Sequence) -> bool | None:
+        """Whether this round's block of a row had been prepared; None: nobody looked."""
+        ...
+
+    def status(self) -> SpeculationStatus: ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is asked any more."""
+        ...
+
+
+class NoSpeculation:
+    """`SpeculationSource` of plain decoding."""
+
+    gamma = 0
+    drafter = ""
+    num_drafts_attached = 0
+    alarm = None
+
+    def attach(self, rows: list[Row]) -> list[Row]:
+        return rows
+
+    def follow(self, rows: list[Row]) -> bool:
+        return True
+
+    def tend(self) -> None:
+        pass
+
+    def laws(self, rows: list[Row]) -> DraftLaw | None:
+        return None
+
+    def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
+        return []
+
+    def was_hit(self, sequence: Sequence) -> bool | None:
+        return None
+
+    def status(self) -> SpeculationStatus:
+        return SpeculationStatus("off")
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class SynchronousSpeculation:
+    """Draft, then verify: the drafter works while the target waits."""
+
+    num_drafts_attached = 0
+    alarm = None
+
+    def __init__(self, draft: ColocatedDraft, admission: Admission) -> None:
+        self.gamma = draft.gamma
+        self.drafter = draft.name
+        self._draft = draft
+        self._admission = admission
+        self._tolerance = Tolerance()
+
+    def attach(self, rows: list[Row]) -> list[Row]:
+        decoding = [row for row in rows if self._admission.may_speculate(row)]
+        self._admission.begin(rows)
+        if not decoding or self._admission.pauses or not self._admission.has_room(rows):
+            return self._admission.admit(rows, {})
+        to_draft = [self._admission.to_draft(row) for row in decoding]
+        worth = self._admission.worth(rows, len(decoding))
+        found = self._tolerance.ask(lambda: self._draft.speculate(to_draft, worth=worth))
+        return self._admission.admit(rows, found)
+
+    def follow(self, rows: list[Row]) -> bool:
+        return True  # contexts catch up with the first draft
+
+    def tend(self) -> None:
+        pass
+
+    def laws(self, rows: list[Row]) -> DraftLaw | None:
+        places = [
+            (row.speculation.place, row.verify_len)
+            for row in rows
+            if row.speculation is not None and row.verify_len and self._admission.needs_law(row)
+        ]
+        return self._draft.laws(places) if places else None
+
+    def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
+        return self._admission.observe(rows, sampled)
+
+    def was_hit(self, sequence: Sequence) -> bool | None:
+        return None
+
+    def status(self) -> SpeculationStatus:
+        return SpeculationStatus("sync")
+
+    def forget(self, sequence: Sequence) -> None:
+        self._draft.forget(sequence)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,263 @@
+"""From the configuration to the `SpeculationSource` of a target leader."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+import torch
+
+from specserve.drafters import colocated as colocated_drafters
+from specserve.drafters.context_room import ContextRoom
+from specserve.processes.process import ChildArguments
+from specserve.settings.config import ResolvedConfig, SpeculationConfig
+from specserve.settings.drafter_source import NGRAM
+from specserve.transport.control.draft_control import DraftControlTarget
+from specserve.transport.group_link.ends import GroupTargetEnd, Meeting
+from specserve.transport.link.ends import TargetLinkEnd
+from specserve.transport.link.frames import LinkLimits
+from specserve.transport.link.ring import RingTargetEnd, SharedRegion
+from target_node.planning.admission import Admission
+from target_node.planning.budget import PricedBudget, SurvivalBudget
+from target_node.planning.forward_times import ForwardTimes
+from target_node.planning.round_prices import RoundPrices
+from target_node.runner import Runner
+from target_node.sampler import Sampler
+from target_node.scheduler import Scheduler
+from target_node.speculation.asynchronous import AsynchronousSpeculation
+from target_node.speculation.auto import AutoSpeculation
+from target_node.speculation.draft_links import DraftLinks, DraftPeer
+from target_node.speculation.drafting import ColocatedDraft
+from target_node.speculation.feature_cache import FeatureCache
+from target_node.speculation.local_drafts import LocalDrafts
+from target_node.speculation.miss_policy import Miss, MissPolicy
+from target_node.speculation.source import NoSpeculation, SpeculationSource, SynchronousSpeculation
+
+log = logging.getLogger(__name__)
+
+
+def build_speculation(
+    config: ResolvedConfig,
+    arguments: ChildArguments,
+    runner: Runner,
+    scheduler: Scheduler,
+    sampler: Sampler,
+    forwards: ForwardTimes,
+) -> SpeculationSource:
+    """What the configured mode drafts with. Raises `Unsupported` for a drafter that cannot.
+
+    `forwards` may be measured later, before the first round.
+    """
+    mode, colocated = config.speculation.mode, config.speculation.colocated_drafter
+    if mode == "off":
+        return NoSpeculation()
+    builder = _Builder(config, runner, scheduler, sampler, forwards)
+    if mode == "sync":
+        return builder.synchronous(config.speculation)
+    regimes: dict[str, SpeculationSource] = {}
+    if mode == "auto":
+        regimes["off"] = NoSpeculation()
+        if colocated is not None:
+            regimes["sync"] = builder.synchronous(_drafting_with(config.speculation, colocated))
+        if not arguments.link_fds:
+            return AutoSpeculation(regimes, sampler.rule)
+    source = builder.asynchronous(arguments)
+    misses = {f"async {miss}": miss for miss in _fallbacks(config.speculation)}
+    regimes |= dict.fromkeys(misses, source)
+    if len(regimes) == 1:
+        return source
+    return AutoSpeculation(regimes, sampler.rule, misses, source.policy)
+
+
+def _fallbacks(speculation: SpeculationConfig) -> list[Miss]:
+    """What may be done about misses. Under `auto` a row's own text was never the best measured."""
+    if speculation.miss_policy != "auto":
+        return [Miss(speculation.miss_policy)]
+    here = [] if speculation.colocated_drafter is None else [Miss.DRAFT_HERE]
+    own = [] if speculation.mode == "auto" else [Miss.NGRAM]
+    return [*here, *own, Miss.DRAFT_NOW, Miss.SKIP]
+
+
+def _drafting_with(speculation: SpeculationConfig, drafter: str) -> SpeculationConfig:
+    """The same with another drafter; a local head, a layout belong to the one they came with."""
+    if drafter == speculation.drafter:
+        return speculation
+    return msgspec.structs.replace(speculation, drafter=drafter, local_head=None, layout=None)
+
+
+class _Builder:
+    """Sources that share the node's parts, and feature caches where drafters agree on them."""
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        runner: Runner,
+        scheduler: Scheduler,
+        sampler: Sampler,
+        forwards: ForwardTimes,
+    ) -> None:
+        self._config = config
+        self._runner = runner
+        self._scheduler = scheduler
+        self._sampler = sampler
+        self._forwards = forwards
+        self._target = Path(config.model.target or "")
+        self._features: dict[str, FeatureCache | None] = {}  # by drafter
+        self._drafts: dict[str, ColocatedDraft] = {}  # by drafter
+        self._short: set[str | None] = set()  # drafters whose positions were told of
+
+    def synchronous(self, speculation: SpeculationConfig) -> SynchronousSpeculation:
+        draft = self._colocated(speculation)
+        positions = self._positions([speculation])
+        # Under `auto` the speed of whole regimes decides.
+        may_pause = speculation.mode == "sync"
+        admission = self._admission(draft.gamma, positions, may_pause=may_pause)
+        return SynchronousSpeculation(draft, admission)
+
+    def asynchronous(self, arguments: ChildArguments) -> AsynchronousSpeculation:
+        speculation = self._config.speculation
+        folder = speculation.drafter or ""
+        name, gamma = colocated_drafters.describe(speculation)
+        features = self._features_of(folder)
+        local = self._local(speculation)
+        used = [_drafting_with(speculation, name) for name in self._stand_ins(speculation).values()]
+        positions = self._positions([speculation, *used])
+        feature_size = 0 if features is None else features.size
+        limits = self._limits(gamma, feature_size, positions)
+        return AsynchronousSpeculation(
+            self._links(arguments, name, limits),
+            admission=self._admission(gamma, positions),
+            features=features,
+            policy=MissPolicy(
+                _fallbacks(speculation)[0], max_wait_s=speculation.draft_wait_ms / 1e3
+            ),
+            local=local,
+            device=self._device,
+        )
+
+    def _local(self, speculation: SpeculationConfig) -> LocalDrafts:
+        """What can stand in for a missing block, as far as the miss policy may want it."""
+        drafts = {
+            miss: self._colocated(_drafting_with(speculation, drafter))
+            for miss, drafter in self._stand_ins(speculation).items()
+        }
+        return LocalDrafts(drafts, self._device)
+
+    def _stand_ins(self, speculation: SpeculationConfig) -> dict[Miss, str]:
+        drafters = {Miss.NGRAM: NGRAM, Miss.DRAFT_HERE: speculation.colocated_drafter}
+        wanted = _fallbacks(speculation)
+        return {miss: name for miss, name in drafters.items() if name and miss in wanted}
+
+    def _positions(self, used: list[SpeculationConfig]) -> int | None:
+        """Those that all drafters of a source were made for; None: no fewer than rows have."""
+        max_len = self._sampler.max_model_len
+        known = {wish.drafter: colocated_drafters.positions_of(wish) or max_len for wish in used}
+        drafter, least = min(known.items(), key=lambda item: item[1])
+        if least >= max_len:
+            return None
+        if drafter not in self._short:
+            self._short.add(drafter)
+            log.warning(
+                "%s was made for %d positions and model.max_model_len is %d: rows are decoded "
+                "without drafts beyond position %d", drafter, least, max_len, least,
+            )  # fmt: skip
+        return least
+
+    @property
+    def _device(self) -> torch.device:
+        return self._runner.model.embedding.device
+
+    def _limits(self, gamma: int, feature_size: int, positions: int | None) -> LinkLimits:
+        return LinkLimits(
+            vocab_size=self._runner.model.config.vocab_size,
+            gamma=gamma,
+            feature_size=feature_size,
+            max_positions=positions or self._sampler.max_model_len,
+            max_rows=self._config.engine.max_batch_rows,
+            max_kept=self._config.speculation.num_kept,
+        )
+
+    def _links(self, arguments: ChildArguments, name: str, limits: LinkLimits) -> DraftLinks:
+        folder = arguments.control_dir
+        regions = [SharedRegion.attach(fd) for fd in arguments.link_fds]
+        return DraftLinks(
+            [
+                DraftPeer(index, self._link_end(index, region, limits, folder), region)
+                for index, region in enumerate(regions)
+            ],
+            DraftControlTarget(folder, len(regions), self._config.message_cores),
+            limits=limits,
+            drafter=name,
+            timeout_s=self._config.speculation.draft_timeout_s,
+        )
+
+    def _link_end(
+        self, draft: int, region: SharedRegion, limits: LinkLimits, folder: Path
+    ) -> TargetLinkEnd:
+        speculation = self._config.speculation
+        if speculation.link == "shm":
+            return RingTargetEnd(region, limits)
+        meeting = Meeting(
+            folder=folder,
+            draft=draft,
+            backend=speculation.link,
+            device=self._device,
+            timeout_s=speculation.draft_timeout_s,
+        )
+        return GroupTargetEnd(region, limits, meeting)
+
+    def _colocated(self, speculation: SpeculationConfig) -> ColocatedDraft:
+        """Made once a drafter: regimes and fall-backs share its contexts."""
+        name = speculation.drafter or ""
+        if name not in self._drafts:
+            self._drafts[name] = self._load(speculation)
+        return self._drafts[name]
+
+    def _load(self, speculation: SpeculationConfig) -> ColocatedDraft:
+        runner, max_len = self._runner, self._sampler.max_model_len
+        num_tokens = runner.cache.num_blocks * runner.cache.block_size
+        drafter = colocated_drafters.load(
+            speculation,
+            target=self._target,
+            model=runner.model,
+            num_context_tokens=num_tokens,
+            max_positions=max_len,
+        )
+        features = None
+        if drafter.features is not None:
+            features = self._features_of(speculation.drafter or "")
+        draft = ColocatedDraft(
+            drafter,
+            features,
+            vocab_size=runner.model.config.vocab_size,
+            num_kept=speculation.num_kept,
+            gamma=speculation.gamma,
+            max_extension=self._config.engine.max_batch_tokens,
+            device=self._device,
+        )
+        draft.room = ContextRoom(num_tokens, self._config.engine.block_size, max_len)
+        return draft
+
+    def _features_of(self, folder: str) -> FeatureCache | None:
+        """What the drafter in `folder` reads; kept once for all that use it."""
+        if folder not in self._features:
+            spec = colocated_drafters.load_feature_spec(
+                folder, target=self._target, model=self._runner.model
+            )
+            self._features[folder] = None if spec is None else self._runner.keep_features(spec)
+        return self._features[folder]
+
+    def _admission(
+        self, gamma: int, positions: int | None, *, may_pause: bool = False
+    ) -> Admission:
+        least = self._config.speculation.min_survival
+        prices = None
+        if least is None:
+            prices = RoundPrices(self._device.type, self._forwards, may_pause=may_pause)
+        return Admission(
+            gamma=gamma,
+            scheduler=self._scheduler,
+            sampler=self._sampler,
+            budget=SurvivalBudget(least or 0.0) if prices is None else PricedBudget(prices),
+            prices=prices,
+            max_positions=positions,
+        )

@@ -1,0 +1,99 @@
+"""Candidates for what follows the tokens in flight, of rows that are judged in different ways."""
+
+import numpy as np
+import pytest
+import torch
+
+from draft_node.prespeculation.candidates import Flight, candidates_of
+from draft_node.prespeculation.outcome_kind import OutcomeKind
+from draft_node.prespeculation.plan import in_flight
+from draft_node.prespeculation.speculation_cache import DraftedBlock, told_block
+from specserve.drafters.protocol import SpeculationBatch
+from specserve.drafters.slot_scores import BatchScores
+from specserve.noise import Purpose, exponential_noise
+from specserve.sampling.noise_table import NoiseTable
+from specserve.transport.link.messages import BlockKey, Foresight, RowReport
+from tests.specserve.sampling.laws import law_of_likeliest
+
+VOCAB, LENGTH, CPU = 2000, 4, torch.device("cpu")
+# Flat, so that a race is often won by a token that no list of likely ones would hold.
+LOGITS = 0.1 * torch.randn(1, LENGTH + 1, VOCAB, generator=torch.Generator().manual_seed(3))
+IDS = LOGITS[0].argmax(dim=1).tolist()
+
+
+def report_of(rule="coupled", temperature=1.0, seed=5, position=30) -> RowReport:
+    return RowReport(
+        stream=1,
+        round=2,
+        seed=seed,
+        sample_index=1,
+        rule=rule,
+        temperature=temperature,
+        start=position,
+        token_ids=np.array([7], dtype=np.int32),
+        features=np.empty((0, 0), dtype=np.float32),
+        block=np.array(IDS[:LENGTH], dtype=np.int32),
+        speculation_id=9,
+    )
+
+
+def flight_of(report: RowReport, scores: BatchScores | None) -> Flight:
+    key = BlockKey(report.stream, report.round, report.position, report.anchor_id)
+    block = DraftedBlock(9, key, tuple(IDS), None, scores, place=0)
+    kind = OutcomeKind.of(report.rule, report.temperature)
+    return Flight(report, kind, block, in_flight(report, block, [0.7] * 5, 100))
+
+
+def scores_of(logits=LOGITS, law=None) -> BatchScores | None:
+    shape = (1, LENGTH + 1)
+    drawn = SpeculationBatch(torch.zeros(shape, dtype=torch.int64), law, None, logits=logits)
+    return BatchScores.of(drawn, torch.ones(1), 64)
+
+
+def race_of(report: RowReport) -> torch.Tensor:
+    """Ids of every slot, the first in the target's race coming first; rejected ones left out."""
+    count = LENGTH + 1
+    keys = torch.full((count,), report.seed), torch.full((count,), report.sample_index)
+    positions = torch.arange(count) + report.position + 1
+    noise = exponential_noise(*keys, positions, Purpose.OUTPUT, VOCAB).log_()
+    scores = LOGITS[0] - noise
+    scores[torch.arange(LENGTH), IDS[:LENGTH]] = -torch.inf
+    return scores.argsort(dim=1, descending=True)
+
+
+@pytest.mark.parametrize("rule", ["coupled", "foreseeable"])
+def test_all_tokens_run_in_the_race(rule):
+    report = report_of(rule)
+    (found,) = candidates_of([flight_of(report, scores_of())], 8, NoiseTable(), CPU)
+    expected = race_of(report)[:, :8]
+    assert found.tolist() == expected.tolist()
+    # Where only some tokens are known, their race is run, and its winner may be another.
+    likely = LOGITS[0].topk(64).indices
+    assert not (expected[:, :1, None] == likely[:, None]).any(dim=2).all()
+
+
+def test_rows_of_every_form_are_ranked_as_if_alone():
+    law = law_of_likeliest(LOGITS[0].softmax(dim=1), 40)
+    told = told_block(
+        report_of(seed=6),
+        Foresight(
+            confidences=np.full(LENGTH, 0.5, dtype=np.float32),
+            slot_ids=LOGITS[0].topk(50).indices.int().numpy(),
+            slot_scores=LOGITS[0].topk(50).values.numpy(),
+        ),
+        CPU,
+    )
+    flights = [
+        flight_of(report_of(), scores_of()),
+        flight_of(report_of("rejection"), scores_of(None, law)),
+        flight_of(report_of(temperature=0.0), scores_of()),
+        flight_of(report_of(), None),
+        flight_of(report_of(seed=6), told.scores),
+        flight_of(report_of("foreseeable", seed=8, position=31), scores_of()),
+    ]
+    together = candidates_of(flights, 8, NoiseTable(), CPU)
+    for flight, found in zip(flights, together, strict=True):
+        (alone,) = candidates_of([flight], 8, NoiseTable(), CPU)
+        assert found.tolist() == alone.tolist()
+    greedy = LOGITS[0].argsort(dim=1, descending=True)
+    assert together[2][:, 0].tolist() == [*greedy[:LENGTH, 1].tolist(), int(greedy[LENGTH, 0])]

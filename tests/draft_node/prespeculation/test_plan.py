@@ -1,0 +1,148 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from draft_node.prespeculation.fan_out import NO_RANK, FanOutRule, HitCurves
+from draft_node.prespeculation.outcome_kind import OutcomeKind
+from draft_node.prespeculation.outcomes import NO_TOKEN
+from draft_node.prespeculation.plan import InFlight, Planner, in_flight
+from draft_node.prespeculation.speculation_cache import DraftedBlock
+from specserve.backends.cpu import outcome_kernels
+from specserve.transport.link.messages import BlockKey
+from tests.draft_node.prespeculation.rounds import Rounds
+
+
+class NoFeatures:
+    feature_size, gamma, stops_in_time = 0, 4, False
+
+
+def row(block):
+    return Rounds(NoFeatures()).row([7, 8, 9], block=block)
+
+
+def block_of(token_ids, confidences=None):
+    return DraftedBlock(1, BlockKey(1, 1, 2, 9), token_ids, confidences, None, 0)
+
+
+def planner(rule=FanOutRule.MEASURED, fan_out=6, num_spare=4):
+    return Planner(rule, fan_out, num_spare, HitCurves(8))
+
+
+def candidates(num_slots, num_ranks=8):
+    return 100 * np.arange(num_slots)[:, None] + np.arange(num_ranks)
+
+
+def test_every_prefix_of_our_own_block_is_an_outcome_and_what_follows_it_is_known():
+    flight = in_flight(row([1, 2]), block_of((1, 2, 3, 4), (0.9, 0.8, 0.7, 0.6)), [0.5] * 4, 99)
+    assert flight == InFlight((1, 2), (0.9, 0.8), 3, 3)
+    assert flight.excluded_ids() == [1, 2, NO_TOKEN]
+
+
+def test_after_the_last_slot_of_a_block_nothing_is_known():
+    flight = in_flight(row([1, 2, 3, 4]), block_of((1, 2, 3, 4)), [0.5] * 4, 99)
+    assert (flight.num_slots, flight.next_id) == (4, NO_TOKEN)
+    assert flight.confidences == (0.5,) * 4
+    assert flight.excluded_ids() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "confidences", "num_slots", "next_id"),
+    [
+        ([5, 2], (0.1, 0.5), 1, 1),
+        ([1, 5, 3], (0.9, 0.5, 0.5), 2, 2),
+        ([1, 2, 3, 5], (0.9, 0.2, 0.7, 0.4), 4, 4),
+        ([1, 2, 3, 4, 5], (0.9, 0.2, 0.7, 0.6, 0.5), 4, NO_TOKEN),
+    ],
+)
+def test_a_foreign_block_is_known_as_far_as_ours_goes_along(
+    theirs, confidences, num_slots, next_id
+):
+    flight = in_flight(row(theirs), block_of((1, 2, 3, 4), (0.9, 0.2, 0.7, 0.6)), [], 99)
+    assert flight.confidences == pytest.approx(confidences)
+    assert (flight.num_slots, flight.next_id, flight.is_ours) == (num_slots, next_id, False)
+    assert flight.excluded_ids() == theirs[:num_slots]
+
+
+def test_outcomes_beyond_the_models_context_are_left_out():
+    flight = in_flight(row([1, 2]), block_of((1, 2, 3, 4)), [0.5] * 4, 2)
+    assert (flight.num_slots, flight.next_id) == (2, NO_TOKEN)  # what is known follows both
+
+
+@pytest.mark.parametrize("rule", FanOutRule)
+def test_outcomes_come_in_order_of_probability_and_the_spare_ones_last(rule):
+    flight = InFlight((1, 2), (0.9, 0.3), 3, 3)
+    plan = planner(rule).plan(OutcomeKind.COUPLED, flight, candidates(3))
+    assert plan.num_due == 6
+    assert len(plan.values) == 10
+    assert (np.diff(plan.values[:6]) <= 0).all()
+    assert (np.diff(plan.values[6:]) <= 0).all()
+    taken = [plan.take() for _ in range(10)]
+    assert len(set(taken)) == 10
+    assert not plan.is_due
+    assert not plan.is_left
+    for number, token_id in taken:
+        assert token_id // 100 == number
+    ranks = {number: [t % 100 for k, t in taken[:6] if k == number] for number in range(3)}
+    assert all(row == list(range(len(row))) for row in ranks.values())
+
+
+def test_the_order_does_not_depend_on_which_tokens_are_candidates():
+    flight = InFlight((1, 2), (0.9, 0.3), 3, 3)
+    first = planner().plan(OutcomeKind.FORESEEABLE, flight, candidates(3))
+    shuffled = np.random.default_rng(0).permutation(candidates(3).ravel()).reshape(3, 8)
+    second = planner().plan(OutcomeKind.FORESEEABLE, flight, shuffled)
+    assert (first.num_accepted == second.num_accepted).all()
+    assert (first.ranks == second.ranks).all()
+
+
+def test_missing_candidates_are_never_taken():
+    few = candidates(3)
+    few[0, 1:] = few[1, :] = NO_TOKEN
+    flight = InFlight((1, 2), (0.9, 0.3), 3, 3)
+    plan = planner(fan_out=30).plan(OutcomeKind.GREEDY, flight, few)
+    taken = [plan.take() for _ in range(len(plan.values))]
+    assert len(taken) == 9
+    assert all(token_id != NO_TOKEN for _, token_id in taken)
+
+
+def test_ranks_are_those_of_the_candidates():
+    plan = planner().plan(OutcomeKind.GREEDY, InFlight((), (), 1, 3), candidates(1))
+    assert plan.rank_of(0, 5) == 5
+    assert plan.rank_of(0, 77) == NO_RANK
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_both_ways_find_one_order(seed, monkeypatch):
+    pytest.importorskip("numba")
+    assert outcome_kernels.are_usable()
+    rng = np.random.default_rng(seed)
+    num_slots, verify_len = int(rng.integers(1, 8)), int(rng.integers(0, 8))
+    confidences = rng.choice([0.0, 0.3, 0.5, 0.9, 1.0], verify_len)
+    flight = InFlight(tuple(range(verify_len)), tuple(confidences), num_slots, 3)
+    flight = replace(flight, num_slots=min(num_slots, verify_len + 1))
+    there = candidates(flight.num_slots)
+    for slot, count in enumerate(rng.integers(0, 9, flight.num_slots)):
+        there[slot, count:] = NO_TOKEN
+    found = []
+    fan_out = int(rng.integers(1, 30))
+    for usable in (True, False):
+        monkeypatch.setattr(outcome_kernels, "are_usable", lambda usable=usable: usable)
+        some = planner(fan_out=fan_out)
+        for rank in np.random.default_rng(seed).integers(-1, 8, 50):
+            some.curves.observe(OutcomeKind.COUPLED, int(rank), is_bonus=bool(rank % 2))
+        found.append(some.plan(OutcomeKind.COUPLED, flight, there))
+    ours, theirs = found
+    assert ours.num_due == theirs.num_due
+    assert ours.num_accepted.tolist() == theirs.num_accepted.tolist()
+    assert ours.ranks.tolist() == theirs.ranks.tolist()
+    np.testing.assert_array_equal(ours.values, theirs.values)
+
+
+def test_rates_that_were_asked_for_before_are_those_of_now():
+    curves = HitCurves(4)
+    before = curves.recovery_and_bonus(OutcomeKind.GREEDY)[0].copy()
+    curves.observe(OutcomeKind.GREEDY, 3, is_bonus=True)
+    assert (curves.recovery_and_bonus(OutcomeKind.GREEDY)[0] == before).all()
+    curves.observe(OutcomeKind.GREEDY, 0, is_bonus=False)
+    assert curves.recovery_and_bonus(OutcomeKind.GREEDY)[0][0] > before[0]

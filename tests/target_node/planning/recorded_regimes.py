@@ -1,0 +1,66 @@
+"""Regimes that keep what they are asked, for tests of `auto` itself, and a chooser that is told."""
+
+from types import SimpleNamespace
+
+from specserve.sampling.verification.rule import VerificationRule
+from target_node.speculation.auto import AutoSpeculation
+from target_node.speculation.source import NoSpeculation
+
+
+class Recording(NoSpeculation):
+    """What a regime is asked."""
+
+    def __init__(self, num_unready: int = 0) -> None:
+        self.asked: list[str] = []
+        self.num_unready = num_unready
+
+    def attach(self, rows):
+        self.asked.append("attach")
+        return rows
+
+    def follow(self, rows):
+        self.asked.append("follow")
+        return len(self.asked) > self.num_unready
+
+    def tend(self):
+        self.asked.append("tend")
+
+    def forget(self, sequence):
+        self.asked.append("forget")
+
+    def close(self):
+        self.asked.append("close")
+
+
+def decoding_row(is_decoding: bool = True, temperature: float = 1.0, rule: str = "coupled"):
+    sampling = SimpleNamespace(temperature=temperature)
+    request = SimpleNamespace(sampling=sampling, rule=VerificationRule(rule))
+    return SimpleNamespace(sequence=SimpleNamespace(is_decoding=is_decoding, request=request))
+
+
+def auto(regimes, *drafted) -> AutoSpeculation:
+    """`drafted`: what there is to say of draft processes' regimes."""
+    return AutoSpeculation(regimes, lambda sequence: sequence.request.rule, *drafted)
+
+
+class Choosing:
+    """In place of `RegimeChooser`: what a test says."""
+
+    def __init__(self) -> None:
+        self.regime = "off"
+        self.observed: list[tuple[str, int | None]] = []
+        self.seconds: list[float] = []
+
+    def next_run(self, load, *, but=()):
+        return self.regime, 1
+
+    def preferred(self, load, *, but=()):
+        return self.regime
+
+    def best(self, load, *, but):
+        self.left_out = but
+        return "off"
+
+    def observe(self, load, regime, num_tokens, seconds, *, age):
+        self.observed.append((regime, age))
+        self.seconds.append(seconds)
