@@ -1,8 +1,9 @@
 # pyright: strict
 """Folders that commands make: the private one of a launch, and those that results go to.
 
-The private one holds the resolved configuration, sockets and rendezvous files. It goes away with the launch. A launch killed by SIGKILL leaves its folder; the next one removes
-it, recognising it by a lock that nobody holds. Only folders of this user and this name are seen.
+The private one holds the resolved configuration, sockets and rendezvous files. It goes away with
+the launch. A launch killed by SIGKILL leaves its folder; the next one removes it, recognising it by
+a lock that nobody holds. Only folders of this user and this name are seen.
 """
 
 import fcntl
