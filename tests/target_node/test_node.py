@@ -182,6 +182,19 @@ def test_prompt_logprobs_are_the_same_in_one_chunk_and_in_many(model):
     assert all(len(p.top_ids) == 3 for p in seen[0])
 
 
+@pytest.mark.parametrize("chunk", [64, 8])
+def test_log_probabilities_of_an_answer_are_its_own_beside_those_of_the_prompt(model, chunk):
+    seen = []
+    for fields in ({}, {"prompt_logprobs": 2}):
+        target = InProcessTarget(model, max_batch_tokens=chunk)
+        target.submit(request("a", prompt(20), max_tokens=3, logprobs=2, ignore_eos=True, **fields))
+        target.run_until_idle()
+        rounds = [each for each in target.control.sent if isinstance(each, RoundEvents)]
+        seen.append([entry for each in rounds for d in each.deltas for entry in d.logprobs])
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 3
+
+
 def test_draining_refuses_new_requests_finishes_old_ones_and_says_so_once(model):
     target = InProcessTarget(model)
     target.submit(request("old", prompt(8), max_tokens=10, ignore_eos=True))

@@ -117,4 +117,27 @@ PLANTS = [
         breaks="the engine.num_blocks that a warning tells to set is still too small",
         ways=_BOTH,
     ),
+    Plant(
+        name="answers-logprobs-from-the-prompt",
+        file="target_node/sampler.py",
+        symbol="_wanted_of_answer",
+        was="first = end - 1 - row.verify_len",
+        becomes="first = end - row.num_logits",
+        tests=(
+            "tests/target_node/test_node.py"
+            "::test_log_probabilities_of_an_answer_are_its_own_beside_those_of_the_prompt",
+        ),
+        breaks="the first log probabilities of an answer are those of an early prompt position",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="stop-strings-armed-by-whole-rounds",
+        file="specserve/api/sample_text.py",
+        symbol="SampleText._read",
+        was="armed = self.num_tokens + position + 1 >= self._min_tokens",
+        becomes="armed = self.num_tokens + num_with_text >= self._min_tokens",
+        tests=("tests/specserve/api/test_sample_text.py",),
+        breaks="with min_tokens, where an answer stops depends on how many tokens a round makes",
+        ways=_BOTH,
+    ),
 ]
