@@ -91,7 +91,11 @@ def answers(models):
     def answers(name: str, rule: VerificationRule, num_samples: int) -> Answers:
         key = (name, rule, num_samples)
         if key not in known:
-            known[key] = ask(models, LOOPS[name](rule=rule), num_samples, seed=len(known))
+            # The same whichever tests are chosen, and another for every case.
+            seed = (
+                len(RULES) * list(LOOPS).index(name) + RULES.index(rule)
+            ) * 2 + num_samples // MANY
+            known[key] = ask(models, LOOPS[name](rule=rule), num_samples, seed=seed)
         return known[key]
 
     return answers
@@ -115,7 +119,7 @@ def test_a_few_answers_have_their_law(answers, laws, rule):
 def test_answers_have_their_law(answers, laws, name, rule):
     found = answers(name, rule, MANY)
     assert least_p_value(fits(laws, found)) > FALSE_ALARMS
-    assert found.num_accepted > 100
+    assert found.num_accepted > (50 if "short" in name else 100)
     assert (found.num_preemptions > 10) is ("short" in name)
 
 
