@@ -87,6 +87,34 @@ def test_the_last_in_order_gives_way_and_resumes_with_all_its_tokens():
     assert subject.pool.num_free == 8
 
 
+def test_who_is_urgent_gives_way_to_nobody_that_was_admitted_before():
+    subject = scheduler(num_blocks=8)
+    first = sequence(0, [1] * 7, max_tokens=16, priority=5)
+    urgent = sequence(1, [2] * 7, max_tokens=16)
+    subject.add(first)
+    finish_round(subject, subject.next_batch())
+    subject.add(urgent)
+    finished = []
+    while rows := subject.next_batch():
+        finished += finish_round(subject, rows)
+    assert [each.arrival for each in finished] == [1, 0]
+    assert urgent.num_preemptions == 0 < first.num_preemptions
+
+
+def test_a_prefix_is_not_evicted_to_make_room_for_the_row_that_found_it():
+    subject = scheduler(num_blocks=6)
+    before = list(range(10, 19)), list(range(30, 43))
+    for arrival, prompt in enumerate(before):  # now no block is plainly free
+        subject.add(sequence(arrival, prompt, max_tokens=1))
+        while rows := subject.next_batch():
+            finish_round(subject, rows)
+    asking = sequence(2, [*before[0][:8], *range(50, 63)], max_tokens=1)
+    subject.add(asking)
+    subject.next_batch()
+    assert asking.num_cached == 8
+    assert len(set(asking.block_ids)) == len(asking.block_ids) == 6
+
+
 def test_prompt_logprobs_are_owed_once_even_when_the_prompt_is_cached_or_preempted():
     subject = scheduler(tokens=8)
     subject.add(sequence(0, list(range(20)), max_tokens=1))

@@ -253,4 +253,14 @@ PLANTS = [
         breaks="a draft that answers again is not waited for until a second has passed",
         ways=_ASYNC,
     ),
+    Plant(
+        name="blocks-of-older-rounds-stay",
+        file="target_node/speculation/asynchronous.py",
+        symbol="AsynchronousSpeculation.attach",
+        was="self._blocks.clear()",
+        becomes="self._hits.clear()",
+        tests=(f"{_LAW}::test_throws_have_their_law[misses drafted here-rejection]",),
+        breaks="a local draft is judged by the laws of a block that was pushed for an older round",
+        ways=_ASYNC,
+    ),
 ]

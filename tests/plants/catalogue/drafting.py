@@ -49,4 +49,17 @@ PLANTS = [
         breaks="drafted tokens are judged by the probabilities of the token before",
         ways=frozenset({Way.SYNC}),
     ),
+    Plant(
+        name="drafter-rows-numbered-anew",
+        file="target_node/speculation/drafting.py",
+        symbol="ColocatedDraft._catch_up",
+        was="len(self._row_of) + self._num_ended",
+        becomes="len(self._row_of)",
+        tests=(
+            "tests/exactness/test_speculative_decoding.py"
+            "::test_the_target_drafting_for_itself_is_nearly_always_right",
+        ),
+        breaks="two requests share one context of the drafter, and speculation silently ends",
+        ways=frozenset({Way.SYNC, Way.ASYNC}),
+    ),
 ]

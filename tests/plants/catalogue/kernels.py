@@ -195,4 +195,36 @@ PLANTS = [
         breaks="what pads a gap is written over the tokens in flight that were accepted",
         ways=frozenset({Way.COMPILED, Way.ASYNC}),
     ),
+    Plant(
+        name="min-p-alone-ignored",
+        file="specserve/sampling/law_kernels.py",
+        symbol="_weigh",
+        was="if cut[0] > 0 or cut[1] < 1 or cut[2] > 0:",
+        becomes="if cut[0] > 0 or cut[1] < 1:",
+        tests=("tests/specserve/sampling/test_compiled_ratio.py::test_outcomes_are_torchs",),
+        breaks="tokens that min_p forbids are accepted and drawn",
+        ways=frozenset({Way.COMPILED, Way.SYNC, Way.ASYNC}),
+    ),
+    Plant(
+        name="wide-nucleus-among-stale-ids",
+        file="specserve/sampling/truncation_kernels.py",
+        symbol="_keep_by_mass",
+        was="""
+            num_found = _nucleus(scaled, weights, ids[:num_likely], needed, unit)
+            if num_found:
+                return num_found
+            num_kept = _all_tokens(ids)
+        """,
+        becomes="""
+            num_found = _nucleus(scaled, weights, ids[:num_likely], needed, unit)
+            if num_found:
+                return num_found
+        """,
+        tests=(
+            "tests/specserve/sampling/test_truncation_kernels.py"
+            "::test_the_first_look_is_left_where_it_holds_less_than_is_needed",
+        ),
+        breaks="a wide nucleus of a large vocabulary has some tokens twice and lacks others",
+        ways=frozenset({Way.COMPILED}),
+    ),
 ]

@@ -260,4 +260,32 @@ PLANTS = [
         breaks="end tokens after min_tokens do not end the answer",
         ways=_BOTH,
     ),
+    Plant(
+        name="prefix-taken-after-allocation",
+        file="target_node/scheduler.py",
+        symbol="Scheduler._take_blocks",
+        was="""
+            pool.take(blocks)
+            sequence.block_ids = blocks + pool.allocate(missing)
+        """,
+        becomes="""
+            sequence.block_ids = blocks + pool.allocate(missing)
+            pool.take(blocks)
+        """,
+        tests=(
+            f"{_SCHEDULER}::test_a_prefix_is_not_evicted_to_make_room_for_the_row_that_found_it",
+        ),
+        breaks="a prefix that was found is evicted and erased for the row that found it",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="resumed-rows-run-last",
+        file="target_node/scheduler.py",
+        symbol="Scheduler._admit",
+        was="bisect.insort(self.running, sequence, key=lambda s: s.order)",
+        becomes="self.running.append(sequence)",
+        tests=(f"{_SCHEDULER}::test_who_is_urgent_gives_way_to_nobody_that_was_admitted_before",),
+        breaks="an urgent request gives its blocks to later and less urgent ones",
+        ways=_BOTH,
+    ),
 ]

@@ -137,4 +137,29 @@ PLANTS = [
         breaks="contexts keep what was guessed where features of verified tokens have arrived",
         ways=_ASYNC,
     ),
+    Plant(
+        name="second-report-of-a-round-dropped",
+        file="draft_node/streams.py",
+        symbol="Streams.take_report",
+        was="row.round < stream.report.round",
+        becomes="row.round <= stream.report.round",
+        tests=("tests/target_node/speculation/test_misses.py",),
+        breaks="where misses wait, nothing is prepared for the round after",
+        ways=_ASYNC,
+    ),
+    Plant(
+        name="truncated-pages-leak",
+        file="specserve/drafters/context.py",
+        symbol="ContextRows.truncate",
+        was="""
+            self._free.extend(reversed(table[kept:]))
+            del table[kept:]
+        """,
+        becomes="""
+            del table[kept:]
+        """,
+        tests=(_CONTEXT,),
+        breaks="rejected tokens that reach over a page's end cost their page for good",
+        ways=_ASYNC,
+    ),
 ]
