@@ -43,6 +43,8 @@ def judge(plant: Plant, root: Path) -> Verdict:
     seconds = run.seconds + others.seconds
     if others.failed:
         return Verdict(plant, Found.BY_OTHERS, others.failed[0], seconds)
+    if not others.is_clean:
+        return Verdict(plant, Found.BROKEN, f"the fast suite: {_why(others)}", seconds)
     return Verdict(plant, Found.NEVER, "", seconds)
 
 

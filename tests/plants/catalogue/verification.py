@@ -64,7 +64,9 @@ PLANTS = [
                 min((place + 1) * size + k, last) for place, length in places for k in range(length)
             ]
         """,
-        tests=(f"{_LAW}[rejection]",),
+        tests=(
+            "tests/exactness/test_asynchronous_law.py::test_throws_have_their_law[any regime-foreseeable]",
+        ),
         breaks="drafted tokens are judged by the probabilities of another row's block",
         ways=_SYNC,
     ),

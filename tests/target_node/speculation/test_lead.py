@@ -5,7 +5,7 @@ import random
 import pytest
 
 from target_node.speculation.lead import Lead
-from target_node.speculation.source import lead
+from target_node.speculation import lead
 from tests.scripted_time import ScriptedTime
 
 
