@@ -64,9 +64,7 @@ PLANTS = [
                 min((place + 1) * size + k, last) for place, length in places for k in range(length)
             ]
         """,
-        tests=(
-            "tests/exactness/test_asynchronous_law.py::test_throws_have_their_law[any regime-foreseeable]",
-        ),
+        tests=(f"{_LAW}[foreseeable]",),
         breaks="drafted tokens are judged by the probabilities of another row's block",
         ways=_SYNC,
     ),
@@ -185,7 +183,10 @@ PLANTS = [
             law, size = self._drawn.law, self._drawn.token_ids.shape[1]
             law = self.__dict__.setdefault("_laws_of", {}).setdefault(law.ids.shape, law)
         """,
-        tests=(f"{_LAW}[rejection]",),
+        tests=(
+            "tests/exactness/test_asynchronous_law.py"
+            "::test_throws_have_their_law[any regime-foreseeable]",
+        ),
         breaks="laws are those of an earlier round of as many rows",
         ways=_SYNC,
     ),

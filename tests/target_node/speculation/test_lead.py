@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from target_node.speculation.lead import Lead
 from target_node.speculation import lead
+from target_node.speculation.lead import Lead
 from tests.scripted_time import ScriptedTime
 
 
