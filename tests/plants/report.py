@@ -12,8 +12,9 @@ _HEAD = """\
 # Planted bugs
 
 A test suite is worth what it finds. These bugs are planted one at a time in a copy of the tree, and
-each has to be found by the tests that it names. The table is written by `python -m tests.plants`,
-which exits with 1 as soon as one is not found, or as the code that it breaks has moved.
+each has to be found by the tests that it names: an assertion has to fail, not something to crash.
+The table is written by `python -m tests.plants`, which exits with 1 if one is not found, or if the
+code that it breaks has moved.
 
 """
 

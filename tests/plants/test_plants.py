@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plants.__main__ import ROOT, main
+from tests.plants.__main__ import REPORT, ROOT, main
 from tests.plants.catalogue import PLANTS
 from tests.plants.plant import Moved, Plant, Way
 from tests.plants.verdict import Found, judge, unsound
@@ -155,6 +155,8 @@ def test_verdicts(tree):
     assert judge(plant("price", "return 1", "return 2"), tree).found is Found.NEVER
     assert judge(plant(was="return tax"), tree).found is Found.MOVED
     assert judge(plant("LIMIT", "LIMIT", "LEAST"), tree).found is Found.BROKEN
+    crashed = judge(plant(was="return total", becomes="return totals"), tree)
+    assert crashed.found is Found.BROKEN  # nobody has judged anything
     nothing = judge(plant(tests=("tests/test_shop.py::test_cost",)), tree)
     assert nothing.found is Found.BROKEN
     assert "not found" in nothing.by
@@ -173,6 +175,7 @@ def test_tests_that_fail_without_the_bug_are_told_of(tree):
     [
         (["--only", "pushed-laws-of-place-1"], "'pushed-laws-of-place-1'; pushed-laws-of-place-0?"),
         (["--file", "specserve/none.py"], "no plant breaks 'specserve/none.py'"),
+        (["--file", "./specserve/noize.py"], "'specserve/noize.py'; specserve/noise.py?"),
         (["--jobs", "0"], "--jobs: 0 is below 1"),
     ],
 )
@@ -181,6 +184,12 @@ def test_names_that_are_none_are_refused(capsys, words, message):
         main(words)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_report_is_of_the_plants_there_are():
+    """If not: `python -m tests.plants` writes it anew."""
+    rows = re.findall(r"^\| ([a-z0-9-]+) \|", REPORT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [row for row in rows if row != "plant"] == [plant.name for plant in PLANTS]
 
 
 @pytest.mark.slow

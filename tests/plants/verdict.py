@@ -14,7 +14,7 @@ class Found(enum.StrEnum):
     BY_ITS_TESTS = "caught"
     BY_OTHERS = "caught by others alone"  # which it should name
     NEVER = "NOT CAUGHT"
-    BROKEN = "BROKEN"  # its tests do not pass without it, do not exist, or do not run with it
+    BROKEN = "BROKEN"  # its tests do not pass without it, do not exist, or only crash with it
     MOVED = "MOVED"  # its code is no longer there
 
 

@@ -18,13 +18,16 @@ from tests.plants.plant import Plant
 # But for those that ask whether plants find their code: the one that is there does not.
 FAST = ("-m", "not slow and not gpu and not multigpu", "--ignore=tests/plants")
 TIMEOUT_S = 900.0
+# How messages of failures begin that are a test's own; all else is an exception in what it ran.
+_JUDGEMENTS = ("AssertionError", "assert ", "Failed: ")
+_running: set[subprocess.Popen[str]] = set()  # of all threads
 # Compiled kernels lie in __pycache__ and are taken along: every copy would compile them anew.
 _LEFT_BEHIND = (".git", ".venv", ".*_cache", "results", "*.egg-info")
 
 
 @dataclass(frozen=True)
 class TestRun:
-    """What pytest found. A test that broke before it could judge is an error, not a failure."""
+    """What pytest found. A test that an exception ended is an error: it has not judged anything."""
 
     __test__ = False  # whatever pytest thinks of the name
 
@@ -80,11 +83,19 @@ def _output_of(command: list[str], tree: Path) -> str:
         text=True,
         start_new_session=True,
     )
+    _running.add(process)
     try:
         return process.communicate(timeout=TIMEOUT_S)[0]
     except subprocess.TimeoutExpired:
         return f"no end after {TIMEOUT_S:.0f} s"
     finally:
+        _end(process)
+        _running.discard(process)
+
+
+def end_all() -> None:
+    """Kill whatever runs: those who wait for it get what it said so far."""
+    for process in list(_running):
         _end(process)
 
 
@@ -105,8 +116,10 @@ def _read(report: Path, seconds: float, output: str) -> TestRun:
     num_passed = 0
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('file')}::{case.get('name')}"
-        if case.find("failure") is not None:
-            failed.append(name)
+        failure = case.find("failure")
+        if failure is not None:
+            judged = (failure.get("message") or "").startswith(_JUDGEMENTS)
+            (failed if judged else errors).append(name)
         elif case.find("error") is not None:
             errors.append(name)
         else:
