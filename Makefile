@@ -22,6 +22,9 @@ setup: .venv/.compiled
 
 # What a first start would compile, and many at once would slow each other down by.
 KERNELS := $(shell $(PYTHON) -m specserve.backends.cpu.compiled_sources 2>/dev/null)
+ifeq ($(KERNELS),)
+  $(warning make: $(PYTHON) does not say what is compiled; kernels are compiled when first used)
+endif
 
 .venv/.compiled: .venv/.installed $(KERNELS)
 	$(BIN)/python -m specserve.models.forward_trial

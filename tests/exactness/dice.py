@@ -55,8 +55,8 @@ class Dice:
         return sum(sum(map(min, self.target, law)) for law in self.draft) / len(self.draft)
 
 
-# Tokens drawn from one of the four and judged by another are off by a total variation of at least
-# 0.16, whichever is taken for which: whatever mixes them up does not average out.
+# Where each law is taken for the one after it, or the second after it, or all for one of them,
+# tokens are off by a total variation of at least 0.16: whatever mixes them up does not average out.
 FOUR_SIDES = Dice(
     (0.5, 0.25, 0.15, 0.1),
     (
@@ -94,7 +94,7 @@ class DieDrafter:
     """`Drafter` without weights: a context is a number of positions.
 
     Laws turn with the row, with the block (its position and anchor) and with the slot, as those of
-    a model do: whoever takes one for another is found.
+    a model do: whoever takes one for another is found, unless they are four rows or positions apart.
     """
 
     name = "die"

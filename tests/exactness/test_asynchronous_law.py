@@ -26,6 +26,7 @@ from tests.exactness.dice import (
     ANSWER_LEN,
     COINS,
     EVEN_SIDES,
+    FOUR_SIDES,
     IN_TIME,
     ODD_COINS,
     ROWS,
@@ -140,3 +141,23 @@ def test_the_power_is_as_stated():
     each = FALSE_ALARMS / 16
     assert power(NUM_ANSWERS * ANSWER_LEN, 3, 0.06, each) > 0.9
     assert power(1000, 3, 0.13, each) > 0.9
+
+
+def judged_law(target, drawn, judge):
+    """The law of a token that is drawn from one law and judged by another."""
+    stands = [q * min(1.0, p / r) for p, q, r in zip(target, drawn, judge, strict=True)]
+    left = [max(p - r, 0.0) for p, r in zip(target, judge, strict=True)]
+    return [s + (1 - sum(stands)) * x / sum(left) for s, x in zip(stands, left, strict=True)]
+
+
+def test_laws_that_are_taken_for_others_do_not_average_out():
+    target, laws = FOUR_SIDES.target, FOUR_SIDES.draft
+    places = range(len(laws))
+    mixed_up = [[(k, (k + by) % len(laws)) for k in places] for by in (1, 2, 3)]
+    mixed_up += [[(k, one) for k in places] for one in places]
+    for pairs in mixed_up:
+        found = [judged_law(target, laws[drawn], laws[judge]) for drawn, judge in pairs]
+        mean = [sum(side) / len(found) for side in zip(*found, strict=True)]
+        assert sum(abs(x - p) for x, p in zip(mean, target, strict=True)) / 2 > 0.16
+    right = judged_law(target, laws[1], laws[1])
+    assert right == pytest.approx(target)

@@ -88,15 +88,12 @@ def answers(models):
     """Of one loop, asked once."""
     known: dict[tuple, Answers] = {}
 
-    def answers(name: str, rule: VerificationRule, num_samples: int) -> Answers:
-        key = (name, rule, num_samples)
-        if key not in known:
+    def answers(name: str, rule: VerificationRule) -> Answers:
+        if (name, rule) not in known:
             # The same whichever tests are chosen, and another for every case.
-            seed = (
-                len(RULES) * list(LOOPS).index(name) + RULES.index(rule)
-            ) * 2 + num_samples // MANY
-            known[key] = ask(models, LOOPS[name](rule=rule), num_samples, seed=seed)
-        return known[key]
+            seed = len(RULES) * list(LOOPS).index(name) + RULES.index(rule)
+            known[name, rule] = ask(models, LOOPS[name](rule=rule), MANY, seed=seed)
+        return known[name, rule]
 
     return answers
 
@@ -119,7 +116,7 @@ def test_a_few_answers_have_their_law(models, laws, rule):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", LOOPS)
 def test_answers_have_their_law(answers, laws, name, rule):
-    found = answers(name, rule, MANY)
+    found = answers(name, rule)
     assert least_p_value(fits(laws, found)) > FALSE_ALARMS
     assert found.num_accepted > (50 if "short" in name else 100)
     assert (found.num_preemptions > 10) is ("short" in name)
@@ -127,7 +124,7 @@ def test_answers_have_their_law(answers, laws, name, rule):
 
 @pytest.mark.slow
 def test_all_answers_together_have_their_law(answers, laws):
-    everything = [answers(name, rule, MANY).tokens for name in LOOPS for rule in RULES]
+    everything = [answers(name, rule).tokens for name in LOOPS for rule in RULES]
     together = [
         law.fit(answer for tokens in everything for answer in tokens[place])
         for place, law in enumerate(laws)

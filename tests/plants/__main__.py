@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.plants.catalogue import PLANTS
 from tests.plants.plant import Plant
-from tests.plants.report import write_report
+from tests.plants.report import commit_of_tree, write_report
 from tests.plants.verdict import Found, Verdict, judge, unsound
 from tests.plants.workshop import end_all
 
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for plant in plants:
             sys.stdout.write(f"{plant.name:42} {plant.file}: {plant.breaks}\n")
         return 0
-    began_s, verdicts = time.monotonic(), list[Verdict]()
+    began_s, commit, verdicts = time.monotonic(), commit_of_tree(), list[Verdict]()
     try:
         for verdict in run(plants, options.jobs, trust=options.trust, console=Console(stderr=True)):
             sys.stdout.write(f"{line_of(verdict)}\n")
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(plants) == len(PLANTS) and not lost and not options.trust:
         places = {plant.name: place for place, plant in enumerate(PLANTS)}
         verdicts.sort(key=lambda verdict: places[verdict.plant.name])
-        write_report(REPORT, verdicts, time.monotonic() - began_s)
+        write_report(REPORT, verdicts, time.monotonic() - began_s, commit)
     sys.stdout.write(f"{len(verdicts) - len(lost)} of {len(verdicts)} caught by their tests\n")
     sys.stdout.writelines(f"{line_of(verdict)}\n" for verdict in lost)
     return int(bool(lost))

@@ -19,8 +19,8 @@ code that it breaks has moved.
 """
 
 
-def write_report(path: Path, verdicts: list[Verdict], seconds: float) -> None:
-    """The whole of `path` anew."""
+def write_report(path: Path, verdicts: list[Verdict], seconds: float, commit: str) -> None:
+    """The whole of `path` anew; `commit` is that of the tree when the run began."""
     ways = Counter(str(way) for verdict in verdicts for way in verdict.plant.ways)
     by_way = ", ".join(f"{way} {count}" for way, count in sorted(ways.items()))
     rows = "".join(_row(verdict) for verdict in verdicts)
@@ -28,7 +28,7 @@ def write_report(path: Path, verdicts: list[Verdict], seconds: float) -> None:
         f"{_HEAD}"
         f"{len(verdicts)} plants, all caught, in {seconds / 60:.0f} minutes on "
         f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()}), "
-        f"commit {_commit()}. Plants by way: {by_way}.\n"
+        f"commit {commit}. Plants by way: {by_way}.\n"
         "\n| plant | where | what it breaks | caught by | s |\n|---|---|---|---|---|\n"
         f"{rows}",
         encoding="utf-8",
@@ -42,7 +42,7 @@ def _row(verdict: Verdict) -> str:
     return f"| {plant.name} | {where} | {plant.breaks} | `{by}` | {verdict.seconds:.0f} |\n"
 
 
-def _commit() -> str:
+def commit_of_tree() -> str:
     """Of the tree; nothing where there is no history."""
     command = ["git", "describe", "--always", "--dirty"]
     root = Path(__file__).resolve().parents[2]

@@ -2,14 +2,18 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.plants import workshop
 from tests.plants.__main__ import REPORT, ROOT, main
 from tests.plants.catalogue import PLANTS
 from tests.plants.plant import Moved, Plant, Way
 from tests.plants.verdict import Found, judge, unsound
+from tests.plants.workshop import run_tests
 
 SHIPPED = ("draft_node", "specserve", "target_node")
 
@@ -21,6 +25,8 @@ def test_there_are_forty_of_all_ways_with_names_of_their_own():
     assert len(PLANTS) >= 40
     assert len({plant.name for plant in PLANTS}) == len(PLANTS)
     assert {way for plant in PLANTS for way in plant.ways} == set(Way)
+    codes = {(plant.file, ast.dump(ast.parse(plant.applied(ROOT)))) for plant in PLANTS}
+    assert len(codes) == len(PLANTS)  # else two are one
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
@@ -161,6 +167,23 @@ def test_verdicts(tree):
     assert nothing.found is Found.BROKEN
     assert "not found" in nothing.by
     assert (tree / "pkg/shop.py").read_text() == SOURCE
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_is_not_the_one_before(tree, monkeypatch):
+    assert run_tests(tree, ["tests/test_shop.py"]).is_clean
+    (tree / "tests/test_shop.py").write_text("def test_price():\n    while True:\n        pass\n")
+    monkeypatch.setattr(workshop, "TIMEOUT_S", 3.0)
+    assert not run_tests(tree, ["tests/test_shop.py"]).is_clean
+
+
+@pytest.mark.slow
+def test_every_test_that_a_plant_names_is_there():
+    """Those of a parameter included."""
+    tests = sorted({test for plant in PLANTS for test in plant.tests})
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", *tests]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout[-2000:]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 from tests.plants.plant import Moved, Plant
 from tests.plants.workshop import FAST, TestRun, copy_of, run_tests
@@ -31,15 +32,21 @@ class Verdict:
 def judge(plant: Plant, root: Path) -> Verdict:
     """Plant it in a copy of `root` and run its tests there; they are taken to pass without it."""
     try:
-        with copy_of(root, plant) as tree:
-            run = run_tests(tree, plant.tests)
-            if run.failed:
-                return Verdict(plant, Found.BY_ITS_TESTS, run.failed[0], run.seconds)
-            if not run.is_clean:
-                return Verdict(plant, Found.BROKEN, _why(run), run.seconds)
-            others = run_tests(tree, FAST)
+        return _judged(plant, root)
     except Moved as moved:
         return Verdict(plant, Found.MOVED, str(moved))
+    except (OSError, ElementTree.ParseError) as error:  # no room for a copy, a run that was killed
+        return Verdict(plant, Found.BROKEN, str(error))
+
+
+def _judged(plant: Plant, root: Path) -> Verdict:
+    with copy_of(root, plant) as tree:
+        run = run_tests(tree, plant.tests)
+        if run.failed:
+            return Verdict(plant, Found.BY_ITS_TESTS, run.failed[0], run.seconds)
+        if not run.is_clean:
+            return Verdict(plant, Found.BROKEN, _why(run), run.seconds)
+        others = run_tests(tree, FAST)
     seconds = run.seconds + others.seconds
     if others.failed:
         return Verdict(plant, Found.BY_OTHERS, others.failed[0], seconds)

@@ -66,6 +66,7 @@ def run_tests(tree: Path, arguments: Collection[str], *, stop_at_first: bool = T
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += [f"--junitxml={report}", "-o", "junit_family=xunit1", *arguments]
     command += ["-x"] if stop_at_first else []
+    report.unlink(missing_ok=True)  # of a run before, if this one comes to no end
     began_s = time.monotonic()
     output = _output_of(command, tree)
     return _read(report, time.monotonic() - began_s, output)

@@ -39,16 +39,6 @@ PLANTS = [
         ways=frozenset({Way.TORCH, Way.ASYNC}),
     ),
     Plant(
-        name="confidences-read-the-token-they-judge",
-        file="specserve/drafters/block_drafter.py",
-        symbol="BlockDrafter._drawn",
-        was="torch.cat([anchor_ids[:, None], drawn.token_ids[:, :-1]], dim=1)",
-        becomes="drawn.token_ids",
-        tests=(f"{_BLOCKS}::test_confidences_never_depend_on_the_token_they_judge",),
-        breaks="whether a token is verified depends on what it is: the output's law changes",
-        ways=_ANYWHERE,
-    ),
-    Plant(
         name="laws-are-judged-behind-the-draw",
         file="specserve/drafters/block_drafter.py",
         symbol="BlockDrafter._draw_all",

@@ -27,16 +27,6 @@ PLANTS = [
         ways=frozenset({Way.SYNC, Way.ASYNC}),
     ),
     Plant(
-        name="slots-share-a-draw",
-        file="specserve/sampling/drawing.py",
-        symbol="Sampled._keys",
-        was="(layout.positions[:, None] + slots).flatten(),",
-        becomes="(layout.positions[:, None] + 0 * slots).flatten(),",
-        tests=("tests/target_node/speculation/test_colocated_keys.py",),
-        breaks="all tokens of a block are drawn by the noise of its first",
-        ways=frozenset({Way.SYNC, Way.ASYNC}),
-    ),
-    Plant(
         name="laws-of-the-token-before",
         file="target_node/speculation/drafting.py",
         symbol="ColocatedDraft.laws",

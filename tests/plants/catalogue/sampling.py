@@ -87,7 +87,7 @@ PLANTS = [
         ways=_TORCH,
     ),
     Plant(
-        name="compiled-min-p-of-the-sum",
+        name="compiled-min-p-of-zero",
         file="specserve/sampling/law_kernels.py",
         symbol="_weigh",
         was="keep_possible(room.scaled, int(cut[0]), cut[1], cut[2], room.weights, room.ids)",

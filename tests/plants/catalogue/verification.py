@@ -134,7 +134,7 @@ PLANTS = [
         ways=_COMPILED,
     ),
     Plant(
-        name="residual-of-the-mean",
+        name="residual-of-either-side",
         file="specserve/sampling/verification/ratio.py",
         symbol="residual_probs",
         was="residual = draft_law.subtracted_from(target_probs).clamp_(min=0.0)",
