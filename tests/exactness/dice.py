@@ -94,7 +94,7 @@ class DieDrafter:
     """`Drafter` without weights: a context is a number of positions.
 
     Laws turn with the row, with the block (its position and anchor) and with the slot, as those of
-    a model do: whoever takes one for another is found, unless they are four rows or positions apart.
+    a model do: whoever takes one for another is found, unless they lie four rows apart.
     """
 
     name = "die"

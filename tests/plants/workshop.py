@@ -92,6 +92,8 @@ def _output_of(command: list[str], tree: Path) -> str:
     finally:
         _end(process)
         _running.discard(process)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def end_all() -> None:
@@ -101,7 +103,7 @@ def end_all() -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """With whatever its tests left behind."""
+    """With its children, but for those that have sessions of their own and end with their parents."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
