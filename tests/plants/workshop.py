@@ -103,7 +103,7 @@ def end_all() -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """With its children, but for those that have sessions of their own and end with their parents."""
+    """With its children; those with sessions of their own end when their parents do."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
