@@ -158,7 +158,7 @@ PLANTS = [
         becomes="""
             del table[kept:]
         """,
-        tests=(_CONTEXT,),
+        tests=(f"{_CONTEXT}::test_pages_are_neither_lost_nor_shared_over_a_long_life",),
         breaks="rejected tokens that reach over a page's end cost their page for good",
         ways=_ASYNC,
     ),
