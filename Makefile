@@ -27,8 +27,7 @@ ifeq ($(KERNELS),)
 endif
 
 .venv/.compiled: .venv/.installed $(KERNELS)
-	$(BIN)/python -m specserve.models.forward_trial
-	$(BIN)/python -m specserve.drafters.steps
+	$(BIN)/python -m specserve.backends
 	touch $@
 
 .venv/.installed: pyproject.toml constraints/cpu.txt constraints/gpu.txt

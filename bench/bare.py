@@ -15,7 +15,7 @@ from bench.breakdown import measure_rounds
 from bench.pinned_child import answer_jobs
 from bench.processes import usage
 from bench.records import ForwardJob, ForwardTimes, RoundJob, RoundTimes, Setup
-from specserve.backends.cuda import cuda_graphs
+from specserve.backends.choose import choose_backend
 from specserve.models.attention import AttentionBatch
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
@@ -25,18 +25,18 @@ from target_node.runner import Runner
 def load_runner(setup: Setup) -> Runner:
     """The model and cache that a rank of the service would have."""
     torch.set_num_threads(setup.threads)
-    if setup.cuda_graphs:
-        cuda_graphs.use()
+    device = torch.device(setup.device)
     model = load_model(
         setup.folder,
         dtype=getattr(torch, setup.dtype),
-        device=torch.device(setup.device),
+        device=device,
         parallel=TensorParallel(),
         ballast=setup.ballast,
         deterministic=setup.deterministic,
     )
     return Runner(
         model,
+        backend=choose_backend(device, cuda_graphs=setup.cuda_graphs),
         num_blocks=setup.num_blocks + 1,
         block_size=setup.block_size,
         deterministic=setup.deterministic,

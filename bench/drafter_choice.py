@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from specserve.backends.choose import choose_backend
 from specserve.drafters import colocated
 from specserve.drafters.protocol import Drafter
 from specserve.errors import InvalidField
@@ -135,6 +136,7 @@ def load_choice(
         choice.located(target),
         target=target,
         model=model,
+        backend=choose_backend(model.embedding.device),
         num_context_tokens=num_context_tokens,
         max_positions=max_positions,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from bench.rounds import Answer, Round, Run, Turn
+from specserve.backends.choose import choose_backend
 from specserve.drafters.protocol import Drafter
 from specserve.models.config import ModelSpec
 from specserve.models.transformer import Transformer
@@ -129,13 +130,12 @@ def build_node(
 ) -> TargetNode:
     """Rank 0 of a target of one rank, as `target_node.start` puts it together."""
     spec, cache = runner.model.config, runner.cache
-    device = runner.model.embedding.device
     pool = BlockPool(cache.num_blocks, cache.block_size, prefix_cache=prefix_cache)
     scheduler = Scheduler(pool, max_batch_rows=max_batch_rows, max_batch_tokens=max_batch_tokens)
     sampler = Sampler(
         eos_token_ids=tuple(spec.eos_token_ids),
         max_model_len=spec.max_position_embeddings,
-        device=device,
+        backend=runner.backend,
         default_rule=VerificationRule.COUPLED if speculating is None else speculating.rule,
     )
     speculation: SpeculationSource = NoSpeculation()
@@ -167,11 +167,12 @@ def _speculation(
         vocab_size=model.config.vocab_size,
         num_kept=speculating.num_kept,
         gamma=speculating.gamma,
-        device=model.embedding.device,
+        backend=runner.backend,
     )
     least = speculating.min_survival
-    device = model.embedding.device.type
-    prices = RoundPrices(device, timed_forwards(runner, scheduler)) if least is None else None
+    prices = None
+    if least is None:
+        prices = RoundPrices(runner.backend, timed_forwards(runner, scheduler))
     admission = Admission(
         gamma=draft.gamma,
         scheduler=scheduler,
@@ -199,7 +200,11 @@ class Engine:
         self._size = size
         self._control = ScriptedControl()
         runner = Runner(
-            model, num_blocks=size.num_blocks, block_size=_BLOCK_SIZE, deterministic=True
+            model,
+            backend=choose_backend(model.embedding.device),
+            num_blocks=size.num_blocks,
+            block_size=_BLOCK_SIZE,
+            deterministic=True,
         )
         self.node = build_node(
             cast(TargetControl, self._control),  # the node uses nothing else of it

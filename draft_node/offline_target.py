@@ -39,10 +39,8 @@ class OfflineTarget:
         self.model = model
         self.layers = layers
         self._context = torch_context(
-            num_layers=spec.num_layers,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            num_tokens=num_tokens,
+            spec,
+            num_tokens,
             dtype=model.embedding.dtype,
             device=model.embedding.device,
         )

@@ -15,8 +15,9 @@ from draft_node.prespeculation.fan_out import FanOutRule
 from draft_node.prespeculation.presolve import Presolve
 from draft_node.prespeculation.waves import WaveSettings
 from draft_node.streams import Streams
-from specserve.backends.cuda import cuda_graphs
-from specserve.drafters import steps
+from specserve.backends import choose as backends
+from specserve.backends.base import Backend
+from specserve.backends.choose import choose_backend
 from specserve.drafters.colocated import describe, layout_of, positions_of
 from specserve.drafters.context_room import ContextRoom
 from specserve.drafters.dialects import read_draft_spec
@@ -33,9 +34,7 @@ from specserve.drafters.spec import LocalHeadSpec
 from specserve.drafters.warm_up import warm_up
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import InvalidField, SpecserveError, Unavailable
-from specserve.models import forward_trial
 from specserve.models.config import ModelSpec
-from specserve.models.linear import can_compile
 from specserve.processes.process import (
     ChildArguments,
     pin,
@@ -65,9 +64,7 @@ log = logging.getLogger(__name__)
 def preload() -> None:
     """What a zygote does for all draft processes on CPUs: the imports above, and kernels."""
     torch.set_num_threads(1)  # what is forked would have none of others
-    if can_compile():
-        forward_trial.are_usable()
-        steps.are_usable()
+    backends.preload()
 
 
 def run_draft(arguments: ChildArguments) -> int:
@@ -119,11 +116,10 @@ def _build(
         torch.cuda.set_device(device)
         sharing = config.num_sharing(placement.device)
         set_nccl_environment(f"draft {arguments.rank}", shares_device=sharing > 1)
-        if config.engine.cuda_graphs:
-            cuda_graphs.use()
     dtype = getattr(torch, config.state_dtype)
     target = TargetWeights.of(Path(config.model.target or ""))
-    options = _options(config, target, dtype, device)
+    backend = choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs))
+    options = _options(config, target, dtype, backend)
     drafter = _load(config, target, options)
     settings = WaveSettings(
         size=speculation.wave,
@@ -151,7 +147,7 @@ def _build(
     return DraftNode(
         introduction,
         streams=streams,
-        presolve=Presolve(drafter, streams, settings, rule=rule, device=device),
+        presolve=Presolve(drafter, streams, settings, rule=rule, backend=backend),
         control=control,
         region=region,
         open_link=_link_opener(config, arguments, region, device),
@@ -194,20 +190,20 @@ def _link_opener(
 
 
 def _options(
-    config: ResolvedConfig, target: TargetWeights, dtype: torch.dtype, device: torch.device
+    config: ResolvedConfig, target: TargetWeights, dtype: torch.dtype, backend: Backend
 ) -> DrafterOptions:
     speculation = config.speculation
     max_positions = config.model.max_model_len or target.spec.max_position_embeddings
     max_positions = min(max_positions, positions_of(speculation) or max_positions)
     options = DrafterOptions(
-        dtype=dtype, device=device, num_context_tokens=0, max_positions=max_positions
+        dtype=dtype, backend=backend, num_context_tokens=0, max_positions=max_positions
     )
     if speculation.drafter == NGRAM:
         return options
     folder = Path(speculation.drafter or "")
     return replace(
         options,
-        num_context_tokens=_num_context_tokens(config, folder, max_positions, device),
+        num_context_tokens=_num_context_tokens(config, folder, max_positions, backend.device),
         layout=layout_of(speculation),
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=describe(speculation)[1],

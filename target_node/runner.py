@@ -7,8 +7,9 @@ Knows neither requests nor sampling. The same object runs on every rank; rank 0 
 
 import torch
 
+from specserve.backends.base import Backend
 from specserve.drafters.protocol import FeatureSpec
-from specserve.models.forward import Cache, make_forward
+from specserve.models.forward import Cache
 from specserve.models.transformer import Transformer
 from target_node.batch import ForwardBatch
 from target_node.speculation.feature_cache import FeatureCache
@@ -21,15 +22,17 @@ class Runner:
         self,
         model: Transformer,
         *,
+        backend: Backend,
         num_blocks: int,
         block_size: int,
         deterministic: bool,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """`kv_dtype`: see `make_forward`."""
+        """`kv_dtype`: see `Backend.make_forward`."""
         self.model = model
         self.features: list[FeatureCache] = []  # one for each drafter that reads any
-        self.passes = make_forward(
+        self.backend = backend
+        self.passes = backend.make_forward(
             model,
             num_blocks=num_blocks,
             block_size=block_size,

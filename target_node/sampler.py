@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from specserve.backends.base import Backend, VerifiedRows
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.logprobs import token_logprobs
-from specserve.sampling.sampling import prepare, sample
 from specserve.sampling.state import SamplingState
-from specserve.sampling.verification import compiled_ratio, recorded_ratio
-from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
+from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.commit import Commit, commit_of
 from specserve.sampling.verification.equality import Walk, walk
 from specserve.sampling.verification.rule import VerificationRule, judged_by, rule_for_life
-from specserve.sampling.verification.verify import verify
 from specserve.types import FinishReason, Logprobs
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
@@ -52,15 +50,6 @@ class SampledRow:
 
 
 @dataclass(frozen=True)
-class _Outcomes:
-    """On the host, one a row that samples."""
-
-    num_accepted: list[int]
-    next_tokens: list[int]
-    spoiled_rows: list[bool]
-
-
-@dataclass(frozen=True)
 class _Wanted:
     """One position whose log probabilities somebody asked for."""
 
@@ -78,17 +67,13 @@ class Sampler:
         *,
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
-        device: torch.device,
+        backend: Backend,
         default_rule: VerificationRule = VerificationRule.COUPLED,
     ) -> None:
         """`default_rule` is that of requests without a seed of their own."""
-        prepare(device)
-        if default_rule is not VerificationRule.COUPLED:
-            compiled_ratio.prepare(device)
-            recorded_ratio.prepare(device)
         self.eos_token_ids = eos_token_ids
         self.max_model_len = max_model_len
-        self.device = device
+        self.backend = backend
         self.default_rule = default_rule
         self.num_broken_laws = 0  # rows whose drafted tokens came with laws that are none
         self._states: dict[Sequence, SamplingState] = {}
@@ -147,7 +132,9 @@ class Sampler:
         self._report(rows, ends, logits, results)
         return results
 
-    def _outcomes(self, rows: list[Row], logits: torch.Tensor, laws: DraftLaw | None) -> _Outcomes:
+    def _outcomes(
+        self, rows: list[Row], logits: torch.Tensor, laws: DraftLaw | None
+    ) -> VerifiedRows:
         states = [self.state(row.sequence) for row in rows]
         if all(map(self._is_judged_by_equality, rows, states)):
             return self._outcomes_by_equality(rows, states, logits)
@@ -161,19 +148,9 @@ class Sampler:
             )
             for row, state in zip(rows, states, strict=True)
         ]
-        way = compiled_ratio if logits.device.type == "cpu" else recorded_ratio
-        judged = way.judge_rows(logits, to_verify, laws)
-        if judged is not None:
-            _, broken, spoiled = judged.flags.T.tolist()
-            self.num_broken_laws += sum(broken)
-            return _Outcomes(judged.num_accepted.tolist(), judged.next_tokens.tolist(), spoiled)
-        found = verify(logits, VerificationBatch.build(to_verify, self.device), laws)
-        # One table, because each copy from a device waits for it.
-        flags = found.spoiled_rows.long(), found.broken_laws.long()
-        table = torch.stack((found.num_accepted, found.next_tokens, *flags))
-        num_accepted, next_tokens, spoiled, broken = table.tolist()
-        self.num_broken_laws += sum(broken)
-        return _Outcomes(num_accepted, next_tokens, [bool(each) for each in spoiled])
+        found = self.backend.verify(logits, to_verify, laws)
+        self.num_broken_laws += sum(found.has_broken_probs)
+        return found
 
     def _is_judged_by_equality(self, row: Row, state: SamplingState) -> bool:
         """As a row without drafted tokens is by any rule."""
@@ -185,21 +162,21 @@ class Sampler:
 
     def _outcomes_by_equality(
         self, rows: list[Row], states: list[SamplingState], logits: torch.Tensor
-    ) -> _Outcomes:
+    ) -> VerifiedRows:
         """The cheapest way: nothing but the target's own tokens leaves the device."""
         paths = [state.along(row.drafted) for row, state in zip(rows, states, strict=True)]
-        batch = SamplingBatch.build([each for path in paths for each in path], self.device)
-        drawn = sample(logits, batch).token_ids.tolist()
+        batch = SamplingBatch.build([each for path in paths for each in path], self.backend.device)
+        drawn = self.backend.sample(logits, batch).token_ids.tolist()
         walks: list[Walk] = []
         for row in rows:
             end = row.verify_len + 1
             walks.append(walk(row.drafted, drawn[:end]))
             del drawn[:end]
         num_accepted, next_tokens, spoiled = (list(column) for column in zip(*walks, strict=True))
-        return _Outcomes(num_accepted, next_tokens, spoiled)
+        return VerifiedRows(num_accepted, next_tokens, spoiled, [False] * len(rows))
 
     def _result(
-        self, row: Row, outcomes: _Outcomes, place: int, logits: torch.Tensor, first: int
+        self, row: Row, outcomes: VerifiedRows, place: int, logits: torch.Tensor, first: int
     ) -> SampledRow:
         """Cut an outcome where plain decoding would stop, and advance the sequence's state.
 
@@ -219,7 +196,7 @@ class Sampler:
             num_accepted=commit.num_accepted,
             finish_reason=commit.finish_reason,
             fault=fault,
-            is_spoiled=outcomes.spoiled_rows[place],
+            is_spoiled=outcomes.has_bad_logits[place],
         )
 
     def _commit(self, row: Row, num_accepted: int, next_token: int) -> Commit:

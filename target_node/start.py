@@ -10,10 +10,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from specserve.backends.cuda import cuda_graphs
+from specserve.backends import choose as backends
+from specserve.backends.choose import choose_backend
 from specserve.errors import Exhausted, SpecserveError
-from specserve.models import forward_trial
-from specserve.models.linear import can_compile
 from specserve.models.loader import kernels_for, load_with
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
@@ -58,8 +57,7 @@ _LOOK_S = 0.02  # between looks for it
 def preload() -> None:
     """What a zygote does for all ranks on CPUs: the imports above, and kernels."""
     torch.set_num_threads(1)  # what is forked would have none of others
-    if can_compile():
-        forward_trial.are_usable()
+    backends.preload()
 
 
 def run_rank(arguments: ChildArguments) -> int:
@@ -98,7 +96,7 @@ def run_rank(arguments: ChildArguments) -> int:
         report_failure(arguments.ready_fd, failure)
         raise
     if ranks.size > 1:
-        cuda_graphs.forget()
+        runner.backend.forget()
         dist.destroy_process_group()
     return 0
 
@@ -140,8 +138,6 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         torch.cuda.set_device(device)
         sharing = config.num_sharing(placement.device)
         set_nccl_environment(f"target {arguments.rank}", shares_device=sharing > 1)
-        if config.engine.cuda_graphs:
-            cuda_graphs.use()
     _join_group(config, arguments)
     ballast = parse_count(config.model.ballast) if config.model.ballast else 0
     folder = Path(config.model.target or "")
@@ -164,6 +160,7 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         kernels.check_halved()
     runner = Runner(
         model,
+        backend=choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs)),
         num_blocks=_num_blocks(config, model),
         block_size=config.engine.block_size,
         deterministic=bool(config.engine.deterministic),
@@ -227,7 +224,7 @@ def _leader(
     sampler = Sampler(
         eos_token_ids=tuple(spec.eos_token_ids),
         max_model_len=max_model_len,
-        device=runner.model.embedding.device,
+        backend=runner.backend,
         default_rule=_default_rule(config),
     )
     return TargetNode(
@@ -313,7 +310,7 @@ def time_forwards(node: TargetNode, forwards: ForwardTimes) -> None:
         forward,
         node.scheduler.pool,
         max_tokens=node.scheduler.max_batch_tokens,
-        rehearse=node.runner.model.embedding.device.type == "cuda",
+        rehearse=node.runner.backend.is_asynchronous,
     )
 
 

@@ -5,10 +5,9 @@ from unittest import mock
 
 import torch
 
+from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.block_drafter import BlockDrafter
-from specserve.drafters.block_passes import TorchBlockPasses
 from specserve.drafters.confidence_head import ConfidenceHead
-from specserve.drafters.context import torch_context
 from specserve.drafters.load import DrafterOptions, load_drafter
 from specserve.drafters.markov_head import GatedHead, RnnHead
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, SpeculationBatch
@@ -16,6 +15,7 @@ from specserve.drafters.weights import TargetWeights
 from specserve.models.rope import inverse_frequencies
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.drawing import BlockLayout
+from tests.backends.chosen import BACKEND
 from tests.golden_case import PROBABILITY_TOLERANCE, Case, Session, find_target, load_target
 
 ROW = 3
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 def options(**changes) -> DrafterOptions:
     settings = {
         "dtype": torch.float32,
-        "device": CPU,
+        "backend": BACKEND,
         "num_context_tokens": 256,
         "max_positions": 128,
     }
@@ -185,18 +185,10 @@ def _load(case: Case, target: TargetWeights | None) -> list[BlockDrafter]:
 def by_torch(drafter: BlockDrafter) -> BlockDrafter:
     """The same drafter, with empty contexts, whose passes torch makes."""
     backbone = drafter.backbone
-    spec = backbone.spec.decoder
-    context = torch_context(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        num_tokens=256,
-        dtype=torch.float32,
-        device=CPU,
-    )
     return BlockDrafter(
         backbone,
-        TorchBlockPasses(backbone, context),
+        backend=TorchBackend(CPU),
+        num_context_tokens=256,
         head=drafter.head,
         confidence_head=drafter.confidence_head,
         target_ids=drafter.target_ids,

@@ -10,10 +10,10 @@ import torch
 from safetensors import safe_open
 
 from specserve.models.attention import AttentionBatch
-from specserve.models.forward import make_forward
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
+from tests.backends.chosen import BACKEND
 
 FIXTURES = Path(__file__).parent / "fixtures" / "golden"
 TOLERANCE = 5e-5
@@ -84,7 +84,7 @@ class Session:
         self.length = 0
         num_blocks = -(-max_len // BLOCK_SIZE)
         self.block_table = np.arange(1, num_blocks + 1)  # block 0 is the null block
-        self.passes = make_forward(
+        self.passes = BACKEND.make_forward(
             target, num_blocks=num_blocks + 1, block_size=BLOCK_SIZE, deterministic=True
         )
 

@@ -16,7 +16,8 @@ from specserve.drafters.serial_head import SerialHead
 from specserve.drafters.spec import LocalHeadKind, LocalHeadSpec
 from specserve.drafters.weights import TargetWeights
 from specserve.models.config import read_spec
-from tests.golden_blocks import CPU, ROW, Recorder, num_rounds, options
+from tests.backends.chosen import BACKEND
+from tests.golden_blocks import ROW, Recorder, num_rounds, options
 from tests.golden_case import FIXTURES, Case, NotACase, Session, find_target, load_target
 
 
@@ -96,7 +97,7 @@ def compare_local_head(case: Case) -> None:
     def load(kind: LocalHeadKind, alpha: float, beta: float) -> SerialHead:
         chosen = LocalHeadOptions(alpha, beta, kind, counts)
         return load_local_head(
-            case.folder, spec, target=target, dtype=torch.float32, device=CPU, options=chosen
+            case.folder, spec, target=target, dtype=torch.float32, backend=BACKEND, options=chosen
         )
 
     forced, long_logits = case.input("forced_ids"), case.input("long_logits")

@@ -20,6 +20,7 @@ from draft_node.calibration.fit import Fitted, figures, mean_ece
 from draft_node.calibration.metrics import survivals
 from draft_node.calibration.texts import Prompt, write_texts
 from draft_node.offline_target import OfflineTarget
+from specserve.backends.choose import choose_backend
 from specserve.drafters.attach_calibration import confidence_head, listen
 from specserve.drafters.law_confidence import LawRecorder
 from specserve.drafters.load import DrafterOptions, load_drafter
@@ -59,7 +60,7 @@ def calibration_error(
     longest = max(len(prompt.token_ids) for prompt in chosen) + plan.calibration_tokens + _RESERVE
     options = DrafterOptions(
         dtype=torch.float32,
-        device=model.embedding.device,
+        backend=choose_backend(model.embedding.device),
         num_context_tokens=plan.batch_size * longest,
         max_positions=longest,
         local_head=folders[1] if len(folders) > 1 else None,

@@ -15,6 +15,7 @@ from draft_node.calibration.report import summary_table
 from draft_node.calibration.texts import Text, read_prompts, write_texts
 from draft_node.offline_target import OfflineTarget
 from draft_node.training.export import CHECKSUMS, write_checksums
+from specserve.backends.choose import choose_backend
 from specserve.commands.calibrate import Job
 from specserve.drafters.attach_calibration import confidence_head, listen
 from specserve.drafters.law_confidence import LawRecorder
@@ -153,7 +154,7 @@ def _load_pair(job: Job, model: Transformer, longest: int) -> _Pair:
     """With room for texts of `longest` positions, drafts included."""
     options = DrafterOptions(
         dtype=torch.float32,
-        device=torch.device(job.device),
+        backend=choose_backend(torch.device(job.device)),
         num_context_tokens=_BATCH_SIZE * longest,
         max_positions=longest,
         local_head=job.local_head,

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specserve.backends.cpu import rank_kernels
 from specserve.drafters.slot_scores import SlotScores
 from specserve.noise import Purpose, exponential_noise_at
 
@@ -28,12 +27,6 @@ class SlotNoise:
     sample_indices: Tensor
     positions: Tensor  # absolute, of the next token: no noise beyond it is ever looked at
     is_shared: Tensor  # bool [N]
-
-
-def prepare(device: torch.device) -> None:
-    """Compile now what would otherwise be compiled in the middle of a round, if it is needed."""
-    if device.type == "cpu":
-        rank_kernels.are_usable()
 
 
 def rank_candidates(
@@ -74,27 +67,12 @@ def rank_all(
         matches = target_ids == excluded_ids[:, None]
         excluded = torch.where(matches.any(1), matches.int().argmax(1), NO_TOKEN)
     count = min(num_candidates, scores.shape[1])
-    if scores.device.type == "cpu" and rank_kernels.are_usable():
-        best, places = map(torch.from_numpy, _ranked(scores, noise, rows, slots, excluded, count))
-    else:
-        ranked = torch.where(slots.is_shared[:, None], scores - noise[rows], scores)
-        columns = torch.arange(scores.shape[1], device=scores.device)
-        ranked.masked_fill_(columns == excluded[:, None], -torch.inf)
-        best, places = ranked.topk(count, dim=1)
+    ranked = torch.where(slots.is_shared[:, None], scores - noise[rows], scores)
+    columns = torch.arange(scores.shape[1], device=scores.device)
+    ranked.masked_fill_((columns == excluded[:, None]) | ranked.isnan(), -torch.inf)
+    best, places = ranked.topk(count, dim=1)
     ids = places if target_ids is None else target_ids[places]
     return _candidates(ids, best, num_candidates)
-
-
-def _ranked(
-    scores: Tensor, noise: Tensor, rows: Tensor, slots: SlotNoise, excluded: Tensor, count: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The best and their columns, [N, count] each, compiled."""
-    found = np.empty((len(scores), count), np.int64)
-    best = np.empty(found.shape, np.float32)
-    rows_of = np.where(slots.is_shared.numpy(), rows.numpy(), rank_kernels.NO_ROW)
-    arrays = (scores.contiguous().numpy(), noise.contiguous().numpy(), rows_of)
-    rank_kernels.rank_slots(*arrays, excluded.contiguous().numpy(), found, best)
-    return best, found
 
 
 def _candidates(ids: Tensor, scores: Tensor, count: int) -> NDArray[np.int64]:

@@ -21,21 +21,11 @@ from draft_node.prespeculation.fan_out import (
 from draft_node.prespeculation.outcome_kind import OutcomeKind
 from draft_node.prespeculation.outcomes import NO_TOKEN, outcome_weights
 from draft_node.prespeculation.speculation_cache import DraftedBlock
-from specserve.backends.cpu import outcome_kernels
 from specserve.transport.link.messages import RowReport
 
 _Order = tuple[Counts, Counts, Floats, int]  # numbers accepted, ranks, values; how many are due
 # P(a token stands) for a block in flight that is not ours: it has no confidence.
 _FOREIGN_CONFIDENCE = 0.5
-
-
-def prepare(rule: FanOutRule) -> None:
-    """Compile now what would otherwise be compiled in the middle of a round, if it is needed.
-
-    Wherever drafts are made: plans are the host's.
-    """
-    if rule is FanOutRule.MEASURED:
-        outcome_kernels.are_usable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,27 +138,10 @@ class Planner:
         """`candidates` [S, R]: `NO_TOKEN` where there is none."""
         weights = outcome_weights(flight.confidences, flight.verify_len, flight.num_slots)
         num_candidates = (candidates != NO_TOKEN).sum(axis=1)
-        if self.rule is FanOutRule.MEASURED and outcome_kernels.are_usable():
-            order = self._by_gain(kind, flight, weights, num_candidates)
-        else:
-            order = self._by_shares(kind, flight, weights, num_candidates)
+        order = self._order(kind, flight, weights, num_candidates)
         return Plan(flight, candidates, *order)
 
-    def _by_gain(
-        self, kind: OutcomeKind, flight: InFlight, weights: Floats, num_candidates: Counts
-    ) -> _Order:
-        """Of the measured rule, by which what is within the budget is what comes first."""
-        size = self.fan_out + self.num_spare
-        places, values = np.empty((2, size), np.int64), np.empty(size)
-        rates = self.curves.recovery_and_bonus(kind)
-        count = outcome_kernels.order_outcomes(
-            weights, *rates, flight.verify_len, num_candidates, places, values
-        )
-        num_due = int(np.count_nonzero(values[: min(count, self.fan_out)]))
-        count = min(count, num_due + self.num_spare)
-        return *places[:, :count], values[:count], num_due
-
-    def _by_shares(
+    def _order(
         self, kind: OutcomeKind, flight: InFlight, weights: Floats, num_candidates: Counts
     ) -> _Order:
         rates = self.curves.rates(kind, flight.verify_len, num_candidates)

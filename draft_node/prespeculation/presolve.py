@@ -19,16 +19,14 @@ import torch
 from draft_node.prespeculation.candidates import Flight, candidates_of
 from draft_node.prespeculation.fan_out import AcceptancePrior, FanOutRule, HitCurves
 from draft_node.prespeculation.outcome_kind import OutcomeKind
-from draft_node.prespeculation.outcomes import prepare as prepare_ranks
 from draft_node.prespeculation.plan import Planner, in_flight
-from draft_node.prespeculation.plan import prepare as prepare_plans
 from draft_node.prespeculation.punctuality import Punctuality
 from draft_node.prespeculation.round import Round, one_family
 from draft_node.prespeculation.speculation_cache import SpeculationCache, told_block
 from draft_node.prespeculation.wave_size import WaveSize
 from draft_node.prespeculation.waves import Branch, Wave, WaveDrafter, WaveSettings
 from draft_node.streams import Streams
-from specserve.backends.cuda import cuda_graphs
+from specserve.backends.base import Backend
 from specserve.drafters.pass_clock import LEAST_PASSES
 from specserve.drafters.protocol import Drafter
 from specserve.transport.link.frames import MAX_ROUND
@@ -47,10 +45,8 @@ class Presolve:
         settings: WaveSettings,
         *,
         rule: FanOutRule = FanOutRule.MEASURED,
-        device: torch.device,
+        backend: Backend,
     ) -> None:
-        prepare_ranks(device)
-        prepare_plans(rule)
         self.cache = SpeculationCache()
         self.curves = HitCurves(settings.fan_out)
         self.prior = AcceptancePrior(drafter.gamma)
@@ -59,8 +55,8 @@ class Presolve:
         self._drafter = drafter
         self._streams = streams
         self._settings = settings
-        self._device = device
-        self._waves = WaveDrafter(drafter, self.cache, settings, device)
+        self._backend = backend
+        self._waves = WaveDrafter(drafter, self.cache, settings, backend.device)
         self._planner = Planner(rule, settings.fan_out, 2 * settings.size, self.curves)
         self._sizes = WaveSize(
             self.prior,
@@ -107,7 +103,7 @@ class Presolve:
             if before.look_s < math.inf and not (was_late and before.is_rushed):
                 self.punctuality.observe(was_late=was_late)
         if row.foresight is not None:
-            block = told_block(row, row.foresight, self._device)
+            block = told_block(row, row.foresight, self._backend.device)
         elif row.awaits and block is not None and len(block.token_ids) < LEAST_PASSES:
             block = None  # the target has it and cannot use it
         lead_s = lead_s or math.inf
@@ -194,7 +190,9 @@ class Presolve:
                 for each, flight in zip(rounds, flights, strict=True)
             ]
         )
-        candidates = candidates_of(flights, self._settings.fan_out, self._waves.noise, self._device)
+        candidates = candidates_of(
+            flights, self._settings.fan_out, self._waves.noise, self._backend.device
+        )
         for each, flight, ranked in zip(rounds, flights, candidates, strict=True):
             each.plan = self._planner.plan(each.kind, flight.in_flight, ranked)
 
@@ -213,12 +211,12 @@ class Presolve:
             for each in family:  # time only gets less
                 each.is_closed |= each.due_s == due_s
             return self._draft_outcomes(rounds)  # others may have more of it
-        began_s, num_recorded = time.perf_counter(), cuda_graphs.num_recorded()
+        began_s, num_first_calls = time.perf_counter(), self._backend.num_first_calls
         branches = self._take_wave(family, size)
         wave = self._draft(family, branches, due_s=due_s)
         if wave is not None:
             self._send(wave)
-        if wave is not None and cuda_graphs.num_recorded() == num_recorded:
+        if wave is not None and self._backend.num_first_calls == num_first_calls:
             self._sizes.observe(
                 needs_law=family[0].kind.needs_law,
                 num_blocks=len(branches),

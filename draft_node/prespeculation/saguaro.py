@@ -13,7 +13,6 @@ from torch import Tensor
 
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.drawing import BlockLayout, Drawing, DrawingRule
-from specserve.sampling.race import Race
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,6 @@ class Saguaro:
 
         def law(self) -> DraftLaw | None:
             return self.inner.law()
-
-        def race(self) -> Race | None:
-            return None
-
-        def take(self, law: DraftLaw) -> None:
-            self.inner.take(law)
-
-        def note(self, token_ids: Tensor) -> None:
-            self.inner.note(token_ids)
 
 
 def prepared_per_slot(fan_out: int, gamma: int) -> int:

@@ -23,7 +23,6 @@ from draft_node.stream import Stream
 from specserve.drafters.protocol import DraftBatch, Drafter, SpeculationBatch, Worth
 from specserve.drafters.slot_scores import BatchScores
 from specserve.noise import OnceKeys
-from specserve.noise import prepare as prepare_noise
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.drawing import Coupled, DrawingRule, Greedy, Sampled
 from specserve.sampling.noise_table import NoiseTable
@@ -136,7 +135,6 @@ class WaveDrafter:
         settings: WaveSettings,
         device: torch.device,
     ) -> None:
-        prepare_noise(device)
         self.epoch = 0  # of the attachment; part of every key of the rejection family
         self.noise = NoiseTable()  # of the output, as drawn with
         self._drafter = drafter

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from draft_node.training.frozen_target import FrozenTarget
+from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.dialects import read_draft_spec
 from specserve.drafters.load import load_features
 from specserve.drafters.spec import BlockSpec, DraftSpec
@@ -22,7 +23,9 @@ def given_spec(folder: Path, target: FrozenTarget, flag: str) -> DraftSpec:
     try:
         spec = read_draft_spec(folder)
         weights = TargetWeights(target.folder, target.spec)
-        load_features(folder, weights, dtype=torch.float32, device=torch.device("cpu"))
+        load_features(
+            folder, weights, dtype=torch.float32, backend=TorchBackend(torch.device("cpu"))
+        )
     except Unsupported as error:
         raise InvalidField(flag, str(error)) from error
     return spec

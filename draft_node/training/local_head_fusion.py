@@ -17,6 +17,7 @@ import torch
 from draft_node.calibration.collect import Conditions, collect
 from draft_node.calibration.texts import Prompt, Text, write_texts
 from draft_node.offline_target import OfflineTarget
+from specserve.backends.choose import choose_backend
 from specserve.drafters.attach_calibration import listen
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.dialects import read_draft_spec
@@ -118,7 +119,7 @@ class _Loop:
         longest = plan.prompt_len + plan.num_tokens + _RESERVE
         room = longest * _CONDITIONS.batch_size
         options = DrafterOptions(
-            torch.float32, device, num_context_tokens=room, max_positions=longest,
+            torch.float32, choose_backend(device), num_context_tokens=room, max_positions=longest,
             local_head=head, calibrated=False,
         )  # fmt: skip
         self._weights = TargetWeights.of(target, model)
@@ -138,7 +139,7 @@ class _Loop:
             replace(self._spec, alpha=alpha, beta=beta),
             target=self._weights,
             dtype=torch.float32,
-            device=self._device,
+            backend=choose_backend(self._device),
             options=LocalHeadOptions(alpha, beta),
         )
         samples = collect(self.target, self._drafter, texts, _CONDITIONS, recorder=self._recorder)

@@ -9,11 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specserve.backends.cuda.cuda_graphs import are_used
+from specserve.backends.base import Backend
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.batching import context_lens, flat_positions
-from specserve.drafters.block_passes import BlockPasses
-from specserve.drafters.compiled_blocks import CompiledDraws
 from specserve.drafters.confidence_head import ConfidenceHead
 from specserve.drafters.in_flight import InFlightTokens
 from specserve.drafters.protocol import (
@@ -23,8 +21,6 @@ from specserve.drafters.protocol import (
     LawConfidence,
     SpeculationBatch,
 )
-from specserve.drafters.recorded_draws import RecordedDraws
-from specserve.drafters.recorded_entries import RecordedEntries
 from specserve.drafters.serial_head import SerialHead
 from specserve.drafters.spec import Layout
 from specserve.sampling.drawing import BlockLayout, Drawing, DrawingRule
@@ -42,40 +38,38 @@ class BlockDrafter:
     def __init__(
         self,
         backbone: Backbone,
-        passes: BlockPasses,
         *,
+        backend: Backend,
+        num_context_tokens: int,
         head: SerialHead | None = None,
         confidence_head: ConfidenceHead | None = None,
         law_confidence: LawConfidence | None = None,
         target_ids: Tensor | None = None,
     ) -> None:
-        """`target_ids` [DV]: ids of the draft vocabulary; None where that is the target's.
+        """Contexts have `num_context_tokens` positions over all rows.
 
+        `target_ids` [DV]: ids of the draft vocabulary; None where that is the target's.
         `law_confidence` is used only without a confidence head.
         """
         spec = backbone.spec
         self.backbone = backbone
-        self.context = passes.context
+        self._passes = backend.block_passes(backbone, num_tokens=num_context_tokens)
+        self.context = self._passes.context
         self.name = spec.name
         self.gamma = spec.gamma
         self.feature_size = spec.decoder.hidden_size
         self.features = FeatureSpec(spec.feature_layers, backbone.projector)
         self.head = head
-        self._draws = CompiledDraws.of(head)
         self.confidence_head = confidence_head
         self.law_confidence = law_confidence
         self.target_ids = target_ids
         self._first_slot = 1 if spec.layout is Layout.FILL_IN else 0
-        self._passes = passes
         # Tokens in flight become entries as they do in a block: by the layers' own keys. The next
         # draft computes them; should they be needed before, this does.
         self._in_flight = InFlightTokens()
         device = backbone.embedding.device
         self._block_ids = torch.full((1, spec.block_size), spec.mask_token_id, device=device)
-        self._recorded = self._entries = None
-        if are_used(device):
-            self._recorded = RecordedDraws(self._drawn, spec.draft_vocab_size, device)
-            self._entries = RecordedEntries(backbone, passes.context)
+        self._draws = backend.block_draws(self._drawn, spec.draft_vocab_size)
 
     def context_len(self, row: int) -> int:
         return self.context.rows.length(row)
@@ -90,11 +84,7 @@ class BlockDrafter:
             self._in_flight.add(update.rows, update.starts, update.counts, token_ids)
             return
         positions = flat_positions(update.starts, update.counts)
-        if self._entries is None or not self._entries.keep(
-            update.features, positions.numpy(), slots
-        ):
-            positions = positions.to(self._block_ids.device)
-            self.context.write(slots, *self.backbone.context_entries(update.features, positions))
+        self._passes.write_context(update.features, positions.numpy(), slots)
 
     def _compute_in_flight(self) -> None:
         entering = self._in_flight.all()
@@ -121,13 +111,9 @@ class BlockDrafter:
             vocab_size=self.backbone.spec.decoder.vocab_size,
             target_ids=self.target_ids,
         )
-        drawing, drawn = rule.begin(layout), None
-        if self._recorded is not None:
-            drawn = self._recorded.draw(
-                hidden, batch.anchor_ids, drawing, keep_logits=batch.keep_logits
-            )
-        if drawn is None:
-            drawn = self._drawn(hidden, batch.anchor_ids, drawing)
+        drawn = self._draws.draw(
+            hidden, batch.anchor_ids, rule.begin(layout), keep_logits=batch.keep_logits
+        )
         if not batch.keep_logits:
             return replace(drawn, logits=None)
         return replace(drawn, target_ids=self.target_ids)
@@ -174,18 +160,11 @@ class BlockDrafter:
         drawing: Drawing,
     ) -> SpeculationBatch:
         reads_laws = self.law_confidence is not None and self.confidence_head is None
-        at_once = None
-        if self._draws is not None and not reads_laws:
-            at_once = self._draws.draw(base_logits, anchor_ids, drawing)
-        drawn = [] if at_once is None else [at_once]
+        drawn: list[Tensor] = []
         confidences: list[Tensor] = []
-        run, first = head.begin(hidden, base_logits), sum(part.shape[1] for part in drawn)
-        if at_once is not None and first < self.gamma:
-            drawing.note(at_once)
-        previous_ids = drawn[0][:, -1] if first else anchor_ids
-        for slot in range(first, self.gamma):
-            has_bias = at_once is not None and slot == first
-            logits = base_logits[:, slot] if has_bias else run.logits(slot, previous_ids)
+        run, previous_ids = head.begin(hidden, base_logits), anchor_ids
+        for slot in range(self.gamma):
+            logits = run.logits(slot, previous_ids)
             if self.law_confidence is not None and reads_laws:
                 confidences.append(self.law_confidence(slot, logits[:, None]))
             drawn.append(drawing.draw(slot, logits[:, None]))

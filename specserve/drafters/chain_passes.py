@@ -1,4 +1,4 @@
-"""How a language model makes the passes of its chains: by torch, or each in one compiled call."""
+"""The passes that a language model's chains need of a backend."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -6,13 +6,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specserve.backends.cpu.step_kernels import Passes
 from specserve.drafters.batching import flat_positions
 from specserve.drafters.branch_attention import Entering
-from specserve.drafters.chain_attention import ChainAttention
-from specserve.drafters.context import Context, TorchContext
-from specserve.models.attention import TorchAttention
-from specserve.models.transformer import Transformer
+from specserve.drafters.context import Context
 
 
 class ChainPasses(Protocol):
@@ -41,67 +37,6 @@ class ChainPasses(Protocol):
     def run(self, token_ids: Tensor) -> Tensor:
         """Final hidden states [B, H] of the chains' next tokens [B], valid until the next call."""
         ...
-
-    @property
-    def are_compiled(self) -> bool:
-        """Whether there is `by_address`."""
-        ...
-
-    def by_address(self) -> Passes:
-        """All passes of the draft call, to be made by address instead of by `run`."""
-        ...
-
-
-class TorchPasses:
-    """The target's own layers, with attention of chains: on any device, in any dtype."""
-
-    def __init__(self, model: Transformer, context: TorchContext) -> None:
-        spec = model.config
-        self.context = context
-        self._model = model
-        self._causal = TorchAttention(context.cache, num_heads=spec.num_heads, deterministic=False)
-        self._attention = ChainAttention(
-            context, num_heads=spec.num_heads, scale=spec.head_dim**-0.5
-        )
-
-    def enter(self, entering: Entering) -> None:
-        token_ids, positions = entering_tokens(entering, self._model.embedding.device)
-        self._causal.plan(self.context.causal_batch(entering.rows, entering.counts))
-        self._model.forward(token_ids, positions, self._causal)
-
-    def plan(
-        self,
-        rows: Sequence[int],
-        lengths: Sequence[int],
-        num_passes: int,
-        entering: Entering | None,
-    ) -> None:
-        self._attention.plan(rows, lengths, num_passes, entering=entering)
-        device = self._model.embedding.device
-        self._positions, self._num_passes = torch.tensor(lengths, device=device), 0
-        self._entering = None if entering is None else entering_tokens(entering, device)
-
-    @property
-    def are_compiled(self) -> bool:
-        return False
-
-    def by_address(self) -> Passes:
-        raise NotImplementedError("torch's passes have no address")
-
-    def run(self, token_ids: Tensor) -> Tensor:
-        num_chains = len(token_ids)
-        # Drafts past the model's last position are never used, but must not fail.
-        positions = self._positions + self._num_passes
-        positions = positions.clamp(max=self._model.num_positions - 1)
-        if self._entering is not None:
-            first_ids, first_positions = self._entering
-            token_ids = torch.cat([first_ids, token_ids])
-            positions = torch.cat([first_positions, positions])
-            self._entering = None
-        hidden, _ = self._model.forward(token_ids, positions, self._attention)
-        self._attention.advance()
-        self._num_passes += 1
-        return hidden[-num_chains:]
 
 
 def entering_tokens(entering: Entering, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
-"""A drafter for a target in the same process: what `target_node` starts by this module's name."""
+"""A drafter for a target in the same process."""
 
 from pathlib import Path
 
+from specserve.backends.base import Backend
 from specserve.drafters.dialects import read_draft_spec
 from specserve.drafters.load import (
     DEFAULT_GAMMA,
@@ -26,6 +27,7 @@ def load(
     *,
     target: Path,
     model: Transformer,
+    backend: Backend,
     num_context_tokens: int,
     max_positions: int,
 ) -> Drafter:
@@ -38,7 +40,7 @@ def load(
     own_len = positions_of(speculation)
     options = DrafterOptions(
         dtype=model.embedding.dtype,
-        device=model.embedding.device,
+        backend=backend,
         num_context_tokens=num_context_tokens,
         max_positions=min(max_positions, own_len or max_positions),
         layout=layout_of(speculation),
@@ -53,7 +55,9 @@ def load(
     return drafter
 
 
-def load_feature_spec(folder: str, *, target: Path, model: Transformer) -> FeatureSpec | None:
+def load_feature_spec(
+    folder: str, *, target: Path, model: Transformer, backend: Backend
+) -> FeatureSpec | None:
     """What the running target `model` has to keep for a drafter that runs elsewhere.
 
     `folder` as in `SpeculationConfig.drafter`; only the feature projection is loaded. None for a
@@ -61,9 +65,8 @@ def load_feature_spec(folder: str, *, target: Path, model: Transformer) -> Featu
     """
     if folder == NGRAM:
         return None
-    embedding = model.embedding
     weights = TargetWeights.of(target, model)
-    return load_features(Path(folder), weights, dtype=embedding.dtype, device=embedding.device)
+    return load_features(Path(folder), weights, dtype=model.embedding.dtype, backend=backend)
 
 
 def describe(speculation: SpeculationConfig) -> tuple[str, int]:

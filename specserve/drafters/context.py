@@ -14,6 +14,7 @@ from torch import Tensor
 from specserve.drafters.context_room import PAGE
 from specserve.errors import Exhausted
 from specserve.models.attention import AttentionBatch
+from specserve.models.config import ModelSpec
 from specserve.models.kv_cache import NULL_BLOCK, CacheShape, KVCache
 
 BLOCK_SIZE = PAGE  # tokens of a page
@@ -162,19 +163,13 @@ def num_pages(num_tokens: int) -> int:
 
 
 def torch_context(
-    *,
-    num_layers: int,
-    num_kv_heads: int,
-    head_dim: int,
-    num_tokens: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    spec: ModelSpec, num_tokens: int, *, dtype: torch.dtype, device: torch.device
 ) -> TorchContext:
     """An empty one for torch's attention: `num_tokens` positions, over all rows, rounded up."""
     shape = CacheShape(
-        num_layers=num_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
         num_blocks=num_pages(num_tokens),
         block_size=BLOCK_SIZE,
     )

@@ -7,7 +7,6 @@ local head is added.
 from specserve.drafters.backbone import load_backbone
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.draft_vocabulary import draft_vocabulary
-from specserve.drafters.passes import block_passes
 from specserve.drafters.serial_head import SerialHead
 from specserve.drafters.spec import BlockSpec
 from specserve.drafters.weights import DraftWeights
@@ -28,7 +27,8 @@ def load_dflash(
     backbone = load_backbone(weights, spec, max_positions + spec.block_size)
     return BlockDrafter(
         backbone,
-        block_passes(backbone, num_tokens=num_context_tokens),
+        backend=weights.backend,
+        num_context_tokens=num_context_tokens,
         head=head,
         target_ids=draft_vocabulary(weights, spec.decoder.vocab_size),
     )

@@ -6,7 +6,6 @@ from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.confidence_head import load_confidence_head
 from specserve.drafters.draft_vocabulary import TABLE_DTYPES, draft_vocabulary, table_shapes
 from specserve.drafters.markov_head import load_markov_head, markov_tensors
-from specserve.drafters.passes import block_passes
 from specserve.drafters.spec import BlockSpec
 from specserve.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights
 
@@ -46,7 +45,8 @@ def load_dspark(
     backbone = load_backbone(weights, spec, max_positions + spec.block_size)
     return BlockDrafter(
         backbone,
-        block_passes(backbone, num_tokens=num_context_tokens),
+        backend=weights.backend,
+        num_context_tokens=num_context_tokens,
         head=load_markov_head(weights, spec.markov) if spec.markov else None,
         confidence_head=load_confidence_head(weights, spec.confidence) if spec.confidence else None,
         target_ids=draft_vocabulary(weights, spec.decoder.vocab_size),

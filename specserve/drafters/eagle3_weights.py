@@ -130,13 +130,6 @@ def load_eagle3(
                 device=weights.device,
             ),
         ),
-        torch_context(
-            num_layers=1,
-            num_kv_heads=decoder.num_kv_heads,
-            head_dim=decoder.head_dim,
-            num_tokens=num_context_tokens,
-            dtype=weights.dtype,
-            device=weights.device,
-        ),
+        torch_context(decoder, num_context_tokens, dtype=weights.dtype, device=weights.device),
         target_ids=draft_vocabulary(weights, decoder.vocab_size),
     )

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import torch
 
+from specserve.backends.base import Backend
 from specserve.drafters.batching import context_lens, refuse_gap
 from specserve.drafters.chain_ending import ChainEnding
-from specserve.drafters.chain_steps import Chains
+from specserve.drafters.chain_steps import ChainSteps
 from specserve.drafters.in_flight import InFlightTokens
-from specserve.drafters.passes import chain_passes
 from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
@@ -20,7 +20,6 @@ from specserve.drafters.protocol import (
     LawConfidence,
     SpeculationBatch,
 )
-from specserve.drafters.steps import chain_steps
 from specserve.models.transformer import Transformer
 from specserve.sampling.drawing import BlockLayout, DrawingRule
 
@@ -39,6 +38,7 @@ class LanguageModelDrafter:
         self,
         model: Transformer,
         *,
+        backend: Backend,
         gamma: int,
         num_context_tokens: int,
         law_confidence: LawConfidence | None = None,
@@ -49,7 +49,7 @@ class LanguageModelDrafter:
         self.features: FeatureSpec | None = None
         self.model = model
         self.law_confidence = law_confidence
-        self._passes = chain_passes(model, num_tokens=num_context_tokens, longest=gamma)
+        self._passes = backend.chain_passes(model, num_tokens=num_context_tokens, longest=gamma)
         self.context = self._passes.context
         self._waiting = InFlightTokens()
         self._ending = ChainEnding()
@@ -90,9 +90,7 @@ class LanguageModelDrafter:
         )
         entering = self._waiting.all()
         self._passes.plan(batch.rows, lengths, most, entering)
-        steps = chain_steps(
-            Chains(self.model, self._passes, self.law_confidence, drawing, batch, most)
-        )
+        steps = ChainSteps(self.model, self._passes, self.law_confidence, drawing, batch, most)
         self._ending.begin(batch, has_confidences=self.law_confidence is not None)
         drawn = steps.run(self._ending)
         self._waiting.computed()

@@ -14,11 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specserve.backends.cpu import confidence_kernels as kernels
-from specserve.backends.cpu.confidence_trial import are_usable
-
 Floats = NDArray[np.float64]
-Singles = NDArray[np.float32]
 
 _RIDGE = 1e-4  # a share of the samples: keeps coefficients of unused slots finite
 _MAX_STEPS = 50
@@ -50,12 +46,6 @@ def by_position(values: Sequence[float] | Floats, num_positions: int) -> Floats:
 
 def law_features(logits: Tensor) -> Tensor:
     """Draft logits [B, S, V] -> log of the largest probability, and entropy: [B, S, 2] float32."""
-    # By torch the two cost three times as much, which of a pass of few chains is a tenth.
-    is_plain = logits.device.type == "cpu" and logits.dtype == torch.float32
-    if is_plain and not logits.requires_grad and are_usable():
-        found = logits.new_empty(*logits.shape[:-1], 2)
-        kernels.law_features(logits.flatten(0, 1).contiguous().numpy(), found.view(-1, 2).numpy())
-        return found
     logs = logits.float().log_softmax(dim=-1)
     # A token that is impossible (minus infinity) adds nothing, instead of 0 times infinity.
     entropy = -(logs.exp() * logs.clamp(min=-1e4)).sum(dim=-1)
@@ -92,7 +82,6 @@ class FittedLawConfidence:
     def of(
         model: LawModel, temperatures: list[float], device: torch.device
     ) -> "FittedLawConfidence":
-        are_usable()  # compiled before anybody waits for it
         weights = torch.tensor([model.log_max_prob, model.entropy], device=device)
         scales = 1 / torch.tensor(temperatures, device=device)
         return FittedLawConfidence(
@@ -103,11 +92,6 @@ class FittedLawConfidence:
         raw, num_slots = law_features(logits) @ self.weights, logits.shape[1]
         scales, biases = (self._of(x, first_slot, num_slots) for x in (self.scales, self.biases))
         return torch.addcmul(biases, raw, scales).sigmoid_()
-
-    def coefficients(self, num_slots: int) -> tuple[Singles, Singles, Singles]:
-        """Weights [2], and biases and scales of the first slots, [num_slots] each, on a CPU."""
-        slots = np.minimum(np.arange(num_slots), len(self.biases) - 1)
-        return self.weights.numpy(), self.biases.numpy()[slots], self.scales.numpy()[slots]
 
     @staticmethod
     def _of(by_slot: Tensor, first: int, count: int) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from specserve.backends.base import Backend
 from specserve.drafters.attach_calibration import attach
 from specserve.drafters.backbone import load_projector
 from specserve.drafters.dflash import load_dflash
@@ -63,7 +64,7 @@ class DrafterOptions:
     """Where a drafter runs and how much it may remember."""
 
     dtype: torch.dtype
-    device: torch.device
+    backend: Backend
     num_context_tokens: int  # over all rows
     max_positions: int  # of one row, prompt and answer
     layout: Layout | None = None  # for checkpoints that do not tell
@@ -74,6 +75,10 @@ class DrafterOptions:
     chains_end: bool = False
     calibrated: bool = True  # use the calibration beside the drafter, if it was made for both
     bits: int = 32  # of weights and inputs at least, on a CPU: 8, 16 or 32
+
+    @property
+    def device(self) -> torch.device:
+        return self.backend.device
 
 
 def load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:
@@ -119,7 +124,7 @@ def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOp
         weights = DraftWeights(
             checkpoint,
             dtype=options.dtype,
-            device=options.device,
+            backend=options.backend,
             target=target,
             bits=options.bits,
         )
@@ -138,7 +143,7 @@ def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOp
 
 
 def load_features(
-    folder: Path, target: TargetWeights, *, dtype: torch.dtype, device: torch.device
+    folder: Path, target: TargetWeights, *, dtype: torch.dtype, backend: Backend
 ) -> FeatureSpec | None:
     """What `target` has to keep for the drafter in `folder`, without the rest of its weights.
 
@@ -151,7 +156,7 @@ def load_features(
         spec = with_usual_layers(folder, spec, target.spec)
     _check_fits(folder, spec, target, max_positions=0)
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
-        weights = DraftWeights(checkpoint, dtype=dtype, device=device, target=target)
+        weights = DraftWeights(checkpoint, dtype=dtype, backend=backend, target=target)
         spec = _checked(weights, spec)
         if isinstance(spec, Eagle3Spec):
             return FeatureSpec(spec.feature_layers, eagle3_projector(weights, spec))
@@ -274,7 +279,9 @@ def _local_head(options: DrafterOptions, target: TargetWeights | None) -> Serial
     spec = read_draft_spec(folder)
     if not isinstance(spec, LocalHeadSpec) or target is None:
         raise Unsupported(f"{folder}: not a local head, or no target whose embeddings it reads")
-    return load_local_head(folder, spec, target=target, dtype=options.dtype, device=options.device)
+    return load_local_head(
+        folder, spec, target=target, dtype=options.dtype, backend=options.backend
+    )
 
 
 def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDrafter:
@@ -292,4 +299,9 @@ def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDraft
     with Checkpoint(folder) as checkpoint:
         for name in checkpoint.names():
             refuse_non_finite(folder, name, checkpoint.read(name).to(options.dtype))
-    return LanguageModelDrafter(model, gamma=gamma, num_context_tokens=options.num_context_tokens)
+    return LanguageModelDrafter(
+        model,
+        backend=options.backend,
+        gamma=gamma,
+        num_context_tokens=options.num_context_tokens,
+    )

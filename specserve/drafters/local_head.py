@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from specserve.backends.base import Backend
 from specserve.drafters.serial_head import SerialHead, SerialRun
 from specserve.drafters.spec import LocalHeadKind, LocalHeadSpec
 from specserve.drafters.weights import DraftWeights, TargetWeights
@@ -110,7 +111,7 @@ def load_local_head(
     *,
     target: TargetWeights,
     dtype: torch.dtype,
-    device: torch.device,
+    backend: Backend,
     options: LocalHeadOptions | None = None,
 ) -> SerialHead:
     """The head in `folder`. Raises `Unsupported` for a checkpoint that does not fit the target.
@@ -124,12 +125,12 @@ def load_local_head(
             f"{folder}: vocab_size: {spec.vocab_size}, the target has {target.spec.vocab_size}"
         )
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
-        weights = DraftWeights(checkpoint, dtype=dtype, device=device, target=target)
+        weights = DraftWeights(checkpoint, dtype=dtype, backend=backend, target=target)
         kind = _checked_kind(weights, spec, options.kind)
         counts = options.counts
         if UNIGRAM_COUNTS in checkpoint:
             counts = checkpoint.read(UNIGRAM_COUNTS)
-        prior = _prior(folder, counts, _first(options.beta, spec.beta), device)
+        prior = _prior(folder, counts, _first(options.beta, spec.beta), backend.device)
         if kind is LocalHeadKind.GRU:
             return _gru_head(weights, spec, alpha, prior)
         return LocalMarkovHead(

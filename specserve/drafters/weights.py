@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from specserve.backends.base import Backend
 from specserve.errors import Unsupported
 from specserve.models.checkpoint import Checkpoint
 from specserve.models.config import ModelSpec, read_spec
@@ -45,25 +46,26 @@ class TargetWeights:
 
 
 class DraftWeights:
-    """Tensors of one open checkpoint as a drafter on `device` wants them."""
+    """Tensors of one open checkpoint as a drafter wants them that `backend` computes."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         *,
         dtype: torch.dtype,
-        device: torch.device,
+        backend: Backend,
         target: TargetWeights | None,
         bits: int = 32,
     ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
-        self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+        self.backend = backend
+        self.device = torch.empty(0, device=backend.device).device  # "cuda" becomes "cuda:0"
         self.target = target
         # Nothing that is verified depends on the bits of a draft: the fastest kernels will do.
         self._kernels = Kernels(
             dtype=dtype,
-            device=device,
+            device=self.device,
             deterministic=False,
             half_weights=bits < 32,
             input_bits=bits,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specserve.models.large_pages import large_zeros
+from specserve.backends.cpu.large_pages import large_zeros
 
 NULL_BLOCK = 0
 WIDEST_TILE = 16  # keys

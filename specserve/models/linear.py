@@ -14,9 +14,9 @@ from typing import Protocol
 
 import torch
 
+from specserve.backends.cpu.row_kernels import RowKernels, Storage, row_kernels
 from specserve.errors import Unsupported
 from specserve.models.dealing import Share, Shares, StackedRows
-from specserve.models.row_kernels import RowKernels, Storage, row_kernels
 
 PIECES = 8  # that a tiled product's output columns come in
 # What few rows are padded to. Four stream a weight 20-25 % faster than one where it was measured,

@@ -18,7 +18,7 @@ taken in chunks of tiles. Their inputs are taken in parts, so that what is cut s
 caches; sums wait in y for the next part.
 """
 
-from specserve.models.row_code import checked, task
+from specserve.backends.cpu.codegen.row_code import checked, task
 from specserve.models.tile_steps import (
     PANEL,
     ROWS,

@@ -9,7 +9,7 @@
 
 from collections.abc import Iterator
 
-from specserve.models.row_code import AHEAD_BYTES, LINE_BYTES
+from specserve.backends.cpu.codegen.row_code import AHEAD_BYTES, LINE_BYTES
 
 STEP = 32  # inputs of a tile
 COLUMNS = 16  # of a tile

@@ -37,8 +37,6 @@ class DraftLaw:
         """
         probs = weights.double() / weights.sum(dim=1, keepdim=True, dtype=torch.float64)
         probs = probs.to(weights.dtype)  # where the least of weights may vanish
-        if _are_in_order(ids, probs):
-            return DraftLaw(ids, probs)
         ids, order = ids.masked_fill(probs <= 0, PAD_ID).sort(dim=1)
         return DraftLaw(ids, probs.gather(1, order))
 
@@ -98,10 +96,3 @@ class DraftLaw:
         # in which a device adds cannot show.
         ids = self.ids.clamp(max=probs.shape[1] - 1)
         return probs.scatter_add(1, ids, -self.probs.to(probs.dtype))
-
-
-def _are_in_order(ids: Tensor, probs: Tensor) -> bool:
-    """Whether entries [N, M] are in canonical form already, where asking costs no wait."""
-    if ids.device.type != "cpu":
-        return False
-    return bool((ids[:, 1:] > ids[:, :-1]).all()) and bool((probs > 0).all())

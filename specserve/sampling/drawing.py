@@ -11,14 +11,11 @@ is shipped is the law that was drawn from.
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from specserve.noise import OnceKeys, Purpose, exponential_noise_at, log_exponential_noise
-from specserve.sampling import law_kernels
+from specserve.noise import OnceKeys, Purpose, exponential_noise, exponential_noise_at
 from specserve.sampling.draft_law import DraftLaw
-from specserve.sampling.race import COUPLED, NO_FLOATS, SAMPLED, Race
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ def log_noise(
     """log E of the target's race at N positions, for every column: int64 [N] to float32 [N, DV]."""
     keys = (seeds, sample_indices, positions, Purpose.OUTPUT)
     if layout.target_ids is None:
-        return log_exponential_noise(*keys, layout.vocab_size)
+        return exponential_noise(*keys, layout.vocab_size).log_()
     return exponential_noise_at(*keys, layout.target_ids.expand(len(seeds), -1)).log_()
 
 
@@ -64,20 +61,7 @@ def fresh_log_noise(
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of [..., DV] and where they are, [..., count], in no promised order."""
-    if logits.device.type != "cpu":
-        return logits.topk(count, dim=-1, sorted=False)
-    is_plain = logits.dtype == torch.float32 and 0 < count <= logits.shape[-1]
-    if is_plain and law_kernels.are_usable():
-        rows = logits.reshape(-1, logits.shape[-1]).contiguous().numpy()
-        found = np.empty((len(rows), count), np.int64)
-        if law_kernels.find_likeliest(rows, found):
-            ids = torch.from_numpy(found.reshape(*logits.shape[:-1], count))
-            return logits.gather(-1, ids), ids
-    # A partition costs a quarter of what topk does.
-    places = np.argpartition(logits.numpy(), logits.shape[-1] - count, axis=-1)
-    # Laws want their tokens in order, and sorting places costs a fifth of sorting tensors.
-    ids = torch.from_numpy(np.sort(places[..., -count:], axis=-1))
-    return logits.gather(-1, ids), ids
+    return logits.topk(count, dim=-1, sorted=False)
 
 
 class Drawing(Protocol):
@@ -92,18 +76,6 @@ class Drawing(Protocol):
 
     def law(self) -> DraftLaw | None:
         """After the last slot: [B * G] laws, block by block; None if the rule needs none."""
-        ...
-
-    def race(self) -> Race | None:
-        """For who draws by himself, slot by slot, instead; None where only `draw` can."""
-        ...
-
-    def take(self, law: DraftLaw) -> None:
-        """The laws [B] of a slot that was drawn so, if the rule needs any."""
-        ...
-
-    def note(self, token_ids: Tensor) -> None:
-        """Tokens [B, S] of slots that were drawn so: `draw` goes on behind them."""
         ...
 
 
@@ -138,17 +110,10 @@ class Greedy:
         target_ids: Tensor | None
 
         def draw(self, first_slot: int, logits: Tensor) -> Tensor:
-            return _as_target_ids(_arg_max(logits), self.target_ids)
+            return _as_target_ids(logits.argmax(dim=-1), self.target_ids)
 
         def law(self) -> DraftLaw | None:
             return None
-
-        def race(self) -> Race | None:
-            return Race.greedy() if self.target_ids is None else None
-
-        def take(self, law: DraftLaw) -> None: ...
-
-        def note(self, token_ids: Tensor) -> None: ...
 
         @property
         def kind(self) -> tuple[type, ...]:
@@ -197,26 +162,11 @@ class Coupled:
             # Slot by slot, so that it stays in cache.
             noise = self.noise.index_select(0, places.flatten()).view(logits.shape)
             race = noise.mul_(self.signs).addcmul_(logits, self.scales)
-            winners = _arg_max(race)
+            winners = race.argmax(dim=-1)
             return _as_target_ids(winners, self.target_ids)
 
         def law(self) -> DraftLaw | None:
             return None
-
-        def race(self) -> Race | None:
-            if self.target_ids is not None or self.noise.device.type != "cpu":
-                return None
-            return Race(
-                COUPLED,
-                self.scales.flatten().numpy(),
-                self.signs.flatten().numpy(),
-                self.noise.numpy(),
-                self.places.numpy(),
-            )
-
-        def take(self, law: DraftLaw) -> None: ...
-
-        def note(self, token_ids: Tensor) -> None: ...
 
         @property
         def kind(self) -> tuple[type, ...]:
@@ -277,27 +227,6 @@ class Sampled:
         laws: list[DraftLaw]  # each [B * S], in order of slots
 
         def draw(self, first_slot: int, logits: Tensor) -> Tensor:
-            drawn = self._draw_compiled(first_slot, logits)
-            return self._draw_by_torch(first_slot, logits) if drawn is None else drawn
-
-        def _draw_compiled(self, first_slot: int, logits: Tensor) -> Tensor | None:
-            """None where that cannot be, or would not be defined."""
-            plain = logits.device.type == "cpu" and logits.dtype == torch.float32
-            if self.target_ids is not None or not (plain and law_kernels.are_usable()):
-                return None
-            num_blocks, num_slots, _ = logits.shape
-            noise = self.noise[:, first_slot : first_slot + num_slots].flatten(0, 1).numpy()
-            ids, probs = np.empty(noise.shape, np.int64), np.empty_like(noise)
-            winners = np.empty(len(noise), np.int64)
-            scales = self.scales.flatten().numpy().repeat(num_slots)
-            rows = logits.flatten(0, 1).contiguous().numpy()
-            noise = np.ascontiguousarray(noise)
-            if not law_kernels.race_of_likeliest(rows, scales, noise, ids, probs, winners):
-                return None
-            self.laws.append(DraftLaw(torch.from_numpy(ids), torch.from_numpy(probs)))
-            return torch.from_numpy(winners).view(num_blocks, num_slots)
-
-        def _draw_by_torch(self, first_slot: int, logits: Tensor) -> Tensor:
             num_blocks, num_slots, _ = logits.shape
             kept, ids = likeliest(logits, self.noise.shape[2])
             gaps = kept - kept.amax(dim=-1, keepdim=True)
@@ -316,23 +245,6 @@ class Sampled:
             probs = torch.cat([law.probs.view(shape) for law in self.laws], dim=1)
             return DraftLaw(ids.flatten(0, 1), probs.flatten(0, 1))
 
-        def race(self) -> Race | None:
-            if self.target_ids is not None or self.noise.device.type != "cpu":
-                return None
-            num_blocks, num_slots, num_kept = self.noise.shape
-            return Race(
-                SAMPLED,
-                self.scales.flatten().numpy(),
-                NO_FLOATS,
-                np.ascontiguousarray(self.noise.reshape(-1, num_kept).numpy()),
-                np.arange(num_blocks * num_slots).reshape(num_blocks, num_slots),
-            )
-
-        def take(self, law: DraftLaw) -> None:
-            self.laws.append(law)
-
-        def note(self, token_ids: Tensor) -> None: ...
-
         @property
         def kind(self) -> tuple[type, ...]:
             return (type(self),)
@@ -342,14 +254,6 @@ class Sampled:
 
         def over(self, tensors: dict[str, Tensor]) -> "Sampled._Draws":
             return replace(self, laws=[], **tensors)
-
-
-def _arg_max(scores: Tensor) -> Tensor:
-    """The place of the largest in the last dimension, the first of equals."""
-    if scores.device.type != "cpu":
-        return scores.argmax(dim=-1)
-    # Vectorised, where torch's own takes eight times as long.
-    return torch.from_numpy(scores.numpy().argmax(axis=-1))
 
 
 def _as_target_ids(ids: Tensor, target_ids: Tensor | None) -> Tensor:

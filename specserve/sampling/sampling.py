@@ -10,32 +10,17 @@ a stage runs on the rows that ask for it and on no other. So a row's result does
 last bit, on the batch it is in. This module knows no requests and no speculation.
 """
 
-import functools
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from specserve import noise
-from specserve.backends.cpu import noise_kernel
-from specserve.backends.cuda import cuda_graphs
-from specserve.backends.cuda.cuda_graphs import RecordedRows
 from specserve.noise import Purpose, exponential_noise
-from specserve.sampling import truncation_kernels
-from specserve.sampling.batch import SamplingBatch, Truncation
+from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.logit_edits import apply_edits
-from specserve.sampling.truncation import fixed_point_mass, mass_bits, padded_top_k, truncate
+from specserve.sampling.truncation import fixed_point_mass, mass_bits, truncate
 
-NO_TOKEN = noise_kernel.NOBODY
-MOST_RECORDED = 1 << 22  # logits, whose kernels take no longer than beginning them does
-
-
-def prepare(device: torch.device) -> None:
-    """Compile now what would otherwise be compiled in the middle of a round, if it is needed."""
-    noise.prepare(device)
-    if device.type == "cpu":
-        truncation_kernels.are_usable()
+NO_TOKEN = -1  # in place of a token where none can be drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +40,8 @@ class Sampled:
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     """Draw the token of every row of `logits`, float32 [R, V], which is left as it is."""
-    if batch.edits is None:
-        if batch.random_rows is None:
-            return Sampled(_likeliest(logits))
-        if batch.greedy_rows is None:
-            winners = _unedited_race(logits, batch)
-            if winners is not None:
-                return Sampled(winners)
+    if batch.edits is None and batch.random_rows is None:
+        return Sampled(_likeliest(logits))
     edited, bad_rows = _edited(logits, batch)
     if batch.random_rows is None:
         token_ids = edited.argmax(dim=1)
@@ -75,17 +55,8 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     return Sampled(token_ids.masked_fill_(bad_rows, NO_TOKEN))
 
 
-def _is_compiled(logits: Tensor) -> bool:
-    on_host = logits.device.type == "cpu" and logits.dtype == torch.float32
-    return on_host and noise_kernel.is_usable()
-
-
 def _likeliest(logits: Tensor) -> Tensor:
     """The greedy tokens of unedited rows, which one exact reduction finds: the first of equals."""
-    if _is_compiled(logits):
-        winners = np.empty(len(logits), np.int64)
-        noise_kernel.likeliest(logits.contiguous().numpy(), winners)
-        return torch.from_numpy(winners)
     largest, token_ids = logits.max(dim=1)  # NaN if any is
     return token_ids.masked_fill_(~largest.isfinite(), NO_TOKEN)
 
@@ -145,8 +116,6 @@ def _edited(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
 
 def _are_bad(logits: Tensor) -> Tensor:
     """Bool [R]: a row's maximum is NaN if any entry is."""
-    if logits.device.type == "cpu":  # what numpy dispatches is little beside torch
-        return torch.from_numpy(~np.isfinite(logits.numpy().max(axis=1)))
     return ~logits.amax(dim=1).isfinite()
 
 
@@ -172,122 +141,10 @@ def _scaled(rows: Tensor, temperatures: Tensor) -> Tensor:
 
 
 def _race(edited: Tensor, batch: SamplingBatch) -> Tensor:
-    """The winners of the random rows, int64 [R_random]; a zero weight never wins.
-
-    How a row is computed depends on that row alone, as all of its bits do.
-    """
-    rows = edited if batch.greedy_rows is None else edited[batch.random_rows]
-    if not _is_compiled(rows):
-        return _race_of(_weights(edited, batch), batch, slice(None))
-    truncation = batch.truncation
-    if truncation is None:
-        return _compiled_race(rows, batch)
-    if len(truncation.places) == len(rows):
-        return _truncated_race(rows, batch, truncation)
-    winners = _compiled_race(rows, batch)
-    winners[truncation.places] = _truncated_race(rows[truncation.places], batch, truncation)
-    return winners
-
-
-def _truncated_race(rows: Tensor, batch: SamplingBatch, truncation: Truncation) -> Tensor:
-    """Of `rows`, those that truncate; compiled where that is to be had."""
-    places = truncation.places
-    temperatures = batch.temperatures[places]
-    if not truncation_kernels.are_usable():
-        scaled = _scaled(rows, temperatures)
-        return _race_of(truncate(scaled, scaled.exp(), truncation), batch, places)
-    positions, sample_indices, seeds = batch.keys[:, places]
-    purposes = torch.full_like(seeds, int(Purpose.OUTPUT))
-    winners = np.empty(len(rows), np.int64)
-    truncation_kernels.race_of_possible(
-        rows.contiguous().numpy(),
-        temperatures.numpy().astype(np.float32),
-        truncation.top_k.numpy(),
-        truncation.top_p.numpy(),
-        truncation.min_p.numpy(),
-        torch.stack((positions, sample_indices, purposes, seeds)).numpy().view(np.uint64),
-        winners,
-    )
-    return torch.from_numpy(winners)
-
-
-def _race_of(weights: Tensor, batch: SamplingBatch, places: Tensor | slice) -> Tensor:
-    """Of the random rows at these places, with weights [K, V]."""
+    """The winners of the random rows, int64 [R_random]; a zero weight never wins."""
+    weights = _weights(edited, batch)
     noise = exponential_noise(
-        batch.seeds[places],
-        batch.sample_indices[places],
-        batch.positions[places],
-        Purpose.OUTPUT,
-        weights.shape[1],
+        batch.seeds, batch.sample_indices, batch.positions, Purpose.OUTPUT, weights.shape[1]
     )
     # Noise is finite and above zero, so noise / 0 is infinity and loses to the likeliest token.
     return noise.div_(weights).argmin(dim=1)
-
-
-def _unedited_race(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
-    """Of a batch whose rows all draw; None: nothing is made for that."""
-    if _is_compiled(logits):
-        return _compiled_race(logits, batch) if batch.truncation is None else None
-    if not cuda_graphs.are_used(logits.device):
-        return None
-    columns = logits, batch.temperatures, batch.keys.T
-    if batch.truncation is None:
-        return _recorded_races()(*columns)
-    cuts = batch.truncation.spread(batch.num_rows)
-    return _recorded_races()(
-        *columns,
-        cuts.top_k,
-        cuts.top_p,
-        cuts.min_p,
-        max_top_k=padded_top_k(cuts.max_top_k),
-        any_top_p=cuts.any_top_p,
-    )
-
-
-@functools.cache
-def _recorded_races() -> RecordedRows:
-    return RecordedRows(_race_by_torch, MOST_RECORDED)
-
-
-def _race_by_torch(
-    logits: Tensor,
-    temperatures: Tensor,
-    keys: Tensor,
-    *cuts: Tensor,
-    max_top_k: int = 0,
-    any_top_p: int = False,
-) -> Tensor:
-    """Logits [R, V], temperatures [R], keys [R, 3]; top_k, top_p and min_p [R] or none of them."""
-    truncation = None
-    if cuts:
-        top_k, top_p, min_p = cuts
-        truncation = Truncation(
-            places=temperatures,  # all rows
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            max_top_k=max_top_k,
-            any_top_p=bool(any_top_p),
-            may_wait=False,
-        )
-    batch = SamplingBatch(
-        num_rows=len(logits),
-        greedy_rows=None,
-        random_rows=temperatures,  # all of them
-        temperatures=temperatures,
-        keys=keys.T,
-        edits=None,
-        truncation=truncation,
-    )
-    drawn = _race_of(_weights(logits, batch), batch, slice(None))
-    return drawn.masked_fill_(_are_bad(logits), NO_TOKEN)
-
-
-def _compiled_race(rows: Tensor, batch: SamplingBatch) -> Tensor:
-    """Of all random rows, nothing truncated; `NO_TOKEN` in bad ones."""
-    keys = batch.keys.numpy()
-    temperatures = batch.temperatures.numpy().astype(np.float32)
-    winners = np.empty(len(rows), np.int64)
-    logits = rows.contiguous().numpy()
-    noise_kernel.race(logits, temperatures, keys.view(np.uint64), int(Purpose.OUTPUT), winners)
-    return torch.from_numpy(winners)

@@ -11,9 +11,7 @@ follow instead is told by logits so edited and cut, as the target's next token i
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from specserve.sampling.batch import LogitEdits, SamplingBatch
@@ -26,7 +24,6 @@ from specserve.sampling.drawing import (
     likeliest,
 )
 from specserve.sampling.logit_edits import apply_edits
-from specserve.sampling.race import Fields, Listed, Race
 from specserve.sampling.state import SamplingState
 
 _CUT = "cut "  # before names of tensors
@@ -54,11 +51,10 @@ class Shaped:
     states: Sequence[SamplingState]  # [B], left as they are
 
     def begin(self, layout: BlockLayout) -> Drawing:
-        inner, device = self.inner.begin(layout), layout.positions.device
-        if device.type != "cpu" and isinstance(inner, TensorDrawing):
-            cut = _Cut.of_blocks(self.states, device)
-            if cut is not None:
-                return _CutDraws(inner, cut)
+        inner = self.inner.begin(layout)
+        cut = _Cut.of_blocks(self.states, layout.positions.device)
+        if cut is not None and isinstance(inner, TensorDrawing):
+            return _CutDraws(inner, cut)
         return Shaped._Draws(inner, layout, [state.fork() for state in self.states])
 
     @dataclass
@@ -80,24 +76,6 @@ class Shaped:
 
         def law(self) -> DraftLaw | None:
             return self.inner.law()
-
-        def race(self) -> Race | None:
-            race = self.inner.race()
-            if race is None:
-                return None
-            fields = _fields_of(self.states)
-            lists = fields.seen, fields.bias, fields.held
-            ids = np.concatenate([each.ids for each in lists])
-            # Nobody looks at an index later on.
-            are_there = not len(ids) or 0 <= ids.min() <= ids.max() < self.layout.vocab_size
-            return race._replace(fields=fields) if are_there else None
-
-        def take(self, law: DraftLaw) -> None:
-            self.inner.take(law)
-
-        def note(self, token_ids: Tensor) -> None:
-            self._advance(token_ids)
-            self.inner.note(token_ids)
 
         def _advance(self, token_ids: Tensor) -> None:
             """Penalties and `min_tokens` know the drafted tokens before."""
@@ -123,15 +101,6 @@ class _CutDraws:
     def law(self) -> DraftLaw | None:
         return self.inner.law()
 
-    def race(self) -> None:
-        return None
-
-    def take(self, law: DraftLaw) -> None:
-        self.inner.take(law)
-
-    def note(self, token_ids: Tensor) -> None:
-        self.inner.note(token_ids)
-
     @property
     def kind(self) -> tuple[type, ...]:
         return (type(self), *self.inner.kind)
@@ -145,37 +114,12 @@ class _CutDraws:
         return _CutDraws(self.inner.over(others), replace(self.cut, **own))
 
 
-def _fields_of(states: Sequence[SamplingState]) -> Fields:
-    """For compiled draws; `states` [B] are those of each block's first token."""
-    cuts, penalties, seen, bias, held = [], [], [], [], []
-    for state in states:
-        own = state.params
-        cuts.append(_cuts_of(state)[1:])
-        penalties.append((own.repetition_penalty, own.frequency_penalty, own.presence_penalty))
-        table, num_held = state.penalties, own.min_tokens - state.num_generated
-        seen.append(((), ()) if table is None else (table.ids, table.counts))
-        bias.append((state.bias_ids, state.bias_values))
-        ids = state.forbidden_ids
-        held.append((ids, [num_held] * len(ids)))
-    temperatures = np.array([state.temperature for state in states], np.float32)
-    cuts_and_penalties = np.array(cuts, np.float64), np.array(penalties, np.float64)
-    return Fields(temperatures, *cuts_and_penalties, _listed(seen), _listed(bias), _listed(held))
-
-
 def _cuts_of(state: SamplingState) -> tuple[float, int, float, float]:
     """Temperature, top_k, top_p and min_p."""
     own = state.params
     if state.is_greedy:
         return 1.0, 0, 1.0, 0.0
     return state.temperature, own.top_k, own.top_p, own.min_p
-
-
-def _listed(of_blocks: Sequence[tuple[ArrayLike, ArrayLike]]) -> Listed:
-    """Tokens and their numbers, by block."""
-    ids = [np.asarray(block_ids, np.int64) for block_ids, _ in of_blocks]
-    values = [np.asarray(block_values, np.float64) for _, block_values in of_blocks]
-    starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-    return Listed(starts, np.concatenate(ids), np.concatenate(values))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ order, hence the same bits on every backend, in every batch, by the short cut an
 import torch
 from torch import Tensor
 
-from specserve.backends.cuda.cuda_graphs import padded
 from specserve.sampling.batch import Truncation
 
 # Likeliest tokens looked at before a full sort, which costs ten times as much: nearly every nucleus
@@ -24,11 +23,6 @@ def mass_bits(num_tokens: int) -> int:
 def fixed_point_mass(weights: Tensor, num_tokens: int) -> Tensor:
     """Weights in 0..1 as int64 counts of 2**-mass_bits, rounded down; sums cannot overflow."""
     return (weights * 2.0 ** mass_bits(num_tokens)).to(torch.int64)
-
-
-def padded_top_k(max_top_k: int) -> int:
-    """Of a recording: few values that are no less, and 0 where nobody asks for any."""
-    return padded(max_top_k) if max_top_k else 0
 
 
 def truncate(scaled: Tensor, weights: Tensor, truncation: Truncation) -> Tensor:

@@ -14,7 +14,7 @@ Receives counts and times, never tokens: a price says nothing of what was drawn 
 
 import time
 
-from specserve.backends.cuda import cuda_graphs
+from specserve.backends.base import Backend
 from specserve.drafters.protocol import Worth
 from target_node.planning.forward_times import ForwardTimes, Line
 from target_node.planning.token_times import MOST, SMOOTHING, TokenTimes
@@ -29,7 +29,7 @@ class RoundPrices:
 
     def __init__(
         self,
-        device_type: str,
+        backend: Backend,
         forwards: ForwardTimes | None = None,
         *,
         may_pause: bool = False,
@@ -41,12 +41,12 @@ class RoundPrices:
         self.drafts = True  # whether the round that began may draft
         self.num_pauses = 0  # begun so far, of all loads
         self._may_pause = may_pause
-        self._device_type = device_type
+        self._backend = backend
         self._timed = forwards or ForwardTimes()
         self._loads: dict[tuple[int, bool], _Load] = {}
-        self._load = _Load(device_type, 1, None)  # before the first round
+        self._load = _Load(backend.turning_point, 1, None)  # before the first round
         self._began_s = self._launched_s = 0.0
-        self._num_tokens = self._num_recorded = self._num_rows = 0
+        self._num_tokens = self._num_first_calls = self._num_rows = 0
         self._is_mixed = False
 
     def begin(self, num_decoding: int, *, is_mixed: bool = False) -> None:
@@ -57,7 +57,7 @@ class RoundPrices:
         self._load = self._of(num_decoding, is_mixed=is_mixed)
         self._num_rows, self._is_mixed = num_decoding, is_mixed
         self.drafts = not self._may_pause or self._load.pauses.drafts
-        self._began_s, self._num_recorded = time.perf_counter(), cuda_graphs.num_recorded()
+        self._began_s, self._num_first_calls = time.perf_counter(), self._backend.num_first_calls
 
     @property
     def tries_again(self) -> bool:
@@ -70,7 +70,7 @@ class RoundPrices:
 
     def observe(self, num_emitted: int, *, wanted_drafts: bool = True) -> None:
         """The round is over, and made so many tokens. Some row `wanted_drafts`, or none did."""
-        if cuda_graphs.num_recorded() != self._num_recorded:
+        if self._backend.num_first_calls != self._num_first_calls:
             return  # which took longer than it will again
         now_s = time.perf_counter()
         round_s = now_s - self._began_s
@@ -93,17 +93,17 @@ class RoundPrices:
         if load is None:
             num_rows = 1 << (bits - 1)
             line = None if is_mixed else self._timed.line(num_rows)
-            load = self._loads[bits, is_mixed] = _Load(self._device_type, num_rows, line)
+            load = self._loads[bits, is_mixed] = _Load(self._backend.turning_point, num_rows, line)
         return load
 
 
 class _Load:
     """Running means of the rounds of one load."""
 
-    def __init__(self, device_type: str, num_rows: int, timed: Line | None) -> None:
+    def __init__(self, turning_point: float, num_rows: int, timed: Line | None) -> None:
         """`timed`: forwards of so many rows, beforehand."""
         self.pauses = DraftPauses()
-        self._forwards = TokenTimes(device_type, None if timed is None else timed.turning_point)
+        self._forwards = TokenTimes(turning_point if timed is None else timed.turning_point)
         self._num_rows = num_rows
         self._timed = timed
         self._num_rounds = 0

@@ -5,9 +5,6 @@ A forward of few tokens takes what its weights take to read, one of many what th
 multiply, and in between every token adds to it. Receives counts and times, never tokens.
 """
 
-# Tokens at which reading weights and multiplying take equally long, before anything was measured:
-# a forward of n tokens takes 1 + n / that.
-TURNING_POINT = {"cpu": 26.0, "cuda": 256.0}
 SMOOTHING = 0.01  # weight of the newest round, once there were many
 MOST = 1.5  # times what was expected is the most that a round counts: others may have had the core
 # Tokens squared, over all rounds that count: until rounds have differed in size by as much, what
@@ -18,10 +15,10 @@ _PRIOR_SQUARES = 6.0
 class TokenTimes:
     """Running moments of the rounds of one load."""
 
-    def __init__(self, device_type: str, turning_point: float | None = None) -> None:
-        """`turning_point`: what was measured of it; None: what is usual on such a device."""
+    def __init__(self, turning_point: float) -> None:
+        """`turning_point`: see `Backend`; as measured, or what is usual on such a device."""
         self.num_rounds = 0
-        self._turning_point = TURNING_POINT[device_type] if turning_point is None else turning_point
+        self._turning_point = turning_point
         self._num_tokens: float = 0.0  # means, ...
         self._seconds: float = 0.0
         self._variance: float = 0.0  # ... of tokens, ...

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Rows
 import numpy as np
 import torch
 
+from specserve.backends.base import Backend
 from specserve.sampling.draft_law import PAD_ID, DraftLaw
 from specserve.telemetry import VerifiedRow
 from specserve.transport.link.messages import BlockKey, Tokens
@@ -46,7 +47,7 @@ class AsynchronousSpeculation:
         features: FeatureCache | None,
         policy: MissPolicy,
         local: LocalDrafts,
-        device: torch.device,
+        backend: Backend,
     ) -> None:
         self.gamma = admission.gamma
         self.drafter = links.drafter
@@ -54,10 +55,11 @@ class AsynchronousSpeculation:
         self._admission = admission
         self.policy = policy
         self._local = local
-        self._device = device
+        self._device = backend.device
         self._table = SpeculationTable()
         self._streams = Streams()
-        self._reporter = Reporter(links, self._streams, admission, features, Lead(device.type))
+        lead = Lead(backend.turning_point)
+        self._reporter = Reporter(links, self._streams, admission, features, lead)
         self._blocks: dict[Sequence, PushedBlock] = {}  # of this round's rows
         self._hits: dict[Sequence, bool] = {}  # of this round's rows
         self._num_lookups = 0

@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from specserve.backends.cuda import cuda_graphs
+from specserve.backends.base import Backend
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow
@@ -76,6 +76,7 @@ class AutoSpeculation:
         self,
         regimes: Mapping[str, SpeculationSource],
         rule_of: Callable[[Sequence], VerificationRule],
+        backend: Backend,
         misses: Mapping[str, Miss] | None = None,
         policy: MissPolicy | None = None,
     ) -> None:
@@ -89,6 +90,7 @@ class AutoSpeculation:
         self._misses = dict(misses or {})
         self._policy = policy or MissPolicy()
         self._rule_of = rule_of
+        self._backend = backend
         self.regime = next(iter(regimes))
         self._is_drafted_always = set(self._misses) == set(regimes)
         self._chooser = (
@@ -105,14 +107,14 @@ class AutoSpeculation:
         self._age = 0  # rounds that the regime has had in a row
         self._began_s = 0.0
         self._ended_s = 0.0
-        self._num_recorded = 0
+        self._num_first_calls = 0
         self._links = self._sources[-1]  # what knows draft processes, if any does
         self._num_turns = 1  # of the target's loop since the latest round; before the first, any
 
     def attach(self, rows: list[Row]) -> list[Row]:
         follows = self._num_turns == 1
         self._began_s = self._ended_s if follows else time.perf_counter()
-        self._num_recorded = cuda_graphs.num_recorded()
+        self._num_first_calls = self._backend.num_first_calls
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         if num_decoding:
             self._choose(rows, is_mixed=num_decoding < len(rows))
@@ -187,7 +189,7 @@ class AutoSpeculation:
         self._ended_s, self._num_turns = time.perf_counter(), 0
         age, self._age = self._age, self._age + 1
         load = self._run.load
-        if cuda_graphs.num_recorded() != self._num_recorded:
+        if self._backend.num_first_calls != self._num_first_calls:
             return records  # the round took longer than it will again
         if load is not None and all(row.sequence.is_decoding for row in rows):
             num_tokens = sum(len(result.token_ids) for result in sampled)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specserve.backends.base import Backend
 from specserve.drafters.context_room import ContextRoom
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch, Worth
 from specserve.drafters.slot_scores import BatchScores, SlotScores
@@ -70,7 +71,7 @@ class ColocatedDraft:
         num_kept: int,
         gamma: int | None = None,
         max_extension: int = 512,
-        device: torch.device,
+        backend: Backend,
     ) -> None:
         """Draws from the `num_kept` likeliest tokens; `gamma` cuts the drafter's own.
 
@@ -84,10 +85,10 @@ class ColocatedDraft:
         self._vocab_size = vocab_size
         self._num_kept = num_kept
         self._max_extension = max_extension
-        self._device = device
+        self._device = backend.device
         # What was rejected is drafted again behind other tokens, by the same noise.
-        is_on_host = device.type == "cpu"  # elsewhere to look what is known would be a wait
-        self._noise: NoiseSource = NoiseTable() if is_on_host else fresh_log_noise
+        # Where the device runs behind, to look what is known already would be a wait for it.
+        self._noise: NoiseSource = fresh_log_noise if backend.is_asynchronous else NoiseTable()
         self._row_of: dict[Sequence, int] = {}
         self._num_ended = 0
         self._starved: set[Sequence] = set()  # no memory for their contexts

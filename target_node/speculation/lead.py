@@ -22,9 +22,10 @@ _LONGEST_S = 1.0  # a pause is no round
 class Lead:
     """Of the rounds of one target."""
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, turning_point: float) -> None:
+        """`turning_point`: see `Backend`."""
         # Rounds that read prompts besides are another matter: many tokens, few of them sampled.
-        self._usual, self._mixed = _Rounds(device_type), _Rounds(device_type)
+        self._usual, self._mixed = _Rounds(turning_point), _Rounds(turning_point)
         self._sent_s = 0.0  # of the last report; 0: none is waiting for a look
         self._rounds, self._num_tokens = self._usual, 0  # of its round
 
@@ -57,8 +58,8 @@ class Lead:
 class _Rounds:
     """Rounds of one kind."""
 
-    def __init__(self, device_type: str) -> None:
-        self._times = TokenTimes(device_type)
+    def __init__(self, turning_point: float) -> None:
+        self._times = TokenTimes(turning_point)
         self._latest: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # tokens, seconds
 
     @property

@@ -59,13 +59,13 @@ def build_speculation(
         if colocated is not None:
             regimes["sync"] = builder.synchronous(_drafting_with(config.speculation, colocated))
         if not arguments.link_fds:
-            return AutoSpeculation(regimes, sampler.rule)
+            return AutoSpeculation(regimes, sampler.rule, runner.backend)
     source = builder.asynchronous(arguments)
     misses = {f"async {miss}": miss for miss in _fallbacks(config.speculation)}
     regimes |= dict.fromkeys(misses, source)
     if len(regimes) == 1:
         return source
-    return AutoSpeculation(regimes, sampler.rule, misses, source.policy)
+    return AutoSpeculation(regimes, sampler.rule, runner.backend, misses, source.policy)
 
 
 def _fallbacks(speculation: SpeculationConfig) -> list[Miss]:
@@ -131,7 +131,7 @@ class _Builder:
                 _fallbacks(speculation)[0], max_wait_s=speculation.draft_wait_ms / 1e3
             ),
             local=local,
-            device=self._device,
+            backend=self._runner.backend,
         )
 
     def _local(self, speculation: SpeculationConfig) -> LocalDrafts:
@@ -164,7 +164,7 @@ class _Builder:
 
     @property
     def _device(self) -> torch.device:
-        return self._runner.model.embedding.device
+        return self._runner.backend.device
 
     def _limits(self, gamma: int, feature_size: int, positions: int | None) -> LinkLimits:
         return LinkLimits(
@@ -219,6 +219,7 @@ class _Builder:
             speculation,
             target=self._target,
             model=runner.model,
+            backend=runner.backend,
             num_context_tokens=num_tokens,
             max_positions=max_len,
         )
@@ -232,7 +233,7 @@ class _Builder:
             num_kept=speculation.num_kept,
             gamma=speculation.gamma,
             max_extension=self._config.engine.max_batch_tokens,
-            device=self._device,
+            backend=runner.backend,
         )
         draft.room = ContextRoom(num_tokens, self._config.engine.block_size, max_len)
         return draft
@@ -241,7 +242,10 @@ class _Builder:
         """What the drafter in `folder` reads; kept once for all that use it."""
         if folder not in self._features:
             spec = colocated_drafters.load_feature_spec(
-                folder, target=self._target, model=self._runner.model
+                folder,
+                target=self._target,
+                model=self._runner.model,
+                backend=self._runner.backend,
             )
             self._features[folder] = None if spec is None else self._runner.keep_features(spec)
         return self._features[folder]
@@ -252,7 +256,7 @@ class _Builder:
         least = self._config.speculation.min_survival
         prices = None
         if least is None:
-            prices = RoundPrices(self._device.type, self._forwards, may_pause=may_pause)
+            prices = RoundPrices(self._runner.backend, self._forwards, may_pause=may_pause)
         return Admission(
             gamma=gamma,
             scheduler=self._scheduler,

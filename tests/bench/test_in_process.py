@@ -10,6 +10,7 @@ from specserve.drafters import colocated
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.sampling.verification.rule import VerificationRule
+from tests.backends.chosen import BACKEND
 from tests.specserve.drafters.checkpoints import DSPARK, write_drafter, write_target
 
 SIZE = EngineSize(max_rows=3, max_len=60)
@@ -84,6 +85,7 @@ def test_a_drafter_that_is_the_target_itself_is_never_rejected(model, folder, ru
         msgspec.structs.replace(located, drafter_bits=32),  # fewer, and it would be another law
         target=folder,
         model=model,
+        backend=BACKEND,
         num_context_tokens=SIZE.num_context_tokens,
         max_positions=SIZE.max_positions(4, model.config),
     )

@@ -8,10 +8,14 @@ import numpy as np
 import torch
 
 from specserve import noise
-from specserve.backends.cuda import cuda_graphs
+from specserve.backends.base import Backend
+from specserve.backends.cuda import noise as recorded_noise
+from specserve.backends.cuda.backend import CudaGraphBackend
+from specserve.backends.cuda.block_draws import RecordedDraws
+from specserve.backends.cuda.block_passes import RecordedBlockPasses
+from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
-from specserve.drafters.recorded_passes import RecordedBlockPasses
 from specserve.noise import OnceKeys, Purpose
 from specserve.sampling.drawing import (
     BlockLayout,
@@ -26,7 +30,7 @@ from specserve.sampling.shaping import shaped
 from tests.exactness.speculative import VOCAB_SIZE
 from tests.specserve.sampling.test_sampling import state
 
-Make = Callable[[torch.dtype, torch.device], Drafter]
+Make = Callable[[torch.dtype, Backend], Drafter]
 # Of all blocks' tokens, those before the first of the block that differs. One block tells nothing:
 # where two tokens are as likely, a bit decides. With a bit of bfloat16 more or less in half of the
 # places of every product they were .88 to .99 of all in 60 runs on a CPU, with errors of 3e-4 in
@@ -55,13 +59,13 @@ class Both:
     """A drafter whose passes are recorded and one whose are not, with the same contexts."""
 
     def __init__(self, make: Make, dtype: torch.dtype, device: torch.device) -> None:
-        plain = make(dtype, device)
-        cuda_graphs.use()
-        recorded = make(dtype, device)
+        plain = make(dtype, TorchBackend(device))
+        recorded = make(dtype, CudaGraphBackend(device))
         assert isinstance(plain, BlockDrafter)
         assert isinstance(recorded, BlockDrafter)
         assert isinstance(recorded._passes, RecordedBlockPasses)
-        self.recorded, self.passes = recorded, recorded._passes
+        assert isinstance(recorded._draws, RecordedDraws)
+        self.recorded, self.passes, self.draws = recorded, recorded._passes, recorded._draws
         self.drafters = plain, recorded
         self._read: list[tuple[torch.Tensor, torch.Tensor]] = []  # results, and copies of then
         self._same: list[torch.Tensor] = []  # of every token
@@ -211,10 +215,8 @@ def compare_blocks(make: Make, dtype: torch.dtype, device: torch.device, near: f
     entered, drafted = both.passes.num_recordings
     assert entered > 1
     assert drafted > 4
-    assert both.recorded._entries is not None
-    assert len(both.recorded._entries) > 3
-    assert both.recorded._recorded is not None
-    assert len(both.recorded._recorded) > 4
+    assert len(both.passes._entries) > 3
+    assert len(both.draws) > 4
     for row in range(4):
         for layer in range(both.recorded.backbone.spec.decoder.num_layers):
             plain, found = (each.context.read(row, layer) for each in both.drafters)
@@ -239,8 +241,7 @@ def compare_cuts(make: Make, device: torch.device) -> None:
         ]
         both.assert_drafts_are_near(rows, shaped(rule, states), 2e-3, unshaped=rule)
     both.assert_most_is_the_same(2e-3)
-    assert both.recorded._recorded is not None
-    kinds = {key.kind for key in both.recorded._recorded._recordings._found}
+    kinds = {key.kind for key in both.draws._recordings._found}
     assert len([kind for kind in kinds if len(kind) == 2]) == 2  # coupled and sampled, cut
 
 
@@ -250,7 +251,7 @@ def compare_noise(device: torch.device) -> None:
     def on_device(numbers: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(numbers).to(device)
 
-    noise._recordings.cache_clear()
+    recorded_noise._recordings.cache_clear()
     rng = np.random.default_rng(0)
     wanted = []
     for num_rows in (1, 2, 3, 5, 5, 8, 3):
@@ -267,8 +268,10 @@ def compare_noise(device: torch.device) -> None:
             partial(keys.uniform, Purpose.ACCEPTANCE),
         ]
     plain = [make().cpu() for make in wanted]
-    cuda_graphs.use()
+    CudaGraphBackend(device)
     found = [make() for make in wanted]
-    assert len(noise._recordings()) == 4 * 4  # numbers of rows, and kinds that share no shape
+    assert (
+        len(recorded_noise._recordings()) == 4 * 4
+    )  # numbers of rows, and kinds that share no shape
     for ours, theirs in zip(found, plain, strict=True):
         assert torch.equal(ours.cpu(), theirs)

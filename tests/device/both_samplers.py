@@ -1,28 +1,22 @@
 """Sampling and the ratio test, recorded and not recorded, asked the same."""
 
 import random
-from unittest import mock
 
-import numpy as np
 import torch
 
-from specserve.backends.cuda import cuda_graphs
-from specserve.sampling import sampling
+from specserve.backends.cuda import sampling as recorded_sampling
+from specserve.backends.cuda import verification as recorded_ratio
+from specserve.backends.cuda.backend import CudaGraphBackend
+from specserve.backends.torch.backend import TorchBackend
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_law import PAD_ID, DraftLaw
-from specserve.sampling.verification import recorded_ratio
-from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
+from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.rule import VerificationRule
-from specserve.sampling.verification.verify import verify
 from tests.specserve.sampling.laws import law_of_likeliest
 from tests.specserve.sampling.test_sampling import state
 
 NUM_TOKENS, NUM_KEPT = 301, 9  # more than a nucleus is looked for among at first
 CUTS = ({"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 40, "top_p": 0.95})
-
-
-def not_recorded() -> object:
-    return mock.patch.object(cuda_graphs._process, "uses", False)
 
 
 def random_rows(source: random.Random, rule: VerificationRule) -> list[RowToVerify]:
@@ -77,7 +71,7 @@ def compare_tests(device: torch.device, rule: VerificationRule, num_rounds: int)
     """Of random rounds; how many tokens stood."""
     recorded_ratio._recordings.cache_clear()
     source, generator = random.Random(str(rule)), torch.Generator().manual_seed(5)
-    cuda_graphs.use()
+    plain, recorded = TorchBackend(device), CudaGraphBackend(device)
     num_accepted = 0
     for _ in range(num_rounds):
         rows = random_rows(source, rule)
@@ -85,16 +79,10 @@ def compare_tests(device: torch.device, rule: VerificationRule, num_rounds: int)
         law, logits = DraftLaw(law.ids.to(device), law.probs.to(device)), logits.to(device)
         kept = logits.clone()
         given = law if law.ids.numel() or source.random() < 0.5 else None
-        found = recorded_ratio.judge_rows(logits, rows, given)
-        assert found is not None
-        with not_recorded():
-            expected = verify(logits, VerificationBatch.build(rows, device), law)
-        flags = expected.bad_rows, expected.broken_laws, expected.spoiled_rows
-        assert found.num_accepted.tolist() == expected.num_accepted.tolist()
-        assert found.next_tokens.tolist() == expected.next_tokens.tolist()
-        assert np.array_equal(found.flags, torch.stack(flags, 1).cpu().numpy())
+        found = recorded.verify(logits, rows, given)
+        assert found == plain.verify(logits, rows, law)
         assert torch.equal(logits.nan_to_num(), kept.nan_to_num())
-        num_accepted += int(found.num_accepted.sum())
+        num_accepted += sum(found.num_accepted)
     kinds = {(key.num_rows, key.cuts) for key in recorded_ratio._recordings()._found}
     assert len(kinds) > 8
     assert len(recorded_ratio._recordings()) < 128  # which is what is kept
@@ -103,9 +91,9 @@ def compare_tests(device: torch.device, rule: VerificationRule, num_rounds: int)
 
 def compare_races(device: torch.device, num_rounds: int) -> None:
     """Of random batches that draw, unedited, from all tokens."""
-    sampling._recorded_races.cache_clear()
+    recorded_sampling._recorded_races.cache_clear()
     source, generator = random.Random(7), torch.Generator().manual_seed(6)
-    cuda_graphs.use()
+    plain, recorded = TorchBackend(device), CudaGraphBackend(device)
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for _ in range(num_rounds):
         rows = random_rows(source, VerificationRule.COUPLED)
@@ -113,9 +101,8 @@ def compare_races(device: torch.device, num_rounds: int) -> None:
         if source.random() < 0.3:
             logits[0, 3] = torch.nan
         batch = SamplingBatch.build([row.state for row in rows], device)
-        ours = sampling.sample(logits, batch).token_ids
-        with not_recorded():
-            found.append((ours, sampling.sample(logits, batch).token_ids))
+        ours = recorded.sample(logits, batch).token_ids
+        found.append((ours, plain.sample(logits, batch).token_ids))
     for ours, theirs in found:  # at last: nothing overwrites what was found before
         assert torch.equal(ours, theirs)
-    assert len(sampling._recorded_races()) > 10  # of 1, 2, 4, 8 and 16 rows, cut or not
+    assert len(recorded_sampling._recorded_races()) > 10  # of 1, 2, 4, 8 and 16 rows, cut or not

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from specserve.backends.cuda.forward import RecordedForward
+from specserve.backends.torch.forward import TorchForward
 from specserve.models.attention import AttentionBatch
-from specserve.models.recorded_forward import RecordedForward
-from specserve.models.torch_forward import TorchForward
 from specserve.models.transformer import Transformer
 
 BLOCK, NUM_BLOCKS = 16, 200

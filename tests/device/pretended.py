@@ -21,9 +21,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specserve import noise
-from specserve.backends.cuda import cuda_graphs
-from specserve.sampling import sampling
-from specserve.sampling.verification import recorded_ratio
+from specserve.backends.cuda import graphs as cuda_graphs
+from specserve.backends.cuda import noise as recorded_noise
+from specserve.backends.cuda import sampling as recorded_sampling
+from specserve.backends.cuda import verification as recorded_ratio
 from tests.device.tape import Tape
 from tests.device.tensors import PretendedTensor, as_on, values_of
 
@@ -255,13 +256,26 @@ def _without_inference_mode() -> Iterator[None]:
         yield
 
 
+def _word_bits(
+    seeds: torch.Tensor,
+    sample_words: torch.Tensor,
+    positions: torch.Tensor,
+    purpose_words: torch.Tensor,
+    blocks: torch.Tensor,
+) -> torch.Tensor:
+    """As torch's dispatcher would choose, which a mode comes before."""
+    on_device = seeds.device.type == "cuda"
+    bits = recorded_noise.philox_floats if on_device else torch.ops.specserve.philox_floats
+    return bits(blocks, positions, sample_words, purpose_words, seeds)
+
+
 @contextmanager
 def pretended_cuda() -> Iterator[PretendedCuda]:
     """A machine with CUDA devices while inside. Fails at the end if devices were ever mixed."""
     caches: list[Callable[[], None]] = [
         noise._constants.cache_clear,
-        noise._recordings.cache_clear,
-        sampling._recorded_races.cache_clear,
+        recorded_noise._recordings.cache_clear,
+        recorded_sampling._recorded_races.cache_clear,
         recorded_ratio._recordings.cache_clear,
     ]
     current = [DEVICE]
@@ -280,6 +294,7 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
         stack.enter_context(_without_inference_mode())
         stack.enter_context(_WithIndex())
         mode = stack.enter_context(PretendedCuda())
+        stack.enter_context(mock.patch.object(noise, "_word_bits", _word_bits))
         stack.enter_context(mock.patch.object(cuda_graphs, "CudaGraphs", partial(Tape, mode)))
         stack.enter_context(mock.patch.object(cuda_graphs, "_process", cuda_graphs._Process()))
         yield mode

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from specserve.backends.choose import choose_backend
 from specserve.drafters.block_drafter import BlockDrafter
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.worlds import drafter_on_device
@@ -18,7 +19,7 @@ NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) f
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_are_those_of_the_cpu(cuda: PretendedCuda, models: Models, name: str, rule: str):
     here = torch.device("cpu")
-    expected = drafted(drafter_on_device(models, name, device=here), here, rule)
+    expected = drafted(drafter_on_device(models, name, backend=choose_backend(here)), here, rule)
     found = drafted(drafter_on_device(models, name), DEVICE, rule)
     assert_close(found, expected, atol=1e-4)
 

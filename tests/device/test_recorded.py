@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from specserve.backends.cuda import cuda_graphs
+from specserve.backends.cuda import graphs as cuda_graphs
+from specserve.backends.cuda.forward import RecordedForward
+from specserve.backends.cuda.padded_attention import PaddedShape
 from specserve.models.attention import AttentionBatch
 from specserve.models.loader import load_model
-from specserve.models.padded_attention import PaddedShape
 from specserve.models.parallel import TensorParallel
-from specserve.models.recorded_forward import RecordedForward
 from tests.device.growing_rows import BLOCK, Rows, assert_near
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.tape import Tape

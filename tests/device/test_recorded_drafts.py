@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from specserve import noise
-from specserve.backends.cuda import cuda_graphs
-from specserve.drafters import recorded_draws
+from specserve.backends.base import Backend
+from specserve.backends.cuda import block_draws as recorded_draws
+from specserve.backends.cuda import noise as recorded_noise
+from specserve.backends.cuda.backend import CudaGraphBackend
 from specserve.drafters.load import load_drafter
 from specserve.drafters.protocol import Drafter
 from specserve.noise import Purpose
@@ -36,10 +38,10 @@ def test_recorded_noise_has_the_bits_of_other_noise(cuda: PretendedCuda):
 
 
 def test_noise_of_many_lanes_is_not_recorded(cuda: PretendedCuda):
-    cuda_graphs.use()
+    CudaGraphBackend(DEVICE)
     rows = torch.tensor([1, 2], device=DEVICE)
-    noise.exponential_noise(rows, rows, rows, Purpose.OUTPUT, noise._MOST_RECORDED_LANES * 4)
-    assert len(noise._recordings()) == 0
+    noise.exponential_noise(rows, rows, rows, Purpose.OUTPUT, recorded_noise._MOST_LANES * 4)
+    assert len(recorded_noise._recordings()) == 0
 
 
 def near(dtype: torch.dtype) -> float:
@@ -61,8 +63,8 @@ def test_blocks_are_those_of_a_pass_that_is_not_recorded(
 def test_confidences_of_laws_are_recorded_with_the_draws(
     cuda: PretendedCuda, models: Models, name: str
 ):
-    def make(dtype: torch.dtype, device: torch.device) -> Drafter:
-        return confident(drafter_on_device(models, name, dtype, device))
+    def make(dtype: torch.dtype, backend: Backend) -> Drafter:
+        return confident(drafter_on_device(models, name, dtype, backend))
 
     compare_blocks(make, torch.float32, DEVICE, 1e-4)
 
@@ -70,8 +72,8 @@ def test_confidences_of_laws_are_recorded_with_the_draws(
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layers_of_gemma4(cuda: PretendedCuda, dtype: torch.dtype):
-    def make(dtype: torch.dtype, device: torch.device) -> Drafter:
-        given = options(device=device, dtype=dtype, num_context_tokens=4096, max_positions=256)
+    def make(dtype: torch.dtype, backend: Backend) -> Drafter:
+        given = options(backend=backend, dtype=dtype, num_context_tokens=4096, max_positions=256)
         return load_drafter(GEMMA4, None, given)
 
     compare_blocks(make, dtype, DEVICE, 2 * near(dtype))
@@ -85,8 +87,7 @@ def test_many_logits_are_not_recorded(
     monkeypatch.setattr(recorded_draws, "_MOST_LOGITS", 4 * 64 * both.recorded.gamma)
     for count, num_recordings in ((5, 0), (4, 1)):
         both.assert_drafts_are_near([0] * count, Greedy(), 1e-4)
-        assert both.recorded._recorded is not None
-        assert len(both.recorded._recorded) == num_recordings
+        assert len(both.draws) == num_recordings
 
 
 def test_gaps_are_as_long_as_they_are_laid_out_at_least(cuda: PretendedCuda, models: Models):
@@ -122,8 +123,8 @@ def test_a_target_whose_draft_is_recorded(
     """Seeded requests say what they say without drafts, others end well."""
     asked = partial(both_kinds, max_tokens=12)
     plain = texts(finished(target_on_device(models), asked()))
-    cuda_graphs.use()
-    target = target_on_device(models, name, default_rule=rule)
+    backend = CudaGraphBackend(DEVICE)
+    target = target_on_device(models, name, default_rule=rule, backend=backend)
     found = texts(finished(target, asked()))
     assert target.sampler.num_broken_laws == 0
     seeded = [key for key in found if key[0].startswith("seeded")]
@@ -134,8 +135,8 @@ def test_a_target_whose_draft_is_recorded(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dspark vanilla", "dspark rnn", "dflash fill in"])
 def test_a_draft_process_whose_passes_are_recorded(cuda: PretendedCuda, models: Models, name: str):
-    cuda_graphs.use()
     settings = {"default_rule": VerificationRule.FORESEEABLE, "miss": Miss.DRAFT_NOW}
+    settings |= {"backend": CudaGraphBackend(DEVICE)}
     with pair_on_device(models, name, Drafting(wave=4, fan_out=8, pace=(4,)), **settings) as pair:
         finished(pair, both_kinds())
         node = pair.drafts[0].node
@@ -154,5 +155,4 @@ def test_edits_are_not_recorded(cuda: PretendedCuda, models: Models):
     both.extend(0, 9)
     edited = shaped(Greedy(), [state(temperature=0.0, frequency_penalty=0.5)])
     both.assert_drafts_are_near([0], edited, 1e-4, unshaped=Greedy())
-    assert both.recorded._recorded is not None
-    assert len(both.recorded._recorded) == 0
+    assert len(both.draws) == 0

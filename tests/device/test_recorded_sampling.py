@@ -6,14 +6,14 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from specserve.backends.cuda import cuda_graphs
-from specserve.backends.cuda.cuda_graphs import RecordedRows
-from specserve.sampling import sampling
+from specserve.backends.cuda import graphs as cuda_graphs
+from specserve.backends.cuda import sampling as recorded_sampling
+from specserve.backends.cuda import verification as recorded_ratio
+from specserve.backends.cuda.backend import CudaGraphBackend
+from specserve.backends.cuda.graphs import RecordedRows
 from specserve.sampling.draft_law import DraftLaw
-from specserve.sampling.verification import recorded_ratio
 from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.rule import VerificationRule
-from target_node.sampler import Sampler
 from tests.device.both_samplers import compare_races, compare_tests, random_laws, random_rows
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.test_target import finished
@@ -52,9 +52,9 @@ def test_a_round_waits_for_the_device_once(cuda: PretendedCuda):
     rows = random_rows(random.Random(3), RULE)
     law, logits = random_laws(rows, torch.Generator().manual_seed(0))
     law, logits = on_device(law), logits.to(DEVICE)
-    recorded_ratio.judge_rows(logits, rows, law)
+    recorded_ratio.verify_recorded(logits, rows, law)
     before = cuda.waits.copy()
-    recorded_ratio.judge_rows(logits, rows, law)
+    recorded_ratio.verify_recorded(logits, rows, law)
     waits = cuda.waits - before
     assert sorted(kind for kind, _ in waits.elements()) == ["read", "upload"]
 
@@ -77,15 +77,9 @@ def test_rows_of_another_kind_are_left_to_verify(
     rows[place] = other
     law = on_device(DraftLaw.certain(torch.tensor([3, 3])))
     logits = LOGITS.to(DEVICE)
-    assert recorded_ratio.judge_rows(logits, rows, law) is None
+    assert recorded_ratio.verify_recorded(logits, rows, law) is None
     twice = [rows[1 - place]] * 2
-    assert recorded_ratio.judge_rows(logits, twice, law) is not None
-
-
-def test_nothing_is_recorded_where_that_is_not_wanted(cuda: PretendedCuda):
-    rows = [RowToVerify(RULE, state(), [3])] * 2
-    law = on_device(DraftLaw.certain(torch.tensor([3, 3])))
-    assert recorded_ratio.judge_rows(LOGITS.to(DEVICE), rows, law) is None
+    assert recorded_ratio.verify_recorded(logits, twice, law) is not None
 
 
 def test_many_logits_are_not_recorded(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch):
@@ -93,8 +87,8 @@ def test_many_logits_are_not_recorded(cuda: PretendedCuda, monkeypatch: pytest.M
     rows = [RowToVerify(RULE, state(), [3])] * 2
     law = on_device(DraftLaw.certain(torch.tensor([3, 3])))
     monkeypatch.setattr(recorded_ratio, "MOST_RECORDED", 4 * 8 - 1)
-    assert recorded_ratio.judge_rows(LOGITS.to(DEVICE), rows, law) is None
-    assert recorded_ratio.judge_rows(LOGITS[:, :7].to(DEVICE), rows, law) is not None
+    assert recorded_ratio.verify_recorded(LOGITS.to(DEVICE), rows, law) is None
+    assert recorded_ratio.verify_recorded(LOGITS[:, :7].to(DEVICE), rows, law) is not None
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 0.999}])
@@ -106,9 +100,9 @@ def test_every_row_is_cut_as_it_asks_for(cuda: PretendedCuda, cut: dict, other: 
     are_cut = [bool(place % 2) for place in range(16)]
     logits = torch.linspace(0, 0.1, 8).expand(16, 8).to(DEVICE)
     for given, only_it in ((rows, are_cut), (rows[::-1], are_cut[::-1])):
-        found = recorded_ratio.judge_rows(logits, given, None)
+        found = recorded_ratio.verify_recorded(logits, given, None)
         assert found is not None
-        likeliest = [token == 7 for token in found.next_tokens.tolist()]
+        likeliest = [token == 7 for token in found.next_tokens]
         assert all(each for each, only in zip(likeliest, only_it, strict=True) if only)
         assert not all(likeliest)
 
@@ -119,7 +113,7 @@ def test_every_drafted_token_has_a_law(cuda: PretendedCuda, num_laws: int | None
     rows = [RowToVerify(RULE, state(), [3])] * 2
     laws = None if num_laws is None else on_device(DraftLaw.certain(torch.zeros(num_laws).long()))
     with pytest.raises(ValueError, match="law"):
-        recorded_ratio.judge_rows(LOGITS.to(DEVICE), rows, laws)
+        recorded_ratio.verify_recorded(LOGITS.to(DEVICE), rows, laws)
 
 
 def test_so_many_rows_are_recorded_at_most(cuda: PretendedCuda):
@@ -167,11 +161,11 @@ def test_a_sampler_judges_so(cuda: PretendedCuda, models: Models):
         replace(request("seeded", PROMPT, seed=7, max_tokens=12), seeded_by_user=True),
     ]
     plain = finished(target_on_device(models, default_rule=RULE), asked, at_once=1)["samples"]
-    cuda_graphs.use()
-    target = target_on_device(models, "dspark vanilla", default_rule=RULE)
+    backend = CudaGraphBackend(DEVICE)
+    target = target_on_device(models, "dspark vanilla", default_rule=RULE, backend=backend)
     found = finished(target, asked, at_once=1)["samples"]
     assert {key.cuts is None for key in recorded_ratio._recordings()._found} == {True, False}
-    assert len(sampling._recorded_races()) > 0
+    assert len(recorded_sampling._recorded_races()) > 0
     assert found["seeded", 0][0] == plain["seeded", 0][0]
 
 
@@ -181,14 +175,4 @@ def test_so_many_logits_are_judged_as_there_are_tokens(cuda: PretendedCuda):
     law = on_device(DraftLaw.certain(torch.tensor([3, 3])))
     for count in (3, 5):
         with pytest.raises(ValueError, match="logits"):
-            recorded_ratio.judge_rows(torch.zeros(count, 8).to(DEVICE), rows, law)
-
-
-def test_what_a_sampler_needs_is_compiled_beforehand(
-    cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch
-):
-    """Noise on the host, which decides what stands."""
-    asked: list[bool] = []
-    monkeypatch.setattr(recorded_ratio.noise_kernel, "is_usable", lambda: asked.append(True))
-    Sampler(eos_token_ids=(), max_model_len=9, device=DEVICE, default_rule=RULE)
-    assert asked
+            recorded_ratio.verify_recorded(torch.zeros(count, 8).to(DEVICE), rows, law)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from specserve.backends.choose import choose_backend
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.sampling.verification.rule import VerificationRule
@@ -61,7 +62,12 @@ def test_a_forward_stays_on_the_device_and_gives_the_cpu_s_logits(
             ballast=120_000,
         )
         runner = Runner(
-            model, num_blocks=200, block_size=16, deterministic=deterministic, kv_dtype=kv_dtype
+            model,
+            backend=choose_backend(device),
+            num_blocks=200,
+            block_size=16,
+            deterministic=deterministic,
+            kv_dtype=kv_dtype,
         )
         found = runner.forward(batch(model.config.vocab_size))
         assert found is not None

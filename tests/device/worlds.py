@@ -9,8 +9,9 @@ from unittest import mock
 import torch
 
 from draft_node.streams import Streams
+from specserve.backends.base import Backend
+from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.protocol import Drafter
-from specserve.models.forward import TorchForward
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
@@ -38,9 +39,9 @@ def model_on_device(
 
 
 def drafter_on_device(
-    models: Models, name: str, dtype: torch.dtype = torch.float32, device: torch.device = DEVICE
+    models: Models, name: str, dtype: torch.dtype = torch.float32, backend: Backend | None = None
 ) -> Drafter:
-    on_device = partial(options, device=device, dtype=dtype)
+    on_device = partial(options, backend=backend or TorchBackend(DEVICE), dtype=dtype)
     chain = on_device(num_context_tokens=4096, gamma=4, max_positions=speculative.MAX_LEN)
     with (
         mock.patch.object(speculative, "options", on_device),
@@ -49,11 +50,11 @@ def drafter_on_device(
         return models.drafter(name)
 
 
-def _move(target: InProcessTarget, *, deterministic: bool) -> None:
+def _move(target: InProcessTarget, backend: Backend, *, deterministic: bool) -> None:
     """What the in-process node places on the CPU by itself."""
-    target.sampler.device = DEVICE
+    target.sampler.backend = target.runner.backend = backend
     cache = target.runner.cache
-    target.runner.passes = TorchForward(
+    target.runner.passes = TorchBackend(DEVICE).make_forward(
         target.runner.model,
         num_blocks=cache.num_blocks,
         block_size=cache.block_size,
@@ -69,15 +70,17 @@ def target_on_device(
     *,
     dtype: torch.dtype = torch.float32,
     deterministic: bool = False,
+    backend: Backend | None = None,
     **settings: Any,
 ) -> InProcessTarget:
-    """Plain decoding, or a drafter beside the target."""
+    """Plain decoding, or a drafter beside the target; its forwards are not recorded."""
+    backend = backend or TorchBackend(DEVICE)
     target = InProcessTarget(
         model_on_device(models, dtype=dtype, deterministic=deterministic),
-        draft=None if drafter is None else drafter_on_device(models, drafter, dtype),
+        draft=None if drafter is None else drafter_on_device(models, drafter, dtype, backend),
         **{"max_model_len": 90} | settings,
     )
-    _move(target, deterministic=deterministic)
+    _move(target, backend, deterministic=deterministic)
     return target
 
 
@@ -89,20 +92,23 @@ def pair_on_device(
     *,
     dtype: torch.dtype = torch.float32,
     deterministic: bool = False,
+    backend: Backend | None = None,
     **settings: Any,
 ) -> Iterator[InProcessPair]:
     """A target and a draft process, which is on the device too."""
+    backend = backend or TorchBackend(DEVICE)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(in_process_pair, "CPU", DEVICE))
         stack.enter_context(mock.patch.object(scripted_drafts, "CPU", DEVICE))
+        stack.enter_context(mock.patch.object(scripted_drafts, "BACKEND", backend))
         streams = partial(Streams, device=DEVICE)
         wanted = mock.Mock(side_effect=lambda drafter, **_: streams(drafter, dtype=dtype))
         stack.enter_context(mock.patch.object(scripted_drafts, "Streams", wanted))
         pair = InProcessPair(
             model_on_device(models, dtype=dtype, deterministic=deterministic),
-            partial(drafter_on_device, models, drafter, dtype),
+            partial(drafter_on_device, models, drafter, dtype, backend),
             drafting,
             **{"max_model_len": 90} | settings,
         )
-        _move(pair, deterministic=deterministic)
+        _move(pair, backend, deterministic=deterministic)
         yield stack.enter_context(pair)

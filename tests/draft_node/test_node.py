@@ -41,6 +41,7 @@ from specserve.transport.control.draft_control import (
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.messages import Report
 from specserve.transport.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
+from tests.backends.chosen import BACKEND
 from tests.draft_node.prespeculation.rounds import (
     CPU,
     HIDDEN,
@@ -145,7 +146,7 @@ def node(peer, drafter):
     node = DraftNode(
         introduction,
         streams=streams,
-        presolve=Presolve(drafter, streams, settings, device=CPU),
+        presolve=Presolve(drafter, streams, settings, backend=BACKEND),
         control=control,
         region=region,
         open_link=lambda limits: RingDraftEnd(region, limits),
@@ -279,7 +280,9 @@ def test_looks_grow_rare_while_nobody_reports(peer, node, drafter, monkeypatch):
 @pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize("max_positions", [1, 8, 128])
 def test_warming_up_leaves_nothing_behind(drafter, size, max_positions):
-    options = DrafterOptions(torch.float32, CPU, num_context_tokens=64, max_positions=max_positions)
+    options = DrafterOptions(
+        torch.float32, BACKEND, num_context_tokens=64, max_positions=max_positions
+    )
     warm_up(drafter, options, size=size, num_kept=16)
     assert drafter.context_len(-1) == 0
 

@@ -15,6 +15,7 @@ from specserve.drafters.context_room import ContextRoom
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.protocol import DraftBatch
 from specserve.sampling.drawing import Greedy
+from tests.backends.chosen import BACKEND
 from tests.draft_node.prespeculation.rounds import (
     CPU,
     Rounds,
@@ -193,7 +194,9 @@ def test_features_take_the_place_of_tokens_in_flight(
 @pytest.fixture
 def small(target):
     """Room for 64 tokens."""
-    return LanguageModelDrafter(load(target.folder), gamma=2, num_context_tokens=64)
+    return LanguageModelDrafter(
+        load(target.folder), backend=BACKEND, gamma=2, num_context_tokens=64
+    )
 
 
 def bare(start, end):
@@ -228,7 +231,9 @@ def test_a_shortage_names_the_setting_and_a_value_that_would_do(target, caplog, 
 
     def num_starved(num_blocks: int, more: int = 0) -> int:
         num_tokens = num_blocks * block_size
-        drafter = LanguageModelDrafter(load(target.folder), gamma=2, num_context_tokens=num_tokens)
+        drafter = LanguageModelDrafter(
+            load(target.folder), backend=BACKEND, gamma=2, num_context_tokens=num_tokens
+        )
         room = ContextRoom(num_tokens, block_size, max_len=40)
         streams = Streams(drafter, dtype=torch.float32, device=CPU, room=room)
         for number, length in enumerate(lengths):
@@ -306,7 +311,9 @@ def test_rows_that_decode_keep_their_contexts_where_there_is_too_little_room(num
 
 
 def test_for_each_end_a_few_starved_streams_try_again_in_turn(target):
-    small = LanguageModelDrafter(load(target.folder), gamma=2, num_context_tokens=64)
+    small = LanguageModelDrafter(
+        load(target.folder), backend=BACKEND, gamma=2, num_context_tokens=64
+    )
     streams = Streams(small, dtype=torch.float32, device=CPU)
     for number in range(1, 6):
         streams.take_report(row(small, TEXT, stream=number, round=1))

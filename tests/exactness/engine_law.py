@@ -143,10 +143,6 @@ QUESTIONS = (
 )
 
 
-# Those of which a round may be read as it is, see `compiled_ratio.judge_rows`.
-NUM_PLAIN = 2
-
-
 # --- the loop --------------------------------------------------------------------------------
 
 
@@ -166,7 +162,6 @@ class Engine:
     num_blocks: int = 2000
     block_size: int = 4
     max_batch_tokens: int = 300
-    is_plain: bool = False  # only the first `NUM_PLAIN` questions are asked, and nothing between
 
 
 @dataclass
@@ -197,7 +192,7 @@ def ask(models: Models, engine: Engine, num_samples: int, *, seed: int = 0) -> A
         max_batch_rows=128,
         max_batch_tokens=engine.max_batch_tokens,
     )
-    return answers_of(target, num_samples, seed=seed, is_plain=engine.is_plain)
+    return answers_of(target, num_samples, seed=seed)
 
 
 def answers_of(
@@ -206,19 +201,18 @@ def answers_of(
     *,
     seed: int,
     depth: int = DEPTH,
-    is_plain: bool = False,
 ) -> Answers:
     """About `num_samples` answers to each question, of at least `depth` tokens."""
     rng = random.Random(seed)
     asked: dict[str, int] = {}
-    counts = [0] * (NUM_PLAIN if is_plain else len(QUESTIONS))
+    counts = [0] * len(QUESTIONS)
     while min(counts) < num_samples:
         place = counts.index(min(counts))
         request = _request(f"r{len(asked)}", QUESTIONS[place], rng, depth)
         asked[request.request_id] = place
         counts[place] += request.sampling.n
         target.submit(request)
-        if rng.random() < 0.1 and not is_plain:
+        if rng.random() < 0.1:
             target.submit(_bystander(f"b{len(asked)}", rng))
     target.run_until_idle(limit=100_000)
     tokens: list[list[list[int]]] = [[] for _ in counts]

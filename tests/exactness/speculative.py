@@ -20,6 +20,7 @@ from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.types import Request, SamplingParams
 from target_node.planning.round_prices import RoundPrices
+from tests.backends.chosen import BACKEND
 from tests.specserve.drafters.checkpoints import (
     DFLASH,
     DSPARK,
@@ -138,7 +139,7 @@ class MoodyPrices(RoundPrices):
     """`Prices` that are others in every round: of tokens, and of the time that a pass takes."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__("cpu")
+        super().__init__(BACKEND)
         self._rng = random.Random(seed)
         self._mood = Worth(0.0, 0.0)
 

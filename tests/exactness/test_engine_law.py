@@ -18,12 +18,9 @@ from functools import partial
 import pytest
 
 from specserve.audit.chi_square import Fit, power, survival
-from specserve.backends.cpu import compiled
-from specserve.sampling.verification import compiled_ratio
 from specserve.sampling.verification.rule import VerificationRule
 from target_node.planning.budget import SurvivalBudget
 from tests.exactness.engine_law import (
-    NUM_PLAIN,
     QUESTIONS,
     Answers,
     Engine,
@@ -140,25 +137,3 @@ def test_the_power_is_as_stated():
     assert power(MANY, 39, 0.11, each) > 0.9
     num_samples = MANY * len(QUESTIONS) * len(LOOPS) * len(RULES)
     assert power(num_samples, 39 * len(QUESTIONS), 0.02, FALSE_ALARMS) > 0.9
-
-
-PLAIN = partial(Engine, "language model", budget=SurvivalBudget, is_plain=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
-def test_answers_have_their_law_where_rows_are_judged_as_they_are(models, laws, monkeypatch, rule):
-    judged = []
-    real = compiled_ratio.judge_rows
-
-    def judge_rows(*arguments):
-        found = real(*arguments)
-        judged.append(found is not None)
-        return found
-
-    monkeypatch.setattr(compiled_ratio, "judge_rows", judge_rows)
-    found = ask(models, PLAIN(rule=rule), MANY)
-    assert least_p_value(fits(laws[:NUM_PLAIN], found)) > FALSE_ALARMS
-    assert found.num_accepted > 100
-    assert all(judged) is (compiled.numba is not None)
-    assert len(judged) > 20

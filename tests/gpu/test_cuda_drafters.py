@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from specserve.backends.choose import choose_backend
 from tests.device.worlds import drafter_on_device
 from tests.exactness.speculative import DRAFTERS, Models, make_models
 from tests.gpu.parity import RULES, assert_close, drafted
@@ -23,7 +24,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 def test_blocks_are_those_of_the_cpu(models: Models, name: str, rule: str):
     found = {
         device: drafted(
-            drafter_on_device(models, name, device=torch.device(device)), torch.device(device), rule
+            drafter_on_device(models, name, backend=choose_backend(torch.device(device))),
+            torch.device(device),
+            rule,
         )
         for device in ("cpu", "cuda:0")
     }
@@ -33,7 +36,7 @@ def test_blocks_are_those_of_the_cpu(models: Models, name: str, rule: str):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_runs_in_bfloat16(models: Models, name: str):
     device = torch.device("cuda", 0)
-    drafter = drafter_on_device(models, name, torch.bfloat16, device)
+    drafter = drafter_on_device(models, name, torch.bfloat16, choose_backend(device))
     for rule in RULES:
         found = drafted(drafter, device, rule, torch.bfloat16)
         assert ((found.token_ids >= 0) & (found.token_ids < 64)).all()

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from specserve.backends.choose import choose_backend
+from specserve.backends.torch.fixed_attention import FixedAttention
 from specserve.models.attention import AttentionBatch
 from specserve.models.dealing import deal_heads
-from specserve.models.fixed_attention import FixedAttention
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from target_node.batch import ForwardBatch
@@ -44,7 +45,13 @@ def test_logits_on_cuda_agree_with_the_cpu(embedded_target: Path, deterministic:
             parallel=TensorParallel(),
             deterministic=deterministic,
         )
-        runner = Runner(model, num_blocks=200, block_size=16, deterministic=deterministic)
+        runner = Runner(
+            model,
+            backend=choose_backend(torch.device(device)),
+            num_blocks=200,
+            block_size=16,
+            deterministic=deterministic,
+        )
         logits[device] = runner.forward(batch(model.config.vocab_size)).cpu()
     difference = (logits["cpu"] - logits["cuda"]).abs().max().item()
     assert difference < 2e-3, f"largest logit difference {difference:.2e}"
@@ -80,7 +87,13 @@ def test_bits_of_logits_do_not_depend_on_the_company(embedded_target: Path, dtyp
         parallel=TensorParallel(),
         deterministic=True,
     )
-    runner = Runner(model, num_blocks=200, block_size=16, deterministic=True)
+    runner = Runner(
+        model,
+        backend=choose_backend(device),
+        num_blocks=200,
+        block_size=16,
+        deterministic=True,
+    )
     tables = [np.arange(1 + 40 * i, 1 + 40 * (i + 1)) for i in range(4)]
     tokens = np.random.default_rng(1).integers(0, model.config.vocab_size, (4, 512))
 

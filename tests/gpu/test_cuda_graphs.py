@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from specserve.backends.cuda import cuda_graphs
-from specserve.backends.cuda.cuda_graphs import CudaGraphs
+from specserve.backends.cuda import graphs as cuda_graphs
+from specserve.backends.cuda.graphs import CudaGraphs
 from specserve.client import Client
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel

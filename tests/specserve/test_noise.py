@@ -7,14 +7,12 @@ import pytest
 import torch
 
 from specserve import noise
-from specserve.backends.cpu import noise_kernel
+from specserve.backends.cpu import noise as compiled_noise
 from specserve.noise import (
     OnceKeys,
     Purpose,
     exponential_noise,
     exponential_noise_at,
-    host_uniforms,
-    log_exponential_noise,
     once_words,
     philox4x32,
     seed_bits,
@@ -40,13 +38,18 @@ KNOWN_ANSWERS = [
 ]
 
 
-@pytest.fixture(autouse=True, params=["compiled", "numpy"])
+@pytest.fixture(autouse=True, params=["compiled", "reference"])
 def way(request, monkeypatch):
     """Each test with either way to compute the words on a CPU."""
-    if request.param == "numpy":
-        monkeypatch.setattr(noise_kernel, "is_usable", lambda: False)
-    elif not noise_kernel.is_usable():
-        pytest.skip("numba is absent, or does not work")
+    if not compiled_noise.register():
+        if request.param == "compiled":
+            pytest.skip("numba is absent, or does not work")
+    elif request.param == "reference":
+        monkeypatch.setattr(noise, "_word_bits", by_reference)
+
+
+def by_reference(seeds, sample_words, positions, purpose_words, blocks):
+    return noise.philox_floats(blocks, positions, sample_words, purpose_words, seeds)
 
 
 SEEDS = [0, 1, 2**63, 2**64 - 1, 0x0123456789ABCDEF, 12345, 2**32, 7]
@@ -74,11 +77,10 @@ def scalar_philox(counter, key):
     return c0, c1, c2, c3
 
 
-@pytest.mark.parametrize("as_lanes", [lambda w: np.array(w, np.uint64), torch.tensor])
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
-def test_philox_gives_the_published_answers(counter, key, answer, as_lanes):
+def test_philox_gives_the_published_answers(counter, key, answer):
     output = philox4x32(
-        as_lanes(words(counter)).reshape(4, 1, 1), as_lanes(words(key)).reshape(2, 1)
+        torch.tensor(words(counter)).reshape(4, 1, 1), torch.tensor(words(key)).reshape(2, 1)
     )
     assert [int(word.item()) for word in output] == words(answer)
 
@@ -94,16 +96,6 @@ def test_counter_and_key_are_laid_out_as_documented():
             counter = (token_id // 4, position, sample, int(purpose))
             bits = scalar_philox(counter, (seed % 2**32, seed >> 32))[token_id % 4]
             assert value == pytest.approx(-math.log1p(-(bits + 0.5) / 2**32), rel=3e-7, abs=0)
-
-
-def test_numpy_and_torch_lanes_give_the_same_bits():
-    seeds, samples, positions = keys(5)
-    blocks = torch.arange(300).unsqueeze(0)
-    on_cpu = noise._float_bits(seeds, samples, positions, Purpose.OUTPUT, blocks)
-    columns = [row.unsqueeze(1) for row in (positions, samples, torch.zeros_like(seeds))]
-    counter = torch.stack(torch.broadcast_tensors(blocks, *columns))
-    key = torch.stack((seeds & 0xFFFFFFFF, (seeds >> 32) & 0xFFFFFFFF))
-    assert torch.equal(on_cpu, torch.stack(philox4x32(counter, key), dim=2).float())
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 4096, 4099, 50_001])
@@ -188,67 +180,22 @@ def test_cuda_gives_the_same_words_and_floats_within_two_ulp():
     assert torch.equal(bits.cpu(), noise._float_bits(*rows, Purpose.OUTPUT, blocks))
 
 
-def test_both_ways_give_the_same_bits(way, monkeypatch):
+def test_compiled_words_are_those_of_the_definition():
     """Of one counter word for all rows and of one a row, in any memory layout."""
-    if not noise_kernel.is_usable():
+    if not compiled_noise.register():
         return
     seeds, samples, positions = keys(37)
-    ids = torch.randint(5000, (11, 37)).T
-    wide = torch.arange(3).expand(37, -1)
-    found = []
-    for is_usable in (True, False):
-        monkeypatch.setattr(noise_kernel, "is_usable", lambda is_usable=is_usable: is_usable)
-        for purpose in (Purpose.OUTPUT, Purpose.RECOVERY):
-            found += [exponential_noise(seeds, samples, positions, purpose, 1001)]
-            found += [exponential_noise_at(seeds, samples, positions, purpose, ids)]
-            found += [exponential_noise_at(seeds, samples, positions, purpose, wide)]
-            found += [exponential_noise(seeds[::2], samples[::2], positions[::2], purpose, 9)]
-    half = len(found) // 2
-    assert all(map(torch.equal, found[:half], found[half:]))
-    signatures = getattr(noise_kernel.word_floats, "signatures", [None])
+    blocks = torch.randint(5000, (11, 37)).T
+    purposes = torch.full_like(seeds, int(Purpose.RECOVERY))
+    for wanted in (blocks, torch.arange(3).expand(37, -1), torch.arange(300)[None]):
+        for step in (1, 2):
+            own = wanted if len(wanted) == 1 else wanted[::step]
+            given = (own, positions[::step], samples[::step], purposes[::step], seeds[::step])
+            assert torch.equal(compiled_noise.philox_floats(*given), noise.philox_floats(*given))
+    signatures = getattr(compiled_noise.word_floats, "signatures", [None])
     assert len(signatures) == 1  # another would be compiled in the middle of a round
 
 
-@pytest.mark.parametrize("num_tokens", [1, 63, 64, 130, 4096])
-def test_the_logarithm_is_that_of_the_noise_in_any_batch(num_tokens):
-    rows = keys(40)
-    logs = log_exponential_noise(*rows, Purpose.OUTPUT, num_tokens)
-    expected = exponential_noise(*rows, Purpose.OUTPUT, num_tokens).double().log()
-    torch.testing.assert_close(logs.double(), expected, rtol=3e-6, atol=3e-6)
-    alone = torch.cat(
-        [
-            log_exponential_noise(
-                *(part[row : row + 1] for part in rows), Purpose.OUTPUT, num_tokens
-            )
-            for row in range(40)
-        ]
-    )
-    assert torch.equal(alone, logs)
-
-
-@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 127, 128, 200, 4096])
-def test_the_first_of_the_largest_is_found(size):
-    rng = np.random.default_rng(size)
-    for _ in range(50):
-        values = rng.integers(-4, 5, size).astype(np.float32)  # many are equal
-        most = noise_kernel.largest(values)
-        assert most == values.max()
-        assert noise_kernel.first_of(values, most) == values.argmax()
-    falling = -np.arange(size, dtype=np.float32)
-    assert noise_kernel.largest(falling) == 0
-    assert noise_kernel.largest(falling[::-1].copy()) == 0
-    assert noise_kernel.first_of(falling, falling[-1]) == size - 1
-    assert noise_kernel.first_of(falling, np.float32(1)) == 0
-
-
-@pytest.mark.usefixtures("way")
-def test_keys_on_the_host_have_the_uniforms_of_tensors():
-    columns = [seed_bits(seed) for seed in SEEDS], list(range(8)), [3] * 8, list(range(5, 13))
-    keys = OnceKeys.build(columns[0], columns[2], columns[1], columns[3], columns[3])
-    words = [keys.positions, keys.sample_words, keys.branch_words + Purpose.ACCEPTANCE, keys.nonces]
-    host = np.stack([each.numpy() for each in words]).view(np.uint64)
-    found = host_uniforms(host)
-    assert found.tolist() == keys.uniform(Purpose.ACCEPTANCE).tolist()
-    assert len(set(found.tolist())) == 8
+def test_words_are_packed_as_keys_have_them():
     one = OnceKeys.build([0], [3], [4], [5], [0])
     assert once_words(3, 4, 5) == (int(one.sample_words), int(one.branch_words))

@@ -38,6 +38,7 @@ from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
 from target_node.speculation.drafting import ColocatedDraft
 from target_node.speculation.source import NoSpeculation, SynchronousSpeculation
+from tests.backends.chosen import BACKEND
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "golden"
 
@@ -93,13 +94,17 @@ class InProcessTarget:
             self.pool, max_batch_rows=max_batch_rows, max_batch_tokens=max_batch_tokens
         )
         self.runner = Runner(
-            model, num_blocks=num_blocks + 1, block_size=block_size, deterministic=True
+            model,
+            backend=BACKEND,
+            num_blocks=num_blocks + 1,
+            block_size=block_size,
+            deterministic=True,
         )
         max_model_len = min(max_model_len, num_blocks * block_size)
         self.sampler = Sampler(
             eos_token_ids=model.config.eos_token_ids,
             max_model_len=max_model_len,
-            device=torch.device("cpu"),
+            backend=BACKEND,
             default_rule=default_rule,
         )
         self.prices = prices
@@ -131,7 +136,7 @@ class InProcessTarget:
             vocab_size=self.runner.model.config.vocab_size,
             num_kept=16,
             max_extension=max_extension,
-            device=torch.device("cpu"),
+            backend=self.runner.backend,
         )
         admission = Admission(
             gamma=colocated.gamma,

@@ -137,7 +137,7 @@ class InProcessPair(InProcessTarget):
             features=features,
             policy=self.policy,
             local=LocalDrafts(drafts, CPU),
-            device=CPU,
+            backend=self.runner.backend,
         )
         self.chooser: ScriptedChooser | None = None
         self.speculation: SpeculationSource = self.asynchronous
@@ -202,7 +202,7 @@ class InProcessPair(InProcessTarget):
     def _measured(self, misses: Collection[Miss]) -> AutoSpeculation:
         names = {f"async {miss}": miss for miss in misses}
         regimes = dict.fromkeys(names, self.asynchronous)
-        return AutoSpeculation(regimes, self.sampler.rule, names, self.policy)
+        return AutoSpeculation(regimes, self.sampler.rule, self.runner.backend, names, self.policy)
 
     def _auto(self) -> AutoSpeculation:
         draft, misses = self._here, {f"async {miss}": miss for miss in Miss}
@@ -211,7 +211,9 @@ class InProcessPair(InProcessTarget):
             "sync": SynchronousSpeculation(draft, self._admission(draft.gamma)),
         }
         regimes |= dict.fromkeys(misses, self.asynchronous)
-        source = AutoSpeculation(regimes, self.sampler.rule, misses, self.policy)
+        source = AutoSpeculation(
+            regimes, self.sampler.rule, self.runner.backend, misses, self.policy
+        )
         self.chooser = ScriptedChooser(list(regimes), self.drafting.seed)
         source._chooser = self.chooser
         return source
@@ -228,5 +230,5 @@ class InProcessPair(InProcessTarget):
             vocab_size=self.runner.model.config.vocab_size,
             num_kept=self.drafting.num_kept,
             max_extension=self._max_extension,
-            device=CPU,
+            backend=self.runner.backend,
         )

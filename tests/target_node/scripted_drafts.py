@@ -24,6 +24,7 @@ from specserve.transport.link.ends import DraftLinkEnd, TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.loopback import Script, ScriptedChannel
 from specserve.transport.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
+from tests.backends.chosen import BACKEND
 
 CPU = torch.device("cpu")
 RING_BYTES = 1 << 20
@@ -199,7 +200,7 @@ class DraftLife:
         self.node = DraftNode(
             introduction,
             streams=streams,
-            presolve=Presolve(drafter, streams, settings, rule=drafting.rule, device=CPU),
+            presolve=Presolve(drafter, streams, settings, rule=drafting.rule, backend=BACKEND),
             control=self._wire.draft_end(self.index),
             region=self._own_region,
             open_link=self._draft_end,

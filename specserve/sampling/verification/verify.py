@@ -20,7 +20,6 @@ from specserve.noise import Purpose, exponential_noise
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.sampling import NO_TOKEN, sample, target_laws
-from specserve.sampling.verification import compiled_ratio
 from specserve.sampling.verification.batch import RatioKeys, RowGroup, VerificationBatch
 from specserve.sampling.verification.ratio import accept_probs, accepts, residual_probs
 from specserve.sampling.verification.rule import VerificationRule
@@ -87,9 +86,7 @@ def verify(
         if group.ratio is None:
             judged = _by_equality(rows, group)
         else:
-            judged = by_compiled_ratio(rows, group, group.ratio, draft_law)
-            if judged is None:
-                judged = _by_ratio(rows, group, group.ratio, draft_law)
+            judged = _by_ratio(rows, group, group.ratio, draft_law)
         found.num_accepted[group.rows] = judged.num_accepted
         found.next_tokens[group.rows] = judged.next_tokens
         found.bad_rows[group.rows] = judged.bad_rows
@@ -108,25 +105,6 @@ def _by_equality(logits: Tensor, group: RowGroup) -> VerificationOutcomes:
         bad_rows=sampled.bad_rows[ends],
         broken_laws=torch.zeros_like(ends, dtype=torch.bool),
         spoiled_rows=_spoiled(sampled.bad_rows, group),
-    )
-
-
-def by_compiled_ratio(
-    logits: Tensor, group: RowGroup, ratio: RatioKeys, draft_law: DraftLaw | None
-) -> VerificationOutcomes | None:
-    """What `_by_ratio` finds, faster; None where that cannot be had."""
-    if not compiled_ratio.is_for(logits, group):
-        return None
-    found = compiled_ratio.judge(logits, group, ratio, draft_law)
-    if found is None:
-        return None
-    bad_rows, broken_laws, spoiled_rows = torch.from_numpy(found.flags).unbind(1)
-    return VerificationOutcomes(
-        num_accepted=torch.from_numpy(found.num_accepted),
-        next_tokens=torch.from_numpy(found.next_tokens),
-        bad_rows=bad_rows,
-        broken_laws=broken_laws,
-        spoiled_rows=spoiled_rows,
     )
 
 

@@ -10,16 +10,8 @@ from types import CodeType, ModuleType
 
 import pytest
 
-from specserve.backends.cpu import (
-    block_kernels,
-    compiled,
-    compiled_sources,
-    noise_kernel,
-    step_kernels,
-)
-from specserve.backends.cpu import confidence_kernels as kernels
-from specserve.backends.cpu.compiled_sources import key_of, sources_of
-from specserve.models import forward_record
+from specserve.backends.cpu import compiled, compiled_sources, kernel_layout, layer_kernels
+from specserve.backends.cpu.compiled_sources import sources_of
 
 pytest.importorskip("numba")
 
@@ -83,21 +75,9 @@ def kept_functions() -> dict[str, object]:
 
 
 def test_the_sources_of_a_file_are_all_that_it_imports_in_the_end():
-    names = {str(path.relative_to(ROOT)) for path in sources_of(Path(block_kernels.__file__))}
-    assert {
-        "specserve/backends/cpu/block_kernels.py",
-        "specserve/backends/cpu/step_kernels.py",
-        "specserve/drafters/pass_clock.py",  # of `from specserve.drafters import ...`, too
-        "specserve/sampling/law_kernels.py",
-        "specserve/backends/cpu/noise_kernel.py",
-        "specserve/models/layer_kernels.py",
-        "specserve/models/forward_job.py",
-        "specserve/backends/cpu/address_call.py",
-        "specserve/backends/cpu/compiled.py",
-    } <= names
-    assert len(names) < 30  # whatever else changes does not compile all of it again
-    record = {path.name for path in sources_of(Path(forward_record.__file__))}
-    assert {"layer_kernels.py", "forward_job.py", "address_call.py"} <= record
+    record = {path.name for path in sources_of(Path(kernel_layout.__file__))}
+    assert {"layer_kernels.py", "kernel_arguments.py", "address_call.py", "exp32.py"} <= record
+    assert len(record) < 12  # whatever else changes does not compile all of it again
 
 
 def test_a_change_anywhere_is_another_key(tmp_path, monkeypatch):
@@ -128,26 +108,15 @@ def test_a_change_anywhere_is_another_key(tmp_path, monkeypatch):
 
 def test_whoever_is_made_of_other_files_encloses_their_key():
     kept = kept_functions()
-    made_of_others = {name for name, function in kept.items() if foreign_names(function)}
-    assert {
-        "specserve.backends.cpu.step_kernels.draft_chains",
-        "specserve.backends.cpu.block_kernels.draw_slots",
-        "specserve.backends.cpu.confidence_kernels.law_features",
-        "specserve.backends.cpu.rank_kernels.rank_slots",
-        "specserve.sampling.law_kernels.judge_by_ratio",
-    } <= made_of_others
-    assert any(name.startswith("specserve.backends.cpu.noise_kernel.") for name in kept)
-    for name in made_of_others:
-        function = kept[name].py_func
-        enclosed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        file = importlib.import_module(function.__module__).__file__
-        assert enclosed["sources"].cell_contents == key_of(file), name
+    assert set(kept) == {"specserve.backends.cpu.noise.word_floats"}
+    assert not foreign_names(kept["specserve.backends.cpu.noise.word_floats"])
+    assert {"call"} <= foreign_names_of_file(layer_kernels)
 
 
-def test_only_what_is_made_of_others_is_said_to_be():
-    assert foreign_names(kernels.law_features) == {"largest"}
-    assert not foreign_names(noise_kernel.largest)
-    assert {"call", "multiply"} <= foreign_names(step_kernels.draft_chains)
+def foreign_names_of_file(module: ModuleType) -> set[str]:
+    """Of all its compiled functions: what the forward that is kept encloses the key for."""
+    functions = [value for value in vars(module).values() if hasattr(value, "py_func")]
+    return {name for function in functions for name in foreign_names(function)}
 
 
 def test_nobody_else_asks_numba():
@@ -155,20 +124,18 @@ def test_nobody_else_asks_numba():
         "specserve.backends.cpu.compiled"
     ]
     calls = {name: text.count("compiled.address_of(") for name, text in ALL.items()}
-    assert {name for name, count in calls.items() if count} == {"specserve.models.forward_record"}
-    text = ALL["specserve.models.forward_record"]
+    assert {name for name, count in calls.items() if count} == {
+        "specserve.backends.cpu.kernel_layout"
+    }
+    text = ALL["specserve.backends.cpu.kernel_layout"]
     assert text.count("compiled.address_of(_reader(key_of(__file__))") == 1
 
 
 def test_make_knows_what_is_compiled():
     found = {str(path) for path in compiled_sources.all_sources()}
-    assert {
-        "specserve/backends/cpu/step_kernels.py",
-        "specserve/backends/cpu/outcome_kernels.py",
-    } <= found
-    assert {"specserve/sampling/law_kernels.py", "specserve/models/layer_kernels.py"} <= found
-    assert {"specserve/models/forward_job.py", "specserve/backends/cpu/exp32.py"} <= found
-    assert len(found) < 40
+    names = ("layer_kernels", "kernel_arguments", "exp32", "noise")
+    assert {f"specserve/backends/cpu/{name}.py" for name in names} <= found
+    assert len(found) < 20
     command = [sys.executable, "-m", "specserve.backends.cpu.compiled_sources"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert set(said.split()) == found

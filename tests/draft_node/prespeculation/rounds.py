@@ -9,6 +9,7 @@ from draft_node.streams import Streams
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.sampling.draft_law import DraftLaw
 from specserve.transport.link.messages import BlockKey, RowReport
+from tests.backends.chosen import BACKEND
 from tests.specserve.drafters.checkpoints import DSPARK, make_drafter
 from tests.specserve.models.checkpoints import load
 
@@ -39,7 +40,7 @@ def dspark(folder, target, **changes):
 
 def language_model(target, gamma=4, num_context_tokens=512):
     return LanguageModelDrafter(
-        load(target.folder), gamma=gamma, num_context_tokens=num_context_tokens
+        load(target.folder), backend=BACKEND, gamma=gamma, num_context_tokens=num_context_tokens
     )
 
 
@@ -55,7 +56,7 @@ class Rounds:
             drafter,
             self.streams,
             WaveSettings(size=wave, fan_out=fan_out, **settings),
-            device=CPU,
+            backend=BACKEND,
             **options,
         )
         self.pushes = []

@@ -9,6 +9,7 @@ from draft_node.prespeculation.outcomes import (
     NO_TOKEN,
     SlotNoise,
     outcome_weights,
+    rank_all,
     rank_candidates,
 )
 from specserve.drafters.slot_scores import SlotScores
@@ -137,3 +138,43 @@ def test_rows_at_temperature_zero_are_greedy_under_any_rule():
         assert OutcomeKind.of(rule, 0.7) == rule
     with pytest.raises(ValueError, match="nonsense"):
         OutcomeKind.of("nonsense", 1.0)
+
+
+def test_where_every_token_runs_the_order_is_that_of_the_whole_race():
+    """Shared noise counts for the slots that have it; what was rejected is no candidate."""
+    generator = torch.Generator().manual_seed(0)
+    scores, noise = torch.randn(2, 4, 30, generator=generator)
+    rows, is_shared = torch.tensor([2, 0, 1, 3]), torch.tensor([True, True, False, True])
+    excluded = torch.tensor([5, NO_TOKEN, 7, 29])
+    zeros = torch.zeros(4, dtype=torch.int64)
+    slots = SlotNoise(zeros, zeros, zeros, is_shared)
+    found = rank_all(scores, None, (noise, rows), slots, excluded, 6)
+    for slot in range(4):
+        times = scores[slot] - noise[rows[slot]] if is_shared[slot] else scores[slot].clone()
+        if excluded[slot] != NO_TOKEN:
+            times[excluded[slot]] = -torch.inf
+        assert found[slot].tolist() == times.argsort(descending=True)[:6].tolist()
+
+
+def test_where_every_token_runs_a_reduced_vocabulary_speaks_in_ids_of_the_target():
+    target_ids = torch.tensor([3, 8, 11, 20])
+    scores = torch.tensor([[4.0, 3.0, 2.0, 1.0]]).repeat(3, 1)
+    race = torch.zeros(1, 4), torch.zeros(3, dtype=torch.int64)
+    zeros = torch.zeros(3, dtype=torch.int64)
+    slots = SlotNoise(zeros, zeros, zeros, torch.zeros(3, dtype=torch.bool))
+    excluded = torch.tensor([8, NO_TOKEN, 9])  # 9 is none of the draft's tokens
+    found = rank_all(scores, target_ids, race, slots, excluded, 5)
+    assert found[0].tolist() == [3, 11, 20, NO_TOKEN, NO_TOKEN]
+    assert found[1].tolist() == found[2].tolist() == [3, 8, 11, 20, NO_TOKEN]
+
+
+def test_what_is_no_number_is_no_candidate():
+    scores = torch.arange(200.0).repeat(2, 1)
+    scores[0, [3, 70, 199]] = torch.nan
+    scores[1] = torch.nan
+    zeros = torch.zeros(2, dtype=torch.int64)
+    slots = SlotNoise(zeros, zeros, zeros, torch.zeros(2, dtype=torch.bool))
+    race, nothing = (scores[:1], zeros), torch.full((2,), NO_TOKEN)
+    found = rank_all(scores, None, race, slots, nothing, 5)
+    assert found[0].tolist() == [198, 197, 196, 195, 194]
+    assert (found[1] == NO_TOKEN).all()

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -8,7 +6,6 @@ from draft_node.prespeculation.outcome_kind import OutcomeKind
 from draft_node.prespeculation.outcomes import NO_TOKEN
 from draft_node.prespeculation.plan import InFlight, Planner, in_flight
 from draft_node.prespeculation.speculation_cache import DraftedBlock
-from specserve.backends.cpu import outcome_kernels
 from specserve.transport.link.messages import BlockKey
 from tests.draft_node.prespeculation.rounds import Rounds
 
@@ -110,33 +107,6 @@ def test_ranks_are_those_of_the_candidates():
     plan = planner().plan(OutcomeKind.GREEDY, InFlight((), (), 1, 3), candidates(1))
     assert plan.rank_of(0, 5) == 5
     assert plan.rank_of(0, 77) == NO_RANK
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_both_ways_find_one_order(seed, monkeypatch):
-    pytest.importorskip("numba")
-    assert outcome_kernels.are_usable()
-    rng = np.random.default_rng(seed)
-    num_slots, verify_len = int(rng.integers(1, 8)), int(rng.integers(0, 8))
-    confidences = rng.choice([0.0, 0.3, 0.5, 0.9, 1.0], verify_len)
-    flight = InFlight(tuple(range(verify_len)), tuple(confidences), num_slots, 3)
-    flight = replace(flight, num_slots=min(num_slots, verify_len + 1))
-    there = candidates(flight.num_slots)
-    for slot, count in enumerate(rng.integers(0, 9, flight.num_slots)):
-        there[slot, count:] = NO_TOKEN
-    found = []
-    fan_out = int(rng.integers(1, 30))
-    for usable in (True, False):
-        monkeypatch.setattr(outcome_kernels, "are_usable", lambda usable=usable: usable)
-        some = planner(fan_out=fan_out)
-        for rank in np.random.default_rng(seed).integers(-1, 8, 50):
-            some.curves.observe(OutcomeKind.COUPLED, int(rank), is_bonus=bool(rank % 2))
-        found.append(some.plan(OutcomeKind.COUPLED, flight, there))
-    ours, theirs = found
-    assert ours.num_due == theirs.num_due
-    assert ours.num_accepted.tolist() == theirs.num_accepted.tolist()
-    assert ours.ranks.tolist() == theirs.ranks.tolist()
-    np.testing.assert_array_equal(ours.values, theirs.values)
 
 
 def test_rates_that_were_asked_for_before_are_those_of_now():

@@ -6,9 +6,9 @@ behind a longer gap would be late by what was accepted. Counted is what real dra
 
 import pytest
 
+from specserve.backends.cpu.forward import CompiledForward
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.eagle3 import Eagle3Decoder
-from specserve.models.compiled_forward import CompiledForward
 from specserve.transport.link.push_frames import encode_push
 from tests.draft_node.prespeculation.rounds import END, Rounds, in_flight_of
 from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, EAGLE3, make_drafter

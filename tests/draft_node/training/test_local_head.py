@@ -31,6 +31,7 @@ from specserve.drafters.local_head import (
 )
 from specserve.drafters.spec import LocalHeadSpec
 from specserve.drafters.weights import TargetWeights
+from tests.backends.chosen import BACKEND
 from tests.draft_node.training.drafters import TEXT, VOCAB, patterned_stream, write_target
 from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, options, write_drafter
 
@@ -61,7 +62,7 @@ def load_head(target, folder, **chosen):
         spec,
         target=TargetWeights.of(target.folder),
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        backend=BACKEND,
         options=LocalHeadOptions(**chosen),
     )
 

@@ -16,6 +16,7 @@ from target_node.sampler import Sampler
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
 from target_node.speculation.drafting import ColocatedDraft, RowToDraft, needs_law
+from tests.backends.chosen import BACKEND
 from tests.exactness.simulation.laws import ALL, NUM_KEPT, VOCAB_SIZE, Laws, cells
 
 PROMPT = [0]
@@ -79,9 +80,11 @@ class Streams:
             vocab_size=VOCAB_SIZE,
             num_kept=NUM_KEPT,
             max_extension=num_streams * num_tokens,
-            device=CPU,
+            backend=BACKEND,
         )
-        self.sampler = Sampler(eos_token_ids=(), max_model_len=99, device=CPU, default_rule=rule)
+        self.sampler = Sampler(
+            eos_token_ids=(), max_model_len=99, backend=BACKEND, default_rule=rule
+        )
         requests = [
             Request(
                 request_id=str(number),

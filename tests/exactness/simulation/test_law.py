@@ -18,14 +18,12 @@ import torch
 
 from draft_node.prespeculation.outcomes import NO_TOKEN, SlotNoise, rank_candidates
 from specserve.audit.chi_square import power
-from specserve.backends.cpu import compiled
+from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.slot_scores import SlotScores
-from specserve.sampling import law_kernels
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import sample
-from specserve.sampling.verification import verify as verify_module
 from specserve.sampling.verification.rule import VerificationRule
-from target_node import sampler as sampler_module
+from target_node.sampler import Sampler
 from tests.exactness.simulation.laws import DIFFERENT, VOCAB_SIZE, cells, fit
 from tests.exactness.simulation.streams import PROMPT, Streams
 
@@ -36,35 +34,26 @@ NUM_STREAMS = 12_000
 REJECTION, FORESEEABLE, COUPLED = VerificationRule
 RATIO_RULES = [REJECTION, FORESEEABLE]
 
-# How a batch is judged, and what must not run then.
-COMPILED_ROWS = "rows, compiled"
-COMPILED_BATCH = "a batch beside coupled rows, compiled"
-TORCH = "a batch, by torch"
+# How a batch is verified.
+RATIO = "rows, by ratio"
+MIXED = "beside coupled rows, by ratio"
 EQUALITY = "rows, by equality"
-FORBIDDEN = {
-    COMPILED_ROWS: (sampler_module, "verify"),
-    COMPILED_BATCH: (verify_module, "_by_ratio"),
-    TORCH: (law_kernels, "judge_by_ratio"),
-    EQUALITY: (sampler_module, "verify"),
-}
-CASES = [(rule, way) for rule in RATIO_RULES for way in (COMPILED_ROWS, COMPILED_BATCH, TORCH)]
+CASES = [(rule, way) for rule in RATIO_RULES for way in (RATIO, MIXED)]
 CASES.append((COUPLED, EQUALITY))
 
 
 @contextlib.contextmanager
-def judging(way):
-    """A machine on which batches are judged in this way, and in no other."""
+def verifying(way):
+    """A machine on which batches are verified in this way, and in no other."""
+    owner, name = TorchBackend, "verify"
+    if way is not EQUALITY:
+        owner, name = Sampler, "_outcomes_by_equality"
+
+    def refuse(*_):
+        raise AssertionError(f"{name} is not how {way} is verified")
+
     with pytest.MonkeyPatch.context() as patch:
-        if way in (COMPILED_ROWS, COMPILED_BATCH) and compiled.numba is None:
-            pytest.skip("no numba here")
-        if way == TORCH:
-            patch.setattr(law_kernels, "are_usable", lambda: False)
-        module, name = FORBIDDEN[way]
-
-        def refuse(*_):
-            raise AssertionError(f"{name} is not how {way} is judged")
-
-        patch.setattr(module, name, refuse)
+        patch.setattr(owner, name, refuse)
         yield
 
 
@@ -76,10 +65,8 @@ def outputs():
     def outputs(rule, way):
         if (rule, way) not in known:
             first_nonce = 1 + CASES.index((rule, way)) * NUM_STREAMS
-            streams = Streams(
-                rule, NUM_STREAMS, first_nonce=first_nonce, are_mixed=way == COMPILED_BATCH
-            )
-            with judging(way):
+            streams = Streams(rule, NUM_STREAMS, first_nonce=first_nonce, are_mixed=way == MIXED)
+            with verifying(way):
                 known[rule, way] = streams, streams.run()
         return known[rule, way]
 

@@ -12,7 +12,7 @@ _PASSES = f"{_DRAFTS}::test_blocks_are_those_of_a_pass_that_is_not_recorded"
 PLANTS = [
     Plant(
         name="races-overwritten-by-the-next",
-        file="specserve/backends/cuda/cuda_graphs.py",
+        file="specserve/backends/cuda/graphs.py",
         symbol="RecordedRows.__call__",
         was="made.found[: len(rows[0])].clone()",
         becomes="made.found[: len(rows[0])]",
@@ -22,7 +22,7 @@ PLANTS = [
     ),
     Plant(
         name="inputs-only-of-the-first-replay",
-        file="specserve/backends/cuda/cuda_graphs.py",
+        file="specserve/backends/cuda/graphs.py",
         symbol="Recordings.run",
         was="""
             made, replay = self._found[key]
@@ -35,7 +35,7 @@ PLANTS = [
     ),
     Plant(
         name="recordings-for-any-nucleus",
-        file="specserve/sampling/verification/recorded_ratio.py",
+        file="specserve/backends/cuda/verification.py",
         symbol="_Cuts.of",
         was="any(p.top_p < 1 for p in params)",
         becomes="params[0].top_p < 1",
@@ -45,7 +45,7 @@ PLANTS = [
     ),
     Plant(
         name="laws-of-the-round-before",
-        file="specserve/sampling/verification/recorded_ratio.py",
+        file="specserve/backends/cuda/verification.py",
         symbol="_Packed.fill",
         was="""
             (self.laws, given.laws),
@@ -58,17 +58,17 @@ PLANTS = [
     ),
     Plant(
         name="keys-of-the-round-before",
-        file="specserve/sampling/verification/recorded_ratio.py",
+        file="specserve/backends/cuda/verification.py",
         symbol="_Packed.fill",
-        was="self.keys.numpy()[:, :num_logits] = given.keys.view(np.int64)",
-        becomes="self.keys.numpy()[:3, :num_logits] = given.keys.view(np.int64)[:3]",
+        was="self.keys.numpy()[:, :num_logits] = given.keys",
+        becomes="self.keys.numpy()[:3, :num_logits] = given.keys[:3]",
         tests=(f"{_SAMPLING}::test_the_ratio_test[rejection]",),
         breaks="recoveries are drawn by the seeds of a round before",
         ways=_RECORDED,
     ),
     Plant(
         name="padding-rows-in-the-null-block",
-        file="specserve/models/padded_attention.py",
+        file="specserve/backends/cuda/padded_attention.py",
         symbol="PaddedAttention.fill",
         was="blocks[num_rows:] = blocks[0]",
         becomes="blocks[num_rows:] = NULL_BLOCK",
@@ -78,7 +78,7 @@ PLANTS = [
     ),
     Plant(
         name="padded-tokens-in-place-of-own",
-        file="specserve/models/padded_attention.py",
+        file="specserve/backends/cuda/padded_attention.py",
         symbol="PaddedAttention.unpadded",
         was="return x.index_select(0, self._outputs[: self._num_outputs])",
         becomes="return x[: self._num_outputs]",
@@ -88,7 +88,7 @@ PLANTS = [
     ),
     Plant(
         name="taps-in-any-order-share-a-recording",
-        file="specserve/models/recorded_forward.py",
+        file="specserve/backends/cuda/forward.py",
         symbol="RecordedForward.run",
         was="_Key(self._shape, taps)",
         becomes="_Key(self._shape, tuple(sorted(taps)))",
@@ -98,7 +98,7 @@ PLANTS = [
     ),
     Plant(
         name="blocks-see-one-key-too-many",
-        file="specserve/drafters/padded_blocks.py",
+        file="specserve/backends/cuda/padded_blocks.py",
         symbol="PaddedBlocks.begin",
         was="(self._columns < self._seen[:, None])[:, None]",
         becomes="(self._columns <= self._seen[:, None])[:, None]",
@@ -108,7 +108,7 @@ PLANTS = [
     ),
     Plant(
         name="padding-of-gaps-is-seen",
-        file="specserve/drafters/padded_blocks.py",
+        file="specserve/backends/cuda/padded_blocks.py",
         symbol="PaddedBlocks.begin",
         was="sees = (sees & (places >= self._pads[:, None, None])) | self._itself",
         becomes="sees = sees.expand(shape.num_blocks, -1, -1) | self._itself",
@@ -118,7 +118,7 @@ PLANTS = [
     ),
     Plant(
         name="padding-keeps-old-features",
-        file="specserve/drafters/recorded_entries.py",
+        file="specserve/backends/cuda/context_entries.py",
         symbol="_Entries.fill",
         was="""
             self._features[:num_tokens].copy_(features)
@@ -132,7 +132,7 @@ PLANTS = [
     ),
     Plant(
         name="drafts-overwritten-by-the-next",
-        file="specserve/drafters/recorded_draws.py",
+        file="specserve/backends/cuda/block_draws.py",
         symbol="_first.own",
         was="x[:num_blocks].clone()",
         becomes="x[:num_blocks]",
@@ -142,7 +142,7 @@ PLANTS = [
     ),
     Plant(
         name="law-of-draws-overwritten-by-the-next",
-        file="specserve/drafters/recorded_draws.py",
+        file="specserve/backends/cuda/block_draws.py",
         symbol="_first",
         was="DraftLaw(law.ids[:count].clone(), law.probs[:count].clone())",
         becomes="DraftLaw(law.ids[:count].clone(), law.probs[:count])",

@@ -6,7 +6,7 @@ _TORCH = frozenset({Way.TORCH})
 _COMPILED = frozenset({Way.COMPILED})
 _SAMPLING = "tests/specserve/sampling/test_sampling.py"
 _DEFINED = f"{_SAMPLING}::test_float64_probs_equal_the_definition"
-_RACE = "tests/specserve/sampling/test_race_of_likeliest.py::test_laws_and_tokens_are_torchs"
+_DRAWING = "tests/specserve/sampling/test_drawing.py"
 _KEYS = "tests/specserve/sampling/test_draft_law.py"
 
 PLANTS = [
@@ -86,45 +86,6 @@ PLANTS = [
         breaks="of tokens that are equally likely top_k keeps those with low ids",
         ways=_TORCH,
     ),
-    Plant(
-        name="compiled-min-p-of-zero",
-        file="specserve/sampling/law_kernels.py",
-        symbol="_weigh",
-        was="keep_possible(room.scaled, int(cut[0]), cut[1], cut[2], room.weights, room.ids)",
-        becomes="keep_possible(room.scaled, int(cut[0]), cut[1], 0.0, room.weights, room.ids)",
-        tests=("tests/specserve/sampling/test_compiled_ratio.py::test_outcomes_are_torchs",),
-        breaks="min_p is ignored where drafts are judged by the ratio test",
-        ways=_COMPILED,
-    ),
-    Plant(
-        name="temperature-of-the-first-row",
-        file="specserve/sampling/sampling.py",
-        symbol="_truncated_race",
-        was="temperatures = batch.temperatures[places]",
-        becomes="temperatures = batch.temperatures[: len(places)]",
-        tests=(f"{_SAMPLING}::test_a_row_has_the_same_bits_alone_and_in_any_batch",),
-        breaks="a request that truncates is drawn at a neighbour's temperature",
-        ways=_TORCH | _COMPILED,
-    ),
-    # --- ties ------------------------------------------------------------------------------------
-    Plant(
-        name="last-of-equals",
-        file="specserve/backends/cpu/noise_kernel.py",
-        symbol="first_of",
-        was="""
-            for i in range(start, len(values)):
-                if values[i] == wanted:
-                    return i
-        """,
-        becomes="""
-            for i in range(len(values) - 1, start - 1, -1):
-                if values[i] == wanted:
-                    return i
-        """,
-        tests=(f"{_SAMPLING}::test_greedy_takes_the_lowest_id_among_the_largest",),
-        breaks="of equally likely tokens a greedy request gets the last, with numba alone",
-        ways=_COMPILED,
-    ),
     # --- noise -----------------------------------------------------------------------------------
     Plant(
         name="rounds-of-samples-meet",
@@ -149,9 +110,9 @@ PLANTS = [
     Plant(
         name="seeds-cut-to-half",
         file="specserve/noise.py",
-        symbol="_tiled_word_floats",
-        was="key = np.stack((seeds & _MASK, seeds >> 32))",
-        becomes="key = np.stack((seeds & _MASK, seeds & _MASK))",
+        symbol="philox_floats",
+        was="key = torch.stack((seeds & _MASK, (seeds >> 32) & _MASK))",
+        becomes="key = torch.stack((seeds & _MASK, seeds & _MASK))",
         tests=("tests/specserve/test_noise.py",),
         breaks="without numba seeds that differ in their high half alone give one text",
         ways=_TORCH,
@@ -160,34 +121,24 @@ PLANTS = [
     Plant(
         name="drafts-drawn-greedily",
         file="specserve/sampling/drawing.py",
-        symbol="Sampled._Draws._draw_by_torch",
+        symbol="Sampled._Draws.draw",
         was="winners = (noise / law.probs).argmin(dim=1, keepdim=True)",
         becomes="winners = law.probs.argmax(dim=1, keepdim=True)",
-        tests=(_RACE,),
+        tests=(f"{_DRAWING}::test_tokens_win_the_race_of_their_slots_own_noise",),
         breaks="the likeliest token is drafted and shipped with a law that it was not drawn from",
         ways=_TORCH,
     ),
     Plant(
-        name="compiled-drafts-drawn-greedily",
-        file="specserve/sampling/law_kernels.py",
-        symbol="draw_of_likeliest",
-        was="time = noise[place] / prob",
-        becomes="time = np.float32(1) / prob",
-        tests=(_RACE,),
-        breaks="the likeliest token is drafted and shipped with a law that it was not drawn from",
-        ways=_COMPILED,
-    ),
-    Plant(
         name="drafts-at-temperature-1",
         file="specserve/sampling/drawing.py",
-        symbol="Sampled._Draws._draw_by_torch",
+        symbol="Sampled._Draws.draw",
         was="law = DraftLaw.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))",
         becomes="""
             law = DraftLaw.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))
             flat = DraftLaw.of_entries(ids.flatten(0, 1), gaps.exp().flatten(0, 1))
             law = DraftLaw(law.ids, flat.probs)
         """,
-        tests=(_RACE,),
+        tests=(f"{_DRAWING}::test_a_law_is_the_likeliest_tokens_at_the_rows_temperature",),
         breaks="a draft's law forgets the request's temperature",
         ways=_TORCH,
     ),

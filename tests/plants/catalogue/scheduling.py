@@ -216,17 +216,17 @@ PLANTS = [
     Plant(
         name="chain-confident-after-the-draw",
         file="specserve/drafters/chain_steps.py",
-        symbol="TorchSteps.run",
-        was="self._token_ids.append(self._chains.drawing.draw(slot, logits))",
+        symbol="ChainSteps.run",
+        was="self._token_ids.append(self.drawing.draw(slot, logits))",
         becomes="""
-            self._token_ids.append(self._chains.drawing.draw(slot, logits))
+            self._token_ids.append(self.drawing.draw(slot, logits))
             if self._confidences:
                 probs = logits.softmax(dim=-1)
                 self._confidences[-1] = probs.gather(2, self._token_ids[-1][:, :, None])[:, :, 0]
         """,
         tests=(
-            "tests/specserve/drafters/test_compiled_steps.py"
-            "::test_steps_are_those_of_torch[qwen3-1-greedy-rows0-lengths0]",
+            "tests/specserve/drafters/test_chain_steps.py"
+            "::test_confidences_are_those_of_the_laws_whatever_is_drawn",
         ),
         breaks="whether a drafted token is verified depends on which one it is",
         ways=_BOTH | {Way.TORCH},

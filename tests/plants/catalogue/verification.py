@@ -4,7 +4,6 @@ from tests.plants.plant import Plant, Way
 
 _SYNC = frozenset({Way.SYNC})
 _TORCH = frozenset({Way.TORCH})
-_COMPILED = frozenset({Way.COMPILED})
 _LAW = "tests/exactness/test_engine_law.py::test_a_few_answers_have_their_law"
 _EQUAL = "tests/exactness/test_speculative_decoding.py::test_a_few_requests_are_those_of_plain"
 _LOSSLESS = f"{_EQUAL}_decoding[language model]"
@@ -12,33 +11,14 @@ _ENUMERATED = (
     "tests/exactness/enumeration/test_rules.py"
     "::test_the_law_of_the_output_is_that_of_plain_decoding"
 )
-_HOST_ROWS = (
-    "tests/specserve/sampling/test_compiled_ratio.py"
-    "::test_rows_on_the_host_have_the_outcomes_of_a_batch_of_tensors"
-)
-_COMPILED_IS_TORCHS = "tests/specserve/sampling/test_compiled_ratio.py::test_outcomes_are_torchs"
 
 PLANTS = [
-    # --- which row is which ----------------------------------------------------------------------
-    Plant(
-        name="compiled-rows-shifted",
-        file="target_node/sampler.py",
-        symbol="Sampler._outcomes",
-        was="judged = way.judge_rows(logits, to_verify, laws)",
-        becomes="judged = way.judge_rows(logits.roll(1, 0), to_verify, laws)",
-        tests=(f"{_LAW}[rejection]",),
-        breaks="every drafted token is judged by the logits of the row before",
-        ways=_SYNC | _COMPILED,
-    ),
     Plant(
         name="mixed-rows-shifted",
         file="target_node/sampler.py",
         symbol="Sampler._outcomes",
-        was="found = verify(logits, VerificationBatch.build(to_verify, self.device), laws)",
-        becomes="""
-            batch = VerificationBatch.build(to_verify, self.device)
-            found = verify(logits.roll(1, 0), batch, laws)
-        """,
+        was="found = self.backend.verify(logits, to_verify, laws)",
+        becomes="found = self.backend.verify(logits.roll(1, 0), to_verify, laws)",
         tests=(f"{_LAW}[rejection]",),
         breaks="where rows of several rules meet, each is judged by the logits of the row before",
         ways=_SYNC | _TORCH,
@@ -47,8 +27,8 @@ PLANTS = [
         name="equal-rows-shifted",
         file="target_node/sampler.py",
         symbol="Sampler._outcomes_by_equality",
-        was="drawn = sample(logits, batch).token_ids.tolist()",
-        becomes="drawn = sample(logits, batch).token_ids.roll(1).tolist()",
+        was="drawn = self.backend.sample(logits, batch).token_ids.tolist()",
+        becomes="drawn = self.backend.sample(logits, batch).token_ids.roll(1).tolist()",
         tests=(_LOSSLESS,),
         breaks="a row gets the token of the row before",
         ways=_SYNC | _TORCH,
@@ -78,20 +58,6 @@ PLANTS = [
         breaks="the token behind a block that stands as a whole has the law of the one before it",
         ways=_TORCH,
     ),
-    Plant(
-        name="compiled-bonus-of-the-row-before",
-        file="specserve/sampling/law_kernels.py",
-        symbol="_judge_by_ratio",
-        was="total = _weigh(logits[place], rows.temperatures[place], rows.cuts[place], room)"
-        "  # pyright: ignore[reportArgumentType]",
-        becomes="""
-            own = max(start, min(place, end - 1))
-            total = _weigh(logits[own], rows.temperatures[own], rows.cuts[own], room)
-        """,
-        tests=(_COMPILED_IS_TORCHS,),
-        breaks="the token behind a block that stands as a whole has the law of the one before it",
-        ways=_COMPILED,
-    ),
     # --- what stands -----------------------------------------------------------------------------
     Plant(
         name="ratio-of-weights",
@@ -104,16 +70,6 @@ PLANTS = [
         ways=_TORCH,
     ),
     Plant(
-        name="compiled-ratio-of-weights",
-        file="specserve/sampling/law_kernels.py",
-        symbol="_judge_by_ratio",
-        was="prob = np.float32(weights[rows.drafted[place]] / total)",
-        becomes="prob = weights[rows.drafted[place]]",
-        tests=(_COMPILED_IS_TORCHS, f"{_LAW}[rejection]"),
-        breaks="too many drafted tokens stand: weights are taken for probabilities",
-        ways=_COMPILED,
-    ),
-    Plant(
         name="residual-forgotten",
         file="specserve/sampling/verification/verify.py",
         symbol="by_ratio",
@@ -122,16 +78,6 @@ PLANTS = [
         tests=(f"{_ENUMERATED}[close draft-rejection]",),
         breaks="what follows a rejected token is drawn from the target's whole law",
         ways=_TORCH,
-    ),
-    Plant(
-        name="compiled-residual-forgotten",
-        file="specserve/sampling/law_kernels.py",
-        symbol="_leave_residual",
-        was="weights[:] = left",
-        becomes="weights = left",
-        tests=(_COMPILED_IS_TORCHS,),
-        breaks="what follows a rejected token is drawn from the target's whole law",
-        ways=_COMPILED,
     ),
     Plant(
         name="residual-of-either-side",
@@ -266,13 +212,13 @@ PLANTS = [
     ),
     Plant(
         name="acceptance-by-recovery-noise",
-        file="specserve/sampling/verification/ratio_rows.py",
-        symbol="ratio_rows",
-        was="uniforms=noise.host_uniforms(once.plus(Purpose.ACCEPTANCE).array()),",
-        becomes="uniforms=noise.host_uniforms(once.plus(Purpose.RECOVERY).array()),",
-        tests=(_HOST_ROWS,),
+        file="specserve/backends/cuda/ratio_rows.py",
+        symbol="_uniforms",
+        was="branch_words, nonces = torch.from_numpy(once.array())",
+        becomes="branch_words, nonces = torch.from_numpy(once.plus(Purpose.DRAFT).array())",
+        tests=("tests/device/test_recorded_sampling.py::test_the_ratio_test[rejection]",),
         breaks="what follows a rejected token is drawn by the noise that rejected it",
-        ways=_COMPILED,
+        ways=frozenset({Way.RECORDED}),
     ),
     # --- penalties along the drafted path --------------------------------------------------------
     Plant(
@@ -294,19 +240,6 @@ PLANTS = [
         ),
         breaks="penalties of a drafted token's successors do not count it",
         ways=_SYNC | {Way.ASYNC},
-    ),
-    Plant(
-        name="compiled-drafted-path-forgotten",
-        file="specserve/sampling/verification/compiled_ratio.py",
-        symbol="_edits_of",
-        was="return LogitEdits.of([each for row in rows for each in row.state.along(row.drafted)])",
-        becomes="return LogitEdits.of([row.state for row in rows for _ in (*row.drafted, None)])",
-        tests=(
-            "tests/specserve/sampling/test_compiled_ratio.py"
-            "::test_laws_that_are_edited_are_torchs_too",
-        ),
-        breaks="penalties of a drafted token's successors do not count it",
-        ways=_COMPILED,
     ),
     Plant(
         name="forks-share-their-path",

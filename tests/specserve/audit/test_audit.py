@@ -113,13 +113,12 @@ def test_a_running_service_is_audited_as_it_is(audit, tiny, start_service):
 
 
 BONUS_FROM_THE_ROW_BEFORE = """
-from specserve.sampling.verification import compiled_ratio, verify
+from specserve.sampling.verification import verify
 real = verify.walk_ends
 def walk_ends(num_accepted, group):
     full = (num_accepted == group.verify_lens) & (group.verify_lens > 0)
     return real(num_accepted, group) - (full.long() if group.ratio else 0)
 verify.walk_ends = walk_ends
-verify.by_compiled_ratio = compiled_ratio.judge_rows = lambda *_: None
 """
 FORGETS_PENALTIES_OF_DRAFTED_TOKENS = """
 import dataclasses
@@ -147,15 +146,10 @@ def build(rows, device='cpu'):
         device,
     )
 batch.VerificationBatch.build = staticmethod(build)
-from specserve.sampling.verification import compiled_ratio
-judge = compiled_ratio.judge_rows
-def judge_rows(logits, rows, law):
-    return judge(logits, [dataclasses.replace(r, state=Forgetful(r.state)) for r in rows], law)
-compiled_ratio.judge_rows = judge_rows
 """
 ACCEPTS_FROM_THE_FIFTH = """
 import torch
-from specserve.sampling.verification import compiled_ratio, verify
+from specserve.sampling.verification import verify
 real = verify.leading_accepts
 def leading_accepts(accepted, group):
     if group.ratio is not None:
@@ -164,7 +158,6 @@ def leading_accepts(accepted, group):
         accepted = accepted | (torch.arange(len(accepted)) - starts >= 4)
     return real(accepted, group)
 verify.leading_accepts = leading_accepts
-verify.by_compiled_ratio = compiled_ratio.judge_rows = lambda *_: None
 """
 LOGPROBS_OF_THE_FIRST_ROW = """
 import dataclasses

@@ -15,6 +15,7 @@ from specserve.drafters.eagle3_weights import eagle3_tensors
 from specserve.drafters.load import DrafterOptions, load_drafter
 from specserve.drafters.spec import BlockSpec, DraftSpec, Eagle3Spec
 from specserve.drafters.weights import TargetWeights
+from tests.backends.chosen import BACKEND
 from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
 
 DECODER = {
@@ -193,7 +194,7 @@ def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
 def options(**changes: Any) -> DrafterOptions:
     settings: dict[str, Any] = {
         "dtype": torch.float32,
-        "device": torch.device("cpu"),
+        "backend": BACKEND,
         "num_context_tokens": 512,
         "max_positions": 128,
     }

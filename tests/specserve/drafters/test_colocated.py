@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from draft_node import start
+from specserve.backends.cpu.codegen.row_code import Storage
+from specserve.backends.cpu.row_kernels import row_kernels
 from specserve.drafters import colocated
 from specserve.drafters.colocated import describe, load_feature_spec, positions_of
 from specserve.drafters.load import DEFAULT_MOST_GAMMA, USUAL_HIDDEN_TOKENS
@@ -13,12 +15,11 @@ from specserve.drafters.weights import TargetWeights
 from specserve.errors import Unsupported
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
-from specserve.models.row_code import Storage
-from specserve.models.row_kernels import row_kernels
 from specserve.sampling.drawing import Greedy
 from specserve.settings.config import EngineConfig, ModelConfig, ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import locate_drafter
 from specserve.settings.target_source import EMBEDDED_TARGET
+from tests.backends.chosen import BACKEND
 from tests.specserve.drafters.checkpoints import (
     DSPARK,
     EAGLE3,
@@ -34,7 +35,9 @@ from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
 def test_the_projection_alone_is_that_of_the_drafter(target, tmp_path, config):
     drafter = make_drafter(tmp_path / "draft", config, target)
     model = load(target.folder)
-    spec = load_feature_spec(str(tmp_path / "draft"), target=target.folder, model=model)
+    spec = load_feature_spec(
+        str(tmp_path / "draft"), target=target.folder, model=model, backend=BACKEND
+    )
     assert spec.layers == drafter.features.layers
     residuals = torch.randn(5, 32 * len(spec.layers))
     assert torch.equal(spec.project(residuals), drafter.features.project(residuals))
@@ -42,14 +45,22 @@ def test_the_projection_alone_is_that_of_the_drafter(target, tmp_path, config):
 
 def test_drafters_that_read_token_ids_alone_want_no_features(target):
     model = load(target.folder)
-    assert load_feature_spec("ngram", target=target.folder, model=model) is None
-    assert load_feature_spec(str(target.folder), target=target.folder, model=model) is None
+    assert load_feature_spec("ngram", target=target.folder, model=model, backend=BACKEND) is None
+    assert (
+        load_feature_spec(str(target.folder), target=target.folder, model=model, backend=BACKEND)
+        is None
+    )
 
 
 def test_what_does_not_fit_the_target_is_refused(target, tmp_path):
     write_drafter(tmp_path / "draft", DSPARK, vocab_size=65)
     with pytest.raises(Unsupported, match="vocab_size"):
-        load_feature_spec(str(tmp_path / "draft"), target=target.folder, model=load(target.folder))
+        load_feature_spec(
+            str(tmp_path / "draft"),
+            target=target.folder,
+            model=load(target.folder),
+            backend=BACKEND,
+        )
 
 
 @pytest.mark.parametrize(("gamma", "num_tokens"), [(None, 1 + DEFAULT_MOST_GAMMA), (4, 4)])
@@ -67,7 +78,7 @@ def test_every_drafter_says_how_many_positions_it_was_made_for(target, tmp_path,
     wish = SpeculationConfig(mode="sync", drafter=str(tmp_path / "draft"))
     assert positions_of(wish) == 16
     sizes = {"num_context_tokens": 64, "max_positions": 64}
-    colocated.load(wish, target=target.folder, model=load(target.folder), **sizes)
+    colocated.load(wish, backend=BACKEND, target=target.folder, model=load(target.folder), **sizes)
 
 
 def test_a_language_model_of_few_positions_drafts_as_far_as_it_goes(target, tmp_path):
@@ -76,7 +87,9 @@ def test_a_language_model_of_few_positions_drafts_as_far_as_it_goes(target, tmp_
     assert positions_of(wish) == 16
     assert positions_of(SpeculationConfig(drafter="ngram")) is None
     sizes = {"num_context_tokens": 64, "max_positions": 64}
-    drafter = colocated.load(wish, target=target.folder, model=load(target.folder), **sizes)
+    drafter = colocated.load(
+        wish, backend=BACKEND, target=target.folder, model=load(target.folder), **sizes
+    )
     drafter.extend(ContextUpdate([0], [0], [15], torch.arange(15), None))
     drafter.draft(DraftBatch([0], torch.tensor([1])), Greedy())
 
@@ -93,7 +106,9 @@ def test_how_blocks_were_trained_may_be_said_by_the_configuration(target, tmp_pa
     wish = msgspec.structs.replace(wish, layout=layout)
     assert describe(wish) == ("dspark", gamma)
     sizes = {"num_context_tokens": 64, "max_positions": 64}
-    drafter = colocated.load(wish, target=target.folder, model=load(target.folder), **sizes)
+    drafter = colocated.load(
+        wish, backend=BACKEND, target=target.folder, model=load(target.folder), **sizes
+    )
     assert drafter.gamma == gamma
 
 
@@ -109,7 +124,9 @@ def embedded(name, **bits):
     wish = SpeculationConfig(mode="sync", drafter=name, **bits)
     speculation = locate_drafter(wish, EMBEDDED_TARGET)
     rooms = {"num_context_tokens": 64, "max_positions": 64}
-    return model, colocated.load(speculation, target=EMBEDDED_TARGET, model=model, **rooms)
+    return model, colocated.load(
+        speculation, backend=BACKEND, target=EMBEDDED_TARGET, model=model, **rooms
+    )
 
 
 @pytest.mark.parametrize("name", ["lm", "dspark"])
@@ -143,7 +160,7 @@ def test_a_drafter_is_warmed_up_wherever_it_runs(place, target, monkeypatch):
     if place is colocated:
         rooms = {"num_context_tokens": 64, "max_positions": 64}
         drafter = colocated.load(
-            speculation, target=target.folder, model=load(target.folder), **rooms
+            speculation, backend=BACKEND, target=target.folder, model=load(target.folder), **rooms
         )
     else:
         config = ResolvedConfig(
@@ -152,6 +169,6 @@ def test_a_drafter_is_warmed_up_wherever_it_runs(place, target, monkeypatch):
             speculation=speculation,
         )
         weights = TargetWeights.of(target.folder)
-        options = start._options(config, weights, torch.float32, torch.device("cpu"))
+        options = start._options(config, weights, torch.float32, BACKEND)
         drafter = start._load(config, weights, options)
     assert warmed == [drafter]

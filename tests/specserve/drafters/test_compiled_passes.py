@@ -12,16 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specserve.backends.cpu import compiled
-from specserve.backends.cpu import confidence_kernels as kernels
-from specserve.backends.cpu.confidence_trial import are_usable
-from specserve.drafters import compiled_passes
+from specserve.backends.cpu import passes as passes_module
+from specserve.backends.cpu.backend import CpuBackend
+from specserve.backends.cpu.passes import CompiledPasses
+from specserve.backends.torch.chain_passes import TorchChainPasses
 from specserve.drafters.branch_attention import Entering
-from specserve.drafters.chain_passes import TorchPasses
-from specserve.drafters.compiled_passes import CompiledPasses
 from specserve.drafters.context import torch_context
-from specserve.drafters.law_confidence import law_features
-from specserve.drafters.passes import chain_passes
 from specserve.models.linear import Kernels, PlainLinear
 from specserve.models.loader import load_with
 from specserve.models.parallel import TensorParallel
@@ -52,15 +48,8 @@ def passes_of(kind, model):
         passes = CompiledPasses(model, num_tokens=512, longest=NUM_PASSES)
     else:
         spec = model.config
-        context = torch_context(
-            num_layers=spec.num_layers,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            num_tokens=512,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
-        passes = TorchPasses(model, context)
+        context = torch_context(spec, 512, dtype=torch.float32, device=torch.device("cpu"))
+        passes = TorchChainPasses(model, context)
     rows, counts = list(LENGTHS), list(LENGTHS.values())
     passes.context.rows.append(rows, [0] * len(rows), counts)
     tokens = random_tokens(model, sum(counts), seed=1).tolist()
@@ -88,7 +77,7 @@ def hidden_of(kind, model, rows, lengths, entering=None, passes=None):
 
 @pytest.mark.parametrize(("rows", "lengths"), CHAINS)
 def test_chains_are_those_of_torch(model, rows, lengths):
-    expected, _ = hidden_of(TorchPasses, model, rows, lengths)
+    expected, _ = hidden_of(TorchChainPasses, model, rows, lengths)
     found, _ = hidden_of(CompiledPasses, model, rows, lengths)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
@@ -99,7 +88,7 @@ def test_tokens_that_enter_are_seen_and_stay(model, rows, lengths):
     entering = Entering([0, 3], [20, 16], [4, 2], [3, 1, 4, 1, 5, 9])
     more = {0: 3, 3: 2}
     lengths = [length + more.get(row, 0) for row, length in zip(rows, lengths, strict=True)]
-    expected, theirs = hidden_of(TorchPasses, model, rows, lengths, entering)
+    expected, theirs = hidden_of(TorchChainPasses, model, rows, lengths, entering)
     found, ours = hidden_of(CompiledPasses, model, rows, lengths, entering)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
     for layer in range(model.config.num_layers):
@@ -134,7 +123,7 @@ def test_a_chain_is_the_same_in_any_company(model):
 def test_gates_end_where_panels_do_not(tmp_path, width):
     odd = load(write_checkpoint(tmp_path, QWEN3, intermediate_size=width))
     rows, lengths = CHAINS[-1]
-    expected, _ = hidden_of(TorchPasses, odd, rows, lengths)
+    expected, _ = hidden_of(TorchChainPasses, odd, rows, lengths)
     found, _ = hidden_of(CompiledPasses, odd, rows, lengths)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
@@ -158,20 +147,23 @@ def test_weights_of_several_storages(tmp_path):
     dtypes = [product.weight.dtype for product in products]
     assert dtypes == [torch.float32, torch.bfloat16, torch.float16]
     rows, lengths = CHAINS[-1]
-    expected, _ = hidden_of(TorchPasses, mixed, rows, lengths)
+    expected, _ = hidden_of(TorchChainPasses, mixed, rows, lengths)
     found, _ = hidden_of(CompiledPasses, mixed, rows, lengths)
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
 
 
 def test_only_whole_models_of_compiled_products_suit(model, tmp_path, monkeypatch):
-    assert CompiledPasses.suit(model)
+    def kind_of(model):
+        return type(CpuBackend(torch.device("cpu")).chain_passes(model, num_tokens=64, longest=4))
+
+    assert kind_of(model) is CompiledPasses
     with monkeypatch.context() as patch:
         patch.setattr(model, "parallel", mock.Mock(size=2))
-        assert not CompiledPasses.suit(model)
+        assert kind_of(model) is TorchChainPasses
     other = load(write_checkpoint(tmp_path, QWEN3))
     first, second = other.layers
     other.layers = (first, replace(second, gate_up=PlainLinear(torch.zeros(128, 32))))
-    assert not CompiledPasses.suit(other)
+    assert kind_of(other) is TorchChainPasses
     with pytest.raises(TypeError, match="PlainLinear is not compiled"):
         CompiledPasses(other, num_tokens=16, longest=1)
 
@@ -187,7 +179,7 @@ def test_a_token_beyond_the_vocabulary_is_refused(model, token_id):
 def test_chains_may_grow_past_the_last_position(tmp_path):
     """Such drafts are never used; what stands before them is as ever."""
     short = load(write_checkpoint(tmp_path, QWEN3), num_positions=35)
-    expected, _ = hidden_of(TorchPasses, short, [1, 3], [33, 16])
+    expected, _ = hidden_of(TorchChainPasses, short, [1, 3], [33, 16])
     found, _ = hidden_of(CompiledPasses, short, [1, 3], [33, 16])
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
@@ -207,7 +199,7 @@ def test_what_there_is_no_room_for_is_refused(model, rows, lengths, num_passes, 
 
 
 def test_chains_of_more_than_a_page(model):
-    passes = [passes_of(TorchPasses, model), CompiledPasses(model, num_tokens=512, longest=40)]
+    passes = [passes_of(TorchChainPasses, model), CompiledPasses(model, num_tokens=512, longest=40)]
     rows, counts = list(LENGTHS), list(LENGTHS.values())
     passes[1].context.rows.append(rows, [0] * len(rows), counts)
     tokens = random_tokens(model, sum(counts), seed=1).tolist()
@@ -226,13 +218,13 @@ def test_many_chains_at_once(model):
     lengths = [LENGTHS[row] - place % 3 * (row != 2) for place, row in enumerate(rows)]
     entering = Entering([0, 3], [20, 16], [4, 2], [3, 1, 4, 1, 5, 9])
     lengths = [length + (row == 0) * 4 for row, length in zip(rows, lengths, strict=True)]
-    expected, _ = hidden_of(TorchPasses, model, rows, lengths, entering)
+    expected, _ = hidden_of(TorchChainPasses, model, rows, lengths, entering)
     found, _ = hidden_of(CompiledPasses, model, rows, lengths, entering)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
 def test_more_blocks_than_one_forward_makes(model, monkeypatch):
-    monkeypatch.setattr(compiled_passes, "_MOST_BLOCKS", 7)
+    monkeypatch.setattr(passes_module, "_MOST_BLOCKS", 7)
     small = passes_of(CompiledPasses, model)
     monkeypatch.undo()
     large = passes_of(CompiledPasses, model)
@@ -268,51 +260,11 @@ def test_drafting_writes_to_no_row(model):
     assert all(map(torch.equal, before, after))
 
 
-def test_one_compilation_serves_every_shape():
-    """Another would be made in the middle of a round."""
-    assert are_usable()
-    before = len(kernels.law_features.signatures)
-    for shape in ((1, 1, 1), (3, 2, 40), (1, 3, 7)):
-        law_features(torch.randn(shape))
-        law_features(torch.randn(shape).transpose(0, 1))
-        law_features(torch.randn(shape)[..., :1].expand(shape))
-    assert len(kernels.law_features.signatures) == before == 1
-
-
-@pytest.fixture
-def unknown():
-    """Nobody has found out yet whether the kernels can be used; nor does anybody afterwards."""
-    are_usable.cache_clear()
-    yield
-    are_usable.cache_clear()
-
-
-@pytest.mark.parametrize("trouble", ["absent", "disabled", "damaged"])
-def test_a_machine_without_compiled_kernels_reads_laws_by_torch(unknown, monkeypatch, trouble):
-    expected = law_features(torch.arange(3.0).view(1, 1, 3))
-    assert are_usable()
-    are_usable.cache_clear()
-    if trouble == "absent":
-        monkeypatch.setattr(compiled, "numba", None)
-    elif trouble == "disabled":
-        monkeypatch.setattr(kernels, "law_features", kernels.law_features.py_func)
-    else:
-        monkeypatch.setattr(kernels, "law_features", mock.Mock(side_effect=EOFError))
-    assert not are_usable()
-    torch.testing.assert_close(law_features(torch.arange(3.0).view(1, 1, 3)), expected)
-
-
-def test_passes_are_made_by_torch_where_forwards_are(model, monkeypatch):
-    assert isinstance(chain_passes(model, num_tokens=64, longest=4), CompiledPasses)
-    monkeypatch.setattr(compiled_passes, "are_usable", lambda: False)
-    assert isinstance(chain_passes(model, num_tokens=64, longest=4), TorchPasses)
-
-
 def test_a_numba_that_cannot_be_imported_is_none(tmp_path):
     (tmp_path / "numba.py").write_text("raise ImportError('needs another numpy')")
-    code = "from specserve.backends.cpu.confidence_trial import are_usable;"
+    code = "from specserve.backends.cpu.noise import register;"
     code += "from specserve.backends.cpu import compiled;"
-    code += "print(are_usable(), compiled.WHY_NOT)"
+    code += "print(register(), compiled.WHY_NOT)"
     found = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
+from specserve.backends.cpu.self_test import SMALL
 from specserve.drafters.context import BLOCK_SIZE, ContextRows, torch_context
 from specserve.errors import Exhausted
 
@@ -8,14 +11,10 @@ HEADS, KV_HEADS, DIM = 4, 2, 8
 
 
 def make_context(num_tokens=256, num_layers=2):
-    return torch_context(
-        num_layers=num_layers,
-        num_kv_heads=KV_HEADS,
-        head_dim=DIM,
-        num_tokens=num_tokens,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
+    spec = replace(
+        SMALL, num_real_layers=num_layers, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM
     )
+    return torch_context(spec, num_tokens, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def fill(context, row, count):

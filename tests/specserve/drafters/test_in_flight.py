@@ -5,13 +5,15 @@ import random
 import pytest
 import torch
 
-from specserve.drafters.block_passes import TorchBlockPasses
-from specserve.drafters.compiled_passes import CompiledPasses
+from specserve.backends.cpu.backend import CpuBackend
+from specserve.backends.cpu.passes import CompiledPasses
+from specserve.backends.torch.backend import TorchBackend
+from specserve.backends.torch.block_passes import TorchBlockPasses
 from specserve.drafters.in_flight import InFlightTokens
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
-from specserve.models.forward_trial import are_usable
 from specserve.sampling.drawing import Greedy
 from tests.draft_node.prespeculation.rounds import VOCAB, dspark
+from tests.specserve.drafters import checkpoints
 
 
 class Twins:
@@ -83,8 +85,8 @@ def test_when_they_are_computed_makes_no_difference(
     seed, is_compiled, target, tmp_path, monkeypatch
 ):
     if not is_compiled:
-        monkeypatch.setattr(CompiledPasses, "suit", lambda _: False)
-    elif not are_usable():
+        monkeypatch.setattr(checkpoints, "BACKEND", TorchBackend(torch.device("cpu")))
+    elif CpuBackend.why_not():
         pytest.skip("no compiled forwards here")
     torch.manual_seed(seed)
     twins = Twins(dspark(tmp_path / "a", target), None, seed)

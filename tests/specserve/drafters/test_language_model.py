@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from specserve.drafters.language_model import LanguageModelDrafter
-from specserve.drafters.pass_clock import AFTER
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, Worth
 from specserve.noise import OnceKeys
 from specserve.sampling.drawing import Greedy, Sampled
+from tests.backends.chosen import BACKEND
 from tests.golden_case import Session
 from tests.specserve.models.checkpoints import load
 
@@ -17,7 +17,7 @@ def model(target):
 
 @pytest.fixture
 def drafter(model):
-    return LanguageModelDrafter(model, gamma=5, num_context_tokens=512)
+    return LanguageModelDrafter(model, backend=BACKEND, gamma=5, num_context_tokens=512)
 
 
 def extend(drafter, row, token_ids):
@@ -132,4 +132,4 @@ def test_tokens_that_entered_with_a_draft_wait_no_longer_and_its_end_is_timed(dr
     assert drafter._waiting.most == 4
     drafter.draft(DraftBatch([0], torch.tensor([3])), Greedy())
     assert drafter._waiting.most == 0
-    assert drafter._ending.clock.state[AFTER] > 0
+    assert drafter._ending.clock._after_s > 0

@@ -14,6 +14,7 @@ from specserve.drafters.weights import TargetWeights
 from specserve.errors import Unsupported
 from specserve.noise import OnceKeys
 from specserve.sampling.drawing import Coupled, Greedy, Sampled
+from tests.backends.chosen import BACKEND
 from tests.golden_blocks import Recorder
 from tests.specserve.drafters.checkpoints import (
     DFLASH,
@@ -191,7 +192,7 @@ def test_a_block_beyond_all_use_is_refused_before_memory_is_taken_for_it(
     for loading in (
         lambda: load_drafter(folder, target, options()),
         lambda: load_drafter(folder, None, options()),
-        lambda: load_features(folder, target, dtype=torch.float32, device=torch.device("cpu")),
+        lambda: load_features(folder, target, dtype=torch.float32, backend=BACKEND),
     ):
         with pytest.raises(Unsupported, match=f"{field}: 65, the limit is 64"):
             loading()
@@ -281,8 +282,8 @@ def test_loading_runs_no_code_of_the_checkpoint(target, tmp_path):
 @pytest.mark.parametrize("config", [DSPARK, ZLAB, SPECULATORS, EAGLE3, SGLANG_EAGLE3])
 def test_features_load_without_the_rest_of_the_drafter(config, target, tmp_path):
     folder = write_drafter(tmp_path / "draft", config)
-    dtype, device = torch.float32, torch.device("cpu")
-    features = load_features(folder, target, dtype=dtype, device=device)
+    dtype = torch.float32
+    features = load_features(folder, target, dtype=dtype, backend=BACKEND)
     whole = load_drafter(folder, target, options()).features
     residuals = torch.randn(5, 32 * len(features.layers))
     assert features.layers == whole.layers
@@ -291,8 +292,8 @@ def test_features_load_without_the_rest_of_the_drafter(config, target, tmp_path)
 
 def test_a_language_model_needs_no_features_but_all_positions(target, tmp_path):
     folder = write_checkpoint(tmp_path / "small", QWEN3, max_position_embeddings=64)
-    dtype, device = torch.float32, torch.device("cpu")
-    assert load_features(folder, target, dtype=dtype, device=device) is None
+    dtype = torch.float32
+    assert load_features(folder, target, dtype=dtype, backend=BACKEND) is None
     with pytest.raises(Unsupported, match="rows may have 128 positions"):
         load_drafter(folder, target, options())
     drafter = load_drafter(folder, target, options(max_positions=64))

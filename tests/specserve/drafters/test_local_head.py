@@ -16,6 +16,7 @@ from specserve.drafters.local_head import (
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.drafters.spec import LocalHeadKind
 from specserve.errors import Unsupported
+from tests.backends.chosen import BACKEND
 from tests.golden_blocks import Recorder
 from tests.specserve.drafters.checkpoints import (
     DFLASH,
@@ -94,7 +95,7 @@ def load(folder, target, **chosen):
         read_draft_spec(folder),
         target=target,
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        backend=BACKEND,
         options=LocalHeadOptions(**chosen),
     )
 

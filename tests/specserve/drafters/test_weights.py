@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from specserve.drafters.load import load_drafter, load_features
 from specserve.drafters.weights import refuse_non_finite
 from specserve.errors import Unsupported
+from tests.backends.chosen import BACKEND
 from tests.specserve.drafters.checkpoints import (
     DFLASH,
     DSPARK,
@@ -56,7 +57,7 @@ def test_the_target_refuses_the_features_of_such_a_drafter(target, tmp_path):
     folder = write_drafter(tmp_path / "draft", DSPARK)
     spoil(folder, "fc.weight")
     with pytest.raises(Unsupported, match=r"tensor fc\.weight: NaN or infinity"):
-        load_features(folder, target, dtype=torch.float32, device=CPU)
+        load_features(folder, target, dtype=torch.float32, backend=BACKEND)
 
 
 def test_a_language_model_and_a_local_head_are_refused_likewise(target, tmp_path):

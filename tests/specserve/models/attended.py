@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from specserve.backends.torch.forward import of_whole_groups
 from specserve.models.attention import Attention, AttentionBatch
 from specserve.models.dealing import HeadShare, deal_heads
 from specserve.models.kv_cache import CacheShape, KVCache
-from specserve.models.torch_forward import of_whole_groups
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 8, 4, 32
 LENGTHS = (7, 130, 300, 64, 33, 517)  # tokens of each row

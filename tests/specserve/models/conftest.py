@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from specserve.models.machine_code import host_machine
-from specserve.models.row_kernels import row_kernels
+from specserve.backends.cpu.machine_code import host_machine
+from specserve.backends.cpu.row_kernels import row_kernels
 from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
 
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from specserve.backends.torch.forward import TorchForward
 from specserve.models import linear
 from specserve.models.parallel import TensorParallel
-from specserve.models.torch_forward import TorchForward
 from tests import golden_case
 from tests.golden import Session
 from tests.specserve.models.checkpoints import LLAMA, QWEN3, load

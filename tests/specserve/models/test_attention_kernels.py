@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from specserve.models.attention_kernels import attention_kernels
-from specserve.models.machine_code import host_machine
+from specserve.backends.cpu.attention_kernels import attention_kernels
+from specserve.backends.cpu.machine_code import host_machine
 
 pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled attention here")
 
 _BESIDE_A_GUARD = """
 import ctypes, math, mmap, sys
 import numpy as np
-from specserve.models.attention_code import Shape
-from specserve.models.attention_kernels import AttentionKernels
+from specserve.backends.cpu.codegen.attention_code import Shape
+from specserve.backends.cpu.attention_kernels import AttentionKernels
 
 # Page numbers end where memory ends: one more of them, and this process is no more.
 memory = mmap.mmap(-1, 3 * mmap.PAGESIZE)

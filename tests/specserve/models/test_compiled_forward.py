@@ -7,13 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specserve.backends.cpu import compiled
-from specserve.models import attention_kernels as attention_module
-from specserve.models import machine_code
+from specserve.backends.cpu import attention_kernels as attention_module
+from specserve.backends.cpu import compiled, machine_code
+from specserve.backends.cpu.forward import CompiledForward
+from specserve.backends.torch.forward import TorchForward
 from specserve.models.attention import AttentionBatch
-from specserve.models.compiled_forward import CompiledForward
 from specserve.models.linear import can_compile
-from specserve.models.torch_forward import TorchForward
 from tests.specserve.models.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
 # Not where the trial says that they are wrong: that is what this is to tell.

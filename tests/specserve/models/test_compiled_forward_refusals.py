@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from specserve.backends.cpu import compiled
+from specserve.backends.cpu.forward import CompiledForward
+from specserve.backends.cpu.kernel_arguments import Batch
+from specserve.backends.cpu.kernel_layout import Record
 from specserve.models.attention import AttentionBatch
-from specserve.models.compiled_forward import CompiledForward
-from specserve.models.forward_job import Batch
-from specserve.models.forward_record import Record
 from specserve.models.linear import can_compile
 
 pytestmark = pytest.mark.skipif(

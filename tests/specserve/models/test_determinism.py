@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specserve.backends.torch.backend import TorchBackend
 from specserve.errors import Unsupported
 from specserve.models import linear, loader
 from specserve.models.dealing import Share, StackedRows, deal, deal_heads
@@ -23,7 +24,6 @@ from specserve.models.linear import (
 from specserve.models.loader import check_half_weights, load_with
 from specserve.models.parallel import TensorParallel
 from specserve.models.rope import rotate
-from specserve.models.torch_forward import TorchForward
 from tests import golden_case
 from tests.golden import Session
 from tests.halves import deterministic_halves, has_fbgemm, has_stable_halves
@@ -351,7 +351,7 @@ def test_all_pieces_of_a_weight_have_one_shape_for_any_number_of_ranks(size):
 @pytest.mark.parametrize("products", ["compiled", "torch between", "probed", "tiled"])
 def test_a_prompt_gives_equal_bits_in_chunks_of_any_size(tmp_path, monkeypatch, config, products):
     if products == "torch between":
-        monkeypatch.setattr(golden_case, "make_forward", TorchForward)
+        monkeypatch.setattr(golden_case, "BACKEND", TorchBackend(torch.device("cpu")))
     elif products != "compiled":
         monkeypatch.setattr(linear, "row_kernels", lambda _: None)
     if products == "tiled":

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from specserve.backends.torch import fixed_attention
+from specserve.backends.torch.fixed_attention import FixedAttention
 from specserve.errors import Unsupported
-from specserve.models import fixed_attention
 from specserve.models.attention import TorchAttention
 from specserve.models.dealing import deal_heads
-from specserve.models.fixed_attention import FixedAttention
 from tests.specserve.models.attended import (
     LENGTHS,
     NUM_HEADS,

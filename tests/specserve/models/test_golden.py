@@ -7,18 +7,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specserve.models.forward import make_forward
-from specserve.models.torch_forward import TorchForward
+from specserve.backends.torch.backend import TorchBackend
 from tests import golden_case
+from tests.backends.chosen import BACKEND, CPU
 from tests.golden import FIXTURES, NotACase, find_target, main, run_case
 
 TARGETS = ("target_qwen3_tied", "target_qwen3_untied", "target_llama3_untied_ropescaled")
 
 
-@pytest.mark.parametrize("make", [make_forward, TorchForward])
+@pytest.mark.parametrize("backend", [BACKEND, TorchBackend(CPU)], ids=lambda each: each.name)
 @pytest.mark.parametrize("name", TARGETS)
-def test_every_tensor_of_the_reference_is_reproduced(name, make, monkeypatch):
-    monkeypatch.setattr(golden_case, "make_forward", make)
+def test_every_tensor_of_the_reference_is_reproduced(name, backend, monkeypatch):
+    monkeypatch.setattr(golden_case, "BACKEND", backend)
     comparisons = run_case(FIXTURES / name)
 
     assert [item for item in comparisons if not item.passed] == []

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from specserve.models.machine_code import host_machine
-from specserve.models.row_code import Storage
-from specserve.models.row_kernels import row_kernels
+from specserve.backends.cpu.codegen.row_code import Storage
+from specserve.backends.cpu.machine_code import host_machine
+from specserve.backends.cpu.row_kernels import row_kernels
 
 pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled products here")
 STORAGES = [storage for storage in Storage if row_kernels(storage) is not None]
@@ -15,8 +15,8 @@ STORAGES = [storage for storage in Storage if row_kernels(storage) is not None]
 _BETWEEN_GUARDS = """
 import ctypes, math, mmap, sys
 import torch
-from specserve.models.row_code import Storage
-from specserve.models.row_kernels import row_kernels
+from specserve.backends.cpu.codegen.row_code import Storage
+from specserve.backends.cpu.row_kernels import row_kernels
 
 PAGE = mmap.PAGESIZE
 protect = ctypes.CDLL(None).mprotect

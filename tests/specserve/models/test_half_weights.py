@@ -4,13 +4,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from specserve.backends.cpu.codegen.row_code import Storage
+from specserve.backends.cpu.row_kernels import row_kernels
 from specserve.errors import Unsupported
 from specserve.models import linear
 from specserve.models.linear import can_halve_exactly
 from specserve.models.loader import halves_exactly, kernels_for, load_with
 from specserve.models.parallel import TensorParallel
-from specserve.models.row_code import Storage
-from specserve.models.row_kernels import row_kernels
 from tests.golden import Session
 from tests.specserve.models.checkpoints import LLAMA, QWEN3, load, random_tensors, write_config
 

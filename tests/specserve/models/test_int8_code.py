@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specserve.models import int8_code
-from specserve.models import row_kernels as module
+from specserve.backends.cpu import row_kernels as module
+from specserve.backends.cpu.codegen import int8_code
+from specserve.backends.cpu.codegen.row_code import ByteProducts, Machine, Storage
+from specserve.backends.cpu.machine_code import Team, host_machine
+from specserve.backends.cpu.row_kernels import RowKernels, row_kernels
 from specserve.models.linear import CompiledLinear, Kernels
 from specserve.models.loader import kernels_for
-from specserve.models.machine_code import Team, host_machine
-from specserve.models.row_code import ByteProducts, Machine, Storage
-from specserve.models.row_kernels import RowKernels, row_kernels
 from specserve.settings.target_source import EMBEDDED_TARGET
 
 CPU = torch.device("cpu")

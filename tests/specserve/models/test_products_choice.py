@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specserve.models import machine_code
-from specserve.models import row_kernels as module
+from specserve.backends.cpu import machine_code
+from specserve.backends.cpu import row_kernels as module
+from specserve.backends.cpu.codegen.row_code import Storage
+from specserve.backends.cpu.machine_code import Team, host_machine
+from specserve.backends.cpu.row_kernels import row_kernels
 from specserve.models.linear import CompiledLinear, Kernels, can_halve_exactly
-from specserve.models.machine_code import Team, host_machine
-from specserve.models.row_code import Storage
-from specserve.models.row_kernels import row_kernels
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled products here")

@@ -9,12 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from specserve.models import int8_code, machine_code, tile_code
-from specserve.models import row_kernels as module
+from specserve.backends.cpu import machine_code
+from specserve.backends.cpu import row_kernels as module
+from specserve.backends.cpu.codegen import int8_code
+from specserve.backends.cpu.codegen.row_code import (
+    DOTTED_STEP,
+    ByteProducts,
+    Machine,
+    Storage,
+    code,
+)
+from specserve.backends.cpu.machine_code import Team, host_machine, llvm
+from specserve.backends.cpu.row_kernels import RowKernels, row_kernels
+from specserve.models import tile_code
 from specserve.models.linear import CompiledLinear, Kernels, can_halve_exactly
-from specserve.models.machine_code import Team, host_machine, llvm
-from specserve.models.row_code import DOTTED_STEP, ByteProducts, Machine, Storage, code
-from specserve.models.row_kernels import RowKernels, row_kernels
 from specserve.models.tile_steps import STEP
 
 CPU = torch.device("cpu")
@@ -269,8 +277,8 @@ _WITHOUT_MEMORY = """
 import resource, sys
 import torch
 from specserve.models.linear import CompiledLinear
-from specserve.models.row_code import Storage
-from specserve.models.row_kernels import row_kernels
+from specserve.backends.cpu.codegen.row_code import Storage
+from specserve.backends.cpu.row_kernels import row_kernels
 torch.set_num_threads(1)
 num_rows, in_size = map(int, sys.argv[2:])
 product = CompiledLinear(torch.ones(32, in_size), row_kernels(Storage[sys.argv[1]]))

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from specserve.models.machine_code import Team, host_machine
-from specserve.models.team_barrier import _LEAST, _MOST
+from specserve.backends.cpu.codegen.team_barrier import _LEAST, _MOST
+from specserve.backends.cpu.machine_code import Team, host_machine
 
 NUM_ROUNDS = 300
 LIMIT_S = 60.0  # who is not woken would wait for ever
@@ -93,8 +93,8 @@ INSIDE = """
 ON_ONE_CORE = """
 import ctypes, os, sys, time
 import torch
-from specserve.models.machine_code import Functions, Team
-from specserve.models.team_barrier import TEAM_BARRIER
+from specserve.backends.cpu.machine_code import Functions, Team
+from specserve.backends.cpu.codegen.team_barrier import TEAM_BARRIER
 from tests.specserve.models.test_team_barrier import INSIDE, LOOP
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # and all threads that begin after
 team, loop, barrier = Team.of_torch(), Functions(LOOP), Functions(TEAM_BARRIER + INSIDE)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from specserve.audit.chi_square import goodness_of_fit
-from specserve.backends.cpu import compiled
 from specserve.noise import OnceKeys, Purpose, _uniform
 from specserve.sampling.draft_law import PAD_ID, DraftLaw
 from specserve.sampling.drawing import BlockLayout, Sampled
@@ -36,29 +35,17 @@ def test_a_weight_that_vanishes_when_it_is_divided_is_no_entry():
     assert law.sound(5).all()
 
 
-def drawn_from(logits, keys, num_kept, way="draw"):
-    """Tokens [N] and their laws, one a row of `logits` [N, V], as drafts draw under the ratio test.
-
-    `way` is a method of the drawing.
-    """
+def drawn_from(logits, keys, num_kept):
+    """Tokens [N] and their laws, one a row of `logits` [N, V], as drafts draw under the ratio test."""
     rule = Sampled(torch.ones(len(logits)), keys, num_kept)
     drawing = rule.begin(BlockLayout(keys.positions, 1, logits.shape[1], None))
-    drawn = getattr(drawing, way)(0, logits.unsqueeze(1))
+    drawn = drawing.draw(0, logits.unsqueeze(1))
     return drawn.squeeze(1), drawing.law()
 
 
-WAYS = [
-    pytest.param(
-        "_draw_compiled", marks=pytest.mark.skipif(compiled.numba is None, reason="no numba here")
-    ),
-    "_draw_by_torch",
-]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_law_of_a_large_vocabulary_is_sound_and_small(way):
+def test_the_law_of_a_large_vocabulary_is_sound_and_small():
     logits = 8 * torch.rand(16, 151_936, generator=torch.Generator().manual_seed(0)).log()
-    _, law = drawn_from(logits, once_keys(range(16)), 64, way)
+    _, law = drawn_from(logits, once_keys(range(16)), 64)
     assert law.ids.shape == (16, 64)
     assert law.sound(151_936).all()
     assert torch.allclose(law.probs.double().sum(dim=1), torch.ones(16).double(), atol=1e-6)
@@ -94,14 +81,13 @@ def once_keys(branches):
     return OnceKeys.build(zeros, zeros, zeros, branches, zeros)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_drawn_tokens_have_the_law(way):
+def test_drawn_tokens_have_the_law():
     """Chi-square over 50,000 draws at a false-alarm rate of 1e-6; what is not kept never comes."""
     logits = torch.full((10,), -torch.inf)
     kept, weights = [1, 2, 6, 9], torch.tensor([0.3, 0.05, 0.15, 0.5])
     logits[kept] = weights.log()
     logits[3] = -5.0  # the fifth
-    drawn, law = drawn_from(logits.repeat(50_000, 1), once_keys(range(50_000)), 4, way)
+    drawn, law = drawn_from(logits.repeat(50_000, 1), once_keys(range(50_000)), 4)
     assert law.ids.unique(dim=0).tolist() == [kept]
     counts = torch.bincount(drawn, minlength=10)
     assert goodness_of_fit(counts[kept].tolist(), weights.tolist()).p_value > 1e-6

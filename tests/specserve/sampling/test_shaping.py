@@ -1,6 +1,5 @@
 """Drafts under a request's own fields: the target's law of the same logits, and nobody else's."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -9,7 +8,6 @@ from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.drawing import BlockLayout, Coupled, Sampled
 from specserve.sampling.sampling import sample, target_probs
 from specserve.sampling.shaping import shaped
-from specserve.sampling.shaping_kernels import room_for, shaped_row
 from specserve.sampling.state import SamplingState
 from specserve.types import SamplingParams
 
@@ -81,48 +79,6 @@ def test_equal_logits_give_the_token_that_the_target_would_draw_all_along_the_bl
         assert torch.equal(drawn, expected)
         for state, token_id in zip(states, expected.tolist(), strict=True):
             state.append(token_id)
-
-
-@pytest.mark.slow  # compiled anew; chains and blocks, kept compiled, have tests of it besides
-@pytest.mark.parametrize("fields", FIELDS[:-1], ids="+".join)
-def test_compiled_rows_lead_to_the_same_tokens(fields):
-    pytest.importorskip("numba")
-    states = states_of([fields], 40)
-    logits = spread_logits(states)
-    race = shaped(coupled(states), states).begin(layout_of(states)).race()
-    assert race is not None
-    room, drafted = room_for(VOCAB, race.fields), np.zeros((len(states), SLOTS), np.int64)
-    for slot in range(SLOTS):
-        expected = sample(logits[:, slot], SamplingBatch.build(states)).token_ids.tolist()
-        for block, row in enumerate(logits[:, slot].numpy()):
-            own = drafted[block, :slot].copy()
-            row = shaped_row(np.ascontiguousarray(row), block, own, race.fields, room)
-            times = race.noise[race.places[block, slot]] * race.signs[block]
-            assert (times + row * race.scales[block]).argmax() == expected[block]
-        for state, token_id in zip(states, expected, strict=True):
-            state.append(token_id)
-        drafted[:, slot] = expected
-
-
-@pytest.mark.parametrize("bad", [-1, VOCAB])
-def test_tokens_that_are_not_there_are_left_to_torch_which_refuses_them(bad):
-    states = states_of([{"logit_bias": {7: 1.0, 8: 1.0}}, {}], 2)
-    assert shaped(coupled(states), states).begin(layout_of(states)).race() is not None
-    states[1].bias_ids[1] = bad
-    assert shaped(coupled(states), states).begin(layout_of(states)).race() is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("logit", [np.nan, np.inf, -np.inf])
-def test_of_what_nobody_could_draw_from_nothing_is_cut(logit):
-    pytest.importorskip("numba")
-    states = states_of([{"top_p": 0.7}], 1)
-    race = shaped(coupled(states), states).begin(layout_of(states)).race()
-    assert race is not None
-    row = np.full(VOCAB, logit, np.float32)
-    room = room_for(VOCAB, race.fields)
-    found = shaped_row(row, 0, np.empty(0, np.int64), race.fields, room)
-    np.testing.assert_array_equal(found, row)
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda some: "+".join(some) or "none")

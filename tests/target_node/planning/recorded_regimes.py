@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from specserve.sampling.verification.rule import VerificationRule
 from target_node.speculation.auto import AutoSpeculation
 from target_node.speculation.source import NoSpeculation
+from tests.backends.chosen import BACKEND
 
 
 class Recording(NoSpeculation):
@@ -40,7 +41,7 @@ def decoding_row(is_decoding: bool = True, temperature: float = 1.0, rule: str =
 
 def auto(regimes, *drafted) -> AutoSpeculation:
     """`drafted`: what there is to say of draft processes' regimes."""
-    return AutoSpeculation(regimes, lambda sequence: sequence.request.rule, *drafted)
+    return AutoSpeculation(regimes, lambda sequence: sequence.request.rule, BACKEND, *drafted)
 
 
 class Choosing:

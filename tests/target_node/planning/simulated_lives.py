@@ -17,6 +17,7 @@ import target_node.speculation.miss_policy
 from target_node.speculation.auto import AutoSpeculation
 from target_node.speculation.miss_policy import Miss, MissPolicy
 from target_node.speculation.source import NoSpeculation
+from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
 from tests.target_node.planning.recorded_regimes import decoding_row
 
@@ -52,7 +53,7 @@ class SimulatedLives:
         regimes = {str(miss): self.drafts for miss in misses}
         rule_of = lambda sequence: sequence.request.rule  # noqa: E731
         named = {str(miss): miss for miss in misses}
-        self.auto = AutoSpeculation(regimes, rule_of, named, self.policy)
+        self.auto = AutoSpeculation(regimes, rule_of, BACKEND, named, self.policy)
         self.chosen: Counter[Miss] = Counter()  # by round
         self.life = life
         self.rows = [decoding_row()]

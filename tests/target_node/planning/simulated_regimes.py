@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from specserve.sampling.verification.rule import VerificationRule
 from target_node.speculation.auto import AutoSpeculation
 from target_node.speculation.source import NoSpeculation
+from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
 
 REGIMES = ("off", "sync", "async")
@@ -88,7 +89,7 @@ class SimulatedService:
         self.clock = ScriptedTime()
         sources = {name: _Regime(has_to_be_told=name == "async") for name in REGIMES}
         regimes = {name: sources[family_of(name)] for name in KINDS}
-        self.auto = make(regimes, lambda sequence: sequence.request.rule)
+        self.auto = make(regimes, lambda sequence: sequence.request.rule, BACKEND)
         self.random = random.Random(seed)
         self.made = self.lost = 0.0  # tokens
         self.rounds: Counter[tuple[int, str]] = Counter()  # by rows, decoding or not, and regime

@@ -8,6 +8,7 @@ from target_node.planning.budget import PricedBudget
 from target_node.planning.forward_times import ForwardTimes
 from target_node.planning.round_prices import RoundPrices
 from target_node.runner import Runner
+from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
 from tests.target_node.in_process import fixture_model
 
@@ -118,7 +119,9 @@ def test_blocks_that_were_borrowed_are_erased_before_anybody_reads_them():
 
 
 def test_forwards_of_a_model_are_timed():
-    runner = Runner(fixture_model(), num_blocks=20, block_size=4, deterministic=True)
+    runner = Runner(
+        fixture_model(), backend=BACKEND, num_blocks=20, block_size=4, deterministic=True
+    )
     forwards = ForwardTimes()
     forwards.measure(runner.forward, BlockPool(20, 4, prefix_cache=True), max_tokens=64)
     assert max(forwards._seconds) == 64
@@ -141,7 +144,7 @@ def rounds(prices, time, count, *, num_rows=4, draft_s=0.0, token_s=0.1e-3, num_
 
 def test_a_price_is_known_before_the_first_round(time):
     """Plain decoding of four rows makes 4 tokens in 4 ms, and one more takes .5 ms."""
-    prices = RoundPrices("cpu", measured(time))
+    prices = RoundPrices(BACKEND, measured(time))
     prices.begin(4)
     assert prices.worth.tokens_per_s == pytest.approx(1000)
     assert prices.worth.token_price == pytest.approx(0.5, rel=0.02)
@@ -152,7 +155,7 @@ def test_a_price_is_known_before_the_first_round(time):
 
 def test_forwards_may_be_timed_after_the_prices_were_made(time):
     forwards = ForwardTimes()
-    prices = RoundPrices("cpu", forwards)
+    prices = RoundPrices(BACKEND, forwards)
     pool = BlockPool(100, 16, prefix_cache=True)
 
     def forward(batch):
@@ -168,7 +171,7 @@ def test_forwards_may_be_timed_after_the_prices_were_made(time):
 def test_a_dozen_rounds_outweigh_a_start_on_a_busy_machine(factor, draft_s, time):
     """Whether everything took ten times as long then or a tenth."""
     slow = timed({n: factor * (3e-3 + 0.1e-3 * n) for n in (4, 8, 16, 32)})
-    prices, plain = RoundPrices("cpu", slow), RoundPrices("cpu")
+    prices, plain = RoundPrices(BACKEND, slow), RoundPrices(BACKEND)
     for each in (prices, plain):
         rounds(each, time, 12, draft_s=draft_s)
     assert prices.worth.tokens_per_s == pytest.approx(plain.worth.tokens_per_s, rel=0.03)
@@ -177,13 +180,13 @@ def test_a_dozen_rounds_outweigh_a_start_on_a_busy_machine(factor, draft_s, time
 
 @pytest.mark.parametrize("wrong", [{4: 0.03, 8: 0.03, 16: 0.03}, {4: 1e-3, 8: 0.1, 16: 0.2}])
 def test_a_few_rounds_outweigh_a_wrong_slope(wrong, time):
-    prices = RoundPrices("cpu", timed(wrong))
+    prices = RoundPrices(BACKEND, timed(wrong))
     rounds(prices, time, 15)
     assert prices.worth.token_price == pytest.approx(0.1 * 12 / 3.8, rel=0.3)
 
 
 def test_a_first_round_that_reads_contexts_does_not_make_tokens_cheap(time):
-    prices = RoundPrices("cpu", measured(time))
+    prices = RoundPrices(BACKEND, measured(time))
     prices.begin(4)
     before = prices.worth.token_price
     time.now_s += 0.05
@@ -196,7 +199,7 @@ def test_a_first_round_that_reads_contexts_does_not_make_tokens_cheap(time):
 
 def test_rounds_of_many_drafts_are_not_taken_for_stalls(time):
     """They take longer than plain decoding, as they have to."""
-    prices = RoundPrices("cpu", measured(time, a_token_s=1e-3))
+    prices = RoundPrices(BACKEND, measured(time, a_token_s=1e-3))
     for _ in range(10):
         prices.begin(1)
         prices.launch(9)

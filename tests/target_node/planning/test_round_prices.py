@@ -4,11 +4,10 @@ import random
 
 import pytest
 
-from specserve.backends.cuda import cuda_graphs
 from target_node.planning import round_prices
 from target_node.planning.budget import PricedBudget
 from target_node.planning.round_prices import RoundPrices
-from target_node.planning.token_times import TURNING_POINT
+from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
 
 
@@ -21,7 +20,7 @@ def time(monkeypatch):
 
 @pytest.fixture
 def prices():
-    return RoundPrices("cpu")
+    return RoundPrices(BACKEND)
 
 
 def play(
@@ -50,15 +49,13 @@ def test_nothing_costs_anything_before_rounds_were_measured(prices, time):
 
 
 def test_a_round_in_which_something_was_recorded_does_not_count(prices, time, monkeypatch):
-    process = cuda_graphs._Process()
-    monkeypatch.setattr(cuda_graphs, "_process", process)
     for _ in range(8):
         play(prices, time, 5, forward_s=0.03, num_emitted=3)
     before = price(prices), prices.worth.tokens_per_s
     prices.begin(1)
     prices.launch(5)
     time.now_s += 5
-    process.num_recorded += 1
+    monkeypatch.setattr(BACKEND, "num_first_calls", 1)
     prices.observe(1)
     assert (price(prices), prices.worth.tokens_per_s) == before
 
@@ -77,14 +74,14 @@ def test_a_token_costs_what_it_adds_to_a_forward_at_the_speed_of_late(prices, ti
 def test_without_forwards_of_other_sizes_the_usual_course_is_assumed(prices, time):
     for _ in range(50):
         play(prices, time, 6, forward_s=0.032, num_emitted=2)
-    assert price(prices) == pytest.approx(2 / (TURNING_POINT["cpu"] + 6))
+    assert price(prices) == pytest.approx(2 / (BACKEND.turning_point + 6))
 
 
 @pytest.mark.parametrize("factor", [0.1, 7.0])
 def test_a_machine_that_is_slower_in_everything_has_the_same_prices(time, factor):
     found = []
     for scale in (1.0, factor):
-        prices, rng = RoundPrices("cpu"), random.Random(2)
+        prices, rng = RoundPrices(BACKEND), random.Random(2)
         for _ in range(100):
             size = rng.randint(1, 9)
             play(prices, time, size, forward_s=scale * (0.02 + 0.002 * size))
@@ -114,7 +111,7 @@ def test_a_token_costs_nothing_at_least_and_its_share_at_most(prices, time):
     for size in [2, 8] * 30:  # the larger, the faster: noise
         play(prices, time, size, forward_s=0.1 / size)
     assert price(prices) == 0
-    prices = RoundPrices("cpu")
+    prices = RoundPrices(BACKEND)
     for size in [2, 3] * 30:
         play(prices, time, size, forward_s=0.01 * 20**size, num_emitted=1)
     prices.begin(1)

@@ -4,11 +4,13 @@ import random
 
 import pytest
 
-from target_node.planning.token_times import MOST, SMOOTHING, TURNING_POINT, TokenTimes
+from target_node.planning.token_times import MOST, SMOOTHING, TokenTimes
+
+TURNING_POINT = 26.0
 
 
 def learned(seconds_of, sizes):
-    times = TokenTimes("cpu")
+    times = TokenTimes(TURNING_POINT)
     for size in sizes:
         times.add(size, seconds_of(size))
     return times
@@ -21,7 +23,7 @@ def some_sizes(count, seed=0):
 
 def test_rounds_of_one_size_leave_what_was_assumed():
     times = learned(lambda n: 0.03, [4] * 100)
-    assert times.slope == pytest.approx(0.03 / (TURNING_POINT["cpu"] + 4))
+    assert times.slope == pytest.approx(0.03 / (TURNING_POINT + 4))
 
 
 def test_the_slope_of_rounds_that_differ():
@@ -53,4 +55,4 @@ def test_what_was_long_ago_is_forgotten():
 def test_a_round_that_was_held_up_counts_little():
     times = learned(lambda n: 0.03, [4] * 100)
     times.add(4, 60.0)
-    assert times.slope < MOST * 0.03 / TURNING_POINT["cpu"]
+    assert times.slope < MOST * 0.03 / TURNING_POINT

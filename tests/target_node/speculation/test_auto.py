@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 import target_node.speculation.auto
-from specserve.backends.cuda import cuda_graphs
 from target_node.speculation.auto import MOST_TOLD
+from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
 from tests.target_node.planning.recorded_regimes import Choosing, Recording, auto, decoding_row
 
@@ -83,11 +83,9 @@ def test_what_passes_between_two_rounds_counts_and_idle_time_does_not(monkeypatc
 def test_a_round_in_which_something_was_recorded_does_not_count(monkeypatch):
     source = auto({name: Recording() for name in REGIMES})
     source._chooser = chooser = Choosing()
-    process = cuda_graphs._Process()
-    monkeypatch.setattr(cuda_graphs, "_process", process)
-    for num_recorded in (0, 1, 1, 3, 3):
+    for num_first_calls in (0, 1, 1, 3, 3):
         rows = source.attach([decoding_row()])
-        process.num_recorded = num_recorded
+        monkeypatch.setattr(BACKEND, "num_first_calls", num_first_calls)
         source.observe(rows, [SimpleNamespace(token_ids=[1])])
     assert len(chooser.seconds) == 3
 

@@ -13,6 +13,7 @@ from specserve.sampling.drawing import Coupled
 from specserve.sampling.verification.rule import VerificationRule
 from target_node.sequence import Sequence
 from target_node.speculation.drafting import ColocatedDraft, RowToDraft
+from tests.backends.chosen import BACKEND
 from tests.draft_node.prespeculation.rounds import TEXT, VOCAB, language_model
 from tests.specserve.drafters.conftest import target
 from tests.specserve.sampling.test_sampling import state
@@ -47,8 +48,7 @@ def drafter(target):
 
 @pytest.fixture
 def colocated(drafter):
-    device = torch.device("cpu")
-    return ColocatedDraft(drafter, None, vocab_size=VOCAB, num_kept=NUM_KEPT, device=device)
+    return ColocatedDraft(drafter, None, vocab_size=VOCAB, num_kept=NUM_KEPT, backend=BACKEND)
 
 
 def blocks_of(colocated, rows):

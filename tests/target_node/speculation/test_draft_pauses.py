@@ -9,6 +9,7 @@ from specserve.drafters.ngram import NgramDrafter
 from target_node.planning import round_prices
 from target_node.planning.round_prices import RoundPrices
 from target_node.speculation.draft_pauses import DraftPauses
+from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
 from tests.target_node.in_process import InProcessTarget, fixture_model, request
 
@@ -103,7 +104,7 @@ def play(prices, time, *, num_emitted, num_rows=4, is_mixed=False):
 def test_a_rounds_tokens_are_held_against_its_time(monkeypatch, num_emitted, goes_on):
     time = ScriptedTime()
     monkeypatch.setattr(round_prices, "time", time)
-    prices = RoundPrices("cpu", may_pause=True)
+    prices = RoundPrices(BACKEND, may_pause=True)
     drafted = [play(prices, time, num_emitted=num_emitted) for _ in range(600)]
     assert (sum(drafted) > 580) is goes_on
     assert (prices.num_pauses == 0) is goes_on
@@ -112,7 +113,7 @@ def test_a_rounds_tokens_are_held_against_its_time(monkeypatch, num_emitted, goe
 def test_every_load_has_pauses_of_its_own(monkeypatch):
     time = ScriptedTime()
     monkeypatch.setattr(round_prices, "time", time)
-    prices = RoundPrices("cpu", may_pause=True)
+    prices = RoundPrices(BACKEND, may_pause=True)
     for _ in range(100):
         play(prices, time, num_emitted=16, num_rows=16)
     assert not play(prices, time, num_emitted=16, num_rows=16)
@@ -122,14 +123,14 @@ def test_every_load_has_pauses_of_its_own(monkeypatch):
 def test_without_leave_nothing_pauses(monkeypatch):
     time = ScriptedTime()
     monkeypatch.setattr(round_prices, "time", time)
-    prices = RoundPrices("cpu")
+    prices = RoundPrices(BACKEND)
     assert all(play(prices, time, num_emitted=4) for _ in range(300))
 
 
 def test_rounds_in_which_nobody_wants_drafts_say_nothing_of_them(monkeypatch):
     time = ScriptedTime()
     monkeypatch.setattr(round_prices, "time", time)
-    prices = RoundPrices("cpu", may_pause=True)
+    prices = RoundPrices(BACKEND, may_pause=True)
     for _ in range(300):
         prices.begin(1)
         assert prices.drafts
@@ -141,7 +142,7 @@ def test_rounds_in_which_nobody_wants_drafts_say_nothing_of_them(monkeypatch):
 def test_rounds_that_read_prompts_besides_always_draft(monkeypatch):
     time = ScriptedTime()
     monkeypatch.setattr(round_prices, "time", time)
-    prices = RoundPrices("cpu", may_pause=True)
+    prices = RoundPrices(BACKEND, may_pause=True)
     assert all(play(prices, time, num_emitted=4, is_mixed=True) for _ in range(300))
 
 
@@ -172,7 +173,7 @@ def test_a_drafter_of_which_nothing_is_accepted_is_told_of_once_and_left_alone(c
     text = plain.tokens["r", 0]
 
     drafter = Wrong(text)
-    target = InProcessTarget(model, draft=drafter, prices=RoundPrices("cpu", may_pause=True))
+    target = InProcessTarget(model, draft=drafter, prices=RoundPrices(BACKEND, may_pause=True))
     target.submit(request("r", prompt, **fields))
     target.run_until_idle()
     assert target.tokens["r", 0] == text

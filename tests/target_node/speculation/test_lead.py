@@ -26,7 +26,7 @@ def take(monkeypatch):
 
 
 def test_nothing_is_known_before_the_first_look(take):
-    found = Lead("cpu")
+    found = Lead(26.0)
     found.looked()
     assert found.seconds == 0
     assert take(found, 0.03) == 0
@@ -34,28 +34,28 @@ def test_nothing_is_known_before_the_first_look(take):
 
 
 def test_rounds_that_were_held_up_do_not_count_on(take):
-    found = Lead("cpu")
+    found = Lead(26.0)
     take(found, 0.03)
     for seconds in (0.4, 0.03, 0.03, 0.2, 0.03, 0.03, 0.9, 0.03):
         assert take(found, seconds) == pytest.approx(0.03)
 
 
 def test_a_pause_is_no_round(take):
-    found = Lead("cpu")
+    found = Lead(26.0)
     for seconds in (0.03, 5.0, 5.0, 5.0):
         take(found, seconds)
     assert take(found, 0.03) == pytest.approx(0.03)
 
 
 def test_another_speed_is_known_after_a_few_rounds(take):
-    found = Lead("cpu")
+    found = Lead(26.0)
     for seconds in [0.03] * 20 + [0.08] * 7:
         take(found, seconds)
     assert take(found, 0.08) == pytest.approx(0.08)
 
 
 def test_what_a_token_adds_is_expected_of_the_very_round_that_computes_it(take):
-    found, rng = Lead("cpu"), random.Random(1)
+    found, rng = Lead(26.0), random.Random(1)
     for _ in range(100):
         size = rng.randint(1, 9)
         take(found, 0.02 + 0.001 * size, size)
@@ -66,7 +66,7 @@ def test_what_a_token_adds_is_expected_of_the_very_round_that_computes_it(take):
 
 
 def test_rows_that_end_shorten_the_next_round_already(take):
-    found, rng = Lead("cpu"), random.Random(2)
+    found, rng = Lead(26.0), random.Random(2)
     for _ in range(100):
         size = rng.randint(40, 80)
         take(found, 0.01 + 0.0005 * size, size)
@@ -74,7 +74,7 @@ def test_rows_that_end_shorten_the_next_round_already(take):
 
 
 def test_rounds_with_prompts_are_expected_apart(take):
-    found = Lead("cpu")
+    found = Lead(26.0)
     for _ in range(20):
         take(found, 0.03)
     take(found, 0.3, 260, is_mixed=True)
@@ -84,7 +84,7 @@ def test_rounds_with_prompts_are_expected_apart(take):
 
 def test_the_first_round_with_prompts_is_taken_for_one_without():
     """Too early costs a few outcomes; a line drawn so far out may be wrong by any factor."""
-    found = Lead("cpu")
+    found = Lead(26.0)
     for size in (1, 5, 9, 2, 8):
         found.reported(size)
         found._usual.add(size, 0.02 + 0.001 * size)
@@ -93,7 +93,7 @@ def test_the_first_round_with_prompts_is_taken_for_one_without():
 
 
 def test_a_round_is_never_of_unknown_length_once_some_were_seen(take):
-    found = Lead("cpu")
+    found = Lead(26.0)
     for size in [60, 80] * 100:
         take(found, 0.0008 * size, size)
     for _ in range(9):  # others have left the machine

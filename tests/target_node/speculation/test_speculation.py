@@ -4,7 +4,6 @@ import itertools
 import random
 
 import pytest
-import torch
 
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import Request, SamplingParams, Speculation
@@ -17,6 +16,7 @@ from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
 from target_node.speculation.source import SynchronousSpeculation
+from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
 
 BLOCK_SIZE = 4
@@ -60,7 +60,7 @@ class Round:
         sampler = Sampler(
             eos_token_ids=(),
             max_model_len=1000,
-            device=torch.device("cpu"),
+            backend=BACKEND,
             default_rule=VerificationRule.REJECTION,
         )
         self.admission = Admission(
@@ -112,7 +112,7 @@ def test_after_a_pause_drafts_are_judged_anew(monkeypatch):
     """Every draft is rejected and costs as much as a plain round: the pause begins early."""
     time = ScriptedTime()
     monkeypatch.setattr(round_prices, "time", time)
-    prices = RoundPrices("cpu", may_pause=True)
+    prices = RoundPrices(BACKEND, may_pause=True)
     # The first token is expected to survive as long as none of its place was rejected.
     round_ = Round([5], places=3, spare=4, gamma=3, prices=prices, budget=SurvivalBudget(0.69))
     admission, rows = round_.admission, round_.rows
@@ -159,7 +159,7 @@ def test_a_drafted_token_does_not_decide_through_another_rows_blocks_on_its_own(
 @pytest.mark.parametrize(("places", "may_end"), [(4, True), (3, False)])
 def test_no_chain_ends_by_what_was_drafted_where_blocks_compete_for_places(places, may_end):
     """A token that ends its neighbours' chains would make room for itself."""
-    subject = Round([7, 8], places=places, spare=9, gamma=2, prices=RoundPrices("cpu"))
+    subject = Round([7, 8], places=places, spare=9, gamma=2, prices=RoundPrices(BACKEND))
     subject.verify_lens([Speculation((3, 4), (0.95, 0.9)), Speculation((0, 5), (0.9, 0.8))])
     assert subject.draft.worth.may_look is may_end
 

@@ -20,9 +20,9 @@ from specserve.api.tokenizer import TextTokenizer
 from specserve.client import Client
 from specserve.models.attention import AttentionBatch
 from specserve.models.checkpoint import Checkpoint
-from specserve.models.forward import make_forward
 from specserve.models.tokenizer_files import load_tokenizer
 from specserve.settings.target_source import find_smollm2
+from tests.backends.chosen import BACKEND
 from tests.exactness.workload import prompts
 from tests.specserve.models.checkpoints import load
 
@@ -132,7 +132,7 @@ def test_weights_and_logits_are_those_of_transformers(file, theirs):
     with torch.inference_mode():
         expected = model(ids[None]).logits[0]
     ours = load(file, num_positions=64)
-    forward = make_forward(ours, num_blocks=5, block_size=16, deterministic=True)
+    forward = BACKEND.make_forward(ours, num_blocks=5, block_size=16, deterministic=True)
     forward.plan(AttentionBatch(np.array([len(ids)]), np.array([len(ids)]), [np.arange(1, 5)]))
     hidden, _ = forward.run(ids)
     logits = ours.logits(hidden)

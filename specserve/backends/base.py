@@ -1,0 +1,140 @@
+"""The seam between what is computed and how: one `Backend` a process, chosen once at its start.
+
+A backend serves every operation below, on the devices and models it was chosen for. Where it has no
+way of its own it hands the operation to the reference (`specserve.backends.torch`) and says so once
+in the log. Nobody above this seam asks what device this is, whether something can be compiled, or
+how many graphs were recorded, and no operation answers None to mean "try another way".
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specserve.sampling.batch import SamplingBatch
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.sampling import Sampled
+from specserve.sampling.verification.batch import RowToVerify
+
+if TYPE_CHECKING:  # these rooms are above the reference, and know this protocol
+    from specserve.drafters.backbone import Backbone
+    from specserve.drafters.block_passes import BlockPasses
+    from specserve.drafters.chain_passes import ChainPasses
+    from specserve.drafters.protocol import SpeculationBatch
+    from specserve.models.forward import Forward
+    from specserve.models.transformer import Transformer
+    from specserve.sampling.drawing import Drawing
+
+
+@dataclass(frozen=True)
+class VerifiedRows:
+    """What verification found, on the host: one entry a row."""
+
+    num_accepted: list[int]  # drafted tokens that stand
+    next_tokens: list[int]  # recovery or bonus tokens, `NO_TOKEN` where nothing can be drawn
+    has_bad_logits: list[bool]  # at the end of the accepted prefix, or beyond it
+    has_broken_probs: list[bool]  # draft probabilities that are none; they counted as no draft
+
+
+# Hidden states [B, G, H], anchors [B] and how to draw, to a block of G tokens for each anchor.
+DrawBlocks = Callable[[Tensor, Tensor, "Drawing"], "SpeculationBatch"]
+
+
+class BlockDraws(Protocol):
+    """What follows the parallel pass of one block drafter: logits, draws, confidences."""
+
+    def draw(
+        self, hidden: Tensor, anchor_ids: Tensor, drawing: "Drawing", *, keep_logits: bool
+    ) -> "SpeculationBatch":
+        """Of B blocks: hidden [B, G, H], anchor_ids [B]."""
+        ...
+
+
+class Backend(Protocol):
+    """How one process computes. Everything is deterministic in the sense of its own device."""
+
+    @property
+    def name(self) -> str:
+        """torch, cpu or cuda, as in the log and in `specserve info`."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def num_first_calls(self) -> int:
+        """Calls so far that prepared later ones of their shape; what they took says nothing."""
+        ...
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether reading a result waits for all that the device was asked for before."""
+        ...
+
+    @property
+    def turning_point(self) -> float:
+        """Tokens at which reading weights and multiplying take equally long, roughly.
+
+        Before anything was measured: a forward of n tokens takes 1 + n / this.
+        """
+        ...
+
+    # --- the target ------------------------------------------------------------------------------
+
+    def make_forward(
+        self,
+        model: "Transformer",
+        *,
+        num_blocks: int,
+        block_size: int,
+        deterministic: bool,
+        kv_dtype: torch.dtype | None = None,
+    ) -> "Forward":
+        """A forward of `model` over a paged cache of its own, of the same kind on every rank.
+
+        `kv_dtype`: keys and values are kept in it; None: in the one that is computed with.
+        """
+        ...
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
+        """As `specserve.sampling.sampling.sample`, which is the definition."""
+        ...
+
+    def verify(
+        self, logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftLaw | None
+    ) -> VerifiedRows:
+        """As `specserve.sampling.verification.verify.verify`, which is the definition.
+
+        `logits` [N, V] float32, row after row; `draft_probs`: one entry for each drafted token of
+        rows under the ratio test. ValueError where the numbers of these do not agree.
+        """
+        ...
+
+    # --- drafters --------------------------------------------------------------------------------
+
+    def chain_passes(self, model: "Transformer", *, num_tokens: int, longest: int) -> "ChainPasses":
+        """Passes of a language model over new contexts of `num_tokens` positions, over all rows.
+
+        For chains of at most `longest` tokens.
+        """
+        ...
+
+    def block_passes(self, backbone: "Backbone", *, num_tokens: int) -> "BlockPasses":
+        """Parallel passes of a block drafter over new contexts of `num_tokens`, over all rows."""
+        ...
+
+    def block_draws(self, draw: DrawBlocks, vocab_size: int) -> BlockDraws:
+        """What `draw` does, in this backend's way; `vocab_size`: columns of its logits."""
+        ...
+
+    # --- the process -----------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Give back what later calls of known shapes would use; before ranks part."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """What people may want to know of it, by name, for `specserve info`."""
+        ...

@@ -1,0 +1,45 @@
+"""The one place that decides which backend computes."""
+
+import functools
+import logging
+
+import torch
+
+from specserve.backends.base import Backend
+from specserve.backends.torch.backend import TorchBackend
+
+_LOG = logging.getLogger(__name__)
+
+
+def choose_backend(device: torch.device, *, cuda_graphs: bool = False) -> Backend:
+    """The fastest backend that there is for `device`; the same one for the same arguments.
+
+    Called once at the start of a process, which passes it down. `cuda_graphs`: few rows are
+    computed by recordings, on CUDA devices. The choice and its reason are one line of the log.
+    """
+    backend, reason = _choose(torch.empty(0, device=device).device, cuda_graphs)
+    _LOG.info("backend: %s on %s: %s", backend.name, backend.device, reason)
+    return backend
+
+
+def preload() -> Backend:
+    """What processes on CPUs will choose, prepared by the one that forks them."""
+    return _choose(torch.device("cpu"), False)[0]
+
+
+@functools.cache
+def _choose(device: torch.device, cuda_graphs: bool) -> tuple[Backend, str]:
+    if device.type == "cuda":
+        if not cuda_graphs:
+            return TorchBackend(device), "engine.cuda_graphs is off"
+        from specserve.backends.cuda.backend import CudaGraphBackend
+
+        return CudaGraphBackend(device), "few rows are replayed as CUDA graphs"
+    if device.type == "cpu":
+        from specserve.backends.cpu.backend import CpuBackend
+
+        obstacle = CpuBackend.why_not()
+        if not obstacle:
+            return CpuBackend(device), "forwards and noise are compiled for this processor"
+        return TorchBackend(device), f"{obstacle}; pip install 'specserve[cpu]' brings numba"
+    return TorchBackend(device), "nothing faster is made for this kind of device"

@@ -1,0 +1,117 @@
+"""Forwards compiled for this processor, of targets and drafters, and compiled noise.
+
+Everything else is the reference's. What a model's products are is decided when it is loaded; a
+model with a product that is not compiled is run by the reference, which is said in the log.
+"""
+
+import functools
+import logging
+from typing import Any
+
+import torch
+
+from specserve.backends.cpu import noise
+from specserve.backends.cpu.forward import CompiledForward
+from specserve.backends.cpu.machine_code import host_machine
+from specserve.backends.cpu.passes import CompiledPasses
+from specserve.backends.cpu.self_test import are_usable
+from specserve.backends.cpu.weights import are_compiled
+from specserve.backends.torch.backend import TorchBackend
+from specserve.drafters.backbone import Backbone
+from specserve.drafters.block_passes import BlockPasses
+from specserve.drafters.chain_passes import ChainPasses
+from specserve.models.forward import Forward
+from specserve.models.parallel import TensorParallel
+from specserve.models.transformer import Transformer
+
+_LONGEST_CHAIN = 16  # tokens at least, since calibrated chains are longer than others
+_KEPT = (torch.float32, torch.bfloat16)  # what compiled attention reads
+_LOG = logging.getLogger(__name__)
+
+
+class CpuBackend(TorchBackend):
+    """See `Backend`; made where `why_not` says nothing."""
+
+    name = "cpu"
+
+    @staticmethod
+    @functools.cache
+    def why_not() -> str:
+        """What is in the way of compiled code here, in words; empty if nothing is.
+
+        Compiles all there is, unless that was done before: some half a minute.
+        """
+        if host_machine() is None:
+            return "no machine code can be made for this processor"
+        if not (noise.register() and are_usable()):
+            return "numba is not installed, or does not work"
+        return ""
+
+    def make_forward(
+        self,
+        model: Transformer,
+        *,
+        num_blocks: int,
+        block_size: int,
+        deterministic: bool,
+        kv_dtype: torch.dtype | None = None,
+    ) -> Forward:
+        kept = kv_dtype or model.embedding.dtype
+        # Ranks that disagree would not meet in the same collectives.
+        if model.parallel.agree(kept in _KEPT and _is_compiled(model)):
+            return CompiledForward(
+                model, num_blocks=num_blocks, block_size=block_size, kv_dtype=kept
+            )
+        _hand_over("forwards of the target")
+        return super().make_forward(
+            model,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            deterministic=deterministic,
+            kv_dtype=kept,
+        )
+
+    def chain_passes(self, model: Transformer, *, num_tokens: int, longest: int) -> ChainPasses:
+        if model.parallel.size == 1 and _is_compiled(model):
+            longest = max(longest, _LONGEST_CHAIN)
+            return CompiledPasses(model, num_tokens=num_tokens, longest=longest)
+        _hand_over("a language model's chains")
+        return super().chain_passes(model, num_tokens=num_tokens, longest=longest)
+
+    def block_passes(self, backbone: Backbone, *, num_tokens: int) -> BlockPasses:
+        model = _as_transformer(backbone)
+        if model is not None and _is_compiled(model):
+            # A gap is what was verified of the block in flight, and the token that followed it.
+            longest = 2 * backbone.spec.block_size + 1
+            return CompiledPasses(model, num_tokens=num_tokens, longest=longest, backbone=backbone)
+        _hand_over(f"passes of {backbone.spec.name}")
+        return super().block_passes(backbone, num_tokens=num_tokens)
+
+    def describe(self) -> dict[str, Any]:
+        return {"backend": f"{self.name}, compiled for {host_machine()}"}
+
+
+def _is_compiled(model: Transformer) -> bool:
+    return model.embedding.dtype == torch.float32 and are_compiled(model)
+
+
+@functools.cache
+def _hand_over(what: str) -> None:
+    """Once a process."""
+    _LOG.info("%s: by torch, for not all of their products are compiled", what)
+
+
+def _as_transformer(backbone: Backbone) -> Transformer | None:
+    """The same layers as a target has them; None where they are others."""
+    spec, layers = backbone.spec, backbone.decoder_layers()
+    if layers is None or spec.embedding_scale != 1:
+        return None
+    return Transformer(
+        spec.decoder,
+        embedding=backbone.embedding,
+        layers=layers,
+        final_norm=backbone.final_norm,
+        lm_head=backbone.lm_head,
+        rotary=backbone.rotary,
+        parallel=TensorParallel(),
+    )

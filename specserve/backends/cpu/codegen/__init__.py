@@ -1,0 +1,1 @@
+"""Machine code of products and attention, printed in LLVM's language. It is not extended."""

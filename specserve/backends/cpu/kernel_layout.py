@@ -1,0 +1,169 @@
+"""A job's arrays by address in one array of words, and what reads them: the way into a forward."""
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from specserve.backends.cpu import compiled
+from specserve.backends.cpu.address_call import pointer
+from specserve.backends.cpu.compiled_sources import key_of
+from specserve.backends.cpu.kernel_arguments import (
+    Array,
+    Batch,
+    Cache,
+    Code,
+    Job,
+    Room,
+    Shape,
+    Sizes,
+    Thread,
+    Tokens,
+    Weights,
+)
+from specserve.backends.cpu.layer_kernels import run_parts
+
+_LONG_S = 3.0  # to find what was kept takes less
+_LOG = logging.getLogger(__name__)
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+# A call's words are the address of what a team calls, the sizes, and of every array its address
+# and its shape.
+GROUPS = (Weights, Code, Batch, Cache, Tokens, Room)
+ARRAY_WORDS = 6
+NUM_SIZES = len(Sizes._fields)
+FIRST_ARRAY = 1 + NUM_SIZES
+RECORD_WORDS = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in GROUPS)
+_PLACES = {
+    group: FIRST_ARRAY + ARRAY_WORDS * sum(len(before._fields) for before in GROUPS[:place])
+    for place, group in enumerate(GROUPS)
+}
+_NOTHING = (0,) * (ARRAY_WORDS - 1)  # dimensions that an array has not
+_KINDS = "".join(np.dtype(kind).char for kind in (np.float32, np.int64, np.uint8))
+
+
+class Record:
+    """Words: the address of what reads them, the sizes, every array's address and shape."""
+
+    def __init__(self, entry: int) -> None:
+        self._words = np.zeros(RECORD_WORDS, np.int64)
+        self._words[0] = entry
+        self._kept: dict[type, tuple[Array, ...]] = {}  # what addresses are of
+        self.address = self._words.ctypes.data
+
+    def set_sizes(self, sizes: Sizes) -> None:
+        self._words[1:FIRST_ARRAY] = sizes
+
+    def set_arrays(self, arrays: Weights | Code | Batch | Cache | Tokens | Room) -> None:
+        """Of one kind. Raises TypeError for what is not laid out as kernels read it."""
+        at, words = _PLACES[type(arrays)], []
+        for array in arrays:
+            if not array.flags.c_contiguous or array.dtype.char not in _KINDS:
+                raise TypeError(f"kernels cannot read {array.dtype} {array.shape}")
+            address, _ = array.__array_interface__["data"]  # `ctypes.data` takes twice as long
+            words += (address, *array.shape, *_NOTHING[array.ndim :])
+        self._words[at : at + len(words)] = words  # at once: each call takes a microsecond
+        self._kept[type(arrays)] = arrays
+
+
+# --- read ----------------------------------------------------------------------------------------
+
+
+def _compiled(function: _Function) -> _Function:
+    """As a decorator."""
+    return compiled.compiled(function, is_kept=False)
+
+
+carray: Any = None
+to_fixed_tuple: Any = None
+if compiled.numba is not None:
+    from numba.np.unsafe.ndarray import to_fixed_tuple
+
+    carray = compiled.numba.carray
+
+
+@_compiled
+def _array(record: Array, place: int, ndim: int, dtype: Any) -> Any:  # noqa: ANN401
+    """The array at `place` of all groups'."""
+    at = FIRST_ARRAY + ARRAY_WORDS * place
+    shape = to_fixed_tuple(record[at + 1 : at + ARRAY_WORDS], ndim)
+    return carray(pointer(record[at]), shape, dtype)
+
+
+@_compiled
+def _weights_of(record: Array) -> Weights:
+    floats = np.float32
+    return Weights(
+        _array(record, 0, 2, floats),
+        _array(record, 1, 1, floats),
+        _array(record, 2, 3, floats),
+        _array(record, 3, 1, floats),
+        _array(record, 4, 3, floats),
+        _array(record, 5, 3, np.int64),
+        _array(record, 6, 1, np.int64),
+    )
+
+
+@_compiled
+def _shaped(record: Array, place: int, dtype: Any, shape: Any) -> Any:  # noqa: ANN401
+    """The first elements of a flat array."""
+    return carray(pointer(record[FIRST_ARRAY + ARRAY_WORDS * place]), shape, dtype)
+
+
+@_compiled
+def _room_of(record: Array, sizes: Sizes, kept: Shape, blocks: Shape) -> Room:
+    """kept: N, KV, D; blocks: threads, rows of a block."""
+    num_tokens, num_kv_heads, size = kept
+    per_kv, floats = sizes.num_heads // num_kv_heads, np.float32
+    return Room(
+        _shaped(record, 19, floats, (num_tokens, sizes.outputs)),
+        _array(record, 20, 1, floats),
+        _array(record, 21, 1, floats),
+        _shaped(record, 22, floats, (num_kv_heads, num_tokens, per_kv, size)),
+        _shaped(record, 23, floats, (blocks[0], blocks[1], sizes.num_keys)),
+        _shaped(record, 24, np.int64, (2, num_tokens)),
+        _array(record, 25, 1, np.int64),
+    )
+
+
+def _reader(sources: int) -> Callable[..., None]:
+    """What reads records. numba keeps it for what it encloses, too: these sources and no others."""
+
+    def run_record(address: Any, number: int, team: int) -> None:  # noqa: ANN401
+        if not sources:
+            return
+        record, words, floats = carray(address, RECORD_WORDS, np.int64), np.int64, np.float32
+        sizes = Sizes(*to_fixed_tuple(record[1:FIRST_ARRAY], NUM_SIZES))
+        rows, attention = _array(record, 7, 2, words), _array(record, 8, 2, words)
+        pages, shared = _array(record, 11, 2, words), _array(record, 12, 2, words)
+        cache = Cache(_array(record, 13, 5, np.uint8), _array(record, 14, 5, np.uint8))
+        x, hidden = _array(record, 15, 2, floats), _array(record, 16, 2, floats)
+        kept = len(x), cache.values.shape[2], sizes.head_dim
+        job = Job(
+            sizes,
+            _weights_of(record),
+            Code(rows, attention, _array(record, 9, 1, words)),
+            Batch(_array(record, 10, 2, words), pages, shared),
+            cache,
+            Tokens(x, hidden, _array(record, 17, 1, words), _array(record, 18, 3, floats)),
+            _room_of(record, sizes, kept, (team, attention.shape[1])),
+        )
+        run_parts(job, Thread(number, team))
+
+    return run_record
+
+
+@functools.cache
+def entry() -> int:
+    """Address of `run_parts` for a record: (address of the record, thread, threads).
+
+    Compiles, unless that was done before, which takes a dozen seconds.
+    """
+    began_s = time.monotonic()
+    address = compiled.address_of(_reader(key_of(__file__)), "void(voidptr, int64, int64)")
+    if time.monotonic() - began_s > _LONG_S:
+        _LOG.info("the forward was compiled, which is kept for later starts on this machine")
+    return address

@@ -1,0 +1,134 @@
+"""Parallel passes of a block drafter, recorded once a shape and replayed: see `block_passes`.
+
+Tokens in flight are computed by a recording of their own before the blocks. What fits no shape is
+run by torch's own operations.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specserve.backends.cuda.context_entries import RecordedEntries
+from specserve.backends.cuda.graphs import Recordings
+from specserve.backends.cuda.padded_attention import PaddedAttention, PaddedShape
+from specserve.backends.cuda.padded_blocks import BlockBatch, BlockShape, PaddedBlocks
+from specserve.backends.torch.block_passes import TorchBlockPasses
+from specserve.drafters.backbone import Backbone
+from specserve.drafters.branch_attention import Entering
+from specserve.drafters.context import BLOCK_SIZE, TorchContext
+from specserve.models.attention import AttentionBatch
+
+
+class RecordedBlockPasses:
+    """`TorchBlockPasses`, and a recording of every shape that was met."""
+
+    def __init__(self, backbone: Backbone, plain: TorchBlockPasses) -> None:
+        self._backbone = backbone
+        self._plain = plain
+        self._entries = RecordedEntries(backbone, plain.context)
+        self._entered = Recordings(self._make_entered)
+        self._drafted = Recordings(self._make_drafted)
+
+    @property
+    def context(self) -> TorchContext:
+        return self._plain.context
+
+    @property
+    def num_recordings(self) -> tuple[int, int]:
+        """Of tokens in flight, and of blocks."""
+        return len(self._entered), len(self._drafted)
+
+    def write_context(
+        self, features: Tensor, positions: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> None:
+        if not self._entries.keep(features, positions, slots):
+            self._plain.write_context(features, positions, slots)
+
+    def enter(self, entering: Entering) -> None:
+        batch = self.context.causal_batch(entering.rows, entering.counts)
+        shape = PaddedShape.of(batch, BLOCK_SIZE)
+        made = None
+        if shape is not None:
+            made = self._entered.run(shape, lambda each: each.fill(batch, entering.token_ids))
+        if made is None:
+            self._plain.enter(entering)
+
+    def blocks(
+        self,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        token_ids: Tensor,
+        entering: Entering | None,
+        gap_ids: Sequence[Sequence[int]] | None = None,
+        min_gap: int = 0,
+    ) -> Tensor:
+        """What it returned is overwritten by the next one."""
+        batch = BlockBatch(rows, lengths, gap_ids or [()] * len(rows), token_ids)
+        shape = BlockShape.of(batch, self.context, min_gap)
+        if shape is not None:
+            if entering is not None:
+                self.enter(entering)
+                entering = None
+            made = self._drafted.run(shape, lambda each: each.fill(batch))
+            if made is not None:
+                return made.hidden[: len(rows)]
+        return self._plain.blocks(rows, lengths, token_ids, entering, gap_ids, min_gap)
+
+    def _make_entered(self, shape: PaddedShape) -> "_Entered":
+        attention = PaddedAttention(
+            self.context.cache,
+            num_heads=self._backbone.spec.decoder.num_heads,
+            shape=shape,
+            scale=self._plain.scale,
+        )
+        return _Entered(self._backbone, attention)
+
+    def _make_drafted(self, shape: BlockShape) -> "_Drafted":
+        attention = PaddedBlocks(
+            self.context,
+            shape,
+            num_heads=self._backbone.spec.decoder.num_heads,
+            scale=self._plain.scale,
+        )
+        return _Drafted(self._backbone, attention)
+
+
+class _Entered:
+    """What is recorded of tokens in flight: they become entries of their rows' contexts."""
+
+    def __init__(self, backbone: Backbone, attention: PaddedAttention) -> None:
+        self._backbone = backbone
+        self._attention = attention
+        self._token_ids = torch.zeros_like(attention.positions)
+
+    def fill(self, batch: AttentionBatch, token_ids: Sequence[int]) -> None:
+        self._attention.fill(batch)
+        ids = torch.from_numpy(np.array(token_ids, dtype=np.int64)).to(self._token_ids.device)
+        torch.index_select(ids, 0, self._attention.sources, out=self._token_ids)
+
+    def __call__(self) -> None:
+        self._attention.begin()
+        self._backbone.hidden(self._token_ids, self._attention.positions, self._attention)
+        self._attention.end()
+
+
+class _Drafted:
+    """What is recorded of blocks."""
+
+    def __init__(self, backbone: Backbone, attention: PaddedBlocks) -> None:
+        self._backbone = backbone
+        self._attention = attention
+
+    def fill(self, batch: BlockBatch) -> None:
+        self._attention.fill(batch)
+
+    def __call__(self) -> None:
+        shape = self._attention.shape
+        token_ids = self._attention.begin()
+        found = self._backbone.hidden(token_ids, self._attention.positions, self._attention)
+        self._attention.end()
+        # Final hidden states [B, S, H], without those of gaps.
+        self.hidden = found.view(shape.num_blocks, -1, found.shape[1])[:, shape.gap :]

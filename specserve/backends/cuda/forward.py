@@ -1,0 +1,95 @@
+"""Forwards of few tokens a row, recorded once a shape and replayed: see `forward`.
+
+Rows, tokens and keys are padded to powers of two. What fits no shape (pieces of prompts, mostly) is
+run by torch's own operations.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from specserve.backends.cuda.graphs import Recorder, Recordings
+from specserve.backends.cuda.padded_attention import PaddedAttention, PaddedShape
+from specserve.backends.torch.forward import TorchForward
+from specserve.models.attention import AttentionBatch
+from specserve.models.kv_cache import KVCache
+from specserve.models.transformer import Transformer
+
+
+class _Key(NamedTuple):
+    shape: PaddedShape
+    taps: tuple[int, ...]
+
+
+class RecordedForward:
+    """A `TorchForward`, and a recording of every shape that was met."""
+
+    def __init__(
+        self, model: Transformer, plain: TorchForward, recorder: Recorder | None = None
+    ) -> None:
+        self._model = model
+        self._plain = plain
+        # A rank that went on without would not pad what it exchanges with others.
+        is_alone = model.parallel.size == 1
+        self._recordings = Recordings(self._make, recorder, may_fail=is_alone)
+        self._shape: PaddedShape | None = None
+
+    @property
+    def cache(self) -> KVCache:
+        return self._plain.cache
+
+    @property
+    def num_recordings(self) -> int:
+        return len(self._recordings)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+        self._shape = PaddedShape.of(batch, self.cache.block_size)
+        if self._shape is None:
+            self._plain.plan(batch)
+
+    def run(
+        self, token_ids: torch.Tensor, taps: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """See `Forward`; what it returned is overwritten by the next one."""
+        if self._shape is not None:
+            made = self._recordings.run(
+                _Key(self._shape, taps), lambda each: each.fill(self._batch, token_ids)
+            )
+            if made is not None:
+                return made.found()
+            self._plain.plan(self._batch)
+        return self._plain.run(token_ids, taps)
+
+    def _make(self, key: _Key) -> "_PaddedForward":
+        num_heads = len(self._model.heads.queries)
+        attention = PaddedAttention(self.cache, num_heads=num_heads, shape=key.shape)
+        return _PaddedForward(self._model, attention, key.taps)
+
+
+class _PaddedForward:
+    """What is recorded: a forward of one shape."""
+
+    def __init__(
+        self, model: Transformer, attention: PaddedAttention, taps: tuple[int, ...]
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._taps = taps
+        self._token_ids = torch.zeros_like(attention.positions)
+
+    def fill(self, batch: AttentionBatch, token_ids: torch.Tensor) -> None:
+        self._attention.fill(batch)
+        torch.index_select(token_ids, 0, self._attention.sources, out=self._token_ids)
+
+    def __call__(self) -> None:
+        self._attention.begin()
+        self._hidden, self._tapped = self._model.forward(
+            self._token_ids, self._attention.positions, self._attention, self._taps
+        )
+        self._attention.end()
+
+    def found(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Of the batch, without what pads it."""
+        unpadded = self._attention.unpadded
+        return unpadded(self._hidden), [unpadded(x) for x in self._tapped]

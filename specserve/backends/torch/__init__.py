@@ -1,0 +1,1 @@
+"""The reference: every operation by torch's own, on any device."""

@@ -1,0 +1,101 @@
+"""The reference backend: what every other one hands operations to, and is tested against."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specserve.backends.base import BlockDraws, DrawBlocks, VerifiedRows
+from specserve.backends.torch.block_passes import TorchBlockPasses
+from specserve.backends.torch.chain_passes import TorchChainPasses
+from specserve.backends.torch.forward import TorchForward
+from specserve.drafters.backbone import Backbone
+from specserve.drafters.block_passes import BlockPasses
+from specserve.drafters.chain_passes import ChainPasses
+from specserve.drafters.context import torch_context
+from specserve.drafters.protocol import SpeculationBatch
+from specserve.models.forward import Forward
+from specserve.models.transformer import Transformer
+from specserve.sampling.batch import SamplingBatch
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import Drawing
+from specserve.sampling.sampling import Sampled, sample
+from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
+from specserve.sampling.verification.verify import verify
+
+
+class TorchBackend:
+    """torch's own operations, on any device; see `Backend`."""
+
+    name = "torch"
+    num_first_calls = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        is_gpu = device.type == "cuda"
+        self.is_asynchronous = is_gpu
+        self.turning_point = 256.0 if is_gpu else 26.0
+
+    def make_forward(
+        self,
+        model: Transformer,
+        *,
+        num_blocks: int,
+        block_size: int,
+        deterministic: bool,
+        kv_dtype: torch.dtype | None = None,
+    ) -> Forward:
+        return TorchForward(
+            model,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            deterministic=deterministic,
+            kv_dtype=kv_dtype,
+        )
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
+        return sample(logits, batch)
+
+    def verify(
+        self, logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftLaw | None
+    ) -> VerifiedRows:
+        found = verify(logits, VerificationBatch.build(rows, self.device), draft_probs)
+        # One table, because each copy from a device waits for it.
+        flags = found.spoiled_rows.long(), found.broken_laws.long()
+        table = torch.stack((found.num_accepted, found.next_tokens, *flags))
+        num_accepted, next_tokens, spoiled, broken = table.tolist()
+        return VerifiedRows(
+            num_accepted, next_tokens, list(map(bool, spoiled)), list(map(bool, broken))
+        )
+
+    def chain_passes(self, model: Transformer, *, num_tokens: int, longest: int) -> ChainPasses:
+        context = torch_context(
+            model.config, num_tokens, dtype=model.embedding.dtype, device=self.device
+        )
+        return TorchChainPasses(model, context)
+
+    def block_passes(self, backbone: Backbone, *, num_tokens: int) -> BlockPasses:
+        context = torch_context(
+            backbone.spec.decoder, num_tokens, dtype=backbone.embedding.dtype, device=self.device
+        )
+        return TorchBlockPasses(backbone, context)
+
+    def block_draws(self, draw: DrawBlocks, vocab_size: int) -> BlockDraws:
+        return _Draws(draw)
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"backend": self.name}
+
+
+class _Draws:
+    def __init__(self, draw: DrawBlocks) -> None:
+        self._draw = draw
+
+    def draw(
+        self, hidden: Tensor, anchor_ids: Tensor, drawing: Drawing, *, keep_logits: bool
+    ) -> SpeculationBatch:
+        return self._draw(hidden, anchor_ids, drawing)
