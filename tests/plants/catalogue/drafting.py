@@ -34,7 +34,7 @@ PLANTS = [
         becomes="place * size + max(k - 1, 0) for place",
         tests=(
             "tests/exactness/simulation/test_law.py"
-            "::test_outputs_have_their_law[rejection-rows, compiled]",
+            "::test_outputs_have_their_law[rejection-rows, by ratio]",
         ),
         breaks="drafted tokens are judged by the probabilities of the token before",
         ways=frozenset({Way.SYNC}),

@@ -36,7 +36,7 @@ def test_a_weight_that_vanishes_when_it_is_divided_is_no_entry():
 
 
 def drawn_from(logits, keys, num_kept):
-    """Tokens [N] and their laws, one a row of `logits` [N, V], as drafts draw under the ratio test."""
+    """Tokens [N] and their laws, one a row of `logits` [N, V], as drafts of the ratio test."""
     rule = Sampled(torch.ones(len(logits)), keys, num_kept)
     drawing = rule.begin(BlockLayout(keys.positions, 1, logits.shape[1], None))
     drawn = drawing.draw(0, logits.unsqueeze(1))
