@@ -66,7 +66,7 @@ def test_both_say_the_same_of_what_is_missing():
 @pytest.mark.parametrize("text", [README, CHANGELOG], ids=["README", "CHANGELOG"])
 def test_gpus_are_claimed_as_the_results_have_them(text):
     ran_on = set(GPU.findall(" ".join(re.findall("^## .*$", GPU_NOTES, re.MULTILINE))))
-    assert ran_on, "the notes' headings name the device of each session"
+    assert ran_on, "the notes' headings name the device of each run"
     assert set(GPU.findall(text)) == ran_on
 
 
@@ -84,7 +84,7 @@ def test_nobody_says_that_nothing_has_run_on_a_gpu():
 
 def test_several_gpus_are_missing_until_the_notes_have_them():
     rows = re.findall(r"^\| (?:anything with )?two devices.*$", GPU_NOTES, re.MULTILINE)
-    assert rows, "every session says whether it had two"
+    assert rows, "every run says whether it had two"
     have_run = any("**not run**" not in row for row in rows)
     assert ("several GPUs" in missing_in_changelog(CHANGELOG)) != have_run
 
