@@ -61,6 +61,20 @@ def lost_paths(text: str) -> list[str]:
     return [name for name in quoted if not (ROOT / name).exists()]
 
 
+def lost_entries(text: str, titles: list[str]) -> list[str]:
+    """Sources such as (11-26 later, H100) that are no words of any entry's title."""
+    sources = re.findall(r"\((\d\d-\d\d[^()]*)\)", text)
+    entries = [entry for source in sources for entry in source.split("; ")]
+    titles = [title.lower() for title in titles]
+    return [
+        entry
+        for entry in entries
+        if not any(
+            all(w.lower() in title for w in re.findall(r"[\w-]+", entry)) for title in titles
+        )
+    ]
+
+
 def commands(text: str) -> Iterator[list[str]]:
     """`specserve ...` as it is typed in blocks and in sentences, in words."""
     blocks = "\n".join(FENCE.findall(text))
@@ -146,6 +160,18 @@ def test_every_result_is_named_by_what_is_known():
     assert [name for name in reports if f"{name}/report.md" not in log and name not in notes] == []
 
 
+def test_every_entry_that_is_known_from_is_there():
+    pages = [*(ROOT / "bench" / "log").glob("*.md"), RESULTS / "gpu" / "NOTES.md"]
+    titles = [
+        title
+        for page in pages
+        for title in re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    log = (ROOT / "bench" / "LOG.md").read_text(encoding="utf-8")
+    assert log.count("(11-") > 20
+    assert lost_entries(log, titles) == []
+
+
 def test_every_plot_is_shown_by_its_report():
     hidden = [
         named(plot)
@@ -164,6 +190,12 @@ def test_what_leads_nowhere_is_found(tmp_path):
     assert lost_paths("`specserve/cli.py` `specserve/gone.py` `bench/gone/`") == [
         "specserve/gone.py",
         "bench/gone/",
+    ]
+    assert lost_entries(
+        "a (11-26 later, H100). (11-27; 11-28 gone)", ["2026-11-26, later: an H100"]
+    ) == [
+        "11-27",
+        "11-28 gone",
     ]
     shown = list(commands("```\nspecserve launch --gone  # so\n```\n`specserve audit --quick`"))
     assert shown == [["launch", "--gone"], ["audit", "--quick"]]
