@@ -12,6 +12,7 @@ GPU_NOTES = (ROOT / "bench/results/gpu/NOTES.md").read_text(encoding="utf-8")
 API = ROOT / "specserve" / "api"
 
 TOPICS = ("OpenAI-compatible HTTP", "authentication", "several hosts", "several GPUs", "flashinfer")
+RUNS = ("serving", "speculation", "training", "NCCL between")  # what has been tried on a GPU
 GPU = re.compile(r"\b(?:[ABHL]\d{2,3}S?|RTX ?\d{4}|GB200)\b")  # as NVIDIA calls them
 NEVER = re.compile(r"nothing (here )?(has )?(ran|run)|(not|never) (been )?(ran|run) on", re.I)
 
@@ -30,12 +31,32 @@ def missing_in_readme(text: str) -> set[str]:
 
 def missing_in_changelog(text: str) -> set[str]:
     """Topics of its section of what is not there yet."""
-    section = re.search(r"^### Not yet\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
-    return topics_in(section[1]) if section else set()
+    return topics_in(section("### Not yet", text))
+
+
+def section(title: str, text: str) -> str:
+    found = re.search(rf"^{title}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    return found[1] if found else ""
 
 
 def topics_in(text: str) -> set[str]:
     return {topic for topic in TOPICS if topic.lower() in text.lower()}
+
+
+def runs_in_readme(text: str) -> set[str]:
+    """What a row of its status table about GPUs says has run on one."""
+    rows = section("## Status", text).splitlines()
+    return runs_in(" ".join(row for row in rows if "GPU" in row))
+
+
+def runs_in_changelog(text: str) -> set[str]:
+    """The same of what is said of GPUs in its section of what is not there yet."""
+    points = re.split(r"^- ", section("### Not yet", text), flags=re.MULTILINE)
+    return runs_in(" ".join(point for point in points if "GPU" in point))
+
+
+def runs_in(text: str) -> set[str]:
+    return {run for run in RUNS if run.lower() in " ".join(text.split()).lower()}
 
 
 def test_both_say_the_same_of_what_is_missing():
@@ -45,8 +66,13 @@ def test_both_say_the_same_of_what_is_missing():
 @pytest.mark.parametrize("text", [README, CHANGELOG], ids=["README", "CHANGELOG"])
 def test_gpus_are_claimed_as_the_results_have_them(text):
     ran_on = set(GPU.findall(" ".join(re.findall("^## .*$", GPU_NOTES, re.MULTILINE))))
-    assert ran_on, "the notes' headings name the device of each session"
+    assert ran_on, "the notes' headings name the device of each run"
     assert set(GPU.findall(text)) == ran_on
+
+
+def test_both_say_the_same_of_what_has_run_on_a_gpu():
+    assert runs_in_readme(README) == runs_in_changelog(CHANGELOG) == set(RUNS)
+    assert [text for text in (README, CHANGELOG) if "bench/results/gpu/NOTES.md" not in text] == []
 
 
 def test_nobody_says_that_nothing_has_run_on_a_gpu():
@@ -58,7 +84,7 @@ def test_nobody_says_that_nothing_has_run_on_a_gpu():
 
 def test_several_gpus_are_missing_until_the_notes_have_them():
     rows = re.findall(r"^\| (?:anything with )?two devices.*$", GPU_NOTES, re.MULTILINE)
-    assert rows, "every session says whether it had two"
+    assert rows, "every run says whether it had two"
     have_run = any("**not run**" not in row for row in rows)
     assert ("several GPUs" in missing_in_changelog(CHANGELOG)) != have_run
 
@@ -68,6 +94,13 @@ def test_an_api_is_missing_until_there_is_code_for_it():
     assert ("OpenAI-compatible HTTP" in missing_in_changelog(CHANGELOG)) != has_http
     has_grpc = (API / "grpc.py").is_file()
     assert ("gRPC API" in CHANGELOG, "gRPC" in README) == (has_grpc, has_grpc)
+
+
+def test_what_has_run_is_found():
+    rows = "| One GPU: serving | H100 |\n| NCCL between ranks | one GPU |\n| Training | works |\n"
+    assert runs_in_readme(f"| a GPU: training |\n## Status\n{rows}") == {"serving", "NCCL between"}
+    points = "### Not yet\n- Training.\n- GPUs: one has run serving, NCCL\n  between two.\n## [1]"
+    assert runs_in_changelog(points) == {"serving", "NCCL between"}
 
 
 def test_what_is_missing_is_found():
