@@ -160,8 +160,6 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         # What a config claims beyond that would only be memory.
         num_positions=config.model.max_model_len,
     )
-    if config.model.half_weights:
-        kernels.check_halved()
     runner = Runner(
         model,
         num_blocks=_num_blocks(config, model),

@@ -62,26 +62,6 @@ PLANTS = [
     ),
     # --- ranks -----------------------------------------------------------------------------------
     Plant(
-        name="own-share-untried",
-        file="specserve/models/dealing.py",
-        symbol="rows_of",
-        was="for count in (*(n for n in USUAL_RANKS if n <= most_ranks), num_ranks):",
-        becomes="for count in (n for n in USUAL_RANKS if n <= most_ranks):",
-        tests=(f"{_DEALING}::test_of_many_ranks_the_shares_of_each_are_tried",),
-        breaks="nine or more ranks compute products of a shape that nobody has tried",
-        ways=_BOTH,
-    ),
-    Plant(
-        name="kinds-by-width-alone",
-        file="specserve/models/dealing.py",
-        symbol="rows_of",
-        was="kind = tuple((len(s), s.start % _STEP, s.stop == s.size) for s in shares)",
-        becomes="kind = tuple((len(s), 0, False) for s in shares)",
-        tests=(f"{_DEALING}::test_shares_of_one_width_that_lie_otherwise_are_tried_too",),
-        breaks="bits of a rank may differ from those of one that holds the whole",
-        ways=_BOTH,
-    ),
-    Plant(
         name="first-rank-has-more",
         file="specserve/models/dealing.py",
         symbol="_bounds",
