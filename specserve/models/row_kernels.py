@@ -10,8 +10,8 @@ element of y is one chain of fused multiply-adds in the order of k, whatever the
 vectors, the number of threads or the machine: its bits depend on its row of x and its column of w
 alone. Rows that no full block is left for are computed twice, in two overlapping blocks.
 
-Bits of products that round their inputs (`Storage.DOTTED`), for drafters and for targets in
-bfloat16, or weights as well (`Storage.INT8`), for drafters, are those of such machines alone.
+Products that round their inputs (`Storage.DOTTED`), for drafters and for targets in bfloat16, or
+weights as well (`Storage.INT8`), for drafters, are such chains too, but of what is rounded.
 
 See docs/decisions/0014-row-kernels.md, 0018-drafts-round-inputs.md and 0021-drafters-in-8-bits.md.
 """
