@@ -156,8 +156,6 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         # What a config claims beyond that would only be memory.
         num_positions=config.model.max_model_len,
     )
-    if config.model.half_weights:
-        kernels.check_halved()
     runner = Runner(
         model,
         backend=choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs)),

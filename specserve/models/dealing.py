@@ -9,7 +9,6 @@ heads have equally many query heads, which is what attention is made for.
 docs/decisions/0004-tensor-parallel.md says what uneven dealing costs.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,8 +19,6 @@ from specserve.models.config import ModelSpec
 _STEP = 64
 _LEAST_STEPS = 4  # of a rank, so that one more or less is a quarter of its share at most; ...
 _FINE_STEP = 32  # ... and what lies within so many costs none of them more, of a panel, say
-# Fixed choices are made for all of these numbers of ranks together, so that they have equal bits.
-USUAL_RANKS = range(1, 9)
 
 
 @dataclass(frozen=True)
@@ -67,20 +64,6 @@ class HeadShare:
 Shares = tuple[Share, ...]  # one rank's of each of the weights that are one product
 
 
-@dataclass(frozen=True)
-class StackedRows:
-    """Which rows of the weights that are stacked to one product this rank holds."""
-
-    own: Shares
-    tried: tuple[Shares, ...]  # by ranks of usual numbers and of this one, one of a kind each
-
-    @classmethod
-    def whole(cls, sizes: Sequence[int]) -> "StackedRows":
-        """Of a model that is not dealt."""
-        own = tuple(Share(0, size, size) for size in sizes)
-        return cls(own, (own,))
-
-
 def deal(size: int, num_ranks: int) -> Shares:
     """A dimension's columns, by rank; `size` is not less than `num_ranks`."""
     width, left = divmod(size, num_ranks)
@@ -105,24 +88,6 @@ def deal_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> tuple[HeadS
         parts = pairwise(_bounds(per_kv, end - first))
         dealt += [share(kv * per_kv + a, kv * per_kv + b, kv, kv + 1) for a, b in parts]
     return tuple(dealt)
-
-
-def rows_of(
-    dealt: Callable[[int], Sequence[Shares]], rank: int, num_ranks: int, most_ranks: int
-) -> StackedRows:
-    """`dealt`: of a number of ranks, what each of them holds; `most_ranks` is its limit."""
-    kinds: dict[tuple[tuple[int, int, bool], ...], Shares] = {}
-    for count in (*(n for n in USUAL_RANKS if n <= most_ranks), num_ranks):
-        for shares in dealt(count):
-            # Products of equal widths, alike in how they lie in the whole, are of one kind.
-            kind = tuple((len(s), s.start % _STEP, s.stop == s.size) for s in shares)
-            kinds.setdefault(kind, shares)
-    return StackedRows(dealt(num_ranks)[rank], tuple(kinds.values()))
-
-
-def most_ranks(spec: ModelSpec) -> int:
-    """As many as leave none without a head or column."""
-    return min(_sizes(spec).values())
 
 
 def check_ranks(spec: ModelSpec, num_ranks: int) -> None:

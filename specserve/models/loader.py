@@ -3,7 +3,6 @@
 No code that comes with a checkpoint is ever executed.
 """
 
-from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,16 +13,9 @@ from specserve.errors import Unsupported
 from specserve.models.ballast import with_ballast
 from specserve.models.checkpoint import Checkpoint
 from specserve.models.config import ModelSpec, read_spec
-from specserve.models.dealing import (
-    Shares,
-    check_ranks,
-    deal,
-    deal_heads,
-    most_ranks,
-    rows_of,
-)
+from specserve.models.dealing import Shares, check_ranks, deal, deal_heads
 from specserve.models.layers import DecoderLayer, RMSNorm, SwiGLU
-from specserve.models.linear import HALF_MAX, Kernels, Linear, can_halve, can_halve_exactly
+from specserve.models.linear import HALF_MAX, Kernels, Linear, can_halve_exactly
 from specserve.models.parallel import TensorParallel
 from specserve.models.projection import GatheredProjection, Projection, ReducedProjection
 from specserve.models.rope import RotaryTable
@@ -79,23 +71,22 @@ def kernels_for(
         deterministic=deterministic,
         half_weights=half_weights,
         may_round=False,  # what is stored in 16 bits need not be, one tensor at a time
-        may_pair=bool(half_weights) and _beyond(folder, ("BF16",)) is None,
     )
 
 
 def halves_exactly(folder: Path) -> bool:
     """Whether the model's weights can be kept in 16 bits without rounding, and faster."""
     try:
-        return can_halve_exactly() and _beyond(folder, _HALVES) is None
+        return can_halve_exactly() and _beyond_16_bits(folder) is None
     except Unsupported:
         return False  # whoever loads it will say what is wrong
 
 
 def check_half_weights(folder: Path) -> None:
     """Raise `Unsupported` unless the model in `folder` may keep its weights in 16 bits."""
-    if not can_halve():
+    if not can_halve_exactly():
         raise Unsupported("half_weights: this machine has no products with 16-bit weights")
-    found = _beyond(folder, _HALVES)
+    found = _beyond_16_bits(folder)
     if found is not None:
         name, dtype = found
         raise Unsupported(
@@ -104,10 +95,10 @@ def check_half_weights(folder: Path) -> None:
         )
 
 
-def _beyond(folder: Path, dtypes: Collection[str]) -> tuple[str, str] | None:
-    """A matrix that is stored in none of `dtypes`, and in which."""
+def _beyond_16_bits(folder: Path) -> tuple[str, str] | None:
+    """A matrix that is stored in another dtype than `_HALVES`, and in which."""
     with Checkpoint(folder) as checkpoint:
-        return checkpoint.first_matrix_beyond(dtypes)
+        return checkpoint.first_matrix_beyond(_HALVES)
 
 
 def load_with(
@@ -163,10 +154,6 @@ def layer_tensors(spec: ModelSpec, width: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-# Of a number of ranks, what each of them holds of some weights.
-Dealt = Callable[[int], Sequence[Shares]]
-
-
 class _Weights(Protocol):
     """Where a layer's tensors come from."""
 
@@ -217,7 +204,6 @@ class _Builder:
         self._device = kernels.device
         self._parallel = parallel
         self._kernels = kernels
-        self._most_ranks = most_ranks(spec)
 
     def build(self, num_positions: int) -> Transformer:
         spec = self._spec
@@ -253,26 +239,26 @@ class _Builder:
             num_kv_heads=len(heads.kv),
             head_dim=spec.head_dim,
             input_norm=self._norm(weights, "input_layernorm.weight"),
-            qkv=self._linear(weights, qkv_names, self._heads),
+            qkv=self._linear(weights, qkv_names, heads.columns(spec.head_dim)),
             qk_norm=self._qk_norm(weights) if spec.qk_norm else None,
-            o_proj=self._project(weights, "self_attn.o_proj.weight", self._queries),
+            o_proj=self._project(weights, "self_attn.o_proj.weight", self._queries()),
             mlp_norm=self._norm(weights, "post_attention_layernorm.weight"),
             gate_up=self._linear(weights, gate_up_names, self._columns(width, width)),
             gate=SwiGLU(len(self._parallel.share(width)), self._device),
-            down_proj=self._project(weights, "mlp.down_proj.weight", self._columns(width)),
+            down_proj=self._project(
+                weights, "mlp.down_proj.weight", deal(width, self._parallel.size)
+            ),
         )
 
-    def _columns(self, *sizes: int) -> Dealt:
-        """The same columns of several weights."""
-        return lambda num_ranks: list(zip(*(deal(n, num_ranks) for n in sizes), strict=True))
+    def _columns(self, *sizes: int) -> Shares:
+        """This rank's columns of several weights."""
+        return tuple(self._parallel.share(size) for size in sizes)
 
-    def _heads(self, num_ranks: int) -> list[Shares]:
+    def _queries(self) -> Shares:
+        """Every rank's columns of all queries."""
         spec = self._spec
-        dealt = deal_heads(spec.num_heads, spec.num_kv_heads, num_ranks)
-        return [heads.columns(spec.head_dim) for heads in dealt]
-
-    def _queries(self, num_ranks: int) -> list[Shares]:
-        return [columns[:1] for columns in self._heads(num_ranks)]
+        dealt = deal_heads(spec.num_heads, spec.num_kv_heads, self._parallel.size)
+        return tuple(heads.queries.times(spec.head_dim) for heads in dealt)
 
     def _layer_weights(self, index: int, width: int) -> _Weights:
         if index < self._spec.num_real_layers:
@@ -290,23 +276,21 @@ class _Builder:
         k = weights.read("self_attn.k_norm.weight").expand(len(heads.kv), -1)
         return RMSNorm(self._place(torch.cat([q, k])), self._spec.rms_norm_eps)
 
-    def _linear(self, weights: _Weights, names: list[str], dealt: Dealt) -> Linear:
+    def _linear(self, weights: _Weights, names: list[str], shares: Shares) -> Linear:
         """This rank's rows of several weights, as one product."""
-        rows = rows_of(dealt, self._parallel.rank, self._parallel.size, self._most_ranks)
         parts = [
             self._place(weights.read(name, (share.entries, slice(None))))
-            for name, share in zip(names, rows.own, strict=True)
+            for name, share in zip(names, shares, strict=True)
         ]
-        return self._kernels.linear(parts, rows)
+        return self._kernels.linear(parts, shares)
 
-    def _project(self, weights: _Weights, name: str, inputs: Dealt) -> Projection:
-        """Closed by all ranks together; `inputs` are dealt as what comes before it gives them."""
+    def _project(self, weights: _Weights, name: str, inputs: Shares) -> Projection:
+        """Closed by all ranks together; `inputs`: every rank's, as what comes before gives them."""
         parallel, hidden_size = self._parallel, self._spec.hidden_size
-        by_rank = tuple(share for (share,) in inputs(parallel.size))
         if self._kernels.deterministic:
             linear = self._linear(weights, [name], self._columns(hidden_size))
-            return GatheredProjection(linear, parallel, by_rank, deal(hidden_size, parallel.size))
-        part = (slice(None), by_rank[parallel.rank].entries)
+            return GatheredProjection(linear, parallel, inputs, deal(hidden_size, parallel.size))
+        part = (slice(None), inputs[parallel.rank].entries)
         return ReducedProjection(
             self._kernels.linear([self._place(weights.read(name, part))]), parallel
         )

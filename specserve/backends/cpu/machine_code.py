@@ -4,7 +4,6 @@ import ctypes
 import functools
 import logging
 import os
-import sys
 from typing import Any
 
 from specserve.backends.cpu.codegen.row_code import ByteProducts, Machine
@@ -18,8 +17,6 @@ except Exception as error:  # noqa: BLE001 - a broken installation may raise any
     WHY_NOT = str(error)
 
 _LOG = logging.getLogger(__name__)
-# Linux gives a process the matrix unit's registers when it asks for them.
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 @functools.cache
@@ -39,7 +36,6 @@ def host_machine() -> Machine | None:
             lanes=16,
             most_rows=12,
             has_halves=has_halves,
-            has_tiles=bool(features.get("amx-bf16")) and _may_use_tiles(),
             has_dots=bool(features.get("avx512bf16")),
             byte_products=ByteProducts.QUADS if features.get("avx512vnni") else None,
         )
@@ -48,13 +44,6 @@ def host_machine() -> Machine | None:
             lanes=8, most_rows=6, has_halves=has_halves, byte_products=ByteProducts.PAIRS
         )
     return None
-
-
-def _may_use_tiles() -> bool:
-    """Whether the system gives this process, and what it forks, the matrix unit."""
-    if sys.platform != "linux":
-        return False
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 class Functions:

@@ -10,13 +10,10 @@ element of y is one chain of fused multiply-adds in the order of k, whatever the
 vectors, the number of threads or the machine: its bits depend on its row of x and its column of w
 alone. Rows that no full block is left for are computed twice, in two overlapping blocks.
 
-Where the processor has a matrix unit, weights in bfloat16 are multiplied by that: then the above is
-true of the bits as well, except that they are not those of machines without one. Nor are those of
-products that round their inputs (`Storage.DOTTED`, `Storage.ROUNDED_PAIRED`), for drafters and for
-targets in bfloat16, or weights as well (`Storage.INT8`), for drafters.
+Products that round their inputs (`Storage.DOTTED`), for drafters and for targets in bfloat16, or
+weights as well (`Storage.INT8`), for drafters, are such chains too, but of what is rounded.
 
-See docs/decisions/0014-row-kernels.md, 0017-matrix-units.md,
-0018-drafts-round-inputs.md and 0021-drafters-in-8-bits.md.
+See docs/decisions/0014-row-kernels.md, 0018-drafts-round-inputs.md and 0021-drafters-in-8-bits.md.
 """
 
 import ctypes
@@ -30,7 +27,6 @@ from specserve.backends.cpu.codegen import int8_code
 from specserve.backends.cpu.codegen.row_code import DOTTED_STEP, Machine, Storage, code
 from specserve.backends.cpu.large_pages import Arena
 from specserve.backends.cpu.machine_code import Functions, Team, host_machine
-from specserve.models import tile_code, tile_steps
 
 _LOG = logging.getLogger(__name__)
 _WEIGHTS = Arena()
@@ -46,24 +42,21 @@ class RowKernels:
         self.storage = storage
         self._machine = machine
         self._team = team
-        is_paired = storage in _PAIRED
         self._code = Functions(_code(machine, storage))
-        names = ["any" if is_paired else str(size) for size in machine.block_sizes]
         prototype = ctypes.CFUNCTYPE(None, *_ARGUMENTS)
-        self._addresses = [self._code.address(f"rows_{name}") for name in names]
+        sizes = machine.block_sizes
+        self._addresses = [self._code.address(f"rows_{size}") for size in sizes]
         self._functions = [prototype(address) for address in self._addresses]
-        self._tasks = [self._code.address(f"task_{name}") for name in names]
+        self._tasks = [self._code.address(f"task_{size}") for size in sizes]
 
     @property
     def trial_size(self) -> int:
         """Inputs that leave a remainder wherever there may be one."""
-        if self.storage in _PAIRED:
-            return tile_code.PART + tile_steps.STEP
         return 5 * _STEPS[self.storage] if self.storage in _STEPS else 67
 
     def multiplied(self, x: Tensor) -> Tensor:
         """x [N, in] as it is multiplied, for some storages rounded."""
-        if self.storage in (Storage.DOTTED, Storage.ROUNDED_PAIRED):
+        if self.storage is Storage.DOTTED:
             return x.bfloat16().float()
         if self.storage is Storage.INT8:
             assert self._machine.byte_products is not None
@@ -160,8 +153,6 @@ def row_kernels(storage: Storage) -> RowKernels | None:
         return None
     if storage is Storage.FLOAT16 and not machine.has_halves:
         return None
-    if storage in _PAIRED and not machine.has_tiles:
-        return None
     if storage is Storage.DOTTED and not machine.has_dots:
         return None
     if storage is Storage.INT8 and machine.byte_products is None:
@@ -182,36 +173,16 @@ def _laced(panel: Tensor) -> Tensor:
     return panel.view(len(panel), 2, -1).transpose(1, 2).reshape(panel.shape)
 
 
-def _paired(panel: Tensor) -> Tensor:
-    """[in, 32] -> the same with the two inputs of a pair side by side, see `tile_steps`."""
-    halves, columns = tile_steps.PANEL // tile_steps.COLUMNS, tile_steps.COLUMNS
-    pairs = panel.view(-1, tile_steps.STEP // 2, 2, halves, columns)
-    return pairs.permute(0, 3, 1, 4, 2).reshape(panel.shape)
-
-
 def _dotted(panel: Tensor) -> Tensor:
     """[in, columns] -> the same, of a column two inputs side by side, see `row_code`."""
     return panel.view(len(panel) // 2, 2, -1).transpose(1, 2).reshape(panel.shape)
 
 
-_PAIRED = (Storage.PAIRED, Storage.ROUNDED_PAIRED)
-_ORDERS = {
-    Storage.BFLOAT16: _laced,
-    Storage.PAIRED: _paired,
-    Storage.ROUNDED_PAIRED: _paired,
-    Storage.DOTTED: _dotted,
-}
-_STEPS = {  # of inputs
-    Storage.PAIRED: tile_steps.STEP,
-    Storage.ROUNDED_PAIRED: tile_steps.STEP,
-    Storage.DOTTED: DOTTED_STEP,
-    Storage.INT8: int8_code.GROUP,
-}
+_ORDERS = {Storage.BFLOAT16: _laced, Storage.DOTTED: _dotted}
+_STEPS = {Storage.DOTTED: DOTTED_STEP, Storage.INT8: int8_code.GROUP}  # of inputs
 
 
 def _code(machine: Machine, storage: Storage) -> str:
-    if storage in _PAIRED:
-        return tile_code.code(rounds=storage is Storage.ROUNDED_PAIRED)
     return int8_code.code(machine) if storage is Storage.INT8 else code(machine, storage)
 
 

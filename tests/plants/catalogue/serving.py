@@ -6,6 +6,8 @@ _BOTH = frozenset({Way.SYNC, Way.ASYNC})
 _TORCH = frozenset({Way.TORCH})
 _GOLDEN = "tests/specserve/models/test_golden.py::test_every_tensor_of_the_reference_is_reproduced"
 _DEALING = "tests/specserve/models/test_dealing.py"
+_DETERMINISM = "tests/specserve/models/test_determinism.py"
+_TILED = f"{_DETERMINISM}::test_tiled_products_have_equal_bits_for_any_rows_and_ranks"
 
 PLANTS = [
     # --- the model -------------------------------------------------------------------------------
@@ -62,24 +64,26 @@ PLANTS = [
     ),
     # --- ranks -----------------------------------------------------------------------------------
     Plant(
-        name="own-share-untried",
-        file="specserve/models/dealing.py",
-        symbol="rows_of",
-        was="for count in (*(n for n in USUAL_RANKS if n <= most_ranks), num_ranks):",
-        becomes="for count in (n for n in USUAL_RANKS if n <= most_ranks):",
-        tests=(f"{_DEALING}::test_of_many_ranks_the_shares_of_each_are_tried",),
-        breaks="nine or more ranks compute products of a shape that nobody has tried",
-        ways=_BOTH,
+        name="last-tile-as-it-is",
+        file="specserve/models/linear.py",
+        symbol="TiledLinear.__call__",
+        was="padded = torch.nn.functional.pad(x, (0, 0, 0, -num_tokens % self._tile))",
+        becomes="padded = x",
+        tests=(_TILED,),
+        breaks="where nothing is compiled, a token's result depends on how many are beside it",
+        ways=_TORCH,
     ),
     Plant(
-        name="kinds-by-width-alone",
-        file="specserve/models/dealing.py",
-        symbol="rows_of",
-        was="kind = tuple((len(s), s.start % _STEP, s.stop == s.size) for s in shares)",
-        becomes="kind = tuple((len(s), 0, False) for s in shares)",
-        tests=(f"{_DEALING}::test_shares_of_one_width_that_lie_otherwise_are_tried_too",),
-        breaks="bits of a rank may differ from those of one that holds the whole",
-        ways=_BOTH,
+        name="pieces-of-the-own-share",
+        file="specserve/models/linear.py",
+        symbol="fixed_pieces",
+        was="width = -(-share.size // PIECES)",
+        becomes="width = -(-len(share) // PIECES)",
+        tests=(
+            f"{_DETERMINISM}::test_all_pieces_of_a_weight_have_one_shape_for_any_number_of_ranks",
+        ),
+        breaks="where nothing is compiled, bits depend on the number of ranks",
+        ways=_TORCH,
     ),
     Plant(
         name="first-rank-has-more",

@@ -49,7 +49,7 @@ CHECKPOINTS = {
         "tie_word_embeddings": False,
     },
 }
-WAYS = ("compiled", "torch between", "packed", "tiled")
+WAYS = ("compiled", "torch between", "uncompiled")
 
 
 class Mode(NamedTuple):
@@ -71,7 +71,7 @@ def modes() -> Iterator[Mode]:
     for checkpoint in ("nine", "four"):
         for way in WAYS:
             yield Mode(checkpoint, way, single, deterministic=True)
-        for way in ("compiled", "packed"):
+        for way in ("compiled", "uncompiled"):
             yield Mode(checkpoint, way, single, deterministic=False)
         for way in ("compiled", "torch between"):
             yield Mode(checkpoint, way, torch.bfloat16, deterministic=True)
@@ -82,10 +82,8 @@ def run(folder: Path, parallel: TensorParallel, mode: Mode) -> dict[str, torch.T
     with ExitStack() as stack:
         if mode.way != "compiled":
             stack.enter_context(mock.patch.object(golden_case, "make_forward", TorchForward))
-        if mode.way in ("packed", "tiled"):
+        if mode.way == "uncompiled":
             stack.enter_context(mock.patch.object(linear, "row_kernels", return_value=None))
-        if mode.way == "tiled":
-            stack.enter_context(mock.patch.object(linear, "most_differing_rows", return_value=64))
         target = load(
             folder / mode.checkpoint,
             parallel=parallel,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specserve.errors import Unsupported
-from specserve.models.dealing import check_ranks, deal, deal_heads, most_ranks, rows_of
+from specserve.models.dealing import check_ranks, deal, deal_heads
 from tests.specserve.settings.resolving import SPEC
 
 HEADS = [(9, 3), (4, 2), (8, 4), (8, 8), (6, 1), (15, 5), (14, 2), (32, 8), (40, 8), (64, 8)]
@@ -87,22 +87,6 @@ def test_nine_heads_on_three_at_two_and_four_ranks():
     ]  # fmt: skip
 
 
-def test_fixed_choices_are_the_same_for_all_usual_numbers_of_ranks():
-    def dealt(num_ranks):
-        return [heads.columns(8) for heads in deal_heads(9, 3, num_ranks)]
-
-    found = [
-        rows_of(dealt, rank, num_ranks, 9) for num_ranks in range(1, 9) for rank in range(num_ranks)
-    ]
-    assert {rows.tried for rows in found} == {found[0].tried}
-    assert found[0].tried[0] == found[0].own == dealt(1)[0]
-    widths = {tuple(map(len, shares)) for shares in found[0].tried}
-    assert all(tuple(map(len, rows.own)) in widths for rows in found)
-    beyond = rows_of(dealt, 8, 9, 9)
-    assert beyond.own == dealt(9)[8]
-    assert set(beyond.tried) >= set(found[0].tried)
-
-
 @pytest.mark.parametrize(
     ("changes", "field", "most"),
     [
@@ -116,7 +100,6 @@ def test_fixed_choices_are_the_same_for_all_usual_numbers_of_ranks():
 )
 def test_more_ranks_than_there_is_to_deal_are_refused(changes, field, most):
     spec = replace(SPEC, **changes)
-    assert most_ranks(spec) == most
     for num_ranks in range(1, most + 1):
         check_ranks(spec, num_ranks)
     with pytest.raises(
@@ -125,20 +108,3 @@ def test_more_ranks_than_there_is_to_deal_are_refused(changes, field, most):
         rf"{most} ranks work, as in --topology {most}\+0$",
     ):
         check_ranks(spec, most + 1)
-
-
-def test_of_many_ranks_the_shares_of_each_are_tried():
-    def dealt(num_ranks):
-        return [heads.columns(8) for heads in deal_heads(24, 3, num_ranks)]
-
-    for rank in range(24):
-        rows = rows_of(dealt, rank, 24, 24)
-        assert tuple(map(len, rows.own)) in {tuple(map(len, tried)) for tried in rows.tried}
-
-
-def test_shares_of_one_width_that_lie_otherwise_are_tried_too():
-    def dealt(num_ranks):
-        return [(share,) for share in deal(100, num_ranks)]
-
-    whole, (first, last) = dealt(1)[0], dealt(2)
-    assert rows_of(dealt, 1, 2, 2).tried == (whole, first, last)

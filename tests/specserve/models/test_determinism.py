@@ -7,32 +7,28 @@ from safetensors.torch import load_file, save_file
 from specserve.backends.torch.backend import TorchBackend
 from specserve.errors import Unsupported
 from specserve.models import linear, loader
-from specserve.models.dealing import Share, StackedRows, deal, deal_heads
+from specserve.models.dealing import Share, deal, deal_heads
 from specserve.models.layers import RMSNorm, SwiGLU
 from specserve.models.linear import (
     CompiledLinear,
-    HalfLinear,
     Kernels,
-    PackedLinear,
+    PlainLinear,
     TiledLinear,
     can_compile,
-    can_halve,
-    can_pack,
+    can_halve_exactly,
     fixed_pieces,
-    most_differing_rows,
 )
-from specserve.models.loader import check_half_weights, load_with
+from specserve.models.loader import check_half_weights, kernels_for, load_with
 from specserve.models.parallel import TensorParallel
 from specserve.models.rope import rotate
 from tests import golden_case
 from tests.golden import Session
-from tests.halves import deterministic_halves, has_fbgemm, has_stable_halves
 from tests.specserve.models.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
 CPU = torch.device("cpu")
 PROMPT = torch.arange(64) * 11 % 64
 needs_compiling = pytest.mark.skipif(not can_compile(), reason="no compiled products here")
-needs_packing = pytest.mark.skipif(not can_pack(torch.float32), reason="no oneDNN in this build")
+needs_halves = pytest.mark.skipif(not can_halve_exactly(), reason="no 16-bit weights here")
 
 
 @pytest.fixture
@@ -104,28 +100,18 @@ def test_gates_do_not_depend_on_neighbours_shards_or_threads(width, num_threads)
             assert torch.equal(torch.cat(shards, 1), expected[rows])
 
 
-class _RowCountLeaks(PackedLinear):
-    def __call__(self, x):
-        return super().__call__(x) * (1 + 1e-6 * (len(x) == 2))
-
-
-class _ColumnCountLeaks(PackedLinear):
-    def __call__(self, x):
-        out = super().__call__(x)
-        return out * (1 + 1e-6 * (out.shape[1] == 16))
-
-
-@needs_packing
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize(
-    ("in_size", "out_size"),
-    [(48, 64), pytest.param(256, 1536, marks=pytest.mark.slow), (4096, 96)],
-)
+@pytest.mark.parametrize("half_weights", [False, True])
+@pytest.mark.parametrize(("in_size", "out_size"), [(48, 64), (256, 1536), (4096, 96), (7, 5)])
 @pytest.mark.usefixtures("uncompiled")
-def test_probed_products_have_equal_bits_for_any_rows(in_size, out_size, num_threads):
-    kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
+def test_uncompiled_products_have_equal_bits_for_any_rows(
+    in_size, out_size, half_weights, num_threads
+):
+    kernels = Kernels(
+        dtype=torch.float32, device=CPU, deterministic=True, half_weights=half_weights
+    )
     product = kernels.linear([torch.randn(out_size, in_size)])
-    assert isinstance(product, PackedLinear)
+    assert isinstance(product, TiledLinear)
     check_any_rows(product, in_size, num_threads)
 
 
@@ -152,76 +138,20 @@ def check_any_rows(product, in_size, num_threads):
         assert torch.equal(product(x[rows]), expected[rows])
 
 
-def leaking(differs):
-    """A kernel whose bits change where `differs(number of rows, number of columns)`."""
-
-    class Leaking(PackedLinear):
-        def __call__(self, x):
-            out = super().__call__(x)
-            return out * (1 + 1e-6 * differs(*out.shape))
-
-    return Leaking
-
-
-@needs_packing
-@pytest.mark.parametrize(
-    ("differs", "most"),
-    [
-        (lambda rows, columns: False, 0),
-        (lambda rows, columns: rows == 5, 5),
-        (lambda rows, columns: rows == 17, 17),
-        (lambda rows, columns: columns == 16, 64),
-        (lambda rows, columns: columns == 8 and rows < 6, 5),
-        (lambda rows, columns: columns == 24 and rows < 4, 3),
-    ],
-)
-def test_the_probe_finds_the_most_rows_whose_bits_differ(differs, most):
-    tried = [(share,) for num_ranks in (1, 2, 4, 8) for share in deal(64, num_ranks)]
-    tried += [(Share(start, start + 24, 64),) for start in (0, 40)]
-    assert most_differing_rows(leaking(differs), 48, tried, torch.float32) == most
-
-
-@needs_packing
-def test_the_probe_tries_stacked_weights_as_ranks_hold_them():
-    tried = [heads.columns(16) for num_ranks in (1, 4) for heads in deal_heads(9, 3, num_ranks)]
-    seen = []
-
-    def differs(rows, columns):
-        seen.append(columns)
-        return columns == (2 + 2) * 16 and rows == 7  # of the last of four ranks alone
-
-    assert most_differing_rows(leaking(differs), 48, tried, torch.float32) == 7
-    assert set(seen) == {15 * 16, 5 * 16, 3 * 16, 4 * 16}
-
-
-@needs_packing
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize(("most", "rows"), [(0, 4), (3, 4), (4, 8), (7, 8), (8, None)])
-def test_few_rows_are_padded_and_tiles_are_for_what_no_padding_mends(monkeypatch, most, rows):
-    monkeypatch.setattr(linear, "most_differing_rows", lambda *_: most)
-    kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
-    product = kernels.linear([torch.zeros(16, 8)])
-    if rows is None:
-        assert isinstance(product, TiledLinear)
-    else:
-        assert isinstance(product, PackedLinear)
-        assert product._min_rows == rows
-
-
-needs_halves = pytest.mark.skipif(not can_halve(), reason="no 16-bit weights in this build")
-needs_fbgemm = pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm in this build")
-
-
-@needs_fbgemm
-@pytest.mark.usefixtures("uncompiled")
-def test_half_weights_are_products_with_rounded_weights():
-    torch.manual_seed(0)
-    weight, x = torch.randn(96, 40), torch.randn(70, 40)
-    kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=False, half_weights=True)
+@pytest.mark.parametrize(("deterministic", "kind"), [(True, TiledLinear), (False, PlainLinear)])
+def test_where_nothing_can_be_compiled_weights_stay_whole(deterministic, kind):
+    """Whoever asked for 16 bits: there are no products with such."""
+    kernels = Kernels(
+        dtype=torch.float32, device=CPU, deterministic=deterministic, half_weights=True,
+        input_bits=8,
+    )  # fmt: skip
+    weight = torch.randn(16, 64)
     product = kernels.linear([weight])
-    assert isinstance(product, HalfLinear)
-    for rows in windows(20):
-        torch.testing.assert_close(product(x[rows]), x[rows] @ weight.half().float().T)
+    assert isinstance(product, kind)
+    assert torch.equal(product(torch.eye(64)), weight.T)
+    assert not kernels.any_halved
+    assert not kernels.quantizes(weight)
 
 
 @pytest.mark.parametrize(
@@ -237,55 +167,19 @@ def test_weights_are_not_halved_unasked_nor_where_they_do_not_fit(
     weight = torch.zeros(16, 8)
     weight[3, 5] = -largest
     product = kernels.linear([weight])
-    assert not isinstance(product, HalfLinear)
+    assert not kernels.any_halved
     assert product(torch.eye(8))[5, 3] == -largest
 
 
-needs_stable_halves = pytest.mark.skipif(
-    not has_stable_halves(),
-    reason="the bits of products with float16 weights depend on the batch here",
-)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize(("in_size", "out_size"), [(48, 256), (256, 1536), (4096, 256)])
-def test_halved_products_have_equal_bits_for_any_rows(in_size, out_size, num_threads):
-    product = deterministic_halves().linear([torch.randn(out_size, in_size)])
-    if not isinstance(product, HalfLinear):
-        pytest.skip("the bits of fbgemm's products depend on the batch here")
-    check_any_rows(product, in_size, num_threads)
-
-
-@needs_fbgemm
-@pytest.mark.usefixtures("uncompiled")
-def test_deterministic_weights_are_halved_where_their_bits_are_stable(monkeypatch):
-    monkeypatch.setattr(linear, "most_differing_rows", lambda *_: 0)
-    with pytest.raises(Unsupported, match="half_weights: a weight is beyond float16's 65504"):
-        deterministic_halves().linear([torch.full((16, 8), 7e4)])
-
-
-@needs_fbgemm
-@pytest.mark.usefixtures("uncompiled")
-def test_deterministic_weights_stay_whole_where_their_bits_would_not_be_stable(monkeypatch):
-    monkeypatch.setattr(linear, "most_differing_rows", lambda kernel, *_: int(kernel is HalfLinear))
-    kernels = deterministic_halves()
-    assert not isinstance(kernels.linear([torch.zeros(16, 8)]), HalfLinear)
-    with pytest.raises(Unsupported, match="add --no-deterministic or leave out --half-weights"):
-        kernels.check_halved()
-    # One whose bits are stable is enough.
-    monkeypatch.setattr(linear, "most_differing_rows", lambda *_: 0)
-    assert isinstance(kernels.linear([torch.zeros(32, 8)]), HalfLinear)
-    kernels.check_halved()
-
-
 def halved(folder):
-    return load_with(deterministic_halves(), folder, TensorParallel())
+    kernels = kernels_for(
+        folder, dtype=torch.float32, device=CPU, deterministic=True, half_weights=True
+    )
+    return load_with(kernels, folder, TensorParallel())
 
 
 @pytest.mark.slow
-@needs_stable_halves
+@needs_halves
 def test_a_target_of_16_bits_may_keep_them_and_one_of_32_may_not(tmp_path, monkeypatch):
     folder = write_checkpoint(tmp_path, QWEN3, hidden_size=256, intermediate_size=512)
     with pytest.raises(Unsupported, match="is stored in F32, which half_weights would round"):
@@ -299,14 +193,12 @@ def test_a_target_of_16_bits_may_keep_them_and_one_of_32_may_not(tmp_path, monke
     expected, found = (
         Session(target, len(PROMPT)).feed(PROMPT)[0] for target in (load(folder), halved(folder))
     )
-    if can_compile():
-        assert torch.equal(found, expected)
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    assert torch.equal(found, expected)
     session = Session(halved(folder), len(PROMPT))
     chunks = [session.feed(chunk)[0] for chunk in PROMPT.split([30, 1, 1, 5, 27])]
     assert torch.equal(torch.cat(chunks), found)
 
-    monkeypatch.setattr(loader, "can_halve", lambda: False)
+    monkeypatch.setattr(loader, "can_halve_exactly", lambda: False)
     with pytest.raises(Unsupported, match="this machine has no products with 16-bit weights"):
         check_half_weights(folder)
 
@@ -317,7 +209,7 @@ def test_tiled_products_have_equal_bits_for_any_rows_and_ranks(num_ranks, head_d
     torch.manual_seed(0)
     sizes = [heads * head_dim for heads in (9, 3, 3)]
     parts = [torch.randn(size, 40) for size in sizes]
-    whole = TiledLinear(parts, StackedRows.whole(sizes).own, 8)
+    whole = TiledLinear(parts, tuple(Share(0, size, size) for size in sizes), 8)
     x = torch.randn(21, 40)
     expected = whole(x)
     torch.testing.assert_close(expected, x @ torch.cat(parts).T)
@@ -348,14 +240,12 @@ def test_all_pieces_of_a_weight_have_one_shape_for_any_number_of_ranks(size):
 @pytest.mark.parametrize(
     "config", [QWEN3, pytest.param(LLAMA, marks=pytest.mark.slow)], ids=["qwen3", "llama"]
 )
-@pytest.mark.parametrize("products", ["compiled", "torch between", "probed", "tiled"])
+@pytest.mark.parametrize("products", ["compiled", "torch between", "uncompiled"])
 def test_a_prompt_gives_equal_bits_in_chunks_of_any_size(tmp_path, monkeypatch, config, products):
     if products == "torch between":
         monkeypatch.setattr(golden_case, "BACKEND", TorchBackend(torch.device("cpu")))
-    elif products != "compiled":
+    elif products == "uncompiled":
         monkeypatch.setattr(linear, "row_kernels", lambda _: None)
-    if products == "tiled":
-        monkeypatch.setattr(linear, "most_differing_rows", lambda *_: 64)
     target = load(write_checkpoint(tmp_path, config))
     session = Session(target, len(PROMPT))
     expected, _ = session.feed(PROMPT)

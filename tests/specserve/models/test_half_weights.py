@@ -71,10 +71,7 @@ def far_apart(name, x):
     ],
     ids=["bfloat16", "float16", "mixed", "far apart"],
 )
-def test_the_default_keeps_16_bits_and_every_bit_of_the_result(
-    tmp_path, monkeypatch, config, dtype_of, change
-):
-    monkeypatch.setattr(linear, "row_kernels", without_matrix_unit)
+def test_the_default_keeps_16_bits_and_every_bit_of_the_result(tmp_path, config, dtype_of, change):
     folder = stored(tmp_path, config, dtype_of, change)
     assert halves_exactly(folder)
     whole, default = model_of(folder, half_weights=False), load(folder)
@@ -84,31 +81,8 @@ def test_the_default_keeps_16_bits_and_every_bit_of_the_result(
     assert torch.equal(hidden_of(model_of(folder, half_weights=True)), hidden_of(whole))
 
 
-def without_matrix_unit(storage):
-    is_paired = storage in (Storage.PAIRED, Storage.ROUNDED_PAIRED)
-    return None if is_paired else row_kernels(storage)
-
-
 def storages_of(model):
     return {layer.gate_up.kernels.storage for layer in model.layers}
-
-
-@pytest.mark.skipif(row_kernels(Storage.PAIRED) is None, reason="no matrix unit here")
-def test_a_matrix_unit_multiplies_what_is_stored_in_bfloat16_alone(tmp_path):
-    config = QWEN3 | {"hidden_size": 64}
-    folders = {dtype: tmp_path / str(dtype) for dtype in (BRAIN, HALF)}
-    for dtype, folder in folders.items():
-        folder.mkdir()
-        stored(folder, config, lambda name, dtype=dtype: dtype)
-    assert storages_of(load(folders[BRAIN])) == {Storage.PAIRED}
-    assert storages_of(load(folders[HALF])) == {Storage.FLOAT16}
-    whole = model_of(folders[BRAIN], half_weights=False)
-    torch.testing.assert_close(hidden_of(load(folders[BRAIN])), hidden_of(whole))
-    # One of the other kind, of which some rank's share might be held by bfloat16.
-    mixed = tmp_path / "mixed"
-    mixed.mkdir()
-    stored(mixed, config, lambda name: HALF if "1.mlp.up_proj" in name else BRAIN)
-    assert Storage.PAIRED not in storages_of(load(mixed))
 
 
 def test_ballast_is_kept_in_as_many_bits(tmp_path):
@@ -147,8 +121,7 @@ def test_bfloat16_on_a_cpu_is_that_of_weights_and_of_what_they_are_multiplied_by
     model, whole = served_in(BRAIN, folder), load(folder)
     assert (model.dtype, model.embedding.dtype, whole.dtype) == (BRAIN, *[torch.float32] * 2)
     assert torch.equal(model.embedding, whole.embedding.to(BRAIN).float())
-    storages = (Storage.ROUNDED_PAIRED, Storage.DOTTED, Storage.BFLOAT16)
-    fastest = next(storage for storage in storages if row_kernels(storage))
+    fastest = Storage.DOTTED if row_kernels(Storage.DOTTED) else Storage.BFLOAT16
     assert storages_of(model) == {fastest}
     hidden = hidden_of(model)
     torch.testing.assert_close(hidden, hidden_of(whole), atol=0.1, rtol=0.1)

@@ -1,11 +1,8 @@
 """Products of 8 bits: what is rounded, by how much, and who has them."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from specserve.backends.cpu import row_kernels as module
 from specserve.backends.cpu.codegen import int8_code
 from specserve.backends.cpu.codegen.row_code import ByteProducts, Machine, Storage
 from specserve.backends.cpu.machine_code import Team, host_machine
@@ -96,14 +93,8 @@ def test_what_is_no_number_leads_to_none(kernels, wrong, place):
 
 
 @needs_bytes
-@pytest.mark.parametrize("has_tiles", [False, True])
-def test_only_who_says_so_has_them(anew, monkeypatch, has_tiles):
-    """Drafters, beside a matrix unit too; a target never, whatever its dtype."""
-    machine = host_machine()
-    assert machine is not None
-    if has_tiles and not machine.has_tiles:
-        pytest.skip("no matrix unit here")
-    monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_tiles=has_tiles))
+def test_only_who_says_so_has_them():
+    """Drafters; a target never, whatever its dtype."""
     weight = torch.randn(40, 128).bfloat16().float()
     assert storage_of(drafters(), weight) is Storage.INT8
     assert storage_of(drafters(), torch.randn(40, 128)) is Storage.INT8

@@ -21,22 +21,16 @@ from specserve.backends.cpu.codegen.row_code import (
 )
 from specserve.backends.cpu.machine_code import Team, host_machine, llvm
 from specserve.backends.cpu.row_kernels import RowKernels, row_kernels
-from specserve.models import tile_code
-from specserve.models.linear import CompiledLinear, Kernels, can_halve_exactly
-from specserve.models.tile_steps import STEP
+from specserve.models.linear import CompiledLinear, Kernels
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled products here")
 STORAGES = [storage for storage in Storage if row_kernels(storage) is not None]
 AS_STORED = [storage for storage in STORAGES if storage is not Storage.INT8]
-ROUND_INPUTS = (Storage.DOTTED, Storage.ROUNDED_PAIRED)
-PAIRED = (Storage.PAIRED, Storage.ROUNDED_PAIRED)
-BY_VECTORS = [storage for storage in AS_STORED if storage not in (*ROUND_INPUTS, *PAIRED)]
-STEPS = {Storage.PAIRED: STEP, Storage.ROUNDED_PAIRED: STEP, Storage.DOTTED: DOTTED_STEP}
+BY_VECTORS = [storage for storage in AS_STORED if storage is not Storage.DOTTED]
 SIZES = [(1, 1), (3, 33), (64, 32), (256, 100), (1031, 64), (1056, 33), (2080, 70)]
 WITH_QUADS = Machine(16, 12, True, byte_products=ByteProducts.QUADS)
 WITH_PAIRS = Machine(8, 6, True, byte_products=ByteProducts.PAIRS)
-needs_tiles = pytest.mark.skipif(Storage.PAIRED not in STORAGES, reason="no matrix unit here")
 needs_dots = pytest.mark.skipif(Storage.DOTTED not in STORAGES, reason="no dot products here")
 
 
@@ -54,7 +48,6 @@ def test_what_the_processor_has_is_used():
     assert (machine.lanes == 16) == ("avx512f" in flags)
     expected = {Storage.FLOAT32, Storage.BFLOAT16}
     expected |= {Storage.FLOAT16} if machine.has_halves else set()
-    expected |= set(PAIRED) if machine.has_tiles else set()
     expected |= {Storage.DOTTED} if machine.has_dots else set()
     expected |= {Storage.INT8} if machine.byte_products else set()
     assert set(STORAGES) == expected
@@ -95,7 +88,7 @@ def without_avx512(storage):
         (storage, *size)
         for storage in AS_STORED
         for size in SIZES
-        if size[0] % STEPS.get(storage, 1) == 0
+        if storage is not Storage.DOTTED or size[0] % DOTTED_STEP == 0
     ],
 )
 def test_products_are_those_of_the_stored_weight(storage, in_size, out_size):
@@ -103,7 +96,7 @@ def test_products_are_those_of_the_stored_weight(storage, in_size, out_size):
     weight, x = torch.randn(out_size, in_size), torch.randn(41, in_size)
     stored = weight.to(storage.dtype)
     product = compiled(weight, storage)
-    multiplied = x.bfloat16() if storage in ROUND_INPUTS else x
+    multiplied = x.bfloat16() if storage is Storage.DOTTED else x
     for rows in (*range(1, 35), 41):
         expected = multiplied[:rows].double() @ stored.double().T
         assert product(x[:rows]).shape == (rows, out_size)
@@ -145,7 +138,6 @@ def test_bits_do_not_depend_on_threads_or_shards(num_threads, storage, num_rows,
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_bits_do_not_depend_on_the_rows_beside(storage):
-    """Chunks of eight tiles and parts of 128 and 1,024 inputs of the matrix unit included."""
     weight, x = torch.randn(70, 2112), torch.randn(300, 2112)
     product = compiled(weight, storage)
     alone = torch.cat([product(row[None]) for row in x])
@@ -157,15 +149,13 @@ def test_bits_do_not_depend_on_the_rows_beside(storage):
 @pytest.mark.parametrize(
     ("text", "cpu", "instruction"),
     [
-        (tile_code.code(), "sapphirerapids", "tdpbf16ps"),
-        (tile_code.code(rounds=True), "sapphirerapids", "vcvtneps2bf16"),
         (code(Machine(16, 12, True, has_dots=True), Storage.DOTTED), "znver4", "vdpbf16ps"),
         (int8_code.code(WITH_QUADS), "icelake-server", "vpdpbusd"),
         (int8_code.code(WITH_PAIRS), "haswell", "vpmaddubsw"),
         (code(Machine(16, 12, True), Storage.BFLOAT16), "skylake-avx512", "vfmadd"),
         (code(Machine(8, 6, True), Storage.FLOAT16), "haswell", "vcvtph2ps"),
     ],
-    ids=["tiles", "rounding tiles", "dots", "bytes", "pairs of bytes", "avx512", "avx2"],
+    ids=["dots", "bytes", "pairs of bytes", "avx512", "avx2"],
 )
 def test_code_for_other_machines_is_what_llvm_takes(text, cpu, instruction):
     """This one may have none of their units, but makes what they would run."""
@@ -177,53 +167,21 @@ def test_code_for_other_machines_is_what_llvm_takes(text, cpu, instruction):
     assert instruction in machine.emit_assembly(module)
 
 
-@needs_tiles
-def test_no_piece_of_an_input_is_lost():
-    """Inputs of all exponents and 24 bits; one at a time, so nothing is rounded in a sum."""
-    bits = torch.randint(2**23, (33, 64)) | 1
-    x = torch.ldexp(1 + bits / 2**23, torch.randint(-60, 60, (33, 64))).float()
-    x *= torch.randint(2, x.shape) * 2 - 1
-    product = compiled(torch.eye(64), Storage.PAIRED)
-    assert torch.equal(product(x), x)
-
-
-@needs_tiles
-def test_only_what_all_ranks_agree_on_is_paired():
-    """What bfloat16 holds, if the whole checkpoint is stored so, and of whole steps of inputs."""
-    brain, half = torch.randn(40, 64).bfloat16().float(), torch.randn(40, 64).half().float()
-    assert storage_of(brain) is Storage.PAIRED
-    assert storage_of(brain, may_pair=False) is Storage.BFLOAT16
-    assert storage_of(brain[:, :48]) is Storage.BFLOAT16
-    assert storage_of(half) is Storage.FLOAT16
-    assert storage_of(brain, half_weights=False) is Storage.FLOAT32
-
-
-@needs_tiles
-def test_a_matrix_unit_rounds_inputs_for_who_asks_and_for_nobody_else():
-    brain, half = torch.randn(40, 64).bfloat16().float(), torch.randn(40, 64).half().float()
-    assert storage_of(brain, input_bits=16) is Storage.ROUNDED_PAIRED
-    assert storage_of(brain, input_bits=32) is Storage.PAIRED
-    assert storage_of(brain[:, :40], input_bits=16) is Storage.BFLOAT16
-    assert storage_of(half, input_bits=16) is Storage.FLOAT16
-    assert storage_of(brain, input_bits=16, may_pair=False) in (Storage.DOTTED, Storage.BFLOAT16)
-
-
 @pytest.mark.slow
 @needs_dots
 def test_inputs_are_rounded_for_who_asks_and_for_nobody_else(anew, monkeypatch):
     """A target's never."""
-    machine = host_machine()
-    assert machine is not None
-    monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_tiles=False))
     brain, half = torch.randn(40, 64).bfloat16().float(), torch.randn(40, 64).half().float()
     assert storage_of(brain) is Storage.BFLOAT16
     assert storage_of(brain, input_bits=16) is Storage.DOTTED
     assert storage_of(half, input_bits=16) is Storage.FLOAT16
     assert storage_of(brain[:, :40], input_bits=16) is Storage.BFLOAT16
     assert storage_of(brain, half_weights=False, input_bits=16) is Storage.FLOAT32
+    machine = host_machine()
+    assert machine is not None
     row_kernels.cache_clear()
     monkeypatch.setattr(module, "host_machine", lambda: replace(machine, has_dots=False))
-    assert storage_of(brain, input_bits=16) in (Storage.ROUNDED_PAIRED, Storage.BFLOAT16)
+    assert storage_of(brain, input_bits=16) is Storage.BFLOAT16
 
 
 def storage_of(weight, *, half_weights=True, **options):
@@ -233,13 +191,6 @@ def storage_of(weight, *, half_weights=True, **options):
     product = kernels.linear([weight])
     assert isinstance(product, CompiledLinear)
     return product.kernels.storage
-
-
-@needs_tiles
-def test_where_the_system_gives_no_matrix_unit_there_is_none(anew, monkeypatch):
-    monkeypatch.setattr(machine_code, "_may_use_tiles", lambda: False)
-    assert row_kernels(Storage.PAIRED) is None
-    assert can_halve_exactly()
 
 
 def test_memory_of_weights_is_theirs_alone():
@@ -263,13 +214,11 @@ def test_products_keep_no_memory(storage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", [*ROUND_INPUTS, Storage.PAIRED, Storage.INT8])
+@pytest.mark.parametrize("storage", [Storage.DOTTED, Storage.INT8])
 def test_without_memory_for_inputs_results_are_no_numbers(storage):
     if storage not in STORAGES:
         pytest.skip("no such products here")
-    # Of many rows a matrix unit cuts few at a time, of few all of the inputs.
-    shape = (16, 1 << 21) if storage in PAIRED else (20000, 4096)
-    found = run_child(_WITHOUT_MEMORY, storage.name, *map(str, shape))
+    found = run_child(_WITHOUT_MEMORY, storage.name)
     assert found.stdout.split() == ["nan", "nan"], found.stderr
 
 
@@ -280,9 +229,8 @@ from specserve.models.linear import CompiledLinear
 from specserve.backends.cpu.codegen.row_code import Storage
 from specserve.backends.cpu.row_kernels import row_kernels
 torch.set_num_threads(1)
-num_rows, in_size = map(int, sys.argv[2:])
-product = CompiledLinear(torch.ones(32, in_size), row_kernels(Storage[sys.argv[1]]))
-x = torch.ones(num_rows, in_size)
+product = CompiledLinear(torch.ones(32, 4096), row_kernels(Storage[sys.argv[1]]))
+x = torch.ones(20000, 4096)
 product(x[:1])
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + (40 << 20)

@@ -54,7 +54,7 @@ def code(machine: Machine) -> str:
     assert machine.byte_products is not None
     parts = [header(machine), _DECLARED[machine.byte_products], _round(machine.byte_products)]
     for size in machine.block_sizes:
-        parts += [task(str(size)), *_Int8Kernel(machine, size).lines()]
+        parts += [task(size), *_Int8Kernel(machine, size).lines()]
     return "\n".join(parts)
 
 
@@ -101,7 +101,7 @@ class _Int8Kernel(Kernel):
         %num.groups = mul i64 %rows, %groups
         %inputs.bytes = mul i64 %num.groups, {_INPUT_BYTES}
         %inputs = call ptr @malloc(i64 %inputs.bytes)
-        {checked("%inputs", machine.panel)}
+        {checked(machine.panel)}
         call void @round(ptr %x, i64 %num.groups, ptr %inputs)
         %x.stride = mul i64 %groups, {_INPUT_BYTES}
         %w.stride = mul i64 %groups, {WEIGHT_ROWS * machine.panel}"""

@@ -22,18 +22,16 @@ _VECTORS = 2  # of a panel
 # How far ahead of its use a weight is fetched. Processors' own guesses stop at the end of a page,
 # and few rows then wait for memory half of the time.
 AHEAD_BYTES = 8192
-LINE_BYTES = 64
+_LINE_BYTES = 64
 
 
 class Storage(Enum):
-    """How a weight is kept. It is multiplied as float32, and so are inputs, but for the last four:
-    inputs in pieces that make them up; rounded, in two layouts; and both rounded to 8 bits."""
+    """How a weight is kept. It is multiplied as float32, and so are inputs, but for the last two:
+    inputs rounded; and both rounded to 8 bits."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
-    PAIRED = "bfloat16, paired"  # for `tile_code`
-    ROUNDED_PAIRED = "bfloat16, paired, inputs rounded to it"  # the same
     DOTTED = "bfloat16, inputs rounded to it"
     INT8 = "8 bits, inputs as well"  # for `int8_code`
 
@@ -46,8 +44,6 @@ _DTYPES = {
     Storage.FLOAT32: torch.float32,
     Storage.BFLOAT16: torch.bfloat16,
     Storage.FLOAT16: torch.float16,
-    Storage.PAIRED: torch.bfloat16,
-    Storage.ROUNDED_PAIRED: torch.bfloat16,
     Storage.DOTTED: torch.bfloat16,
     Storage.INT8: torch.uint8,
 }
@@ -66,13 +62,11 @@ class ByteProducts(Enum):
 
 @dataclass(frozen=True)
 class Machine:
-    """What vectors there are, and what else multiplies: a matrix unit, dot products of pairs of
-    bfloat16 and of bytes."""
+    """What vectors there are, and dot products: of pairs of bfloat16, and of bytes."""
 
     lanes: int  # floats of a vector
     most_rows: int  # of a block: each has one register a vector of the panel
     has_halves: bool
-    has_tiles: bool = False
     has_dots: bool = False
     byte_products: ByteProducts | None = None
 
@@ -92,7 +86,7 @@ def code(machine: Machine, storage: Storage) -> str:
     kernel = _DottedKernel if is_dotted else _FloatKernel
     parts = [header(machine), _ROUND if is_dotted else ""]
     for size in machine.block_sizes:
-        parts += [task(str(size)), *kernel(machine, storage, size).lines()]
+        parts += [task(size), *kernel(machine, storage, size).lines()]
     return "\n".join(parts)
 
 
@@ -109,8 +103,8 @@ def header(machine: Machine) -> str:
         """
 
 
-def task(name: str) -> str:
-    """The share of a thread in a product by `rows_<name>`."""
+def task(size: int) -> str:
+    """The share of a thread in a product by `rows_<size>`."""
     fields = ["ptr %x", "ptr %weight", "ptr %y", "i64 %in", "i64 %panels", "i64 %rows"]
     loads = ""
     for place, field in enumerate(fields, 1):
@@ -119,21 +113,21 @@ def task(name: str) -> str:
         {value}.p = getelementptr %call, ptr %call, i32 0, i32 {place}
         {value} = load {kind}, ptr {value}.p"""
     return f"""
-    define void @task_{name}(ptr %call, i64 %me, i64 %team) {{{loads}
+    define void @task_{size}(ptr %call, i64 %me, i64 %team) {{{loads}
         %next = add i64 %me, 1
         %first.n = mul i64 %panels, %me
         %end.n = mul i64 %panels, %next
         %first = udiv i64 %first.n, %team
         %end = udiv i64 %end.n, %team
-        call void @rows_{name}({", ".join(fields)}, i64 %first, i64 %end)
+        call void @rows_{size}({", ".join(fields)}, i64 %first, i64 %end)
         ret void
     }}"""
 
 
-def checked(room: str, panel: int) -> str:
-    """Where there is no memory, results that are no numbers, which nobody samples from."""
+def checked(panel: int) -> str:
+    """Where %inputs got no memory, results that are no numbers, which nobody samples from."""
     return f"""
-        %is.room = icmp ne ptr {room}, null
+        %is.room = icmp ne ptr %inputs, null
         br i1 %is.room, label %is.there, label %is.none
     is.none:
         %lost.panels = sub i64 %end, %first
@@ -226,7 +220,7 @@ class Kernel:
 
     def _fetch(self, num_bytes: int) -> Iterator[str]:
         """Ask for what a later k reads; what lies behind the last panel is only asked for."""
-        for at in range(0, num_bytes, LINE_BYTES):
+        for at in range(0, num_bytes, _LINE_BYTES):
             yield f"%ahead.{at} = getelementptr i8, ptr %w.k, i64 {AHEAD_BYTES + at}"
             yield f"call void @llvm.prefetch.p0(ptr %ahead.{at}, i32 0, i32 3, i32 1)"
 
@@ -295,7 +289,7 @@ class _DottedKernel(_FloatKernel):
         %num.inputs = mul i64 %rows, %in
         %inputs.bytes = mul i64 %num.inputs, 2
         %inputs = call ptr @malloc(i64 %inputs.bytes)
-        {checked("%inputs", machine.panel)}
+        {checked(machine.panel)}
         call void @round(ptr %x, i64 %num.inputs, ptr %inputs)"""
 
     def _spread(self, r: int) -> Iterator[str]:
