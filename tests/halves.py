@@ -1,10 +1,9 @@
-"""Whether deterministic products with 16-bit weights exist on this machine."""
+"""Products with 16-bit weights, as far as this machine has them."""
 
 import functools
 
 import torch
 
-from specserve.errors import Unsupported
 from specserve.models.linear import HalfLinear, Kernels
 
 
@@ -19,17 +18,5 @@ def has_fbgemm() -> bool:
     try:
         HalfLinear(torch.zeros(16, 16))(torch.zeros(1, 16))
     except RuntimeError:
-        return False
-    return True
-
-
-@functools.cache
-def has_stable_halves() -> bool:
-    """Compiled products are stable; fbgemm's with AVX-512 only."""
-    kernels = deterministic_halves()
-    kernels.linear([torch.zeros(512, 256)])
-    try:
-        kernels.check_halved()
-    except Unsupported:
         return False
     return True

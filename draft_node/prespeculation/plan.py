@@ -10,14 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_node.prespeculation.fan_out import (
-    NO_RANK,
-    Counts,
-    FanOutRule,
-    Floats,
-    HitCurves,
-    allocate,
-)
+from draft_node.prespeculation.fan_out import NO_RANK, Counts, Floats, HitCurves, allocate
 from draft_node.prespeculation.outcome_kind import OutcomeKind
 from draft_node.prespeculation.outcomes import NO_TOKEN, outcome_weights
 from draft_node.prespeculation.speculation_cache import DraftedBlock
@@ -29,13 +22,12 @@ _Order = tuple[Counts, Counts, Floats, int]  # numbers accepted, ranks, values; 
 _FOREIGN_CONFIDENCE = 0.5
 
 
-def prepare(rule: FanOutRule) -> None:
-    """Compile now what would otherwise be compiled in the middle of a round, if it is needed.
+def prepare() -> None:
+    """Compile now what would otherwise be compiled in the middle of a round.
 
     Wherever drafts are made: plans are the host's.
     """
-    if rule is FanOutRule.MEASURED:
-        outcome_kernels.are_usable()
+    outcome_kernels.are_usable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +129,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Makes plans by one rule and budget, on hit rates measured so far."""
+    """Makes plans within one budget, on hit rates measured so far."""
 
-    rule: FanOutRule
     fan_out: int
     num_spare: int  # outcomes beyond the budget, to fill waves with
     curves: HitCurves
@@ -148,16 +139,16 @@ class Planner:
         """`candidates` [S, R]: `NO_TOKEN` where there is none."""
         weights = outcome_weights(flight.confidences, flight.verify_len, flight.num_slots)
         num_candidates = (candidates != NO_TOKEN).sum(axis=1)
-        if self.rule is FanOutRule.MEASURED and outcome_kernels.are_usable():
-            order = self._by_gain(kind, flight, weights, num_candidates)
+        if outcome_kernels.are_usable():
+            order = self._by_kernel(kind, flight, weights, num_candidates)
         else:
-            order = self._by_shares(kind, flight, weights, num_candidates)
+            order = self._by_numpy(kind, flight, weights, num_candidates)
         return Plan(flight, candidates, *order)
 
-    def _by_gain(
+    def _by_kernel(
         self, kind: OutcomeKind, flight: InFlight, weights: Floats, num_candidates: Counts
     ) -> _Order:
-        """Of the measured rule, by which what is within the budget is what comes first."""
+        """What is within the budget is what comes first."""
         size = self.fan_out + self.num_spare
         places, values = np.empty((2, size), np.int64), np.empty(size)
         rates = self.curves.recovery_and_bonus(kind)
@@ -168,11 +159,11 @@ class Planner:
         count = min(count, num_due + self.num_spare)
         return *places[:, :count], values[:count], num_due
 
-    def _by_shares(
+    def _by_numpy(
         self, kind: OutcomeKind, flight: InFlight, weights: Floats, num_candidates: Counts
     ) -> _Order:
         rates = self.curves.rates(kind, flight.verify_len, num_candidates)
-        fan_outs = allocate(self.rule, weights, rates, self.fan_out)
+        fan_outs = allocate(weights, rates, self.fan_out)
         values = weights[:, None] * rates
         due = np.arange(rates.shape[1]) < fan_outs[:, None]
         # Those within the budget first, each part from the most probable one on.

@@ -17,7 +17,7 @@ from operator import attrgetter
 import torch
 
 from draft_node.prespeculation.candidates import Flight, candidates_of
-from draft_node.prespeculation.fan_out import AcceptancePrior, FanOutRule, HitCurves
+from draft_node.prespeculation.fan_out import AcceptancePrior, HitCurves
 from draft_node.prespeculation.outcome_kind import OutcomeKind
 from draft_node.prespeculation.outcomes import prepare as prepare_ranks
 from draft_node.prespeculation.plan import Planner, in_flight
@@ -46,11 +46,10 @@ class Presolve:
         streams: Streams,
         settings: WaveSettings,
         *,
-        rule: FanOutRule = FanOutRule.MEASURED,
         device: torch.device,
     ) -> None:
         prepare_ranks(device)
-        prepare_plans(rule)
+        prepare_plans()
         self.cache = SpeculationCache()
         self.curves = HitCurves(settings.fan_out)
         self.prior = AcceptancePrior(drafter.gamma)
@@ -61,7 +60,7 @@ class Presolve:
         self._settings = settings
         self._device = device
         self._waves = WaveDrafter(drafter, self.cache, settings, device)
-        self._planner = Planner(rule, settings.fan_out, 2 * settings.size, self.curves)
+        self._planner = Planner(settings.fan_out, 2 * settings.size, self.curves)
         self._sizes = WaveSize(
             self.prior,
             by_token=drafter.stops_in_time,

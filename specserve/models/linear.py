@@ -14,7 +14,6 @@ from typing import Protocol
 
 import torch
 
-from specserve.errors import Unsupported
 from specserve.models.dealing import Share, Shares, StackedRows
 from specserve.models.row_kernels import RowKernels, Storage, row_kernels
 
@@ -132,16 +131,12 @@ class TiledLinear:
         return torch.cat(rows)[:num_tokens]
 
 
-_Tried = tuple[type[PackedLinear | HalfLinear], int, tuple[Shares, ...]]
-
-
 class Kernels:
     """Chooses the kernel of every linear layer of one model on one device.
 
     `half_weights` keeps weights in 16 bits where this machine has products with such: exactly, in
     bfloat16 or float16; or, with `may_round`, in float16 if that has room for them. Without
-    `CompiledLinear` they are always rounded, and stay whole where deterministic bits would depend
-    on the batch.
+    `CompiledLinear` they are always rounded, and stay whole if bits are to be `deterministic`.
 
     `may_pair` lets a matrix unit multiply what bfloat16 holds, which has other bits: only where all
     ranks' shares of a weight are such, or bits may depend on the number of ranks.
@@ -176,7 +171,7 @@ class Kernels:
         self._may_pair = may_pair
         self._input_bits = input_bits
         self.any_halved = False
-        self._verdicts: dict[_Tried, int] = {}
+        self._verdicts: dict[tuple[int, tuple[Shares, ...]], int] = {}
 
     @classmethod
     def of_16_bits(cls, dtype: torch.dtype, *, deterministic: bool) -> "Kernels":
@@ -208,12 +203,12 @@ class Kernels:
         weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
         if self._compiles:
             return CompiledLinear(weight, self._kernels_for(weight))
-        rows = rows or StackedRows.whole([len(part) for part in parts])
-        if self._halves and self._can_halve(weight, rows):
-            self.any_halved = True
-            return HalfLinear(weight)
         if not self.deterministic:
+            if self._halves and HalfLinear.holds(weight):
+                self.any_halved = True
+                return HalfLinear(weight)
             return PackedLinear(weight) if self._packs else PlainLinear(weight)
+        rows = rows or StackedRows.whole([len(part) for part in parts])
         min_rows = self._min_rows(weight.shape[1], rows)
         if min_rows is not None:
             return PackedLinear(weight, min_rows)
@@ -222,15 +217,6 @@ class Kernels:
     def quantizes(self, weight: torch.Tensor) -> bool:
         """Whether products with it are of 8 bits."""
         return self._compiles and self._kernels_for(weight).storage is Storage.INT8
-
-    def check_halved(self) -> None:
-        """Raise `Unsupported` if no weight so far could be kept in 16 bits."""
-        if not self.any_halved:
-            raise Unsupported(
-                "half_weights: on this machine products with float16 weights of this model's "
-                "shapes have other bits in another batch; add --no-deterministic or leave out "
-                "--half-weights"
-            )
 
     def _kernels_for(self, weight: torch.Tensor) -> RowKernels:
         """Of the fastest storage that does; where weights lose nothing, each rank chooses."""
@@ -264,32 +250,16 @@ class Kernels:
             return True
         return storage is Storage.FLOAT16 and self._may_round and HalfLinear.holds(weight)
 
-    def _can_halve(self, weight: torch.Tensor, rows: StackedRows) -> bool:
-        holds = HalfLinear.holds(weight)
-        if not self.deterministic:
-            return holds
-        if self._verdict(HalfLinear, weight.shape[1], rows):
-            return False
-        # Another rank's share may hold what this one's does not.
-        if not holds:
-            raise Unsupported(f"half_weights: a weight is beyond float16's {HALF_MAX:.0f}")
-        return True
-
     def _min_rows(self, in_size: int, rows: StackedRows) -> int | None:
         """Rows that a packed product is padded to; None: its bits are not stable for any."""
         if not self._packs:
             return None
-        differing = self._verdict(PackedLinear, in_size, rows)
-        return next((rows for rows in MIN_ROWS if rows > differing), None)
-
-    def _verdict(
-        self, kernel: type[PackedLinear | HalfLinear], in_size: int, rows: StackedRows
-    ) -> int:
-        """Of whole weights and all usual numbers of ranks, so that every one of these agrees."""
-        key = (kernel, in_size, rows.tried)
+        # Of whole weights and all usual numbers of ranks, so that every one of these agrees.
+        key = (in_size, rows.tried)
         if key not in self._verdicts:
-            self._verdicts[key] = most_differing_rows(kernel, in_size, rows.tried, self.dtype)
-        return self._verdicts[key]
+            self._verdicts[key] = most_differing_rows(PackedLinear, *key, self.dtype)
+        differing = self._verdicts[key]
+        return next((rows for rows in MIN_ROWS if rows > differing), None)
 
 
 def fixed_pieces(part: torch.Tensor, share: Share) -> list[tuple[torch.Tensor, slice]]:

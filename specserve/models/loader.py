@@ -23,7 +23,7 @@ from specserve.models.dealing import (
     rows_of,
 )
 from specserve.models.layers import DecoderLayer, RMSNorm, SwiGLU
-from specserve.models.linear import HALF_MAX, Kernels, Linear, can_halve, can_halve_exactly
+from specserve.models.linear import HALF_MAX, Kernels, Linear, can_halve_exactly
 from specserve.models.parallel import TensorParallel
 from specserve.models.projection import GatheredProjection, Projection, ReducedProjection
 from specserve.models.rope import RotaryTable
@@ -60,26 +60,23 @@ def kernels_for(
     dtype: torch.dtype,
     device: torch.device,
     deterministic: bool,
-    half_weights: bool | None = None,
+    may_halve: bool = True,
 ) -> Kernels:
-    """For the model in `folder`; with `half_weights` None where they are faster and lose nothing.
+    """For the model in `folder`, whose weights of 16 bits stay so where nothing is rounded.
 
-    Raises `Unsupported` where `half_weights` are asked for and cannot be had.
+    Unless not `may_halve`, as products are compared with.
     """
     if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
         return Kernels.of_16_bits(dtype, deterministic=deterministic)
-    if half_weights:
-        check_half_weights(folder)
-    elif half_weights is None:
-        is_plain = device.type == "cpu" and dtype == torch.float32
-        half_weights = is_plain and halves_exactly(folder)
+    is_plain = device.type == "cpu" and dtype == torch.float32
+    half_weights = may_halve and is_plain and halves_exactly(folder)
     return Kernels(
         dtype=dtype,
         device=device,
         deterministic=deterministic,
         half_weights=half_weights,
         may_round=False,  # what is stored in 16 bits need not be, one tensor at a time
-        may_pair=bool(half_weights) and _beyond(folder, ("BF16",)) is None,
+        may_pair=half_weights and _beyond(folder, ("BF16",)) is None,
     )
 
 
@@ -89,19 +86,6 @@ def halves_exactly(folder: Path) -> bool:
         return can_halve_exactly() and _beyond(folder, _HALVES) is None
     except Unsupported:
         return False  # whoever loads it will say what is wrong
-
-
-def check_half_weights(folder: Path) -> None:
-    """Raise `Unsupported` unless the model in `folder` may keep its weights in 16 bits."""
-    if not can_halve():
-        raise Unsupported("half_weights: this machine has no products with 16-bit weights")
-    found = _beyond(folder, _HALVES)
-    if found is not None:
-        name, dtype = found
-        raise Unsupported(
-            f"{folder}: tensor {name} is stored in {dtype}, which half_weights would round; "
-            "leave out --half-weights"
-        )
 
 
 def _beyond(folder: Path, dtypes: Collection[str]) -> tuple[str, str] | None:

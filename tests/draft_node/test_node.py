@@ -14,11 +14,9 @@ from draft_node import node as module
 from draft_node.node import SILENCE, DraftNode
 from draft_node.prespeculation.presolve import Presolve
 from draft_node.prespeculation.waves import WaveSettings
-from draft_node.start import refuse_large_pushes
 from draft_node.streams import Streams
 from specserve.drafters.load import DrafterOptions
 from specserve.drafters.warm_up import warm_up
-from specserve.errors import InvalidField
 from specserve.processes.process import decode_report
 from specserve.settings.config import (
     EngineConfig,
@@ -284,23 +282,14 @@ def test_warming_up_leaves_nothing_behind(drafter, size, max_positions):
     assert drafter.context_len(-1) == 0
 
 
-def test_waves_that_no_link_would_carry_are_refused_by_name():
-    settings = WaveSettings(size=64, num_kept=4096)
-    with pytest.raises(InvalidField, match=r"speculation\.wave: 64 blocks .* 14\.0 MiB, .* 7 MiB"):
-        refuse_large_pushes(settings, gamma=7, vocab_size=150_000)
-    refuse_large_pushes(settings, gamma=7, vocab_size=2000)  # laws hold no more than that
-    refuse_large_pushes(WaveSettings(size=64, num_kept=512), gamma=8, vocab_size=150_000)
-
-
 def start_process(peer, target, folder, drafter=None):
     """A draft process for `drafter`, None: that in `folder`, and what it reports."""
     config = ResolvedConfig(
         model=ModelConfig(target=str(target.folder), dtype="float32", max_model_len=128),
-        engine=EngineConfig(num_blocks=64),
-        speculation=SpeculationConfig(
-            mode="async", drafter=drafter or str(folder), num_kept=16, fan_out=8, wave=4
-        ),
+        engine=EngineConfig(kv_dtype="float32"),
+        speculation=SpeculationConfig(mode="async", drafter=drafter or str(folder), fan_out=8),
         placements=(Placement(role="draft", rank=0, device="cpu"),),
+        num_blocks=64,
     )
     write_resolved(config, folder / "resolved.json")
     read_end, write_end = os.pipe()

@@ -1,6 +1,5 @@
 import json
 
-import msgspec
 import pytest
 import torch
 
@@ -81,23 +80,25 @@ def test_a_language_model_of_few_positions_drafts_as_far_as_it_goes(target, tmp_
     drafter.draft(DraftBatch([0], torch.tensor([1])), Greedy())
 
 
-@pytest.mark.parametrize(("layout", "gamma"), [("anchor-first", 4), ("fill-in", 3)])
-def test_how_blocks_were_trained_may_be_said_by_the_configuration(target, tmp_path, layout, gamma):
+@pytest.mark.parametrize(("from_anchor", "gamma"), [(True, 4), (False, 3)])
+def test_how_blocks_were_trained_may_be_written_into_the_checkpoint(
+    target, tmp_path, from_anchor, gamma
+):
     config = write_drafter(tmp_path / "draft", SPECULATORS) / "config.json"
     content = json.loads(config.read_text())
     del content["sample_from_anchor"], content["speculators_config"]
     config.write_text(json.dumps(content))
     wish = SpeculationConfig(mode="sync", drafter=str(tmp_path / "draft"))
-    with pytest.raises(Unsupported, match=r"set speculation\.layout"):
+    with pytest.raises(Unsupported, match="write sample_from_anchor into that file: true, or fal"):
         describe(wish)
-    wish = msgspec.structs.replace(wish, layout=layout)
+    config.write_text(json.dumps(content | {"sample_from_anchor": from_anchor}))
     assert describe(wish) == ("dspark", gamma)
     sizes = {"num_context_tokens": 64, "max_positions": 64}
     drafter = colocated.load(wish, target=target.folder, model=load(target.folder), **sizes)
     assert drafter.gamma == gamma
 
 
-def embedded(name, **bits):
+def embedded(name, bits):
     """The embedded target, and a drafter beside it."""
     model = load_model(
         EMBEDDED_TARGET,
@@ -106,16 +107,16 @@ def embedded(name, **bits):
         parallel=TensorParallel(),
         deterministic=True,
     )
-    wish = SpeculationConfig(mode="sync", drafter=name, **bits)
+    wish = SpeculationConfig(mode="sync", drafter=name)
     speculation = locate_drafter(wish, EMBEDDED_TARGET)
     rooms = {"num_context_tokens": 64, "max_positions": 64}
-    return model, colocated.load(speculation, target=EMBEDDED_TARGET, model=model, **rooms)
+    return model, colocated.load(speculation, target=EMBEDDED_TARGET, model=model, **rooms, **bits)
 
 
 @pytest.mark.parametrize("name", ["lm", "dspark"])
 @pytest.mark.parametrize(
     ("bits", "storage"),
-    [({}, Storage.INT8), ({"drafter_bits": 16}, Storage.DOTTED), ({"drafter_bits": 32}, None)],
+    [({}, Storage.INT8), ({"bits": 16}, Storage.DOTTED), ({"bits": 32}, None)],
 )
 def test_a_drafters_products_have_few_bits_and_its_targets_never_do(name, bits, storage):
     as_stored = Storage.BFLOAT16 if row_kernels(Storage.PAIRED) is None else Storage.PAIRED
@@ -123,7 +124,7 @@ def test_a_drafters_products_have_few_bits_and_its_targets_never_do(name, bits, 
         storage = Storage.ROUNDED_PAIRED
     if storage is not None and row_kernels(storage) is None:
         pytest.skip("no such products here")
-    model, drafter = embedded(name, **bits)
+    model, drafter = embedded(name, bits)
     layers = drafter.model.layers if name == "lm" else drafter.backbone.layers
     expected = storage or Storage.FLOAT32
     assert {layer.qkv.kernels.storage for layer in layers} == {expected}

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from draft_node.prespeculation.saguaro import Saguaro
 from specserve.backends.cpu import step_kernels
 from specserve.drafters import steps as module
 from specserve.drafters.branch_attention import Entering
@@ -192,9 +191,8 @@ def test_what_has_no_compiled_step_is_left_to_torch(model, monkeypatch):
     def steps_for(rule, **options):
         return type(chain_steps(chains_of(model, rule, rows, lengths, **options)))
 
-    greedy, ones = Greedy(), torch.ones(6)
+    greedy = Greedy()
     assert steps_for(greedy) is CompiledSteps
-    assert steps_for(Saguaro(rule_of("sampled", 6), ones, ones, 3)) is TorchSteps
     assert steps_for(greedy, confidence=LawRecorder()) is TorchSteps
     torch.set_num_threads(2)
     assert steps_for(greedy) is TorchSteps

@@ -31,9 +31,9 @@ def stored(folder, config=QWEN3, dtype_of=lambda name: BRAIN, change=lambda name
     return folder
 
 
-def model_of(folder, half_weights, ballast=0):
+def model_of(folder, *, may_halve=True, ballast=0):
     kernels = kernels_for(
-        folder, dtype=torch.float32, device=CPU, deterministic=True, half_weights=half_weights
+        folder, dtype=torch.float32, device=CPU, deterministic=True, may_halve=may_halve
     )
     return load_with(kernels, folder, TensorParallel(), ballast=ballast)
 
@@ -77,11 +77,10 @@ def test_the_default_keeps_16_bits_and_every_bit_of_the_result(
     monkeypatch.setattr(linear, "row_kernels", without_matrix_unit)
     folder = stored(tmp_path, config, dtype_of, change)
     assert halves_exactly(folder)
-    whole, default = model_of(folder, half_weights=False), load(folder)
+    whole, default = model_of(folder, may_halve=False), load(folder)
     assert default.half_weights
     assert not whole.half_weights
     assert torch.equal(hidden_of(default), hidden_of(whole))
-    assert torch.equal(hidden_of(model_of(folder, half_weights=True)), hidden_of(whole))
 
 
 def without_matrix_unit(storage):
@@ -102,7 +101,7 @@ def test_a_matrix_unit_multiplies_what_is_stored_in_bfloat16_alone(tmp_path):
         stored(folder, config, lambda name, dtype=dtype: dtype)
     assert storages_of(load(folders[BRAIN])) == {Storage.PAIRED}
     assert storages_of(load(folders[HALF])) == {Storage.FLOAT16}
-    whole = model_of(folders[BRAIN], half_weights=False)
+    whole = model_of(folders[BRAIN], may_halve=False)
     torch.testing.assert_close(hidden_of(load(folders[BRAIN])), hidden_of(whole))
     # One of the other kind, of which some rank's share might be held by bfloat16.
     mixed = tmp_path / "mixed"
@@ -113,7 +112,7 @@ def test_a_matrix_unit_multiplies_what_is_stored_in_bfloat16_alone(tmp_path):
 
 def test_ballast_is_kept_in_as_many_bits(tmp_path):
     folder = stored(tmp_path)
-    model = model_of(folder, half_weights=None, ballast=100_000)
+    model = model_of(folder, ballast=100_000)
     assert torch.equal(hidden_of(model), hidden_of(load(folder)))
     dtypes = {layer.gate_up.weight.dtype for layer in model.layers}
     assert dtypes == {torch.bfloat16}
@@ -137,8 +136,6 @@ def test_one_matrix_in_float32_keeps_the_others_so(tmp_path, whole):
     folder = stored(tmp_path, dtype_of=dtype_of)
     assert not halves_exactly(folder)
     assert not load(folder).half_weights
-    with pytest.raises(Unsupported, match=rf"{whole}.weight is stored in F32, which half_weights"):
-        model_of(folder, half_weights=True)
 
 
 def test_bfloat16_on_a_cpu_is_that_of_weights_and_of_what_they_are_multiplied_by(tmp_path):
