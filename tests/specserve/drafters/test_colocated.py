@@ -15,7 +15,7 @@ from specserve.models.parallel import TensorParallel
 from specserve.models.row_code import Storage
 from specserve.models.row_kernels import row_kernels
 from specserve.sampling.drawing import Greedy
-from specserve.settings.config import EngineConfig, ModelConfig, ResolvedConfig, SpeculationConfig
+from specserve.settings.config import ModelConfig, ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import locate_drafter
 from specserve.settings.target_source import EMBEDDED_TARGET
 from tests.specserve.drafters.checkpoints import (
@@ -149,8 +149,8 @@ def test_a_drafter_is_warmed_up_wherever_it_runs(place, target, monkeypatch):
     else:
         config = ResolvedConfig(
             model=ModelConfig(target=str(target.folder), dtype="float32", max_model_len=64),
-            engine=EngineConfig(num_blocks=8),
             speculation=speculation,
+            num_blocks=8,
         )
         weights = TargetWeights.of(target.folder)
         options = start._options(config, weights, torch.float32, torch.device("cpu"))

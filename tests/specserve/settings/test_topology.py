@@ -116,15 +116,16 @@ def test_no_device_at_all_is_refused_even_oversubscribed():
 
 
 @pytest.mark.parametrize(
-    ("topology", "num_cores", "expected"),
+    ("topology", "num_cores", "shares", "expected"),
     [
-        (Topology(1, 0), 3, (1, 2)),
-        (Topology(1, 1), 2, (1,)),  # the draft's: the API process has none to itself
-        (Topology(1, 1), 3, (2,)),
-        (Topology(1, 0), 1, ()),
-        (Topology(2, 1), 2, ()),  # oversubscribed
+        (Topology(1, 0), 3, False, (1, 2)),
+        (Topology(1, 1), 2, False, (1,)),  # the draft's: the API process has none to itself
+        (Topology(1, 1), 3, False, (2,)),
+        (Topology(1, 0), 1, False, ()),
+        (Topology(1, 0), 3, True, ()),
+        (Topology(2, 1), 2, True, ()),
     ],
 )
-def test_messages_are_carried_beside_what_targets_compute_on(topology, num_cores, expected):
-    placements, _ = place_on_cpu(topology, range(num_cores), CpuThreads(1, 1), oversubscribe=True)
+def test_messages_are_carried_beside_what_targets_compute_on(topology, num_cores, shares, expected):
+    placements, _ = place_on_cpu(topology, range(num_cores), CpuThreads(1, 1), oversubscribe=shares)
     assert ResolvedConfig(placements=placements).message_cores == expected
