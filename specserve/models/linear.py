@@ -86,8 +86,7 @@ class HalfLinear:
     """A weight kept in float16, which is half as much to read; inputs and sums are float32.
 
     Few rows cost what their weights take to read. From 30 rows on it is no faster than
-    `PackedLinear`, and no slower. For drafters on CPU, whose law may be any, and for targets stored
-    in 16 bits, whose weights it rounds by 3e-8 at most.
+    `PackedLinear`, and no slower. For drafters on CPU, whose law may be any.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -313,7 +312,7 @@ def can_halve() -> bool:
 
 
 def most_differing_rows(
-    kernel: type[PackedLinear | HalfLinear],
+    kernel: type[PackedLinear],
     in_size: int,
     tried: Sequence[Shares],
     dtype: torch.dtype,

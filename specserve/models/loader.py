@@ -60,16 +60,12 @@ def kernels_for(
     dtype: torch.dtype,
     device: torch.device,
     deterministic: bool,
-    may_halve: bool = True,
 ) -> Kernels:
-    """For the model in `folder`, whose weights of 16 bits stay so where nothing is rounded.
-
-    Unless not `may_halve`, as products are compared with.
-    """
+    """For the model in `folder`, whose weights of 16 bits stay so where nothing is rounded."""
     if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
         return Kernels.of_16_bits(dtype, deterministic=deterministic)
     is_plain = device.type == "cpu" and dtype == torch.float32
-    half_weights = may_halve and is_plain and halves_exactly(folder)
+    half_weights = is_plain and halves_exactly(folder)
     return Kernels(
         dtype=dtype,
         device=device,

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 
 from specserve.errors import Unsupported
 from specserve.models import linear
-from specserve.models.linear import can_halve_exactly
+from specserve.models.linear import Kernels, can_halve_exactly
 from specserve.models.loader import halves_exactly, kernels_for, load_with
 from specserve.models.parallel import TensorParallel
 from specserve.models.row_code import Storage
@@ -31,11 +31,9 @@ def stored(folder, config=QWEN3, dtype_of=lambda name: BRAIN, change=lambda name
     return folder
 
 
-def model_of(folder, *, may_halve=True, ballast=0):
-    kernels = kernels_for(
-        folder, dtype=torch.float32, device=CPU, deterministic=True, may_halve=may_halve
-    )
-    return load_with(kernels, folder, TensorParallel(), ballast=ballast)
+def kept_whole(folder):
+    kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
+    return load_with(kernels, folder, TensorParallel())
 
 
 def served_in(dtype, folder):
@@ -77,7 +75,7 @@ def test_the_default_keeps_16_bits_and_every_bit_of_the_result(
     monkeypatch.setattr(linear, "row_kernels", without_matrix_unit)
     folder = stored(tmp_path, config, dtype_of, change)
     assert halves_exactly(folder)
-    whole, default = model_of(folder, may_halve=False), load(folder)
+    whole, default = kept_whole(folder), load(folder)
     assert default.half_weights
     assert not whole.half_weights
     assert torch.equal(hidden_of(default), hidden_of(whole))
@@ -101,7 +99,7 @@ def test_a_matrix_unit_multiplies_what_is_stored_in_bfloat16_alone(tmp_path):
         stored(folder, config, lambda name, dtype=dtype: dtype)
     assert storages_of(load(folders[BRAIN])) == {Storage.PAIRED}
     assert storages_of(load(folders[HALF])) == {Storage.FLOAT16}
-    whole = model_of(folders[BRAIN], may_halve=False)
+    whole = kept_whole(folders[BRAIN])
     torch.testing.assert_close(hidden_of(load(folders[BRAIN])), hidden_of(whole))
     # One of the other kind, of which some rank's share might be held by bfloat16.
     mixed = tmp_path / "mixed"
@@ -112,7 +110,8 @@ def test_a_matrix_unit_multiplies_what_is_stored_in_bfloat16_alone(tmp_path):
 
 def test_ballast_is_kept_in_as_many_bits(tmp_path):
     folder = stored(tmp_path)
-    model = model_of(folder, ballast=100_000)
+    kernels = kernels_for(folder, dtype=torch.float32, device=CPU, deterministic=True)
+    model = load_with(kernels, folder, TensorParallel(), ballast=100_000)
     assert torch.equal(hidden_of(model), hidden_of(load(folder)))
     dtypes = {layer.gate_up.weight.dtype for layer in model.layers}
     assert dtypes == {torch.bfloat16}
