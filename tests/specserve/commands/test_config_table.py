@@ -78,7 +78,7 @@ def test_a_launch_tells_what_it_decided_and_little_else():
 @pytest.mark.parametrize(
     ("section", "key", "value"),
     [
-        ("engine", "max_batch_tokens", 32),
+        ("engine", "max_batch_tokens", 1024),
         ("engine", "prefix_cache", False),
         ("server", "drain_timeout_s", 3.0),
         ("telemetry", "log_level", "warning"),
