@@ -14,12 +14,12 @@ from specserve.drafters import colocated
 from specserve.drafters.protocol import Drafter
 from specserve.errors import InvalidField
 from specserve.models.transformer import Transformer
-from specserve.settings.config import SpeculationConfig
+from specserve.settings.config import NUM_KEPT, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM, embedded_drafters, locate_drafter
 from specserve.settings.target_source import EMBEDDED_TARGET
 
 DEFAULT_GAMMA = 7
-DEFAULT_NUM_KEPT = SpeculationConfig().num_kept
+DEFAULT_NUM_KEPT = NUM_KEPT
 DSPARK, DFLASH, LOCAL_HEAD, LANGUAGE_MODEL = "dspark", "dflash", "dels", "lm"
 _WORD = re.compile(r"(?:(?P<label>[\w.-]+)=)?(?P<place>[^+]+)(?:\+(?P<head>.+))?")
 

@@ -41,7 +41,7 @@ from bench.workload import Workload
 from bench.writing import make_results_folder, show_failure
 from specserve.errors import InvalidField, SpecserveError, Unavailable
 from specserve.models.config import DTYPES
-from specserve.settings.config import EngineConfig
+from specserve.settings.config import BLOCK_SIZE, EngineConfig
 from specserve.settings.target_source import locate_target
 
 _LOAD_TIMEOUT_S = 10.0
@@ -164,7 +164,7 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Results
             kv_dtype=served.model.kv_dtype,
             deterministic=served.model.deterministic,
             cuda_graphs=served.model.cuda_graphs,
-            block_size=EngineConfig().block_size,
+            block_size=BLOCK_SIZE,
             num_blocks=_num_blocks(served),
             max_batch_tokens=EngineConfig().max_batch_tokens,
         )

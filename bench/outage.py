@@ -163,7 +163,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         flags += ["--dtype", "float32"]
         ballast = num_params(self.ballast)
         flags += ["--ballast", str(ballast)] if ballast else []
-        flags += [] if self.is_pinned else ["--set", "topology.pin=false", "--oversubscribe"]
+        flags += [] if self.is_pinned else ["--oversubscribe"]
         longest = max(len(question.token_ids) for question in self.questions.asked)
         return flags + kv_memory_flags(self.target, ballast, longest + self.questions.max_tokens)
 

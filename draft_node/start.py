@@ -11,14 +11,13 @@ import torch
 
 from draft_node.failures import DraftingFailed
 from draft_node.node import DraftNode
-from draft_node.prespeculation.fan_out import FanOutRule
 from draft_node.prespeculation.presolve import Presolve
-from draft_node.prespeculation.waves import WaveSettings
+from draft_node.prespeculation.waves import USUAL_SIZE, WaveSettings
 from draft_node.streams import Streams
 from specserve.backends import choose as backends
 from specserve.backends.base import Backend
 from specserve.backends.choose import choose_backend
-from specserve.drafters.colocated import describe, layout_of, positions_of
+from specserve.drafters.colocated import describe, positions_of
 from specserve.drafters.context_room import ContextRoom
 from specserve.drafters.dialects import read_draft_spec
 from specserve.drafters.language_model import LanguageModelDrafter
@@ -33,7 +32,8 @@ from specserve.drafters.protocol import Drafter
 from specserve.drafters.spec import LocalHeadSpec
 from specserve.drafters.warm_up import warm_up
 from specserve.drafters.weights import TargetWeights
-from specserve.errors import InvalidField, SpecserveError, Unavailable
+from specserve.errors import SpecserveError, Unavailable
+from specserve.models.ballast import with_ballast
 from specserve.models.config import ModelSpec
 from specserve.processes.process import (
     ChildArguments,
@@ -42,20 +42,26 @@ from specserve.processes.process import (
     report_ready,
     sleep_exactly,
 )
-from specserve.sampling.verification.rule import VerificationRule
-from specserve.settings.config import ResolvedConfig, read_resolved
+from specserve.settings.config import (
+    BLOCK_SIZE,
+    DRAFTER_BITS,
+    NUM_KEPT,
+    ResolvedConfig,
+    read_resolved,
+)
 from specserve.settings.drafter_source import NGRAM
+from specserve.settings.resolve import kv_bytes_per_token
+from specserve.settings.sizes import parse_count
+from specserve.settings.topology import parse_topology
 from specserve.telemetry import setup_logging
 from specserve.transport.control.draft_control import Attach, DraftControlDraft
 from specserve.transport.group_link.ends import GroupDraftEnd, Meeting
 from specserve.transport.link.ends import DraftLinkEnd
 from specserve.transport.link.frames import LinkLimits
-from specserve.transport.link.ring import DEFAULT_RING_BYTES, RingDraftEnd, SharedRegion
+from specserve.transport.link.ring import RingDraftEnd, SharedRegion
 from specserve.transport.nccl_environment import set_nccl_environment
 
 CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and waves need the rest
-_LAW_ENTRY_BYTES = 8  # a token id and its probability
-_MAX_LAW_BYTES = 7 * DEFAULT_RING_BYTES // 8  # of a push: the rest of a ring is for what goes along
 _MAX_CUDA_CONTEXTS = 64  # of full length; more would only lie idle
 
 log = logging.getLogger(__name__)
@@ -121,20 +127,12 @@ def _build(
     backend = choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs))
     options = _options(config, target, dtype, backend)
     drafter = _load(config, target, options)
-    settings = WaveSettings(
-        size=speculation.wave,
-        fan_out=speculation.fan_out,
-        num_kept=speculation.num_kept,
-        saguaro_c=speculation.saguaro_c,
-    )
+    settings = WaveSettings(fan_out=speculation.fan_out)
     if speculation.gamma is None and isinstance(drafter, LanguageModelDrafter):
         # Whose blocks nobody has fixed; others are as long as gamma.
         knows = drafter.law_confidence is not None
         settings = replace(settings, usual_tokens=USUAL_HIDDEN_TOKENS, goes_beyond=knows)
-    if speculation.verification != VerificationRule.COUPLED:  # which ships no laws
-        num_tokens = settings.usual_tokens or drafter.gamma
-        refuse_large_pushes(settings, num_tokens, target.spec.vocab_size)
-    room = ContextRoom(options.num_context_tokens, config.engine.block_size, options.max_positions)
+    room = _room(config, target.spec, options)
     streams = Streams(drafter, dtype=dtype, device=device, room=room)
     introduction = Attach(
         draft=arguments.rank,
@@ -143,11 +141,10 @@ def _build(
         gamma=drafter.gamma,
         feature_size=drafter.feature_size,
     )
-    rule = FanOutRule(speculation.fan_out_rule)
     return DraftNode(
         introduction,
         streams=streams,
-        presolve=Presolve(drafter, streams, settings, rule=rule, backend=backend),
+        presolve=Presolve(drafter, streams, settings, backend=backend),
         control=control,
         region=region,
         open_link=_link_opener(config, arguments, region, device),
@@ -155,18 +152,13 @@ def _build(
     )
 
 
-def refuse_large_pushes(settings: WaveSettings, gamma: int, vocab_size: int) -> None:
-    """InvalidField if a wave with its laws is more than a link carries: it would never arrive."""
-    num_kept = min(settings.num_kept, vocab_size)
-    num_bytes = settings.size * gamma * num_kept * _LAW_ENTRY_BYTES
-    if num_bytes <= _MAX_LAW_BYTES:
-        return
-    raise InvalidField(
-        "speculation.wave",
-        f"{settings.size} blocks of {gamma} tokens with speculation.num_kept = {num_kept} "
-        f"make pushes of {num_bytes / 2**20:.1f} MiB, and the limit is "
-        f"{_MAX_LAW_BYTES / 2**20:g} MiB; lower either",
-    )
+def _room(config: ResolvedConfig, spec: ModelSpec, options: DrafterOptions) -> ContextRoom:
+    """`spec`: the target's."""
+    if config.model.ballast is not None:
+        spec = with_ballast(spec, parse_count(config.model.ballast))
+    num_ranks = parse_topology(config.topology.topology).num_target_ranks
+    token_bytes = kv_bytes_per_token(spec, dtype=config.kv_dtype, tensor_parallel=num_ranks)
+    return ContextRoom(options.num_context_tokens, token_bytes, options.max_positions)
 
 
 def _link_opener(
@@ -182,7 +174,6 @@ def _link_opener(
     meeting = Meeting(
         folder=arguments.control_dir,
         draft=arguments.rank,
-        backend=speculation.link,
         device=device,
         timeout_s=speculation.draft_timeout_s,
     )
@@ -204,10 +195,9 @@ def _options(
     return replace(
         options,
         num_context_tokens=_num_context_tokens(config, folder, max_positions, backend.device),
-        layout=layout_of(speculation),
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=describe(speculation)[1],
-        bits=speculation.drafter_bits,
+        bits=DRAFTER_BITS,
     )
 
 
@@ -218,7 +208,7 @@ def _load(config: ResolvedConfig, target: TargetWeights, options: DrafterOptions
         drafter = NgramDrafter(gamma=speculation.gamma or DEFAULT_GAMMA)
     else:
         drafter = load_drafter(Path(speculation.drafter or ""), target, options)
-    warm_up(drafter, options, size=speculation.wave, num_kept=speculation.num_kept)
+    warm_up(drafter, options, size=USUAL_SIZE, num_kept=NUM_KEPT)
     return drafter
 
 
@@ -226,8 +216,8 @@ def _num_context_tokens(
     config: ResolvedConfig, folder: Path, max_positions: int, device: torch.device
 ) -> int:
     """As many as the target has KV for, where it knows that before it starts."""
-    if config.engine.num_blocks is not None:
-        return config.engine.num_blocks * config.engine.block_size
+    if config.num_blocks is not None:
+        return config.num_blocks * BLOCK_SIZE
     spec = read_draft_spec(folder)
     if isinstance(spec, LocalHeadSpec):
         return max_positions  # refused where it is loaded

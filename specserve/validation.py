@@ -20,22 +20,24 @@ MAX_ENTRIES = {"stop": 16, "stop_token_ids": 64, "logit_bias": 1024}
 MAX_STOP_CHARS = 256
 MAX_ID_CHARS = 256  # request_id and cache_salt
 MAX_TOP_K = 2**31 - 1
+MAX_SAMPLES = 64  # of n
+MAX_LOGPROBS = 20  # of logprobs and prompt_logprobs
 OR_OFF = " (or -1, which means 0)"  # of top_k, to clients
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the served model and the configuration allow."""
+    """What the served model allows, and what is the same for all."""
 
     vocab_size: int
     max_model_len: int  # tokens, prompt and answer
-    max_samples: int
-    max_logprobs: int
+    max_samples: int = MAX_SAMPLES
+    max_logprobs: int = MAX_LOGPROBS
     fills_pool: bool = False  # max_model_len is all that the KV pool holds
 
     @property
     def context(self) -> str:
         """`max_model_len` in words, with what to raise for more where that is something else."""
-        why = ", all that engine.num_blocks hold" if self.fills_pool else ""
+        why = ", all that engine.kv_memory holds" if self.fills_pool else ""
         return f"max_model_len {self.max_model_len}{why}"
 
 

@@ -24,7 +24,7 @@ from specserve.processes.process import (
     sleep_exactly,
 )
 from specserve.sampling.verification.rule import VerificationRule
-from specserve.settings.config import ResolvedConfig, read_resolved
+from specserve.settings.config import BLOCK_SIZE, ResolvedConfig, read_resolved
 from specserve.settings.resolve import kv_bytes_per_token
 from specserve.settings.sizes import parse_count
 from specserve.telemetry import setup_logging
@@ -146,7 +146,6 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         dtype=getattr(torch, config.model.dtype or "float32"),
         device=device,
         deterministic=bool(config.engine.deterministic),
-        half_weights=config.model.half_weights,
     )
     model = load_with(
         kernels,
@@ -160,7 +159,7 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         model,
         backend=choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs)),
         num_blocks=_num_blocks(config, model),
-        block_size=config.engine.block_size,
+        block_size=BLOCK_SIZE,
         deterministic=bool(config.engine.deterministic),
         kv_dtype=getattr(torch, config.kv_dtype),
     )
@@ -173,7 +172,7 @@ def _join_group(config: ResolvedConfig, arguments: ChildArguments) -> None:
         return
     # Both listen on this host only; a rendezvous through a file needs no port at all.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    has_nccl = config.topology.collectives == "nccl"
+    has_nccl = config.collectives == "nccl"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if has_nccl else "gloo",  # which takes tensors by way of the host
         init_method=f"file://{arguments.control_dir}/rendezvous",
@@ -185,15 +184,15 @@ def _join_group(config: ResolvedConfig, arguments: ChildArguments) -> None:
 
 def _num_blocks(config: ResolvedConfig, model: Transformer) -> int:
     """Blocks of the pool, the null block included, the same on every rank."""
-    if config.engine.num_blocks is not None:
-        return config.engine.num_blocks + 1
+    if config.num_blocks is not None:
+        return config.num_blocks + 1
     spec, ranks = model.config, model.parallel.size
     per_token = kv_bytes_per_token(spec, dtype=config.kv_dtype, tensor_parallel=ranks)
     if config.speculation.mode != "off":
         # Features and a drafter's context grow with the pool; the drafter is not loaded yet.
         drafted = spec.hidden_size + 2 * DRAFT_LAYERS * spec.num_kv_heads * spec.head_dim
         per_token += drafted * model.embedding.dtype.itemsize
-    block_bytes = per_token * config.engine.block_size
+    block_bytes = per_token * BLOCK_SIZE
     device = model.embedding.device
     free, _ = torch.cuda.mem_get_info(device)
     room = int(free * CUDA_MEMORY_SHARE) // config.num_sharing(str(device))
@@ -214,7 +213,7 @@ def _leader(
 ) -> TargetNode:
     """Rank 0's node, its control plane open. `forwards` are measured before it serves."""
     spec, engine = runner.model.config, config.engine
-    pool = BlockPool(runner.cache.num_blocks, engine.block_size, prefix_cache=engine.prefix_cache)
+    pool = BlockPool(runner.cache.num_blocks, BLOCK_SIZE, prefix_cache=engine.prefix_cache)
     max_model_len = context_len(config.model.max_model_len or spec.max_position_embeddings, pool)
     scheduler = Scheduler(
         pool, max_batch_rows=engine.max_batch_rows, max_batch_tokens=engine.max_batch_tokens
@@ -232,12 +231,7 @@ def _leader(
         sampler=sampler,
         speculation=build_speculation(config, arguments, runner, scheduler, sampler, forwards),
         ranks=ranks,
-        limits=Limits(
-            vocab_size=spec.num_known_tokens,
-            max_model_len=max_model_len,
-            max_samples=config.server.max_samples,
-            max_logprobs=config.server.max_logprobs,
-        ),
+        limits=Limits(vocab_size=spec.num_known_tokens, max_model_len=max_model_len),
     )
 
 
@@ -330,7 +324,7 @@ def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
         oversubscribed=config.oversubscribed,
         deterministic=bool(engine.deterministic),
         cuda_graphs=bool(engine.cuda_graphs),
-        block_size=engine.block_size,
+        block_size=BLOCK_SIZE,
         num_blocks=node.scheduler.pool.num_blocks,
         max_batch_rows=engine.max_batch_rows,
         max_batch_tokens=engine.max_batch_tokens,

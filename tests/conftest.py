@@ -136,5 +136,5 @@ def service() -> Iterator[str]:
 
 def _service(flags: tuple[str, ...]) -> AbstractContextManager[str]:
     # Unpinned: test runs share a machine with others, whose pinned processes would collide.
-    usual = ["--target", "tiny", "--device", "cpu", "--set", "topology.pin=false"]
+    usual = ["--target", "tiny", "--device", "cpu", "--oversubscribe"]
     return local_service([*usual, *flags])

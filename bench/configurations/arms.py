@@ -24,11 +24,11 @@ PAPER_ARMS = (
     "sync, both cores: --speculation sync --gamma 12 --threads 2",
     "async: --speculation async --topology 1+1",
     "async gamma 12: --speculation async --topology 1+1 --gamma 12",
-    "async by hand: --speculation async --topology 1+1 --gamma 12 --fan-out 8 --wave 4",
+    "async by hand: --speculation async --topology 1+1 --gamma 12 --fan-out 8",
 )
 _FIELD = "--arm"
 NOBODY = (None, None)
-_SAID_BY_THE_BENCH = ("model.target", "model.ballast", "server.host", "server.grpc_port")
+_SAID_BY_THE_BENCH = ("model.target", "model.ballast", "server.grpc_port")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -42,7 +42,7 @@ class Options:
         """Of every service."""
         flags = ["--target", str(self.target), "--generation-config", "none"]
         flags += ["--ballast", str(self.ballast_params)] if self.ballast_params else []
-        flags += [] if self.is_pinned else ["--set", "topology.pin=false", "--oversubscribe"]
+        flags += [] if self.is_pinned else ["--oversubscribe"]
         return flags
 
 

@@ -29,7 +29,7 @@ from specserve.drafters.stored_calibration import Calibration, Evaluation, find_
 from specserve.drafters.weights import TargetWeights
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.rule import VerificationRule
-from specserve.settings.config import SpeculationConfig
+from specserve.settings.config import DRAFTER_BITS
 from specserve.settings.drafter_source import NGRAM
 
 _RESERVE = 48  # positions of a row beyond its text: a block, and a page that is not full
@@ -66,7 +66,7 @@ def calibration_error(
         local_head=folders[1] if len(folders) > 1 else None,
         gamma=choice.gamma,
         calibrated=False,
-        bits=SpeculationConfig().drafter_bits,
+        bits=DRAFTER_BITS,
     )
     drafter = load_drafter(folders[0], TargetWeights.of(target, model), options)
     found = find_calibration(folders, target)

@@ -77,11 +77,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--device", default="cpu", choices=("cpu", "cuda"), help="of targets and drafts")
     add("--dtype", default="float32", choices=DTYPES, help="of the target, as of specserve launch")
     add("--kv-dtype", choices=DTYPES, help="of keys and values, as of specserve launch")
-    add(
-        "--half-weights",
-        action=argparse.BooleanOptionalAction,
-        help="of the target, as of specserve launch",
-    )
     add_prompt_options(parser, f"{FULL.num_tokens}, quick {QUICK.num_tokens}")
     add_domain_option(parser, DOMAINS)
     add("--unpinned", action="store_true", help="share cores with whoever runs: no times, a trial")
@@ -157,7 +152,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             device=arguments.device,
             dtype=arguments.dtype,
             kv_dtype=arguments.kv_dtype,
-            half_weights=arguments.half_weights,
             command=shlex.join(["python", "-m", _NAME, *words]),
             chosen=chosen,
         )

@@ -18,8 +18,7 @@ from specserve.settings.drafter_source import NGRAM
 OFF, SYNC, ASYNC, AUTO = "off", "sync", "async", "auto"
 DSPARK_ASYNC = "dspark-async"  # heavier and conditioned on the gap
 FAN_OUT = "fan-out"  # in the name of a contest of budgets
-DEFAULT_FAN_OUT, DEFAULT_FAN_OUT_RULE, DEFAULT_MISS_POLICY = 32, "measured", "auto"
-FAN_OUT_RULES = ("measured", "geometric", "uniform")
+DEFAULT_FAN_OUT, DEFAULT_MISS_POLICY = 32, "auto"
 MISS_POLICIES = ("auto", "skip", "ngram", "draft_here", "draft_now")
 EQUAL_CORES = 2  # those of a target and one draft process
 
@@ -44,7 +43,6 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     verification: VerificationRule = VerificationRule.FORESEEABLE
     threads: int = 1
     fan_out: int = DEFAULT_FAN_OUT
-    fan_out_rule: str = DEFAULT_FAN_OUT_RULE
     miss_policy: str = DEFAULT_MISS_POLICY
 
     @property
@@ -69,8 +67,6 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(self.drafter.label)
         if self.fan_out != DEFAULT_FAN_OUT:
             parts.append(f"{FAN_OUT} {self.fan_out}")
-        if self.fan_out_rule != DEFAULT_FAN_OUT_RULE:
-            parts.append(self.fan_out_rule)
         if self.miss_policy != DEFAULT_MISS_POLICY:
             parts.append(self.miss_policy)
         if self.threads > 1:
@@ -87,7 +83,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
         flags += ["--verification", self.verification.value]
         if self.has_draft_process:
             flags += ["--draft-threads", "1", "--fan-out", str(self.fan_out)]
-            flags += ["--fan-out-rule", self.fan_out_rule, "--miss-policy", self.miss_policy]
+            flags += ["--miss-policy", self.miss_policy]
         if self.drafter is not None:
             flags += ["--drafter", self.drafter.drafter]
             if self.drafter.local_head is not None:
@@ -216,10 +212,7 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
         choices = [(label, async_choice(self.drafters, label)) for label in labels]
         return {
             f"{label}, {FAN_OUT} {fan_out}": [
-                msgspec.structs.replace(
-                    self._asynchronous(label, choice), fan_out=fan_out, fan_out_rule=rule
-                )
-                for rule in FAN_OUT_RULES
+                msgspec.structs.replace(self._asynchronous(label, choice), fan_out=fan_out)
             ]
             for label, choice in choices
             if choice is not None

@@ -38,15 +38,13 @@ def is_of_budgets(row: Row) -> bool:
 def _by_fan_out(
     rows: Sequence[Row], path: Path, figure: Callable[[Row], Interval | None], label: str
 ) -> Path | None:
-    """SSD, Figures 3 and 4: one panel for each law, one line for each way to share the budget."""
+    """SSD, Figures 3 and 4: one panel for each law."""
     by_law = _grouped(rows, lambda row: f"{_drafter(row)}, {_law(row)}")
     if not by_law:
         return None
     with panels(path, list(by_law)) as axes:
         for one, found in zip(axes, by_law.values(), strict=True):
-            for rule, own in _grouped(found, lambda row: row.fan_out_rule).items():
-                points = _points(own, lambda row: row.fan_out, figure)
-                _line(one, points, rule)
+            _line(one, _points(found, lambda row: row.fan_out, figure), label)
             one.set_xscale("log", base=2)
             one.set_xlabel("fan-out budget of a row")
             one.set_ylabel(label)

@@ -52,7 +52,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     regime: str
     rule: str  # or "any"
     fan_out: int
-    fan_out_rule: str
     miss_policy: str
     threads: int
     tokens_per_s: Interval | None
@@ -189,7 +188,6 @@ class _Arm:
             regime=service.regime,
             rule=self._arm.rule.value if is_ruled else "any",
             fan_out=service.fan_out,
-            fan_out_rule=service.fan_out_rule,
             miss_policy=service.miss_policy,
             threads=service.threads,
             tokens_per_s=rates.spread(own, rates.tokens_per_s),

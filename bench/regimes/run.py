@@ -51,7 +51,6 @@ class Options:
     device: str
     dtype: str
     kv_dtype: str | None
-    half_weights: bool | None
     command: str
     chosen: ChosenPrompts | None = None  # None: held-out texts by domain
 
@@ -60,10 +59,7 @@ class Options:
         """Whether the services do."""
         if self.device != "cpu":
             return False
-        if self.dtype != "float32":
-            return can_halve_exactly()
-        wish = self.half_weights
-        return halves_exactly(self.target) if wish is None else wish
+        return can_halve_exactly() if self.dtype != "float32" else halves_exactly(self.target)
 
     @property
     def flags(self) -> list[str]:
@@ -71,10 +67,6 @@ class Options:
         flags = ["--target", str(self.target), "--device", self.device, "--dtype", self.dtype]
         flags += ["--generation-config", "none"]  # what is not asked for changes no law
         flags += [] if self.kv_dtype is None else ["--kv-dtype", self.kv_dtype]
-        if self.half_weights is not None:
-            flags.append("--half-weights" if self.half_weights else "--no-half-weights")
-        if not self.is_pinned:
-            flags += ["--set", "topology.pin=false"]
         if not self.is_pinned or self.device == "cuda":  # one GPU may have to do for both
             flags.append("--oversubscribe")
         return flags

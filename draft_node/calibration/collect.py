@@ -29,7 +29,7 @@ from specserve.sampling.sampling import sample, target_laws
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.ratio import accept_probs
 from specserve.sampling.verification.rule import VerificationRule, judged_by
-from specserve.settings.config import SpeculationConfig
+from specserve.settings.config import NUM_KEPT
 from specserve.types import SamplingParams
 
 _MAX_LOGIT = 16.0  # of a confidence: float32 tells it no further from 1
@@ -41,7 +41,7 @@ class Conditions:
 
     rule: VerificationRule
     temperature: float
-    num_kept: int = SpeculationConfig().num_kept  # of a draft law, in the rejection family
+    num_kept: int = NUM_KEPT  # of a draft law, in the rejection family
     stride: int = 2  # tokens from one anchor to the next
     batch_size: int = 16  # texts at a time
 

@@ -34,7 +34,7 @@ from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.rule import VerificationRule
-from specserve.settings.config import SpeculationConfig
+from specserve.settings.config import DRAFTER_BITS
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ def _load_pair(job: Job, model: Transformer, longest: int) -> _Pair:
         local_head=job.local_head,
         gamma=job.gamma,
         calibrated=False,
-        bits=SpeculationConfig().drafter_bits,
+        bits=DRAFTER_BITS,
     )
     weights = TargetWeights(job.target, read_spec(job.target), model)
     drafter = load_drafter(job.drafter, weights, options)

@@ -9,7 +9,6 @@ Receives probabilities and ranks alone, never tokens and never noise: in the rej
 choice of what is prepared may not depend on noise beyond the position of the next token.
 """
 
-import enum
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,50 +19,20 @@ from draft_node.prespeculation.outcome_kind import OutcomeKind
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-POWER = 1.0  # r of the power law 1 - h(F) = F**-r, for the closed form
 NO_RANK = -1  # the token was no candidate
 
 
-class FanOutRule(enum.StrEnum):
-    """How a row's budget is shared out."""
-
-    MEASURED = "measured"  # by marginal gain, on measured hit rates
-    GEOMETRIC = "geometric"  # Theorem 12 in closed form, with confidences in place of a**k
-    UNIFORM = "uniform"
-
-
-def allocate(rule: FanOutRule, weights: Floats, hit_rates: Floats, budget: int) -> Counts:
+def allocate(weights: Floats, hit_rates: Floats, budget: int) -> Counts:
     """The fan-out of each of S numbers of accepted tokens, together at most `budget`.
 
     `weights` [S]: the probability of each; `hit_rates` [S, R]: of each rank, given the number, not
-    rising with it and zero where there is no candidate. The measured rule maximises the sum of what
-    is taken of weights * hit_rates: taking the largest is optimal because rates do not rise.
+    rising with it and zero where there is no candidate. It maximises the sum of what is taken of
+    weights * hit_rates: taking the largest is optimal because rates do not rise.
     """
-    limits = (hit_rates > 0).sum(axis=1)
-    if rule is FanOutRule.MEASURED:
-        gains = (weights[:, None] * hit_rates).ravel()
-        taken = np.argsort(-gains, kind="stable")[:budget]
-        taken = taken[gains[taken] > 0]
-        return np.bincount(taken // hit_rates.shape[1], minlength=len(weights))
-    shares = geometric_shares(weights, budget) if rule is FanOutRule.GEOMETRIC else None
-    if shares is None:
-        shares = np.full(len(weights), budget / len(weights))
-    return np.minimum(_rounded(shares, budget), limits)
-
-
-def geometric_shares(weights: Floats, budget: float, power: float = POWER) -> Floats:
-    """F_k of Theorem 12, not rounded: in proportion to weights**(1 / (1 + r))."""
-    shares = np.maximum(weights, 0.0) ** (1 / (1 + power))
-    total = shares.sum()
-    return shares * (budget / total) if total > 0 else np.full(len(shares), budget / len(shares))
-
-
-def _rounded(shares: Floats, budget: int) -> Counts:
-    """Whole numbers of the same sum: the largest remainders are rounded up."""
-    counts = np.floor(shares).astype(np.int64)
-    missing = max(0, budget - int(counts.sum()))
-    counts[np.argsort(counts - shares, kind="stable")[:missing]] += 1
-    return counts
+    gains = (weights[:, None] * hit_rates).ravel()
+    taken = np.argsort(-gains, kind="stable")[:budget]
+    taken = taken[gains[taken] > 0]
+    return np.bincount(taken // hit_rates.shape[1], minlength=len(weights))
 
 
 class HitCurve:

@@ -10,14 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_node.prespeculation.fan_out import (
-    NO_RANK,
-    Counts,
-    FanOutRule,
-    Floats,
-    HitCurves,
-    allocate,
-)
+from draft_node.prespeculation.fan_out import NO_RANK, Counts, Floats, HitCurves, allocate
 from draft_node.prespeculation.outcome_kind import OutcomeKind
 from draft_node.prespeculation.outcomes import NO_TOKEN, outcome_weights
 from draft_node.prespeculation.speculation_cache import DraftedBlock
@@ -127,9 +120,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Makes plans by one rule and budget, on hit rates measured so far."""
+    """Makes plans within one budget, on hit rates measured so far."""
 
-    rule: FanOutRule
     fan_out: int
     num_spare: int  # outcomes beyond the budget, to fill waves with
     curves: HitCurves
@@ -145,7 +137,7 @@ class Planner:
         self, kind: OutcomeKind, flight: InFlight, weights: Floats, num_candidates: Counts
     ) -> _Order:
         rates = self.curves.rates(kind, flight.verify_len, num_candidates)
-        fan_outs = allocate(self.rule, weights, rates, self.fan_out)
+        fan_outs = allocate(weights, rates, self.fan_out)
         values = weights[:, None] * rates
         due = np.arange(rates.shape[1]) < fan_outs[:, None]
         # Those within the budget first, each part from the most probable one on.

@@ -17,7 +17,7 @@ from operator import attrgetter
 import torch
 
 from draft_node.prespeculation.candidates import Flight, candidates_of
-from draft_node.prespeculation.fan_out import AcceptancePrior, FanOutRule, HitCurves
+from draft_node.prespeculation.fan_out import AcceptancePrior, HitCurves
 from draft_node.prespeculation.outcome_kind import OutcomeKind
 from draft_node.prespeculation.plan import Planner, in_flight
 from draft_node.prespeculation.punctuality import Punctuality
@@ -44,7 +44,6 @@ class Presolve:
         streams: Streams,
         settings: WaveSettings,
         *,
-        rule: FanOutRule = FanOutRule.MEASURED,
         backend: Backend,
     ) -> None:
         self.cache = SpeculationCache()
@@ -57,7 +56,7 @@ class Presolve:
         self._settings = settings
         self._backend = backend
         self._waves = WaveDrafter(drafter, self.cache, settings, backend.device)
-        self._planner = Planner(rule, settings.fan_out, 2 * settings.size, self.curves)
+        self._planner = Planner(settings.fan_out, 2 * settings.size, self.curves)
         self._sizes = WaveSize(
             self.prior,
             by_token=drafter.stops_in_time,

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from draft_node.fields import PLAIN
 from draft_node.prespeculation.outcome_kind import OutcomeKind
-from draft_node.prespeculation.saguaro import Saguaro, factors_of, prepared_per_slot
 from draft_node.prespeculation.speculation_cache import DraftedBlock, SpeculationCache
 from draft_node.stream import Stream
 from specserve.drafters.protocol import DraftBatch, Drafter, SpeculationBatch, Worth
@@ -28,10 +27,12 @@ from specserve.sampling.drawing import Coupled, DrawingRule, Greedy, Sampled
 from specserve.sampling.noise_table import NoiseTable
 from specserve.sampling.shaping import shaped
 from specserve.sampling.state import SamplingState
+from specserve.settings.config import NUM_KEPT
 from specserve.transport.link.frames import MAX_BLOCKS
 from specserve.transport.link.messages import BlockKey, Push, RowReport
 
 _EPOCHS, _BRANCH_BITS = 256, 16  # of the 24 bits that a key has for the branch
+USUAL_SIZE = 16  # blocks of a wave at most, where they ship laws
 MAX_BRANCHES = (1 << _BRANCH_BITS) - 1  # of a stream and round
 # A token beyond the usual ones costs the target a fifth of a token to verify, and is one more
 # outcome to foresee: it has to be likelier than that to stand, ...
@@ -45,10 +46,9 @@ _MIN_SCORED = 1024  # tokens of a slot, of many, that a race among candidates is
 class WaveSettings:
     """What does not change while the process lives."""
 
-    size: int = 16  # W, branches of a wave at most, but see `most_blocks`
+    size: int = USUAL_SIZE  # W, branches of a wave at most, but see `most_blocks`
     fan_out: int = 32  # outcomes of a row and round
-    num_kept: int = 512  # entries of a law
-    saguaro_c: float | None = None
+    num_kept: int = NUM_KEPT  # entries of a law
     usual_tokens: int | None = None  # of a chain; None: gamma
     # Greedy and coupled chains may have more, where those are likely to stand. Needs confidences.
     goes_beyond: bool = False
@@ -161,7 +161,7 @@ class WaveDrafter:
         rule = (self._sampled if by_ratio else self._coupled)(branches, temperatures)
         rule = shaped(rule, [branch.state for branch in branches])
         is_foreseen = any(branch.kind.shares_noise for branch in branches)
-        keep_logits = not by_ratio or is_foreseen or self._settings.saguaro_c is not None
+        keep_logits = not by_ratio or is_foreseen
         batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)
         batch = replace(batch, due_s=due_s, most=self.usual_tokens)
         # Others may not look at what was drafted, and a root is waited for.
@@ -210,14 +210,7 @@ class WaveDrafter:
             positions=[0] * len(branches),  # the rule fills them in
             device=self._device,
         )
-        settings = self._settings
-        rule = Sampled(temperatures, keys, settings.num_kept)
-        if settings.saguaro_c is None:
-            return rule
-        is_rejection = [branch.kind is OutcomeKind.REJECTION for branch in branches]
-        factors = factors_of(is_rejection, settings.saguaro_c, self._device)
-        num_prepared = prepared_per_slot(settings.fan_out, self.usual_tokens)
-        return Saguaro(rule, temperatures, factors, num_prepared)
+        return Sampled(temperatures, keys, self._settings.num_kept)
 
     def _coupled(self, branches: Sequence[Branch], temperatures: Tensor) -> DrawingRule:
         if all(branch.kind is OutcomeKind.GREEDY for branch in branches):

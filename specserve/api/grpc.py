@@ -31,6 +31,7 @@ from specserve.api.to_proto import (
 )
 from specserve.errors import Cancelled, InvalidField, Unavailable, Unsupported, from_code
 from specserve.types import Profiled
+from specserve.validation import MAX_LOGPROBS, MAX_SAMPLES
 
 SERVICES = tuple(f"specserve.v1.{name}" for name in ("Generation", "Control", "Admin", "SpecInfo"))
 
@@ -47,7 +48,7 @@ class GenerationServicer:
 
     @with_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        builder = ResponseBuilder(self._service.config.server.max_message_bytes)
+        builder = ResponseBuilder(self._service.max_message_bytes)
         async with aclosing(self._events(request, context)) as events:
             async for event in events:
                 builder.add(event)
@@ -76,20 +77,20 @@ class ControlServicer:
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: Context
     ) -> pb.GetServerInfoResponse:
-        config, server = self._service.config, self._service.config.server
+        service, config = self._service, self._service.config
         return pb.GetServerInfoResponse(
             version=__version__,
             topology=config.topology.topology,
             oversubscribed=config.oversubscribed,
-            uptime_s=time.monotonic() - self._service.started_s,
+            uptime_s=time.monotonic() - service.started_s,
             limits=pb.Limits(
-                max_queued_requests=server.max_queued_requests,
-                max_samples=server.max_samples,
-                max_logprobs=server.max_logprobs,
-                max_message_bytes=server.max_message_bytes,
-                stream_buffer_rounds=server.stream_buffer_rounds,
+                max_queued_requests=config.server.max_queued_requests,
+                max_samples=MAX_SAMPLES,
+                max_logprobs=MAX_LOGPROBS,
+                max_message_bytes=service.max_message_bytes,
+                stream_buffer_rounds=service.buffer_rounds,
             ),
-            state=self._service.state,
+            state=service.state,
         )
 
     @with_status

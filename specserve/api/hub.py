@@ -288,7 +288,7 @@ class Hub:
             opened = self._by_wire_id.get(delta.request_id)
             if opened is not None and not opened.add_delta(message.round_id, delta):
                 limit = self._buffer_rounds
-                text = f"server.stream_buffer_rounds: the reader lags {limit} rounds behind"
+                text = f"stream_buffer_rounds: the reader lags {limit} rounds behind, the limit"
                 self.abort(opened.request_id, Exhausted(text))
 
     def _on_prompt_logprobs(self, message: PromptLogprobs) -> None:

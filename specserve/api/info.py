@@ -79,8 +79,6 @@ class SpecConfig(msgspec.Struct, frozen=True, kw_only=True):
     drafter: str
     verification: str
     fan_out: int
-    wave: int
-    fan_out_rule: str
     miss_policy: str
 
 

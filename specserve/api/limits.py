@@ -1,17 +1,17 @@
 # pyright: strict
-"""What requests are held against: limits of the model that is served and of the configuration."""
+"""Limits of a service: of what requests ask, which depends on the model, and of what is sent."""
 
-from specserve.settings.config import ServerConfig
 from specserve.types import Ready
 from specserve.validation import Limits
 
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # of the API
+STREAM_BUFFER_ROUNDS = 4096  # that a slow reader may lag before it is cut off
 
-def limits_of(ready: Ready, server: ServerConfig) -> Limits:
-    """Of a target that has announced itself."""
+
+def limits_of(ready: Ready) -> Limits:
+    """What the requests of a target that has announced itself are held against."""
     return Limits(
         vocab_size=ready.vocab_size,
         max_model_len=ready.max_model_len,
-        max_samples=server.max_samples,
-        max_logprobs=server.max_logprobs,
         fills_pool=ready.max_model_len == ready.num_blocks * ready.block_size,
     )

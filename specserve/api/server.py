@@ -14,7 +14,7 @@ from specserve.api import health
 from specserve.api.malformed import MalformedRequests
 from specserve.api.service import Service
 from specserve.errors import SpecserveError, Unsupported
-from specserve.settings.config import ServerConfig
+from specserve.settings.config import HOST
 
 _MAX_HEADER_BYTES = 16 * 1024
 # Far above the queue's limit, whose refusal says more than a bare REFUSED_STREAM does: refused
@@ -27,11 +27,11 @@ class GrpcServer:
     """Serves one `Service` until stopped. `port` is the bound one."""
 
     def __init__(self, service: Service) -> None:
-        """Bind at once; raises Unsupported naming host and port if that fails."""
-        config = service.config.server
+        """Bind at once; raises Unsupported naming the port if that fails."""
         self._service = service
         self._server = grpc.aio.server(
-            interceptors=[MalformedRequests(front_end.SERVICES)], options=_options(config)
+            interceptors=[MalformedRequests(front_end.SERVICES)],
+            options=_options(service.max_message_bytes),
         )
         self._health = health.Health(front_end.SERVICES)
         self._health.add_to(self._server)
@@ -39,15 +39,15 @@ class GrpcServer:
         front_end.add_servicers(service, self._server)
         names = (*front_end.SERVICES, health.NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        host = f"[{config.host}]" if ":" in config.host else config.host
+        port = service.config.server.grpc_port
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{config.grpc_port}")
+            self.port = self._server.add_insecure_port(f"{HOST}:{port}")
         except RuntimeError as error:
             raise Unsupported(
-                f"server.grpc_port: cannot listen on {host}:{config.grpc_port}, perhaps it is in "
-                "use; choose another with server.grpc_port (0: any free one)"
+                f"server.grpc_port: cannot listen on {HOST}:{port}, perhaps it is in use; choose "
+                "another with server.grpc_port (0: any free one)"
             ) from error
-        self.address = f"{host}:{self.port}"
+        self.address = f"{HOST}:{self.port}"
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -87,11 +87,11 @@ class GrpcServer:
         self._service.close()
 
 
-def _options(config: ServerConfig) -> list[tuple[str, int]]:
+def _options(max_message_bytes: int) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # two servers on one port must be an error
-        ("grpc.max_receive_message_length", config.max_message_bytes),
-        ("grpc.max_send_message_length", config.max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_metadata_size", _MAX_HEADER_BYTES),
         ("grpc.max_concurrent_streams", _MAX_STREAMS),
         ("grpc.keepalive_time_ms", 30_000),  # finds clients whose machine has gone

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specserve.api.call import GenerateCall
 from specserve.api.hub import Hub
-from specserve.api.limits import limits_of
+from specserve.api.limits import MAX_MESSAGE_BYTES, STREAM_BUFFER_ROUNDS, limits_of
 from specserve.api.session import Session
 from specserve.api.tokenizer import TextTokenizer
 from specserve.errors import Unavailable
@@ -29,16 +29,24 @@ class Service:
         control_dir: Path,
         tokenizer: TextTokenizer,
         sampling_defaults: SamplingParams | None = None,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        buffer_rounds: int = STREAM_BUFFER_ROUNDS,
     ) -> None:
-        """`sampling_defaults`: what requests leave unset; None: what changes no law."""
+        """`sampling_defaults`: what requests leave unset; None: what changes no law.
+
+        `buffer_rounds` may a slow reader lag.
+        """
         self.config = config
+        self.max_message_bytes = max_message_bytes
+        self.buffer_rounds = buffer_rounds
         self.tokenizer = tokenizer
         self.sampling_defaults = sampling_defaults or SamplingParams()
         self.started_s = time.monotonic()
         self.hub = Hub(
             control_dir,
             max_requests=config.server.max_queued_requests,
-            buffer_rounds=config.server.stream_buffer_rounds,
+            buffer_rounds=buffer_rounds,
             silence_s=config.engine.hang_timeout_s,
         )
         # Awaited before a drain refuses anything, so that balancers look away first.
@@ -54,7 +62,7 @@ class Service:
     @property
     def limits(self) -> Limits:
         """What requests are held against; raises Unavailable as `ready` does."""
-        return limits_of(self.ready, self.config.server)
+        return limits_of(self.ready)
 
     @property
     def state(self) -> str:
@@ -73,11 +81,11 @@ class Service:
 
     async def until_ready(self) -> Ready:
         ready = await asyncio.shield(self.hub.ready)  # others wait for it too
-        self.tokenizer.limits = limits_of(ready, self.config.server)
+        self.tokenizer.limits = limits_of(ready)
         return ready
 
     def session(self, call: GenerateCall) -> Session:
-        return Session(call, self.hub, self.tokenizer, self.config.server)
+        return Session(call, self.hub, self.tokenizer)
 
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests, wait for running ones; returns how many were left at the end."""

@@ -31,7 +31,6 @@ from specserve.errors import (
     Unsupported,
     from_code,
 )
-from specserve.settings.config import ServerConfig
 from specserve.types import (
     PromptLogprobs,
     Ready,
@@ -51,13 +50,10 @@ _ResultT = TypeVar("_ResultT")
 class Session:
     """Serves one call. `stream` may be used once."""
 
-    def __init__(
-        self, call: GenerateCall, hub: Hub, tokenizer: TextTokenizer, server: ServerConfig
-    ) -> None:
+    def __init__(self, call: GenerateCall, hub: Hub, tokenizer: TextTokenizer) -> None:
         self._call = call
         self._hub = hub
         self._tokenizer = tokenizer
-        self._server = server
         self._arrived_s = time.monotonic()
         self._first_token_s: float | None = None
         self._samples: list[SampleText] = []
@@ -97,7 +93,7 @@ class Session:
     async def _prepare(self) -> Request:
         """The validated request; cheap checks come before tokenisation."""
         call, ready = self._call, self._hub.ready.result()
-        limits = limits_of(ready, self._server)
+        limits = limits_of(ready)
         if call.model is not None and call.model != ready.model:
             raise NotFound(f"model: {call.model[:64]!r} is not served here; {ready.model!r} is")
         max_verify_len = _max_verify_len(call.spec, ready)

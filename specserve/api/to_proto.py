@@ -12,9 +12,9 @@ from specserve.api.call import ChatMessage, GenerateCall
 from specserve.api.from_proto import ORIGINS
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.errors import Exhausted, InvalidField
-from specserve.settings.config import ResolvedConfig, ServerConfig
+from specserve.settings.config import ResolvedConfig
 from specserve.types import Load, Logprobs, Ready, SamplingParams
-from specserve.validation import MAX_TOP_K, OR_OFF
+from specserve.validation import MAX_LOGPROBS, MAX_SAMPLES, MAX_TOP_K, OR_OFF
 
 _INTEGERS = {
     FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
@@ -22,11 +22,11 @@ _INTEGERS = {
     FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
 }
-# What a service takes of fields whose types hold more, as far as that is known without asking it.
+# What a service takes of fields whose types hold more.
 _TAKEN = {
-    "n": f"1 to {ServerConfig().max_samples}, or what server.max_samples is",
-    "logprobs": f"0 to {ServerConfig().max_logprobs}, or what server.max_logprobs is",
-    "prompt_logprobs": f"0 to {ServerConfig().max_logprobs}, or what server.max_logprobs is",
+    "n": f"1 to {MAX_SAMPLES}",
+    "logprobs": f"0 to {MAX_LOGPROBS}",
+    "prompt_logprobs": f"0 to {MAX_LOGPROBS}",
     "max_tokens": f"1 to {2**63 - 1}",
     "min_tokens": "0 to max_tokens",
     "top_k": f"0 to {MAX_TOP_K}{OR_OFF}",
@@ -231,8 +231,8 @@ def spec_config_of(ready: Ready, config: ResolvedConfig) -> pb.GetSpecConfigResp
         num_draft_processes=config.num_draft_processes,
     )
     if config.num_draft_processes:
-        for name in ("fan_out", "wave", "fan_out_rule", "miss_policy"):
-            setattr(response, name, getattr(config.speculation, name))
+        response.fan_out = config.speculation.fan_out
+        response.miss_policy = config.speculation.miss_policy
     return response
 
 
@@ -286,7 +286,7 @@ class ResponseBuilder:
     def _refuse_if_more(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
             raise Exhausted(
-                f"server.max_message_bytes: the answer is larger than {self._max_bytes} bytes; "
+                f"max_message_bytes: the answer is larger than {self._max_bytes} bytes; "
                 "ask for a stream, or for fewer tokens, samples or logprobs"
             )
 

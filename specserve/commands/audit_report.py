@@ -22,7 +22,7 @@ from specserve.audit.report import (
 _HEADINGS = ("check", "rule", "of", "asked", "drafts", "kept", "result", "power", "reach", "")
 _WIDTH = 120  # of a table that goes to a file
 _MORE = "ask more (--samples)"
-_EVERY_DRAFT = "--set speculation.min_survival=0"  # whatever it costs
+_EVERY_DRAFT = "--min-survival 0"  # whatever it costs
 
 
 def as_json(report: Report, plan: Plan) -> dict[str, object]:

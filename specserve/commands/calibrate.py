@@ -16,7 +16,7 @@ import msgspec
 import specserve
 from specserve.errors import InvalidField
 from specserve.processes.run_dir import make_output_folder
-from specserve.settings.config import SpeculationConfig
+from specserve.settings.config import NUM_KEPT, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM, locate_drafter
 from specserve.settings.target_source import TINY, locate_target
 
@@ -80,8 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--verification", default="foreseeable", choices=("rejection", "foreseeable", "coupled"),
         help="rule that drafts are judged by (default foreseeable)",
     )  # fmt: skip
-    num_kept = SpeculationConfig().num_kept
-    number("--num-kept", num_kept, "likeliest tokens that a draft law keeps", parser)
+    number("--num-kept", NUM_KEPT, "likeliest tokens that a draft law keeps", parser)
     gamma = "drafted tokens of a block; default: the drafter's own, the limit too (64 for lm)"
     number("--gamma", None, gamma, parser)
     text("--out", type=Path, metavar="FOLDER", help="for calibration.json (default: the drafter's)")

@@ -14,17 +14,13 @@ from rich.table import Table
 from specserve.settings.config import Config, Placement, ResolvedConfig
 
 _NONE_MEANS = {  # where a resolved configuration may hold None
-    "model.half_weights": "where faster and lossless",
     "model.ballast": "none",
-    "engine.num_blocks": "what fits once the weights are loaded",
     "engine.kv_memory": "what is free once the weights are loaded",
     "speculation.drafter": "none",
     "speculation.colocated_drafter": "none",
     "speculation.local_head": "none",
     "speculation.gamma": "the drafter's",
     "speculation.min_survival": "by the times of the rounds so far",
-    "speculation.layout": "the drafter's",
-    "speculation.saguaro_c": "1",
 }
 _DECIDED = (  # by `specserve.settings.resolve`, for this machine and model, or worth knowing anyway
     "model.target",

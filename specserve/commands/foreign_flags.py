@@ -1,5 +1,8 @@
 # pyright: strict
-"""Flags of vLLM, SGLang and llama.cpp: refused in one line that says what to type here instead."""
+"""Flags that there are none here: refused in one line that says what to type instead.
+
+Those of vLLM, SGLang and llama.cpp, and those that were ours.
+"""
 
 import json
 import shlex
@@ -9,6 +12,7 @@ from typing import Any, cast
 from specserve.commands.service_options import flag_of
 from specserve.errors import InvalidField
 from specserve.settings.foreign_names import setting_of_flag
+from specserve.settings.setting_names import removal_of
 
 _OF_COMMANDS = {  # those of clients
     "--max-new-tokens": "--max-tokens",
@@ -23,6 +27,7 @@ _PROMPT = ("-p", "--prompt")
 _ANSWERS = {  # where another name, with the value as it is, would be wrong
     "--n-gpu-layers": "type --device cuda: a device takes the whole model",
     "--gpu-memory-utilization": "type --kv-memory SIZE, such as 8GiB: it is no share",
+    "--num-gpu-blocks-override": "type --kv-memory SIZE, such as 8GiB: in bytes",
     "--enable-prefix-caching": "leave it out: prefixes are cached (--no-prefix-cache: not)",
     "--no-enable-prefix-caching": "type --no-prefix-cache",
     "--enforce-eager": "type --no-cuda-graphs",
@@ -45,6 +50,7 @@ _SAME = {
     "--dp": "--data-parallel-size",
     "--tokenizer-path": "--tokenizer",
     "-q": "--quantization",
+    "--page-size": "--block-size",
 }  # fmt: skip
 
 
@@ -61,8 +67,18 @@ def refuse_foreign_flags(words: Sequence[str], own: Collection[str]) -> None:
             continue
         if not equals:
             value = words[index + 1] if index + 1 < len(words) else ""
+        if (gone := _gone(flag, own)) is not None:
+            raise InvalidField(flag, gone)
         if (answer := _answer(flag, "" if value.startswith("-") else value, own)) is not None:
             raise InvalidField(flag, f"is no flag here; {answer}")
+
+
+def _gone(flag: str, own: Collection[str]) -> str | None:
+    """What is wrong with a flag of ours that there was, of a command that can start a service."""
+    if not flag.startswith("--") or "--topology" not in own:
+        return None
+    key = _SAME.get(flag, flag).removeprefix("--").removeprefix("no-").replace("-", "_")
+    return removal_of(key)
 
 
 def _answer(flag: str, value: str, own: Collection[str]) -> str | None:
@@ -73,14 +89,14 @@ def _answer(flag: str, value: str, own: Collection[str]) -> str | None:
     if (ours := _OF_COMMANDS.get(flag)) is not None:
         return f"type {_typed(ours, value)}" if ours in own else None
     dotted = setting_of_flag(flag)
-    if dotted is None or (ours := flag_of(dotted) or "--set") not in own:
+    if dotted is None or (ours := flag_of(dotted)) not in own:
         return None
     if dotted == "topology.topology":
         typed = f"{value}+0" if value.isdigit() and int(value) else "T+0"
         return f"type {ours} {typed} (T target ranks + D draft processes)"
     if flag in ("--speculative-config", "-sc"):
         return f"type {_from_json(value)}"
-    return f"type {_typed(ours, value)}" if ours != "--set" else f"type --set {dotted}={value}"
+    return f"type {_typed(ours, value)}"
 
 
 def _typed(flag: str, value: str) -> str:

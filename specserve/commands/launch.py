@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         wish = read_config(arguments)
         config = resolve_here(wish)
         setup_logging("supervisor", config.telemetry.log_level)
-        require_free_port(config.server.host, config.server.grpc_port)
+        require_free_port(config.server.grpc_port)
         announcer.resolved(wish, config)
         ending = launch(config, runtime_root=_runtime_root(), on_ready=announcer.ready)
     except SpecserveError as error:

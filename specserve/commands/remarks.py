@@ -8,7 +8,7 @@ import msgspec
 
 from specserve.models.ballast import with_ballast
 from specserve.models.config import read_spec
-from specserve.settings.config import Config, ResolvedConfig, SpeculationConfig
+from specserve.settings.config import BLOCK_SIZE, Config, ResolvedConfig, SpeculationConfig
 from specserve.settings.resolve import cpu_weight_bytes
 from specserve.settings.sizes import format_bytes, format_count, parse_count
 from specserve.settings.target_source import EMBEDDED_TARGET, FETCH_SMOLLM2
@@ -17,12 +17,8 @@ from specserve.settings.topology import parse_topology
 if TYPE_CHECKING:
     from specserve.client import Options
 
-_OF_DRAFTING = (
-    "drafter", "colocated_drafter", "local_head", "layout", "gamma", "num_kept", "min_survival",
-)  # fmt: skip
-_OF_DRAFT_PROCESSES = (
-    "fan_out", "wave", "fan_out_rule", "miss_policy", "draft_wait_ms", "draft_timeout_s", "link",
-)  # fmt: skip
+_OF_DRAFTING = ("drafter", "colocated_drafter", "local_head", "gamma", "min_survival")
+_OF_DRAFT_PROCESSES = ("fan_out", "miss_policy", "draft_timeout_s", "link")
 
 
 def target_remark(wish: Config, config: ResolvedConfig) -> str | None:
@@ -56,13 +52,13 @@ def dtype_remark(config: ResolvedConfig) -> str | None:
 
 def memory_remark(config: ResolvedConfig) -> str | None:
     """What the target takes of a CPU's memory, before it is taken."""
-    num_blocks, model = config.engine.num_blocks, config.model
+    num_blocks, model = config.num_blocks, config.model
     if config.topology.device != "cpu" or num_blocks is None:
         return None
     spec = read_spec(Path(model.target or ""))
     if model.ballast is not None:
         spec = with_ballast(spec, parse_count(model.ballast, "model.ballast"))
-    num_tokens = num_blocks * config.engine.block_size
+    num_tokens = num_blocks * BLOCK_SIZE
     num_ranks = parse_topology(config.topology.topology).num_target_ranks
     weights = format_bytes(cpu_weight_bytes(spec, model, num_ranks))
     return (
@@ -73,15 +69,14 @@ def memory_remark(config: ResolvedConfig) -> str | None:
 
 def context_remark(wish: Config, config: ResolvedConfig) -> str | None:
     """That prompts have less room than the model has, if nobody asked for less."""
-    if wish.model.max_model_len is not None or config.engine.num_blocks is None:
+    if wish.model.max_model_len is not None or config.num_blocks is None:
         return None
     own_len = read_spec(Path(config.model.target or "")).max_position_embeddings
     if config.model.max_model_len == own_len:
         return None
     return (
         f"model.max_model_len is {config.model.max_model_len} and not the model's {own_len}: "
-        f"engine.num_blocks {config.engine.num_blocks}, of {config.engine.block_size} tokens each, "
-        "hold no more"
+        f"engine.kv_memory, {config.engine.kv_memory}, holds no more"
     )
 
 
@@ -99,10 +94,6 @@ def unused_remark(wish: Config, config: ResolvedConfig) -> str | None:
     """What was asked of speculation that nobody will read as things are, if anything was."""
     speculation, topology = wish.speculation, parse_topology(wish.topology.topology)
     reasons: dict[str, str] = {}
-    if speculation.miss_policy not in ("auto", "draft_now"):
-        reasons["draft_wait_ms"] = f"miss_policy {speculation.miss_policy} never waits"
-    if speculation.verification != "rejection":
-        reasons["saguaro_c"] = f"verification is {speculation.verification}, not rejection"
     if not topology.num_draft_processes:
         reasons |= dict.fromkeys(_OF_DRAFT_PROCESSES, f"{topology} has no draft process")
     if config.speculation.mode == "off":

@@ -22,10 +22,16 @@ _VALUE_FLAGS = (
     ("--device", "topology.device", "cpu|cuda", "default: cuda where there are enough devices"),
     ("--threads", "topology.threads", "CORES", "cores per target rank on CPU (default 1)"),
     ("--draft-threads", "speculation.draft_threads", "CORES", "cores per draft process on CPU"),
-    ("--host", "server.host", "ADDRESS", "loopback address to listen on"),
     ("--port", "server.grpc_port", "PORT", "gRPC port; 0 takes any free one (default 7411)"),
-    ("--max-batch-rows", "engine.max_batch_rows", "ROWS", "samples that run at once"),
-    ("--max-batch-tokens", "engine.max_batch_tokens", "TOKENS", "tokens of one forward"),
+    ("--max-queued-requests", "server.max_queued_requests", "REQUESTS",
+     "in flight; more are refused (default 1024)"),
+    ("--drain-timeout-s", "server.drain_timeout_s", "SECONDS",
+     "that running requests have left after a stop (default 30)"),
+    ("--max-batch-rows", "engine.max_batch_rows", "ROWS", "samples that run at once (default 64)"),
+    ("--max-batch-tokens", "engine.max_batch_tokens", "TOKENS",
+     "tokens of one forward (default 512)"),
+    ("--hang-timeout-s", "engine.hang_timeout_s", "SECONDS",
+     "a round that takes longer ends the service (default 120)"),
     ("--speculation", "speculation.mode", "MODE",
      f"off, sync, async or auto (default {DEFAULT_MODE})"),
     ("--drafter", "speculation.drafter", "DRAFTER", "folder, .gguf file, hub id, name, or ngram"),
@@ -35,14 +41,12 @@ _VALUE_FLAGS = (
     ("--verification", "speculation.verification", "RULE", "rejection, foreseeable or coupled"),
     ("--gamma", "speculation.gamma", "TOKENS", "drafted tokens a round at most"),
     ("--fan-out", "speculation.fan_out", "BLOCKS", "drafted ahead for each row (default 32)"),
-    ("--wave", "speculation.wave", "BLOCKS", "drafted together (default 16; up to 64 of 16 rows)"),
-    ("--fan-out-rule", "speculation.fan_out_rule", "RULE", "measured, geometric or uniform"),
+    ("--min-survival", "speculation.min_survival", "CHANCE",
+     "0 to 1: drafted tokens less likely to be reached are not verified (default: by cost)"),
     ("--miss-policy", "speculation.miss_policy", "POLICY", "auto|skip|ngram|draft_here|draft_now"),
-    ("--link", "speculation.link", "LINK",
-     "to draft processes: shm, nccl (between GPUs) or gloo (slow, for tests)"),
-    ("--collectives", "topology.collectives", "gloo|nccl",
-     "between target ranks (default: nccl on CUDA where no device is shared, else gloo)"),
-    ("--saguaro-c", "speculation.saguaro_c", "FACTOR", "0 to 1, on tokens prepared for"),
+    ("--draft-timeout-s", "speculation.draft_timeout_s", "SECONDS",
+     "a draft process that is silent for longer is started again (default 1)"),
+    ("--link", "speculation.link", "shm|nccl", "to draft processes; nccl is between GPUs"),
     ("--log-level", "telemetry.log_level", "LEVEL", "debug, info, warning or error (default info)"),
     ("--generation-config", "model.generation_config", "auto|none",
      "whether the model's own file says what unset sampling fields are (default auto)"),
@@ -51,12 +55,7 @@ _VALUE_FLAGS = (
      "of keys and values (default: bfloat16 with --dtype bfloat16, else what is computed in)"),
 )  # fmt: skip
 _SWITCHES = (
-    ("--oversubscribe", "topology.oversubscribe", "share devices or cores between processes"),
-    (
-        "--half-weights",
-        "model.half_weights",
-        "on CPU keep 16-bit weights so (default: if exact)",
-    ),
+    ("--oversubscribe", "topology.oversubscribe", "share devices, and cores with all that runs"),
     ("--deterministic", "engine.deterministic", "same bits in every batch and at every T"),
     ("--cuda-graphs", "engine.cuda_graphs", "replay forwards of few tokens (default on CUDA)"),
     ("--prefix-cache", "engine.prefix_cache", "share the KV blocks of equal prefixes"),
@@ -85,14 +84,14 @@ def add_service_options(
         action="append",
         default=[],
         metavar="SECTION.KEY=VALUE",
-        help="any other setting, e.g. engine.block_size=32; may be repeated",
+        help="a setting by its name in a file, e.g. engine.kv_memory=1GiB; may be repeated",
     )
 
 
-def flag_of(dotted: str) -> str | None:
-    """The flag of a setting; None for one that `--set` alone reaches."""
+def flag_of(dotted: str) -> str:
+    """The flag of a setting."""
     flags = (*_VALUE_FLAGS, *_SWITCHES)
-    return next((flag for flag, name, *_ in flags if name == dotted), None)
+    return next(flag for flag, name, *_ in flags if name == dotted)
 
 
 def read_config(arguments: argparse.Namespace) -> Config:

@@ -14,11 +14,11 @@ from specserve.drafters.load import (
 )
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import Drafter, FeatureSpec
-from specserve.drafters.spec import BlockSpec, Eagle3Spec, Layout, LocalHeadSpec
+from specserve.drafters.spec import BlockSpec, Eagle3Spec, LocalHeadSpec
 from specserve.drafters.warm_up import warm_up
 from specserve.drafters.weights import TargetWeights
 from specserve.models.transformer import Transformer
-from specserve.settings.config import SpeculationConfig
+from specserve.settings.config import DRAFTER_BITS, NUM_KEPT, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
 
 
@@ -30,6 +30,7 @@ def load(
     backend: Backend,
     num_context_tokens: int,
     max_positions: int,
+    bits: int = DRAFTER_BITS,
 ) -> Drafter:
     """The configured drafter, sharing what it can with the running target `model`.
 
@@ -43,15 +44,14 @@ def load(
         backend=backend,
         num_context_tokens=num_context_tokens,
         max_positions=min(max_positions, own_len or max_positions),
-        layout=layout_of(speculation),
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=speculation.gamma,
         chains_end=speculation.min_survival is None,
-        bits=speculation.drafter_bits,
+        bits=bits,
     )
     folder = Path(speculation.drafter or "")
     drafter = load_drafter(folder, TargetWeights.of(target, model), options)
-    warm_up(drafter, options, size=1, num_kept=speculation.num_kept)
+    warm_up(drafter, options, size=1, num_kept=NUM_KEPT)
     return drafter
 
 
@@ -77,7 +77,7 @@ def describe(speculation: SpeculationConfig) -> tuple[str, int]:
     if speculation.drafter == NGRAM:
         return NGRAM, speculation.gamma or DEFAULT_GAMMA
     folder = Path(speculation.drafter or "")
-    spec = with_gamma(read_draft_spec(folder, layout_of(speculation)), speculation.gamma)
+    spec = with_gamma(read_draft_spec(folder), speculation.gamma)
     if isinstance(spec, BlockSpec):
         return spec.name, spec.gamma
     if isinstance(spec, Eagle3Spec):
@@ -92,10 +92,5 @@ def positions_of(speculation: SpeculationConfig) -> int | None:
     """
     if speculation.drafter == NGRAM:
         return None
-    spec = read_draft_spec(Path(speculation.drafter or ""), layout_of(speculation))
+    spec = read_draft_spec(Path(speculation.drafter or ""))
     return None if isinstance(spec, LocalHeadSpec) else spec.decoder.max_position_embeddings
-
-
-def layout_of(speculation: SpeculationConfig) -> Layout | None:
-    """What the configuration says of the drafter's blocks."""
-    return None if speculation.layout is None else Layout(speculation.layout)

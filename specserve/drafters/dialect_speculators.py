@@ -49,7 +49,7 @@ class _SpeculatorsFile(msgspec.Struct):
     speculators_config: _Methods = msgspec.field(default_factory=_Methods)
 
 
-def read_speculators(content: Config, path: Path, override: Layout | None) -> BlockSpec:
+def read_speculators(content: Config, path: Path) -> BlockSpec:
     kind = content["speculators_model_type"]
     if kind not in ("dspark", "dflash"):
         raise Unsupported(
@@ -67,7 +67,7 @@ def read_speculators(content: Config, path: Path, override: Layout | None) -> Bl
             f"{decoder.hidden_size}"
         )
     check_mask_token(path, file.mask_token_id, decoder)
-    layout, warnings = _layout(file, path, override)
+    layout, warnings = _layout(file, path)
     if layout is Layout.FILL_IN and file.block_size < 2:
         raise Unsupported(f"{path}: block_size: a fill-in block needs at least 2 slots")
     draft_vocab_size = file.draft_vocab_size or decoder.vocab_size
@@ -94,10 +94,8 @@ def read_speculators(content: Config, path: Path, override: Layout | None) -> Bl
     )
 
 
-def _layout(
-    file: _SpeculatorsFile, path: Path, override: Layout | None
-) -> tuple[Layout, tuple[str, ...]]:
-    """An explicit key decides; else block size against drafted tokens, else the user.
+def _layout(file: _SpeculatorsFile, path: Path) -> tuple[Layout, tuple[str, ...]]:
+    """An explicit key decides; else block size against drafted tokens.
 
     The library's class defaults do not: checkpoints without the key were trained either way.
     """
@@ -118,14 +116,14 @@ def _layout(
             f"{path}: sample_from_anchor says {layout.value}, speculative_tokens {num_drafted} "
             f"of block_size {file.block_size} {inferred.value}; the key was followed",
         )
-    chosen = inferred or override
-    if chosen is None:
+    if inferred is None:
         raise Unsupported(
             f"{path}: sample_from_anchor is missing and nothing tells how blocks were trained; "
-            "set speculation.layout to anchor-first or fill-in"
+            f"write sample_from_anchor into that file: true, or false if the first of "
+            f"{file.block_size} slots is not drafted"
         )
-    source = "speculative_tokens and block_size" if inferred else "the given layout"
-    return chosen, (
-        f"{path}: sample_from_anchor is missing; {chosen.value} was taken from {source}. "
-        "If accept lengths stay near 1, it is the other one",
+    return inferred, (
+        f"{path}: sample_from_anchor is missing; {inferred.value} was taken from "
+        "speculative_tokens and block_size. If accept lengths stay near 1, it is the other one: "
+        f"write sample_from_anchor: {str(inferred is not Layout.ANCHOR_FIRST).lower()} into it",
     )

@@ -16,7 +16,7 @@ from specserve.drafters.dialect_dflash import read_dflash
 from specserve.drafters.dialect_eagle3 import read_sglang_eagle3, read_speculators_eagle3
 from specserve.drafters.dialect_specforge import is_specforge, read_specforge
 from specserve.drafters.dialect_speculators import read_speculators
-from specserve.drafters.spec import DraftSpec, LanguageModelSpec, Layout, LocalHeadSpec
+from specserve.drafters.spec import DraftSpec, LanguageModelSpec, LocalHeadSpec
 from specserve.errors import Unsupported
 from specserve.models.config import (
     ARCHITECTURES,
@@ -47,22 +47,21 @@ _REFUSED = {
 }
 
 
-def read_draft_spec(folder: Path, layout: Layout | None = None) -> DraftSpec:
+def read_draft_spec(folder: Path) -> DraftSpec:
     """What the checkpoint in `folder` is. Raises `Unsupported`, naming the reason.
 
-    A GGUF file is a language model. `layout` settles what a checkpoint that predates the key leaves
-    open; a key has precedence.
+    A GGUF file is a language model.
     """
-    return LanguageModelSpec(read_spec(folder)) if folder.is_file() else _read(folder, layout)
+    return LanguageModelSpec(read_spec(folder)) if folder.is_file() else _read(folder)
 
 
-def _read(folder: Path, layout: Layout | None) -> DraftSpec:
+def _read(folder: Path) -> DraftSpec:
     path = folder / CONFIG_FILE
     content = read_json(path, Config)
     if content.get("speculators_model_type") == "eagle3":
         return read_speculators_eagle3(content, path)
     if "speculators_model_type" in content:
-        return read_speculators(content, path, layout)
+        return read_speculators(content, path)
     if "dspark_block_size" in content or "dspark_noise_token_id" in content:
         raise Unsupported(f"{path}: a DeepSeek-V4 bundle (mtp tensors, experts) is not supported")
     if "architectures" not in content and "low_rank_dim" in content:

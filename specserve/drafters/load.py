@@ -31,7 +31,6 @@ from specserve.drafters.spec import (
     DraftSpec,
     Eagle3Spec,
     LanguageModelSpec,
-    Layout,
     LocalHeadSpec,
 )
 from specserve.drafters.stored_calibration import find_calibration
@@ -67,7 +66,6 @@ class DrafterOptions:
     backend: Backend
     num_context_tokens: int  # over all rows
     max_positions: int  # of one row, prompt and answer
-    layout: Layout | None = None  # for checkpoints that do not tell
     local_head: Path | None = None
     # Cuts blocks. A language model's are as long, or of `DEFAULT_GAMMA` tokens, or of up to
     # `DEFAULT_MOST_GAMMA` if it is calibrated and asked for chains that end where they do not pay.
@@ -108,7 +106,7 @@ def _lengthen(drafter: Drafter, options: DrafterOptions) -> None:
 
 
 def _load_drafter(folder: Path, target: TargetWeights | None, options: DrafterOptions) -> Drafter:
-    spec = with_gamma(_read_bounded(folder, options.layout), options.gamma)
+    spec = with_gamma(_read_bounded(folder), options.gamma)
     if isinstance(spec, LocalHeadSpec):
         raise Unsupported(f"{folder}: a local head drafts nothing alone; add it to a DFlash")
     if isinstance(spec, Eagle3Spec):
@@ -147,9 +145,9 @@ def load_features(
 ) -> FeatureSpec | None:
     """What `target` has to keep for the drafter in `folder`, without the rest of its weights.
 
-    Refuses what `load_drafter` refuses; layouts make no difference here.
+    Refuses what `load_drafter` refuses.
     """
-    spec = _read_bounded(folder, Layout.ANCHOR_FIRST)
+    spec = _read_bounded(folder)
     if isinstance(spec, LanguageModelSpec | LocalHeadSpec):
         return None
     if isinstance(spec, Eagle3Spec):
@@ -175,10 +173,10 @@ def with_gamma(spec: DraftSpec, gamma: int | None) -> DraftSpec:
     return spec
 
 
-def _read_bounded(folder: Path, layout: Layout | None) -> DraftSpec:
+def _read_bounded(folder: Path) -> DraftSpec:
     """The spec in `folder`, refused where drafting one of its blocks would fill the memory."""
     refuse_pickles(folder)
-    spec = read_draft_spec(folder, layout)
+    spec = read_draft_spec(folder)
     field, length = "block_size", 0
     if isinstance(spec, BlockSpec):
         length = spec.block_size

@@ -52,19 +52,12 @@ def kernels_for(
     dtype: torch.dtype,
     device: torch.device,
     deterministic: bool,
-    half_weights: bool | None = None,
 ) -> Kernels:
-    """For the model in `folder`; with `half_weights` None where they are faster and lose nothing.
-
-    Raises `Unsupported` where `half_weights` are asked for and cannot be had.
-    """
+    """For the model in `folder`, whose weights of 16 bits stay so where nothing is rounded."""
     if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
         return Kernels.of_16_bits(dtype, deterministic=deterministic)
-    if half_weights:
-        check_half_weights(folder)
-    elif half_weights is None:
-        is_plain = device.type == "cpu" and dtype == torch.float32
-        half_weights = is_plain and halves_exactly(folder)
+    is_plain = device.type == "cpu" and dtype == torch.float32
+    half_weights = is_plain and halves_exactly(folder)
     return Kernels(
         dtype=dtype,
         device=device,
@@ -80,19 +73,6 @@ def halves_exactly(folder: Path) -> bool:
         return can_halve_exactly() and _beyond_16_bits(folder) is None
     except Unsupported:
         return False  # whoever loads it will say what is wrong
-
-
-def check_half_weights(folder: Path) -> None:
-    """Raise `Unsupported` unless the model in `folder` may keep its weights in 16 bits."""
-    if not can_halve_exactly():
-        raise Unsupported("half_weights: this machine has no products with 16-bit weights")
-    found = _beyond_16_bits(folder)
-    if found is not None:
-        name, dtype = found
-        raise Unsupported(
-            f"{folder}: tensor {name} is stored in {dtype}, which half_weights would round; "
-            "leave out --half-weights"
-        )
 
 
 def _beyond_16_bits(folder: Path) -> tuple[str, str] | None:

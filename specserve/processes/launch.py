@@ -19,7 +19,7 @@ from specserve.processes.child import ChildCommand
 from specserve.processes.run_dir import run_dir
 from specserve.processes.signal_pipe import SignalPipe
 from specserve.processes.supervisor import Ending, Supervisor
-from specserve.settings.config import Config, ResolvedConfig, write_resolved
+from specserve.settings.config import HOST, Config, ResolvedConfig, write_resolved
 from specserve.settings.drafter_source import locate_drafter
 from specserve.settings.hardware import probe
 from specserve.settings.model_name import model_name
@@ -29,6 +29,7 @@ from specserve.settings.topology import parse_topology
 
 _MODULES = {"api": "specserve.api", "target": "target_node", "draft": "draft_node"}
 _PRELOADS = {"target": "target_node.start", "draft": "draft_node.start"}
+_STARTUP_TIMEOUT_S = 1800.0  # a process that is not ready by then ends the launch
 
 
 def resolve_here(config: Config) -> ResolvedConfig:
@@ -57,7 +58,7 @@ def launch(
             signals=signals,
             config=path,
             control_dir=folder,
-            startup_timeout_s=config.server.startup_timeout_s,
+            startup_timeout_s=_STARTUP_TIMEOUT_S,
             drain_timeout_s=config.server.drain_timeout_s,
             draft_timeout_s=config.speculation.draft_timeout_s,
         )
@@ -82,20 +83,20 @@ def plan_children(config: ResolvedConfig) -> list[ChildCommand]:
     ]
 
 
-def require_free_port(host: str, port: int) -> None:
+def require_free_port(port: int) -> None:
     """Fail before loading a model. The API process binds later, and reports a lost race itself.
 
-    Raises InvalidField for a port in use, Unsupported for an address that this machine has not.
+    Raises InvalidField for a port in use, Unsupported for one that this process may not have.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family) as listener:  # which fails where there is no IPv6
+        with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
+            listener.bind((HOST, port))
     except PermissionError as error:
         raise Unsupported(f"server.grpc_port: no permission to listen on {port}") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            problem = f"{host}:{port} is in use; --port 0 takes any free one"
+            problem = f"{HOST}:{port} is in use; --port 0 takes any free one"
             raise InvalidField("server.grpc_port", problem) from error
-        raise Unsupported(f"server.host: cannot listen on {host}: {error.strerror}") from error
+        problem = f"server.grpc_port: cannot listen on {HOST}:{port}: {error.strerror}"
+        raise Unsupported(problem) from error

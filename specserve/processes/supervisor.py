@@ -147,7 +147,7 @@ class Supervisor:
 
     def _not_in_time(self, waiting: set[Child]) -> Ending:
         names = ", ".join(sorted(child.command.name for child in waiting))
-        limit = f"server.startup_timeout_s = {self._startup_timeout_s:g}"
+        limit = f"{self._startup_timeout_s:g} s"
         return Ending(EXIT_FAILED, f"{names} not ready in time ({limit})", "UNAVAILABLE")
 
     def _serve(self) -> Ending:

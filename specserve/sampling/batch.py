@@ -76,6 +76,7 @@ class Truncation:
     min_p: Tensor  # float64; 0 is off
     max_top_k: int  # or more
     any_top_p: bool
+    any_min_p: bool
     may_wait: bool = True  # for the device, to look at no more tokens than there have to be
 
     def spread(self, num_random: int) -> "Truncation":
@@ -182,4 +183,5 @@ def _truncation(random: Sequence[SamplingState], device: torch.device | str) -> 
         min_p=_floats([p.min_p for p in params], device),
         max_top_k=max(p.top_k for p in params),
         any_top_p=any(p.top_p < 1 for p in params),
+        any_min_p=any(p.min_p > 0 for p in params),
     )

@@ -38,8 +38,10 @@ def truncate(scaled: Tensor, weights: Tensor, truncation: Truncation) -> Tensor:
         weights = _apply_top_k(scaled, weights, truncation)
     if truncation.any_top_p:
         weights = _apply_top_p(scaled, weights, truncation)
-    floor = truncation.min_p.to(weights.dtype).unsqueeze(1)
-    return weights.masked_fill(weights < floor, 0.0)
+    if truncation.any_min_p:
+        floor = truncation.min_p.to(weights.dtype).unsqueeze(1)
+        weights = weights.masked_fill(weights < floor, 0.0)
+    return weights
 
 
 def _apply_top_k(scaled: Tensor, weights: Tensor, truncation: Truncation) -> Tensor:
@@ -55,8 +57,9 @@ def _apply_top_p(scaled: Tensor, weights: Tensor, truncation: Truncation) -> Ten
     num_tokens = scaled.shape[1]
     needed = fixed_point_mass(weights, num_tokens).sum(dim=1).double() * truncation.top_p
     needed.masked_fill_(truncation.top_p >= 1, 0.0)
-    # What top_k cut must not pose as a candidate.
-    alive = scaled.masked_fill(weights == 0, float("-inf"))
+    alive = scaled
+    if truncation.max_top_k > 0:  # what that cut must not pose as a candidate
+        alive = scaled.masked_fill(weights == 0, float("-inf"))
     few, *more = (*_NUM_CANDIDATES, num_tokens) if truncation.may_wait else (num_tokens,)
     thresholds, complete = _nucleus(alive, weights, needed, min(few, num_tokens))
     for num_candidates in more:

@@ -10,22 +10,35 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
 
 from specserve.errors import InvalidField
 from specserve.settings.config_error import as_invalid_field
-from specserve.settings.setting_names import home_of, stray_key, unknown_key, unknown_section
+from specserve.settings.setting_names import (
+    home_of,
+    removal_of,
+    stray_key,
+    unknown_key,
+    unknown_section,
+)
 
 Text = Annotated[str, Meta(min_length=1)]
 Positive = Annotated[int, Meta(ge=1)]
 DAY_S = 86_400.0  # no timer of ours is longer, and every timer of the kernel can hold it
-Seconds = Annotated[float, Meta(gt=0, le=DAY_S)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 DEFAULT_MODE = "auto"  # of speculation
 MAX_SAMPLES = 4096  # sample indices have 12 bits in the counters of `specserve.noise`
+
+# What nobody has a reason to choose, and several processes have to agree on.
+HOST = "127.0.0.1"  # that the API listens on: there is no authentication
+BLOCK_SIZE = 16  # tokens of a KV block
+# The likeliest tokens that a draft law keeps, in the rejection family. What is cut off is lost to
+# acceptance, and a small model's laws are flat: see bench/LOG.md.
+NUM_KEPT = 512
+DRAFTER_BITS = 8  # on a CPU, of a drafter's weights and inputs, where that makes it faster
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,10 +50,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # float32 | bfloat16 | float16; None: float32 on CPU, else the file's, and float16 for quantised
     # weights. On CPU it is that of
     # weights and, if bfloat16, of what they are multiplied by and of keys and values (kv_dtype);
-    # all else is float32 there.
+    # all else is float32 there, and weights that are stored in 16 bits stay so.
     dtype: Text | None = None
-    # On CPU: 16-bit weights stay in 16 bits, arithmetic is float32; None: where nothing is rounded.
-    half_weights: bool | None = None
     # What sampling fields are that a request leaves unset. auto: what the folder's
     # generation_config.json says of temperature, top_p, top_k, min_p and repetition_penalty, and
     # for the rest what changes no law | none: that for all.
@@ -56,18 +67,14 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     topology: str = "1+0"  # target ranks + draft processes
     device: str | None = None  # cpu | cuda; None: cuda where there are enough of them
     threads: Positive = 1  # cores per target rank on CPU
-    pin: bool = True  # tie each process to its own cores, where there are enough of them
-    oversubscribe: bool = False  # allow more ranks than devices; marked in every report
-    # What carries tensors between ranks: gloo | nccl (CUDA). None: nccl on CUDA where no device is
-    # shared, else gloo.
-    collectives: str | None = None
+    # Share devices between processes, and cores with whatever else runs: no process is tied to
+    # cores of its own then. Where there are fewer than processes, every report says so.
+    oversubscribe: bool = False
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[engine]`: the target node's limits. Lengths in tokens."""
 
-    block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
-    num_blocks: Positive | None = None  # None: from kv_memory
     kv_memory: str | None = None  # per rank, e.g. "512MiB"; None: a share of what is free
     # What keys and values are rounded to when they are kept: float32 | bfloat16 | float16 (CUDA).
     # None: bfloat16 where `model.dtype` is, else what is computed in.
@@ -86,17 +93,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[server]`: the door."""
 
-    host: str = "127.0.0.1"
     grpc_port: Port = 7411  # 0: any free port, printed at start
     max_queued_requests: Annotated[int, Meta(ge=1, le=32_768)] = 1024
-    max_samples: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 64  # limit of n
-    max_logprobs: Annotated[int, Meta(ge=0, le=1000)] = 20
-    # Of the API; the least is what its own description takes.
-    max_message_bytes: Annotated[int, Meta(ge=64 * 1024, le=2**31 - 1)] = 16 * 1024 * 1024
-    # Rounds that a slow reader may lag before it is cut off.
-    stream_buffer_rounds: Annotated[int, Meta(ge=1, le=2**20)] = 4096
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
-    startup_timeout_s: Seconds = 1800.0  # a process not ready by then ends the launch
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,42 +109,22 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # and when nothing was prepared for an outcome (None: the embedded one beside the embedded one).
     colocated_drafter: Text | None = None
     local_head: Text | None = None  # folder of a DeLS head to add to a DFlash drafter
-    # How a drafter's blocks were trained, where its checkpoint does not tell (old ones of
-    # vllm-project/speculators): anchor-first | fill-in.
-    layout: Text | None = None
     verification: str = "foreseeable"  # of unseeded requests: rejection | foreseeable | coupled
     # Drafted tokens a round at most; None: the drafter's own.
     gamma: Annotated[int, Meta(ge=1, le=64)] | None = None
-    # The likeliest draft tokens that a law keeps, in the rejection family. What is cut off is lost
-    # to acceptance, and a small model's laws are flat: see bench/LOG.md.
-    num_kept: Annotated[int, Meta(ge=1, le=4096)] = 512
     # Tokens less likely than this to be reached are not verified; None: those that would cost more
     # than they bring, by the times of the rounds so far.
     min_survival: Annotated[float, Meta(ge=0, le=1)] | None = None
-    # What a draft process prepares: blocks for this many outcomes a row and round at most, ...
+    # A draft process prepares blocks for this many outcomes a row and round at most.
     fan_out: Annotated[int, Meta(ge=1, le=1024)] = 32
-    # ... drafted and sent together, as many as are ready in time, but no more than this (of 16 rows
-    # without laws four times as many), ...
-    wave: Annotated[int, Meta(ge=1, le=256)] = 16
-    fan_out_rule: str = "measured"  # ... shared out by: measured | geometric | uniform.
     # A row for whose outcome nothing was prepared: auto | skip | ngram | draft_here |
     # draft_now.
     miss_policy: str = "auto"
-    # draft_now waits where no row of a round has a block, for draft processes that are attached and
-    # no longer than this.
-    draft_wait_ms: Annotated[float, Meta(gt=0, le=60_000)] = 50.0
-    # Rejection alone: factor on the drafting weight of tokens that are prepared as outcomes
-    # (SSD, Definition 14). None: 1, the drafter's own law.
-    saguaro_c: Annotated[float, Meta(ge=0, le=1)] | None = None
     # A draft process whose loop is silent for longer is killed and started again.
     draft_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 1.0
-    # Rounds travel by: shm, memory that both processes share | nccl: between GPUs | gloo: slowly;
-    # for tests of what nccl needs.
+    # Rounds travel by: shm, memory that both processes share | nccl: between GPUs.
     link: str = "shm"
     draft_threads: Positive | None = None  # cores per draft process on CPU; None: as for a rank
-    # On CPU: of a drafter's weights and inputs at least, where fewer make its products faster. What
-    # is verified does not depend on it.
-    drafter_bits: Literal[8, 16, 32] = 8
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -182,13 +161,14 @@ def state_dtype(device: str | None, dtype: str | None) -> str:
 class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A Config with everything decided, as the children read it.
 
-    None is left where it means "none" or "as measured while serving", and for what only the target
-    node can tell: `model.half_weights`, which depends on its processor and weights, and, on CUDA,
-    `engine.num_blocks` and `kv_memory` (it measures free memory once the weights are loaded).
+    None is left where it means "none" or "as measured while serving", and, on CUDA, of `num_blocks`
+    and `engine.kv_memory`: the target node measures free memory once the weights are loaded.
     """
 
     placements: tuple[Placement, ...] = ()
     oversubscribed: bool = False
+    num_blocks: int | None = None  # of the KV pool of each rank, of `BLOCK_SIZE` tokens
+    collectives: str = "gloo"  # what carries tensors between ranks: gloo | nccl
 
     def placement(self, role: str, rank: int = 0) -> Placement:
         """The placement of one process; raises KeyError when the topology has none."""
@@ -248,6 +228,8 @@ def parse_override(assignment: str) -> tuple[str, str]:
     """`section.key=value` as given to `--set`; raises InvalidField."""
     dotted, equals, value = assignment.partition("=")
     if not equals or "." not in dotted:
+        if equals and (removal := removal_of(dotted.strip())) is not None:
+            raise InvalidField(dotted.strip(), removal)
         home = home_of(dotted.strip(), known_keys())
         hint = "" if home is None else f" (nearest: {home}={value})"
         raise InvalidField("--set", f"{assignment!r} is not of the form section.key=value{hint}")

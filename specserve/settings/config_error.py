@@ -19,7 +19,7 @@ def as_invalid_field(
     *,
     strict: bool,
 ) -> InvalidField:
-    """msgspec says "Expected `int` >= 1 - at `$.engine.block_size`", and nothing of the value.
+    """msgspec says "Expected `int` >= 1 - at `$.speculation.fan_out`", and nothing of the value.
 
     `sections` is what was converted to `config`; unless `strict`, values may be text.
     """

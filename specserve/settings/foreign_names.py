@@ -21,15 +21,13 @@ FOREIGN_FLAGS: dict[str, tuple[str, ...]] = {
     ),
     "engine.kv_memory": (
         "--gpu-memory-utilization", "--mem-fraction-static", "--kv-cache-memory-bytes",
+        "--num-gpu-blocks-override",
     ),
     "engine.kv_dtype": ("--kv-cache-dtype", "--cache-type-k", "-ctk", "--cache-type-v", "-ctv"),
-    "engine.num_blocks": ("--num-gpu-blocks-override",),
-    "engine.block_size": ("--block-size", "--page-size"),
     "engine.prefix_cache": (
         "--enable-prefix-caching", "--no-enable-prefix-caching", "--disable-radix-cache",
     ),
     "engine.cuda_graphs": ("--enforce-eager", "--disable-cuda-graph"),
-    "server.max_logprobs": ("--max-logprobs",),
     "speculation.mode": ("--speculative-algorithm", "--speculative-algo"),
     "speculation.drafter": (
         "--speculative-config", "-sc", "--speculative-model", "--speculative-draft-model-path",

@@ -15,6 +15,7 @@ from specserve.models.config import ModelSpec
 from specserve.models.dealing import check_ranks, deal_heads
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.settings.config import (
+    BLOCK_SIZE,
     Config,
     EngineConfig,
     ModelConfig,
@@ -41,13 +42,9 @@ _DEVICES = ("cpu", "cuda")
 _NAMES = {  # keys of [speculation] that take one of a few names
     "mode": ("off", "sync", "async", "auto"),
     "verification": tuple(rule.value for rule in VerificationRule),
-    "fan_out_rule": ("measured", "geometric", "uniform"),
-    "link": ("shm", "nccl", "gloo"),
+    "link": ("shm", "nccl"),
     "miss_policy": ("auto", "skip", "ngram", "draft_here", "draft_now"),
-    "layout": (None, "anchor-first", "fill-in"),
 }
-_COLLECTIVES = ("gloo", "nccl")
-_LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 _KV_SHARE_OF_MEMORY = 0.25  # of host memory, all ranks together
 _DRAFT_LAYERS = 5  # of a large drafter
@@ -65,8 +62,8 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     check_ranks(spec, topology.num_target_ranks)
     device = resolve_device(config, topology, hardware)
     placements, oversubscribed = _place(config, topology, device, hardware)
-    _check_nccl("speculation.link", config.speculation.link, device)
-    collectives = _resolve_collectives(config.topology.collectives, device, oversubscribed)
+    _check_link(config.speculation.link, device)
+    collectives = _collectives(device, shares_devices=oversubscribed)
     model = _resolve_model(config.model, device, spec, folder)
     if model.ballast is not None:
         spec = with_ballast(spec, parse_count(model.ballast, "model.ballast"))
@@ -78,9 +75,9 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     kv_bytes = kv_bytes_by_rank(spec, dtype=kv_dtype, tensor_parallel=ranks)
     draft_bytes = _draft_bytes_per_token(config.speculation, spec, dtype=kept)
     pool = _KvPool(
-        block_bytes=config.engine.block_size * max(kv_bytes),
-        bytes_in_all=config.engine.block_size * (sum(kv_bytes) + draft_bytes),
-        blocks_per_context=math.ceil(context_len / config.engine.block_size),
+        block_bytes=BLOCK_SIZE * max(kv_bytes),
+        bytes_in_all=BLOCK_SIZE * (sum(kv_bytes) + draft_bytes),
+        blocks_per_context=math.ceil(context_len / BLOCK_SIZE),
         available=int(hardware.available_memory * _KV_SHARE_OF_MEMORY),
     )
     num_blocks = _resolve_num_blocks(config.engine, device, pool)
@@ -91,9 +88,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         _check_memory(cpu_weight_bytes(spec, model, ranks), pools, hardware.available_memory)
     return ResolvedConfig(
         model=model,
-        topology=msgspec.structs.replace(
-            config.topology, topology=str(topology), device=device, collectives=collectives
-        ),
+        topology=msgspec.structs.replace(config.topology, topology=str(topology), device=device),
         engine=_with_pool(engine, num_blocks, pool),
         server=config.server,
         speculation=msgspec.structs.replace(
@@ -102,6 +97,8 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         telemetry=config.telemetry,
         placements=placements,
         oversubscribed=oversubscribed,
+        num_blocks=num_blocks,
+        collectives=collectives,
     )
 
 
@@ -119,7 +116,7 @@ def kv_bytes_per_token(spec: ModelSpec, *, dtype: str, tensor_parallel: int = 1)
 
 def cpu_weight_bytes(spec: ModelSpec, model: ModelConfig, num_ranks: int) -> int:
     """Bytes of the target's weights on all ranks together; `model` is resolved."""
-    weights = spec.num_params * (2 if model.half_weights else _DTYPE_BYTES[model.dtype or ""])
+    weights = spec.num_params * _DTYPE_BYTES[model.dtype or ""]
     # Every rank looks tokens and positions up in whole tables, whatever products are made with.
     rotary = 2 * (model.max_model_len or spec.max_position_embeddings) * spec.head_dim
     tables = spec.vocab_size * spec.hidden_size + rotary
@@ -144,16 +141,10 @@ def _check_seams(config: Config, topology: Topology) -> None:
     _check_generation_config(config.model.generation_config)
     _check_mode(config.speculation.mode, topology)
     _check_uses(config.speculation, topology)
-    _check_wait(config, topology)
     if config.telemetry.log_level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
         level = config.telemetry.log_level
         raise InvalidField("telemetry.log_level", f"{level!r} is not known ({known})")
-    if config.server.host not in _LOOPBACK_HOSTS:
-        raise Unsupported(
-            f"server.host: {config.server.host!r} is not a loopback address; this version has no "
-            "authentication (127.0.0.1)"
-        )
 
 
 def _check_generation_config(wish: str) -> None:
@@ -163,11 +154,9 @@ def _check_generation_config(wish: str) -> None:
 
 def _check_uses(speculation: SpeculationConfig, topology: Topology) -> None:
     """What would be read by nobody is a mistake of whoever set it."""
-    if not topology.num_draft_processes:
-        for key in ("draft_threads", "saguaro_c"):
-            if getattr(speculation, key) != getattr(SpeculationConfig(), key):
-                problem = f"is for draft processes, {topology} has none"
-                raise InvalidField(f"speculation.{key}", problem)
+    if not topology.num_draft_processes and speculation.draft_threads is not None:
+        problem = f"is for draft processes, {topology} has none"
+        raise InvalidField("speculation.draft_threads", problem)
     if topology.num_draft_processes and speculation.gamma == 1:
         problem = "1: the last token of a block that is pushed is never verified, so 2 is the least"
         raise InvalidField("speculation.gamma", problem)
@@ -177,27 +166,11 @@ def _check_uses(speculation: SpeculationConfig, topology: Topology) -> None:
         raise InvalidField("speculation.miss_policy", problem)
 
 
-def _check_wait(config: Config, topology: Topology) -> None:
-    """No round may take so long that it looks like a hang."""
-    speculation = config.speculation
-    waits = speculation.mode in ("async", "auto") and speculation.miss_policy in (
-        "auto",
-        "draft_now",
-    )
-    if not waits or not topology.num_draft_processes:
-        return
-    wait_s, hang_s = config.speculation.draft_wait_ms / 1e3, config.engine.hang_timeout_s
-    if wait_s >= hang_s / 2:
-        limit = f"has to be less than half of engine.hang_timeout_s, {hang_s:g} s"
-        raise InvalidField("speculation.draft_wait_ms", f"{wait_s * 1e3:g} {limit}")
-
-
 def _check_names(speculation: SpeculationConfig) -> None:
     for key, known in _NAMES.items():
-        value: str | None = getattr(speculation, key)
+        value: str = getattr(speculation, key)
         if value not in known:
-            problem = f"{value!r} is not known ({', '.join(filter(None, known))})"
-            raise InvalidField(f"speculation.{key}", problem)
+            raise InvalidField(f"speculation.{key}", f"{value!r} is not known ({', '.join(known)})")
 
 
 def _check_mode(mode: str, topology: Topology) -> None:
@@ -216,19 +189,16 @@ def _check_mode(mode: str, topology: Topology) -> None:
         )
 
 
-def _check_nccl(field: str, name: str, device: str) -> None:
-    if name == "nccl" and device != "cuda":
-        raise Unsupported(f"{field}: nccl carries tensors between CUDA devices, this is {device}")
+def _check_link(link: str, device: str) -> None:
+    if link == "nccl" and device != "cuda":
+        raise Unsupported(
+            f"speculation.link: nccl carries tensors between CUDA devices, this is {device} (shm)"
+        )
 
 
-def _resolve_collectives(name: str | None, device: str, oversubscribed: bool) -> str:
-    if name is None:
-        return "nccl" if device == "cuda" and not oversubscribed else "gloo"
-    if name not in _COLLECTIVES:
-        problem = f"{name!r} is not known ({', '.join(_COLLECTIVES)})"
-        raise InvalidField("topology.collectives", problem)
-    _check_nccl("topology.collectives", name, device)
-    return name
+def _collectives(device: str, *, shares_devices: bool) -> str:
+    """What carries tensors between ranks."""
+    return "nccl" if device == "cuda" and not shares_devices else "gloo"
 
 
 def _check_batch(engine: EngineConfig) -> None:
@@ -268,7 +238,6 @@ def _place(
         topology,
         hardware.cores,
         threads,
-        pin=wish.pin,
         oversubscribe=wish.oversubscribe,
     )
 
@@ -279,13 +248,6 @@ def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Pat
     dtype = model.dtype or ("float32" if whole else spec.dtype)
     if dtype not in _DTYPE_BYTES:
         raise InvalidField("model.dtype", f"{dtype!r} is not known ({', '.join(_DTYPE_BYTES)})")
-    is_wish = model.half_weights is not None if device == "cpu" else model.half_weights
-    has_choice = (device, dtype) == ("cpu", "float32")
-    if is_wish and not has_choice:
-        problem = f"is for --dtype float32 on the CPU, not {dtype} on {device}"
-        if spec.quantised and model.dtype is None:
-            problem += ", which quantised weights are served in unless --dtype says otherwise"
-        raise InvalidField("model.half_weights", problem)
     own_len = spec.max_position_embeddings
     max_model_len = model.max_model_len or own_len
     if max_model_len > own_len:
@@ -295,18 +257,17 @@ def _resolve_model(model: ModelConfig, device: str, spec: ModelSpec, folder: Pat
         target=str(folder),
         name=model.name or default_name(folder),
         dtype=dtype,
-        half_weights=model.half_weights if has_choice else False,
         max_model_len=max_model_len,
     )
 
 
 def _fit_context(config: Config, model: ModelConfig, num_blocks: int) -> ModelConfig:
     """A context that fits into the pool: a wish that does not is refused, the default shrinks."""
-    room, wish = num_blocks * config.engine.block_size, config.model.max_model_len
+    room, wish = num_blocks * BLOCK_SIZE, config.model.max_model_len
     if wish is not None and wish > room:
         raise Unsupported(
-            f"model.max_model_len: {wish} tokens exceed the KV pool, "
-            f"{num_blocks} blocks of {config.engine.block_size}"
+            f"model.max_model_len: {wish} tokens exceed the KV pool, which holds {room} "
+            "(engine.kv_memory)"
         )
     return msgspec.structs.replace(model, max_model_len=min(model.max_model_len or room, room))
 
@@ -320,7 +281,7 @@ def _check_memory(weights: int, pools: int, available: int) -> None:
         raise Unsupported(
             f"memory: weights of {format_bytes(weights)} and KV pools, with draft contexts, of "
             f"{format_bytes(pools)} exceed the {format_bytes(available)} available "
-            "(model.ballast, model.half_weights, engine.kv_memory, engine.kv_dtype)"
+            "(model.ballast, model.dtype, engine.kv_memory, engine.kv_dtype)"
         )
 
 
@@ -370,22 +331,19 @@ def _graph_obstacle(topology: Topology, device: str, collectives: str) -> str | 
     if device != "cuda":
         return f"the device is {device}"
     if topology.num_target_ranks > 1 and collectives != "nccl":
-        return f"ranks meet by {collectives}, through the host (topology.collectives)"
+        return f"ranks that share a device meet by {collectives}, through the host"
     return None
 
 
 def _with_pool(engine: EngineConfig, num_blocks: int | None, pool: _KvPool) -> EngineConfig:
-    """Of `num_blocks`; a wish for its memory that blocks overrule is not repeated."""
-    kv_memory = engine.kv_memory
-    if num_blocks is not None and (kv_memory is None or engine.num_blocks is not None):
-        kv_memory = format_bytes(num_blocks * pool.block_bytes)
-    return msgspec.structs.replace(engine, num_blocks=num_blocks, kv_memory=kv_memory)
+    """What the pool takes, where nobody said what it may."""
+    if num_blocks is None or engine.kv_memory is not None:
+        return engine
+    return msgspec.structs.replace(engine, kv_memory=format_bytes(num_blocks * pool.block_bytes))
 
 
 def _resolve_num_blocks(engine: EngineConfig, device: str, pool: _KvPool) -> int | None:
     """Blocks of the KV pool; None where only the target node can tell (CUDA without kv_memory)."""
-    if engine.num_blocks is not None:
-        return engine.num_blocks
     if engine.kv_memory is not None:
         num_blocks = parse_bytes(engine.kv_memory, "engine.kv_memory") // pool.block_bytes
     elif device == "cuda":

@@ -2,8 +2,8 @@
 """From "4+1" to a place for every process: devices and cores. Pure; starts nothing.
 
 On CPU target rank r takes the r-th run of `threads` cores of those this process may use, each
-draft process the next `draft_threads`, and the API process what is left. On CUDA ranks and drafts
-take devices in order and nothing is tied to cores.
+draft process the next `draft_threads`, and the API process what is left; with `oversubscribe`
+nothing is tied to cores. On CUDA ranks and drafts take devices in order, and nothing is either.
 """
 
 import re
@@ -53,7 +53,6 @@ def place_on_cpu(
     cores: Sequence[int],
     threads: CpuThreads,
     *,
-    pin: bool,
     oversubscribe: bool,
 ) -> tuple[tuple[Placement, ...], bool]:
     """Placements of all processes, and whether cores are oversubscribed.
@@ -68,8 +67,7 @@ def place_on_cpu(
             f"topology.topology: {topology} with {_per_process(threads, topology)} needs "
             f"{sum(wanted)} cores, this process may use {len(cores)}; --oversubscribe shares them"
         )
-    # Unpinned where it is unwanted or cores are short: nobody gets any of his own.
-    left = list(cores) if pin and not short else []
+    left = [] if oversubscribe else list(cores)  # what is shared is nobody's own
     placements: list[Placement] = []
     for (role, rank), count in zip(nodes, wanted, strict=True):
         own, left = tuple(left[:count]), left[count:]

@@ -26,12 +26,13 @@ class Miss(enum.StrEnum):
 
 
 _SILENCE_S = 1.0  # after a wait in vain
+_MAX_WAIT_S = 0.05  # for draft processes that are attached; a round may not look like a hang
 
 
 class MissPolicy:
     """What is done about misses: as told, or nothing where that cannot be done."""
 
-    def __init__(self, miss: Miss = Miss.SKIP, *, max_wait_s: float = 0.05) -> None:
+    def __init__(self, miss: Miss = Miss.SKIP, *, max_wait_s: float = _MAX_WAIT_S) -> None:
         """`miss`: before anything else is told; `max_wait_s` bounds every wait."""
         self.max_wait_s = max_wait_s
         self._miss = miss

@@ -9,8 +9,9 @@ import torch
 from specserve.drafters import colocated as colocated_drafters
 from specserve.drafters.context_room import ContextRoom
 from specserve.processes.process import ChildArguments
-from specserve.settings.config import ResolvedConfig, SpeculationConfig
+from specserve.settings.config import NUM_KEPT, ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
+from specserve.settings.resolve import kv_bytes_per_token
 from specserve.transport.control.draft_control import DraftControlTarget
 from specserve.transport.group_link.ends import GroupTargetEnd, Meeting
 from specserve.transport.link.ends import TargetLinkEnd
@@ -78,10 +79,10 @@ def _fallbacks(speculation: SpeculationConfig) -> list[Miss]:
 
 
 def _drafting_with(speculation: SpeculationConfig, drafter: str) -> SpeculationConfig:
-    """The same with another drafter; a local head, a layout belong to the one they came with."""
+    """The same with another drafter; a local head belongs to the one that it came with."""
     if drafter == speculation.drafter:
         return speculation
-    return msgspec.structs.replace(speculation, drafter=drafter, local_head=None, layout=None)
+    return msgspec.structs.replace(speculation, drafter=drafter, local_head=None)
 
 
 class _Builder:
@@ -127,9 +128,7 @@ class _Builder:
             self._links(arguments, name, limits),
             admission=self._admission(gamma, positions),
             features=features,
-            policy=MissPolicy(
-                _fallbacks(speculation)[0], max_wait_s=speculation.draft_wait_ms / 1e3
-            ),
+            policy=MissPolicy(_fallbacks(speculation)[0]),
             local=local,
             backend=self._runner.backend,
         )
@@ -173,7 +172,7 @@ class _Builder:
             feature_size=feature_size,
             max_positions=positions or self._sampler.max_model_len,
             max_rows=self._config.engine.max_batch_rows,
-            max_kept=self._config.speculation.num_kept,
+            max_kept=NUM_KEPT,
         )
 
     def _links(self, arguments: ChildArguments, name: str, limits: LinkLimits) -> DraftLinks:
@@ -199,7 +198,6 @@ class _Builder:
         meeting = Meeting(
             folder=folder,
             draft=draft,
-            backend=speculation.link,
             device=self._device,
             timeout_s=speculation.draft_timeout_s,
         )
@@ -230,13 +228,20 @@ class _Builder:
             drafter,
             features,
             vocab_size=runner.model.config.vocab_size,
-            num_kept=speculation.num_kept,
+            num_kept=NUM_KEPT,
             gamma=speculation.gamma,
             max_extension=self._config.engine.max_batch_tokens,
             backend=runner.backend,
         )
-        draft.room = ContextRoom(num_tokens, self._config.engine.block_size, max_len)
+        draft.room = self._room(num_tokens, max_len)
         return draft
+
+    def _room(self, num_tokens: int, max_len: int) -> ContextRoom:
+        model = self._runner.model
+        token_bytes = kv_bytes_per_token(
+            model.config, dtype=self._config.kv_dtype, tensor_parallel=model.parallel.size
+        )
+        return ContextRoom(num_tokens, token_bytes, max_len)
 
     def _features_of(self, folder: str) -> FeatureCache | None:
         """What the drafter in `folder` reads; kept once for all that use it."""

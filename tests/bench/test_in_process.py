@@ -1,6 +1,5 @@
 """A node inside the bench: what its rounds are told as."""
 
-import msgspec
 import pytest
 import torch
 
@@ -82,12 +81,13 @@ def test_coupled_text_is_that_of_plain_decoding(model, drafter, temperature):
 def test_a_drafter_that_is_the_target_itself_is_never_rejected(model, folder, rule):
     located = DrafterChoice(label="self", drafter=str(folder), gamma=4).located(folder)
     drafter = colocated.load(
-        msgspec.structs.replace(located, drafter_bits=32),  # fewer, and it would be another law
+        located,
         target=folder,
         model=model,
         backend=BACKEND,
         num_context_tokens=SIZE.num_context_tokens,
         max_positions=SIZE.max_positions(4, model.config),
+        bits=32,  # fewer, and it would be another law
     )
     whole_law = Speculating(drafter, rule, gamma=4, num_kept=model.config.vocab_size)
     run = Engine(model, SIZE, whole_law).run(job())

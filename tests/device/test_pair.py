@@ -44,11 +44,8 @@ def test_blocks_of_a_draft_process_are_verified(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saguaro_c", [None, 4.0])
-def test_plain_rejection_with_and_without_saguaro(
-    cuda: PretendedCuda, models: Models, saguaro_c: float | None
-):
-    drafting = Drafting(wave=8, fan_out=32, pace=(8,), saguaro_c=saguaro_c)
+def test_plain_rejection(cuda: PretendedCuda, models: Models):
+    drafting = Drafting(wave=8, fan_out=32, pace=(8,))
     settings = {"default_rule": VerificationRule.REJECTION, "miss": Miss.SKIP}
     with pair_on_device(models, "dspark vanilla", drafting, **settings) as pair:
         finished(pair, both_kinds())

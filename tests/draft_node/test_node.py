@@ -7,25 +7,27 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
 from draft_node import node as module
 from draft_node.node import SILENCE, DraftNode
 from draft_node.prespeculation.presolve import Presolve
-from draft_node.prespeculation.waves import WaveSettings
-from draft_node.start import refuse_large_pushes
+from draft_node.prespeculation.waves import USUAL_SIZE, WaveSettings
 from draft_node.streams import Streams
 from specserve.drafters.load import DrafterOptions
 from specserve.drafters.warm_up import warm_up
 from specserve.errors import InvalidField
 from specserve.processes.process import decode_report
 from specserve.settings.config import (
+    NUM_KEPT,
     EngineConfig,
     ModelConfig,
     Placement,
     ResolvedConfig,
     SpeculationConfig,
+    load_config,
     write_resolved,
 )
 from specserve.transport.control.draft_control import (
@@ -39,7 +41,7 @@ from specserve.transport.control.draft_control import (
     feature_bytes,
 )
 from specserve.transport.link.frames import LinkLimits
-from specserve.transport.link.messages import Report
+from specserve.transport.link.messages import BlockKey, Push, Report
 from specserve.transport.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
 from tests.backends.chosen import BACKEND
 from tests.draft_node.prespeculation.rounds import (
@@ -287,23 +289,45 @@ def test_warming_up_leaves_nothing_behind(drafter, size, max_positions):
     assert drafter.context_len(-1) == 0
 
 
-def test_waves_that_no_link_would_carry_are_refused_by_name():
-    settings = WaveSettings(size=64, num_kept=4096)
-    with pytest.raises(InvalidField, match=r"speculation\.wave: 64 blocks .* 14\.0 MiB, .* 7 MiB"):
-        refuse_large_pushes(settings, gamma=7, vocab_size=150_000)
-    refuse_large_pushes(settings, gamma=7, vocab_size=2000)  # laws hold no more than that
-    refuse_large_pushes(WaveSettings(size=64, num_kept=512), gamma=8, vocab_size=150_000)
+def test_the_largest_push_there_may_be_fits_a_link():
+    """Blocks as long as may be asked for, with whole laws, in a wave as large as they get."""
+    most = 64
+    with pytest.raises(InvalidField, match=f"expected int from 1 to {most}"):
+        load_config(None, {"speculation.gamma": str(most + 1)})
+    limits = LinkLimits(
+        vocab_size=2**18, gamma=most, feature_size=1, max_positions=2**17, max_rows=1,
+        max_kept=NUM_KEPT,
+    )  # fmt: skip
+    shape = (USUAL_SIZE, most)
+    push = Push(
+        keys=[BlockKey(1, 1, 2, place) for place in range(USUAL_SIZE)],
+        speculation_ids=list(range(1, USUAL_SIZE + 1)),
+        lengths=[most] * USUAL_SIZE,
+        token_ids=np.zeros(shape, np.int32),
+        confidences=np.ones(shape, np.float32),
+        law_ids=np.broadcast_to(np.arange(NUM_KEPT, dtype=np.int32), (*shape, NUM_KEPT)).copy(),
+        law_probs=np.full((*shape, NUM_KEPT), 1 / NUM_KEPT, np.float32),
+    )
+    fd = SharedRegion.create()
+    region = SharedRegion.attach(fd)
+    try:
+        target, draft = RingTargetEnd(region, limits), RingDraftEnd(region, limits)
+        target.epoch = draft.epoch = 1
+        assert draft.send(push)
+        assert len(target.receive()) == 1
+    finally:
+        region.close()
+        os.close(fd)
 
 
 def start_process(peer, target, folder, drafter=None):
     """A draft process for `drafter`, None: that in `folder`, and what it reports."""
     config = ResolvedConfig(
         model=ModelConfig(target=str(target.folder), dtype="float32", max_model_len=128),
-        engine=EngineConfig(num_blocks=64),
-        speculation=SpeculationConfig(
-            mode="async", drafter=drafter or str(folder), num_kept=16, fan_out=8, wave=4
-        ),
+        engine=EngineConfig(kv_dtype="float32"),
+        speculation=SpeculationConfig(mode="async", drafter=drafter or str(folder), fan_out=8),
         placements=(Placement(role="draft", rank=0, device="cpu"),),
+        num_blocks=64,
     )
     write_resolved(config, folder / "resolved.json")
     read_end, write_end = os.pipe()

@@ -227,14 +227,13 @@ def test_a_stream_without_memory_is_left_alone_until_another_ends(small, caplog)
 )
 def test_a_shortage_names_the_setting_and_a_value_that_would_do(target, caplog, wish, grown):
     """24 rows share a prefix in the target's cache, whose blocks are too few without it."""
-    block_size, lengths = 4, [25 + place % 8 for place in range(24)]
+    lengths = [25 + place % 8 for place in range(24)]
 
-    def num_starved(num_blocks: int, more: int = 0) -> int:
-        num_tokens = num_blocks * block_size
+    def num_starved(num_tokens: int, more: int = 0) -> int:
         drafter = LanguageModelDrafter(
             load(target.folder), backend=BACKEND, gamma=2, num_context_tokens=num_tokens
         )
-        room = ContextRoom(num_tokens, block_size, max_len=40)
+        room = ContextRoom(num_tokens, 2**20, max_len=40)  # a MiB each
         streams = Streams(drafter, dtype=torch.float32, device=CPU, room=room)
         for number, length in enumerate(lengths):
             known = TEXT[: min(length + more, 40)]
@@ -243,14 +242,14 @@ def test_a_shortage_names_the_setting_and_a_value_that_would_do(target, caplog, 
             pass
         return sum(stream.is_starved for stream in streams)
 
-    assert num_starved(150) > 0
+    assert num_starved(600) > 0
     (line,) = caplog.messages
-    assert "draft contexts hold 600 (engine.num_blocks=150)" in line
+    assert "draft contexts hold 600; set engine.kv_memory=" in line
     assert "(model.max_model_len=40)" in line
-    found = re.search(rf"(\d+) {wish}", line)
+    found = re.search(rf"(\d+)MiB {wish}", line)
     assert found is not None
     assert num_starved(int(found[1]), grown) == 0
-    assert num_starved(int(found[1]) - 8, grown) > 0
+    assert num_starved(int(found[1]) - 32, grown) > 0
 
 
 def test_contexts_that_nobody_reports_on_make_room_first(small):

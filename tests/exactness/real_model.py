@@ -19,7 +19,7 @@ from tests.service.blows import draft_pids
 from tests.service.chaos import end
 from tests.service.test_failures import Launched
 
-_COMMON = ("--target", "smollm2", "--max-model-len", "512", "--set", "topology.pin=false")
+_COMMON = ("--target", "smollm2", "--max-model-len", "512", "--oversubscribe")
 _LM = ("--drafter", "smollm2")
 SERVICES = {
     "sync": ("--speculation", "sync"),

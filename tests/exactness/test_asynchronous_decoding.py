@@ -11,11 +11,11 @@ from functools import partial
 import msgspec
 import pytest
 
-from specserve.transport.link.loopback import Script
 from specserve.types import Request
 from target_node.planning.budget import SurvivalBudget
 from target_node.speculation.miss_policy import Miss
 from tests.exactness.speculative import Models, RandomBudget, make_models, requests, run
+from tests.specserve.transport.link.loopback import Script
 from tests.target_node.in_process import InProcessTarget
 from tests.target_node.in_process_pair import InProcessPair
 from tests.target_node.scripted_drafts import Drafting

@@ -19,7 +19,6 @@ import pytest
 from specserve.audit.chi_square import power
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.rule import VerificationRule
-from specserve.transport.link.loopback import Script
 from target_node.planning.budget import SurvivalBudget
 from target_node.speculation.miss_policy import Miss
 from tests.exactness.dice import (
@@ -37,6 +36,7 @@ from tests.exactness.dice import (
 )
 from tests.exactness.speculative import RandomBudget
 from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
+from tests.specserve.transport.link.loopback import Script
 
 FALSE_ALARMS = 1e-6
 NUM_ANSWERS = 320
@@ -61,7 +61,6 @@ TABLES = {
     # With as many outcomes prepared as elsewhere hardly a round would miss.
     "few places": Table(drafting=replace(IN_TIME, fan_out=2), places=ROWS + 30),
     "few blocks": Table(drafting=IN_TIME, num_blocks=300),
-    "saguaro": Table(drafting=replace(IN_TIME, saguaro_c=0.3)),
     "moody coins": Table(drafting=ONE_OUTCOME, dice=COINS, drafter=MoodyDieDrafter),
     "moody lengths": Table(
         drafting=IN_TIME, drafter=MoodyDieDrafter, budget=partial(SurvivalBudget, 0.3)
@@ -82,7 +81,6 @@ ONE_RULE = {
     "any regime": FORESEEABLE,
     "few places": FORESEEABLE,
     "few blocks": REJECTION,
-    "saguaro": REJECTION,
     "moody coins drafted here": REJECTION,
 }
 # A second and a half each: what mixes up rows, blocks, laws or keys falls to one of these.

@@ -21,7 +21,8 @@ from tests.device.both_samplers import compare_races, compare_tests
 from tests.device.growing_rows import Rows, assert_near
 from tests.device.worlds import drafter_on_device
 from tests.exactness.speculative import Models, make_models
-from tests.gpu.test_cuda_service import SMALL, model_info
+from tests.gpu.test_cuda_service import NCCL_ON_ONE_DEVICE, SMALL, model_info
+from tests.run_first import run_first
 from tests.service.test_failures import Launched
 
 pytestmark = [
@@ -117,13 +118,14 @@ def test_services_say_what_they_say_without(start_service: Callable[..., str], d
 
 
 @pytest.mark.slow
-def test_two_ranks_record_their_collectives_and_stop_at_once(start_service: Callable[..., str]):
+def test_two_ranks_record_their_collectives_and_stop_at_once(
+    start_service: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     """NCCL does not end a group whose collectives are still in a recording."""
     flags = (*SMALL, "--dtype", "float32", "--speculation", "off")
     plain = start_service(*flags, "--no-cuda-graphs")
-    launched = Launched(
-        *flags, "--topology", "2+0", "--oversubscribe", "--collectives", "nccl"
-    )  # fmt: skip
+    run_first(monkeypatch, tmp_path, ["specserve"], NCCL_ON_ONE_DEVICE)
+    launched = Launched(*flags, "--topology", "2+0", "--oversubscribe")
     try:
         recorded = launched.address()
         assert model_info(recorded).cuda_graphs

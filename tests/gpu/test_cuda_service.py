@@ -1,6 +1,7 @@
 """`launch --device cuda` end to end over gRPC: the first thing to run on a machine with a GPU."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 import pytest
@@ -11,6 +12,7 @@ from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.cli import main
 from specserve.client import Client
 from tests.exactness.workload import MAX_MODEL_LEN, differing, run, seeded_requests
+from tests.run_first import run_first
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,6 +24,10 @@ CUDA = ("--device", "cuda", "--max-model-len", str(MAX_MODEL_LEN))
 SMALL = (*CUDA, "--kv-memory", "256MiB")
 # Texts are a property of seeds alone only where arithmetic is deterministic.
 EXACT = (*SMALL, "--dtype", "float32", "--deterministic")
+NCCL_ON_ONE_DEVICE = """
+from specserve.settings import resolve
+resolve._collectives = lambda device, *, shares_devices: "nccl"
+"""
 DRAFTERS = {
     "dspark": ("--drafter", "dspark"),
     "dflash": ("--drafter", "dflash"),
@@ -87,19 +93,31 @@ def test_a_draft_process_on_the_same_device(
     assert bytes_received(address) > 0
 
 
+@pytest.fixture
+def nccl_on_one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ranks that share a device meet over NCCL, which is for ranks with one each."""
+    run_first(monkeypatch, tmp_path, ["specserve"], NCCL_ON_ONE_DEVICE)
+
+
 @pytest.mark.parametrize("collectives", ["gloo", "nccl"])
 def test_two_ranks_on_the_same_device(
-    start_service: Callable[..., str], plain: list, collectives: str
+    request: pytest.FixtureRequest,
+    start_service: Callable[..., str],
+    plain: list,
+    collectives: str,
 ):
-    flags = ("--topology", "2+0", "--oversubscribe", "--collectives", collectives)
+    if collectives == "nccl":
+        request.getfixturevalue("nccl_on_one_device")
+    flags = ("--topology", "2+0", "--oversubscribe")
     address = start_service(*EXACT, *flags, "--speculation", "off")
     assert model_info(address).tensor_parallel == 2
     assert differing(plain, run(address, seeded_requests(40), concurrency=8)) == []
 
 
+@pytest.mark.usefixtures("nccl_on_one_device")
 def test_everything_over_nccl_on_the_same_device(start_service: Callable[..., str], plain: list):
     """Ranks and a draft process: groups of the target and of the link in one process."""
-    flags = ("--topology", "2+1", "--oversubscribe", "--collectives", "nccl", "--link", "nccl")
+    flags = ("--topology", "2+1", "--oversubscribe", "--link", "nccl")
     address = start_service(*EXACT, *flags, "--speculation", "async", "--drafter", "dspark")
     assert differing(plain, run(address, seeded_requests(40), concurrency=8, shuffle_seed=4)) == []
     assert bytes_received(address) > 0
@@ -120,7 +138,7 @@ def test_the_audit_passes():
 
 
 @pytest.mark.multigpu
-@pytest.mark.parametrize("link", ["nccl", "gloo"])
+@pytest.mark.parametrize("link", ["nccl", "shm"])
 def test_a_draft_process_on_a_device_of_its_own(
     start_service: Callable[..., str], plain: list, link: str
 ):

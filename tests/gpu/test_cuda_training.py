@@ -19,7 +19,6 @@ from specserve.commands import calibrate as calibrate_command
 from specserve.commands.calibrate import Job
 from specserve.drafters.load import load_drafter
 from specserve.drafters.weights import TargetWeights
-from specserve.settings.config import SpeculationConfig
 from tests.draft_node.training.drafters import TEXT, write_target
 from tests.specserve.drafters.checkpoints import options
 
@@ -117,9 +116,7 @@ def whole_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(calibrate_command.subprocess, "run", here)
-    monkeypatch.setattr(
-        calibration, "SpeculationConfig", lambda: SpeculationConfig(drafter_bits=32)
-    )
+    monkeypatch.setattr(calibration, "DRAFTER_BITS", 32)
 
 
 @pytest.mark.usefixtures("whole_weights")

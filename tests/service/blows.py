@@ -17,9 +17,9 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from specserve.transport.link.chaos import RingInjector
 from tests.service.draft_watch import DraftWatch, draft_pids, eventually, open_link
 from tests.service.test_failures import Launched
+from tests.specserve.transport.link.chaos import RingInjector
 
 DRAFT_TIMEOUT_S = 1.0
 _BATCH = 25  # frames at a time, to each side

@@ -87,29 +87,25 @@ def attack(
 
 def plainly(requests: list, *settings: str) -> list[Outcome]:
     """By a service without drafts, which ends before this returns."""
-    flags = [word for setting in ("topology.pin=false", *settings) for word in ("--set", setting)]
-    launched = Launched(*_COMMON, "--speculation", "off", *flags)
+    flags = [word for setting in settings for word in ("--set", setting)]
+    launched = Launched(*_COMMON, "--oversubscribe", "--speculation", "off", *flags)
     try:
         return run(launched.address(), requests, concurrency=8)
     finally:
         end(launched)
 
 
-def launch_async(topology: str = "1+1", *settings: str, oversubscribe: bool = True) -> Launched:
-    """With small waves and no waiting, and a target that takes long enough to draft meanwhile."""
+def launch_async(topology: str = "1+1", *settings: str) -> Launched:
+    """With few outcomes and no waiting, and a target that takes long enough to draft meanwhile."""
     settings = (
-        "topology.pin=false",
         "model.ballast=60M",
-        "speculation.wave=4",
         "speculation.fan_out=8",
         "speculation.miss_policy=skip",
         f"speculation.draft_timeout_s={DRAFT_TIMEOUT_S}",
         *settings,
     )
     flags = [word for setting in settings for word in ("--set", setting)]
-    mode = ["--topology", topology, "--speculation", "async"]
-    if oversubscribe:
-        mode.append("--oversubscribe")
+    mode = ["--topology", topology, "--speculation", "async", "--oversubscribe"]
     return Launched(*_COMMON, *mode, *flags)
 
 
@@ -145,7 +141,6 @@ def shortened(request: SeededRequest, max_tokens: int) -> SeededRequest:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topology", default="1+1")
-    parser.add_argument("--oversubscribe", action="store_true", help="more processes than devices")
     parser.add_argument("--requests", type=int, default=1000, help="of one pass")
     parser.add_argument("--max-tokens", type=int, default=64, help="of an answer; 8 or more")
     parser.add_argument("--kills", type=int, default=50)
@@ -164,11 +159,7 @@ def main() -> int:
         for request in seeded_requests(options.requests, options.seed)
     ]
     plain = plainly(requests)
-    launched = launch_async(
-        options.topology,
-        f"model.ballast={options.ballast}",
-        oversubscribe=options.oversubscribe,
-    )
+    launched = launch_async(options.topology, f"model.ballast={options.ballast}")
     schedule = {name: getattr(options, name) for name in ("kills", "stops", "garbage", "seed")}
     try:
         healthy, _ = attack(launched, plain, requests, **dict.fromkeys(schedule, 0))
@@ -178,7 +169,6 @@ def main() -> int:
         end(launched)
     report = {
         "topology": options.topology,
-        "oversubscribed": options.oversubscribe,
         "healthy": asdict(healthy),
         "under_attack": asdict(under_attack),
         "damage": damage.report(),

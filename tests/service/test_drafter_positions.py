@@ -39,7 +39,7 @@ def short(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", ["dspark", "dflash", "lm"])
 def test_nothing_is_drafted_beyond_the_positions_of_a_drafter(tmp_path, service, name, mode):
     drafter = short(tmp_path / name, name)
-    flags = ["--set", "topology.pin=false", "--drafter", str(drafter)]
+    flags = ["--oversubscribe", "--drafter", str(drafter)]
     launched = Launched(*flags, "--speculation", *mode)
     try:
         with Client(launched.address()) as client, Client(service) as plain:

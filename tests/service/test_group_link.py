@@ -3,10 +3,12 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.exactness.workload import Outcome, differing, run, seeded_requests
+from tests.run_first import run_first
 from tests.service.chaos import launched_async, plainly
 from tests.service.draft_watch import DraftWatch, draft_pids
 from tests.service.test_failures import Launched
@@ -22,10 +24,21 @@ def plain() -> list[Outcome]:
     return plainly(REQUESTS)
 
 
+PROCESSES = ("specserve", "specserve.processes.zygote", "target_node", "draft_node")
+GLOO_FOR_NCCL = """
+from specserve.settings import resolve
+from specserve.transport.group_link import ends
+from tests.specserve.transport.group_link.gloo import GlooMeeting
+resolve._check_link = lambda link, device: None
+ends.Meeting = GlooMeeting
+"""
+
+
 @pytest.fixture
-def launched() -> Iterator[Launched]:
+def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Launched]:
+    run_first(monkeypatch, tmp_path, PROCESSES, GLOO_FOR_NCCL)
     # Light enough to be in time beside a bare target even on a machine that does other things.
-    with launched_async("speculation.link=gloo", "speculation.drafter=dspark-async") as made:
+    with launched_async("speculation.link=nccl", "speculation.drafter=dspark-async") as made:
         yield made
 
 

@@ -23,7 +23,7 @@ REPETITIVE = "1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2,"
 
 @pytest.fixture(scope="module")
 def speculating() -> Iterator[str]:
-    with local_service(["--target", "tiny", "--set", "topology.pin=false", *SYNC]) as address:
+    with local_service(["--target", "tiny", "--oversubscribe", *SYNC]) as address:
         yield address
 
 

@@ -67,9 +67,9 @@ def test_the_version_is_printed(specserve):
         (("generate", "--n", "many", "x"), "argument --n: invalid int value: 'many'"),
         (("generate", "--logit-bias", "a=b", "x"), "--logit-bias: 'a=b' is not of the form"),
         (
-            ("generate", "--connect", "x:1", "--topology", "2+0", "--no-half-weights", "x"),
+            ("generate", "--connect", "x:1", "--topology", "2+0", "--no-deterministic", "x"),
             "--connect: a running service keeps its own settings; "
-            "drop --topology 2+0 --no-half-weights",
+            "drop --topology 2+0 --no-deterministic",
         ),
         (
             ("audit", "--connect", "x:1", "--config", "a.toml", "--set", "model.name=a b"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 LAUNCH = [sys.executable, "-m", "specserve", "launch", "--target", "tiny"]
-FLAGS = ["--device", "cpu", "--port", "0", "--set", "topology.pin=false", "--log-level", "warning"]
+FLAGS = ["--device", "cpu", "--port", "0", "--oversubscribe", "--log-level", "warning"]
 
 
 @pytest.fixture

@@ -112,11 +112,11 @@ def test_a_prompt_too_long_for_a_small_pool_says_what_to_raise():
         validate_request(request((1,) * 64), small)
     assert str(caught.value) == (
         "prompt: has 64 tokens; the limit is 63, "
-        "which leaves 1 of max_model_len 64, all that engine.num_blocks hold"
+        "which leaves 1 of max_model_len 64, all that engine.kv_memory holds"
     )
     with pytest.raises(InvalidField) as caught:
         validate_request(request((1,) * 64), LIMITS)
-    assert "num_blocks" not in str(caught.value)
+    assert "kv_memory" not in str(caught.value)
 
 
 EDGES = [

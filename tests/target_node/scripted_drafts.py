@@ -14,7 +14,6 @@ import msgspec
 import torch
 
 from draft_node.node import DraftNode
-from draft_node.prespeculation.fan_out import FanOutRule
 from draft_node.prespeculation.presolve import Presolve
 from draft_node.prespeculation.waves import WaveSettings
 from draft_node.streams import Streams
@@ -22,9 +21,9 @@ from specserve.drafters.protocol import Drafter
 from specserve.transport.control.draft_control import Attach, FromDraft, ToDraft
 from specserve.transport.link.ends import DraftLinkEnd, TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits
-from specserve.transport.link.loopback import Script, ScriptedChannel
 from specserve.transport.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
 from tests.backends.chosen import BACKEND
+from tests.specserve.transport.link.loopback import Script, ScriptedChannel
 
 CPU = torch.device("cpu")
 RING_BYTES = 1 << 20
@@ -62,9 +61,7 @@ class Drafting:
     wave: int = 4
     fan_out: int = 12
     num_kept: int = 16
-    saguaro_c: float | None = None
     usual_tokens: int | None = None  # chains with confidences may go beyond
-    rule: FanOutRule = FanOutRule.MEASURED
     max_extension: int = 64
     pace: Sequence[int] = (0, 1, 2, 4, 8)  # turns of a draft in one of the target's: any of these
     script: Script | None = None  # of the links; None: rings in shared memory
@@ -185,7 +182,6 @@ class DraftLife:
             size=drafting.wave,
             fan_out=drafting.fan_out,
             num_kept=drafting.num_kept,
-            saguaro_c=drafting.saguaro_c,
             usual_tokens=drafting.usual_tokens,
             goes_beyond=drafting.usual_tokens is not None,
         )
@@ -200,7 +196,7 @@ class DraftLife:
         self.node = DraftNode(
             introduction,
             streams=streams,
-            presolve=Presolve(drafter, streams, settings, rule=drafting.rule, backend=BACKEND),
+            presolve=Presolve(drafter, streams, settings, backend=BACKEND),
             control=self._wire.draft_end(self.index),
             region=self._own_region,
             open_link=self._draft_end,

@@ -420,15 +420,13 @@ class GetSpecConfigRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetSpecConfigResponse(_message.Message):
-    __slots__ = ("mode", "gamma", "num_draft_processes", "drafter", "verification", "fan_out", "wave", "fan_out_rule", "miss_policy")
+    __slots__ = ("mode", "gamma", "num_draft_processes", "drafter", "verification", "fan_out", "miss_policy")
     MODE_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_PROCESSES_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     FAN_OUT_FIELD_NUMBER: _ClassVar[int]
-    WAVE_FIELD_NUMBER: _ClassVar[int]
-    FAN_OUT_RULE_FIELD_NUMBER: _ClassVar[int]
     MISS_POLICY_FIELD_NUMBER: _ClassVar[int]
     mode: str
     gamma: int
@@ -436,10 +434,8 @@ class GetSpecConfigResponse(_message.Message):
     drafter: str
     verification: str
     fan_out: int
-    wave: int
-    fan_out_rule: str
     miss_policy: str
-    def __init__(self, mode: _Optional[str] = ..., gamma: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., drafter: _Optional[str] = ..., verification: _Optional[str] = ..., fan_out: _Optional[int] = ..., wave: _Optional[int] = ..., fan_out_rule: _Optional[str] = ..., miss_policy: _Optional[str] = ...) -> None: ...
+    def __init__(self, mode: _Optional[str] = ..., gamma: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., drafter: _Optional[str] = ..., verification: _Optional[str] = ..., fan_out: _Optional[int] = ..., miss_policy: _Optional[str] = ...) -> None: ...
 
 class WatchSpecStatsRequest(_message.Message):
     __slots__ = ("interval_s",)

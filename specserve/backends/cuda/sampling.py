@@ -59,6 +59,7 @@ def _race(
             min_p=min_p,
             max_top_k=max_top_k,
             any_top_p=bool(any_top_p),
+            any_min_p=True,
             may_wait=False,
         )
     batch = SamplingBatch(

@@ -154,6 +154,7 @@ class _RecordedRatio:
             min_p=words.min_p.view(torch.float64),
             max_top_k=self._shape.cuts.max_top_k,
             any_top_p=self._shape.cuts.any_top_p,
+            any_min_p=True,
             may_wait=False,
         )
 

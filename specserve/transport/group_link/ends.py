@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch._C._distributed_c10d import FileStore, Store
 
-from specserve.transport.group_link import gloo, nccl
+from specserve.transport.group_link import nccl
 from specserve.transport.group_link.attachment import Attachment
 from specserve.transport.group_link.lanes import Lanes
 from specserve.transport.link.ends import DraftLinkEnd, TargetLinkEnd
@@ -30,13 +30,16 @@ _CLOSE_S = 3.0  # threads that last longer end with the process
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where and how the two ends of one link meet."""
+    """Where and how the two ends of one link meet: over NCCL, unless a subclass says otherwise."""
 
     folder: Path  # that both know; nobody else may write there
     draft: int
-    backend: str  # gloo | nccl
-    device: torch.device  # of this process; gloo needs none
+    device: torch.device  # of this process
     timeout_s: float  # a draft may be silent for
+
+    def prepare(self) -> None:
+        """Before anything of torch.distributed is made."""
+        nccl.prepare()
 
     def join(self, rank: int, epoch: int, is_over: Callable[[], bool]) -> Lanes:
         """Waits for the peer to come to the same epoch. Raises `lanes.FAILURES`."""
@@ -44,12 +47,14 @@ class Meeting:
         try:
             store = FileStore(str(path), -1)
             self._await_peer(store, rank, is_over)
-            if self.backend == "nccl":
-                return nccl.join(store, rank, self.device, JOIN_S)
-            return gloo.join(store, rank, JOIN_S, self.timeouts_s(rank))
+            return self.open(store, rank)
         finally:
             if rank == TARGET:
                 self._tidy(epoch)
+
+    def open(self, store: Store, rank: int) -> Lanes:
+        """The way to a peer that is there. Raises `lanes.FAILURES`."""
+        return nccl.join(store, rank, self.device, JOIN_S)
 
     def timeouts_s(self, rank: int) -> tuple[float, float]:
         """For a frame out and a frame in. The target reads only when it has rounds."""
@@ -75,8 +80,7 @@ class _Way:
     """What is written goes to the peer, what is read came from it; a `Channel` for both."""
 
     def __init__(self, meeting: Meeting, rank: int, outgoing: ByteRing, incoming: ByteRing) -> None:
-        if meeting.backend == "nccl":
-            nccl.prepare()
+        meeting.prepare()
         self._meeting, self._rank = meeting, rank
         self._rings = outgoing, incoming
         self._attachment: Attachment | None = None

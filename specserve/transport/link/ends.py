@@ -1,7 +1,7 @@
 # pyright: strict
 """The two ends of a link over any pair of channels: number, seal, send; receive, check, count.
 
-Knows what frames are, not what carries them: a `Channel` is one direction of a ring or a loopback.
+Knows what frames are, not what carries them: a `Channel` is one direction of a ring, say.
 Nothing here blocks, and nothing that arrives can raise.
 """
 

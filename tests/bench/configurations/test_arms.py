@@ -9,13 +9,13 @@ from specserve.sampling.verification.rule import VerificationRule
 
 
 def test_an_arm_is_a_name_and_flags_of_launch():
-    word = "by hand: --speculation async --topology 1+1 --gamma 12 --set speculation.wave=4"
+    word = "by hand: --speculation async --topology 1+1 --gamma 12 --set speculation.fan_out=4"
     arm = read_arm(word, ["--dtype", "float32"], "smollm2")
     assert (arm.label, arm.regime, arm.threads) == ("by hand", "async", 1)
     assert arm.has_draft_process
     assert arm.flags == [
         "--dtype", "float32", "--speculation", "async", "--topology", "1+1", "--gamma", "12",
-        "--set", "speculation.wave=4", "--drafter", "smollm2",
+        "--set", "speculation.fan_out=4", "--drafter", "smollm2",
     ]  # fmt: skip
     assert arm.verification is VerificationRule.FORESEEABLE
 
@@ -45,7 +45,7 @@ def test_the_papers_arms_are_sound():
     assert [arm.regime for arm in arms] == ["off", "sync", "sync", "sync", *["async"] * 3]
     assert [arm.threads for arm in arms] == [1, 1, 1, 2, 1, 1, 1]
     for arm in arms:
-        check_arm(arm, ["--target", "tiny", "--set", "topology.pin=false", "--oversubscribe"])
+        check_arm(arm, ["--target", "tiny", "--oversubscribe"])
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,9 @@ import pytest
 from draft_node.prespeculation.fan_out import (
     NO_RANK,
     AcceptancePrior,
-    FanOutRule,
     HitCurve,
     HitCurves,
     allocate,
-    geometric_shares,
 )
 from draft_node.prespeculation.outcome_kind import OutcomeKind
 
@@ -35,19 +33,6 @@ def objective(weights, rates, counts):
 
 
 @pytest.mark.parametrize(
-    ("budget", "gamma", "accept_rate", "power", "expected"),
-    [
-        (24, 7, 0.8, 1, [3.8971, 3.4857, 3.1177, 2.7885, 2.4942, 2.2308, 1.9953, 3.9906]),
-        (24, 7, 0.6, 1, [6.0625, 4.6960, 3.6375, 2.8176, 2.1825, 1.6906, 1.3095, 1.6038]),
-        (12, 3, 0.7, 0.5, [3.4253, 2.7004, 2.1290, 3.7453]),
-    ],
-)
-def test_the_closed_form_is_that_of_theorem_12(budget, gamma, accept_rate, power, expected):
-    shares = geometric_shares(weights_of(accept_rate, gamma), budget, power)
-    assert shares == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize(
     ("budget", "gamma", "accept_rate", "loss", "power", "expected", "value"),
     [
         (16, 3, 0.8, 0.4, 1, [4, 3, 3, 6], 0.907467),
@@ -55,11 +40,11 @@ def test_the_closed_form_is_that_of_theorem_12(budget, gamma, accept_rate, power
         (10, 4, 0.7, 0.3, 0.5, [3, 2, 2, 1, 2], 0.790504),
     ],
 )
-def test_the_measured_rule_finds_the_optima_of_concave_curves(
+def test_allocation_finds_the_optima_of_concave_curves(
     budget, gamma, accept_rate, loss, power, expected, value
 ):
     weights, rates = weights_of(accept_rate, gamma), rates_of(loss, power, gamma + 1, budget)
-    counts = allocate(FanOutRule.MEASURED, weights, rates, budget)
+    counts = allocate(weights, rates, budget)
     assert counts.tolist() == expected
     assert objective(weights, rates, counts) == pytest.approx(value, abs=1e-6)
 
@@ -70,36 +55,28 @@ def test_greedy_allocation_equals_brute_force_on_concave_curves():
         num_slots, num_ranks, budget = 3, 5, int(source.integers(1, 9))
         weights = source.random(num_slots)
         rates = np.sort(source.random((num_slots, num_ranks)), axis=1)[:, ::-1]
-        counts = allocate(FanOutRule.MEASURED, weights, rates, budget)
+        counts = allocate(weights, rates, budget)
         every = itertools.product(range(num_ranks + 1), repeat=num_slots)
         best = max(objective(weights, rates, n) for n in every if sum(n) <= budget)
         assert objective(weights, rates, counts) == pytest.approx(best)
         assert counts.sum() <= budget
 
 
-@pytest.mark.parametrize("rule", FanOutRule)
-def test_nothing_is_allotted_beyond_the_candidates_there_are(rule):
+def test_nothing_is_allotted_beyond_the_candidates_there_are():
     rates = np.zeros((3, 8))
     rates[0, :2], rates[2, :1] = 0.3, 0.9
-    counts = allocate(rule, np.array([0.2, 0.5, 0.3]), rates, 20)
+    counts = allocate(np.array([0.2, 0.5, 0.3]), rates, 20)
     assert counts.tolist() == [2, 0, 1]
 
 
-@pytest.mark.parametrize("rule", FanOutRule)
-def test_a_budget_is_used_up_but_not_exceeded(rule):
+def test_a_budget_is_used_up_but_not_exceeded():
     weights = np.array([0.4, 0.0, 0.35, 0.25])
-    counts = allocate(rule, weights, rates_of(0.5, 1, 4, 32), 17)
+    counts = allocate(weights, rates_of(0.5, 1, 4, 32), 17)
     assert counts.sum() == 17
-
-
-def test_uniform_shares_are_equal_within_one():
-    counts = allocate(FanOutRule.UNIFORM, np.array([0.9, 0.1, 0.0]), np.full((3, 9), 0.1), 8)
-    assert sorted(counts.tolist()) == [2, 3, 3]
 
 
 def test_allocation_can_see_neither_tokens_nor_noise():
     assert list(inspect.signature(allocate).parameters) == [
-        "rule",
         "weights",
         "hit_rates",
         "budget",

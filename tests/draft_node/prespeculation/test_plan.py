@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from draft_node.prespeculation.fan_out import NO_RANK, FanOutRule, HitCurves
+from draft_node.prespeculation.fan_out import NO_RANK, HitCurves
 from draft_node.prespeculation.outcome_kind import OutcomeKind
 from draft_node.prespeculation.outcomes import NO_TOKEN
 from draft_node.prespeculation.plan import InFlight, Planner, in_flight
@@ -22,8 +22,8 @@ def block_of(token_ids, confidences=None):
     return DraftedBlock(1, BlockKey(1, 1, 2, 9), token_ids, confidences, None, 0)
 
 
-def planner(rule=FanOutRule.MEASURED, fan_out=6, num_spare=4):
-    return Planner(rule, fan_out, num_spare, HitCurves(8))
+def planner(fan_out=6, num_spare=4):
+    return Planner(fan_out, num_spare, HitCurves(8))
 
 
 def candidates(num_slots, num_ranks=8):
@@ -66,10 +66,9 @@ def test_outcomes_beyond_the_models_context_are_left_out():
     assert (flight.num_slots, flight.next_id) == (2, NO_TOKEN)  # what is known follows both
 
 
-@pytest.mark.parametrize("rule", FanOutRule)
-def test_outcomes_come_in_order_of_probability_and_the_spare_ones_last(rule):
+def test_outcomes_come_in_order_of_probability_and_the_spare_ones_last():
     flight = InFlight((1, 2), (0.9, 0.3), 3, 3)
-    plan = planner(rule).plan(OutcomeKind.COUPLED, flight, candidates(3))
+    plan = planner().plan(OutcomeKind.COUPLED, flight, candidates(3))
     assert plan.num_due == 6
     assert len(plan.values) == 10
     assert (np.diff(plan.values[:6]) <= 0).all()

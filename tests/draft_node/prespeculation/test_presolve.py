@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from draft_node.failures import MAX_FAILURES, DraftingFailed
-from draft_node.prespeculation.fan_out import FanOutRule
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys
@@ -231,22 +230,6 @@ def test_a_prompt_lookup_drafter_foresees_its_own_next_token():
     assert found[(1, 2, 12, 1)][0] == [2, 5, 6]
 
 
-def test_saguaro_draws_less_of_what_is_prepared(dspark_drafter):
-    def mass_of_largest(saguaro_c, rule):
-        rounds = Rounds(dspark_drafter, num_kept=64, saguaro_c=saguaro_c)
-        rounds.take(TEXT, rule=rule)
-        found = blocks_of(rounds.finish())
-        rounds.streams.clear()
-        laws = [law for _, _, law, _ in found.values()]
-        assert all(bool(law.sound(VOCAB).all()) for law in laws)
-        return float(torch.stack([law.probs.max(1).values[0] for law in laws]).mean())
-
-    assert mass_of_largest(0.2, "rejection") < mass_of_largest(None, "rejection") - 0.02
-    assert mass_of_largest(0.2, "foreseeable") == pytest.approx(
-        mass_of_largest(None, "foreseeable"), rel=1e-3
-    )
-
-
 def test_a_failing_drafter_costs_the_round_and_in_the_end_the_process(dspark_drafter, caplog):
     rounds = Rounds(dspark_drafter)
     draft = dspark_drafter.draft
@@ -281,9 +264,8 @@ def test_an_anchor_at_the_end_of_the_context_needs_no_block(drafter):
     assert rounds.finish() == []
 
 
-@pytest.mark.parametrize("rule", FanOutRule)
-def test_no_round_prepares_more_than_its_budget(dspark_drafter, rule):
-    rounds = Rounds(dspark_drafter, rule=rule, fan_out=9, wave=4)
+def test_no_round_prepares_more_than_its_budget(dspark_drafter):
+    rounds = Rounds(dspark_drafter, fan_out=9, wave=4)
     for stream in (1, 2, 3):
         rounds.take(TEXT, stream=stream)
     found = blocks_of(rounds.finish())

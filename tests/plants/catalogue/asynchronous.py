@@ -59,21 +59,6 @@ PLANTS = [
         breaks="a drafted token is judged by the probabilities of the one behind it",
         ways=_ASYNC,
     ),
-    Plant(
-        name="law-before-saguaro",
-        file="draft_node/prespeculation/saguaro.py",
-        symbol="Saguaro._Draws.draw",
-        was="return self.inner.draw(first_slot, logits.scatter_add(2, prepared, shifts))",
-        becomes="""
-            token_ids = self.inner.draw(first_slot, logits.scatter_add(2, prepared, shifts))
-            self.inner.laws.pop()
-            self.inner.draw(first_slot, logits)
-            return token_ids
-        """,
-        tests=(f"{_LAW}::test_throws_have_their_law[saguaro-rejection]",),
-        breaks="the law that is shipped is the drafter's own, not the one that was drawn from",
-        ways=_ASYNC,
-    ),
     # --- what may decide whether a block is there ------------------------------------------------
     Plant(
         name="drawn-by-position-alone",

@@ -111,14 +111,14 @@ PLANTS = [
     Plant(
         name="pages-of-all-rows-together",
         file="specserve/drafters/context_room.py",
-        symbol="ContextRoom._num_blocks",
-        was="pages = sum(-(-length // PAGE) for length in lengths)",
-        becomes="pages = -(-sum(lengths) // PAGE)",
+        symbol="ContextRoom._memory",
+        was="num_tokens = sum(-(-length // PAGE) * PAGE for length in lengths)",
+        becomes="num_tokens = -(-sum(lengths) // PAGE) * PAGE",
         tests=(
             "tests/draft_node/test_streams.py"
             "::test_a_shortage_names_the_setting_and_a_value_that_would_do",
         ),
-        breaks="the engine.num_blocks that a warning tells to set is still too small",
+        breaks="the engine.kv_memory that a warning tells to set is still too small",
         ways=_BOTH,
     ),
     Plant(

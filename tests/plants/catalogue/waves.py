@@ -110,29 +110,6 @@ PLANTS = [
         ways=_ASYNC,
     ),
     Plant(
-        name="saguaro-in-the-wrong-units",
-        file="draft_node/prespeculation/saguaro.py",
-        symbol="Saguaro.begin",
-        was="self.factors.log() * self.temperatures",
-        becomes="self.factors.log()",
-        tests=(
-            "tests/draft_node/prespeculation/test_saguaro.py"
-            "::test_acceptance_and_residual_mass_are_those_of_the_definition",
-        ),
-        breaks="at low temperatures what is prepared is hardly ever drafted",
-        ways=_ASYNC,
-    ),
-    Plant(
-        name="saguaro-for-foreseeable-rows",
-        file="draft_node/prespeculation/waves.py",
-        symbol="WaveDrafter._sampled",
-        was="[branch.kind is OutcomeKind.REJECTION for branch in branches]",
-        becomes="[branch.kind.needs_law for branch in branches]",
-        tests=(f"{_PRESOLVE}::test_saguaro_draws_less_of_what_is_prepared",),
-        breaks="rows whose recovery is foreseen are accepted less often than they need be",
-        ways=_ASYNC,
-    ),
-    Plant(
         name="work-of-waves-by-what-they-accept",
         file="draft_node/prespeculation/waves.py",
         symbol="WaveDrafter.draft",

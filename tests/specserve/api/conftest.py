@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -60,6 +59,7 @@ class Rig:
         server: ServerConfig,
         max_model_len: int,
         num_drafts: int,
+        limits: dict[str, int],
     ) -> None:
         self.tokenizer = TextTokenizer(folder)
         self.text = "the quick 🦊 brown fox é — and go on, STOP here."
@@ -73,7 +73,7 @@ class Rig:
                 Placement(role="draft", rank=rank, device="cpu") for rank in range(num_drafts)
             ),
         )
-        self._control_dir = control_dir
+        self._control_dir, self._limits = control_dir, limits
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="api loop")
         self._thread.start()
@@ -98,7 +98,7 @@ class Rig:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     async def _start(self) -> None:
-        self.service = Service(self._config, self._control_dir, self.tokenizer)
+        self.service = Service(self._config, self._control_dir, self.tokenizer, **self._limits)
         self.server = GrpcServer(self.service)
         await self.server.start()
         await self.service.until_ready()
@@ -135,11 +135,17 @@ class Rig:
 def rigs_in(model_folder: Path, folder: Path) -> Iterator[Callable[..., Rig]]:
     rigs: list[Rig] = []
 
-    def make(max_model_len: int = 512, num_drafts: int = 0, **server: Any) -> Rig:
+    def make(
+        max_model_len: int = 512,
+        num_drafts: int = 0,
+        max_queued_requests: int = 1024,
+        **limits: int,
+    ) -> Rig:
+        """`limits`: those of `Service`."""
         control_dir = folder / f"control{len(rigs)}"
         control_dir.mkdir(mode=0o700)
-        config = msgspec.structs.replace(ServerConfig(grpc_port=0), **server)
-        rigs.append(Rig(model_folder, control_dir, config, max_model_len, num_drafts))
+        server = ServerConfig(grpc_port=0, max_queued_requests=max_queued_requests)
+        rigs.append(Rig(model_folder, control_dir, server, max_model_len, num_drafts, limits))
         return rigs[-1]
 
     yield make

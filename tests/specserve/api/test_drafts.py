@@ -98,8 +98,7 @@ def test_load_and_statistics_tell_what_the_target_reports(rig, channel):
 def test_the_configuration_of_draft_processes_is_shown_where_there_are_any(channel, make_rig):
     config = stubs.SpecInfoStub(channel).GetSpecConfig(pb.GetSpecConfigRequest())
     assert config.num_draft_processes == 2
-    assert (config.fan_out, config.wave) == (32, 16)
-    assert (config.fan_out_rule, config.miss_policy) == ("measured", "auto")
+    assert (config.fan_out, config.miss_policy) == (32, "auto")
     with grpc.insecure_channel(make_rig().address) as other:
         config = stubs.SpecInfoStub(other).GetSpecConfig(pb.GetSpecConfigRequest())
     assert (config.num_draft_processes, config.fan_out, config.miss_policy) == (0, 0, "")

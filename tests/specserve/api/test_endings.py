@@ -124,7 +124,7 @@ async def _abort(rig, request_id):
 
 @pytest.mark.slow
 def test_a_reader_that_lags_too_far_is_cut_off_and_the_others_are_not(make_rig):
-    rig = make_rig(stream_buffer_rounds=50, max_model_len=200_000)
+    rig = make_rig(buffer_rounds=50, max_model_len=200_000)
     rig.script("the lazy dog " * 20_000)
     rig.target.per_round = 100
     request = pb.GenerateRequest(

@@ -181,7 +181,7 @@ def test_an_answer_too_large_for_a_message_ends_early_and_can_be_streamed(make_r
         stub = stubs.GenerationStub(channel)
         error = refused(stub.Generate, asked)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert error.details().startswith("server.max_message_bytes: ")
+        assert error.details().startswith("max_message_bytes: ")
         rig.until(lambda: rig.target.received(Abort))
         streamed = [event.token_delta.token_ids for event in stub.GenerateStream(asked)]
         assert sum(map(len, streamed)) == 5000

@@ -65,7 +65,7 @@ def test_what_fits_is_never_refused_and_what_does_not_always_is(seed):
     events = some_events(random.Random(seed))
     size = built(events, NO_LIMIT).ByteSize()
     assert built(events, size).ByteSize() == size
-    with pytest.raises(Exhausted, match=r"^server\.max_message_bytes: "):
+    with pytest.raises(Exhausted, match=r"^max_message_bytes: "):
         built(events, size - 1)
 
 
@@ -78,7 +78,7 @@ def test_many_small_deltas_are_refused_long_before_the_last(token_id, logprob):
     )  # fmt: skip
     end = Finished(samples=[END], usage=USAGE, timings=TIMINGS)
     size = built([*[delta] * 2000, end], NO_LIMIT).ByteSize()
-    with pytest.raises(Exhausted, match=r"^server\.max_message_bytes: "):
+    with pytest.raises(Exhausted, match=r"^max_message_bytes: "):
         built([delta] * 1010, size // 2)
 
 

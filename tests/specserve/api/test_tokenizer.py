@@ -137,7 +137,7 @@ def test_a_text_too_long_for_a_small_pool_says_what_to_raise(model_folder):
     with pytest.raises(InvalidField) as caught:
         asyncio.run(tokenizer.encode("x" * 10_000))
     assert caught.value.problem.startswith("has 10000 characters; the limit is ")
-    end = "as no more fit into max_model_len 32, all that engine.num_blocks hold"
+    end = "as no more fit into max_model_len 32, all that engine.kv_memory holds"
     assert caught.value.problem.endswith(end)
 
 

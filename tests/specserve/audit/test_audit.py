@@ -5,16 +5,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from specserve.cli import main
+from tests.run_first import run_first
 from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
 
-# The target drafts for itself, from fewer tokens than its laws have: a third or more is refused.
+NOISE = 0.3  # in weights of a drafter, by their own spread
 FEW = ("--requests", "24", "--samples", "800", "--quick", "--json")
 # Every draft is judged, whatever it costs on this machine, and prompts leave room for all of them.
 _SETTINGS = {
-    "topology.pin": "false",
-    "speculation.num_kept": "2",
+    "topology.oversubscribe": "true",
     "speculation.min_survival": "0",
     "engine.max_batch_tokens": "2048",
 }
@@ -31,6 +33,21 @@ def tiny(tmp_path_factory, embedded_target) -> Path:
     # Which audits know nothing of.
     wishes = {"temperature": 0.6, "top_k": 3, "top_p": 0.9, "repetition_penalty": 1.3}
     (folder / "generation_config.json").write_text(json.dumps(wishes))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory, tiny) -> Path:
+    """Another model, near enough that a third or more of what it drafts is refused, and not all."""
+    folder = tmp_path_factory.mktemp("drafter")
+    shutil.copytree(tiny, folder, dirs_exist_ok=True)
+    noise = torch.Generator().manual_seed(1)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.dim() == 2:
+            spread = torch.randn(tensor.shape, generator=noise) * tensor.std()
+            tensors[name] = tensor + NOISE * spread
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 
@@ -52,7 +69,7 @@ def audit_embedded(capsys):
 
     def audit_embedded() -> dict:
         words = ("--speculation", "sync", "--verification", "rejection")
-        code = main(["audit", "--target", "tiny", *FEW, *words, "--set", "topology.pin=false"])
+        code = main(["audit", "--target", "tiny", *FEW, *words, "--oversubscribe"])
         report = json.loads(capsys.readouterr().out)
         assert (code, report["verdict"]) == (1, "failed")
         return report
@@ -62,10 +79,7 @@ def audit_embedded(capsys):
 
 def plant(monkeypatch, folder: Path, code: str) -> None:
     """Have every target process that starts from now on run `code` first."""
-    text = "import sys\nif 'target_node' in sys.orig_argv:\n"
-    lines = (f"    {line}\n" for line in code.splitlines())
-    (folder / "sitecustomize.py").write_text(text + "".join(lines))
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    run_first(monkeypatch, folder, ["target_node"], code)
 
 
 def statuses(report: dict, kind: str) -> set[str]:
@@ -73,8 +87,8 @@ def statuses(report: dict, kind: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_sound_service_passes_under_both_rules(audit, tiny):
-    code, report = audit("--drafter", str(tiny))
+def test_a_sound_service_passes_under_both_rules(audit, drafter):
+    code, report = audit("--drafter", str(drafter))
     assert (code, report["verdict"]) == (0, "passed")
     assert {check["rule"] for check in report["checks"]} == {"rejection", "foreseeable"}
     laws = [check for check in report["checks"] if check["check"] == "law"]
@@ -90,21 +104,20 @@ def test_a_sound_service_passes_under_both_rules(audit, tiny):
 
 
 @pytest.mark.slow
-def test_drafts_from_another_process_are_audited_against_a_target_without_one(audit, tiny):
+def test_drafts_from_another_process_are_audited_against_a_target_without_one(audit, drafter):
     words = ["--topology", "1+1", "--oversubscribe", "--verification", "foreseeable"]
     # Blocks are waited for: on a busy machine a draft process might never be in time. Of few rows
     # enough have one, since nobody waits for the others' then.
-    waits = ("speculation.miss_policy=draft_now", "speculation.draft_wait_ms=5000")
-    for setting in (*waits, "engine.max_batch_rows=4"):
+    for setting in ("speculation.miss_policy=draft_now", "engine.max_batch_rows=4"):
         words += ["--set", setting]
-    code, report = audit("--drafter", str(tiny), *words)
+    code, report = audit("--drafter", str(drafter), *words)
     assert (code, report["verdict"]) == (0, "passed")
     assert report["service"]["speculation"] == "async"
 
 
 @pytest.mark.slow
-def test_a_running_service_is_audited_as_it_is(audit, tiny, start_service):
-    flags = ("--target", str(tiny), "--speculation", "sync", "--drafter", str(tiny))
+def test_a_running_service_is_audited_as_it_is(audit, tiny, start_service, drafter):
+    flags = ("--target", str(tiny), "--speculation", "sync", "--drafter", str(drafter))
     address = start_service(*flags, "--verification", "coupled")
     code, report = audit("--connect", address)
     assert (code, report["verdict"]) == (0, "passed")
@@ -178,9 +191,9 @@ equality.walk = lambda drafted, drawn: equality.Walk(len(drafted), drawn[-1], Fa
 
 
 @pytest.mark.slow
-def test_a_service_with_wrong_bonus_tokens_fails_by_its_law(audit, tiny, tmp_path, monkeypatch):
+def test_a_service_with_wrong_bonus_tokens_fails_by_its_law(audit, tmp_path, monkeypatch, drafter):
     plant(monkeypatch, tmp_path, BONUS_FROM_THE_ROW_BEFORE)
-    code, report = audit("--drafter", str(tiny), "--verification", "rejection")
+    code, report = audit("--drafter", str(drafter), "--verification", "rejection")
     assert (code, report["verdict"]) == (1, "failed")
     assert statuses(report, "equality") == {"passed"}
     assert "failed" in statuses(report, "law")
@@ -210,9 +223,11 @@ def test_an_error_that_begins_deep_in_blocks_fails_there_and_nowhere_else(
 
 
 @pytest.mark.slow
-def test_log_probabilities_of_unseeded_answers_are_the_targets(audit, tiny, tmp_path, monkeypatch):
+def test_log_probabilities_of_unseeded_answers_are_the_targets(
+    audit, tmp_path, monkeypatch, drafter
+):
     plant(monkeypatch, tmp_path, LOGPROBS_OF_THE_FIRST_ROW)
-    code, report = audit("--drafter", str(tiny), "--verification", "rejection")
+    code, report = audit("--drafter", str(drafter), "--verification", "rejection")
     assert (code, report["verdict"]) == (1, "failed")
     assert statuses(report, "logprobs") == {"failed"}
     assert statuses(report, "equality") == {"passed"}
@@ -230,8 +245,8 @@ def test_a_service_that_accepts_too_much_fails_by_its_text(audit, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_where_no_draft_is_verified_nothing_is_shown(audit, tiny):
-    words = ("--drafter", str(tiny), "--verification", "rejection")
+def test_where_no_draft_is_verified_nothing_is_shown(audit, drafter):
+    words = ("--drafter", str(drafter), "--verification", "rejection")
     code, report = audit(*words, "--set", "speculation.min_survival=1")
     assert (code, report["verdict"]) == (1, "not exercised")
 

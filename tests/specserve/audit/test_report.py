@@ -107,7 +107,7 @@ def test_places_that_no_draft_got_to_are_named_and_leave_the_verdict(capsys):
     assert verdict(*checks) is Status.PASSED
     print_report(report(*checks))
     out = " ".join(capsys.readouterr().out.split())
-    named = "next to no drafts got to (rejection, whole, places 5+): --set "
+    named = "next to no drafts got to (rejection, whole, places 5+): --min-survival 0 "
     assert named in out
 
 
@@ -125,7 +125,10 @@ def test_power_grows_with_distance_and_reach_is_where_it_is_likely():
         (judge([law_check()]), "verdict: passed; a law that is less than 0.017 off may pass, too"),
         ([equality()], "verdict: passed\n"),
         (judge([law_check(1e-9)]), "verdict: failed\n"),
-        ([equality(origins=PLAIN)], "verdict: not exercised; drafts decided too little: --set "),
+        (
+            [equality(origins=PLAIN)],
+            "verdict: not exercised; drafts decided too little: --min-",
+        ),
     ],
 )
 def test_a_verdict_says_what_would_have_passed_too_or_would_say_more(capsys, checks, expected):

@@ -39,7 +39,7 @@ def test_chat_fails_where_nobody_reads_a_refusal(service, capsys, monkeypatch, k
 @pytest.mark.slow
 def test_chat_ends_with_its_service(capsys, monkeypatch):
     with ExitStack() as running:
-        flags = ["--target", "tiny", "--set", "topology.pin=false", "--speculation", "off"]
+        flags = ["--target", "tiny", "--oversubscribe", "--speculation", "off"]
         address = running.enter_context(local_service(flags))
 
         class Typing:

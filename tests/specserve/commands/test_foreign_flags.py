@@ -30,7 +30,8 @@ LAUNCH = build_parser().commands["launch"].flags
         ("launch --ctx-size 4096", "type --max-model-len 4096"),
         ("launch --draft-max 5", "type --gamma 5"),
         ("launch --num-speculative-tokens 5", "type --gamma 5"),
-        ("launch --block-size 32", "type --set engine.block_size=32"),
+        ("launch --num-gpu-blocks-override 32", "type --kv-memory SIZE, such as 8GiB: in bytes"),
+        ("launch --draft-p-min .5", "type --min-survival .5"),
         ("launch --enforce-eager --port 0", "type --no-cuda-graphs"),
         (
             "launch --speculative-config '{\"method\": \"ngram\", \"num_speculative_tokens\": 5}'",
@@ -51,6 +52,34 @@ def test_a_flag_of_another_server_is_answered(words, told, refused):
     command, flag, *rest = shlex.split(words)
     answer = refused(command, flag, *rest)
     assert answer.startswith(f"{flag.partition('=')[0]}: is no flag here; {told}")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("launch --half-weights", "leave it out: weights that are stored in 16 bits stay so"),
+        ("generate --no-half-weights x", "leave it out: weights that are stored in 16 bits"),
+        ("launch --collectives nccl", "leave it out: ranks meet over nccl on GPUs of their own"),
+        ("launch --fan-out-rule=uniform", "leave it out: blocks are shared out by measured"),
+        ("launch --wave 4", "leave it out: as many blocks are drafted together"),
+        ("launch --saguaro-c .5", "leave it out: drafters draft by their own laws"),
+        ("launch --host ::1", "leave it out: the API has no authentication and listens on 127"),
+        ("launch --block-size 32", "leave it out: KV blocks have 16 tokens"),
+        ("launch --page-size 32", "leave it out: KV blocks have 16 tokens"),
+        ("launch --max-logprobs 5", "leave it out: a request may ask for up to 20 log prob"),
+        ("launch --num-blocks 5", "write engine.kv_memory (--kv-memory SIZE"),
+    ],
+)
+def test_a_flag_that_was_ours_says_what_to_do_instead(words, told, refused):
+    command, flag, *rest = shlex.split(words)
+    answer = refused(command, flag, *rest)
+    assert answer.startswith(f"{flag.partition('=')[0]}: is no setting any more; {told}")
+
+
+def test_flags_of_other_commands_are_theirs():
+    own = build_parser().commands["calibrate"].flags
+    refuse_foreign_flags(["--num-kept", "16"], own)
+    refuse_foreign_flags(["--wave", "16"], own)
 
 
 def test_every_name_leads_to_a_setting_and_is_none_of_ours():

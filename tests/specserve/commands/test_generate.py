@@ -154,7 +154,7 @@ def test_an_empty_and_an_overlong_prompt_are_refused(service, refused):
 
 @pytest.mark.slow
 def test_an_answer_that_cannot_be_written_is_one_line():
-    words = ["generate", "--max-tokens", "3", "--set", "topology.pin=false", "x"]
+    words = ["generate", "--max-tokens", "3", "--oversubscribe", "x"]
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
             [sys.executable, "-m", "specserve", *words],
@@ -166,7 +166,7 @@ def test_an_answer_that_cannot_be_written_is_one_line():
 
 @pytest.mark.slow
 def test_generate_starts_and_stops_a_service_of_its_own():
-    words = ["generate", "--json", "--max-tokens", "3", "--set", "topology.pin=false", "x"]
+    words = ["generate", "--json", "--max-tokens", "3", "--oversubscribe", "x"]
     result = subprocess.run(
         [sys.executable, "-m", "specserve", *words], capture_output=True, text=True, check=True
     )
@@ -182,7 +182,7 @@ def test_a_model_that_computes_no_numbers_is_one_line_in_the_log_and_one_for_the
     weights = load_file(tmp_path / "model.safetensors")
     weights["model.norm.weight"].fill_(torch.nan)
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    words = ["generate", "--target", str(tmp_path), "--set", "topology.pin=false", "x"]
+    words = ["generate", "--target", str(tmp_path), "--oversubscribe", "x"]
     result = subprocess.run(
         [sys.executable, "-m", "specserve", *words], capture_output=True, text=True, check=False
     )

@@ -22,7 +22,7 @@ def test_info_shows_versions_machine_and_the_embedded_model(specserve):
 def test_info_shows_what_a_file_would_serve(specserve, refused, tmp_path):
     path = tmp_path / "serve.toml"
     path.write_text(
-        '[model]\ntarget = "tiny"\nname = "mine"\nballast = "60M"\n[engine]\nnum_blocks = 2\n'
+        '[model]\ntarget = "tiny"\nname = "mine"\nballast = "60M"\n[engine]\nkv_memory = "300KiB"\n'
     )
     words = ("info", "--config", str(path))
     document = json.loads(specserve(*words, "--json", "--ballast", "12M").stdout)
@@ -30,7 +30,7 @@ def test_info_shows_what_a_file_would_serve(specserve, refused, tmp_path):
     assert document["model"]["ballast"].startswith("7.0M")  # a flag overrides the file
     settings = document["settings"]
     assert settings["model.ballast"] == "12M"
-    assert (settings["engine.num_blocks"], settings["model.max_model_len"]) == ("2", "32")
+    assert (settings["engine.kv_memory"], settings["model.max_model_len"]) == ("300KiB", "32")
     assert settings["model.dtype"] == "float32"
     assert "place.target.0" in specserve(*words).stdout
     path.write_text("[topology]\nthreads = 1000\n")

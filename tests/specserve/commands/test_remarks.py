@@ -96,20 +96,21 @@ def test_every_rank_counts_its_own_tables():
 
 
 def context_of(**model: object) -> str | None:
-    wish = Config(engine=EngineConfig(num_blocks=2), model=ModelConfig(target="tiny", **model))
+    engine = EngineConfig(kv_memory="200KiB")  # of blocks of 80 KiB
+    wish = Config(engine=engine, model=ModelConfig(target="tiny", **model))
     return context_remark(wish, resolve_here(wish))
 
 
 def test_a_pool_that_cuts_the_context_is_named():
     assert context_of() == (
         "model.max_model_len is 32 and not the model's 2048: "
-        "engine.num_blocks 2, of 16 tokens each, hold no more"
+        "engine.kv_memory, 200KiB, holds no more"
     )
 
 
 def test_a_context_that_was_asked_for_and_a_whole_one_are_no_surprise():
     assert context_of(max_model_len=32) is None
-    wish = Config(engine=EngineConfig(num_blocks=128), model=ModelConfig(target="tiny"))
+    wish = Config(engine=EngineConfig(kv_memory="64MiB"), model=ModelConfig(target="tiny"))
     assert context_remark(wish, resolve_here(wish)) is None
 
 
@@ -138,25 +139,14 @@ def test_a_target_without_a_drafter_is_told_how_to_name_one():
     [
         ("1+0", {}, None),
         ("1+0", {"mode": "sync", "gamma": 4, "drafter": "lm"}, None),
-        ("1+1", {"fan_out": 4, "miss_policy": "draft_now", "draft_wait_ms": 5.0}, None),
-        ("1+1", {"saguaro_c": 0.5, "verification": "rejection"}, None),
+        ("1+1", {"fan_out": 4, "miss_policy": "draft_now"}, None),
         (
             "1+0",
-            {"mode": "sync", "fan_out": 4, "draft_wait_ms": 5.0},
-            "speculation.draft_wait_ms (1+0 has no draft process); "
+            {"mode": "sync", "fan_out": 4, "draft_timeout_s": 5.0},
+            "speculation.draft_timeout_s (1+0 has no draft process); "
             "speculation.fan_out (1+0 has no draft process)",
         ),
         ("1+0", {"mode": "off", "gamma": 4}, "speculation.gamma (speculation.mode is off)"),
-        (
-            "1+1",
-            {"miss_policy": "skip", "draft_wait_ms": 5.0},
-            "speculation.draft_wait_ms (miss_policy skip never waits)",
-        ),
-        (
-            "1+1",
-            {"saguaro_c": 0.5, "verification": "coupled"},
-            "speculation.saguaro_c (verification is coupled, not rejection)",
-        ),
     ],
 )
 def test_wishes_that_nobody_reads_are_told(topology, asked, told):

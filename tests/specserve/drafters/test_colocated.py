@@ -1,6 +1,5 @@
 import json
 
-import msgspec
 import pytest
 import torch
 
@@ -16,7 +15,7 @@ from specserve.errors import Unsupported
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.sampling.drawing import Greedy
-from specserve.settings.config import EngineConfig, ModelConfig, ResolvedConfig, SpeculationConfig
+from specserve.settings.config import ModelConfig, ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import locate_drafter
 from specserve.settings.target_source import EMBEDDED_TARGET
 from tests.backends.chosen import BACKEND
@@ -94,16 +93,18 @@ def test_a_language_model_of_few_positions_drafts_as_far_as_it_goes(target, tmp_
     drafter.draft(DraftBatch([0], torch.tensor([1])), Greedy())
 
 
-@pytest.mark.parametrize(("layout", "gamma"), [("anchor-first", 4), ("fill-in", 3)])
-def test_how_blocks_were_trained_may_be_said_by_the_configuration(target, tmp_path, layout, gamma):
+@pytest.mark.parametrize(("from_anchor", "gamma"), [(True, 4), (False, 3)])
+def test_how_blocks_were_trained_may_be_written_into_the_checkpoint(
+    target, tmp_path, from_anchor, gamma
+):
     config = write_drafter(tmp_path / "draft", SPECULATORS) / "config.json"
     content = json.loads(config.read_text())
     del content["sample_from_anchor"], content["speculators_config"]
     config.write_text(json.dumps(content))
     wish = SpeculationConfig(mode="sync", drafter=str(tmp_path / "draft"))
-    with pytest.raises(Unsupported, match=r"set speculation\.layout"):
+    with pytest.raises(Unsupported, match="write sample_from_anchor into that file: true, or fal"):
         describe(wish)
-    wish = msgspec.structs.replace(wish, layout=layout)
+    config.write_text(json.dumps(content | {"sample_from_anchor": from_anchor}))
     assert describe(wish) == ("dspark", gamma)
     sizes = {"num_context_tokens": 64, "max_positions": 64}
     drafter = colocated.load(
@@ -112,7 +113,7 @@ def test_how_blocks_were_trained_may_be_said_by_the_configuration(target, tmp_pa
     assert drafter.gamma == gamma
 
 
-def embedded(name, **bits):
+def embedded(name, bits):
     """The embedded target, and a drafter beside it."""
     model = load_model(
         EMBEDDED_TARGET,
@@ -121,23 +122,23 @@ def embedded(name, **bits):
         parallel=TensorParallel(),
         deterministic=True,
     )
-    wish = SpeculationConfig(mode="sync", drafter=name, **bits)
+    wish = SpeculationConfig(mode="sync", drafter=name)
     speculation = locate_drafter(wish, EMBEDDED_TARGET)
     rooms = {"num_context_tokens": 64, "max_positions": 64}
     return model, colocated.load(
-        speculation, backend=BACKEND, target=EMBEDDED_TARGET, model=model, **rooms
+        speculation, backend=BACKEND, target=EMBEDDED_TARGET, model=model, **rooms, **bits
     )
 
 
 @pytest.mark.parametrize("name", ["lm", "dspark"])
 @pytest.mark.parametrize(
     ("bits", "storage"),
-    [({}, Storage.INT8), ({"drafter_bits": 16}, Storage.DOTTED), ({"drafter_bits": 32}, None)],
+    [({}, Storage.INT8), ({"bits": 16}, Storage.DOTTED), ({"bits": 32}, None)],
 )
 def test_a_drafters_products_have_few_bits_and_its_targets_never_do(name, bits, storage):
     if storage is not None and row_kernels(storage) is None:
         pytest.skip("no such products here")
-    model, drafter = embedded(name, **bits)
+    model, drafter = embedded(name, bits)
     layers = drafter.model.layers if name == "lm" else drafter.backbone.layers
     expected = storage or Storage.FLOAT32
     assert {layer.qkv.kernels.storage for layer in layers} == {expected}
@@ -162,8 +163,8 @@ def test_a_drafter_is_warmed_up_wherever_it_runs(place, target, monkeypatch):
     else:
         config = ResolvedConfig(
             model=ModelConfig(target=str(target.folder), dtype="float32", max_model_len=64),
-            engine=EngineConfig(num_blocks=8),
             speculation=speculation,
+            num_blocks=8,
         )
         weights = TargetWeights.of(target.folder)
         options = start._options(config, weights, torch.float32, BACKEND)

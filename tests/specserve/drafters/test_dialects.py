@@ -31,8 +31,8 @@ from tests.specserve.drafters.checkpoints import (
 from tests.specserve.models.checkpoints import QWEN3
 
 
-def read(tmp_path, config, layout=None, **changes):
-    return read_draft_spec(write_config(tmp_path / "any", config, **changes), layout)
+def read(tmp_path, config, **changes):
+    return read_draft_spec(write_config(tmp_path / "any", config, **changes))
 
 
 def nested(config, key, **changes):
@@ -153,18 +153,21 @@ def test_a_layout_key_that_block_size_contradicts_is_followed_with_a_warning(tmp
 @pytest.mark.parametrize(("drafted", "layout"), [(4, Layout.ANCHOR_FIRST), (3, Layout.FILL_IN)])
 def test_a_missing_layout_key_is_inferred_with_a_warning(tmp_path, drafted, layout):
     methods = {"speculators_config": {"proposal_methods": [{"speculative_tokens": drafted}]}}
-    spec = read(tmp_path, SPECULATORS, Layout.FILL_IN, sample_from_anchor=None, **methods)
+    spec = read(tmp_path, SPECULATORS, sample_from_anchor=None, **methods)
     assert spec.layout is layout
+    other = str(layout is Layout.FILL_IN).lower()
     assert "sample_from_anchor is missing" in spec.warnings[0]
+    assert f"write sample_from_anchor: {other} into it" in spec.warnings[0]
+    said = read(tmp_path, SPECULATORS, sample_from_anchor=layout is Layout.FILL_IN, **methods)
+    assert said.layout is not layout
 
 
-def test_an_undecidable_layout_is_refused_unless_the_user_decides(tmp_path):
+def test_an_undecidable_layout_is_refused_until_somebody_writes_it_down(tmp_path):
     changes = {"sample_from_anchor": None, "speculators_config": None}
-    with pytest.raises(Unsupported, match=r"set speculation\.layout to anchor-first or fill-in"):
+    with pytest.raises(Unsupported, match="write sample_from_anchor into that file: true, or fal"):
         read(tmp_path, SPECULATORS, **changes)
-    spec = read(tmp_path, SPECULATORS, Layout.ANCHOR_FIRST, **changes)
-    assert spec.layout is Layout.ANCHOR_FIRST
-    assert "given layout" in spec.warnings[0]
+    spec = read(tmp_path, SPECULATORS, **changes | {"sample_from_anchor": True})
+    assert (spec.layout, spec.warnings) == (Layout.ANCHOR_FIRST, ())
 
 
 def test_the_last_target_layer_is_used_raw_with_a_warning(tmp_path):

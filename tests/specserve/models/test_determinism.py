@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specserve.backends.torch.backend import TorchBackend
-from specserve.errors import Unsupported
-from specserve.models import linear, loader
+from specserve.models import linear
 from specserve.models.dealing import Share, deal, deal_heads
 from specserve.models.layers import RMSNorm, SwiGLU
 from specserve.models.linear import (
@@ -18,7 +17,7 @@ from specserve.models.linear import (
     can_halve_exactly,
     fixed_pieces,
 )
-from specserve.models.loader import check_half_weights, kernels_for, load_with
+from specserve.models.loader import kernels_for, load_with
 from specserve.models.parallel import TensorParallel
 from specserve.models.rope import rotate
 from tests import golden_case
@@ -172,35 +171,33 @@ def test_weights_are_not_halved_unasked_nor_where_they_do_not_fit(
 
 
 def halved(folder):
-    kernels = kernels_for(
-        folder, dtype=torch.float32, device=CPU, deterministic=True, half_weights=True
-    )
+    kernels = kernels_for(folder, dtype=torch.float32, device=CPU, deterministic=True)
+    model = load_with(kernels, folder, TensorParallel())
+    assert model.half_weights
+    return model
+
+
+def kept_whole(folder):
+    kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
     return load_with(kernels, folder, TensorParallel())
 
 
 @pytest.mark.slow
 @needs_halves
-def test_a_target_of_16_bits_may_keep_them_and_one_of_32_may_not(tmp_path, monkeypatch):
+def test_a_target_of_16_bits_keeps_them(tmp_path):
     folder = write_checkpoint(tmp_path, QWEN3, hidden_size=256, intermediate_size=512)
-    with pytest.raises(Unsupported, match="is stored in F32, which half_weights would round"):
-        check_half_weights(folder)
-
     tensors = load_file(folder / "model.safetensors")
     # Vectors are never halved, and may stay as they are.
     tensors = {name: x.bfloat16() if x.dim() > 1 else x for name, x in tensors.items()}
     save_file(tensors, folder / "model.safetensors")
-    check_half_weights(folder)
     expected, found = (
-        Session(target, len(PROMPT)).feed(PROMPT)[0] for target in (load(folder), halved(folder))
+        Session(target, len(PROMPT)).feed(PROMPT)[0]
+        for target in (kept_whole(folder), halved(folder))
     )
     assert torch.equal(found, expected)
     session = Session(halved(folder), len(PROMPT))
     chunks = [session.feed(chunk)[0] for chunk in PROMPT.split([30, 1, 1, 5, 27])]
     assert torch.equal(torch.cat(chunks), found)
-
-    monkeypatch.setattr(loader, "can_halve_exactly", lambda: False)
-    with pytest.raises(Unsupported, match="this machine has no products with 16-bit weights"):
-        check_half_weights(folder)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5, 7, 8, 9])

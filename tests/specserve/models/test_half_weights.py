@@ -8,7 +8,7 @@ from specserve.backends.cpu.codegen.row_code import Storage
 from specserve.backends.cpu.row_kernels import row_kernels
 from specserve.errors import Unsupported
 from specserve.models import linear
-from specserve.models.linear import can_halve_exactly
+from specserve.models.linear import Kernels, can_halve_exactly
 from specserve.models.loader import halves_exactly, kernels_for, load_with
 from specserve.models.parallel import TensorParallel
 from tests.golden import Session
@@ -31,11 +31,9 @@ def stored(folder, config=QWEN3, dtype_of=lambda name: BRAIN, change=lambda name
     return folder
 
 
-def model_of(folder, half_weights, ballast=0):
-    kernels = kernels_for(
-        folder, dtype=torch.float32, device=CPU, deterministic=True, half_weights=half_weights
-    )
-    return load_with(kernels, folder, TensorParallel(), ballast=ballast)
+def kept_whole(folder):
+    kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
+    return load_with(kernels, folder, TensorParallel())
 
 
 def served_in(dtype, folder):
@@ -74,11 +72,10 @@ def far_apart(name, x):
 def test_the_default_keeps_16_bits_and_every_bit_of_the_result(tmp_path, config, dtype_of, change):
     folder = stored(tmp_path, config, dtype_of, change)
     assert halves_exactly(folder)
-    whole, default = model_of(folder, half_weights=False), load(folder)
+    whole, default = kept_whole(folder), load(folder)
     assert default.half_weights
     assert not whole.half_weights
     assert torch.equal(hidden_of(default), hidden_of(whole))
-    assert torch.equal(hidden_of(model_of(folder, half_weights=True)), hidden_of(whole))
 
 
 def storages_of(model):
@@ -87,7 +84,8 @@ def storages_of(model):
 
 def test_ballast_is_kept_in_as_many_bits(tmp_path):
     folder = stored(tmp_path)
-    model = model_of(folder, half_weights=None, ballast=100_000)
+    kernels = kernels_for(folder, dtype=torch.float32, device=CPU, deterministic=True)
+    model = load_with(kernels, folder, TensorParallel(), ballast=100_000)
     assert torch.equal(hidden_of(model), hidden_of(load(folder)))
     dtypes = {layer.gate_up.weight.dtype for layer in model.layers}
     assert dtypes == {torch.bfloat16}
@@ -111,8 +109,6 @@ def test_one_matrix_in_float32_keeps_the_others_so(tmp_path, whole):
     folder = stored(tmp_path, dtype_of=dtype_of)
     assert not halves_exactly(folder)
     assert not load(folder).half_weights
-    with pytest.raises(Unsupported, match=rf"{whole}.weight is stored in F32, which half_weights"):
-        model_of(folder, half_weights=True)
 
 
 def test_bfloat16_on_a_cpu_is_that_of_weights_and_of_what_they_are_multiplied_by(tmp_path):

@@ -20,7 +20,7 @@ from specserve.settings.target_source import EMBEDDED_TARGET
 
 pytestmark = pytest.mark.usefixtures("nobody_handles_stops")
 
-UNPINNED = ("--device", "cpu", "--set", "topology.pin=false")
+UNPINNED = ("--device", "cpu", "--oversubscribe")
 COMMANDS = {
     "generate": ("--max-tokens", "1900", "--ignore-eos", "x"),
     "chat": (),

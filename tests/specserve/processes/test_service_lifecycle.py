@@ -17,7 +17,7 @@ import pytest
 from specserve.client import Client
 from specserve.errors import SpecserveError
 
-FLAGS = ("--target", "tiny", "--port", "0", "--set", "topology.pin=false")
+FLAGS = ("--target", "tiny", "--port", "0", "--oversubscribe")
 
 
 class Launched:

@@ -101,7 +101,7 @@ def test_a_full_stdout_is_named(words):
 
 
 def test_a_launch_without_stdin_and_stdout_serves_and_logs_its_address(tmp_path):
-    flags = ("--target", "tiny", "--device", "cpu", "--port", "0", "--set", "topology.pin=false")
+    flags = ("--target", "tiny", "--device", "cpu", "--port", "0", "--oversubscribe")
     log = tmp_path / "log"
     with log.open("w") as stderr:
         process = subprocess.Popen(without("<&- >&-", "launch", *flags), stderr=stderr)

@@ -8,7 +8,8 @@ from specserve.settings.config import Config, EngineConfig, TopologyConfig
 from tests.specserve.settings.test_resolve import DEVICES, MACHINE, resolved
 
 CUDA = TopologyConfig(device="cuda")
-OVER_GLOO = TopologyConfig(topology="2+0", device="cuda", collectives="gloo")
+# Of two devices: ranks that share one meet through the host.
+SHARED = TopologyConfig(topology="3+0", device="cuda", oversubscribe=True)
 
 
 def graphs(wish: bool | None = None, topology: TopologyConfig = CUDA, **engine: bool) -> bool:
@@ -23,9 +24,9 @@ def test_forwards_are_recorded_where_they_can_be():
     assert graphs(topology=TopologyConfig(topology="2+0"))  # over NCCL
     assert not graphs(False)
     assert not graphs(deterministic=True)
-    assert not graphs(topology=OVER_GLOO)
+    assert not graphs(topology=SHARED)
     assert not graphs(topology=TopologyConfig(device="cpu"))
-    alone = TopologyConfig(topology="1+1", device="cuda", oversubscribe=True, collectives="gloo")
+    alone = TopologyConfig(topology="1+2", device="cuda", oversubscribe=True)
     assert graphs(topology=alone)  # one rank meets nobody
 
 
@@ -33,7 +34,7 @@ def test_forwards_are_recorded_where_they_can_be():
     ("topology", "deterministic", "problem"),
     [
         (TopologyConfig(device="cpu"), False, "the device is cpu"),
-        (OVER_GLOO, False, "ranks meet by gloo"),
+        (SHARED, False, "ranks that share a device meet by gloo"),
         (CUDA, True, "engine.deterministic"),
     ],
 )

@@ -24,33 +24,33 @@ from tests.specserve.settings.resolving import (
 
 
 def test_blocks_hold_sixteen_full_contexts_where_memory_allows():
-    assert resolved().engine.num_blocks == 16 * 2048 // 16
+    assert resolved().num_blocks == 16 * 2048 // 16
     few = resolved(Config(engine=EngineConfig(max_batch_rows=3)))
-    assert few.engine.num_blocks == 3 * 2048 // 16
+    assert few.num_blocks == 3 * 2048 // 16
 
 
 def test_blocks_take_at_most_a_quarter_of_free_memory():
     machine = msgspec.structs.replace(MACHINE, available_memory=96 << 20)
     config = resolved(hardware=machine)
     block_bytes = 16 * kv_bytes_per_token(SPEC, dtype="float32")
-    assert config.engine.num_blocks == (24 << 20) // block_bytes
+    assert config.num_blocks == (24 << 20) // block_bytes
     two = resolved(Config(topology=TopologyConfig(topology="2+0")), machine)
-    assert two.engine.num_blocks == config.engine.num_blocks  # half the memory, half the heads
+    assert two.num_blocks == config.num_blocks  # half the memory, half the heads
     # Of three ranks one keeps two heads, but all together as many as one; of eight, each keeps one.
     machine = msgspec.structs.replace(machine, cores=tuple(range(8)))
     three = resolved(Config(topology=TopologyConfig(topology="3+0")), machine)
-    assert three.engine.num_blocks == config.engine.num_blocks
+    assert three.num_blocks == config.num_blocks
     eight = resolved(Config(topology=TopologyConfig(topology="8+0")), machine)
-    assert eight.engine.num_blocks == config.engine.num_blocks // 2
+    assert eight.num_blocks == config.num_blocks // 2
 
 
 def test_keys_and_values_take_half_the_memory_in_bfloat16():
-    def of(dtype: str | None = None, kv_dtype: str | None = None) -> EngineConfig:
+    def of(dtype: str | None = None, kv_dtype: str | None = None) -> ResolvedConfig:
         engine = EngineConfig(kv_memory="64MiB", kv_dtype=kv_dtype)
-        return resolved(Config(engine=engine, model=ModelConfig(dtype=dtype))).engine
+        return resolved(Config(engine=engine, model=ModelConfig(dtype=dtype)))
 
     whole = of()
-    assert whole.kv_dtype == "float32"
+    assert whole.engine.kv_dtype == "float32"
     assert whole.num_blocks is not None
     for dtype, wish, kept in (
         (None, "bfloat16", "bfloat16"),
@@ -59,7 +59,7 @@ def test_keys_and_values_take_half_the_memory_in_bfloat16():
         ("float16", None, "float32"),
     ):
         found = of(dtype, wish)
-        assert found.kv_dtype == kept
+        assert found.engine.kv_dtype == kept
         assert found.num_blocks == whole.num_blocks * (2 if kept == "bfloat16" else 1)
 
 
@@ -75,7 +75,7 @@ def test_what_a_drafter_keeps_counts_as_memory():
 
     def num_blocks(speculation: SpeculationConfig, **engine) -> int | None:
         config = Config(speculation=speculation, engine=EngineConfig(**engine))
-        return resolved(config, machine).engine.num_blocks
+        return resolved(config, machine).num_blocks
 
     machine = msgspec.structs.replace(MACHINE, available_memory=256 << 20)
     sync = SpeculationConfig(mode="sync", drafter="any")
@@ -93,15 +93,14 @@ def test_what_a_drafter_keeps_counts_as_memory():
 
 def test_kv_memory_becomes_blocks():
     config = resolved(Config(engine=EngineConfig(kv_memory="64MiB")))
-    assert config.engine.num_blocks == (64 << 20) // (16 * 2 * 4 * 4 * 32 * 4)
+    assert config.num_blocks == (64 << 20) // (16 * 2 * 4 * 4 * 32 * 4)
 
 
 @pytest.mark.parametrize(
     ("engine", "kv_memory"),
     [
         (EngineConfig(), "128.0 MiB"),
-        (EngineConfig(num_blocks=3), "192.0 KiB"),
-        (EngineConfig(num_blocks=3, kv_memory="64MiB"), "192.0 KiB"),
+        (EngineConfig(max_batch_rows=1), "8.0 MiB"),
         (EngineConfig(kv_memory="64MiB"), "64MiB"),
     ],
     ids=str,
@@ -110,16 +109,11 @@ def test_the_memory_of_the_pool_is_told(engine, kv_memory):
     assert resolved(Config(engine=engine)).engine.kv_memory == kv_memory
 
 
-def test_weights_are_half_where_there_is_a_choice_only():
-    assert resolved().model.half_weights is None  # the target knows its processor and weights
-    assert resolved(Config(model=ModelConfig(dtype="bfloat16"))).model.half_weights is False
-
-
 def test_ballast_layers_count_in_the_kv_of_a_token():
-    plain = resolved(Config(engine=EngineConfig(kv_memory="64MiB"))).engine.num_blocks
+    plain = resolved(Config(engine=EngineConfig(kv_memory="64MiB"))).num_blocks
     padded = resolved(
         Config(engine=EngineConfig(kv_memory="64MiB"), model=ModelConfig(ballast="60M"))
-    ).engine.num_blocks
+    ).num_blocks
     assert padded is not None
     assert plain is not None
     assert padded < plain
@@ -139,9 +133,11 @@ def test_kv_of_a_token_is_shared_by_the_ranks():
 
 
 def test_a_context_shrinks_to_the_pool_unless_it_was_asked_for():
-    assert resolved(Config(engine=EngineConfig(num_blocks=3))).model.max_model_len == 48
-    wish = Config(engine=EngineConfig(num_blocks=3), model=ModelConfig(max_model_len=49))
-    with pytest.raises(Unsupported, match=r"model\.max_model_len: 49 tokens exceed"):
+    three = EngineConfig(kv_memory="200KiB")  # of 64 KiB each, and a rest
+    config = resolved(Config(engine=three))
+    assert (config.num_blocks, config.model.max_model_len) == (3, 48)
+    wish = Config(engine=three, model=ModelConfig(max_model_len=49))
+    with pytest.raises(Unsupported, match=r"model\.max_model_len: 49 tokens .* holds 48 \(engine"):
         resolved(wish)
 
 
@@ -152,16 +148,16 @@ def test_weights_and_pools_beyond_the_memory_are_refused_before_anything_starts(
         resolved(Config(model=ModelConfig(ballast="90000B")))
 
 
-def test_half_weights_are_half_as_much_memory():
+def test_weights_of_16_bits_take_half_as_much_memory():
     machine = msgspec.structs.replace(MACHINE, available_memory=1_600_000_000)
-    for half_weights, fits in ((True, True), (False, False)):
-        model = ModelConfig(ballast="500M", half_weights=half_weights)
-        config = Config(model=model, engine=EngineConfig(num_blocks=8))
-        if fits:
-            assert resolved(config, machine).model.half_weights
-        else:
-            with pytest.raises(Unsupported, match="memory: weights of"):
-                resolved(config, machine)
+
+    def config(dtype: str) -> Config:
+        model = ModelConfig(ballast="500M", dtype=dtype)
+        return Config(model=model, engine=EngineConfig(kv_memory="1MiB"))
+
+    assert resolved(config("bfloat16"), machine).model.dtype == "bfloat16"
+    with pytest.raises(Unsupported, match=r"memory: weights of .* \(model\.ballast, model\.dtype,"):
+        resolved(config("float32"), machine)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_what_is_no_topology_is_refused(text):
 
 def test_ranks_then_drafts_then_the_api_take_cores_in_order():
     placements, oversubscribed = place_on_cpu(
-        Topology(2, 1), (2, 3, 5, 7, 8, 9, 10), CpuThreads(2, 2), pin=True, oversubscribe=False
+        Topology(2, 1), (2, 3, 5, 7, 8, 9, 10), CpuThreads(2, 2), oversubscribe=False
     )
     assert not oversubscribed
     assert cores(placements) == {
@@ -49,7 +49,7 @@ def test_ranks_then_drafts_then_the_api_take_cores_in_order():
 
 def test_a_draft_process_takes_as_many_cores_as_it_was_given():
     placements, _ = place_on_cpu(
-        Topology(1, 2), tuple(range(8)), CpuThreads(1, 3), pin=True, oversubscribe=False
+        Topology(1, 2), tuple(range(8)), CpuThreads(1, 3), oversubscribe=False
     )
     assert cores(placements) == {
         ("target", 0): (0,),
@@ -58,31 +58,27 @@ def test_a_draft_process_takes_as_many_cores_as_it_was_given():
         ("api", 0): (7,),
     }
     with pytest.raises(Unsupported, match=r"1 thread\(s\) per rank and 3 per draft process.* 7 "):
-        place_on_cpu(Topology(1, 2), range(6), CpuThreads(1, 3), pin=True, oversubscribe=False)
+        place_on_cpu(Topology(1, 2), range(6), CpuThreads(1, 3), oversubscribe=False)
 
 
 def test_the_api_is_unpinned_when_the_nodes_take_every_core():
-    placements, _ = place_on_cpu(
-        Topology(2, 0), (0, 1), CpuThreads(1), pin=True, oversubscribe=False
-    )
+    placements, _ = place_on_cpu(Topology(2, 0), (0, 1), CpuThreads(1), oversubscribe=False)
     assert cores(placements)["api", 0] == ()
 
 
-def test_nothing_is_pinned_against_the_users_wish():
-    placements, _ = place_on_cpu(
-        Topology(1, 0), (0, 1), CpuThreads(1), pin=False, oversubscribe=False
-    )
+def test_what_shares_its_cores_is_tied_to_none():
+    placements, _ = place_on_cpu(Topology(1, 0), (0, 1), CpuThreads(1), oversubscribe=True)
     assert set(cores(placements).values()) == {()}
 
 
 def test_too_few_cores_say_what_is_there_and_what_is_needed():
     with pytest.raises(Unsupported, match=r"2\+1.*needs 6 cores.*may use 4.*--oversubscribe"):
-        place_on_cpu(Topology(2, 1), (0, 1, 2, 3), CpuThreads(2, 2), pin=True, oversubscribe=False)
+        place_on_cpu(Topology(2, 1), (0, 1, 2, 3), CpuThreads(2, 2), oversubscribe=False)
 
 
 def test_oversubscribed_cores_are_shared_unpinned_and_marked():
     placements, oversubscribed = place_on_cpu(
-        Topology(4, 0), (0, 1), CpuThreads(1), pin=True, oversubscribe=True
+        Topology(4, 0), (0, 1), CpuThreads(1), oversubscribe=True
     )
     assert oversubscribed
     assert len(placements) == 5
@@ -91,10 +87,10 @@ def test_oversubscribed_cores_are_shared_unpinned_and_marked():
 
 def test_oversubscribe_marks_nothing_where_there_is_room():
     placements, oversubscribed = place_on_cpu(
-        Topology(2, 0), (0, 1), CpuThreads(1), pin=True, oversubscribe=True
+        Topology(2, 0), (0, 1), CpuThreads(1), oversubscribe=True
     )
     assert not oversubscribed
-    assert cores(placements)["target", 1] == (1,)
+    assert set(cores(placements).values()) == {()}
 
 
 def test_devices_are_given_in_order():
@@ -120,17 +116,16 @@ def test_no_device_at_all_is_refused_even_oversubscribed():
 
 
 @pytest.mark.parametrize(
-    ("topology", "num_cores", "expected"),
+    ("topology", "num_cores", "shares", "expected"),
     [
-        (Topology(1, 0), 3, (1, 2)),
-        (Topology(1, 1), 2, (1,)),  # the draft's: the API process has none to itself
-        (Topology(1, 1), 3, (2,)),
-        (Topology(1, 0), 1, ()),
-        (Topology(2, 1), 2, ()),  # oversubscribed
+        (Topology(1, 0), 3, False, (1, 2)),
+        (Topology(1, 1), 2, False, (1,)),  # the draft's: the API process has none to itself
+        (Topology(1, 1), 3, False, (2,)),
+        (Topology(1, 0), 1, False, ()),
+        (Topology(1, 0), 3, True, ()),
+        (Topology(2, 1), 2, True, ()),
     ],
 )
-def test_messages_are_carried_beside_what_targets_compute_on(topology, num_cores, expected):
-    placements, _ = place_on_cpu(
-        topology, range(num_cores), CpuThreads(1, 1), pin=True, oversubscribe=True
-    )
+def test_messages_are_carried_beside_what_targets_compute_on(topology, num_cores, shares, expected):
+    placements, _ = place_on_cpu(topology, range(num_cores), CpuThreads(1, 1), oversubscribe=shares)
     assert ResolvedConfig(placements=placements).message_cores == expected

@@ -118,13 +118,13 @@ def test_a_row_without_memory_for_its_context_is_decoded_without_drafts(tmp_path
     drafter = models.drafter("dspark vanilla")
     drafter.context.rows._free = drafter.context.rows._free[:2]  # two pages of 16 positions
     target = InProcessTarget(models.model(), draft=drafter)
-    target.speculation._draft.room = ContextRoom(num_tokens=32, block_size=4, max_len=128)
+    target.speculation._draft.room = ContextRoom(num_tokens=32, token_bytes=2**10, max_len=128)
     for name, prompt in (("long", list(range(2, 60))), ("short", [4, 5, 6])):
         target.submit(request(name, prompt, seed=1, max_tokens=8, ignore_eos=True))
     target.run_until_idle()
     assert target.ends["long"].stats.num_drafted_tokens == 0
     assert target.ends["short"].stats.num_drafted_tokens > 0
-    assert "draft contexts hold 32 (engine.num_blocks=8); set engine.num_blocks=" in caplog.text
+    assert "draft contexts hold 32; set engine.kv_memory=1MiB for what" in caplog.text
 
 
 @pytest.mark.slow

@@ -15,14 +15,15 @@ import torch
 from specserve.transport.group_link.ends import GroupDraftEnd, Meeting
 from specserve.transport.link.ring import SharedRegion
 from specserve.transport.nccl_environment import set_nccl_environment
+from tests.specserve.transport.group_link.gloo import GlooMeeting
 from tests.specserve.transport.link.messages import LIMITS, numbered_push
 
 TIMEOUT_S = 5.0
 
 
 def meeting_in(folder: Path, backend: str = "gloo", timeout_s: float = TIMEOUT_S) -> Meeting:
-    device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
-    return Meeting(folder=folder, draft=0, backend=backend, device=device, timeout_s=timeout_s)
+    kind, device = (Meeting, "cuda:0") if backend == "nccl" else (GlooMeeting, "cpu")
+    return kind(folder=folder, draft=0, device=torch.device(device), timeout_s=timeout_s)
 
 
 def insist(send):

@@ -6,10 +6,10 @@ import os
 import numpy as np
 import pytest
 
-from specserve.transport.link.chaos import RingInjector
-from specserve.transport.link.loopback import Loopback, Script
 from specserve.transport.link.messages import Report
 from specserve.transport.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
+from tests.specserve.transport.link.chaos import RingInjector
+from tests.specserve.transport.link.loopback import Loopback, Script
 from tests.specserve.transport.link.messages import (
     LIMITS,
     number_of,

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from specserve.transport.link.chaos import RingInjector
 from specserve.transport.link.ring import RingTargetEnd, SharedRegion
+from tests.specserve.transport.link.chaos import RingInjector
 from tests.specserve.transport.link.messages import LIMITS, number_of, numbered_push, same
 
 

@@ -233,7 +233,7 @@ def test_the_descriptor_is_inherited_only_by_name(fd):
 
 
 def test_a_link_loads_no_torch():
-    names = ("link.loopback", "link.ring", "control.draft_control")
+    names = ("link.ends", "link.ring", "control.draft_control")
     modules = ", ".join(f"specserve.transport.{name}" for name in names)
     program = f"import sys, {modules}; print('torch' in sys.modules)"
     command = [sys.executable, "-c", program]

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from specserve.transport.link.chaos import Corruptor
 from specserve.transport.link.ends import DraftLinkEnd, TargetLinkEnd
 from specserve.transport.link.envelope import Part
 from specserve.transport.link.frames import LinkLimits
+from tests.specserve.transport.link.chaos import Corruptor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Lanes over gloo, through the loopback interface: for tests of what NCCL needs, since it is slow.
+"""Lanes over gloo, through the loopback interface: a slow stand-in for NCCL where there is no GPU.
 
 A gloo transfer cannot be asked whether it is over, only waited for, so two threads wait.
 """
@@ -8,10 +8,12 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, Work
 
+from specserve.transport.group_link.ends import JOIN_S, Meeting
 from specserve.transport.group_link.lanes import FAILURES, Lanes
 from specserve.transport.link.envelope import Part
 
@@ -98,3 +100,14 @@ def join(store: Store, rank: int, join_s: float, timeouts_s: tuple[float, float]
         incoming.close()
 
     return Lanes(outgoing, incoming, close)
+
+
+@dataclass(frozen=True, slots=True)
+class GlooMeeting(Meeting):
+    """Over gloo, which needs no device."""
+
+    def prepare(self) -> None:
+        pass
+
+    def open(self, store: Store, rank: int) -> Lanes:
+        return join(store, rank, JOIN_S, self.timeouts_s(rank))
