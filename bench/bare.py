@@ -29,7 +29,7 @@ def load_runner(setup: Setup) -> Runner:
     model = load_model(
         setup.folder,
         dtype=getattr(torch, setup.dtype),
-        device=device,
+        backend=choose_backend(device),
         parallel=TensorParallel(),
         ballast=setup.ballast,
         deterministic=setup.deterministic,

@@ -17,6 +17,7 @@ from bench.prompt_choice import ChosenPrompts
 from bench.prompt_files import PromptRecord
 from specserve.api.call import ChatMessage
 from specserve.api.tokenizer import TextTokenizer
+from specserve.backends.choose import choose_backend
 from specserve.errors import InvalidField
 from specserve.models.config import read_spec
 from specserve.models.loader import load_model
@@ -181,7 +182,7 @@ def load_plainly(target: Path) -> Transformer:
     return load_model(
         target,
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        backend=choose_backend(torch.device("cpu")),
         parallel=TensorParallel(),
         deterministic=True,
     )

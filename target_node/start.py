@@ -13,7 +13,7 @@ import torch.distributed as dist
 from specserve.backends import choose as backends
 from specserve.backends.choose import choose_backend
 from specserve.errors import Exhausted, SpecserveError
-from specserve.models.loader import kernels_for, load_with
+from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
 from specserve.processes.process import (
@@ -141,23 +141,20 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
     _join_group(config, arguments)
     ballast = parse_count(config.model.ballast) if config.model.ballast else 0
     folder = Path(config.model.target or "")
-    kernels = kernels_for(
+    backend = choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs))
+    model = load_model(
         folder,
+        backend=backend,
         dtype=getattr(torch, config.model.dtype or "float32"),
-        device=device,
-        deterministic=bool(config.engine.deterministic),
-    )
-    model = load_with(
-        kernels,
-        folder,
-        TensorParallel(arguments.rank, arguments.world_size),
+        parallel=TensorParallel(arguments.rank, arguments.world_size),
         ballast=ballast,
         # What a config claims beyond that would only be memory.
         num_positions=config.model.max_model_len,
+        deterministic=bool(config.engine.deterministic),
     )
     runner = Runner(
         model,
-        backend=choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs)),
+        backend=backend,
         num_blocks=_num_blocks(config, model),
         block_size=BLOCK_SIZE,
         deterministic=bool(config.engine.deterministic),

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from specserve.backends.choose import choose_backend
 from specserve.models.attention import AttentionBatch
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
@@ -114,7 +115,7 @@ def load_target(folder: Path) -> Transformer:
     target = load_model(
         folder,
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        backend=choose_backend(torch.device("cpu")),
         parallel=TensorParallel(),
         deterministic=True,
     )

@@ -54,6 +54,7 @@ from bench.writing import (
     write_results,
     write_tables,
 )
+from specserve.backends.choose import choose_backend
 from specserve.errors import InvalidField, SpecserveError
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
@@ -153,7 +154,7 @@ def _run(arguments: argparse.Namespace, command: str, console: Console) -> Resul
     model = load_model(
         folder,
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        backend=choose_backend(torch.device("cpu")),
         parallel=TensorParallel(),
         deterministic=True,
     )

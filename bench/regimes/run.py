@@ -30,10 +30,10 @@ from bench.regimes.records import Setting
 from bench.regimes.results import Results, Row, Served, loops_in, rows_of
 from bench.regimes.service import kv_memory_flags, running
 from bench.regimes.summary import summarise
+from specserve.backends.choose import choose_backend
 from specserve.models.ballast import with_ballast
 from specserve.models.config import read_spec
-from specserve.models.linear import can_halve_exactly
-from specserve.models.loader import halves_exactly, load_model
+from specserve.models.loader import is_stored_in_16_bits, load_model
 from specserve.models.parallel import TensorParallel
 
 _CHECK_ROOM = 512  # tokens of the longest prompt whose greedy text is looked at
@@ -57,9 +57,9 @@ class Options:
     @property
     def keeps_16_bits(self) -> bool:
         """Whether the services do."""
-        if self.device != "cpu":
+        if choose_backend(torch.device(self.device)).name != "cpu":
             return False
-        return can_halve_exactly() if self.dtype != "float32" else halves_exactly(self.target)
+        return self.dtype != "float32" or is_stored_in_16_bits(self.target)
 
     @property
     def flags(self) -> list[str]:
@@ -135,7 +135,7 @@ class Run:
         model = load_model(
             self._options.target,
             dtype=torch.float32,
-            device=torch.device("cpu"),
+            backend=choose_backend(torch.device("cpu")),
             parallel=TensorParallel(),
             deterministic=True,
         )

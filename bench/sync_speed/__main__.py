@@ -49,6 +49,7 @@ from bench.writing import (
     write_results,
     write_tables,
 )
+from specserve.backends.choose import choose_backend
 from specserve.errors import SpecserveError
 from specserve.models.ballast import with_ballast
 from specserve.models.config import read_spec
@@ -177,7 +178,7 @@ def _prompts(folder: Path, plan: Plan, console: Console) -> Prompts:
     model = load_model(
         folder,
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        backend=choose_backend(torch.device("cpu")),
         parallel=TensorParallel(),
         deterministic=True,
     )

@@ -14,6 +14,7 @@ from bench.pinned_child import answer_jobs
 from bench.processes import usage
 from bench.records import Setup
 from bench.sync_speed.records import Arm, SpeculateJob, SpeculateTrace
+from specserve.backends.choose import choose_backend
 from specserve.drafters.protocol import Drafter
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
@@ -28,7 +29,7 @@ class Arms:
         self._model = load_model(
             self._folder,
             dtype=getattr(torch, setup.dtype),
-            device=torch.device("cpu"),
+            backend=choose_backend(torch.device("cpu")),
             parallel=TensorParallel(),
             ballast=setup.ballast,
             deterministic=setup.deterministic,

@@ -144,7 +144,7 @@ def _load_target(job: Job) -> Transformer:
     return load_model(
         job.target,
         dtype=torch.float32,
-        device=torch.device(job.device),
+        backend=choose_backend(torch.device(job.device)),
         parallel=TensorParallel(),
         deterministic=False,
     )

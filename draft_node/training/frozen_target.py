@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from specserve.backends.choose import choose_backend
 from specserve.drafters.weights import EMBEDDING, LM_HEAD, TargetWeights
 from specserve.models.checkpoint import Checkpoint
 from specserve.models.config import DTYPES, read_spec
@@ -51,7 +52,7 @@ class FrozenTarget:
         self.model = load_model(
             folder,
             dtype=self.dtype,
-            device=self.device,
+            backend=choose_backend(self.device),
             parallel=TensorParallel(),
             deterministic=False,
         )

@@ -113,7 +113,7 @@ class _Loop:
         self, target: Path, drafter: Path, head: Path, plan: FusionPlan, device: torch.device
     ) -> None:
         model = load_model(
-            target, dtype=torch.float32, device=device, parallel=TensorParallel(),
+            target, dtype=torch.float32, backend=choose_backend(device), parallel=TensorParallel(),
             deterministic=False,
         )  # fmt: skip
         longest = plan.prompt_len + plan.num_tokens + _RESERVE

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # these rooms are above the reference, and know this protocol
     from specserve.drafters.chain_passes import ChainPasses
     from specserve.drafters.protocol import SpeculationBatch
     from specserve.models.forward import Forward
+    from specserve.models.parts import LayerParts
     from specserve.models.transformer import Transformer
     from specserve.sampling.drawing import Drawing
 
@@ -78,6 +79,25 @@ class Backend(Protocol):
         """Tokens at which reading weights and multiplying take equally long, roughly.
 
         Before anything was measured: a forward of n tokens takes 1 + n / this.
+        """
+        ...
+
+    # --- what models are made of -----------------------------------------------------------------
+
+    def target_parts(
+        self, dtype: torch.dtype, *, deterministic: bool, is_stored_in_16_bits: bool
+    ) -> "LayerParts":
+        """Of a target that is served in `dtype`: its tensors are rounded to that.
+
+        `deterministic`: a token's bits depend neither on its batch nor on the number of ranks.
+        """
+        ...
+
+    def layer_parts(self, dtype: torch.dtype, *, input_bits: int = 32) -> "LayerParts":
+        """Of a drafter that computes in `dtype`.
+
+        `input_bits`: of weights and of what they are multiplied by, at least, where fewer are
+        faster (8, 16 or 32). Nothing that is verified depends on the bits of a draft.
         """
         ...
 

@@ -17,8 +17,8 @@ from specserve.drafters.gemma4 import layer_tensors as gemma4_tensors
 from specserve.drafters.spec import BlockSpec
 from specserve.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
 from specserve.models.layers import AttentionRun, DecoderLayer, RMSNorm
-from specserve.models.linear import Linear
 from specserve.models.loader import layer_tensors
+from specserve.models.parts import Linear
 from specserve.models.rope import RotaryTable, rotate
 
 

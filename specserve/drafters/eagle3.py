@@ -27,7 +27,7 @@ from specserve.drafters.protocol import (
 )
 from specserve.drafters.spec import Eagle3Spec
 from specserve.models.layers import AttentionRun, DecoderLayer, RMSNorm
-from specserve.models.linear import Linear
+from specserve.models.parts import Linear
 from specserve.models.rope import RotaryTable
 from specserve.sampling.drawing import BlockLayout, DrawingRule
 

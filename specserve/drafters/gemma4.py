@@ -13,7 +13,7 @@ from torch import Tensor
 from specserve.drafters.weights import DraftWeights
 from specserve.models.config import ModelSpec
 from specserve.models.layers import AttentionRun, RMSNorm
-from specserve.models.linear import Linear
+from specserve.models.parts import Linear
 from specserve.models.rope import rotate
 
 

@@ -42,7 +42,6 @@ from specserve.drafters.weights import (
 )
 from specserve.errors import Unsupported
 from specserve.models.checkpoint import Checkpoint
-from specserve.models.linear import Kernels
 from specserve.models.loader import load_with
 from specserve.models.parallel import TensorParallel
 from specserve.models.pickles import refuse_pickles
@@ -284,16 +283,10 @@ def _local_head(options: DrafterOptions, target: TargetWeights | None) -> Serial
 
 def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDrafter:
     gamma = options.gamma or DEFAULT_GAMMA
-    kernels = Kernels(
-        dtype=options.dtype,
-        device=options.device,
-        deterministic=False,
-        half_weights=options.bits < 32,
-        input_bits=options.bits,
-    )
+    parts = options.backend.layer_parts(options.dtype, input_bits=options.bits)
     # What a config claims beyond that would only be memory.
     num_positions = options.max_positions + gamma
-    model = load_with(kernels, folder, TensorParallel(), num_positions=num_positions)
+    model = load_with(parts, folder, TensorParallel(), num_positions=num_positions)
     with Checkpoint(folder) as checkpoint:
         for name in checkpoint.names():
             refuse_non_finite(folder, name, checkpoint.read(name).to(options.dtype))

@@ -18,7 +18,7 @@ from specserve.drafters.spec import LocalHeadKind, LocalHeadSpec
 from specserve.drafters.weights import DraftWeights, TargetWeights
 from specserve.errors import Unsupported
 from specserve.models.checkpoint import Checkpoint
-from specserve.models.linear import Linear
+from specserve.models.parts import Linear
 
 UNIGRAM_COUNTS = "unigram_counts"  # [V] int64: tokens of the training text
 DEFAULT_WEIGHT = 0.3  # alpha and beta of the paper

@@ -12,7 +12,7 @@ from torch import Tensor
 from specserve.drafters.serial_head import SerialHead, SerialRun
 from specserve.drafters.spec import MarkovKind, MarkovSpec
 from specserve.drafters.weights import DraftWeights
-from specserve.models.linear import Linear
+from specserve.models.parts import Linear
 
 EMBEDDING = "markov_head.markov_w1.weight"
 _OUTPUT = "markov_head.markov_w2.weight"

@@ -11,8 +11,8 @@ from specserve.backends.base import Backend
 from specserve.errors import Unsupported
 from specserve.models.checkpoint import Checkpoint
 from specserve.models.config import ModelSpec, read_spec
-from specserve.models.layers import DecoderLayer, RMSNorm, SwiGLU
-from specserve.models.linear import Kernels, Linear
+from specserve.models.layers import DecoderLayer, RMSNorm
+from specserve.models.parts import Gate, Linear
 from specserve.models.transformer import Transformer
 
 EMBEDDING = "embed_tokens.weight"
@@ -63,13 +63,7 @@ class DraftWeights:
         self.device = torch.empty(0, device=backend.device).device  # "cuda" becomes "cuda:0"
         self.target = target
         # Nothing that is verified depends on the bits of a draft: the fastest kernels will do.
-        self._kernels = Kernels(
-            dtype=dtype,
-            device=self.device,
-            deterministic=False,
-            half_weights=bits < 32,
-            input_bits=bits,
-        )
+        self._parts = backend.layer_parts(dtype, input_bits=bits)
 
     def tensor(self, name: str) -> Tensor:
         """Raises `Unsupported` for one that holds NaN or infinity, which no draft survives."""
@@ -83,16 +77,19 @@ class DraftWeights:
 
     def linear(self, *names: str) -> Linear:
         """The product with several weights stacked."""
-        return self._kernels.linear([self.tensor(name) for name in names])
+        return self._parts.linear([self.tensor(name) for name in names])
 
     def packed(self, weight: Tensor) -> Linear:
         """The product with a weight [out, in] made from others."""
-        return self._kernels.linear([self._place(weight)])
+        return self._parts.linear([self._place(weight)])
 
     def target_lm_head(self) -> Tensor:
         """The target's output weights [V, H]."""
         target = self.target
         return self._required(None if target is None else self._place(target.read(LM_HEAD)))
+
+    def gate(self, width: int) -> Gate:
+        return self._parts.gate(width)
 
     def norm(self, name: str, eps: float) -> RMSNorm:
         return RMSNorm(self.tensor(name), eps)
@@ -112,15 +109,15 @@ class DraftWeights:
         of 8 bits is to be had, which takes half as long to read."""
         stored = self.tensor(LM_HEAD) if LM_HEAD in self.checkpoint else None
         if self.target is None:
-            return self._kernels.linear([self._required(stored, LM_HEAD)])
+            return self._parts.linear([self._required(stored, LM_HEAD)])
         model, theirs = self.target.model, self._place(self.target.read(LM_HEAD))
         weight = theirs if stored is None else stored
         whole = model is not None and model.parallel.size == 1
         shareable = model is not None and whole and self._fits(model.embedding)
         is_theirs = stored is None or (shareable and self._equals(stored, theirs))
-        if model is not None and shareable and is_theirs and not self._kernels.quantizes(weight):
+        if model is not None and shareable and is_theirs and not self._parts.quantizes(weight):
             return model.lm_head
-        return self._kernels.linear([weight])
+        return self._parts.linear([weight])
 
     def _target_embedding(self, model: Transformer | None) -> Tensor:
         if model is not None and self._fits(model.embedding):
@@ -186,6 +183,6 @@ def decoder_layer(weights: DraftWeights, spec: ModelSpec, index: int, prefix: st
         o_proj=weights.linear(name("self_attn.o_proj")),
         mlp_norm=weights.norm(name("post_attention_layernorm"), eps),
         gate_up=weights.linear(name("mlp.gate_proj"), name("mlp.up_proj")),
-        gate=SwiGLU(spec.intermediate_size, weights.device),
+        gate=weights.gate(spec.intermediate_size),
         down_proj=weights.linear(name("mlp.down_proj")),
     )

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from specserve.models.linear import Linear
+from specserve.models.parts import Gate, Linear
 from specserve.models.projection import Projection
 from specserve.models.rope import rotate
 
@@ -31,21 +31,11 @@ class RMSNorm:
     """x / rms(x) * weight over the last dimension; `weight` may span the last two."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        size = weight.shape[-1]
-        self._shape = (size,)
+        self._shape = (weight.shape[-1],)
         self.weight = weight
         self.eps = eps
-        # x / sqrt(sum + eps * n) * (weight * sqrt(n)): five operations instead of torch's eight on
-        # CPU. Other devices have a fused kernel, and other dtypes need sums in float32.
-        self._short = weight.dtype == torch.float32 and weight.device.type == "cpu"
-        self._scaled_weight = weight * size**0.5
-        self._scaled_eps = torch.tensor(eps * size, dtype=weight.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._short:
-            norm = torch.linalg.vector_norm(x, 2, -1, True)
-            scale = torch.addcmul(self._scaled_eps, norm, norm).sqrt_()
-            return x.div(scale).mul_(self._scaled_weight)
         return torch.nn.functional.rms_norm(x, self._shape, None, self.eps).mul_(self.weight)
 
 
@@ -57,12 +47,11 @@ class SwiGLU:
     anywhere else, keep every element in a whole vector. CUDA treats all elements alike.
     """
 
-    def __init__(self, width: int, device: torch.device) -> None:
+    def __init__(self, width: int, *, in_whole_vectors: bool) -> None:
         self._width = width
-        on_cpu = device.type == "cpu"
-        self._padding = -width % VECTOR if on_cpu else 0
-        grain = PARALLEL_GRAIN - 1
-        self._block_rows = max(1, grain // (width + self._padding)) if on_cpu else sys.maxsize
+        self._padding = -width % VECTOR if in_whole_vectors else 0
+        most = (PARALLEL_GRAIN - 1) // (width + self._padding)
+        self._block_rows = max(1, most) if in_whole_vectors else sys.maxsize
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up[:, : self._width], gate_up[:, self._width :]
@@ -87,7 +76,7 @@ class DecoderLayer:
     o_proj: Projection
     mlp_norm: RMSNorm
     gate_up: Linear  # [N, H] -> [N, 2 * width]: gates, then ups
-    gate: SwiGLU
+    gate: Gate
     down_proj: Projection
 
     def __call__(

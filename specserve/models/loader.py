@@ -5,7 +5,7 @@ No code that comes with a checkpoint is ever executed.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -14,21 +14,25 @@ from specserve.models.ballast import with_ballast
 from specserve.models.checkpoint import Checkpoint
 from specserve.models.config import ModelSpec, read_spec
 from specserve.models.dealing import Shares, check_ranks, deal, deal_heads
-from specserve.models.layers import DecoderLayer, RMSNorm, SwiGLU
-from specserve.models.linear import HALF_MAX, Kernels, Linear, can_halve_exactly
+from specserve.models.layers import DecoderLayer, RMSNorm
 from specserve.models.parallel import TensorParallel
+from specserve.models.parts import LayerParts, Linear
 from specserve.models.projection import GatheredProjection, Projection, ReducedProjection
 from specserve.models.rope import RotaryTable
 from specserve.models.transformer import Transformer
 
+if TYPE_CHECKING:  # which knows models
+    from specserve.backends.base import Backend
+
+_MOST = torch.finfo(torch.float16).max
 _HALVES = ("BF16", "F16")  # as safetensors calls them
 
 
 def load_model(
     folder: str | Path,
     *,
+    backend: "Backend",
     dtype: torch.dtype,
-    device: torch.device,
     parallel: TensorParallel,
     ballast: int = 0,
     num_positions: int | None = None,
@@ -36,67 +40,44 @@ def load_model(
 ) -> Transformer:
     """This rank's share of the model in `folder`, ready to run.
 
-    `ballast` is the number of parameters to pad the model to, 0 for none; `num_positions` is how
-    many positions of a row will be used, None for all that the model has. With `deterministic`, a
-    token's result has the same bits in every batch and for every number of ranks. Raises
-    `Unsupported` for a checkpoint that is malformed or not implemented, `InvalidField` for ballast.
+    `dtype`: what it is served in. `ballast` is the number of parameters to pad the model to, 0 for
+    none; `num_positions` is how many positions of a row will be used, None for all that the model
+    has. With `deterministic`, a token's result has the same bits in every batch and for every
+    number of ranks. Raises `Unsupported` for a checkpoint that is malformed or not implemented,
+    `InvalidField` for ballast.
     """
     folder = Path(folder)
-    kernels = kernels_for(folder, dtype=dtype, device=device, deterministic=deterministic)
-    return load_with(kernels, folder, parallel, ballast=ballast, num_positions=num_positions)
-
-
-def kernels_for(
-    folder: Path,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    deterministic: bool,
-) -> Kernels:
-    """For the model in `folder`, whose weights of 16 bits stay so where nothing is rounded."""
-    if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
-        return Kernels.of_16_bits(dtype, deterministic=deterministic)
-    is_plain = device.type == "cpu" and dtype == torch.float32
-    half_weights = is_plain and halves_exactly(folder)
-    return Kernels(
-        dtype=dtype,
-        device=device,
-        deterministic=deterministic,
-        half_weights=half_weights,
-        may_round=False,  # what is stored in 16 bits need not be, one tensor at a time
+    parts = backend.target_parts(
+        dtype, deterministic=deterministic, is_stored_in_16_bits=is_stored_in_16_bits(folder)
     )
+    return load_with(parts, folder, parallel, ballast=ballast, num_positions=num_positions)
 
 
-def halves_exactly(folder: Path) -> bool:
-    """Whether the model's weights can be kept in 16 bits without rounding, and faster."""
+def is_stored_in_16_bits(folder: Path) -> bool:
+    """Whether all of the model's matrices are."""
     try:
-        return can_halve_exactly() and _beyond_16_bits(folder) is None
+        with Checkpoint(folder) as checkpoint:
+            return checkpoint.first_matrix_beyond(_HALVES) is None
     except Unsupported:
         return False  # whoever loads it will say what is wrong
 
 
-def _beyond_16_bits(folder: Path) -> tuple[str, str] | None:
-    """A matrix that is stored in another dtype than `_HALVES`, and in which."""
-    with Checkpoint(folder) as checkpoint:
-        return checkpoint.first_matrix_beyond(_HALVES)
-
-
 def load_with(
-    kernels: Kernels,
+    parts: LayerParts,
     folder: Path,
     parallel: TensorParallel,
     *,
     ballast: int = 0,
     num_positions: int | None = None,
 ) -> Transformer:
-    """The same as `load_model` with products of the caller's choice, on their device."""
+    """The same as `load_model` of parts of the caller's choice, on their device."""
     spec = read_spec(folder)
     check_ranks(spec, parallel.size)
     padded, own_len = with_ballast(spec, ballast), spec.max_position_embeddings
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
         optional = ("lm_head.weight",) if spec.tie_word_embeddings else ()
         checkpoint.check(expected_tensors(spec), optional)
-        builder = _Builder(padded, checkpoint, parallel, kernels)
+        builder = _Builder(padded, checkpoint, parallel, parts)
         return builder.build(min(num_positions or own_len, own_len))
 
 
@@ -176,14 +157,14 @@ class _Builder:
         spec: ModelSpec,
         checkpoint: Checkpoint,
         parallel: TensorParallel,
-        kernels: Kernels,
+        parts: LayerParts,
     ) -> None:
         self._spec = spec
         self._checkpoint = checkpoint
-        self._dtype, self._rounded_to = kernels.dtype, kernels.rounded_to
-        self._device = kernels.device
+        self._dtype, self._rounded_to = parts.dtype, parts.rounded_to
+        self._device = parts.device
         self._parallel = parallel
-        self._kernels = kernels
+        self._parts = parts
 
     def build(self, num_positions: int) -> Transformer:
         spec = self._spec
@@ -203,7 +184,7 @@ class _Builder:
             ),
             parallel=self._parallel,
         )
-        model.half_weights = self._kernels.any_halved
+        model.half_weights = self._parts.any_halved
         model.dtype = self._rounded_to
         return model
 
@@ -224,7 +205,7 @@ class _Builder:
             o_proj=self._project(weights, "self_attn.o_proj.weight", self._queries()),
             mlp_norm=self._norm(weights, "post_attention_layernorm.weight"),
             gate_up=self._linear(weights, gate_up_names, self._columns(width, width)),
-            gate=SwiGLU(len(self._parallel.share(width)), self._device),
+            gate=self._parts.gate(len(self._parallel.share(width))),
             down_proj=self._project(
                 weights, "mlp.down_proj.weight", deal(width, self._parallel.size)
             ),
@@ -262,23 +243,23 @@ class _Builder:
             self._place(weights.read(name, (share.entries, slice(None))))
             for name, share in zip(names, shares, strict=True)
         ]
-        return self._kernels.linear(parts, shares)
+        return self._parts.linear(parts, shares)
 
     def _project(self, weights: _Weights, name: str, inputs: Shares) -> Projection:
         """Closed by all ranks together; `inputs`: every rank's, as what comes before gives them."""
         parallel, hidden_size = self._parallel, self._spec.hidden_size
-        if self._kernels.deterministic:
+        if self._parts.deterministic:
             linear = self._linear(weights, [name], self._columns(hidden_size))
             return GatheredProjection(linear, parallel, inputs, deal(hidden_size, parallel.size))
         part = (slice(None), inputs[parallel.rank].entries)
         return ReducedProjection(
-            self._kernels.linear([self._place(weights.read(name, part))]), parallel
+            self._parts.linear([self._place(weights.read(name, part))]), parallel
         )
 
     def _place(self, weight: torch.Tensor) -> torch.Tensor:
         rounded = weight.to(self._device, self._rounded_to)
         if self._rounded_to == torch.float16 and bool(rounded.isinf().any()):
             raise Unsupported(
-                f"dtype: a weight is beyond float16's {HALF_MAX:.0f}; serve it in bfloat16"
+                f"dtype: a weight is beyond float16's {_MOST:.0f}; serve it in bfloat16"
             )
         return rounded.to(self._dtype)

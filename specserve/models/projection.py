@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 
 from specserve.models.dealing import Shares
-from specserve.models.linear import Linear
 from specserve.models.parallel import TensorParallel
+from specserve.models.parts import Linear
 
 
 class Projection(Protocol):

@@ -7,8 +7,8 @@ import torch
 from specserve.models.config import ModelSpec
 from specserve.models.dealing import deal
 from specserve.models.layers import AttentionRun, DecoderLayer, RMSNorm
-from specserve.models.linear import Linear
 from specserve.models.parallel import TensorParallel
+from specserve.models.parts import Linear
 from specserve.models.rope import RotaryTable
 
 EMBEDDING_TAP = -1

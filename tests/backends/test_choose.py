@@ -65,7 +65,7 @@ def test_without_numba_the_reference_serves_and_says_what_to_install(anew, monke
 
 
 def test_an_unknown_processor_is_served_by_the_reference(anew, monkeypatch, caplog):
-    monkeypatch.setattr("specserve.backends.cpu.backend.host_machine", lambda: None)
+    monkeypatch.setattr("specserve.backends.cpu.backend.row_kernels", lambda _: None)
     with caplog.at_level(logging.INFO):
         assert type(choose_backend(CPU)) is TorchBackend
     assert "no machine code can be made for this processor" in caplog.text

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from specserve import noise
+from specserve.backends.choose import choose_backend
 from specserve.drafters.branch_attention import Entering
 from specserve.drafters.load import load_drafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
@@ -36,7 +37,7 @@ def model_on(device, folder, config=QWEN3):
     return load_model(
         write_checkpoint(folder, config, max_position_embeddings=512),
         dtype=torch.float32,
-        device=device,
+        backend=choose_backend(device),
         parallel=TensorParallel(),
         deterministic=False,
     )

@@ -5,6 +5,7 @@ import torch
 
 from bench.drafter_choice import DrafterChoice, load_choice
 from bench.in_process import Engine, EngineSize, Job, Speculating
+from specserve.backends.choose import choose_backend
 from specserve.drafters import colocated
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
@@ -25,7 +26,11 @@ def folder(tmp_path_factory):
 def model(folder):
     cpu = torch.device("cpu")
     return load_model(
-        folder, dtype=torch.float32, device=cpu, parallel=TensorParallel(), deterministic=True
+        folder,
+        dtype=torch.float32,
+        backend=choose_backend(cpu),
+        parallel=TensorParallel(),
+        deterministic=True,
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from specserve.backends.choose import choose_backend
 from specserve.backends.cuda import graphs as cuda_graphs
 from specserve.backends.cuda.forward import RecordedForward
 from specserve.backends.cuda.padded_attention import PaddedShape
@@ -42,7 +43,11 @@ def make(cuda: PretendedCuda, tmp_path, request) -> Callable[..., Rows]:
         graphs: object | None = None,
     ) -> Rows:
         model = load_model(
-            folder, dtype=dtype, device=DEVICE, parallel=TensorParallel(), deterministic=False
+            folder,
+            dtype=dtype,
+            backend=choose_backend(DEVICE),
+            parallel=TensorParallel(),
+            deterministic=False,
         )
         return Rows(model, kv_dtype, graphs or Tape(cuda))
 

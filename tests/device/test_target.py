@@ -56,7 +56,7 @@ def test_a_forward_stays_on_the_device_and_gives_the_cpu_s_logits(
         model = load_model(
             folder,
             dtype=dtype,
-            device=device,
+            backend=choose_backend(device),
             parallel=TensorParallel(),
             deterministic=deterministic,
             ballast=120_000,

@@ -10,6 +10,7 @@ import torch
 
 from draft_node.streams import Streams
 from specserve.backends.base import Backend
+from specserve.backends.choose import choose_backend
 from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.protocol import Drafter
 from specserve.models.loader import load_model
@@ -32,7 +33,7 @@ def model_on_device(
     return load_model(
         models.target.folder,
         dtype=dtype,
-        device=DEVICE,
+        backend=choose_backend(DEVICE),
         parallel=TensorParallel(),
         deterministic=deterministic,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from specserve.backends.choose import choose_backend
 from specserve.drafters.load import load_drafter
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import Drafter, Worth
@@ -53,7 +54,7 @@ class Models:
     def model(self):
         return load_model(
             self.target.folder,
-            device=torch.device("cpu"),
+            backend=choose_backend(torch.device("cpu")),
             parallel=TensorParallel(),
             deterministic=True,
             dtype=torch.float32,

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from specserve.api.info import ServerLoad
+from specserve.backends.cpu.parts import can_halve_exactly
 from specserve.client import Client
-from specserve.models.linear import can_halve_exactly
 from tests.exactness.workload import MAX_MODEL_LEN, Outcome, differing, run, seeded_requests
 
 NUM_REQUESTS = 200

@@ -41,7 +41,7 @@ def test_logits_on_cuda_agree_with_the_cpu(embedded_target: Path, deterministic:
         model = load_model(
             embedded_target,
             dtype=torch.float32,
-            device=torch.device(device),
+            backend=choose_backend(torch.device(device)),
             parallel=TensorParallel(),
             deterministic=deterministic,
         )
@@ -83,7 +83,7 @@ def test_bits_of_logits_do_not_depend_on_the_company(embedded_target: Path, dtyp
     model = load_model(
         embedded_target,
         dtype=dtype,
-        device=device,
+        backend=choose_backend(device),
         parallel=TensorParallel(),
         deterministic=True,
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from specserve.backends.choose import choose_backend
 from specserve.backends.cuda import graphs as cuda_graphs
 from specserve.backends.cuda.graphs import CudaGraphs
 from specserve.client import Client
@@ -48,7 +49,7 @@ def test_what_is_replayed_is_what_would_have_been_run(
     model = load_model(
         embedded_target,
         dtype=dtype,
-        device=DEVICE,
+        backend=choose_backend(DEVICE),
         parallel=TensorParallel(),
         deterministic=False,
     )

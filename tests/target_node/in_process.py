@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from specserve.backends.choose import choose_backend
 from specserve.drafters.protocol import Drafter
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
@@ -46,7 +47,10 @@ FIXTURES = Path(__file__).parent.parent / "fixtures" / "golden"
 def fixture_model(case: str = "target_qwen3_untied", **options) -> Transformer:
     options = {"deterministic": True, "dtype": torch.float32} | options
     return load_model(
-        FIXTURES / case, device=torch.device("cpu"), parallel=TensorParallel(), **options
+        FIXTURES / case,
+        backend=choose_backend(torch.device("cpu")),
+        parallel=TensorParallel(),
+        **options,
     )
 
 

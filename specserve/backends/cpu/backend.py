@@ -11,9 +11,12 @@ from typing import Any
 import torch
 
 from specserve.backends.cpu import noise
+from specserve.backends.cpu.codegen.row_code import Storage
 from specserve.backends.cpu.forward import CompiledForward
 from specserve.backends.cpu.machine_code import host_machine
+from specserve.backends.cpu.parts import CpuParts, can_halve_exactly
 from specserve.backends.cpu.passes import CompiledPasses
+from specserve.backends.cpu.row_kernels import row_kernels
 from specserve.backends.cpu.self_test import are_usable
 from specserve.backends.cpu.weights import are_compiled
 from specserve.backends.torch.backend import TorchBackend
@@ -22,6 +25,7 @@ from specserve.drafters.block_passes import BlockPasses
 from specserve.drafters.chain_passes import ChainPasses
 from specserve.models.forward import Forward
 from specserve.models.parallel import TensorParallel
+from specserve.models.parts import LayerParts
 from specserve.models.transformer import Transformer
 
 _LONGEST_CHAIN = 16  # tokens at least, since calibrated chains are longer than others
@@ -41,11 +45,32 @@ class CpuBackend(TorchBackend):
 
         Compiles all there is, unless that was done before: some half a minute.
         """
-        if host_machine() is None:
+        if row_kernels(Storage.FLOAT32) is None:
             return "no machine code can be made for this processor"
         if not (noise.register() and are_usable()):
             return "numba is not installed, or does not work"
         return ""
+
+    def target_parts(
+        self, dtype: torch.dtype, *, deterministic: bool, is_stored_in_16_bits: bool
+    ) -> LayerParts:
+        is_16_bits = dtype in (torch.bfloat16, torch.float16)
+        if (is_16_bits and not can_halve_exactly()) or not (is_16_bits or dtype == torch.float32):
+            return super().target_parts(
+                dtype, deterministic=deterministic, is_stored_in_16_bits=is_stored_in_16_bits
+            )
+        return CpuParts(
+            deterministic=deterministic,
+            half_weights=(is_16_bits or is_stored_in_16_bits) and can_halve_exactly(),
+            may_round=False,  # what is stored in 16 bits need not be, one tensor at a time
+            input_bits=16 if dtype == torch.bfloat16 else 32,
+            rounded_to=dtype,
+        )
+
+    def layer_parts(self, dtype: torch.dtype, *, input_bits: int = 32) -> LayerParts:
+        if dtype != torch.float32:
+            return super().layer_parts(dtype, input_bits=input_bits)
+        return CpuParts(deterministic=False, half_weights=input_bits < 32, input_bits=input_bits)
 
     def make_forward(
         self,

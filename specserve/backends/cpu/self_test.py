@@ -7,11 +7,11 @@ import torch
 
 from specserve.backends.cpu import compiled, layer_kernels
 from specserve.backends.cpu.forward import CompiledForward
+from specserve.backends.cpu.parts import CpuParts
 from specserve.backends.torch.forward import TorchForward
 from specserve.models.attention import AttentionBatch
 from specserve.models.config import ModelSpec, RopeSpec
-from specserve.models.layers import DecoderLayer, RMSNorm, SwiGLU
-from specserve.models.linear import Kernels
+from specserve.models.layers import DecoderLayer, RMSNorm
 from specserve.models.parallel import TensorParallel
 from specserve.models.rope import RotaryTable
 from specserve.models.transformer import Transformer
@@ -91,7 +91,7 @@ def small_model() -> Transformer:
     generator = torch.Generator().manual_seed(0)
     parallel = TensorParallel()
     cpu = torch.device("cpu")
-    kernels = Kernels(dtype=torch.float32, device=cpu, deterministic=False)
+    parts = CpuParts(deterministic=False)
 
     def weight(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator) * shape[-1] ** -0.5
@@ -108,13 +108,13 @@ def small_model() -> Transformer:
             num_kv_heads=kv_heads,
             head_dim=dim,
             input_norm=norm(hidden),
-            qkv=kernels.linear([weight((heads + 2 * kv_heads) * dim, hidden)]),
+            qkv=parts.linear([weight((heads + 2 * kv_heads) * dim, hidden)]),
             qk_norm=norm(heads + kv_heads, dim),
-            o_proj=kernels.linear([weight(hidden, heads * dim)]),
+            o_proj=parts.linear([weight(hidden, heads * dim)]),
             mlp_norm=norm(hidden),
-            gate_up=kernels.linear([weight(2 * width, hidden)]),
-            gate=SwiGLU(width, cpu),
-            down_proj=kernels.linear([weight(hidden, width)]),
+            gate_up=parts.linear([weight(2 * width, hidden)]),
+            gate=parts.gate(width),
+            down_proj=parts.linear([weight(hidden, width)]),
         )
 
     return Transformer(
@@ -122,7 +122,7 @@ def small_model() -> Transformer:
         embedding=weight(spec.vocab_size, spec.hidden_size),
         layers=[layer(index) for index in range(spec.num_layers)],
         final_norm=norm(spec.hidden_size),
-        lm_head=kernels.linear([weight(spec.vocab_size, spec.hidden_size)]),
+        lm_head=parts.linear([weight(spec.vocab_size, spec.hidden_size)]),
         rotary=RotaryTable(
             spec.rope,
             head_dim=spec.head_dim,

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specserve.backends.cpu.parts import CompiledLinear
 from specserve.backends.cpu.row_kernels import RowKernels
 from specserve.models.layers import DecoderLayer
-from specserve.models.linear import CompiledLinear, Linear
+from specserve.models.parts import Linear
 from specserve.models.projection import GatheredProjection, ReducedProjection
 from specserve.models.transformer import Transformer
 

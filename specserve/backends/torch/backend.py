@@ -1,5 +1,6 @@
 """The reference backend: what every other one hands operations to, and is tested against."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,14 @@ from specserve.backends.base import BlockDraws, DrawBlocks, VerifiedRows
 from specserve.backends.torch.block_passes import TorchBlockPasses
 from specserve.backends.torch.chain_passes import TorchChainPasses
 from specserve.backends.torch.forward import TorchForward
+from specserve.backends.torch.parts import TorchParts
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.block_passes import BlockPasses
 from specserve.drafters.chain_passes import ChainPasses
 from specserve.drafters.context import torch_context
 from specserve.drafters.protocol import SpeculationBatch
 from specserve.models.forward import Forward
+from specserve.models.parts import LayerParts
 from specserve.models.transformer import Transformer
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_law import DraftLaw
@@ -23,6 +26,8 @@ from specserve.sampling.drawing import Drawing
 from specserve.sampling.sampling import Sampled, sample
 from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
 from specserve.sampling.verification.verify import verify
+
+_LOG = logging.getLogger(__name__)
 
 
 class TorchBackend:
@@ -36,6 +41,21 @@ class TorchBackend:
         is_gpu = device.type == "cuda"
         self.is_asynchronous = is_gpu
         self.turning_point = 256.0 if is_gpu else 26.0
+
+    def target_parts(
+        self, dtype: torch.dtype, *, deterministic: bool, is_stored_in_16_bits: bool
+    ) -> LayerParts:
+        computed = dtype
+        if self.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+            # torch's arithmetic of 16 bits takes several times as long.
+            _LOG.warning("%s: rounded, and kept in float32: no products of 16 bits here", dtype)
+            computed = torch.float32
+        return TorchParts(
+            dtype=computed, device=self.device, deterministic=deterministic, rounded_to=dtype
+        )
+
+    def layer_parts(self, dtype: torch.dtype, *, input_bits: int = 32) -> LayerParts:
+        return TorchParts(dtype=dtype, device=self.device, deterministic=False)
 
     def make_forward(
         self,

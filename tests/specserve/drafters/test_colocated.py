@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from draft_node import start
+from specserve.backends.choose import choose_backend
 from specserve.backends.cpu.codegen.row_code import Storage
 from specserve.backends.cpu.row_kernels import row_kernels
 from specserve.drafters import colocated
@@ -118,7 +119,7 @@ def embedded(name, bits):
     model = load_model(
         EMBEDDED_TARGET,
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        backend=choose_backend(torch.device("cpu")),
         parallel=TensorParallel(),
         deterministic=True,
     )

@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from specserve.backends.cpu import passes as passes_module
 from specserve.backends.cpu.backend import CpuBackend
+from specserve.backends.cpu.parts import CpuParts
 from specserve.backends.cpu.passes import CompiledPasses
 from specserve.backends.torch.chain_passes import TorchChainPasses
+from specserve.backends.torch.linear import PlainLinear
 from specserve.drafters.branch_attention import Entering
 from specserve.drafters.context import torch_context
-from specserve.models.linear import Kernels, PlainLinear
 from specserve.models.loader import load_with
 from specserve.models.parallel import TensorParallel
 from tests.specserve.models.checkpoints import LLAMA, QWEN3, load, write_checkpoint
@@ -138,10 +139,8 @@ def test_weights_of_several_storages(tmp_path):
         elif "o_proj" in name or x.dim() == 1:
             tensors[name] = x.bfloat16().float()
     save_file(tensors, folder / "model.safetensors")
-    kernels_ = Kernels(
-        dtype=torch.float32, device=torch.device("cpu"), deterministic=False, half_weights=True
-    )
-    mixed = load_with(kernels_, folder, TensorParallel())
+    parts = CpuParts(deterministic=False, half_weights=True)
+    mixed = load_with(parts, folder, TensorParallel())
     layer = mixed.layers[1]
     products = layer.qkv, layer.o_proj.linear, layer.gate_up
     dtypes = [product.weight.dtype for product in products]

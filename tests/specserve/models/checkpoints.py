@@ -10,6 +10,7 @@ from specserve.models.config import read_spec
 from specserve.models.loader import expected_tensors, load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
+from tests.backends.chosen import BACKEND
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -83,7 +84,7 @@ def write_tokenizer(folder: Path, num_tokens: int) -> Path:
 def load(folder: Path, **options) -> Transformer:
     settings = {
         "dtype": torch.float32,
-        "device": torch.device("cpu"),
+        "backend": BACKEND,
         "parallel": TensorParallel(),
         "deterministic": True,
     }

@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from specserve.backends.torch.forward import TorchForward
-from specserve.models import linear
+from specserve.backends.torch.backend import TorchBackend
 from specserve.models.parallel import TensorParallel
 from tests import golden_case
 from tests.golden import Session
+from tests.specserve.models import checkpoints
 from tests.specserve.models.checkpoints import LLAMA, QWEN3, load
 
+REFERENCE = TorchBackend(torch.device("cpu"))
 PROMPT = torch.arange(45) * 11 % 64
 CHUNKS = (6, 1, 3, 35)
 BALLAST = {"nine": 150_000}  # a layer more
@@ -81,9 +82,9 @@ def run(folder: Path, parallel: TensorParallel, mode: Mode) -> dict[str, torch.T
     """Hidden states and, on rank 0, logits of `PROMPT`, fed in `CHUNKS`."""
     with ExitStack() as stack:
         if mode.way != "compiled":
-            stack.enter_context(mock.patch.object(golden_case, "make_forward", TorchForward))
+            stack.enter_context(mock.patch.object(golden_case, "BACKEND", REFERENCE))
         if mode.way == "uncompiled":
-            stack.enter_context(mock.patch.object(linear, "row_kernels", return_value=None))
+            stack.enter_context(mock.patch.object(checkpoints, "BACKEND", REFERENCE))
         target = load(
             folder / mode.checkpoint,
             parallel=parallel,

@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from specserve.backends.cpu import compiled
+from specserve.backends.cpu.backend import CpuBackend
 from specserve.backends.cpu.forward import CompiledForward
 from specserve.backends.cpu.kernel_arguments import Batch
 from specserve.backends.cpu.kernel_layout import Record
 from specserve.models.attention import AttentionBatch
-from specserve.models.linear import can_compile
 
 pytestmark = pytest.mark.skipif(
-    compiled.numba is None or not can_compile(), reason="no numba, or no vectors that we know"
+    CpuBackend.why_not() != "", reason="no numba, or no vectors that we know"
 )
 
 

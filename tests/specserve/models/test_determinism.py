@@ -4,36 +4,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specserve.backends.cpu.backend import CpuBackend
+from specserve.backends.cpu.parts import CompiledLinear, CpuParts, can_halve_exactly
 from specserve.backends.torch.backend import TorchBackend
-from specserve.models import linear
+from specserve.backends.torch.linear import PlainLinear, TiledLinear, fixed_pieces
+from specserve.backends.torch.parts import TorchParts
 from specserve.models.dealing import Share, deal, deal_heads
 from specserve.models.layers import RMSNorm, SwiGLU
-from specserve.models.linear import (
-    CompiledLinear,
-    Kernels,
-    PlainLinear,
-    TiledLinear,
-    can_compile,
-    can_halve_exactly,
-    fixed_pieces,
-)
-from specserve.models.loader import kernels_for, load_with
+from specserve.models.loader import load_with
 from specserve.models.parallel import TensorParallel
 from specserve.models.rope import rotate
 from tests import golden_case
 from tests.golden import Session
+from tests.specserve.models import checkpoints
 from tests.specserve.models.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
 CPU = torch.device("cpu")
 PROMPT = torch.arange(64) * 11 % 64
-needs_compiling = pytest.mark.skipif(not can_compile(), reason="no compiled products here")
+needs_compiling = pytest.mark.skipif(CpuBackend.why_not() != "", reason="no compiled products here")
 needs_halves = pytest.mark.skipif(not can_halve_exactly(), reason="no 16-bit weights here")
-
-
-@pytest.fixture
-def uncompiled(monkeypatch):
-    """As where there is no llvmlite, or a processor without vectors that we know."""
-    monkeypatch.setattr(linear, "row_kernels", lambda _: None)
 
 
 def windows(length: int):
@@ -85,13 +74,13 @@ def test_elementwise_rows_do_not_depend_on_their_neighbours():
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_gates_do_not_depend_on_neighbours_shards_or_threads(width, num_threads):
     gates, ups = 3 * torch.randn(64, width), torch.randn(64, width)
-    expected = SwiGLU(width, CPU)(torch.cat([gates, ups], 1))
+    expected = SwiGLU(width, in_whole_vectors=True)(torch.cat([gates, ups], 1))
     torch.testing.assert_close(expected, torch.nn.functional.silu(gates) * ups)
     torch.set_num_threads(num_threads)
     for num_ranks in (1, 2, 3, 4, 5):
         for rows in (slice(0, 1), slice(5, 7), slice(3, 64), slice(0, 64)):
             shards = [
-                SwiGLU(len(share), CPU)(
+                SwiGLU(len(share), in_whole_vectors=True)(
                     torch.cat([x[rows, share.entries] for x in (gates, ups)], 1)
                 )
                 for share in deal(width, num_ranks)
@@ -100,16 +89,10 @@ def test_gates_do_not_depend_on_neighbours_shards_or_threads(width, num_threads)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("half_weights", [False, True])
 @pytest.mark.parametrize(("in_size", "out_size"), [(48, 64), (256, 1536), (4096, 96), (7, 5)])
-@pytest.mark.usefixtures("uncompiled")
-def test_uncompiled_products_have_equal_bits_for_any_rows(
-    in_size, out_size, half_weights, num_threads
-):
-    kernels = Kernels(
-        dtype=torch.float32, device=CPU, deterministic=True, half_weights=half_weights
-    )
-    product = kernels.linear([torch.randn(out_size, in_size)])
+def test_uncompiled_products_have_equal_bits_for_any_rows(in_size, out_size, num_threads):
+    parts = TorchParts(dtype=torch.float32, device=CPU, deterministic=True)
+    product = parts.linear([torch.randn(out_size, in_size)])
     assert isinstance(product, TiledLinear)
     check_any_rows(product, in_size, num_threads)
 
@@ -121,10 +104,8 @@ def test_uncompiled_products_have_equal_bits_for_any_rows(
 def test_compiled_products_have_equal_bits_for_any_rows(
     in_size, out_size, half_weights, num_threads
 ):
-    kernels = Kernels(
-        dtype=torch.float32, device=CPU, deterministic=True, half_weights=half_weights
-    )
-    product = kernels.linear([torch.randn(out_size, in_size)])
+    parts = CpuParts(deterministic=True, half_weights=half_weights)
+    product = parts.linear([torch.randn(out_size, in_size)])
     assert isinstance(product, CompiledLinear)
     check_any_rows(product, in_size, num_threads)
 
@@ -137,22 +118,18 @@ def check_any_rows(product, in_size, num_threads):
         assert torch.equal(product(x[rows]), expected[rows])
 
 
-@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(("deterministic", "kind"), [(True, TiledLinear), (False, PlainLinear)])
-def test_where_nothing_can_be_compiled_weights_stay_whole(deterministic, kind):
-    """Whoever asked for 16 bits: there are no products with such."""
-    kernels = Kernels(
-        dtype=torch.float32, device=CPU, deterministic=deterministic, half_weights=True,
-        input_bits=8,
-    )  # fmt: skip
+def test_the_references_weights_stay_whole(deterministic, kind):
+    parts = TorchParts(dtype=torch.float32, device=CPU, deterministic=deterministic)
     weight = torch.randn(16, 64)
-    product = kernels.linear([weight])
+    product = parts.linear([weight])
     assert isinstance(product, kind)
     assert torch.equal(product(torch.eye(64)), weight.T)
-    assert not kernels.any_halved
-    assert not kernels.quantizes(weight)
+    assert not parts.any_halved
+    assert not parts.quantizes(weight)
 
 
+@needs_compiling
 @pytest.mark.parametrize(
     ("deterministic", "half_weights", "largest"),
     [(False, False, 1.0), (True, False, 1.0), (False, True, 7e4)],
@@ -160,26 +137,22 @@ def test_where_nothing_can_be_compiled_weights_stay_whole(deterministic, kind):
 def test_weights_are_not_halved_unasked_nor_where_they_do_not_fit(
     deterministic, half_weights, largest
 ):
-    kernels = Kernels(
-        dtype=torch.float32, device=CPU, deterministic=deterministic, half_weights=half_weights
-    )
+    parts = CpuParts(deterministic=deterministic, half_weights=half_weights)
     weight = torch.zeros(16, 8)
     weight[3, 5] = -largest
-    product = kernels.linear([weight])
-    assert not kernels.any_halved
+    product = parts.linear([weight])
+    assert not parts.any_halved
     assert product(torch.eye(8))[5, 3] == -largest
 
 
 def halved(folder):
-    kernels = kernels_for(folder, dtype=torch.float32, device=CPU, deterministic=True)
-    model = load_with(kernels, folder, TensorParallel())
+    model = load(folder)
     assert model.half_weights
     return model
 
 
 def kept_whole(folder):
-    kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
-    return load_with(kernels, folder, TensorParallel())
+    return load_with(CpuParts(deterministic=True), folder, TensorParallel())
 
 
 @pytest.mark.slow
@@ -237,12 +210,13 @@ def test_all_pieces_of_a_weight_have_one_shape_for_any_number_of_ranks(size):
 @pytest.mark.parametrize(
     "config", [QWEN3, pytest.param(LLAMA, marks=pytest.mark.slow)], ids=["qwen3", "llama"]
 )
-@pytest.mark.parametrize("products", ["compiled", "torch between", "uncompiled"])
+@pytest.mark.parametrize("products", ["compiled", "torch between", "reference"])
 def test_a_prompt_gives_equal_bits_in_chunks_of_any_size(tmp_path, monkeypatch, config, products):
     if products == "torch between":
-        monkeypatch.setattr(golden_case, "BACKEND", TorchBackend(torch.device("cpu")))
-    elif products == "uncompiled":
-        monkeypatch.setattr(linear, "row_kernels", lambda _: None)
+        monkeypatch.setattr(golden_case, "BACKEND", TorchBackend(CPU))
+    elif products == "reference":
+        monkeypatch.setattr(golden_case, "BACKEND", TorchBackend(CPU))
+        monkeypatch.setattr(checkpoints, "BACKEND", TorchBackend(CPU))
     target = load(write_checkpoint(tmp_path, config))
     session = Session(target, len(PROMPT))
     expected, _ = session.feed(PROMPT)

@@ -5,16 +5,16 @@ import torch
 from safetensors.torch import save_file
 
 from specserve.backends.cpu.codegen.row_code import Storage
+from specserve.backends.cpu.parts import CpuParts, can_halve_exactly
 from specserve.backends.cpu.row_kernels import row_kernels
+from specserve.backends.torch.backend import TorchBackend
 from specserve.errors import Unsupported
-from specserve.models import linear
-from specserve.models.linear import Kernels, can_halve_exactly
-from specserve.models.loader import halves_exactly, kernels_for, load_with
+from specserve.models.loader import load_with
 from specserve.models.parallel import TensorParallel
+from tests.backends.chosen import BACKEND
 from tests.golden import Session
 from tests.specserve.models.checkpoints import LLAMA, QWEN3, load, random_tensors, write_config
 
-CPU = torch.device("cpu")
 PROMPT = torch.arange(21) * 11 % 64
 BRAIN, HALF = torch.bfloat16, torch.float16
 pytestmark = pytest.mark.skipif(not can_halve_exactly(), reason="no compiled products here")
@@ -32,14 +32,12 @@ def stored(folder, config=QWEN3, dtype_of=lambda name: BRAIN, change=lambda name
 
 
 def kept_whole(folder):
-    kernels = Kernels(dtype=torch.float32, device=CPU, deterministic=True)
-    return load_with(kernels, folder, TensorParallel())
+    return load_with(CpuParts(deterministic=True), folder, TensorParallel())
 
 
 def served_in(dtype, folder):
     """As `--dtype` does on a CPU."""
-    kernels = kernels_for(folder, dtype=dtype, device=CPU, deterministic=True)
-    return load_with(kernels, folder, TensorParallel())
+    return load(folder, dtype=dtype)
 
 
 def hidden_of(model, chunk=None):
@@ -71,7 +69,6 @@ def far_apart(name, x):
 )
 def test_the_default_keeps_16_bits_and_every_bit_of_the_result(tmp_path, config, dtype_of, change):
     folder = stored(tmp_path, config, dtype_of, change)
-    assert halves_exactly(folder)
     whole, default = kept_whole(folder), load(folder)
     assert default.half_weights
     assert not whole.half_weights
@@ -84,8 +81,7 @@ def storages_of(model):
 
 def test_ballast_is_kept_in_as_many_bits(tmp_path):
     folder = stored(tmp_path)
-    kernels = kernels_for(folder, dtype=torch.float32, device=CPU, deterministic=True)
-    model = load_with(kernels, folder, TensorParallel(), ballast=100_000)
+    model = load(folder, ballast=100_000)
     assert torch.equal(hidden_of(model), hidden_of(load(folder)))
     dtypes = {layer.gate_up.weight.dtype for layer in model.layers}
     assert dtypes == {torch.bfloat16}
@@ -107,7 +103,6 @@ def test_one_matrix_in_float32_keeps_the_others_so(tmp_path, whole):
         return torch.float32 if whole in name else BRAIN
 
     folder = stored(tmp_path, dtype_of=dtype_of)
-    assert not halves_exactly(folder)
     assert not load(folder).half_weights
 
 
@@ -138,11 +133,10 @@ def test_float16_on_a_cpu_is_that_of_weights_alone(tmp_path):
         assert torch.equal(layer.gate_up.weight, other.gate_up.weight)
 
 
-def test_without_compiled_products_weights_are_rounded_all_the_same(tmp_path, monkeypatch, caplog):
+def test_without_compiled_products_weights_are_rounded_all_the_same(tmp_path, caplog):
     folder = stored(tmp_path, dtype_of=lambda name: torch.float32)
     compiled = served_in(HALF, folder)
-    monkeypatch.setattr(linear, "row_kernels", lambda storage: None)
-    model = served_in(HALF, folder)
+    model = load(folder, dtype=HALF, backend=TorchBackend(torch.device("cpu")))
     assert (model.dtype, model.half_weights) == (HALF, False)
     assert "torch.float16: rounded, and kept in float32" in caplog.text
     torch.testing.assert_close(hidden_of(model), hidden_of(compiled), atol=1e-4, rtol=1e-4)
@@ -165,5 +159,5 @@ def test_every_tensor_is_rounded_and_arithmetic_is_as_deterministic_as_wished(tm
     for weight in (norm.weight for norm in norms):
         assert torch.equal(weight, weight.to(BRAIN).float())
     for wish in (True, False):
-        kernels = kernels_for(folder, dtype=BRAIN, device=CPU, deterministic=wish)
-        assert kernels.deterministic is wish
+        parts = BACKEND.target_parts(BRAIN, deterministic=wish, is_stored_in_16_bits=False)
+        assert parts.deterministic is wish

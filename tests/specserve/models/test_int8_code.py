@@ -3,13 +3,12 @@
 import pytest
 import torch
 
+from specserve.backends.cpu.backend import CpuBackend
 from specserve.backends.cpu.codegen import int8_code
 from specserve.backends.cpu.codegen.row_code import ByteProducts, Machine, Storage
 from specserve.backends.cpu.machine_code import Team, host_machine
+from specserve.backends.cpu.parts import CompiledLinear, CpuParts
 from specserve.backends.cpu.row_kernels import RowKernels, row_kernels
-from specserve.models.linear import CompiledLinear, Kernels
-from specserve.models.loader import kernels_for
-from specserve.settings.target_source import EMBEDDED_TARGET
 
 CPU = torch.device("cpu")
 needs_bytes = pytest.mark.skipif(row_kernels(Storage.INT8) is None, reason="no products of bytes")
@@ -103,19 +102,13 @@ def test_only_who_says_so_has_them():
     assert not drafters().quantizes(weight[:, :96])
     assert not drafters(half_weights=False).quantizes(weight)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        target = kernels_for(EMBEDDED_TARGET, dtype=dtype, device=CPU, deterministic=False)
+        target = CpuBackend(CPU).target_parts(dtype, deterministic=False, is_stored_in_16_bits=True)
         assert storage_of(target, weight) is not Storage.INT8
         assert not target.quantizes(weight)
 
 
 def drafters(*, half_weights=True):
-    return Kernels(
-        dtype=torch.float32,
-        device=CPU,
-        deterministic=False,
-        half_weights=half_weights,
-        input_bits=8,
-    )
+    return CpuParts(deterministic=False, half_weights=half_weights, input_bits=8)
 
 
 def storage_of(kernels, weight):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from specserve.backends.choose import choose_backend
 from specserve.errors import Unsupported
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
@@ -209,7 +210,7 @@ def test_too_many_ranks_are_refused_before_anything_is_read(tmp_path):
         load_model(
             folder,
             dtype=torch.float32,
-            device=torch.device("cpu"),
+            backend=choose_backend(torch.device("cpu")),
             parallel=TensorParallel(0, 9),
             deterministic=True,
         )

@@ -4,16 +4,15 @@ import logging
 from dataclasses import replace
 
 import pytest
-import torch
 
 from specserve.backends.cpu import machine_code
 from specserve.backends.cpu import row_kernels as module
+from specserve.backends.cpu.backend import CpuBackend
 from specserve.backends.cpu.codegen.row_code import Storage
 from specserve.backends.cpu.machine_code import Team, host_machine
+from specserve.backends.cpu.parts import can_halve_exactly
 from specserve.backends.cpu.row_kernels import row_kernels
-from specserve.models.linear import CompiledLinear, Kernels, can_halve_exactly
 
-CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled products here")
 
 
@@ -68,7 +67,7 @@ class _NoFeatures:
 
 
 @pytest.mark.parametrize("missing", ["llvm", "vectors", "features", "threads"])
-def test_where_they_cannot_be_had_others_serve(anew, monkeypatch, missing):
+def test_where_they_cannot_be_had_the_reference_serves(anew, monkeypatch, missing):
     if missing == "llvm":
         monkeypatch.setattr(machine_code, "llvm", None)
     elif missing == "vectors":
@@ -78,7 +77,6 @@ def test_where_they_cannot_be_had_others_serve(anew, monkeypatch, missing):
     else:
         monkeypatch.setattr(Team, "of_torch", lambda: None)
     assert row_kernels(Storage.FLOAT32) is None
-    product = Kernels(dtype=torch.float32, device=CPU, deterministic=True).linear([torch.eye(8)])
-    assert not isinstance(product, CompiledLinear)
-    x = torch.randn(3, 8)
-    torch.testing.assert_close(product(x), x)
+    CpuBackend.why_not.cache_clear()
+    assert CpuBackend.why_not() == "no machine code can be made for this processor"
+    CpuBackend.why_not.cache_clear()

@@ -20,8 +20,8 @@ from specserve.backends.cpu.codegen.row_code import (
     code,
 )
 from specserve.backends.cpu.machine_code import Team, host_machine, llvm
+from specserve.backends.cpu.parts import CompiledLinear, CpuParts
 from specserve.backends.cpu.row_kernels import RowKernels, row_kernels
-from specserve.models.linear import CompiledLinear, Kernels
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled products here")
@@ -185,9 +185,7 @@ def test_inputs_are_rounded_for_who_asks_and_for_nobody_else(anew, monkeypatch):
 
 
 def storage_of(weight, *, half_weights=True, **options):
-    kernels = Kernels(
-        dtype=torch.float32, device=CPU, deterministic=True, half_weights=half_weights, **options
-    )
+    kernels = CpuParts(deterministic=True, half_weights=half_weights, **options)
     product = kernels.linear([weight])
     assert isinstance(product, CompiledLinear)
     return product.kernels.storage
@@ -225,7 +223,7 @@ def test_without_memory_for_inputs_results_are_no_numbers(storage):
 _WITHOUT_MEMORY = """
 import resource, sys
 import torch
-from specserve.models.linear import CompiledLinear
+from specserve.backends.cpu.parts import CompiledLinear
 from specserve.backends.cpu.codegen.row_code import Storage
 from specserve.backends.cpu.row_kernels import row_kernels
 torch.set_num_threads(1)
@@ -300,9 +298,7 @@ def test_a_weight_without_elements_is_refused():
 
 
 def halves_of(weight, **options):
-    kernels = Kernels(
-        dtype=torch.float32, device=CPU, deterministic=False, half_weights=True, **options
-    )
+    kernels = CpuParts(deterministic=False, half_weights=True, **options)
     product = kernels.linear(list(weight.split(20)))
     assert isinstance(product, CompiledLinear)
     assert kernels.any_halved == (product.weight.dtype is not torch.float32)
