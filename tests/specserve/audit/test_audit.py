@@ -12,7 +12,7 @@ from specserve.cli import main
 from tests.run_first import run_first
 from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
 
-NOISE = 0.3  # in weights of a drafter, by their own spread
+NOISE = 0.1  # in weights of a drafter, by their own spread
 FEW = ("--requests", "24", "--samples", "800", "--quick", "--json")
 # Every draft is judged, whatever it costs on this machine, and prompts leave room for all of them.
 _SETTINGS = {
