@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specserve.backends.torch.attention import TorchAttention
 from specserve.drafters.batching import flat_positions
 from specserve.drafters.context import torch_context
-from specserve.models.attention import TorchAttention
 from specserve.models.transformer import Transformer
 
 

@@ -12,7 +12,7 @@ import torch
 from draft_node.failures import DraftingFailed
 from draft_node.node import DraftNode
 from draft_node.prespeculation.presolve import Presolve
-from draft_node.prespeculation.waves import USUAL_SIZE, WaveSettings
+from draft_node.prespeculation.waves import WaveSettings
 from draft_node.streams import Streams
 from specserve.backends import choose as backends
 from specserve.backends.base import Backend
@@ -60,6 +60,7 @@ from specserve.transport.link.ends import DraftLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingDraftEnd, SharedRegion
 from specserve.transport.nccl_environment import set_nccl_environment
+from specserve.types import DRAFT_BATCH_SIZE
 
 CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and waves need the rest
 _MAX_CUDA_CONTEXTS = 64  # of full length; more would only lie idle
@@ -118,8 +119,8 @@ def _build(
     sleep_exactly()
     torch.set_num_threads(speculation.draft_threads or config.topology.threads)
     device = torch.device(placement.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    backends.occupy(device)
+    if not placement.is_on_cpu:
         sharing = config.num_sharing(placement.device)
         set_nccl_environment(f"draft {arguments.rank}", shares_device=sharing > 1)
     dtype = getattr(torch, config.state_dtype)
@@ -194,7 +195,7 @@ def _options(
     folder = Path(speculation.drafter or "")
     return replace(
         options,
-        num_context_tokens=_num_context_tokens(config, folder, max_positions, backend.device),
+        num_context_tokens=_num_context_tokens(config, folder, max_positions, backend),
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=describe(speculation)[1],
         bits=DRAFTER_BITS,
@@ -208,12 +209,12 @@ def _load(config: ResolvedConfig, target: TargetWeights, options: DrafterOptions
         drafter = NgramDrafter(gamma=speculation.gamma or DEFAULT_GAMMA)
     else:
         drafter = load_drafter(Path(speculation.drafter or ""), target, options)
-    warm_up(drafter, options, size=USUAL_SIZE, num_kept=NUM_KEPT)
+    warm_up(drafter, options, size=DRAFT_BATCH_SIZE, num_kept=NUM_KEPT)
     return drafter
 
 
 def _num_context_tokens(
-    config: ResolvedConfig, folder: Path, max_positions: int, device: torch.device
+    config: ResolvedConfig, folder: Path, max_positions: int, backend: Backend
 ) -> int:
     """As many as the target has KV for, where it knows that before it starts."""
     if config.num_blocks is not None:
@@ -221,8 +222,8 @@ def _num_context_tokens(
     spec = read_draft_spec(folder)
     if isinstance(spec, LocalHeadSpec):
         return max_positions  # refused where it is loaded
-    free, _ = torch.cuda.mem_get_info(device)
-    room = int(free * CUDA_MEMORY_SHARE) // config.num_sharing(str(device))
+    room = int(backend.free_bytes() * CUDA_MEMORY_SHARE)
+    room //= config.num_sharing(str(backend.device))
     num_tokens = room // _bytes_per_token(spec.decoder, config.state_dtype)
     return min(num_tokens, _MAX_CUDA_CONTEXTS * max_positions)
 

@@ -13,6 +13,9 @@ import enum
 
 import msgspec
 
+# Blocks that are drafted and sent together at most, where they come with their probabilities.
+DRAFT_BATCH_SIZE = 16
+
 
 class FinishReason(enum.StrEnum):
     """Why one sample stopped."""
@@ -196,6 +199,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     oversubscribed: bool
     deterministic: bool
     cuda_graphs: bool
+    backend: str  # and how it computes, for people
     block_size: int
     num_blocks: int
     max_batch_rows: int

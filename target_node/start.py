@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from specserve.backends import choose as backends
+from specserve.backends.base import Backend
 from specserve.backends.choose import choose_backend
 from specserve.errors import Exhausted, SpecserveError
 from specserve.models.loader import load_model
@@ -134,8 +135,8 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
     sleep_exactly()
     torch.set_num_threads(config.topology.threads)
     device = torch.device(placement.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    backends.occupy(device)
+    if not placement.is_on_cpu:
         sharing = config.num_sharing(placement.device)
         set_nccl_environment(f"target {arguments.rank}", shares_device=sharing > 1)
     _join_group(config, arguments)
@@ -155,7 +156,7 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
     runner = Runner(
         model,
         backend=backend,
-        num_blocks=_num_blocks(config, model),
+        num_blocks=_num_blocks(config, model, backend),
         block_size=BLOCK_SIZE,
         deterministic=bool(config.engine.deterministic),
         kv_dtype=getattr(torch, config.kv_dtype),
@@ -179,7 +180,7 @@ def _join_group(config: ResolvedConfig, arguments: ChildArguments) -> None:
     )
 
 
-def _num_blocks(config: ResolvedConfig, model: Transformer) -> int:
+def _num_blocks(config: ResolvedConfig, model: Transformer, backend: Backend) -> int:
     """Blocks of the pool, the null block included, the same on every rank."""
     if config.num_blocks is not None:
         return config.num_blocks + 1
@@ -190,9 +191,8 @@ def _num_blocks(config: ResolvedConfig, model: Transformer) -> int:
         drafted = spec.hidden_size + 2 * DRAFT_LAYERS * spec.num_kv_heads * spec.head_dim
         per_token += drafted * model.embedding.dtype.itemsize
     block_bytes = per_token * BLOCK_SIZE
-    device = model.embedding.device
-    free, _ = torch.cuda.mem_get_info(device)
-    room = int(free * CUDA_MEMORY_SHARE) // config.num_sharing(str(device))
+    free = backend.free_bytes()
+    room = int(free * CUDA_MEMORY_SHARE) // config.num_sharing(str(backend.device))
     count = torch.tensor([room // block_bytes])
     if ranks > 1:
         dist.all_reduce(count, op=dist.ReduceOp.MIN)
@@ -321,6 +321,7 @@ def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
         oversubscribed=config.oversubscribed,
         deterministic=bool(engine.deterministic),
         cuda_graphs=bool(engine.cuda_graphs),
+        backend=node.runner.backend.description,
         block_size=BLOCK_SIZE,
         num_blocks=node.scheduler.pool.num_blocks,
         max_batch_rows=engine.max_batch_rows,

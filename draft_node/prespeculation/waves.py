@@ -30,9 +30,9 @@ from specserve.sampling.state import SamplingState
 from specserve.settings.config import NUM_KEPT
 from specserve.transport.link.frames import MAX_BLOCKS
 from specserve.transport.link.messages import BlockKey, Push, RowReport
+from specserve.types import DRAFT_BATCH_SIZE
 
 _EPOCHS, _BRANCH_BITS = 256, 16  # of the 24 bits that a key has for the branch
-USUAL_SIZE = 16  # blocks of a wave at most, where they ship laws
 MAX_BRANCHES = (1 << _BRANCH_BITS) - 1  # of a stream and round
 # A token beyond the usual ones costs the target a fifth of a token to verify, and is one more
 # outcome to foresee: it has to be likelier than that to stand, ...
@@ -46,7 +46,7 @@ _MIN_SCORED = 1024  # tokens of a slot, of many, that a race among candidates is
 class WaveSettings:
     """What does not change while the process lives."""
 
-    size: int = USUAL_SIZE  # W, branches of a wave at most, but see `most_blocks`
+    size: int = DRAFT_BATCH_SIZE  # W, branches of a wave at most, but see `most_blocks`
     fan_out: int = 32  # outcomes of a row and round
     num_kept: int = NUM_KEPT  # entries of a law
     usual_tokens: int | None = None  # of a chain; None: gamma

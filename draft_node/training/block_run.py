@@ -20,6 +20,7 @@ from draft_node.training.block_start import starting_point
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.optimizer import OptimizerConfig
 from draft_node.training.options import work_folder
+from draft_node.training.precision import is_cpu
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
@@ -44,7 +45,7 @@ _TERMS = {"dspark": losses.DSPARK, "dflash": losses.DFLASH, "eagle3": losses.EAG
 def train(arguments: argparse.Namespace, command: str) -> int:
     """0 when the drafter is exported, 130 when a signal came first. `command` gives this run."""
     console = start_logging()
-    if arguments.device == "cpu":
+    if is_cpu(arguments.device):
         memory.keep_freed_memory()
     with num_threads(arguments.threads):
         target = load_target(arguments)

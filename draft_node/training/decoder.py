@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from draft_node.training import evaluate
+from draft_node.training.precision import is_cpu
 
 EVALUATION_WINDOW = 512
 
@@ -61,7 +62,7 @@ def causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     torch's fused CPU kernel takes twice as long (66 against 35 ms of CPU time a layer for 4 rows of
     512 tokens, forward and backward) and nearly half of a training step.
     """
-    if queries.is_cuda or not torch.is_grad_enabled():
+    if not is_cpu(queries.device) or not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
     length, head_dim = queries.shape[-2:]
     size = max(128, length // 4)  # few blocks: each is compiled separately

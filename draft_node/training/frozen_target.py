@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from draft_node.training.precision import is_cpu
 from specserve.backends.choose import choose_backend
 from specserve.drafters.weights import EMBEDDING, LM_HEAD, TargetWeights
 from specserve.models.checkpoint import Checkpoint
@@ -48,7 +49,7 @@ class FrozenTarget:
         # bfloat16 only where it is fast; a CPU may take a hundred times as long with it.
         # Nor float16, whose range features and gradients leave.
         own = torch.bfloat16 if self.spec.dtype == "float16" else _DTYPES[self.spec.dtype]
-        self.dtype = torch.float32 if self.device.type == "cpu" else own
+        self.dtype = torch.float32 if is_cpu(self.device) else own
         self.model = load_model(
             folder,
             dtype=self.dtype,

@@ -16,6 +16,7 @@ from draft_node.training.language_model_distilled import DistilledDecoder, micro
 from draft_node.training.language_model_export import ModelRecord, write_language_model
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
 from draft_node.training.options import work_folder
+from draft_node.training.precision import is_cpu
 from draft_node.training.pruning import cut
 from draft_node.training.run_folder import claim, is_begun, load_target
 from draft_node.training.running import run_until_stopped, start_logging
@@ -33,7 +34,7 @@ LONG_LENGTHS = (512, 1024)
 def train(arguments: argparse.Namespace, command: str) -> int:
     """0 when the model is exported, 130 when a signal came first. `command` gives this run."""
     console = start_logging()
-    if arguments.device == "cpu":
+    if is_cpu(arguments.device):
         memory.keep_freed_memory()
     with num_threads(arguments.threads):
         target = load_target(arguments)

@@ -15,6 +15,7 @@ from draft_node.training.local_head_fusion import choose_weights
 from draft_node.training.local_head_model import LocalHeadModel, unigram_counts
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
 from draft_node.training.options import work_folder
+from draft_node.training.precision import is_cpu
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
@@ -36,7 +37,7 @@ _RATE = 5.0
 def train(arguments: argparse.Namespace, command: str) -> int:
     """0 when the head is exported, 130 when a signal came first. `command` gives this run."""
     console = start_logging()
-    if arguments.device == "cpu":
+    if is_cpu(arguments.device):
         memory.keep_freed_memory()
     if arguments.window < 2:
         raise InvalidField("--window", "a block of one token leaves nothing to a local head")

@@ -1,4 +1,4 @@
-"""Which arithmetic is fast on a device."""
+"""What training does on one kind of device and not on another."""
 
 import torch
 
@@ -8,3 +8,8 @@ def fast_bfloat16(device: torch.device | str) -> bool:
     if torch.device(device).type == "cuda":
         return True
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def is_cpu(device: torch.device | str) -> bool:
+    """Where memory is the system's, and bfloat16 and fused attention may be slow."""
+    return torch.device(device).type == "cpu"

@@ -42,6 +42,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int
     deterministic: bool
     cuda_graphs: bool
+    backend: str
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     default_sampling: dict[str, int | float]
@@ -79,6 +80,8 @@ class SpecConfig(msgspec.Struct, frozen=True, kw_only=True):
     drafter: str
     verification: str
     fan_out: int
+    wave: int
+    fan_out_rule: str
     miss_policy: str
 
 

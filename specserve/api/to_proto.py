@@ -13,7 +13,7 @@ from specserve.api.from_proto import ORIGINS
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.errors import Exhausted, InvalidField
 from specserve.settings.config import ResolvedConfig
-from specserve.types import Load, Logprobs, Ready, SamplingParams
+from specserve.types import DRAFT_BATCH_SIZE, Load, Logprobs, Ready, SamplingParams
 from specserve.validation import MAX_LOGPROBS, MAX_SAMPLES, MAX_TOP_K, OR_OFF
 
 _INTEGERS = {
@@ -232,6 +232,7 @@ def spec_config_of(ready: Ready, config: ResolvedConfig) -> pb.GetSpecConfigResp
     )
     if config.num_draft_processes:
         response.fan_out = config.speculation.fan_out
+        response.wave, response.fan_out_rule = DRAFT_BATCH_SIZE, "measured"
         response.miss_policy = config.speculation.miss_policy
     return response
 
@@ -314,7 +315,7 @@ def model_info_of(
     names = (
         "model", "model_type", "vocab_size", "max_model_len", "num_layers", "num_params",
         "ballast_params", "dtype", "half_weights", "kv_dtype", "device", "tensor_parallel",
-        "deterministic", "cuda_graphs", "eos_token_ids",
+        "deterministic", "cuda_graphs", "backend", "eos_token_ids",
     )  # fmt: skip
     fields = {name: getattr(ready, name) for name in names}
     ours = msgspec.structs.asdict(SamplingParams())

@@ -8,7 +8,7 @@ how many graphs were recorded, and no operation answers None to mean "try anothe
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -56,6 +56,8 @@ class BlockDraws(Protocol):
 class Backend(Protocol):
     """How one process computes. Everything is deterministic in the sense of its own device."""
 
+    description: str  # the name, the device and why it was chosen, as `specserve info` prints it
+
     @property
     def name(self) -> str:
         """torch, cpu or cuda, as in the log and in `specserve info`."""
@@ -80,6 +82,10 @@ class Backend(Protocol):
 
         Before anything was measured: a forward of n tokens takes 1 + n / this.
         """
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory of the device that is free now. RuntimeError where nobody tells."""
         ...
 
     # --- what models are made of -----------------------------------------------------------------
@@ -153,8 +159,4 @@ class Backend(Protocol):
 
     def forget(self) -> None:
         """Give back what later calls of known shapes would use; before ranks part."""
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """What people may want to know of it, by name, for `specserve info`."""
         ...

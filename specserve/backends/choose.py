@@ -17,17 +17,29 @@ def choose_backend(device: torch.device, *, cuda_graphs: bool = False) -> Backen
     Called once at the start of a process, which passes it down. `cuda_graphs`: few rows are
     computed by recordings, on CUDA devices. The choice and its reason are one line of the log.
     """
-    backend, reason = _choose(torch.empty(0, device=device).device, cuda_graphs)
-    _LOG.info("backend: %s on %s: %s", backend.name, backend.device, reason)
+    backend = _chosen(torch.empty(0, device=device).device, cuda_graphs)
+    _LOG.info("backend: %s", backend.description)
     return backend
+
+
+def occupy(device: torch.device) -> None:
+    """Make `device` the one that this process means where none is named."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def preload() -> Backend:
     """What processes on CPUs will choose, prepared by the one that forks them."""
-    return _choose(torch.device("cpu"), False)[0]
+    return _chosen(torch.device("cpu"), False)
 
 
 @functools.cache
+def _chosen(device: torch.device, cuda_graphs: bool) -> Backend:
+    backend, reason = _choose(device, cuda_graphs)
+    backend.description = f"{backend.name} on {device}: {reason}"
+    return backend
+
+
 def _choose(device: torch.device, cuda_graphs: bool) -> tuple[Backend, str]:
     if device.type == "cuda":
         if not cuda_graphs:

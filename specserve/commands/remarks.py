@@ -43,7 +43,7 @@ def dtype_remark(config: ResolvedConfig) -> str | None:
     if model.dtype == "float32":
         return f"weights of {stored} are dequantised to float32, without rounding"
     with_what = "bfloat16" if model.dtype == "bfloat16" else "float32"
-    arithmetic = f"; arithmetic is {with_what}" if config.topology.device == "cpu" else ""
+    arithmetic = f"; arithmetic is {with_what}" if config.is_on_cpu else ""
     return (
         f"weights of {stored} are dequantised and rounded to {model.dtype}{arithmetic} "
         "(--dtype float32 keeps them whole)"
@@ -53,7 +53,7 @@ def dtype_remark(config: ResolvedConfig) -> str | None:
 def memory_remark(config: ResolvedConfig) -> str | None:
     """What the target takes of a CPU's memory, before it is taken."""
     num_blocks, model = config.num_blocks, config.model
-    if config.topology.device != "cpu" or num_blocks is None:
+    if not config.is_on_cpu or num_blocks is None:
         return None
     spec = read_spec(Path(model.target or ""))
     if model.ballast is not None:

@@ -68,7 +68,7 @@ def launch(
 def plan_children(config: ResolvedConfig) -> list[ChildCommand]:
     """One command per placement, target ranks first: they take longest to start."""
     num_of_role = Counter(placement.role for placement in config.placements)
-    forked = [p for p in config.placements if p.role in _PRELOADS and p.device == "cpu"]
+    forked = [p for p in config.placements if p.role in _PRELOADS and p.is_on_cpu]
     if [placement.role for placement in forked] == ["target"]:
         forked = []  # one start, and no other: nothing to share
     return [

@@ -152,6 +152,10 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     device: str  # cpu | cuda:N
     cores: tuple[int, ...] = ()
 
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.device == "cpu"
+
 
 def state_dtype(device: str | None, dtype: str | None) -> str:
     """What is computed and kept of tokens where `model.dtype` is `dtype`, resolved."""
@@ -180,6 +184,11 @@ class ResolvedConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def num_sharing(self, device: str) -> int:
         """How many processes run on a device; more than one only where it is oversubscribed."""
         return sum(placement.device == device for placement in self.placements)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether ranks and drafts compute on CPUs."""
+        return self.topology.device == "cpu"
 
     @property
     def state_dtype(self) -> str:

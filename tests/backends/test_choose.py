@@ -22,7 +22,7 @@ has_compiler = pytest.mark.skipif(
     compiled.numba is None or host_machine() is None, reason="no numba, or no vectors that we know"
 )
 CACHES = (
-    choose._choose,
+    choose._chosen,
     CpuBackend.why_not,
     noise.register,
     self_test.are_usable,

@@ -300,7 +300,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "model_type", "vocab_size", "max_model_len", "num_layers", "num_params", "ballast_params", "dtype", "half_weights", "kv_dtype", "device", "tensor_parallel", "deterministic", "cuda_graphs", "eos_token_ids", "has_chat_template", "default_sampling")
+    __slots__ = ("model", "model_type", "vocab_size", "max_model_len", "num_layers", "num_params", "ballast_params", "dtype", "half_weights", "kv_dtype", "device", "tensor_parallel", "deterministic", "cuda_graphs", "backend", "eos_token_ids", "has_chat_template", "default_sampling")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +315,7 @@ class GetModelInfoResponse(_message.Message):
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     CUDA_GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -332,10 +333,11 @@ class GetModelInfoResponse(_message.Message):
     tensor_parallel: int
     deterministic: bool
     cuda_graphs: bool
+    backend: str
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     has_chat_template: bool
     default_sampling: SamplingParams
-    def __init__(self, model: _Optional[str] = ..., model_type: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_params: _Optional[int] = ..., ballast_params: _Optional[int] = ..., dtype: _Optional[str] = ..., half_weights: _Optional[bool] = ..., kv_dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., deterministic: _Optional[bool] = ..., cuda_graphs: _Optional[bool] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., model_type: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_params: _Optional[int] = ..., ballast_params: _Optional[int] = ..., dtype: _Optional[str] = ..., half_weights: _Optional[bool] = ..., kv_dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., deterministic: _Optional[bool] = ..., cuda_graphs: _Optional[bool] = ..., backend: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()
@@ -420,13 +422,15 @@ class GetSpecConfigRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetSpecConfigResponse(_message.Message):
-    __slots__ = ("mode", "gamma", "num_draft_processes", "drafter", "verification", "fan_out", "miss_policy")
+    __slots__ = ("mode", "gamma", "num_draft_processes", "drafter", "verification", "fan_out", "wave", "fan_out_rule", "miss_policy")
     MODE_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_PROCESSES_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     FAN_OUT_FIELD_NUMBER: _ClassVar[int]
+    WAVE_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUT_RULE_FIELD_NUMBER: _ClassVar[int]
     MISS_POLICY_FIELD_NUMBER: _ClassVar[int]
     mode: str
     gamma: int
@@ -434,8 +438,10 @@ class GetSpecConfigResponse(_message.Message):
     drafter: str
     verification: str
     fan_out: int
+    wave: int
+    fan_out_rule: str
     miss_policy: str
-    def __init__(self, mode: _Optional[str] = ..., gamma: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., drafter: _Optional[str] = ..., verification: _Optional[str] = ..., fan_out: _Optional[int] = ..., miss_policy: _Optional[str] = ...) -> None: ...
+    def __init__(self, mode: _Optional[str] = ..., gamma: _Optional[int] = ..., num_draft_processes: _Optional[int] = ..., drafter: _Optional[str] = ..., verification: _Optional[str] = ..., fan_out: _Optional[int] = ..., wave: _Optional[int] = ..., fan_out_rule: _Optional[str] = ..., miss_policy: _Optional[str] = ...) -> None: ...
 
 class WatchSpecStatsRequest(_message.Message):
     __slots__ = ("interval_s",)

@@ -6,14 +6,12 @@ model with a product that is not compiled is run by the reference, which is said
 
 import functools
 import logging
-from typing import Any
 
 import torch
 
 from specserve.backends.cpu import noise
 from specserve.backends.cpu.codegen.row_code import Storage
 from specserve.backends.cpu.forward import CompiledForward
-from specserve.backends.cpu.machine_code import host_machine
 from specserve.backends.cpu.parts import CpuParts, can_halve_exactly
 from specserve.backends.cpu.passes import CompiledPasses
 from specserve.backends.cpu.row_kernels import row_kernels
@@ -111,9 +109,6 @@ class CpuBackend(TorchBackend):
             return CompiledPasses(model, num_tokens=num_tokens, longest=longest, backbone=backbone)
         _hand_over(f"passes of {backbone.spec.name}")
         return super().block_passes(backbone, num_tokens=num_tokens)
-
-    def describe(self) -> dict[str, Any]:
-        return {"backend": f"{self.name}, compiled for {host_machine()}"}
 
 
 def _is_compiled(model: Transformer) -> bool:

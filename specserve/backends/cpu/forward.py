@@ -18,10 +18,11 @@ from specserve.backends.cpu import weights as compiled_weights
 from specserve.backends.cpu.attention_kernels import attention_kernels
 from specserve.backends.cpu.kernel_arguments import Batch, Cache, Code, Room, Sizes, Tokens, Weights
 from specserve.backends.cpu.kernel_layout import Record, entry
+from specserve.backends.cpu.kv_cache import TiledKVCache
 from specserve.backends.cpu.layer_kernels import LANES
 from specserve.backends.cpu.machine_code import Team
 from specserve.models.attention import AttentionBatch
-from specserve.models.kv_cache import NULL_BLOCK, CacheShape, TiledKVCache
+from specserve.models.kv_cache import NULL_BLOCK, CacheShape
 from specserve.models.transformer import EMBEDDING_TAP, Transformer
 
 Floats = NDArray[np.float32]

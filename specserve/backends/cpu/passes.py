@@ -13,10 +13,11 @@ from torch import Tensor
 
 from specserve.backends.cpu.forward import CompiledForward, block_table
 from specserve.backends.cpu.kernel_arguments import Batch
+from specserve.backends.cpu.kv_cache import TiledKVCache
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.branch_attention import Entering
 from specserve.drafters.context import BLOCK_SIZE, Context, num_pages
-from specserve.models.kv_cache import NULL_BLOCK, TiledKVCache
+from specserve.models.kv_cache import NULL_BLOCK
 from specserve.models.transformer import Transformer
 
 Integers = NDArray[np.int64]

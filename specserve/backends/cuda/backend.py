@@ -1,7 +1,6 @@
 """Operations of few rows recorded as CUDA graphs; whatever has no recording is the reference's."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +83,3 @@ class CudaGraphBackend(TorchBackend):
 
     def forget(self) -> None:
         graphs.forget()
-
-    def describe(self) -> dict[str, Any]:
-        return {"backend": f"{self.name}, CUDA graphs"}

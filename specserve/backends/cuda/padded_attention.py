@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from specserve.backends.cuda.graphs import padded
-from specserve.models.attention import KEY_TILE, AttentionBatch
+from specserve.backends.torch.attention import KEY_TILE
+from specserve.models.attention import AttentionBatch
 from specserve.models.kv_cache import NULL_BLOCK, KVCache
 
 MOST_TOKENS = 16  # of a row; prompts come in pieces of any length, of which few are alike

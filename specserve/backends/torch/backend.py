@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,9 +37,14 @@ class TorchBackend:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.description = f"{self.name} on {device}"
         is_gpu = device.type == "cuda"
         self.is_asynchronous = is_gpu
         self.turning_point = 256.0 if is_gpu else 26.0
+
+    def free_bytes(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free
 
     def target_parts(
         self, dtype: torch.dtype, *, deterministic: bool, is_stored_in_16_bits: bool
@@ -106,9 +110,6 @@ class TorchBackend:
 
     def forget(self) -> None:
         """Nothing is kept."""
-
-    def describe(self) -> dict[str, Any]:
-        return {"backend": self.name}
 
 
 class _Draws:

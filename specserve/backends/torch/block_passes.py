@@ -7,11 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specserve.backends.torch.attention import TorchAttention
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.branch_attention import Blocks, BranchAttention, Entering
 from specserve.drafters.chain_passes import entering_tokens
 from specserve.drafters.context import TorchContext
-from specserve.models.attention import TorchAttention
 
 
 class TorchBlockPasses:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specserve.backends.torch.attention import TorchAttention
 from specserve.drafters.branch_attention import Entering
 from specserve.drafters.chain_attention import ChainAttention
 from specserve.drafters.chain_passes import entering_tokens
 from specserve.drafters.context import TorchContext
-from specserve.models.attention import TorchAttention
 from specserve.models.transformer import Transformer
 
 

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from specserve.backends.torch.attention import KEY_TILE
 from specserve.errors import Unsupported
-from specserve.models.attention import KEY_TILE, AttentionBatch
+from specserve.models.attention import AttentionBatch
 from specserve.models.kv_cache import KVCache
 
 QUERY_TILE = 32  # tokens of one row

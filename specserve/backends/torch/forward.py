@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import torch
 
+from specserve.backends.torch.attention import TorchAttention
 from specserve.backends.torch.fixed_attention import FixedAttention
-from specserve.models.attention import Attention, AttentionBatch, TorchAttention
+from specserve.models.attention import Attention, AttentionBatch
 from specserve.models.dealing import HeadShare
 from specserve.models.kv_cache import CacheShape, KVCache
 from specserve.models.transformer import Transformer

@@ -65,7 +65,7 @@ PLANTS = [
     # --- ranks -----------------------------------------------------------------------------------
     Plant(
         name="last-tile-as-it-is",
-        file="specserve/models/linear.py",
+        file="specserve/backends/torch/linear.py",
         symbol="TiledLinear.__call__",
         was="padded = torch.nn.functional.pad(x, (0, 0, 0, -num_tokens % self._tile))",
         becomes="padded = x",
@@ -75,7 +75,7 @@ PLANTS = [
     ),
     Plant(
         name="pieces-of-the-own-share",
-        file="specserve/models/linear.py",
+        file="specserve/backends/torch/linear.py",
         symbol="fixed_pieces",
         was="width = -(-share.size // PIECES)",
         becomes="width = -(-len(share) // PIECES)",

@@ -40,7 +40,8 @@ def ready(vocab_size: int, max_model_len: int = 512, eos_token_id: int = 0) -> R
         model="scripted", model_type="qwen3", vocab_size=vocab_size, max_model_len=max_model_len,
         num_layers=1, num_params=1, ballast_params=0, dtype="float32", half_weights=False,
         kv_dtype="bfloat16", device="cpu", tensor_parallel=1, oversubscribed=False,
-        deterministic=True, cuda_graphs=False, block_size=16, num_blocks=8, max_batch_rows=64,
+        deterministic=True, cuda_graphs=False, backend="torch", block_size=16,
+        num_blocks=8, max_batch_rows=64,
         max_batch_tokens=512, eos_token_ids=(eos_token_id,),
     )  # fmt: skip
 

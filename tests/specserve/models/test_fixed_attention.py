@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from specserve.backends.torch import fixed_attention
+from specserve.backends.torch.attention import TorchAttention
 from specserve.backends.torch.fixed_attention import FixedAttention
 from specserve.errors import Unsupported
-from specserve.models.attention import TorchAttention
 from specserve.models.dealing import deal_heads
 from tests.specserve.models.attended import (
     LENGTHS,

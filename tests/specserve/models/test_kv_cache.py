@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from specserve.models.kv_cache import CacheShape, KVCache, TiledKVCache
+from specserve.backends.cpu.kv_cache import TiledKVCache
+from specserve.models.kv_cache import CacheShape, KVCache
 
 KEPT = [torch.float32, torch.bfloat16]
 
