@@ -157,7 +157,7 @@ def test_processes_that_share_a_device_share_its_memory(cuda: PretendedCuda, tmp
         sizes.append(
             (
                 runner.cache.num_blocks,
-                draft_node.start._num_context_tokens(config, drafter, 1 << 20, device),
+                draft_node.start._num_context_tokens(config, drafter, 1 << 20, backend),
             )
         )
     for whole, half in zip(*sizes, strict=True):

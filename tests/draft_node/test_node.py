@@ -14,7 +14,7 @@ import torch
 from draft_node import node as module
 from draft_node.node import SILENCE, DraftNode
 from draft_node.prespeculation.presolve import Presolve
-from draft_node.prespeculation.waves import USUAL_SIZE, WaveSettings
+from draft_node.prespeculation.waves import WaveSettings
 from draft_node.streams import Streams
 from specserve.drafters.load import DrafterOptions
 from specserve.drafters.warm_up import warm_up
@@ -43,6 +43,7 @@ from specserve.transport.control.draft_control import (
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.messages import BlockKey, Push, Report
 from specserve.transport.link.ring import RingDraftEnd, RingTargetEnd, SharedRegion
+from specserve.types import DRAFT_BATCH_SIZE
 from tests.backends.chosen import BACKEND
 from tests.draft_node.prespeculation.rounds import (
     CPU,
@@ -298,11 +299,11 @@ def test_the_largest_push_there_may_be_fits_a_link():
         vocab_size=2**18, gamma=most, feature_size=1, max_positions=2**17, max_rows=1,
         max_kept=NUM_KEPT,
     )  # fmt: skip
-    shape = (USUAL_SIZE, most)
+    shape = (DRAFT_BATCH_SIZE, most)
     push = Push(
-        keys=[BlockKey(1, 1, 2, place) for place in range(USUAL_SIZE)],
-        speculation_ids=list(range(1, USUAL_SIZE + 1)),
-        lengths=[most] * USUAL_SIZE,
+        keys=[BlockKey(1, 1, 2, place) for place in range(DRAFT_BATCH_SIZE)],
+        speculation_ids=list(range(1, DRAFT_BATCH_SIZE + 1)),
+        lengths=[most] * DRAFT_BATCH_SIZE,
         token_ids=np.zeros(shape, np.int32),
         confidences=np.ones(shape, np.float32),
         law_ids=np.broadcast_to(np.arange(NUM_KEPT, dtype=np.int32), (*shape, NUM_KEPT)).copy(),

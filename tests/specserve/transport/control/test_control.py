@@ -45,7 +45,8 @@ READY = Ready(
     model="m", model_type="qwen3", vocab_size=8, max_model_len=8, num_layers=1, num_params=1,
     ballast_params=0, dtype="float32", half_weights=True, kv_dtype="bfloat16", device="cpu",
     tensor_parallel=1, oversubscribed=False,
-    deterministic=True, cuda_graphs=False, block_size=1, num_blocks=1, max_batch_rows=1,
+    deterministic=True, cuda_graphs=False, backend="torch", block_size=1,
+    num_blocks=1, max_batch_rows=1,
     max_batch_tokens=1, eos_token_ids=(0,),
 )  # fmt: skip
 
