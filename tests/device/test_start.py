@@ -153,7 +153,7 @@ def test_processes_that_share_a_device_share_its_memory(cuda: PretendedCuda, tmp
     for config in (alone, together):
         _, runner = target_node.start._build(config, arguments(tmp_path))
         drafter = Path(config.speculation.drafter or "")
-        device = torch.device(config.placement("draft").device)
+        backend = TorchBackend(torch.device(config.placement("draft").device))
         sizes.append(
             (
                 runner.cache.num_blocks,
