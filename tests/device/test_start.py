@@ -17,6 +17,7 @@ import target_node.speculation.start
 import target_node.start
 from specserve.backends.cuda.block_passes import RecordedBlockPasses
 from specserve.backends.cuda.forward import RecordedForward
+from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.errors import Exhausted
 from specserve.processes.process import ChildArguments

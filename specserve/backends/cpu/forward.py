@@ -37,13 +37,6 @@ _MARGIN = 4  # a part of it more is taken, so that growing contexts do not take 
 class CompiledForward:
     """A model of compiled products, over a cache of its own."""
 
-    @staticmethod
-    def suits(model: Transformer) -> bool:
-        """Whether the model is one that it can run."""
-        is_on_cpu = model.embedding.device.type == "cpu"
-        is_single = model.embedding.dtype == torch.float32
-        return is_on_cpu and is_single and compiled_weights.are_compiled(model)
-
     def __init__(
         self,
         model: Transformer,
