@@ -10,7 +10,7 @@ from specserve.sampling.state import SamplingState
 from specserve.transport.control.draft_control import Fields
 from specserve.types import SamplingParams
 
-# Of who has no fields, where others of a wave have some.
+# Of who has no fields, where others of a draft batch have some.
 PLAIN = SamplingState(SamplingParams(), seed=0, prompt_token_ids=())
 
 

@@ -1,8 +1,8 @@
-"""The draft process's loop: take what has arrived, let contexts catch up, draft one wave, repeat.
+"""The draft process's loop: take what has arrived, let contexts catch up, draft a batch, repeat.
 
-A wave is the longest thing that happens between two looks at the link, so a newer report costs at
-most the rest of one. Nothing that arrives can raise; a drafter that is broken for good ends the
-process, which its supervisor then starts again.
+A draft batch is the longest thing that happens between two looks at the link, so a newer report
+costs at most the rest of one. Nothing that arrives can raise; a drafter that is broken for good
+ends the process, which its supervisor then starts again.
 """
 
 import logging
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from draft_node.fields import FollowedFields
-from draft_node.prespeculation.presolve import Presolve
+from draft_node.prespeculation.prespeculation import PreSpeculation
 from draft_node.stream import Segment
 from draft_node.streams import Streams
 from specserve.transport.control.draft_control import (
@@ -49,7 +49,7 @@ class DraftNode:
         introduction: Attach,
         *,
         streams: Streams,
-        presolve: Presolve,
+        prespeculation: PreSpeculation,
         control: DraftControlDraft,
         region: SharedRegion,
         open_link: Callable[[LinkLimits], DraftLinkEnd],
@@ -57,7 +57,7 @@ class DraftNode:
     ) -> None:
         """`introduction` says who this is; contexts grow by `max_extension` tokens a turn."""
         self.is_stopping = False
-        self.presolve = presolve
+        self.prespeculation = prespeculation
         self.streams = streams
         self._introduction = introduction
         self._control = control
@@ -77,7 +77,7 @@ class DraftNode:
             while not self.is_stopping:
                 if not self.step():
                     self._rest()
-            log.info("%s", self.presolve.cache.statistics)
+            log.info("%s", self.prespeculation.cache.statistics)
         finally:
             self._region.draft_pid = 0  # it is leaving: ending a process takes a second
             if self._link is not None:
@@ -95,7 +95,7 @@ class DraftNode:
             return False
         for report in self._link.receive():
             self._heard_s = time.monotonic()
-            self.presolve.take_report(report)
+            self.prespeculation.take_report(report)
         # Last: a report that was sent before its stream ended must not bring it back to life. One
         # that comes even later does, until the target is asked for what it lacks.
         for message in messages:
@@ -105,7 +105,7 @@ class DraftNode:
         num_entered = self.streams.extend(self._max_extension)
         self._ask_for_holes()
         # Contexts first, but never for long: rounds of other streams go on meanwhile.
-        return self.presolve.step() or num_entered > 0
+        return self.prespeculation.step() or num_entered > 0
 
     # --- what arrives ------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class DraftNode:
                 self._free(streams)
 
     def _free(self, streams: Sequence[int]) -> None:
-        self.presolve.free(streams)
+        self.prespeculation.free(streams)
         self.streams.free(streams)
 
     def _attach(self, message: Attached) -> None:
@@ -147,7 +147,7 @@ class DraftNode:
         self._link = self._open_link(self._limits)
         self._link.epoch = message.epoch
         self.streams.clear()
-        self.presolve.attach(self._link.send, message.epoch, message.max_positions)
+        self.prespeculation.attach(self._link.send, message.epoch, message.max_positions)
         self._region.draft_epoch = message.epoch
         log.info("attached in epoch %d", message.epoch)
 
@@ -202,4 +202,4 @@ class DraftNode:
             time.sleep(sleep_s)
         if log.isEnabledFor(logging.DEBUG) and time.monotonic() > self._report_s:
             self._report_s = time.monotonic() + REPORT_S
-            log.debug("%s", self.presolve.cache.statistics)
+            log.debug("%s", self.prespeculation.cache.statistics)

@@ -11,8 +11,8 @@ import torch
 
 from draft_node.failures import DraftingFailed
 from draft_node.node import DraftNode
-from draft_node.prespeculation.presolve import Presolve
-from draft_node.prespeculation.waves import WaveSettings
+from draft_node.prespeculation.draft_batches import BatchSettings
+from draft_node.prespeculation.prespeculation import PreSpeculation
 from draft_node.streams import Streams
 from specserve.backends import choose as backends
 from specserve.backends.base import Backend
@@ -62,14 +62,14 @@ from specserve.transport.link.ring import RingDraftEnd, SharedRegion
 from specserve.transport.nccl_environment import set_nccl_environment
 from specserve.types import DRAFT_BATCH_SIZE
 
-CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and waves need the rest
+CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and draft batches need the rest
 _MAX_CUDA_CONTEXTS = 64  # of full length; more would only lie idle
 
 log = logging.getLogger(__name__)
 
 
 def preload() -> None:
-    """What a zygote does for all draft processes on CPUs: the imports above, and kernels."""
+    """What a forkserver does for all draft processes on CPUs: the imports above, and kernels."""
     torch.set_num_threads(1)  # what is forked would have none of others
     backends.preload()
 
@@ -128,7 +128,7 @@ def _build(
     backend = choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs))
     options = _options(config, target, dtype, backend)
     drafter = _load(config, target, options)
-    settings = WaveSettings(fan_out=speculation.fan_out)
+    settings = BatchSettings(fan_out=speculation.fan_out)
     if speculation.gamma is None and isinstance(drafter, LanguageModelDrafter):
         # Whose blocks nobody has fixed; others are as long as gamma.
         knows = drafter.law_confidence is not None
@@ -145,7 +145,7 @@ def _build(
     return DraftNode(
         introduction,
         streams=streams,
-        presolve=Presolve(drafter, streams, settings, backend=backend),
+        prespeculation=PreSpeculation(drafter, streams, settings, backend=backend),
         control=control,
         region=region,
         open_link=_link_opener(config, arguments, region, device),

@@ -56,7 +56,7 @@ _LOOK_S = 0.02  # between looks for it
 
 
 def preload() -> None:
-    """What a zygote does for all ranks on CPUs: the imports above, and kernels."""
+    """What a forkserver does for all ranks on CPUs: the imports above, and kernels."""
     torch.set_num_threads(1)  # what is forked would have none of others
     backends.preload()
 
@@ -84,7 +84,7 @@ def run_rank(arguments: ChildArguments) -> int:
         return 2
     try:
         if node is not None:
-            _lead(node, config, arguments)
+            round_latency(node, config, arguments)
         else:
             report_ready(arguments.ready_fd)
             if await_leader(arguments.control_dir):
@@ -273,7 +273,7 @@ def _begin_to_lead(
         time_forwards(node, forwards)
 
 
-def _lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
+def round_latency(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
     """Announce what is served and run the loop until SIGTERM."""
     node.control.announce(_ready(node, config))
     report_ready(arguments.ready_fd)

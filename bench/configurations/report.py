@@ -40,7 +40,7 @@ def _speed(arms: list[ArmRow]) -> Table:
             _held(with_spread(arm.over_best_sync), arm.best_sync),
             _held(with_spread(arm.over_equal_cores), arm.equal_cores),
             *_times(arm), with_spread(arm.row.accept_len), with_spread(arm.row.hit_rate),
-            _share(arm.row.late_waves), _share(arm.row.equal_texts), f"{arm.mean_answer_len:.0f}",
+            _share(arm.row.late_drafts), _share(arm.row.equal_texts), f"{arm.mean_answer_len:.0f}",
             arm.row.num_groups, arm.row.num_disturbed, f"{arm.row.foreign_share:.0%}",
         )
         for arm in arms
@@ -48,14 +48,15 @@ def _speed(arms: list[ArmRow]) -> Table:
     header = (
         "arm", "rule", "tok/s", "over plain", "Theorem 7", "over the best sync on one core",
         "over sync with as many cores", "T_verify ms", "T_draft ms", "before it ms", "waiting ms",
-        "round ms", "accept length", "hit rate", "late waves", "texts equal to plain",
+        "round ms", "accept length", "hit rate", "late draft batches", "texts equal to plain",
         "answer tokens", "requests", "left out", "others' use",
     )  # fmt: skip
     note = (
         "tok/s: while decoding, at the client. Theorem 7 (SSD): what measured hit rates, lengths "
         "and times should make of it, to be read beside `over plain`. T_verify: the target's "
         "forward, a round; T_draft: sync, what is drafted before it, async, the draft process's "
-        "waves beside it; before it: drafting, or looking up and reporting, on the target's path."
+        "batches beside it; before it: drafting, or looking up and reporting, on the target's "
+        "path."
     )
     return Table(f"Temperature {arms[0].row.setting.temperature:g}", header, body, note)
 
@@ -64,7 +65,7 @@ def _times(arm: ArmRow) -> tuple[str, ...]:
     parts = arm.row.parts
     if parts is None:
         return ("-",) * 5
-    drafts = parts.draft_ms if arm.row.regime == "sync" else parts.wave_ms
+    drafts = parts.draft_ms if arm.row.regime == "sync" else parts.draft_node_ms
     on_path = None if arm.row.regime == "sync" else parts.draft_ms
     times = (parts.verify_ms, drafts, on_path, parts.wait_ms, parts.round_ms)
     return tuple(_figure(value) for value in times)

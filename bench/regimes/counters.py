@@ -8,8 +8,8 @@ from specserve.client import AsyncClient
 
 # Since the start of the target. `forward_s`, `draft_s` and `wait_s` are seconds of decode rounds:
 # the target's forward; drafting, looking up and reporting before it; of that, waiting for a draft.
-# A wave is what a draft process drafts and sends at once; `wave_s` is how long all of them took; a
-# late one arrives when the rounds of all of its blocks are over.
+# A draft batch is what a draft process drafts and sends at once; `wave_s` is how long all of them
+# took; a late one arrives when the rounds of all of its blocks are over.
 NAMES = (
     "num_rounds", "num_generated_tokens", "num_lookups", "num_hits", "bytes_sent",
     "bytes_received", "num_decode_rounds", "forward_s", "draft_s", "wait_s", "num_waves",

@@ -135,7 +135,7 @@ def _speed(rows: Sequence[Row]) -> Table:
             *_names(row), with_spread(row.tokens_per_s, 1), with_spread(row.ratio_to_off),
             with_spread(row.ratio_to_sync), _figure(row.predicted), _figure(row.equal_len_to_off),
             _figure(row.equal_len_to_sync), with_spread(row.accept_len),
-            with_spread(row.hit_rate), _share(row.late_waves), _share(row.equal_texts),
+            with_spread(row.hit_rate), _share(row.late_drafts), _share(row.equal_texts),
             _regimes(row), row.num_groups, row.num_disturbed, f"{row.foreign_share:.0%}",
             f"{row.waited_share:.0%}",
         )
@@ -143,7 +143,7 @@ def _speed(rows: Sequence[Row]) -> Table:
     ]  # fmt: skip
     header = (
         *_NAMES, "tok/s", "to off", "to sync", "predicted", "equal length, to off",
-        "equal length, to sync", "accept length", "hit rate", "late waves", "texts equal to off",
+        "equal length, to sync", "accept length", "hit rate", "late drafts", "texts equal to off",
         "rounds by regime", "groups", "left out", "others' use", "waited",
     )  # fmt: skip
     note = (
@@ -164,8 +164,8 @@ def _rounds(rows: Sequence[Row]) -> Table:
             cells = tuple(
                 _figure(value)
                 for value in (
-                    parts.round_ms, parts.verify_ms, parts.draft_ms, parts.wait_ms, parts.wave_ms,
-                    parts.target_cpu_ms, parts.draft_cpu_ms,
+                    parts.round_ms, parts.verify_ms, parts.draft_ms, parts.wait_ms,
+                    parts.draft_node_ms, parts.target_cpu_ms, parts.draft_cpu_ms,
                 )
             )  # fmt: skip
         lengths = _figure(row.hit_len), _figure(row.miss_len)
@@ -177,7 +177,7 @@ def _rounds(rows: Sequence[Row]) -> Table:
     )  # fmt: skip
     note = (
         "Mean milliseconds a round. T_verify: the target's forward; before it: drafting, or "
-        "looking up and reporting; T_draft: a draft process's waves, beside the target. Cpu: "
+        "looking up and reporting; T_draft: a draft process's batches, beside the target. Cpu: "
         "processor time of the process, of the draft with polling. Bytes: over the link, a round."
     )
     return Table(f"{_title(rows)}: a round", header, body, note)

@@ -31,7 +31,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     verify_ms: float | None  # the target's forward
     draft_ms: float | None  # on the target's path: drafting, or looking up and reporting
     wait_ms: float | None  # of that, waiting for a draft process
-    wave_ms: float | None  # what the draft process spent on its waves, beside the target
+    draft_node_ms: (
+        float | None
+    )  # what the draft process spent on its draft batches, beside the target
     target_cpu_ms: float
     draft_cpu_ms: float  # polling included
 
@@ -64,7 +66,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate: Interval | None
     hit_len: float | None  # accept length of rounds with a prepared block
     miss_len: float | None
-    late_waves: float | None  # share
+    late_drafts: float | None  # share
     parts: Parts | None
     bytes_sent: float | None  # a round
     bytes_received: float | None
@@ -200,7 +202,7 @@ class _Arm:
             hit_rate=rates.spread(own, rates.hits),
             hit_len=rates.value(own, rates.hit_len),
             miss_len=rates.value(own, rates.miss_len),
-            late_waves=late,
+            late_drafts=late,
             parts=parts_of(own),
             bytes_sent=rates.value(own, rates.counted("bytes_sent", "num_rounds")),
             bytes_received=rates.value(own, rates.counted("bytes_received", "num_rounds")),
@@ -266,7 +268,8 @@ def parts_of(traces: Sequence[Trace]) -> Parts | None:
         verify_ms=ms(rates.counted("forward_s", "num_decode_rounds")),
         draft_ms=ms(rates.counted("draft_s", "num_decode_rounds")),
         wait_ms=ms(rates.counted("wait_s", "num_decode_rounds")),
-        wave_ms=ms(rates.counted("wave_s", "num_decode_rounds")) or None,  # nobody drafts beside
+        draft_node_ms=ms(rates.counted("wave_s", "num_decode_rounds"))
+        or None,  # nobody drafts beside
         target_cpu_ms=ms(rates.processor_s("target")) or 0.0,
         draft_cpu_ms=ms(rates.processor_s("draft")) or 0.0,
     )

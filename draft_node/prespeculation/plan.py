@@ -83,7 +83,7 @@ class Plan:
     num_accepted: NDArray[np.int64]  # [N] of each outcome
     ranks: NDArray[np.int64]  # [N]
     values: NDArray[np.float64]  # [N] probabilities
-    num_due: int  # within the budget: the rest serves to fill waves
+    num_due: int  # within the budget: the rest serves to fill draft batches
     num_taken: int = 0
 
     @property
@@ -123,7 +123,7 @@ class Planner:
     """Makes plans within one budget, on hit rates measured so far."""
 
     fan_out: int
-    num_spare: int  # outcomes beyond the budget, to fill waves with
+    num_spare: int  # outcomes beyond the budget, to fill draft batches with
     curves: HitCurves
 
     def plan(self, kind: OutcomeKind, flight: InFlight, candidates: NDArray[np.int64]) -> Plan:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draft_node.prespeculation.draft_batches import Branch
 from draft_node.prespeculation.outcome_kind import OutcomeKind
 from draft_node.prespeculation.plan import Plan
 from draft_node.prespeculation.speculation_cache import DraftedBlock
-from draft_node.prespeculation.waves import Branch
 from draft_node.stream import Stream
 from specserve.transport.link.messages import BlockKey, RowReport
 
@@ -18,12 +18,13 @@ class Round:
     stream: Stream
     report: RowReport
     kind: OutcomeKind
-    block: DraftedBlock | None  # after the anchor: ours, or the target's with its foresight
+    block: DraftedBlock | None  # after the anchor: ours, or the target's with its draft top-k
     due_s: float  # when blocks have to be drafted to be there in time; infinity: unknown
     look_s: float  # when the target will look for them, as far as it knows; infinity: unknown
     plan: Plan | None = None
     is_closed: bool = False  # nothing more is drafted for it
-    # Its first wave began when there was no time left for one: that it was late says nothing.
+    # Its first draft batch began when there was no time left for one: that it was late says
+    # nothing.
     is_rushed: bool = False
 
     def is_late(self, now_s: float) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from draft_node.prespeculation.outcomes import NO_TOKEN
 from specserve.drafters.slot_scores import BatchScores, SlotScores
-from specserve.transport.link.messages import BlockKey, Foresight, RowReport
+from specserve.transport.link.messages import BlockKey, DraftTopK, RowReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +24,28 @@ class DraftedBlock:
     token_ids: tuple[int, ...]  # those that count
     confidences: tuple[float, ...] | None
     scores: BatchScores | None
-    place: int  # in its wave
+    place: int  # in its draft batch
 
     def slots(self, num_slots: int) -> SlotScores | None:
         """What its first tokens were drawn from."""
         return None if self.scores is None else self.scores.slots(self.place, num_slots)
 
 
-def told_block(row: RowReport, foresight: Foresight, device: torch.device) -> DraftedBlock:
+def told_block(row: RowReport, draft_top_k: DraftTopK, device: torch.device) -> DraftedBlock:
     """The block in flight as the target that drafted it tells of it; its id is 0, as of no push."""
-    num_slots = len(foresight.slot_ids)
+    num_slots = len(draft_top_k.slot_ids)
     scores = BatchScores(
         width=num_slots,
-        num_scored=foresight.slot_ids.shape[1],
+        num_scored=draft_top_k.slot_ids.shape[1],
         top=SlotScores(
-            torch.from_numpy(foresight.slot_ids.astype(np.int64)).to(device),
-            torch.from_numpy(foresight.slot_scores.copy()).to(device),
+            torch.from_numpy(draft_top_k.slot_ids.astype(np.int64)).to(device),
+            torch.from_numpy(draft_top_k.slot_scores.copy()).to(device),
         ),
         logits=None,
         scales=torch.ones(1, device=device),  # applied by the target
         target_ids=None,
     )
-    confidences = tuple(foresight.confidences.tolist()) or None
+    confidences = tuple(draft_top_k.confidences.tolist()) or None
     # Tokens are counted by slots: what would have followed the last one, nobody said.
     token_ids = (*row.block.tolist(), NO_TOKEN)[:num_slots]
     return DraftedBlock(0, _key_of(row), token_ids, confidences, scores, place=0)

@@ -36,7 +36,7 @@ class ContextUpdate:
 
 
 @dataclass(frozen=True)
-class Worth:
+class StoppingThreshold:
     """What time and places in a forward are worth to whoever verifies, in tokens."""
 
     tokens_per_s: float  # made while a draft takes its time
@@ -64,7 +64,7 @@ class DraftBatch:
     due_s: float = math.inf
     # What is drafted token by token ends where another token is likely to cost more than it brings,
     # after `least` tokens at least; None: nowhere.
-    worth: Worth | None = None
+    threshold: StoppingThreshold | None = None
     least: int = 1
     chances: Sequence[float] | None = None  # [B] that a block is asked for; None: all are
     most: int | None = None  # tokens of what is drafted token by token; None: gamma

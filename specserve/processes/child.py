@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from specserve.processes.forkserver.handle import Forkserver
 from specserve.processes.process import ReadyReport, command_line, decode_report, descriptor_words
-from specserve.processes.zygote.handle import Zygote
 
 _MAX_REPORT_BYTES = 1 << 16
 # Weights on huge pages: 5-10 % of a forward on CPU, where streaming them is all it does.
@@ -35,7 +35,7 @@ class ChildCommand(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     module: str
     world_size: int = 1  # children of this role
-    preload: str = ""  # forked by a zygote that has called this module's `preload`
+    preload: str = ""  # forked by a forkserver that has called this module's `preload`
 
     @property
     def name(self) -> str:
@@ -69,9 +69,9 @@ class Child:
         config: Path,
         control_dir: Path,
         link_fds: Sequence[int] = (),
-        zygote: Zygote | None = None,
+        forkserver: Forkserver | None = None,
     ) -> None:
-        """`link_fds` stay open in the child. With a `zygote` that one starts it.
+        """`link_fds` stay open in the child. With a `forkserver` that one starts it.
 
         Raises OSError.
         """
@@ -85,8 +85,8 @@ class Child:
         self.ready_fd, write_end = os.pipe()
         os.set_blocking(self.ready_fd, False)
         try:
-            if zygote is not None:
-                self._process = zygote.fork(command.module, words, (write_end, *link_fds))
+            if forkserver is not None:
+                self._process = forkserver.fork(command.module, words, (write_end, *link_fds))
             else:
                 words += descriptor_words(write_end, link_fds)
                 self._process = _SpawnedProcess(

@@ -3,7 +3,8 @@
 
 A draft process holds nothing that cannot be rebuilt, so its death, unlike any other child's, is no
 reason to stop. Owns the shared memory of the links: the target keeps its end through all lives of
-a draft. When to start and what counts as a hang is decided by `specserve.processes.revival`.
+a draft. When to start and what counts as a hang is decided by
+`specserve.processes.restart_back_off`.
 """
 
 import logging
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from specserve.processes.child import Child, ChildCommand
-from specserve.processes.revival import Revival
+from specserve.processes.restart_back_off import RestartBackOff
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class _Draft:
         self.command = command
         self.link_fd = SharedRegion.create()
         self.region = SharedRegion.attach(self.link_fd)
-        self.revival = Revival(silence_limit_s)
+        self.back_off = RestartBackOff(silence_limit_s)
         self.child: Child | None = None
         self.restart_s = math.inf
         self.has_been_ready = False
@@ -68,7 +69,7 @@ class DraftKeeper:
     def started(self, child: Child) -> None:
         if draft := self._find(child):
             draft.child, draft.restart_s = child, math.inf
-            draft.revival.started(time.monotonic())
+            draft.back_off.started(time.monotonic())
 
     def reported(self, child: Child) -> bool:
         """Whether the report is dealt with here: that of every life but the first."""
@@ -78,7 +79,7 @@ class DraftKeeper:
         is_first, is_ready = not draft.has_been_ready, child.report.ready
         if is_ready:
             draft.has_been_ready = True
-            draft.revival.ready(time.monotonic())
+            draft.back_off.ready(time.monotonic())
         if not is_first:
             self._say(draft, "is back" if is_ready else f"cannot start: {child.report.error}")
         return not is_first
@@ -110,15 +111,15 @@ class DraftKeeper:
         now_s = time.monotonic()
         if now_s >= draft.restart_s:
             self._restart(draft)
-        child, revival = draft.child, draft.revival
+        child, back_off = draft.child, draft.back_off
         if child is None or not child.alive or child.is_doomed:
             return draft.restart_s
         heartbeat_s, is_leaving = draft.region.heartbeat_ns / 1e9, not draft.region.draft_pid
-        if revival.is_hung(heartbeat_s, now_s, is_leaving=is_leaving):
+        if back_off.is_hung(heartbeat_s, now_s, is_leaving=is_leaving):
             self._say(draft, "hangs and is killed")
             child.doom()
             return draft.restart_s
-        return revival.next_look_s(heartbeat_s, now_s, is_leaving=is_leaving)
+        return back_off.next_look_s(heartbeat_s, now_s, is_leaving=is_leaving)
 
     def _restart(self, draft: _Draft) -> None:
         if draft.child is not None:
@@ -132,13 +133,13 @@ class DraftKeeper:
     def _schedule(self, draft: _Draft, what: str) -> None:
         now_s, heard_s = time.monotonic(), draft.region.heartbeat_ns / 1e9
         draft.region.heartbeat_ns = 0  # tells the target at once
-        pause_s = draft.revival.died(now_s, max(0.0, now_s - heard_s) if heard_s else 0.0)
+        pause_s = draft.back_off.died(now_s, max(0.0, now_s - heard_s) if heard_s else 0.0)
         draft.restart_s = now_s + pause_s
         self._say(draft, f"{what}; starting it again in {pause_s:g} s")
 
     def _say(self, draft: _Draft, what: str) -> None:
         """Deaths number 1, 2, 4, 8 and so on are told: one that flaps must not flood the log."""
-        count = draft.revival.num_deaths
+        count = draft.back_off.num_deaths
         if count & (count - 1) == 0:
             log.warning("%s %s", draft.command.name, what)
 

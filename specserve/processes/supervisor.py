@@ -24,10 +24,10 @@ import msgspec
 from specserve.errors import Unavailable
 from specserve.processes.child import Child, ChildCommand, environment
 from specserve.processes.draft_keeper import DraftKeeper
+from specserve.processes.forkserver.handle import Forkserver
 from specserve.processes.process import adopt_orphans, reap_strays
 from specserve.processes.signal_pipe import SignalPipe
 from specserve.processes.stop_signals import STOP_SIGNALS, signal_exit
-from specserve.processes.zygote.handle import Zygote
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Supervisor:
         self._drain_timeout_s = drain_timeout_s
         self._draft_timeout_s = draft_timeout_s
         self._children: list[Child] = []
-        self._zygote: Zygote | None = None  # which starts those that ask for it
+        self._forkserver: Forkserver | None = None  # which starts those that ask for it
         self._events: deque[Event] = deque()
         self._is_draining = False
         self._deaf_until_s = -math.inf  # to stop signals; CLOCK_MONOTONIC
@@ -232,32 +232,32 @@ class Supervisor:
     # --- parts ------------------------------------------------------------------------------
 
     def _start(self, command: ChildCommand) -> Child:
-        zygote = self._live_zygote() if command.preload else None
+        forkserver = self._live_forkserver() if command.preload else None
         link_fds = self._drafts.link_fds(command)
-        child = Child(command, self._config, self._control_dir, link_fds, zygote)
+        child = Child(command, self._config, self._control_dir, link_fds, forkserver)
         self._children.append(child)
         self._selector.register(child.ready_fd, selectors.EVENT_READ, child)
         self._drafts.started(child)
         log.debug("started %s", command.name)
         return child
 
-    def _live_zygote(self) -> Zygote:
-        if self._zygote is not None and self._zygote.alive:
-            return self._zygote
-        self._bury_zygote()
+    def _live_forkserver(self) -> Forkserver:
+        if self._forkserver is not None and self._forkserver.alive:
+            return self._forkserver
+        self._bury_forkserver()
         adopt_orphans()  # what is forked is left to us, and never was ours before
         preloads = sorted({command.preload for command in self._commands if command.preload})
         level = logging.getLevelName(log.getEffectiveLevel()).lower()
-        self._zygote = Zygote(preloads, log_level=level, environment=environment())
-        self._selector.register(self._zygote.socket, selectors.EVENT_READ, self._zygote)
-        return self._zygote
+        self._forkserver = Forkserver(preloads, log_level=level, environment=environment())
+        self._selector.register(self._forkserver.socket, selectors.EVENT_READ, self._forkserver)
+        return self._forkserver
 
-    def _bury_zygote(self) -> None:
-        if self._zygote is not None:
-            self._zygote.kill()
-            self._forget(self._zygote.socket.fileno())
-            self._zygote.close()
-            self._zygote = None
+    def _bury_forkserver(self) -> None:
+        if self._forkserver is not None:
+            self._forkserver.kill()
+            self._forget(self._forkserver.socket.fileno())
+            self._forkserver.close()
+            self._forkserver = None
 
     def _bury(self, child: Child) -> None:
         """Forget a dead child."""
@@ -310,7 +310,7 @@ class Supervisor:
         for key, _ in ready:
             if isinstance(key.data, Child):
                 self._read_reports(key.data)
-            elif isinstance(key.data, Zygote) and not key.data.read():
+            elif isinstance(key.data, Forkserver) and not key.data.read():
                 self._forget(key.fd)
         if any(key.data is None for key, _ in ready):
             self._read_signals()
@@ -337,8 +337,8 @@ class Supervisor:
 
     def _reap(self) -> None:
         self._known_pids()  # one that was just born may be dead already
-        if self._zygote is not None and self._zygote.reap():
-            log.info("the zygote has ended; what it would start next takes longer")
+        if self._forkserver is not None and self._forkserver.reap():
+            log.info("the forkserver has ended; what it would start next takes longer")
         dead = [child for child in self._children if child.reap()]
         for child in dead:
             self._read_reports(child)  # what it said between the last look and its end
@@ -347,11 +347,11 @@ class Supervisor:
         reap_strays(self._known_pids)
 
     def _known_pids(self) -> set[int]:
-        """Of live children, those included that the zygote has just brought forth."""
+        """Of live children, those included that the forkserver has just brought forth."""
         pids: set[int] = set()
-        if self._zygote is not None and self._zygote.alive:
-            self._zygote.read()
-            pids.add(self._zygote.pid)
+        if self._forkserver is not None and self._forkserver.alive:
+            self._forkserver.read()
+            pids.add(self._forkserver.pid)
         return pids | {child.pid for child in self._children if child.alive}
 
     def _stop_requested(self, signum: int) -> None:
@@ -371,7 +371,7 @@ class Supervisor:
             child.kill()
         for child in self._children:
             child.close()
-        self._bury_zygote()
+        self._bury_forkserver()
 
 
 def _not_started(child: Child) -> Ending:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 
-from specserve.drafters.protocol import Worth
+from specserve.drafters.protocol import StoppingThreshold
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.admission import Allocator
 from specserve.telemetry import VerifiedRow
@@ -72,7 +72,7 @@ class Admission:
         """Whether nobody is to be asked for drafts in this round: they brought too little."""
         return self._prices is not None and not self._prices.drafts
 
-    def worth(self, rows: list[Row], num_drafted: int) -> Worth | None:
+    def threshold(self, rows: list[Row], num_drafted: int) -> StoppingThreshold | None:
         """Of time and places in the round of `rows`; None: whatever is drafted is worth it.
 
         Where `num_drafted` blocks might compete for places, no chain may end by what was drafted.
@@ -82,7 +82,7 @@ class Admission:
         if self._prices is None:
             return None
         has_room = num_drafted * self.gamma <= self._scheduler.room_for_drafts(rows)
-        return replace(self._prices.worth, may_look=has_room)
+        return replace(self._prices.threshold, may_look=has_room)
 
     def may_speculate(self, row: Row) -> bool:
         """Whether drafted tokens may be verified in this round."""

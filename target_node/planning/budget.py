@@ -46,7 +46,9 @@ class PricedBudget:
         self._num_empty = 0  # rounds
 
     def allocate(self, survivals: Sequence[Sequence[float]], capacity: int) -> list[int]:
-        verify_lens = SurvivalBudget(self._prices.worth.token_price).allocate(survivals, capacity)
+        verify_lens = SurvivalBudget(self._prices.threshold.token_price).allocate(
+            survivals, capacity
+        )
         if any(verify_lens):
             return verify_lens
         # First tokens know no other token of this round, so neither does the number of such rounds.

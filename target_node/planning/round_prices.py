@@ -15,7 +15,7 @@ Receives counts and times, never tokens: a price says nothing of what was drawn 
 import time
 
 from specserve.backends.base import Backend
-from specserve.drafters.protocol import Worth
+from specserve.drafters.protocol import StoppingThreshold
 from target_node.planning.forward_times import ForwardTimes, Line
 from target_node.planning.token_times import MOST, SMOOTHING, TokenTimes
 from target_node.speculation.draft_pauses import DraftPauses
@@ -83,9 +83,9 @@ class RoundPrices:
         self._load.add(self._num_tokens, now_s - self._launched_s, round_s, num_emitted)
 
     @property
-    def worth(self) -> Worth:
+    def threshold(self) -> StoppingThreshold:
         """Nothing costs anything before a few rounds, or forwards beforehand, were measured."""
-        return self._load.worth
+        return self._load.threshold
 
     def _of(self, num_decoding: int, *, is_mixed: bool) -> "_Load":
         bits = max(num_decoding, 1).bit_length()
@@ -123,20 +123,20 @@ class _Load:
         self._num_emitted += weight * (num_emitted - self._num_emitted)
 
     @property
-    def worth(self) -> Worth:
+    def threshold(self) -> StoppingThreshold:
         if self._timed is not None:
-            return self._worth(self._timed)
+            return self._threshold(self._timed)
         if self._num_rounds < _LEAST_ROUNDS or not self._round_s:
-            return Worth(0.0, 0.0)
+            return StoppingThreshold(0.0, 0.0)
         tokens_per_s = self._num_emitted / self._round_s
-        return Worth(tokens_per_s, tokens_per_s * self._forwards.slope)
+        return StoppingThreshold(tokens_per_s, tokens_per_s * self._forwards.slope)
 
-    def _worth(self, timed: Line) -> Worth:
+    def _threshold(self, timed: Line) -> StoppingThreshold:
         """The first rounds are few: plain decoding as it was timed makes up what is missing."""
         own, plain = self._num_rounds, max(0, _TIMED_ROUNDS - self._num_rounds)
         seconds = own * self._round_s + plain * timed.seconds(self._num_rows)
         if not seconds:
-            return Worth(0.0, 0.0)
+            return StoppingThreshold(0.0, 0.0)
         tokens_per_s = (own * self._num_emitted + plain * self._num_rows) / seconds
         slope = self._forwards.slope if self._forwards.num_rounds else timed.token_s
-        return Worth(tokens_per_s, tokens_per_s * slope)
+        return StoppingThreshold(tokens_per_s, tokens_per_s * slope)

@@ -25,10 +25,10 @@ from target_node.scheduler import Row
 from target_node.sequence import Sequence
 from target_node.speculation.draft_links import DraftLinks
 from target_node.speculation.feature_cache import FeatureCache
-from target_node.speculation.lead import Lead
 from target_node.speculation.local_drafts import LocalDrafts
 from target_node.speculation.miss_policy import Miss, MissPolicy
 from target_node.speculation.reporting import Reporter
+from target_node.speculation.round_latency import RoundLatency
 from target_node.speculation.source import SpeculationStatus
 from target_node.speculation.streams import Streams
 from target_node.speculation.table import PushedBlock, SpeculationTable
@@ -58,8 +58,8 @@ class AsynchronousSpeculation:
         self._device = backend.device
         self._table = SpeculationTable()
         self._streams = Streams()
-        lead = Lead(backend.turning_point)
-        self._reporter = Reporter(links, self._streams, admission, features, lead)
+        round_latency = RoundLatency(backend.turning_point)
+        self._reporter = Reporter(links, self._streams, admission, features, round_latency)
         self._blocks: dict[Sequence, PushedBlock] = {}  # of this round's rows
         self._hits: dict[Sequence, bool] = {}  # of this round's rows
         self._num_lookups = 0
@@ -69,7 +69,7 @@ class AsynchronousSpeculation:
     # --- a round -------------------------------------------------------------------------------
 
     def attach(self, rows: list[Row]) -> list[Row]:
-        self._reporter.lead.looked()
+        self._reporter.round_latency.looked()
         self.follow(rows)
         self._blocks.clear()
         self._local.clear()
@@ -201,8 +201,8 @@ class AsynchronousSpeculation:
         if miss not in self._local.kinds:
             return {}
         # Blocks of all that draft, hits too, may compete for places.
-        worth = self._admission.worth(rows, num_hits + len(missed))
-        return self._local.draft(miss, list(map(self._admission.to_draft, missed)), worth)
+        threshold = self._admission.threshold(rows, num_hits + len(missed))
+        return self._local.draft(miss, list(map(self._admission.to_draft, missed)), threshold)
 
     def _draft_now(self, missed: list[Row]) -> dict[Sequence, Speculation]:
         """Ask for blocks after these anchors and wait for them, within the policy's bound.

@@ -16,7 +16,13 @@ import torch
 
 from specserve.backends.base import Backend
 from specserve.drafters.context_room import ContextRoom
-from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch, Worth
+from specserve.drafters.protocol import (
+    ContextUpdate,
+    DraftBatch,
+    Drafter,
+    SpeculationBatch,
+    StoppingThreshold,
+)
 from specserve.drafters.slot_scores import BatchScores, SlotScores
 from specserve.errors import Exhausted
 from specserve.noise import OnceKeys
@@ -93,7 +99,7 @@ class ColocatedDraft:
         self._num_ended = 0
         self._starved: set[Sequence] = set()  # no memory for their contexts
         self._drawn: SpeculationBatch | None = None  # the laws of this round
-        self._worth: Worth | None = None  # of this round
+        self._threshold: StoppingThreshold | None = None  # of this round
         self._foreseen: dict[Sequence, tuple[BatchScores, int]] = {}  # of this round, by place
 
     def forget(self, sequence: Sequence) -> None:
@@ -105,16 +111,20 @@ class ColocatedDraft:
             self._starved.clear()
 
     def speculate(
-        self, rows: Rows[RowToDraft], *, num_scored: int = 0, worth: Worth | None = None
+        self,
+        rows: Rows[RowToDraft],
+        *,
+        num_scored: int = 0,
+        threshold: StoppingThreshold | None = None,
     ) -> dict[Sequence, Speculation]:
         """A speculation for each row that can have one; forgets the laws of the round before.
 
         With `num_scored` that many likely tokens of every slot are there for `scores`. Chains end
-        where `worth` says.
+        where `threshold` says.
         """
         self._drawn = None
         self._foreseen.clear()
-        self._worth = worth
+        self._threshold = threshold
         ready = self._catch_up(rows)
         found: dict[Sequence, Speculation] = {}
         for by_ratio in (False, True):
@@ -244,7 +254,7 @@ class ColocatedDraft:
             rows=[self._row_of[row.sequence] for row in rows],
             anchor_ids=torch.tensor(anchors, dtype=torch.int64, device=self._device),
             keep_logits=keep_logits,
-            worth=self._worth,
+            threshold=self._threshold,
             least=least,
         )
 

@@ -1,6 +1,6 @@
 """Blocks for rows that nothing was pushed for, drafted on the target's own device.
 
-From the row's own text (NGRAM), or by the drafter beside the target (DRAFT_HERE). That one's
+From the row's own text (NGRAM), or by the drafter beside the target (LOCAL_DRAFT). That one's
 contexts catch up only when it is asked, so rounds that need no block from it cost it nothing. What
 its blocks were drawn from goes to the draft process, which can then foresee their outcomes at once.
 """
@@ -12,15 +12,15 @@ import msgspec
 import numpy as np
 import torch
 
-from specserve.drafters.protocol import Worth
+from specserve.drafters.protocol import StoppingThreshold
 from specserve.sampling.draft_law import DraftLaw
-from specserve.transport.link.messages import Foresight
+from specserve.transport.link.messages import DraftTopK
 from specserve.types import Speculation
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
+from target_node.speculation.circuit_breaker import CircuitBreaker
 from target_node.speculation.drafting import ColocatedDraft, RowToDraft
 from target_node.speculation.miss_policy import Miss
-from target_node.speculation.tolerance import Tolerance
 
 NUM_SCORED = 256  # tokens of a slot that may become candidates: a race needs more than are prepared
 _NO_CONFIDENCES = np.empty(0, dtype=np.float32)
@@ -30,11 +30,11 @@ class LocalDrafts:
     """This round's blocks by row."""
 
     def __init__(self, drafts: dict[Miss, ColocatedDraft], device: torch.device) -> None:
-        """`drafts`: who drafts for NGRAM and DRAFT_HERE, as far as they are to be had."""
+        """`drafts`: who drafts for NGRAM and LOCAL_DRAFT, as far as they are to be had."""
         self.kinds = frozenset(drafts)
         self._drafts = drafts
         self._device = device
-        self._tolerances = {miss: Tolerance() for miss in drafts}
+        self._breakers = {miss: CircuitBreaker() for miss in drafts}
         self._kind_of: dict[Sequence, Miss] = {}
 
     def clear(self) -> None:
@@ -47,13 +47,13 @@ class LocalDrafts:
         return self._kind_of.keys()
 
     def draft(
-        self, miss: Miss, rows: Rows[RowToDraft], worth: Worth | None = None
+        self, miss: Miss, rows: Rows[RowToDraft], threshold: StoppingThreshold | None = None
     ) -> dict[Sequence, Speculation]:
-        """One block a row that can have one; `worth`: where chains end."""
+        """One block a row that can have one; `threshold`: where chains end."""
         draft = self._drafts[miss]
-        num_scored = NUM_SCORED if miss is Miss.DRAFT_HERE else 0
-        ask = self._tolerances[miss].ask
-        found = dict(ask(lambda: draft.speculate(rows, num_scored=num_scored, worth=worth)))
+        num_scored = NUM_SCORED if miss is Miss.LOCAL_DRAFT else 0
+        ask = self._breakers[miss].ask
+        found = dict(ask(lambda: draft.speculate(rows, num_scored=num_scored, threshold=threshold)))
         self._kind_of |= dict.fromkeys(found, miss)
         if num_scored:
             # As of a pushed block, the last token stays behind: its law foretells what follows.
@@ -75,17 +75,17 @@ class LocalDrafts:
         drafted = torch.tensor(row.drafted, dtype=torch.int64, device=self._device)
         return DraftLaw.certain(drafted)
 
-    def foresight(self, row: Row) -> Foresight | None:
+    def draft_top_k(self, row: Row) -> DraftTopK | None:
         """What may stand after each prefix of the row's drafted tokens, if that is known."""
         kind = self._kind_of.get(row.sequence)
-        if kind is not Miss.DRAFT_HERE or row.speculation is None or not row.verify_len:
+        if kind is not Miss.LOCAL_DRAFT or row.speculation is None or not row.verify_len:
             return None
         scores = self._drafts[kind].scores(row.sequence, row.verify_len + 1)
         if scores is None:
             return None
         is_padding = scores.scores == -torch.inf
         confidences = row.speculation.confidences
-        return Foresight(
+        return DraftTopK(
             confidences=_NO_CONFIDENCES
             if confidences is None
             else np.nan_to_num(

@@ -23,8 +23,8 @@ from target_node.scheduler import Row
 from target_node.sequence import Sequence
 from target_node.speculation.draft_links import DraftLinks, DraftPeer
 from target_node.speculation.feature_cache import FeatureCache, Span
-from target_node.speculation.lead import Lead
 from target_node.speculation.local_drafts import LocalDrafts
+from target_node.speculation.round_latency import RoundLatency
 from target_node.speculation.streams import Stream, Streams
 from target_node.speculation.table import PushedBlock
 
@@ -64,7 +64,7 @@ class Reporter:
         streams: Streams,
         admission: Admission,
         features: FeatureCache | None,
-        lead: Lead,
+        round_latency: RoundLatency,
     ) -> None:
         self._links = links
         self._streams = streams
@@ -75,7 +75,7 @@ class Reporter:
         self._max_inline = min(MAX_INLINE, MAX_INLINE_BYTES // token_bytes)
         self._max_inline = max(self._max_inline, admission.gamma + 1)
         self._chunk = max(1, min(CHUNK, MAX_CHUNK_BYTES // token_bytes))
-        self.lead = lead
+        self.round_latency = round_latency
 
     def peer_of(self, sequence: Sequence) -> DraftPeer | None:
         return self._links.peer_of(sequence.request.request_id)
@@ -162,17 +162,17 @@ class Reporter:
             if awaits:
                 report = replace(report, awaits=True)
             elif block is None:
-                report = replace(report, foresight=local.foresight(each.row))
+                report = replace(report, draft_top_k=local.draft_top_k(each.row))
             reports.setdefault(each.peer.epoch, []).append((each, report))
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         num_tokens = sum(row.num_tokens for row in rows)
-        self.lead.reported(num_tokens, is_mixed=num_decoding < len(rows))
+        self.round_latency.reported(num_tokens, is_mixed=num_decoding < len(rows))
         # How long prompts take that nobody decodes beside, no round before can tell.
-        lead_s = self.lead.seconds if num_decoding else 0.0
+        round_latency_s = self.round_latency.seconds if num_decoding else 0.0
         heard: set[Sequence] = set()
         for of_peer in reports.values():
             for frame in _frames(of_peer):
-                if self._send(frame, lead_s):
+                if self._send(frame, round_latency_s):
                     heard.update(each.row.sequence for each, _ in frame)
         return heard
 
@@ -191,10 +191,12 @@ class Reporter:
             if end - start <= self._max_inline:
                 yield _Told(row, peer, stream, start, end)
 
-    def _send(self, frame: Rows[tuple[_Told, RowReport]], lead_s: float) -> bool:
+    def _send(self, frame: Rows[tuple[_Told, RowReport]], round_latency_s: float) -> bool:
         """Whether the link had room."""
         reports = [report for _, report in frame]
-        if not frame[0][0].peer.end.send(Report(reports, lead_s, self.lead.sent_s)):
+        if not frame[0][0].peer.end.send(
+            Report(reports, round_latency_s, self.round_latency.sent_s)
+        ):
             return False
         for each, _ in frame:
             each.stream.num_sent = max(each.stream.num_sent, each.end)
@@ -238,8 +240,8 @@ def _frames(
     num_bytes = 0
     for told, report in reports:
         row_bytes = _REPORT_BYTES + report.features.nbytes
-        if report.foresight is not None:
-            row_bytes += report.foresight.slot_ids.nbytes + report.foresight.slot_scores.nbytes
+        if report.draft_top_k is not None:
+            row_bytes += report.draft_top_k.slot_ids.nbytes + report.draft_top_k.slot_scores.nbytes
         if part and num_bytes + row_bytes > MAX_FRAME_BYTES:
             yield part
             part, num_bytes = [], 0

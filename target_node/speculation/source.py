@@ -13,8 +13,8 @@ from target_node.planning.admission import Admission
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
+from target_node.speculation.circuit_breaker import CircuitBreaker
 from target_node.speculation.drafting import ColocatedDraft
-from target_node.speculation.tolerance import Tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class SynchronousSpeculation:
         self.drafter = draft.name
         self._draft = draft
         self._admission = admission
-        self._tolerance = Tolerance()
+        self._breaker = CircuitBreaker()
 
     def attach(self, rows: list[Row]) -> list[Row]:
         decoding = [row for row in rows if self._admission.may_speculate(row)]
@@ -143,8 +143,8 @@ class SynchronousSpeculation:
         if not decoding or self._admission.pauses or not self._admission.has_room(rows):
             return self._admission.admit(rows, {})
         to_draft = [self._admission.to_draft(row) for row in decoding]
-        worth = self._admission.worth(rows, len(decoding))
-        found = self._tolerance.ask(lambda: self._draft.speculate(to_draft, worth=worth))
+        threshold = self._admission.threshold(rows, len(decoding))
+        found = self._breaker.ask(lambda: self._draft.speculate(to_draft, threshold=threshold))
         return self._admission.admit(rows, found)
 
     def follow(self, rows: list[Row]) -> bool:

@@ -73,7 +73,7 @@ def _fallbacks(speculation: SpeculationConfig) -> list[Miss]:
     """What may be done about misses. Under `auto` a row's own text was never the best measured."""
     if speculation.miss_policy != "auto":
         return [Miss(speculation.miss_policy)]
-    here = [] if speculation.colocated_drafter is None else [Miss.DRAFT_HERE]
+    here = [] if speculation.colocated_drafter is None else [Miss.LOCAL_DRAFT]
     own = [] if speculation.mode == "auto" else [Miss.NGRAM]
     return [*here, *own, Miss.DRAFT_NOW, Miss.SKIP]
 
@@ -142,7 +142,7 @@ class _Builder:
         return LocalDrafts(drafts, self._device)
 
     def _stand_ins(self, speculation: SpeculationConfig) -> dict[Miss, str]:
-        drafters = {Miss.NGRAM: NGRAM, Miss.DRAFT_HERE: speculation.colocated_drafter}
+        drafters = {Miss.NGRAM: NGRAM, Miss.LOCAL_DRAFT: speculation.colocated_drafter}
         wanted = _fallbacks(speculation)
         return {miss: name for miss, name in drafters.items() if name and miss in wanted}
 

@@ -87,7 +87,7 @@ def test_what_the_service_counts_is_shown_and_the_rest_is_unknown():
     hits = [True, False, True, True]
     traces = group(0).traces | {ASYNC_LM: trace([4, 1, 4, 3], round_s=0.2, hits=hits, counters=own)}
     row = rows([Group(0, traces)])["async lm", "coupled"]
-    assert (row.bytes_sent, row.bytes_received, row.late_waves) == (100.0, None, 0.25)
+    assert (row.bytes_sent, row.bytes_received, row.late_drafts) == (100.0, None, 0.25)
 
 
 def test_rounds_by_gap_compare_prepared_blocks_with_those_drafted_afterwards():

@@ -1,4 +1,4 @@
-"""A target and a draft process on a device: reports, features, waves, laws that come back."""
+"""A target and a draft process on a device: reports, features, blocks and laws that come back."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.device.worlds import pair_on_device
 from tests.exactness.speculative import Models
 from tests.target_node.scripted_drafts import Drafting
 
-IN_TIME = Drafting(wave=4, fan_out=8, pace=(4,))
+IN_TIME = Drafting(draft_batch=4, fan_out=8, pace=(4,))
 NAMES = [
     "dspark vanilla",
     "eagle3",
@@ -38,14 +38,14 @@ def test_blocks_of_a_draft_process_are_verified(
         finished(pair, both_kinds())
         node = pair.drafts[0].node
         assert node is not None
-        assert node.presolve.failures.total == 0
+        assert node.prespeculation.failures.total == 0
         assert pair.sampler.num_broken_laws == 0
         assert name == "ngram" or pair.asynchronous.status().num_hits > 2
 
 
 @pytest.mark.slow
 def test_plain_rejection(cuda: PretendedCuda, models: Models):
-    drafting = Drafting(wave=8, fan_out=32, pace=(8,))
+    drafting = Drafting(draft_batch=8, fan_out=32, pace=(8,))
     settings = {"default_rule": VerificationRule.REJECTION, "miss": Miss.SKIP}
     with pair_on_device(models, "dspark vanilla", drafting, **settings) as pair:
         finished(pair, both_kinds())

@@ -137,11 +137,13 @@ def test_a_target_whose_draft_is_recorded(
 def test_a_draft_process_whose_passes_are_recorded(cuda: PretendedCuda, models: Models, name: str):
     settings = {"default_rule": VerificationRule.FORESEEABLE, "miss": Miss.DRAFT_NOW}
     settings |= {"backend": CudaGraphBackend(DEVICE)}
-    with pair_on_device(models, name, Drafting(wave=4, fan_out=8, pace=(4,)), **settings) as pair:
+    with pair_on_device(
+        models, name, Drafting(draft_batch=4, fan_out=8, pace=(4,)), **settings
+    ) as pair:
         finished(pair, both_kinds())
         node = pair.drafts[0].node
         assert node is not None
-        assert node.presolve.failures.total == 0
+        assert node.prespeculation.failures.total == 0
         assert pair.sampler.num_broken_laws == 0
         assert pair.asynchronous.status().num_hits > 2
 

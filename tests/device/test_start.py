@@ -113,7 +113,7 @@ def test_a_leader_serves_with_every_embedded_drafter(
     assert node.runner.model.embedding.device == torch.device("cuda", 0)
     prices = node.speculation._admission._prices
     prices.begin(2)
-    assert prices.worth.tokens_per_s > 0  # before the first round
+    assert prices.threshold.tokens_per_s > 0  # before the first round
     assert not config.engine.deterministic
     node.control.inbox += [Submit(request) for request in both_kinds()[::2]]
     for _ in range(200):
@@ -202,7 +202,7 @@ def test_passes_of_a_draft_process_are_recorded(
     config = with_graphs(resolved("1+1", mode="async", drafter="dspark"), wish)
     with shared_memory() as (fd, region):
         node = draft_node.start._build(config, arguments(tmp_path, fd), region, mock.Mock())
-        drafter = node.presolve._drafter
+        drafter = node.prespeculation._drafter
         assert isinstance(drafter, BlockDrafter)
         assert isinstance(drafter._passes, RecordedBlockPasses) is (wish is None)
 
@@ -244,11 +244,11 @@ def test_processes_that_share_a_device_are_hosts_of_their_own_to_nccl(
 @pytest.mark.parametrize(
     ("changes", "regimes", "local"),
     [
-        ({}, ["off", "sync", "draft_here", "draft_now", "skip"], {Miss.DRAFT_HERE}),
+        ({}, ["off", "sync", "draft_here", "draft_now", "skip"], {Miss.LOCAL_DRAFT}),
         (
             {"mode": "async"},
             ["draft_here", "ngram", "draft_now", "skip"],
-            {Miss.DRAFT_HERE, Miss.NGRAM},
+            {Miss.LOCAL_DRAFT, Miss.NGRAM},
         ),
         ({"miss_policy": "ngram"}, ["off", "sync", "ngram"], {Miss.NGRAM}),
         ({"miss_policy": "draft_now"}, ["off", "sync", "draft_now"], set()),
@@ -303,7 +303,7 @@ def test_a_draft_process_starts_on_a_device_of_its_own(
     config = resolved("1+1", mode="async", **speculation)
     with shared_memory() as (fd, region):
         node = draft_node.start._build(config, arguments(tmp_path, fd), region, mock.Mock())
-        drafter = node.presolve._drafter
+        drafter = node.prespeculation._drafter
         assert drafter.gamma > 0
         if name != "ngram":
             assert drafter.context.cache.device == torch.device("cuda", 1)

@@ -123,7 +123,7 @@ def test_a_drafter_beside_the_target(
 def test_blocks_from_a_draft_process(
     cuda: PretendedCuda, models: Models, rule: VerificationRule, num_rows: int
 ):
-    drafting = Drafting(wave=4, fan_out=8, pace=(8,))
+    drafting = Drafting(draft_batch=4, fan_out=8, pace=(8,))
     settings = {"default_rule": rule, "miss": Miss.SKIP}
     with pair_on_device(models, "dspark vanilla", drafting, **settings) as pair:
         decoding(pair, num_rows, {})

@@ -13,8 +13,8 @@ import torch
 
 from draft_node import node as module
 from draft_node.node import SILENCE, DraftNode
-from draft_node.prespeculation.presolve import Presolve
-from draft_node.prespeculation.waves import WaveSettings
+from draft_node.prespeculation.draft_batches import BatchSettings
+from draft_node.prespeculation.prespeculation import PreSpeculation
 from draft_node.streams import Streams
 from specserve.drafters.load import DrafterOptions
 from specserve.drafters.warm_up import warm_up
@@ -144,12 +144,12 @@ def node(peer, drafter):
     region = SharedRegion.attach(peer.fd)
     control = DraftControlDraft(peer.folder, 0)
     streams = Streams(drafter, dtype=torch.float32, device=CPU)
-    settings = WaveSettings(size=4, fan_out=8, num_kept=16)
+    settings = BatchSettings(size=4, fan_out=8, num_kept=16)
     introduction = Attach(draft=0, pid=1, drafter="dspark", gamma=4, feature_size=HIDDEN)
     node = DraftNode(
         introduction,
         streams=streams,
-        presolve=Presolve(drafter, streams, settings, backend=BACKEND),
+        prespeculation=PreSpeculation(drafter, streams, settings, backend=BACKEND),
         control=control,
         region=region,
         open_link=lambda limits: RingDraftEnd(region, limits),
@@ -232,7 +232,7 @@ def test_a_stream_that_has_ended_is_forgotten(peer, node, drafter):
     for _ in itertools.takewhile(lambda _: len(node.streams), itertools.count()):
         node.step()
     assert drafter.context_len(1) == 0
-    assert len(node.presolve.cache) == 0
+    assert len(node.prespeculation.cache) == 0
 
 
 def test_a_draft_counts_how_often_it_has_introduced_itself(peer, node, monkeypatch):
@@ -291,7 +291,7 @@ def test_warming_up_leaves_nothing_behind(drafter, size, max_positions):
 
 
 def test_the_largest_push_there_may_be_fits_a_link():
-    """Blocks as long as may be asked for, with whole laws, in a wave as large as they get."""
+    """Blocks as long as may be asked for, with whole laws, in a batch as large as they get."""
     most = 64
     with pytest.raises(InvalidField, match=f"expected int from 1 to {most}"):
         load_config(None, {"speculation.gamma": str(most + 1)})

@@ -2,7 +2,7 @@
 
 Every token of every answer has the same law whatever came before it, so that a second of computing
 gives ten thousand samples, and laws that are off by a percent are found. Everything but the two
-models is what serves: nodes, links, waves, admission, verification.
+models is what serves: nodes, links, draft batches, admission, verification.
 """
 
 from collections import Counter, defaultdict
@@ -37,7 +37,7 @@ WINDOWS = (1, 2, 3)  # tokens that are tested jointly
 SAMPLES = 4  # of a request
 NUM_EARLY = 6  # tokens at which samples of a request are still in the same rounds, or nearly
 NOTHING = -1  # was verified
-USUAL = Drafting(wave=64, fan_out=3, num_kept=8, pace=(0, 1, 2, 3, 4), max_extension=8192)
+USUAL = Drafting(draft_batch=64, fan_out=3, num_kept=8, pace=(0, 1, 2, 3, 4), max_extension=8192)
 IN_TIME = replace(USUAL, pace=(6,))
 
 

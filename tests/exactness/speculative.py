@@ -15,7 +15,7 @@ import torch
 from specserve.backends.choose import choose_backend
 from specserve.drafters.load import load_drafter
 from specserve.drafters.ngram import NgramDrafter
-from specserve.drafters.protocol import Drafter, Worth
+from specserve.drafters.protocol import Drafter, StoppingThreshold
 from specserve.drafters.weights import TargetWeights
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
@@ -142,16 +142,16 @@ class MoodyPrices(RoundPrices):
     def __init__(self, seed: int) -> None:
         super().__init__(BACKEND)
         self._rng = random.Random(seed)
-        self._mood = Worth(0.0, 0.0)
+        self._mood = StoppingThreshold(0.0, 0.0)
 
     def begin(self, num_decoding: int, *, is_mixed: bool = False) -> None:
         # From nothing, where chains are whole, to more than any pass can bring.
         pace = self._rng.choice([0.0, 1.0, 1e2, 1e3, 1e9])
-        self._mood = Worth(tokens_per_s=pace, token_price=self._rng.random() ** 2)
+        self._mood = StoppingThreshold(tokens_per_s=pace, token_price=self._rng.random() ** 2)
         self.drafts = self._rng.random() < 0.9  # else the round is a pause
 
     @property
-    def worth(self) -> Worth:
+    def threshold(self) -> StoppingThreshold:
         return self._mood
 
 

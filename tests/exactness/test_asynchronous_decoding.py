@@ -28,8 +28,8 @@ QUICK_OR_SLOW = [
     else pytest.param(name, marks=pytest.mark.slow)
     for name in DRAFTERS
 ]
-QUICK = Drafting(wave=8, fan_out=16, pace=(6,))
-USUAL = Drafting(wave=8, fan_out=8, pace=(0, 1, 2, 3))
+QUICK = Drafting(draft_batch=8, fan_out=16, pace=(6,))
+USUAL = Drafting(draft_batch=8, fan_out=8, pace=(0, 1, 2, 3))
 FAULTS = Script(
     loss=0.05, duplication=0.1, reordering=0.1, bit_flips=0.05, garbage=0.1, stale=0.1, capacity=6
 )
@@ -39,7 +39,7 @@ SHORT = {"num_blocks": 30, "block_size": 3}
 WORLDS = {
     "prepared in time": (QUICK, {"miss": Miss.SKIP}),
     "often late": (replace(USUAL, pace=(0, 0, 1, 2)), {"miss": Miss.SKIP}),
-    "one branch a wave": (replace(USUAL, wave=1, pace=(3, 9)), {"miss": Miss.SKIP}),
+    "one branch a draft batch": (replace(USUAL, draft_batch=1, pace=(3, 9)), {"miss": Miss.SKIP}),
     "misses look up": (USUAL, {"miss": Miss.NGRAM}),
     "misses wait": (USUAL, {"miss": Miss.DRAFT_NOW}),
     "faulty links": (replace(QUICK, script=FAULTS, control_loss=0.1), {"miss": Miss.SKIP}),
@@ -134,7 +134,7 @@ def test_equal_in_every_world(models, plain, name, world):
     found, pair = drafted(models, name, 60, drafting, **settings)
     assert_equal(found, plain)
     assert_clean(pair)
-    # Over slow links every wave is a round late.
+    # Over slow links every draft batch is a round late.
     assert (pair.asynchronous.status().num_hits > 10) is (world != "slow links")
     assert (pair.scheduler.num_preemptions > 5) is (world == "blocks run out")
     assert pair.chooser is None or pair.chooser.num_switches > 15

@@ -32,7 +32,7 @@ FREEDOM, PAIR_FREEDOM = 99, 15  # of the largest tree at most, and of pairs
 DEPTH = 5  # tokens of an answer that are tested: the first two are not drafted ahead
 ROWS = 64
 RULES = REJECTION, FORESEEABLE = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
-USUAL = Drafting(wave=64, fan_out=4, pace=(0, 2, 4, 6), max_extension=8192)
+USUAL = Drafting(draft_batch=64, fan_out=4, pace=(0, 2, 4, 6), max_extension=8192)
 IN_TIME = replace(USUAL, fan_out=8, pace=(12,))
 
 
@@ -50,11 +50,12 @@ LOOPS = {
     "language model, late by accident": Loop("language model"),
     "the target itself, in time": Loop("the target itself", IN_TIME),
     "dspark, misses wait": Loop("dspark", miss=Miss.DRAFT_NOW),
-    # A wave brings few rows their block: in nearly every round some hit and some are drafted here.
+    # A draft batch brings few rows their block: in nearly every round some hit and some are drafted
+    # here.
     "language model, misses drafted here": Loop(
         "language model",
-        replace(USUAL, wave=32, fan_out=2, pace=(4,)),
-        miss=Miss.DRAFT_HERE,
+        replace(USUAL, draft_batch=32, fan_out=2, pace=(4,)),
+        miss=Miss.LOCAL_DRAFT,
     ),
     "any regime, any miss, deaths": Loop(
         "language model", replace(USUAL, num_drafts=2, death=0.03), miss=None, auto=True

@@ -45,8 +45,8 @@ RULES = REJECTION, FORESEEABLE = [VerificationRule.REJECTION, VerificationRule.F
 FAULTS = Script(
     loss=0.05, duplication=0.1, reordering=0.1, bit_flips=0.05, garbage=0.1, stale=0.1, capacity=6
 )
-# One outcome a row in small waves: nothing is prepared that only fills a wave up.
-ONE_OUTCOME = replace(IN_TIME, fan_out=1, wave=4, pace=(60,))
+# One outcome a row in small draft batches: nothing is prepared that only fills a draft batch up.
+ONE_OUTCOME = replace(IN_TIME, fan_out=1, draft_batch=4, pace=(60,))
 
 TABLES = {
     "late by accident": Table(),
@@ -54,7 +54,7 @@ TABLES = {
     "any length": Table(drafting=IN_TIME, budget=partial(RandomBudget, 5)),
     "misses wait": Table(miss=Miss.DRAFT_NOW),
     "misses look up": Table(miss=Miss.NGRAM),
-    "misses drafted here": Table(miss=Miss.DRAFT_HERE),
+    "misses drafted here": Table(miss=Miss.LOCAL_DRAFT),
     "any miss": Table(miss=None),
     "any regime": Table(drafting=IN_TIME, auto=True),
     "faults and deaths": Table(drafting=replace(IN_TIME, script=FAULTS, num_drafts=2, death=0.05)),
@@ -67,7 +67,7 @@ TABLES = {
     ),
     # What was drafted here decides whether there is a block for the next round.
     "moody coins drafted here": Table(
-        drafting=ONE_OUTCOME, dice=COINS, drafter=MoodyDieDrafter, miss=Miss.DRAFT_HERE
+        drafting=ONE_OUTCOME, dice=COINS, drafter=MoodyDieDrafter, miss=Miss.LOCAL_DRAFT
     ),
     "odd coins": Table(drafting=ONE_OUTCOME, dice=ODD_COINS),
 }

@@ -88,7 +88,7 @@ def test_padding_is_never_answered(models, name, rule):
 @pytest.mark.parametrize("rule", list(VerificationRule))
 @pytest.mark.parametrize("name", ["language model", "dspark"])
 def test_padding_is_never_answered_where_drafts_are_pushed(models, name, rule):
-    drafting = Drafting(wave=64, fan_out=4, pace=(0, 4, 12), num_drafts=2)
+    drafting = Drafting(draft_batch=64, fan_out=4, pace=(0, 4, 12), num_drafts=2)
     with InProcessPair(
         models.model,
         models.drafters[name],

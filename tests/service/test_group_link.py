@@ -24,7 +24,7 @@ def plain() -> list[Outcome]:
     return plainly(REQUESTS)
 
 
-PROCESSES = ("specserve", "specserve.processes.zygote", "target_node", "draft_node")
+PROCESSES = ("specserve", "specserve.processes.forkserver", "target_node", "draft_node")
 GLOO_FOR_NCCL = """
 from specserve.settings import resolve
 from specserve.transport.group_link import ends

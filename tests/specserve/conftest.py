@@ -16,7 +16,7 @@ from tests.specserve.processes.supervised import Supervised
 def supervise(request, tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
     """`supervise(num_ranks, num_drafts, NAME=BEHAVIOUR)` starts one for one test.
 
-    Its nodes are spawned, or forked by a zygote: nobody else should notice which.
+    Its nodes are spawned, or forked by a forkserver: nobody else should notice which.
     """
     started: list[Supervised] = []
     usual = "stand_in_preload" if request.param == "forked" else ""

@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from unittest import mock
 
 import draft_node.node
-import draft_node.prespeculation.presolve
-import specserve.drafters.pass_clock
+import draft_node.prespeculation.prespeculation
+import specserve.drafters.step_timer
 import target_node.speculation.asynchronous
 import target_node.speculation.auto
 import target_node.speculation.draft_links
-import target_node.speculation.lead
 import target_node.speculation.miss_policy
+import target_node.speculation.round_latency
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import Drafter
 from specserve.models.transformer import Transformer
@@ -40,11 +40,11 @@ _TIMED = (
     target_node.speculation.asynchronous,
     target_node.speculation.auto,
     target_node.speculation.draft_links,
-    target_node.speculation.lead,
+    target_node.speculation.round_latency,
     target_node.speculation.miss_policy,
-    specserve.drafters.pass_clock,
+    specserve.drafters.step_timer,
     draft_node.node,
-    draft_node.prespeculation.presolve,
+    draft_node.prespeculation.prespeculation,
 )
 
 
@@ -128,7 +128,7 @@ class InProcessPair(InProcessTarget):
         )
         lookup = NgramDrafter(gamma=drafter.gamma, shortest=1)
         self._here = self._colocated(make_drafter())
-        drafts = {Miss.NGRAM: self._colocated(lookup), Miss.DRAFT_HERE: self._here}
+        drafts = {Miss.NGRAM: self._colocated(lookup), Miss.LOCAL_DRAFT: self._here}
         is_any = not (miss or misses or auto)  # those tell which
         self.policy = AnyMiss(self.drafting.seed) if is_any else MissPolicy(miss or Miss.SKIP)
         self.asynchronous = AsynchronousSpeculation(

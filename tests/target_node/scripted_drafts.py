@@ -14,8 +14,8 @@ import msgspec
 import torch
 
 from draft_node.node import DraftNode
-from draft_node.prespeculation.presolve import Presolve
-from draft_node.prespeculation.waves import WaveSettings
+from draft_node.prespeculation.draft_batches import BatchSettings
+from draft_node.prespeculation.prespeculation import PreSpeculation
 from draft_node.streams import Streams
 from specserve.drafters.protocol import Drafter
 from specserve.transport.control.draft_control import Attach, FromDraft, ToDraft
@@ -48,7 +48,7 @@ class Clock:
         return int(self.now_s * 1e9)
 
     def sleep(self, seconds: float) -> None:
-        """Others work meanwhile, for as long as a wave takes at least."""
+        """Others work meanwhile, for as long as a draft batch takes at least."""
         self.now_s += max(seconds, 0.004)
         self.on_sleep()
 
@@ -58,7 +58,7 @@ class Drafting:
     """How draft processes are set up, and what befalls them. Chances are a turn of the target."""
 
     num_drafts: int = 1
-    wave: int = 4
+    draft_batch: int = 4
     fan_out: int = 12
     num_kept: int = 16
     usual_tokens: int | None = None  # chains with confidences may go beyond
@@ -178,8 +178,8 @@ class DraftLife:
     def start(self) -> None:
         drafting, drafter = self._drafting, self._make_drafter()
         streams = Streams(drafter, dtype=torch.float32, device=CPU)
-        settings = WaveSettings(
-            size=drafting.wave,
+        settings = BatchSettings(
+            size=drafting.draft_batch,
             fan_out=drafting.fan_out,
             num_kept=drafting.num_kept,
             usual_tokens=drafting.usual_tokens,
@@ -196,7 +196,7 @@ class DraftLife:
         self.node = DraftNode(
             introduction,
             streams=streams,
-            presolve=Presolve(drafter, streams, settings, backend=BACKEND),
+            prespeculation=PreSpeculation(drafter, streams, settings, backend=BACKEND),
             control=self._wire.draft_end(self.index),
             region=self._own_region,
             open_link=self._draft_end,

@@ -27,7 +27,7 @@ class BlockKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Foresight:
+class DraftTopK:
     """What the target says of a block that it drafted itself, so that nobody drafts it again.
 
     Slot k tells which tokens may stand behind k tokens of the block, as `SlotScores` does.
@@ -54,7 +54,7 @@ class RowReport:
     block: Tokens  # [verify_len] drafted tokens in flight behind the anchor
     speculation_id: int  # of the push they come from; 0: from none, or there are none
     awaits: bool = False  # the target waits for a block after this anchor, in this round
-    foresight: Foresight | None = None  # of a block that comes from no push
+    draft_top_k: DraftTopK | None = None  # of a block that comes from no push
 
     @property
     def position(self) -> int:
@@ -72,14 +72,14 @@ class Report:
 
     rows: list[RowReport]
     # The target looks for pushes about so long after it reported, in seconds; 0: it cannot tell.
-    lead_s: float = 0.0
+    round_latency_s: float = 0.0
     # When that was, by `time.perf_counter`, which is one clock on one machine; 0: it does not say.
     sent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """One wave: B blocks of up to G tokens.
+    """One draft batch: B blocks of up to G tokens.
 
     The law that the tokens were drawn from, M entries a token in canonical form (`DraftLaw`),
     travels in the rejection family only.

@@ -1,9 +1,9 @@
 # pyright: strict
 """Pushes as bytes of fixed layout, and back, with every field in its range.
 
-    blocks, width G, confidences (0 or 1) and law entries M, u32 each; float64 seconds of the wave;
-    a record a block;
-    int32 tokens [B, G]; float32 confidences [B, G]; int32 law ids, float32 probs [B, G, M]
+    blocks, width G, confidences (0 or 1) and law entries M, u32 each; float64 seconds of the draft
+    batch; a record a block; int32 tokens [B, G]; float32 confidences [B, G]; int32 law ids, float32
+    probs [B, G, M]
 
 Tokens and confidences behind a block's length are padding and must be in range too; zeros do.
 Laws are checked for their shape alone, since `DraftLaw.sound` judges the form of those that are
@@ -28,7 +28,7 @@ from specserve.transport.link.frames import (
 from specserve.transport.link.messages import BlockKey, Push
 
 _COUNTS = struct.Struct("<IIIId")
-_MOST_WAVE_S = 3600.0
+_MOST_BATCH_S = 3600.0
 _BLOCK = struct.Struct("<qqiiii")
 
 Column = tuple[int, ...]
@@ -80,7 +80,7 @@ def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
     require(1 <= width <= limits.gamma, "block width out of range")
     require(has_confidences <= 1, "neither with nor without confidences")
     require(num_kept <= limits.max_kept, "too many law entries")
-    require(0 <= wave_s <= _MOST_WAVE_S, "seconds out of range")
+    require(0 <= wave_s <= _MOST_BATCH_S, "seconds out of range")
     cursor = Cursor(payload, _COUNTS.size)
     records = _BLOCK.iter_unpack(cursor.take(num_blocks * _BLOCK.size))
     blocks = _Blocks(*zip(*records, strict=True)) if num_blocks else _NO_BLOCKS

@@ -3,7 +3,7 @@
 
     rows u32, feature size u32, lead and when it was sent f64; a record a row;
     int32 tokens and block of each row in turn; float32 features of each row in turn;
-    then of each row with foresight
+    then of each row with draft top-k
     float32 confidences, int32 slot ids [S, M], float32 slot scores [S, M]
 
 Features and slot scores are not looked at: reading all of them would cost more than everything else
@@ -27,7 +27,7 @@ from specserve.transport.link.frames import (
     flat,
     require,
 )
-from specserve.transport.link.messages import Floats, Foresight, Report, RowReport, Tokens
+from specserve.transport.link.messages import DraftTopK, Floats, Report, RowReport, Tokens
 
 _MAX_SAMPLE_INDEX = 2**12 - 1
 _MAX_SCORED = 1 << 16  # tokens of a slot
@@ -49,7 +49,7 @@ class _Row(NamedTuple):
     sample_index: int
     num_ids: int
     num_block: int
-    num_slots: int  # S of the foresight; 0: there is none
+    num_slots: int  # S of the draft top-k; 0: there is none
     num_scored: int  # M
     rule: int
     awaits: int
@@ -61,10 +61,10 @@ def encode_report(report: Report, epoch: int, sequence: int) -> list[Part]:
     records = bytearray()
     tokens: list[Part] = []
     features: list[Part] = []
-    foresights: list[Part] = []
+    draft_top_ks: list[Part] = []
     feature_size = 0
     for row in report.rows:
-        num_slots, num_scored, has_confidences = _shape(row.foresight)
+        num_slots, num_scored, has_confidences = _shape(row.draft_top_k)
         records += _ROW.pack(
             row.stream, row.seed, row.speculation_id, row.temperature, row.round, row.start,
             row.sample_index, len(row.token_ids), len(row.block), num_slots, num_scored,
@@ -74,10 +74,10 @@ def encode_report(report: Report, epoch: int, sequence: int) -> list[Part]:
         if row.features.size:
             features.append(flat(row.features, FLOAT))
             feature_size = row.features.shape[1]
-        if row.foresight is not None:
-            foresights += _foresight_parts(row.foresight)
-    counts = _COUNTS.pack(len(report.rows), feature_size, report.lead_s, report.sent_s)
-    return seal(Kind.REPORT, epoch, sequence, [counts, records, *tokens, *features, *foresights])
+        if row.draft_top_k is not None:
+            draft_top_ks += _draft_top_k_parts(row.draft_top_k)
+    counts = _COUNTS.pack(len(report.rows), feature_size, report.round_latency_s, report.sent_s)
+    return seal(Kind.REPORT, epoch, sequence, [counts, records, *tokens, *features, *draft_top_ks])
 
 
 def unpack_report(payload: memoryview, limits: LinkLimits) -> Report:
@@ -87,8 +87,8 @@ def unpack_report(payload: memoryview, limits: LinkLimits) -> Report:
         Unsound: a length or a field out of range.
     """
     require(len(payload) >= _COUNTS.size, "payload shorter than its counts")
-    num_rows, feature_size, lead_s, sent_s = _COUNTS.unpack_from(payload)
-    require(math.isfinite(lead_s) and lead_s >= 0, "lead out of range")
+    num_rows, feature_size, round_latency_s, sent_s = _COUNTS.unpack_from(payload)
+    require(math.isfinite(round_latency_s) and round_latency_s >= 0, "lead out of range")
     require(math.isfinite(sent_s) and sent_s >= 0, "time out of range")
     require(num_rows <= limits.max_rows, "too many rows")
     require(feature_size in (0, limits.feature_size), "wrong feature size")
@@ -102,29 +102,29 @@ def unpack_report(payload: memoryview, limits: LinkLimits) -> Report:
     # An empty feature part says that no row has news, or that the drafter reads token ids alone.
     require(not num_verified or feature_size == limits.feature_size, "wrong feature size")
     features = cursor.array(FLOAT, num_verified * feature_size)
-    foresights = [_take_foresight(cursor, record, limits) for record in records]
+    draft_top_ks = [_take_draft_top_k(cursor, record, limits) for record in records]
     cursor.finish()
     check_tokens(tokens, limits)
     features = features.reshape(num_verified, limits.feature_size)
-    return Report(_cut_rows(records, tokens, features, foresights), lead_s, sent_s)
+    return Report(_cut_rows(records, tokens, features, draft_top_ks), round_latency_s, sent_s)
 
 
-def _shape(foresight: Foresight | None) -> tuple[int, int, bool]:
+def _shape(draft_top_k: DraftTopK | None) -> tuple[int, int, bool]:
     """Slots, tokens of a slot, whether there are confidences."""
-    if foresight is None:
+    if draft_top_k is None:
         return 0, 0, False
-    return *foresight.slot_ids.shape, len(foresight.confidences) > 0
+    return *draft_top_k.slot_ids.shape, len(draft_top_k.confidences) > 0
 
 
-def _foresight_parts(foresight: Foresight) -> tuple[Part, ...]:
+def _draft_top_k_parts(draft_top_k: DraftTopK) -> tuple[Part, ...]:
     return (
-        flat(foresight.confidences, FLOAT),
-        flat(foresight.slot_ids, TOKEN),
-        flat(foresight.slot_scores, FLOAT),
+        flat(draft_top_k.confidences, FLOAT),
+        flat(draft_top_k.slot_ids, TOKEN),
+        flat(draft_top_k.slot_scores, FLOAT),
     )
 
 
-def _take_foresight(cursor: Cursor, row: _Row, limits: LinkLimits) -> Foresight | None:
+def _take_draft_top_k(cursor: Cursor, row: _Row, limits: LinkLimits) -> DraftTopK | None:
     if not row.num_slots:
         return None
     confidences = cursor.array(FLOAT, row.num_block * row.has_confidences)
@@ -133,15 +133,15 @@ def _take_foresight(cursor: Cursor, row: _Row, limits: LinkLimits) -> Foresight 
     check_confidences(confidences)
     check_tokens(slot_ids, limits)
     shape = row.num_slots, row.num_scored
-    return Foresight(confidences, slot_ids.reshape(shape), slot_scores.reshape(shape))
+    return DraftTopK(confidences, slot_ids.reshape(shape), slot_scores.reshape(shape))
 
 
 def _cut_rows(
-    records: list[_Row], tokens: Tokens, features: Floats, foresights: list[Foresight | None]
+    records: list[_Row], tokens: Tokens, features: Floats, draft_top_ks: list[DraftTopK | None]
 ) -> list[RowReport]:
     rows: list[RowReport] = []
     token, feature = 0, 0
-    for record, foresight in zip(records, foresights, strict=True):
+    for record, draft_top_k in zip(records, draft_top_ks, strict=True):
         block = token + record.num_ids
         num_verified = record.num_ids - 1
         rows.append(
@@ -158,7 +158,7 @@ def _cut_rows(
                 block=tokens[block : block + record.num_block],
                 speculation_id=record.speculation_id,
                 awaits=bool(record.awaits),
-                foresight=foresight,
+                draft_top_k=draft_top_k,
             )
         )
         token = block + record.num_block

@@ -49,9 +49,9 @@ def test_an_asynchronous_arm_is_held_against_the_best_on_one_core_and_on_as_many
     assert own.over_equal_cores is not None
     assert own.over_equal_cores.value == pytest.approx(20 / 24)
     assert own.equal_cores == "both"
-    assert own.row.late_waves == pytest.approx(0.25)
+    assert own.row.late_drafts == pytest.approx(0.25)
     assert own.row.parts is not None
-    assert own.row.parts.wave_ms == pytest.approx(50.0)
+    assert own.row.parts.draft_node_ms == pytest.approx(50.0)
     assert own.mean_answer_len == 13
     assert "--speculation async" in own.flags
     for name in ("plain", "slow", "fast", "both"):

@@ -1,10 +1,10 @@
-"""A target by hand: reports of made-up rounds, and what a `Presolve` pushes in answer."""
+"""A target by hand: reports of made-up rounds, and what a `PreSpeculation` pushes in answer."""
 
 import numpy as np
 import torch
 
-from draft_node.prespeculation.presolve import Presolve
-from draft_node.prespeculation.waves import WaveSettings
+from draft_node.prespeculation.draft_batches import BatchSettings
+from draft_node.prespeculation.prespeculation import PreSpeculation
 from draft_node.streams import Streams
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.sampling.draft_law import DraftLaw
@@ -45,22 +45,22 @@ def language_model(target, gamma=4, num_context_tokens=512):
 
 
 class Rounds:
-    """One `Presolve` and the reports for it; positions up to 127."""
+    """One `PreSpeculation` and the reports for it; positions up to 127."""
 
-    def __init__(self, drafter, *, epoch=1, wave=4, fan_out=8, **options):
+    def __init__(self, drafter, *, epoch=1, draft_batch=4, fan_out=8, **options):
         settings = {"num_kept": 16, "usual_tokens": None, "goes_beyond": False}
         settings = {key: options.pop(key, default) for key, default in settings.items()}
         self.drafter = drafter
         self.streams = Streams(drafter, dtype=torch.float32, device=CPU)
-        self.presolve = Presolve(
+        self.prespeculation = PreSpeculation(
             drafter,
             self.streams,
-            WaveSettings(size=wave, fan_out=fan_out, **settings),
+            BatchSettings(size=draft_batch, fan_out=fan_out, **settings),
             backend=BACKEND,
             **options,
         )
         self.pushes = []
-        self.presolve.attach(self._send, epoch, 128)
+        self.prespeculation.attach(self._send, epoch, 128)
 
     def _send(self, push):
         self.pushes.append(push)
@@ -87,16 +87,16 @@ class Rounds:
             **{**settings, **fields},
         )
 
-    def take(self, known, lead_s=0.0, **fields):
+    def take(self, known, round_latency_s=0.0, **fields):
         row = self.row(known, **fields)
-        self.presolve.take(row, lead_s)
+        self.prespeculation.take(row, round_latency_s)
         self.streams.extend(10_000)
         return row
 
     def finish(self):
-        """All waves of the rounds in flight; the pushes made."""
+        """All draft batches of the rounds in flight; the pushes made."""
         before = len(self.pushes)
-        while self.presolve.step():
+        while self.prespeculation.step():
             pass
         return self.pushes[before:]
 
@@ -119,7 +119,7 @@ def blocks_of(pushes):
 def in_flight_of(rounds, verify_len=3, **fields):
     """Take a round whose block the presolver has pushed: the root that the target waited for."""
     rounds.take(TEXT, round=1, awaits=True, **fields)
-    assert rounds.presolve.step()
+    assert rounds.prespeculation.step()
     key = (fields.get("stream", 1), 1, END, TEXT[-1])
     (token_ids, _, _, speculation_id) = blocks_of(rounds.pushes)[key]
     rounds.pushes.clear()

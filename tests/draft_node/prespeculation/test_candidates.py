@@ -12,7 +12,7 @@ from specserve.drafters.protocol import SpeculationBatch
 from specserve.drafters.slot_scores import BatchScores
 from specserve.noise import Purpose, exponential_noise
 from specserve.sampling.noise_table import NoiseTable
-from specserve.transport.link.messages import BlockKey, Foresight, RowReport
+from specserve.transport.link.messages import BlockKey, DraftTopK, RowReport
 from tests.specserve.sampling.laws import law_of_likeliest
 
 VOCAB, LENGTH, CPU = 2000, 4, torch.device("cpu")
@@ -76,7 +76,7 @@ def test_rows_of_every_form_are_ranked_as_if_alone():
     law = law_of_likeliest(LOGITS[0].softmax(dim=1), 40)
     told = told_block(
         report_of(seed=6),
-        Foresight(
+        DraftTopK(
             confidences=np.full(LENGTH, 0.5, dtype=np.float32),
             slot_ids=LOGITS[0].topk(50).indices.int().numpy(),
             slot_scores=LOGITS[0].topk(50).values.numpy(),

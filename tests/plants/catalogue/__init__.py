@@ -2,6 +2,7 @@
 
 from tests.plants.catalogue import (
     asynchronous,
+    draft_batches,
     drafters,
     drafting,
     kernels,
@@ -14,7 +15,6 @@ from tests.plants.catalogue import (
     streams,
     training,
     verification,
-    waves,
 )
 
 _ROOMS = (
@@ -27,7 +27,7 @@ _ROOMS = (
     asynchronous,
     drafting,
     drafters,
-    waves,
+    draft_batches,
     streams,
     outcomes,
     link,

@@ -62,8 +62,8 @@ PLANTS = [
     # --- what may decide whether a block is there ------------------------------------------------
     Plant(
         name="drawn-by-position-alone",
-        file="draft_node/prespeculation/waves.py",
-        symbol="WaveDrafter._sampled",
+        file="draft_node/prespeculation/draft_batches.py",
+        symbol="BatchDrafter._sampled",
         was="""
             rounds=[branch.key.round for branch in branches],
             branches=[self._branch_number(branch) for branch in branches],
@@ -78,13 +78,15 @@ PLANTS = [
     ),
     Plant(
         name="blocks-held-back-by-content",
-        file="draft_node/prespeculation/presolve.py",
-        symbol="Presolve._send",
-        was="if self._send_push is not None and not self._send_push(wave.push()):",
+        file="draft_node/prespeculation/prespeculation.py",
+        symbol="PreSpeculation._send",
+        was="if self._send_push is not None and not self._send_push(draft_batch.push()):",
         becomes="""
-            kept = [each for each in wave.blocks if each.token_ids[0] != each.key.anchor_id]
-            wave = type(wave)(kept, wave.drawn, wave.law, wave.seconds)
-            if self._send_push is not None and kept and not self._send_push(wave.push()):
+            kept = [each for each in draft_batch.blocks if each.token_ids[0] != each.key.anchor_id]
+            draft_batch = type(draft_batch)(
+                kept, draft_batch.drawn, draft_batch.law, draft_batch.seconds
+            )
+            if self._send_push is not None and kept and not self._send_push(draft_batch.push()):
         """,
         tests=(_IN_TIME,),
         breaks="a block that only repeats its anchor is not pushed, so repetitions are too rare",
@@ -129,7 +131,7 @@ PLANTS = [
             "tests/target_node/speculation/test_table.py"
             "::test_only_blocks_of_the_coming_round_of_a_live_stream_are_kept",
         ),
-        breaks="late blocks lie in the way of those in time, and late waves are not counted",
+        breaks="late blocks lie in the way of those in time, and late batches are not counted",
         ways=_ASYNC,
     ),
     Plant(
@@ -205,7 +207,7 @@ PLANTS = [
     Plant(
         name="bonus-unforeseen",
         file="target_node/speculation/local_drafts.py",
-        symbol="LocalDrafts.foresight",
+        symbol="LocalDrafts.draft_top_k",
         was="scores = self._drafts[kind].scores(row.sequence, row.verify_len + 1)",
         becomes="scores = self._drafts[kind].scores(row.sequence, row.verify_len)",
         tests=(

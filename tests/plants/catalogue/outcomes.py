@@ -66,12 +66,12 @@ PLANTS = [
     ),
     Plant(
         name="lateness-of-a-row-counts-as-a-rounds",
-        file="draft_node/prespeculation/punctuality.py",
-        symbol="Punctuality.settle",
+        file="draft_node/prespeculation/deadline_margin.py",
+        symbol="DeadlineMargin.settle",
         was="late = self._num_late / self._num_blocks",
         becomes="late = float(self._num_late)",
         tests=(
-            "tests/draft_node/prespeculation/test_punctuality.py"
+            "tests/draft_node/prespeculation/test_deadline_margin.py"
             "::test_rows_of_a_round_that_were_late_and_in_time_count_by_their_numbers",
         ),
         breaks="with many rows in a batch drafting soon has next to no time",

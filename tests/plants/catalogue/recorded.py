@@ -137,7 +137,7 @@ PLANTS = [
         was="x[:num_blocks].clone()",
         becomes="x[:num_blocks]",
         tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
-        breaks="confidences and logits of a wave become those of the next while it is ranked",
+        breaks="confidences and logits of a batch become those of the next while it is ranked",
         ways=_RECORDED,
     ),
     Plant(
@@ -147,7 +147,7 @@ PLANTS = [
         was="DraftLaw(law.ids[:count].clone(), law.probs[:count].clone())",
         becomes="DraftLaw(law.ids[:count].clone(), law.probs[:count])",
         tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
-        breaks="the law that is shipped is that of a later wave: the output's law changes",
+        breaks="the law that is shipped is that of a later draft batch: the output's law changes",
         ways=_RECORDED,
     ),
 ]

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from specserve.drafters.language_model import LanguageModelDrafter
-from specserve.drafters.protocol import ContextUpdate, DraftBatch, Worth
+from specserve.drafters.protocol import ContextUpdate, DraftBatch, StoppingThreshold
 from specserve.noise import OnceKeys
 from specserve.sampling.drawing import Greedy, Sampled
 from tests.backends.chosen import BACKEND
@@ -79,20 +79,22 @@ def test_logits_are_kept_when_asked_for(drafter):
     assert kept.logits.shape == (2, 5, 64)
 
 
-@pytest.mark.parametrize(("worth", "width"), [(Worth(1e9, 0.0), 1), (Worth(0.0, 0.0), 5)])
-def test_a_chain_that_does_not_pay_is_the_beginning_of_the_whole(drafter, worth, width):
+@pytest.mark.parametrize(
+    ("threshold", "width"), [(StoppingThreshold(1e9, 0.0), 1), (StoppingThreshold(0.0, 0.0), 5)]
+)
+def test_a_chain_that_does_not_pay_is_the_beginning_of_the_whole(drafter, threshold, width):
     extend(drafter, 0, [5, 9, 33, 2])
     drafter.law_confidence = lambda slot, logits: logits.softmax(-1).amax(-1)
     anchors = torch.tensor([3, 4])
     whole = drafter.draft(DraftBatch([0, 0], anchors), Greedy())
-    found = drafter.draft(DraftBatch([0, 0], anchors, worth=worth), Greedy())
+    found = drafter.draft(DraftBatch([0, 0], anchors, threshold=threshold), Greedy())
     assert torch.equal(found.token_ids, whole.token_ids[:, :width])
     torch.testing.assert_close(found.confidences, whole.confidences[:, :width])
 
 
 def test_without_confidences_no_chain_ends_early(drafter):
     extend(drafter, 0, [5, 9, 33, 2])
-    batch = DraftBatch([0], torch.tensor([3]), worth=Worth(1e9, 1.0))
+    batch = DraftBatch([0], torch.tensor([3]), threshold=StoppingThreshold(1e9, 1.0))
     assert drafter.draft(batch, Greedy()).token_ids.shape == (1, 5)
 
 

@@ -1,4 +1,4 @@
-"""What a zygote of stand-in nodes calls before it forks them; every call is a line of a file.
+"""What a forkserver of stand-in nodes calls before it forks them; every call is a line of a file.
 
 It fails, takes the ability to fork away, or makes births slow where a file of that name says so.
 """

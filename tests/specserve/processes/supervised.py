@@ -23,7 +23,7 @@ class Supervised:
         behaviours: dict[str, str],
         preload: str = "",
     ) -> None:
-        """`preload`: of a zygote that forks the nodes; without, they are spawned."""
+        """`preload`: of a forkserver that forks the nodes; without, they are spawned."""
         self.folder = folder
         targets = [f"target{rank}" for rank in range(num_ranks)]
         self.names = ["api", *targets, *(f"draft{rank}" for rank in range(num_drafts))]

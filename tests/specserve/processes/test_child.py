@@ -7,8 +7,8 @@ import pytest
 
 from specserve.processes import child
 from specserve.processes.child import Child, ChildCommand, environment
+from specserve.processes.forkserver.handle import Forkserver
 from specserve.processes.process import command_line, descriptor_words, parse_child_arguments
-from specserve.processes.zygote.handle import Zygote
 
 COMMAND = ChildCommand(role="draft", rank=1, module="draft_node", world_size=2)
 
@@ -36,23 +36,23 @@ def test_a_child_that_cannot_be_started_leaves_no_descriptor_open(tmp_path, monk
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_child_whose_zygote_is_gone_leaves_no_descriptor_open(tmp_path):
-    zygote = Zygote([], log_level="info", environment=dict(os.environ))
+def test_a_child_whose_forkserver_is_gone_leaves_no_descriptor_open(tmp_path):
+    forkserver = Forkserver([], log_level="info", environment=dict(os.environ))
     try:
-        zygote.kill()
+        forkserver.kill()
         before = os.listdir("/proc/self/fd")
         with pytest.raises(BrokenPipeError):
-            Child(COMMAND, tmp_path, tmp_path, zygote=zygote)
+            Child(COMMAND, tmp_path, tmp_path, forkserver=forkserver)
         assert len(os.listdir("/proc/self/fd")) == len(before)
     finally:
-        zygote.close()
+        forkserver.close()
 
 
-def test_a_zygote_that_cannot_be_started_leaves_no_descriptor_open(monkeypatch):
-    monkeypatch.setattr("specserve.processes.zygote.handle.subprocess.Popen", refuse)
+def test_a_forkserver_that_cannot_be_started_leaves_no_descriptor_open(monkeypatch):
+    monkeypatch.setattr("specserve.processes.forkserver.handle.subprocess.Popen", refuse)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(BlockingIOError):
-        Zygote([], log_level="info", environment=dict(os.environ))
+        Forkserver([], log_level="info", environment=dict(os.environ))
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 

@@ -60,7 +60,7 @@ def _children(pid: int) -> dict[str, int]:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         command = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
         node = re.search(r"(target|draft)_node .*--rank (\d+)", command)
-        if node or " -m specserve.api " in command:  # not the zygote, which comes and goes
+        if node or " -m specserve.api " in command:  # not the forkserver, which comes and goes
             found["".join(node.groups()) if node else "api"] = int(child)
     return found
 

@@ -39,7 +39,7 @@ def test_nothing_is_left_of_requests_that_ended_or_were_aborted(models):
         (draft,) = pair.drafts
         assert len(pair.asynchronous._streams) == 0
         assert len(draft.node.streams) == 0
-        assert len(draft.node.presolve.cache) == 0
+        assert len(draft.node.prespeculation.cache) == 0
         assert pair.pool.num_free == pair.pool.num_blocks
 
 
@@ -133,7 +133,7 @@ def test_an_ended_stream_that_comes_back_to_life_is_put_to_rest(models):
         late = reports[-1]
         draft.step()
         assert draft.node.streams.find(late.stream) is None
-        draft.node.presolve.take(late)
+        draft.node.prespeculation.take(late)
         assert draft.node.streams.find(late.stream) is not None
         answer(pair)
         assert draft.node.streams.find(late.stream) is None

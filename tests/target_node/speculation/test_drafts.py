@@ -11,7 +11,7 @@ from specserve.sampling.drawing import Coupled, DrawingRule, Greedy
 from specserve.sampling.shaping import Shaped
 from specserve.types import Terminal
 from target_node.planning.budget import SurvivalBudget, survival_of
-from target_node.speculation.tolerance import MAX_FAILURES
+from target_node.speculation.circuit_breaker import MAX_FAILURES
 from tests.exactness.speculative import make_models
 from tests.target_node.in_process import InProcessTarget, fixture_model, request
 

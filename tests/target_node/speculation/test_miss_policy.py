@@ -14,21 +14,21 @@ SMALL_DRAWN = {
     None: After(3.05, 0.0054, 0.46),
     Miss.SKIP: After(1.0, 0.0038, 0.25),
     Miss.NGRAM: After(1.4, 0.0050, 0.25),
-    Miss.DRAFT_HERE: After(2.98, 0.0079, 0.42),
+    Miss.LOCAL_DRAFT: After(2.98, 0.0079, 0.42),
     Miss.DRAFT_NOW: After(3.10, 0.0078, 0.48),
 }
 SMALL_GREEDY = {
     None: After(4.25, 0.0053, 0.67),
     Miss.SKIP: After(1.0, 0.0035, 0.27),
     Miss.NGRAM: After(2.0, 0.0050, 0.32),
-    Miss.DRAFT_HERE: After(3.12, 0.0073, 0.56),
+    Miss.LOCAL_DRAFT: After(3.12, 0.0073, 0.56),
     Miss.DRAFT_NOW: After(3.75, 0.0070, 0.58),
 }
 LARGE = {
     None: After(3.3, 0.0140, 0.86),
     Miss.SKIP: After(1.0, 0.0110, 0.60),
     Miss.NGRAM: After(1.4, 0.0125, 0.60),
-    Miss.DRAFT_HERE: After(3.1, 0.0165, 0.80),
+    Miss.LOCAL_DRAFT: After(3.1, 0.0165, 0.80),
     Miss.DRAFT_NOW: After(3.2, 0.0165, 0.85),
 }
 # Where every verified token takes its time, a row that missed had better wait for the next round.
@@ -36,7 +36,7 @@ FULL = {
     None: After(2.0, 0.0100, 0.80),
     Miss.SKIP: After(1.0, 0.0050, 0.75),
     Miss.NGRAM: After(1.1, 0.0070, 0.75),
-    Miss.DRAFT_HERE: After(2.0, 0.0150, 0.75),
+    Miss.LOCAL_DRAFT: After(2.0, 0.0150, 0.75),
     Miss.DRAFT_NOW: After(2.0, 0.0150, 0.75),
 }
 LIVES = {"drawn": SMALL_DRAWN, "greedy": SMALL_GREEDY, "large": LARGE, "full": FULL}
@@ -79,12 +79,12 @@ def test_what_leads_to_hits_is_worth_more_than_its_own_round():
         Miss.SKIP: After(1, 4e-3, 0),
     }
     dear = After(1.6, 0.011, 0.9)  # of its own, slower than SKIP
-    life = own | {Miss.DRAFT_HERE: dear, Miss.DRAFT_NOW: dear}
+    life = own | {Miss.LOCAL_DRAFT: dear, Miss.DRAFT_NOW: dear}
     for each in lives_of(life, range(4)):
         each.rounds(1500)
         each.forget()
         each.rounds(1500)
-        assert each.chosen[Miss.DRAFT_HERE] + each.chosen[Miss.DRAFT_NOW] > 1350
+        assert each.chosen[Miss.LOCAL_DRAFT] + each.chosen[Miss.DRAFT_NOW] > 1350
 
 
 def test_nobody_waits_for_a_draft_that_is_not_there():
@@ -95,7 +95,7 @@ def test_nobody_waits_for_a_draft_that_is_not_there():
 
 
 def test_what_pays_beside_a_draft_process_is_another_matter_without_one():
-    alone = SMALL_DRAWN | {Miss.DRAFT_HERE: After(2.98, 0.03, 0.0), None: After(3.05, 0.0054, 0.0)}
+    alone = SMALL_DRAWN | {Miss.LOCAL_DRAFT: After(2.98, 0.03, 0.0), None: After(3.05, 0.0054, 0.0)}
     for each in lives_of(SMALL_DRAWN | {Miss.DRAFT_NOW: After(1.5, 0.0078, 0.48)}, range(4)):
         each.rounds(1500)
         with_draft, each.life, each.drafts.num_drafts_attached = each.life, alone, 0
@@ -106,7 +106,7 @@ def test_what_pays_beside_a_draft_process_is_another_matter_without_one():
         each.life, each.drafts.num_drafts_attached = with_draft, 1
         each.forget()
         each.rounds(200)
-        assert each.chosen[Miss.DRAFT_HERE] > 120  # at once: it is known from before
+        assert each.chosen[Miss.LOCAL_DRAFT] > 120  # at once: it is known from before
 
 
 @pytest.mark.parametrize("miss", Miss)

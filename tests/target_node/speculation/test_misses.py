@@ -7,8 +7,8 @@ import pytest
 
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import Load
+from target_node.speculation.circuit_breaker import MAX_FAILURES
 from target_node.speculation.miss_policy import Miss
-from target_node.speculation.tolerance import MAX_FAILURES
 from tests.exactness.speculative import Models, make_models
 from tests.target_node.in_process import request
 from tests.target_node.in_process_pair import TIMEOUT_S
@@ -102,7 +102,7 @@ def test_nobody_waits_beside_a_row_that_has_its_block(models):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", list(VerificationRule))
 def test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen(models, rule):
-    options = {"miss": Miss.DRAFT_HERE, "default_rule": rule}
+    options = {"miss": Miss.LOCAL_DRAFT, "default_rule": rule}
     with pair_of(models, "the target itself", **options) as pair:
         (draft,) = pair.drafts
         turns, pass_turn = itertools.count(), draft.pass_turn
@@ -110,12 +110,12 @@ def test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen(mo
         draft.pass_turn = lambda: pass_turn() if next(turns) != 3 else None
         rows = reports_of(pair)
         tokens = answer(pair, max_tokens=40)
-        drafted_here = [row for row in rows if row.foresight is not None]
+        drafted_here = [row for row in rows if row.draft_top_k is not None]
         assert drafted_here
         for row in drafted_here:
             assert row.speculation_id == 0
             verify_len = len(row.block)
-            slots = row.foresight.slot_ids
+            slots = row.draft_top_k.slot_ids
             assert verify_len <= len(slots) <= verify_len + 1
             text = PROMPT + tokens
             for number, follower in enumerate(text[row.position + 1 :][: len(slots)]):
@@ -128,7 +128,7 @@ def test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen(mo
 
 
 def test_a_drafter_here_that_breaks_costs_its_drafts_alone(models, caplog):
-    with pair_of(models, miss=Miss.DRAFT_HERE, drafting=Drafting(num_drafts=0)) as pair:
+    with pair_of(models, miss=Miss.LOCAL_DRAFT, drafting=Drafting(num_drafts=0)) as pair:
         expected = answer(pair, seed=5)
         pair._here.speculate = None  # calling it raises
         assert answer(pair, seed=5) == expected

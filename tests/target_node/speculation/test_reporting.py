@@ -122,13 +122,13 @@ def test_a_confidence_that_is_none_costs_its_report_nothing():
             zeros = torch.zeros(num_slots, 4)
             return SlotScores(zeros.long(), zeros)
 
-    local = LocalDrafts({Miss.DRAFT_HERE: Draft()}, torch.device("cpu"))
-    local._kind_of[sequence] = Miss.DRAFT_HERE
+    local = LocalDrafts({Miss.LOCAL_DRAFT: Draft()}, torch.device("cpu"))
+    local._kind_of[sequence] = Miss.LOCAL_DRAFT
     drafted = Speculation(token_ids=(1, 2), confidences=(float("nan"), 0.5))
-    foresight = local.foresight(
+    draft_top_k = local.draft_top_k(
         SimpleNamespace(sequence=sequence, speculation=drafted, verify_len=2)
     )
-    assert foresight.confidences.tolist() == [0.0, 0.5]
+    assert draft_top_k.confidences.tolist() == [0.0, 0.5]
 
 
 def test_the_larger_features_are_the_fewer_tokens_travel_with_a_report(models, monkeypatch):
@@ -173,34 +173,34 @@ def test_nobody_drafts_behind_a_prompt_for_the_last_token(models, max_tokens, nu
 def test_how_long_a_prompt_takes_is_not_told_from_rounds_without_one(models):
     with pair_of(models, "the target itself") as pair:
         answer(pair)
-        leads: list[float] = []
+        latencies: list[float] = []
         ages: list[float] = []
         end = pair.links._peers[0].end
         send = end.send
 
         def heard(report):
-            leads.append(report.lead_s)
+            latencies.append(report.round_latency_s)
             ages.append(pair.clock.now_s - report.sent_s)
             return send(report)
 
         end.send = heard
         pair.submit(request("a", PROMPT, max_tokens=30, ignore_eos=True))
         pair.turn(4)
-        at = len(leads)
+        at = len(latencies)
         pair.submit(request("b", PROMPT, max_tokens=30, ignore_eos=True))
         pair.turn(2)
-    assert leads[0] == 0
-    assert min(leads[1:]) > 0  # somebody decodes
+    assert latencies[0] == 0
+    assert min(latencies[1:]) > 0  # somebody decodes
     assert set(ages) == {0.0}  # it says when it is sent
-    assert len(leads) >= at + 2
+    assert len(latencies) >= at + 2
 
 
 def test_how_long_a_round_takes_is_told_from_the_tokens_that_it_computes(models, monkeypatch):
     reported: list[tuple[int, bool]] = []
     computed: list[tuple[int, bool]] = []
     with pair_of(models, "the target itself") as pair:
-        lead, forward = pair.asynchronous._reporter.lead, pair.runner.forward
-        tell = lead.reported
+        round_latency, forward = pair.asynchronous._reporter.round_latency, pair.runner.forward
+        tell = round_latency.reported
 
         def recorded(num_tokens, *, is_mixed):
             reported.append((num_tokens, is_mixed))
@@ -211,7 +211,7 @@ def test_how_long_a_round_takes_is_told_from_the_tokens_that_it_computes(models,
             computed.append((len(batch.token_ids), has_prompt))
             return forward(batch)
 
-        monkeypatch.setattr(lead, "reported", recorded)
+        monkeypatch.setattr(round_latency, "reported", recorded)
         monkeypatch.setattr(pair.runner, "forward", run)
         pair.submit(request("a", PROMPT, max_tokens=12, ignore_eos=True))
         pair.turn(3)

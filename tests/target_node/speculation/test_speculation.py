@@ -31,8 +31,8 @@ class ScriptedDraft:
         self.gamma = gamma
         self.speculations: list[Speculation] = []
 
-    def speculate(self, rows, *, worth=None):
-        self.worth = worth
+    def speculate(self, rows, *, threshold=None):
+        self.threshold = threshold
         return {row.sequence: spec for row, spec in zip(rows, self.speculations, strict=True)}
 
 
@@ -161,7 +161,7 @@ def test_no_chain_ends_by_what_was_drafted_where_blocks_compete_for_places(place
     """A token that ends its neighbours' chains would make room for itself."""
     subject = Round([7, 8], places=places, spare=9, gamma=2, prices=RoundPrices(BACKEND))
     subject.verify_lens([Speculation((3, 4), (0.95, 0.9)), Speculation((0, 5), (0.9, 0.8))])
-    assert subject.draft.worth.may_look is may_end
+    assert subject.draft.threshold.may_look is may_end
 
 
 GAMMA = 3

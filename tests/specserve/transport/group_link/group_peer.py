@@ -46,7 +46,7 @@ def main():
         for report in end.receive():
             if manner == "rubbish":
                 insist(lambda: end._outgoing.write([b"rubbish", bytes(40)]))
-            push = numbered_push(int(report.lead_s), stream=end.epoch or 0)
+            push = numbered_push(int(report.round_latency_s), stream=end.epoch or 0)
             insist(lambda push=push: end.send(push))
         time.sleep(0.0005)
 

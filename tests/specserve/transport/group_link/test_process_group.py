@@ -37,7 +37,7 @@ class Target:
         self._timed(self.end.reset)
 
     def send(self, number: int) -> bool:
-        return self._timed(self.end.send, Report([], lead_s=number))
+        return self._timed(self.end.send, Report([], round_latency_s=number))
 
     def receive(self) -> list:
         return self._timed(self.end.receive)

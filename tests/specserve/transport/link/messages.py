@@ -4,7 +4,7 @@ import numpy as np
 
 from specserve.transport.link.envelope import Kind, Unsound, unseal
 from specserve.transport.link.frames import LinkLimits
-from specserve.transport.link.messages import BlockKey, Foresight, Push, Report, RowReport
+from specserve.transport.link.messages import BlockKey, DraftTopK, Push, Report, RowReport
 from specserve.transport.link.push_frames import unpack_push
 from specserve.transport.link.report_frames import unpack_report
 
@@ -53,14 +53,14 @@ def random_row(source, limits=LIMITS, num_verified=None):
         block=source.integers(0, limits.vocab_size, k).astype(np.int32),
         speculation_id=int(source.integers(0, 2**63)),
         awaits=bool(source.integers(0, 2)),
-        foresight=random_foresight(source, k, limits) if source.integers(0, 2) else None,
+        draft_top_k=random_draft_top_k(source, k, limits) if source.integers(0, 2) else None,
     )
 
 
-def random_foresight(source, verify_len, limits=LIMITS):
+def random_draft_top_k(source, verify_len, limits=LIMITS):
     shape = int(source.integers(1, verify_len + 2)), int(source.integers(1, 20))
     num_confidences = verify_len * int(source.integers(0, 2))
-    return Foresight(
+    return DraftTopK(
         confidences=source.random(num_confidences).astype(np.float32),
         slot_ids=source.integers(0, limits.vocab_size, shape).astype(np.int32),
         slot_scores=source.standard_normal(shape).astype(np.float32),
@@ -121,7 +121,9 @@ def number_of(push):
 def same(first, second):
     """Field by field; arrays by type, shape and value."""
     if isinstance(first, Report):
-        alike = len(first.rows) == len(second.rows) and first.lead_s == second.lead_s
+        alike = (
+            len(first.rows) == len(second.rows) and first.round_latency_s == second.round_latency_s
+        )
         alike &= first.sent_s == second.sent_s
         return alike and all(map(_same, first.rows, second.rows))
     return _same(first, second)
@@ -134,8 +136,8 @@ def _same(first, second):
 
 
 def _equal(first, second):
-    if isinstance(first, Foresight):
-        return isinstance(second, Foresight) and _same(first, second)
+    if isinstance(first, DraftTopK):
+        return isinstance(second, DraftTopK) and _same(first, second)
     if isinstance(first, np.ndarray):
         alike = (first.dtype, first.shape) == (second.dtype, second.shape)
         return alike and bool((first == second).all())

@@ -8,7 +8,7 @@ import pytest
 
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.transport.link.envelope import HEADER_BYTES, Kind, restamp, seal
-from specserve.transport.link.messages import BlockKey, Foresight, Push, Report, RowReport
+from specserve.transport.link.messages import BlockKey, DraftTopK, Push, Report, RowReport
 from specserve.transport.link.push_frames import encode_push
 from specserve.transport.link.report_frames import encode_report
 from tests.specserve.transport.link.messages import (
@@ -22,7 +22,7 @@ from tests.specserve.transport.link.messages import (
 )
 
 EPOCH = 3
-FORESIGHT = Foresight(
+DRAFT_TOP_K = DraftTopK(
     confidences=np.array([0.5, 1.0], np.float32),
     slot_ids=np.array([[6, 7, 8], [9, 10, 11]], np.int32),
     slot_scores=np.array([[0.0, -1.0, -np.inf], [2.0, 1.0, 0.0]], np.float32),
@@ -31,7 +31,7 @@ ROW = RowReport(
     stream=1, round=2, seed=-3, sample_index=4, rule="rejection", temperature=0.5, start=5,
     token_ids=np.array([6, 7], np.int32), features=np.ones((1, 8), np.float32),
     block=np.array([8, 9], np.int32), speculation_id=10, awaits=True,
-    foresight=FORESIGHT,
+    draft_top_k=DRAFT_TOP_K,
 )  # fmt: skip
 PUSH = Push(
     keys=[BlockKey(1, 2, 3, 4)],
@@ -93,17 +93,17 @@ def row_within_limits(row):
         and row.position + len(row.block) < LIMITS.max_positions
         and ids_within_limits(row.token_ids)
         and ids_within_limits(row.block)
-        and (row.foresight is None or foresight_within_limits(row.foresight, len(row.block)))
+        and (row.draft_top_k is None or draft_top_k_within_limits(row.draft_top_k, len(row.block)))
     )
 
 
-def foresight_within_limits(foresight, verify_len):
+def draft_top_k_within_limits(draft_top_k, verify_len):
     return (
-        len(foresight.confidences) in (0, verify_len)
-        and all(0 <= confidence <= 1 for confidence in foresight.confidences)
-        and 1 <= len(foresight.slot_ids) <= verify_len + 1
-        and foresight.slot_ids.shape == foresight.slot_scores.shape
-        and ids_within_limits(foresight.slot_ids)
+        len(draft_top_k.confidences) in (0, verify_len)
+        and all(0 <= confidence <= 1 for confidence in draft_top_k.confidences)
+        and 1 <= len(draft_top_k.slot_ids) <= verify_len + 1
+        and draft_top_k.slot_ids.shape == draft_top_k.slot_scores.shape
+        and ids_within_limits(draft_top_k.slot_ids)
     )
 
 
@@ -164,14 +164,14 @@ ids = np.int32
     "fields",
     [
         {"stream": -1},
-        {"foresight": replace(FORESIGHT, confidences=np.array([0.5, 1.1], np.float32))},
-        {"foresight": replace(FORESIGHT, confidences=np.array([0.5, np.nan], np.float32))},
-        {"foresight": replace(FORESIGHT, slot_ids=FORESIGHT.slot_ids + 1000)},
+        {"draft_top_k": replace(DRAFT_TOP_K, confidences=np.array([0.5, 1.1], np.float32))},
+        {"draft_top_k": replace(DRAFT_TOP_K, confidences=np.array([0.5, np.nan], np.float32))},
+        {"draft_top_k": replace(DRAFT_TOP_K, slot_ids=DRAFT_TOP_K.slot_ids + 1000)},
         {
             "block": np.array([8], np.int32),
-            "foresight": replace(  # a slot too many
-                FORESIGHT,
-                confidences=FORESIGHT.confidences[:1],
+            "draft_top_k": replace(  # a slot too many
+                DRAFT_TOP_K,
+                confidences=DRAFT_TOP_K.confidences[:1],
                 slot_ids=np.zeros((3, 2), np.int32),
                 slot_scores=np.zeros((3, 2), np.float32),
             ),

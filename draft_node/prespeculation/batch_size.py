@@ -1,0 +1,88 @@
+# pyright: strict
+"""How many blocks a draft batch has: as many as are over in time; of chains, as many as pay.
+
+What is drafted token by token ends in time whatever the size, so there more blocks are shorter
+ones: a draft batch prepares more outcomes, and each brings fewer tokens. Receives probabilities,
+counts and times, never tokens.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from draft_node.prespeculation.batch_cost import BatchCost
+from draft_node.prespeculation.fan_out import AcceptancePrior, Floats
+from specserve.drafters.step_timer import LEAST_PASSES
+
+# A miss costs about half a round, in waiting for a block or doing without. To first order, a hit is
+# then worth its tokens less half of those of any round.
+_MISS = 0.5
+_LEAST_WORTH = 0.1  # tokens
+
+
+class BatchSize:
+    """Of one drafter, by family of rules: laws have to be computed and sent, or need not be."""
+
+    def __init__(self, prior: AcceptancePrior, *, by_token: bool, usual_tokens: int) -> None:
+        """`by_token`: blocks are chains that end in time, after two tokens at least.
+
+        `usual_tokens`: of a chain, if there is time.
+        """
+        self._prior = prior
+        self._by_token = by_token
+        self._usual_tokens = usual_tokens
+        # Of a draft batch, or of one of chains of a single token; and what a token more of each
+        # takes.
+        self._costs = {True: BatchCost(), False: BatchCost()}
+        self._token_costs = {True: BatchCost(), False: BatchCost()}
+
+    def observe(
+        self,
+        *,
+        needs_law: bool,
+        num_blocks: int,
+        num_tokens: int,
+        seconds: float,
+        token_s: float = 0.0,
+    ) -> None:
+        """A batch of blocks of `num_tokens` each, one more of which would have taken `token_s`.
+
+        0: nobody knows. A draft batch takes long before its first token: noise, page tables, tokens
+        that enter. Spread over two tokens it would make long chains look too dear for ever.
+        """
+        if self._by_token:
+            token_s = token_s or seconds / num_tokens
+            self._token_costs[needs_law].observe(num_blocks, token_s)
+            seconds = max(token_s, seconds - (num_tokens - 1) * token_s)
+        self._costs[needs_law].observe(num_blocks, seconds)
+
+    def size(self, most: int, *, needs_law: bool, left_s: float, values: Sequence[Floats]) -> int:
+        """At most `most`, 0 if too little time is left for any.
+
+        `values`: of outcomes to draft for, row by row.
+        """
+        cost = self._costs[needs_law]
+        if math.isinf(left_s) or not cost.is_known:
+            return most
+        if not self._by_token:
+            return int(min(most, max(0.0, cost.largest_within(left_s))))
+        ranked = np.sort(np.concatenate(list(values)))[::-1][:most]
+        threshold = _threshold(self._prior.confidences[: self._usual_tokens])
+        best, best_gain, probability = 0, 0.0, 0.0
+        for size, value in enumerate(ranked.tolist(), start=1):
+            probability += value
+            more = (left_s - cost.seconds(size)) / self._token_costs[needs_law].seconds(size)
+            num_tokens = int(min(1 + more, len(threshold)))
+            if num_tokens < LEAST_PASSES:
+                break
+            gain = probability * threshold[num_tokens - 1]
+            if gain > best_gain:
+                best, best_gain = size, gain
+        return best
+
+
+def _threshold(confidences: Sequence[float]) -> list[float]:
+    """What a hit is worth with a block of 1, 2, ... tokens, the last of which stays behind."""
+    tokens = 1 + np.concatenate([[0.0], np.cumprod(confidences[:-1])]).cumsum()
+    return np.maximum(tokens - _MISS * tokens[-1], _LEAST_WORTH).tolist()

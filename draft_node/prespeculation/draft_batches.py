@@ -1,0 +1,251 @@
+"""One draft batch: blocks drafted together after given anchors, as a push and for the cache.
+
+All blocks of a draft batch stand by one family of rules: shared noise (or none) for coupled and
+greedy rows, noise used once for the rejection family. Knows nothing of outcomes.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draft_node.fields import PLAIN
+from draft_node.prespeculation.outcome_kind import OutcomeKind
+from draft_node.prespeculation.speculation_cache import DraftedBlock, SpeculationCache
+from draft_node.stream import Stream
+from specserve.drafters.protocol import DraftBatch, Drafter, SpeculationBatch, StoppingThreshold
+from specserve.drafters.slot_scores import BatchScores
+from specserve.noise import OnceKeys
+from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.drawing import Coupled, DrawingRule, Greedy, Sampled
+from specserve.sampling.noise_table import NoiseTable
+from specserve.sampling.shaping import shaped
+from specserve.sampling.state import SamplingState
+from specserve.settings.config import NUM_KEPT
+from specserve.transport.link.frames import MAX_BLOCKS
+from specserve.transport.link.messages import BlockKey, Push, RowReport
+from specserve.types import DRAFT_BATCH_SIZE
+
+_EPOCHS, _BRANCH_BITS = 256, 16  # of the 24 bits that a key has for the branch
+MAX_BRANCHES = (1 << _BRANCH_BITS) - 1  # of a stream and round
+# A token beyond the usual ones costs the target a fifth of a token to verify, and is one more
+# outcome to foresee: it has to be likelier than that to stand, ...
+_PRICE = 0.25
+_TOKENS_PER_S = 10.0  # ... and bring so much a row for its time, as other outcomes would
+_ROWS_OF_BATCH, _MOST_BATCHES = 4, 4
+_MIN_SCORED = 1024  # tokens of a slot, of many, that a race among candidates is run with
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """What does not change while the process lives."""
+
+    size: int = DRAFT_BATCH_SIZE  # W, branches of a draft batch at most, but see `most_blocks`
+    fan_out: int = 32  # outcomes of a row and round
+    num_kept: int = NUM_KEPT  # entries of a law
+    usual_tokens: int | None = None  # of a chain; None: gamma
+    # Greedy and coupled chains may have more, where those are likely to stand. Needs confidences.
+    goes_beyond: bool = False
+
+    def most_blocks(self, num_rows: int) -> int:
+        """Of a batch without laws: of many rows more, as one of many costs less than one of few."""
+        wanted = self.size * min(_MOST_BATCHES, max(1, num_rows // _ROWS_OF_BATCH))
+        return min(wanted, MAX_BLOCKS)
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens of a slot that may become candidates."""
+        return max(_MIN_SCORED, 2 * self.fan_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A block to draft: after the anchor of `key`, which follows `gap` behind the context."""
+
+    stream: Stream
+    report: RowReport  # the round in flight
+    kind: OutcomeKind
+    key: BlockKey
+    gap: tuple[int, ...]  # tokens in flight before the anchor: none for a root
+    chance: float = 1.0  # that the target asks for it
+
+    @property
+    def state(self) -> SamplingState:
+        """The request's fields at the block's first token."""
+        stream, more = self.stream, (*self.gap, self.key.anchor_id)
+        if stream.fields is None:
+            return PLAIN
+        return stream.fields.behind(stream.token_ids, self.report.position, more)
+
+    @property
+    def is_root(self) -> bool:
+        return self.key.round == self.report.round
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedBatch:
+    """Blocks that were drafted together; those without a token are left out."""
+
+    blocks: list[DraftedBlock]
+    drawn: SpeculationBatch
+    law: DraftLaw | None  # rejection family
+    seconds: float  # that drafting took
+
+    def push(self) -> Push:
+        """As it travels; of a draft batch with at least one block."""
+        num_drawn, width = self.drawn.token_ids.shape
+        blocks, confidences, law = self.blocks, self.drawn.confidences, self.law
+        places = [block.place for block in blocks] if len(blocks) < num_drawn else slice(None)
+        shape = (num_drawn, width, -1)
+        return Push(
+            keys=[block.key for block in blocks],
+            speculation_ids=[block.speculation_id for block in blocks],
+            lengths=[len(block.token_ids) for block in blocks],
+            token_ids=_on_host(self.drawn.token_ids, np.int32)[places],
+            confidences=np.empty((len(blocks), 0), np.float32)
+            if confidences is None
+            else _on_host(confidences, np.float32)[places],
+            law_ids=np.empty((len(blocks), width, 0), np.int32)
+            if law is None
+            else _on_host(law.ids.view(shape), np.int32)[places],
+            law_probs=np.empty((len(blocks), width, 0), np.float32)
+            if law is None
+            else _on_host(law.probs.view(shape), np.float32)[places],
+            wave_s=self.seconds,
+        )
+
+
+def _on_host(tensor: Tensor, dtype: type[np.generic]) -> NDArray[Any]:
+    return tensor.cpu().numpy().astype(dtype, copy=False)
+
+
+class BatchDrafter:
+    """Drafts draft batches and keeps what they were drawn from."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        cache: SpeculationCache,
+        settings: BatchSettings,
+        device: torch.device,
+    ) -> None:
+        self.epoch = 0  # of the attachment; part of every key of the rejection family
+        self.noise = NoiseTable()  # of the output, as drawn with
+        self._drafter = drafter
+        self._cache = cache
+        self._settings = settings
+        self._device = device
+
+    @property
+    def usual_tokens(self) -> int:
+        """Of a block."""
+        usual, gamma = self._settings.usual_tokens, self._drafter.gamma
+        return gamma if usual is None else min(usual, gamma)
+
+    def draft(
+        self, branches: Sequence[Branch], min_gap: int, due_s: float = math.inf
+    ) -> "DraftedBatch":
+        """Draft and remember. Branches are of one family; `due_s` is as in `DraftBatch`.
+
+        Gaps of the rejection family are laid out `min_gap` long, so that the work of a draft batch
+        does not depend on which of the tokens in flight its outcomes accept.
+        """
+        began_s = time.perf_counter()
+        by_ratio = branches[0].kind.needs_law
+        degrees = [max(0.0, branch.report.temperature) for branch in branches]
+        temperatures = torch.tensor(degrees, dtype=torch.float32, device=self._device)
+        rule = (self._sampled if by_ratio else self._coupled)(branches, temperatures)
+        rule = shaped(rule, [branch.state for branch in branches])
+        is_foreseen = any(branch.kind.shares_noise for branch in branches)
+        keep_logits = not by_ratio or is_foreseen
+        batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)
+        batch = replace(batch, due_s=due_s, most=self.usual_tokens)
+        # Others may not look at what was drafted, and a root is waited for.
+        if self._settings.goes_beyond and not by_ratio and not any(b.is_root for b in branches):
+            batch = replace(
+                batch,
+                most=None,
+                least=self.usual_tokens,
+                threshold=StoppingThreshold(_TOKENS_PER_S * len(set(batch.rows)), _PRICE),
+                chances=[branch.chance for branch in branches],
+            )
+        drawn = self._drafter.draft(batch, rule)
+        if drawn.confidences is not None:
+            # A NaN survives `clamp`, and the target refuses all blocks of a push for one of them.
+            confidences = drawn.confidences.nan_to_num(0.0).clamp(0.0, 1.0)
+            drawn = replace(drawn, confidences=confidences)
+        scales = torch.where(temperatures > 0, 1 / temperatures, 1.0)
+        scores = BatchScores.of(drawn, scales, self._settings.num_scored)
+        blocks = self._blocks(branches, drawn, scores)
+        self._cache.add(blocks)
+        law = drawn.law if by_ratio else None
+        return DraftedBatch(blocks, drawn, law, time.perf_counter() - began_s)
+
+    def _batch(self, branches: Sequence[Branch], *, min_gap: int, keep_logits: bool) -> DraftBatch:
+        has_gaps = not self._drafter.holds_tokens_in_flight
+        gaps = [branch.gap for branch in branches]
+        lengths = [branch.report.position for branch in branches]
+        if not has_gaps:  # the tokens in flight are in the context
+            lengths = [length + len(gap) for length, gap in zip(lengths, gaps, strict=True)]
+        anchors = [branch.key.anchor_id for branch in branches]
+        return DraftBatch(
+            rows=[branch.stream.number for branch in branches],
+            anchor_ids=torch.tensor(anchors, dtype=torch.int64, device=self._device),
+            gap_ids=gaps if has_gaps else None,
+            context_lens=lengths,
+            min_gap=min_gap,
+            keep_logits=keep_logits,
+        )
+
+    def _sampled(self, branches: Sequence[Branch], temperatures: Tensor) -> DrawingRule:
+        keys = OnceKeys.build(
+            nonces=[branch.report.seed for branch in branches],
+            sample_indices=[branch.report.sample_index for branch in branches],
+            rounds=[branch.key.round for branch in branches],
+            branches=[self._branch_number(branch) for branch in branches],
+            positions=[0] * len(branches),  # the rule fills them in
+            device=self._device,
+        )
+        return Sampled(temperatures, keys, self._settings.num_kept)
+
+    def _coupled(self, branches: Sequence[Branch], temperatures: Tensor) -> DrawingRule:
+        if all(branch.kind is OutcomeKind.GREEDY for branch in branches):
+            return Greedy()
+        words = [
+            [branch.report.seed for branch in branches],
+            [branch.report.sample_index for branch in branches],
+        ]
+        seeds, samples = torch.tensor(words, dtype=torch.int64, device=self._device)
+        return Coupled(temperatures, seeds=seeds, sample_indices=samples, source=self.noise)
+
+    def _branch_number(self, branch: Branch) -> int:
+        number = branch.stream.next_branch(branch.key.round)
+        if number > MAX_BRANCHES:
+            raise ValueError("a round has more branches than there are keys for")
+        return (self.epoch % _EPOCHS) << _BRANCH_BITS | number
+
+    def _blocks(
+        self, branches: Sequence[Branch], drawn: SpeculationBatch, scores: BatchScores | None
+    ) -> list[DraftedBlock]:
+        """Those with at least one token."""
+        token_ids = drawn.token_ids.tolist()
+        confidences = None if drawn.confidences is None else drawn.confidences.tolist()
+        lengths = drawn.lengths or [drawn.token_ids.shape[1]] * len(branches)
+        return [
+            DraftedBlock(
+                speculation_id=self._cache.next_id(),
+                key=branch.key,
+                token_ids=tuple(token_ids[place][:length]),
+                confidences=None if confidences is None else tuple(confidences[place][:length]),
+                scores=scores,
+                place=place,
+            )
+            for place, (branch, length) in enumerate(zip(branches, lengths, strict=True))
+            if length
+        ]
