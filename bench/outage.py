@@ -193,10 +193,10 @@ def read(arguments: argparse.Namespace) -> Asked:
 def measure(asked: Asked, runner: asyncio.Runner, command: str) -> Results:
     """Raises SpecserveError, also if an outage changed a text."""
     choice = parse_choice(asked.drafter)
-    plain = Service(regime=OFF)
+    plain = Service(mode=OFF)
     drafted = {
-        "by default": Service(regime=ASYNC, drafter=choice, colocated=choice),
-        "skip": Service(regime=ASYNC, drafter=choice, miss_policy="skip"),
+        "by default": Service(mode=ASYNC, drafter=choice, colocated=choice),
+        "skip": Service(mode=ASYNC, drafter=choice, miss_policy="skip"),
     }
     services = (plain, *drafted.values())
     num_tokens = asked.questions.max_tokens

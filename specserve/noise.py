@@ -240,7 +240,7 @@ def _exponential(bits: Tensor) -> Tensor:
     """-log1p(-v) for v = (bits + 0.5) * 2**-32, in place.
 
     In float32 the half survives where it matters: it keeps bits = 0 away from v = 0, and small v,
-    which win the race, keep all their 32 bits. Large bits round to multiples of up to 256, the top
+    which are drawn, keep all their 32 bits. Large bits round to multiples of up to 256, the top
     ones to v = 1, whose logarithm is infinite: those are clamped to the largest float below 1.
     """
     negated = bits.add_(0.5).mul_(-(2.0**-32)).clamp_(min=-_MAX_UNIFORM)

@@ -18,7 +18,7 @@ from specserve.sampling.logprobs import token_logprobs
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.commit import Commit, commit_of
-from specserve.sampling.verification.equality import Walk, walk
+from specserve.sampling.verification.equality import AcceptedPrefix, accepted_prefix
 from specserve.sampling.verification.rule import VerificationRule, judged_by, rule_for_life
 from specserve.types import FinishReason, Logprobs
 from target_node.scheduler import Row
@@ -167,12 +167,14 @@ class Sampler:
         paths = [state.along(row.drafted) for row, state in zip(rows, states, strict=True)]
         batch = SamplingBatch.build([each for path in paths for each in path], self.backend.device)
         drawn = self.backend.sample(logits, batch).token_ids.tolist()
-        walks: list[Walk] = []
+        prefixes: list[AcceptedPrefix] = []
         for row in rows:
             end = row.verify_len + 1
-            walks.append(walk(row.drafted, drawn[:end]))
+            prefixes.append(accepted_prefix(row.drafted, drawn[:end]))
             del drawn[:end]
-        num_accepted, next_tokens, spoiled = (list(column) for column in zip(*walks, strict=True))
+        num_accepted, next_tokens, spoiled = (
+            list(column) for column in zip(*prefixes, strict=True)
+        )
         return VerifiedRows(num_accepted, next_tokens, spoiled, [False] * len(rows))
 
     def _result(

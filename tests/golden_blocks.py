@@ -53,13 +53,6 @@ class Recorder:
     def law(self) -> DraftLaw | None:
         return None
 
-    def race(self) -> None:
-        return None
-
-    def take(self, law: DraftLaw) -> None: ...
-
-    def note(self, token_ids: torch.Tensor) -> None: ...
-
     @property
     def logits(self) -> torch.Tensor:
         """[G, DV] of the first block."""

@@ -46,9 +46,9 @@ def read_arms(words: Sequence[str], shared: Sequence[str], drafter: str) -> list
     Raises InvalidField for what is no arm, or for flags that `specserve launch` does not have.
     """
     arms = [read_arm(word, shared, drafter) for word in words]
-    if not any(arm.regime == OFF and arm.threads == 1 for arm in arms):
+    if not any(arm.mode == OFF and arm.threads == 1 for arm in arms):
         arms.insert(0, read_arm(PLAIN, shared, drafter))
-    arms.sort(key=lambda arm: arm.regime != OFF or arm.threads > 1)
+    arms.sort(key=lambda arm: arm.mode != OFF or arm.threads > 1)
     names = [arm.label for arm in arms]
     for name in names:
         if names.count(name) > 1:
@@ -77,7 +77,7 @@ def read_arm(word: str, shared: Sequence[str], drafter: str) -> Service:
         flags += ["--drafter", drafter]
     num_drafts = parse_topology(config.topology.topology).num_draft_processes
     return Service(
-        regime=config.speculation.mode,
+        mode=config.speculation.mode,
         given=GivenFlags(name=name, flags=tuple(flags), num_drafts=num_drafts),
         verification=_rule(config),
         threads=config.topology.threads,

@@ -65,8 +65,8 @@ def _times(arm: ArmRow) -> tuple[str, ...]:
     parts = arm.row.parts
     if parts is None:
         return ("-",) * 5
-    drafts = parts.draft_ms if arm.row.regime == "sync" else parts.draft_node_ms
-    on_path = None if arm.row.regime == "sync" else parts.draft_ms
+    drafts = parts.draft_ms if arm.row.mode == "sync" else parts.draft_node_ms
+    on_path = None if arm.row.mode == "sync" else parts.draft_ms
     times = (parts.verify_ms, drafts, on_path, parts.wait_ms, parts.round_ms)
     return tuple(_figure(value) for value in times)
 

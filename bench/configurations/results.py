@@ -79,7 +79,7 @@ def _arm_row(setting: Setting, groups: Sequence[Group], arm: Arm, row: Row) -> A
     counted = {setting: quiet(groups)}
     arms = list(groups[0].traces)
     best, equal = _best_of(arms, counted, num_cores=1), None
-    if arm.service.regime == ASYNC:
+    if arm.service.mode == ASYNC:
         equal = _best_of(arms, counted, num_cores=_num_cores(arm.service))
     else:
         best = None
@@ -108,7 +108,7 @@ def _best_of(arms: Sequence[Arm], counted: Found, *, num_cores: int) -> Arm | No
 
 
 def _is_sync(arm: Arm) -> bool:
-    return arm.service.regime == SYNC
+    return arm.service.mode == SYNC
 
 
 def _named(arm: Arm, setting: Setting) -> str:
@@ -147,4 +147,4 @@ def _best_over_sync(found: Found, has_threads: Callable[[int], bool]) -> Interva
 
 
 def _is_async(arm: Arm) -> bool:
-    return arm.service.regime == ASYNC
+    return arm.service.mode == ASYNC

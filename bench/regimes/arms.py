@@ -36,7 +36,7 @@ class GivenFlags(msgspec.Struct, frozen=True, kw_only=True):
 class Service(msgspec.Struct, frozen=True, kw_only=True):
     """One `specserve launch`, but for its target."""
 
-    regime: str
+    mode: str
     given: GivenFlags | None = None  # instead of all that follows but `threads` and the rule
     drafter: DrafterChoice | None = None
     colocated: DrafterChoice | None = None  # beside the target: of auto, and after a miss
@@ -49,21 +49,21 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     def has_draft_process(self) -> bool:
         if self.given is not None:
             return self.given.num_drafts > 0
-        return self.regime in (ASYNC, AUTO)
+        return self.mode in (ASYNC, AUTO)
 
     @property
     def learns(self) -> bool:
-        """Whether it chooses by what it has measured: regimes, or what is done about misses."""
-        by_misses = self.regime == ASYNC and self.miss_policy == DEFAULT_MISS_POLICY
-        return self.regime == AUTO or by_misses
+        """Whether it chooses by what it has measured: modes, or what is done about misses."""
+        by_misses = self.mode == ASYNC and self.miss_policy == DEFAULT_MISS_POLICY
+        return self.mode == AUTO or by_misses
 
     @property
     def label(self) -> str:
         """Without the rule of verification, which is not the service's alone."""
         if self.given is not None:
             return self.given.name
-        parts = [self.regime]
-        if self.regime in (SYNC, ASYNC) and self.drafter is not None:
+        parts = [self.mode]
+        if self.mode in (SYNC, ASYNC) and self.drafter is not None:
             parts.append(self.drafter.label)
         if self.fan_out != DEFAULT_FAN_OUT:
             parts.append(f"{FAN_OUT} {self.fan_out}")
@@ -78,7 +78,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
         """Of `specserve launch`."""
         if self.given is not None:
             return list(self.given.flags)
-        flags = ["--speculation", self.regime, "--threads", str(self.threads)]
+        flags = ["--speculation", self.mode, "--threads", str(self.threads)]
         flags += ["--topology", "1+1" if self.has_draft_process else "1+0"]
         flags += ["--verification", self.verification.value]
         if self.has_draft_process:
@@ -101,7 +101,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        return self.service.regime == OFF
+        return self.service.mode == OFF
 
     @property
     def is_reference(self) -> bool:
@@ -121,7 +121,7 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
         """At temperature 0, and in plain decoding, all rules are one."""
         arms: dict[Arm, None] = {}
         for service in self.services:
-            if temperature == 0 or service.regime == OFF:
+            if temperature == 0 or service.mode == OFF:
                 # Of twins that differ in the rule of unseeded requests alone, one will do.
                 known = {arm.service.label for arm in arms}
                 if service.label not in known:
@@ -170,9 +170,9 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
         services = self._against_sync(label)
         choice = self.drafters.get(label)
         if "auto" in self.plan.families and choice is not None:
-            services.append(Service(regime=AUTO, drafter=choice, colocated=choice))
+            services.append(Service(mode=AUTO, drafter=choice, colocated=choice))
         if "two-threads" in self.plan.families and self.num_cores >= EQUAL_CORES:
-            services.append(Service(regime=OFF, threads=EQUAL_CORES))
+            services.append(Service(mode=OFF, threads=EQUAL_CORES))
         return services
 
     def _against_sync(self, label: str) -> list[Service]:
@@ -187,13 +187,13 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
 
     def _asynchronous(self, label: str, choice: DrafterChoice) -> Service:
         """After a miss it may draft beside the target what synchronous speculation would."""
-        return Service(regime=ASYNC, drafter=choice, colocated=self.drafters.get(label))
+        return Service(mode=ASYNC, drafter=choice, colocated=self.drafters.get(label))
 
     def _sync(self, label: str, threads: int = 1) -> list[Service]:
         choice = self.drafters.get(label)
         if f"sync-{label}" not in self.plan.families or choice is None:
             return []
-        return self._by_rule(Service(regime=SYNC, drafter=choice, threads=threads))
+        return self._by_rule(Service(mode=SYNC, drafter=choice, threads=threads))
 
     def _by_rule(self, service: Service) -> list[Service]:
         """Coupled requests can be put to any of them; plain rejection needs one of its own."""
@@ -233,7 +233,7 @@ def _contest(
     name: str, services: Sequence[Service], batch_sizes: tuple[int, ...], num_prompts: int
 ) -> Contest:
     """With plain decoding."""
-    every = (Service(regime=OFF), *services)
+    every = (Service(mode=OFF), *services)
     return Contest(name=name, services=every, batch_sizes=batch_sizes, num_prompts=num_prompts)
 
 

@@ -32,7 +32,7 @@ def draw(rows: Sequence[Row], out: Path) -> list[Path]:
 
 def is_of_budgets(row: Row) -> bool:
     """Of a contest of fan-out budgets, plain decoding apart."""
-    return FAN_OUT in row.setting.contest and row.regime == ASYNC
+    return FAN_OUT in row.setting.contest and row.mode == ASYNC
 
 
 def _by_fan_out(
@@ -60,7 +60,7 @@ def _gap(rows: Sequence[Row], path: Path) -> Path | None:
     shown = [
         row for row in rows
         if row.by_gap and row.setting.contest in ("dspark", "lm", "ngram") and row.threads == 1
-        and row.regime in (SYNC, ASYNC) and row.setting.batch_size == 1
+        and row.mode in (SYNC, ASYNC) and row.setting.batch_size == 1
     ]  # fmt: skip
     by_law = _grouped(shown, lambda row: f"{row.setting.contest}, {_law(row)}")
     if not by_law:
@@ -98,7 +98,7 @@ def _batch(rows: Sequence[Row], path: Path) -> Path | None:
 
 def _is_basic(row: Row) -> bool:
     return row.setting.contest in ("dspark", "lm", "ngram", "miss policy") and (
-        row.regime != OFF or row.threads > 1
+        row.mode != OFF or row.threads > 1
     )
 
 

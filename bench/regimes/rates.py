@@ -93,14 +93,14 @@ def _len_where(trace: Trace, wanted: Callable[[Delta], bool]) -> Pair:
     return sum(found), len(found)
 
 
-def regime_shares(traces: Sequence[Trace]) -> dict[str, float]:
-    """Which regime the rounds ran, as far as the client can tell.
+def mode_shares(traces: Sequence[Trace]) -> dict[str, float]:
+    """Which mode the rounds ran, as far as the client can tell.
 
     A synchronous round in which nothing was worth verifying looks like plain decoding.
     """
     deltas = [d for trace in traces for d in trace.deltas]
-    regimes = [ASYNC if d.hit is not None else SYNC if d.is_speculative else OFF for d in deltas]
-    return {name: regimes.count(name) / len(regimes) for name in dict.fromkeys(sorted(regimes))}
+    modes = [ASYNC if d.hit is not None else SYNC if d.is_speculative else OFF for d in deltas]
+    return {name: modes.count(name) / len(modes) for name in dict.fromkeys(sorted(modes))}
 
 
 def lens_by_gap(traces: Sequence[Trace], num_tokens: int) -> dict[int, Pair]:

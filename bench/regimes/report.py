@@ -136,7 +136,7 @@ def _speed(rows: Sequence[Row]) -> Table:
             with_spread(row.ratio_to_sync), _figure(row.predicted), _figure(row.equal_len_to_off),
             _figure(row.equal_len_to_sync), with_spread(row.accept_len),
             with_spread(row.hit_rate), _share(row.late_drafts), _share(row.equal_texts),
-            _regimes(row), row.num_groups, row.num_disturbed, f"{row.foreign_share:.0%}",
+            _modes(row), row.num_groups, row.num_disturbed, f"{row.foreign_share:.0%}",
             f"{row.waited_share:.0%}",
         )
         for row in rows
@@ -144,7 +144,7 @@ def _speed(rows: Sequence[Row]) -> Table:
     header = (
         *_NAMES, "tok/s", "to off", "to sync", "predicted", "equal length, to off",
         "equal length, to sync", "accept length", "hit rate", "late drafts", "texts equal to off",
-        "rounds by regime", "groups", "left out", "others' use", "waited",
+        "rounds by mode", "groups", "left out", "others' use", "waited",
     )  # fmt: skip
     note = (
         "To sync: the synchronous arm of this contest under the same rule. Predicted: SSD's "
@@ -195,8 +195,8 @@ def _bytes(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
 
-def _regimes(row: Row) -> str:
+def _modes(row: Row) -> str:
     """Worth telling where there was a choice."""
-    if row.regime != "auto":
+    if row.mode != "auto":
         return "-"
-    return ", ".join(f"{name} {share:.0%}" for name, share in row.regime_shares.items())
+    return ", ".join(f"{name} {share:.0%}" for name, share in row.mode_shares.items())

@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     setting: Setting
     arm: str
-    regime: str
+    mode: str
     rule: str  # or "any"
     fan_out: int
     miss_policy: str
@@ -72,7 +72,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bytes_received: float | None
     predicted: float | None  # Theorem 7, from measured parts; beside ratio_to_off
     equal_texts: float | None  # share of rows with the text of plain decoding, where promised
-    regime_shares: dict[str, float]
+    mode_shares: dict[str, float]
     by_gap: list[GapPoint]
     num_groups: int
     num_disturbed: int  # that were left out
@@ -149,12 +149,12 @@ def rows_of(setting: Setting, groups: Sequence[Group], num_tokens: int) -> list[
 
 def same_rule_sync(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
     """The synchronous arm that an asynchronous one is compared with."""
-    if arm.service.regime == SYNC:
+    if arm.service.mode == SYNC:
         return None
     found = [
         other
         for other in arms
-        if other.service.regime == SYNC and other.service.threads == 1 and other.rule is arm.rule
+        if other.service.mode == SYNC and other.service.threads == 1 and other.rule is arm.rule
     ]
     return found[0] if found else None
 
@@ -187,7 +187,7 @@ class _Arm:
         return Row(
             setting=self._setting,
             arm=service.label,
-            regime=service.regime,
+            mode=service.mode,
             rule=self._arm.rule.value if is_ruled else "any",
             fan_out=service.fan_out,
             miss_policy=service.miss_policy,
@@ -208,7 +208,7 @@ class _Arm:
             bytes_received=rates.value(own, rates.counted("bytes_received", "num_rounds")),
             predicted=None if self._off is None else predicted(own, self._off),
             equal_texts=self._equal_texts(),
-            regime_shares=rates.regime_shares(own),
+            mode_shares=rates.mode_shares(own),
             by_gap=_gap_points(own, self._num_tokens),
             num_groups=len(self._groups),
             num_disturbed=num_measured - len(self._groups),

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The figures that goals are set for: ratios of regimes at batch 1, hit rates, and `auto`.
+"""The figures that goals are set for: ratios of modes at batch 1, hit rates, and `auto`.
 
 Where the best of several arms is wanted, it is picked on the groups of even number and compared on
 the others, so that luck in the pick does not become gain.
@@ -42,7 +42,7 @@ GOALS = (
     Goal(key="async_over_sync_lm_t1", least=1.15, text="the same, T 1, best rules"),
     Goal(key="async_over_sync_dspark_t0", least=1.15, text="async over best sync DSpark, T 0"),
     Goal(key="async_over_sync_dspark_t1", least=1.15, text="the same, T 1, best rules"),
-    Goal(key="auto_over_best", least=0.97, text="auto over the best regime, worst batch size"),
+    Goal(key="auto_over_best", least=0.97, text="auto over the best mode, worst batch size"),
     Goal(key="hit_rate_t0", least=0.90, text="hit rate, T 0"),
     Goal(key="hit_rate_t1", least=0.85, text="hit rate, T 1, coupled"),
     Goal(key="hit_rate_t1_foreseeable", least=0.75, text="hit rate, T 1, foreseeable"),
@@ -121,8 +121,8 @@ def _at(found: Contestants, temperature: float) -> Contestants:
     return sound or settings
 
 
-def _is(regime: str) -> Wanted:
-    return lambda arm: arm.service.regime == regime and arm.service.threads == 1
+def _is(mode: str) -> Wanted:
+    return lambda arm: arm.service.mode == mode and arm.service.threads == 1
 
 
 # --- comparing arms -----------------------------------------------------------------------------
@@ -227,13 +227,13 @@ def _auto(found: Contestants) -> dict[str, Interval | None]:
 
 
 def _auto_at(found: Contestants) -> Interval | None:
-    """The mean over laws and domains; the best regime is picked for every law."""
+    """The mean over laws and domains; the best mode is picked for every law."""
     compared: list[Compared] = []
     laws = [(0.0, None), *((1.0, rule) for rule in VerificationRule)]
     for temperature, rule in laws:
         settings = _at(found, temperature)
         arms = [arm for arm in _arms(settings) if rule in (None, arm.rule) or arm.is_plain]
-        autos = [arm for arm in arms if arm.service.regime == AUTO]
+        autos = [arm for arm in arms if arm.service.mode == AUTO]
         others = [arm for arm in arms if any(_is(r)(arm) for r in (OFF, SYNC, ASYNC))]
         if not autos or not others:
             continue

@@ -36,7 +36,7 @@ def candidates_of(
     """
     ranked: dict[int, NDArray[np.int64]] = {}
     listed: list[int] = []  # places of flights of which the likeliest tokens are ranked
-    raced: list[int] = []  # and all tokens
+    sampled: list[int] = []  # and all tokens
     for place, flight in enumerate(flights):
         scores = flight.block.scores
         if scores is None:  # no law at all: only the block's own next token can be told
@@ -44,13 +44,13 @@ def candidates_of(
             ranked[place] = np.full((num_slots, num_candidates), NO_TOKEN, np.int64)
             ranked[place][-1, 0] = flight.in_flight.next_id
         elif scores.are_whole:
-            raced.append(place)
+            sampled.append(place)
         else:
             listed.append(place)
-    for places in filter(None, (listed, raced)):
+    for places in filter(None, (listed, sampled)):
         chosen = [flights[place] for place in places]
         noise, excluded_ids = _slot_keys(chosen, device)
-        if places is raced:
+        if places is sampled:
             every = _rank_all(chosen, noise, source, excluded_ids, num_candidates)
         else:
             slots = SlotScores.joined([_slots(flight) for flight in chosen])
@@ -78,12 +78,12 @@ def _rank_all(
     assert first is not None
     parts = [_all_scores(flight) for flight in flights]
     scores = torch.cat(parts) if len(parts) > 1 else parts[0]
-    race = scores[:1], torch.zeros_like(excluded_ids)  # of greedy rows alone: none
+    output_noise = scores[:1], torch.zeros_like(excluded_ids)  # of greedy rows alone: none
     if any(flight.kind.shares_noise for flight in flights):
         layout = BlockLayout(noise.positions, 1, scores.shape[1], first.target_ids)
         log_noise, places = source(noise.seeds, noise.sample_indices, layout)
-        race = log_noise, places[:, 0]
-    return rank_all(scores, first.target_ids, race, noise, excluded_ids, num_candidates)
+        output_noise = log_noise, places[:, 0]
+    return rank_all(scores, first.target_ids, output_noise, noise, excluded_ids, num_candidates)
 
 
 def _all_scores(flight: Flight) -> Tensor:

@@ -39,7 +39,7 @@ MAX_BRANCHES = (1 << _BRANCH_BITS) - 1  # of a stream and round
 _PRICE = 0.25
 _TOKENS_PER_S = 10.0  # ... and bring so much a row for its time, as other outcomes would
 _ROWS_OF_BATCH, _MOST_BATCHES = 4, 4
-_MIN_SCORED = 1024  # tokens of a slot, of many, that a race among candidates is run with
+_MIN_SCORED = 1024  # tokens of a slot, of many, among which a sampled winner is looked for
 
 
 @dataclass(frozen=True, slots=True)

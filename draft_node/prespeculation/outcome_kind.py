@@ -12,7 +12,7 @@ class OutcomeKind(enum.StrEnum):
     GREEDY = "greedy"  # the likeliest token
     REJECTION = "rejection"  # a sample by noise that only the target has
     FORESEEABLE = "foreseeable"  # a sample of the residual by shared noise
-    COUPLED = "coupled"  # the winner of the same race
+    COUPLED = "coupled"  # drawn with the same noise
 
     @staticmethod
     def of(rule: str, temperature: float) -> "OutcomeKind":

@@ -34,15 +34,15 @@ def rank_candidates(
 ) -> NDArray[np.int64]:
     """Candidates of each slot, the likeliest first: ids [N, num_candidates], then `NO_TOKEN`.
 
-    With shared noise the order is that of the race which draws the next token, run among the tokens
-    of `slots` only: the true winner may be missing, which costs a hit, never a token.
+    With shared noise the order is that in which the noise of the output puts the tokens of `slots`
+    alone: the token that it draws of all may be missing, which costs a hit, never a token.
     `excluded_ids` int64 [N]: the rejected token of each slot, or `NO_TOKEN`.
     """
     scores = slots.scores
     if bool(noise.is_shared.any()):
         keys = (noise.seeds, noise.sample_indices, noise.positions)
-        race = exponential_noise_at(*keys, Purpose.OUTPUT, slots.ids).log_()
-        scores = torch.where(noise.is_shared[:, None], scores - race, scores)
+        log_noise = exponential_noise_at(*keys, Purpose.OUTPUT, slots.ids).log_()
+        scores = torch.where(noise.is_shared[:, None], scores - log_noise, scores)
     scores = scores.masked_fill(slots.ids == excluded_ids[:, None], -torch.inf)
     best, places = scores.topk(min(num_candidates, scores.shape[1]), dim=1)
     return _candidates(slots.ids.gather(1, places), best, num_candidates)
@@ -51,17 +51,17 @@ def rank_candidates(
 def rank_all(
     scores: Tensor,
     target_ids: Tensor | None,
-    race: tuple[Tensor, Tensor],
+    output_noise: tuple[Tensor, Tensor],
     slots: SlotNoise,
     excluded_ids: Tensor,
     num_candidates: int,
 ) -> NDArray[np.int64]:
     """`rank_candidates` where every token runs: none is missing.
 
-    `scores` [N, DV]; `target_ids` int64 [DV] of their columns, None: the same. `race`: log noise
-    [D, DV] and which of it a slot has, [N], if its noise is shared at all.
+    `scores` [N, DV]; `target_ids` int64 [DV] of their columns, None: the same. `output_noise`: log
+    noise [D, DV] and which of it a slot has, [N], if its noise is shared at all.
     """
-    noise, rows = race
+    noise, rows = output_noise
     excluded = excluded_ids
     if target_ids is not None:
         matches = target_ids == excluded_ids[:, None]

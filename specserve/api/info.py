@@ -80,7 +80,7 @@ class SpecConfig(msgspec.Struct, frozen=True, kw_only=True):
     drafter: str
     verification: str
     fan_out: int
-    draft_batch: int
+    wave: int
     fan_out_rule: str
     miss_policy: str
 

@@ -16,7 +16,7 @@ from specserve.sampling.drawing import likeliest
 # Blocks of larger vocabularies keep their likeliest tokens at once; for smaller ones, keeping all
 # logits of all branches costs less than sorting those of the many that will never be verified.
 _MAX_KEPT_COLUMNS = 1 << 15
-_MAX_RACED = 1 << 13  # columns of which a race among all is worth its time
+_MAX_SAMPLED = 1 << 13  # columns among all of which sampling is worth its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class BatchScores:
 
     @property
     def are_whole(self) -> bool:
-        """Whether there are scores of all columns, and not too many for a race."""
-        return self.logits is not None and self.logits.shape[2] <= _MAX_RACED
+        """Whether there are scores of all columns, and not too many to sample among."""
+        return self.logits is not None and self.logits.shape[2] <= _MAX_SAMPLED
 
     def whole(self, place: int, num_slots: int) -> Tensor:
         """Scores of all columns for the first slots of block `place`: [num_slots, DV]."""

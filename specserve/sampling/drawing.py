@@ -41,7 +41,7 @@ class NoiseSource(Protocol):
 def log_noise(
     seeds: Tensor, sample_indices: Tensor, positions: Tensor, layout: BlockLayout
 ) -> Tensor:
-    """log E of the target's race at N positions, for every column: int64 [N] to float32 [N, DV]."""
+    """log E with which the target samples at N positions: int64 [N] to float32 [N, DV]."""
     keys = (seeds, sample_indices, positions, Purpose.OUTPUT)
     if layout.target_ids is None:
         return exponential_noise(*keys, layout.vocab_size).log_()
@@ -128,7 +128,7 @@ class Greedy:
 
 @dataclass(frozen=True)
 class Coupled:
-    """The winner of the race that the target will run, with the draft's law in place of its own.
+    """The token that the target would draw, had it the draft's distribution: by the same noise.
 
     All [B]: temperatures float32, seeds and sample indices int64 as in `specserve.noise`.
     `source` may remember the noise of batches before.
@@ -161,8 +161,8 @@ class Coupled:
             places = self.places[:, first_slot : first_slot + logits.shape[1]]
             # Slot by slot, so that it stays in cache.
             noise = self.noise.index_select(0, places.flatten()).view(logits.shape)
-            race = noise.mul_(self.signs).addcmul_(logits, self.scales)
-            winners = race.argmax(dim=-1)
+            perturbed = noise.mul_(self.signs).addcmul_(logits, self.scales)
+            winners = perturbed.argmax(dim=-1)
             return _as_target_ids(winners, self.target_ids)
 
         def law(self) -> DraftLaw | None:

@@ -1,4 +1,4 @@
-"""Noise that was made before: the branches of a round, and its rounds, race at the same positions.
+"""Noise that was made before: branches of a round, and its rounds, sample at the same positions.
 
 Equals `specserve.sampling.drawing.log_noise` bit for bit; only who computes it when differs.
 """

@@ -1,7 +1,7 @@
 """Target logits to tokens: the definition of sampling in this service.
 
 A row becomes weights, w = exp((logit - row maximum) / temperature) after the edits, zero where
-truncated; the target's law is w over its sum. A token is drawn by the exponential race: the one
+truncated; the target's law is w over its sum. A token is drawn by exponential sampling: the one
 with the smallest E / w, E the row's counter-based noise. That has the law of w and equals
 arg max of log w + Gumbel noise, so whoever knows the noise and guesses w well guesses the token.
 
@@ -46,7 +46,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     if batch.random_rows is None:
         token_ids = edited.argmax(dim=1)
     else:
-        token_ids = _race(edited, batch)
+        token_ids = _draw(edited, batch)
         if batch.greedy_rows is not None:
             drawn = token_ids
             token_ids = torch.empty_like(bad_rows, dtype=torch.int64)
@@ -140,7 +140,7 @@ def _scaled(rows: Tensor, temperatures: Tensor) -> Tensor:
     return scaled
 
 
-def _race(edited: Tensor, batch: SamplingBatch) -> Tensor:
+def _draw(edited: Tensor, batch: SamplingBatch) -> Tensor:
     """The winners of the random rows, int64 [R_random]; a zero weight never wins."""
     weights = _weights(edited, batch)
     noise = exponential_noise(

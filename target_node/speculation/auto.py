@@ -1,15 +1,15 @@
-"""Run whichever regime is fastest right now: off, synchronous or asynchronous speculation.
+"""Run whichever mode is fastest right now: off, synchronous or asynchronous speculation.
 
-Each regime's speed (tokens a second of decode rounds) is measured while it runs, apart for each
-load (`planning.regime_speeds`), and `planning.regime_chooser` decides by that. This hands
+Each mode's speed (tokens a second of decode rounds) is measured while it runs, apart for each
+load (`planning.mode_speeds`), and `planning.mode_chooser` decides by that. This hands
 rounds over. Nothing but speed depends on it: contexts are derived state on both sides, and a
 request's verification rule is the sampler's business.
 
 A round takes from the end of the one before, if it follows at once: what is sent and heard between
-two is the regime's as well, and a draft that keeps another core busy makes it longer.
+two is the mode's as well, and a draft that keeps another core busy makes it longer.
 
 What async is worth depends on what is done about misses: with a draft here rounds are long and
-drafts are in time, without anything they are short and drafts are not. So each of these is a regime
+drafts are in time, without anything they are short and drafts are not. So each of these is a mode
 of its own to choose from, though one source runs them all; `--speculation async` leaves it at
 these. None of them is while no draft process is attached, unless there is no other, nor a wait
 while nobody would answer: what they do then is not what they are judged by.
@@ -19,10 +19,10 @@ for all their rows runs, since those will decode soon. A run of that load goes o
 them, though: where few rounds are without prompts, nothing would be learned otherwise.
 
 Draft processes hear of contexts only while they are used and right before: computing them takes the
-memory's bandwidth from the target, and a regime that runs without drafts is to be as fast as it
+memory's bandwidth from the target, and a mode that runs without drafts is to be as fast as it
 would be alone, and to be measured so. Until they have heard enough, the best of the others runs.
 
-Receives counts and times, never tokens: which regime runs does not depend on what was drawn now.
+Receives counts and times, never tokens: which mode runs does not depend on what was drawn now.
 """
 
 import logging
@@ -34,8 +34,8 @@ from specserve.backends.base import Backend
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow
-from target_node.planning.regime_chooser import RUN, RegimeChooser
-from target_node.planning.regime_speeds import Load
+from target_node.planning.mode_chooser import RUN, ModeChooser
+from target_node.planning.mode_speeds import Load
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
@@ -45,19 +45,19 @@ from target_node.speculation.source import SpeculationSource, SpeculationStatus
 
 log = logging.getLogger(__name__)
 
-MOST_TOLD = 16  # rounds in which a regime may prepare before it is used, ready or not
+MOST_TOLD = 16  # rounds in which a mode may prepare before it is used, ready or not
 MOST_MIXED = 32  # rounds with prompts that a run may go on through
 
 
 @dataclass
 class _Run:
-    """Rounds of one load that a regime is to have."""
+    """Rounds of one load that a mode is to have."""
 
     load: Load | None
-    regime: str
+    mode: str
     left: int  # rounds that count
     mixed_left: int
-    num_told: int = 0  # rounds in which the regime has prepared
+    num_told: int = 0  # rounds in which the mode has prepared
 
     def is_over(self, *, is_mixed: bool) -> bool:
         return (self.mixed_left if is_mixed else self.left) <= 0
@@ -74,7 +74,7 @@ class AutoSpeculation:
 
     def __init__(
         self,
-        regimes: Mapping[str, SpeculationSource],
+        modes: Mapping[str, SpeculationSource],
         rule_of: Callable[[Sequence], VerificationRule],
         backend: Backend,
         misses: Mapping[str, Miss] | None = None,
@@ -82,29 +82,29 @@ class AutoSpeculation:
     ) -> None:
         """By name; they share the sampler, whose rule of a row is `rule_of`, and the budget.
 
-        `misses`: the regimes that draft processes draft for, and what each does about misses, which
+        `misses`: the modes that draft processes draft for, and what each does about misses, which
         `policy` is told. Several may have one source.
         """
-        self._regimes = dict(regimes)
-        self._sources = list(dict.fromkeys(regimes.values()))
+        self._modes = dict(modes)
+        self._sources = list(dict.fromkeys(modes.values()))
         self._misses = dict(misses or {})
         self._policy = policy or MissPolicy()
         self._rule_of = rule_of
         self._backend = backend
-        self.regime = next(iter(regimes))
-        self._is_drafted_always = set(self._misses) == set(regimes)
+        self.mode = next(iter(modes))
+        self._is_drafted_always = set(self._misses) == set(modes)
         self._chooser = (
-            RegimeChooser(list(regimes))
+            ModeChooser(list(modes))
             if self._is_drafted_always
-            else RegimeChooser(list(regimes), list(regimes.values()), safe=self.regime)
+            else ModeChooser(list(modes), list(modes.values()), safe=self.mode)
         )
-        self.gamma = max(source.gamma for source in regimes.values())
-        self.drafter = next((s.drafter for s in reversed(list(regimes.values())) if s.drafter), "")
-        self._run = _Run(None, self.regime, left=0, mixed_left=0)
+        self.gamma = max(source.gamma for source in modes.values())
+        self.drafter = next((s.drafter for s in reversed(list(modes.values())) if s.drafter), "")
+        self._run = _Run(None, self.mode, left=0, mixed_left=0)
         self._sequences: list[Sequence] = []  # of the latest round that decoded
         self._load = Load(0, "")  # theirs
         self._is_alone = False  # draft processes are all there is to use, and there is none
-        self._age = 0  # rounds that the regime has had in a row
+        self._age = 0  # rounds that the mode has had in a row
         self._began_s = 0.0
         self._ended_s = 0.0
         self._num_first_calls = 0
@@ -118,42 +118,42 @@ class AutoSpeculation:
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         if num_decoding:
             self._choose(rows, is_mixed=num_decoding < len(rows))
-        if self.regime in self._misses:
-            self._policy.tell(self._misses[self.regime])
-        return self._regimes[self.regime].attach(rows)
+        if self.mode in self._misses:
+            self._policy.tell(self._misses[self.mode])
+        return self._modes[self.mode].attach(rows)
 
     def _choose(self, rows: list[Row], *, is_mixed: bool) -> None:
         is_alone = self._is_drafted_always and not self.num_drafts_attached
         if is_alone != self._is_alone:  # who has come has contexts to catch up with
             self._is_alone, self._age = is_alone, 0
         load, unusable = self._load_of(rows), self._unusable()
-        is_over = self._run.is_over(is_mixed=is_mixed) or self._run.regime in unusable
+        is_over = self._run.is_over(is_mixed=is_mixed) or self._run.mode in unusable
         if load != self._run.load or is_over:
             self._run = self._next_run(load, unusable, is_mixed=is_mixed)
-        wanted = self._run.regime
-        source = self._regimes[wanted]
-        if source is not self._regimes[self.regime] and not self._is_ready(rows):
-            alike = {name for name, other in self._regimes.items() if other is source}
+        wanted = self._run.mode
+        source = self._modes[wanted]
+        if source is not self._modes[self.mode] and not self._is_ready(rows):
+            alike = {name for name, other in self._modes.items() if other is source}
             self._use(self._chooser.best(load, but=alike | unusable))
             return
         self._use(wanted)
         self._run.count(is_mixed=is_mixed)
 
     def _unusable(self) -> set[str]:
-        """Regimes that could not do what they are judged by."""
+        """Modes that could not do what they are judged by."""
         if not self.num_drafts_attached and not self._is_drafted_always:
             return set(self._misses)
         waits = {name for name, miss in self._misses.items() if miss is Miss.DRAFT_NOW}
         is_in_vain = not self.num_drafts_attached or self._policy.is_silent
-        return waits if is_in_vain and len(waits) < len(self._regimes) else set()
+        return waits if is_in_vain and len(waits) < len(self._modes) else set()
 
     def _next_run(self, load: Load, unusable: Collection[str], *, is_mixed: bool) -> _Run:
         if is_mixed:
             # Rounds without prompts will choose anew.
-            regime = self._chooser.preferred(load, but=unusable)
-            return _Run(load, regime, left=0, mixed_left=RUN)
-        regime, left = self._chooser.next_run(load, but=unusable)
-        return _Run(load, regime, left, mixed_left=MOST_MIXED)
+            mode = self._chooser.preferred(load, but=unusable)
+            return _Run(load, mode, left=0, mixed_left=RUN)
+        mode, left = self._chooser.next_run(load, but=unusable)
+        return _Run(load, mode, left, mixed_left=MOST_MIXED)
 
     def _load_of(self, rows: list[Row]) -> Load:
         sequences = [row.sequence for row in rows]
@@ -165,16 +165,16 @@ class AutoSpeculation:
 
     def _is_ready(self, rows: list[Row]) -> bool:
         self._run.num_told += 1
-        wanted = self._regimes[self._run.regime]
+        wanted = self._modes[self._run.mode]
         return wanted.follow(rows) or self._run.num_told > MOST_TOLD
 
-    def _use(self, regime: str) -> None:
-        if regime != self.regime:
-            log.debug("%s instead of %s with %s", regime, self.regime, self._run.load)
-            self.regime, self._age = regime, 0
+    def _use(self, mode: str) -> None:
+        if mode != self.mode:
+            log.debug("%s instead of %s with %s", mode, self.mode, self._run.load)
+            self.mode, self._age = mode, 0
 
     def follow(self, rows: list[Row]) -> bool:
-        return self._regimes[self._run.regime].follow(rows)
+        return self._modes[self._run.mode].follow(rows)
 
     def tend(self) -> None:
         self._num_turns += 1
@@ -182,10 +182,10 @@ class AutoSpeculation:
             source.tend()
 
     def laws(self, rows: list[Row]) -> DraftLaw | None:
-        return self._regimes[self.regime].laws(rows)
+        return self._modes[self.mode].laws(rows)
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
-        records = self._regimes[self.regime].observe(rows, sampled)
+        records = self._modes[self.mode].observe(rows, sampled)
         self._ended_s, self._num_turns = time.perf_counter(), 0
         age, self._age = self._age, self._age + 1
         load = self._run.load
@@ -194,13 +194,13 @@ class AutoSpeculation:
         if load is not None and all(row.sequence.is_decoding for row in rows):
             num_tokens = sum(len(result.token_ids) for result in sampled)
             elapsed_s = self._ended_s - self._began_s
-            if self._run.regime != self.regime:
+            if self._run.mode != self.mode:
                 age = None
-            self._chooser.observe(load, self.regime, num_tokens, elapsed_s, age=age)
+            self._chooser.observe(load, self.mode, num_tokens, elapsed_s, age=age)
         return records
 
     def was_hit(self, sequence: Sequence) -> bool | None:
-        return self._regimes[self.regime].was_hit(sequence)
+        return self._modes[self.mode].was_hit(sequence)
 
     @property
     def num_drafts_attached(self) -> int:
@@ -212,7 +212,7 @@ class AutoSpeculation:
 
     def status(self) -> SpeculationStatus:
         """Of the draft processes whether or not they are used now."""
-        ran = self._regimes[self.regime].status().speculation_regime
+        ran = self._modes[self.mode].status().speculation_regime
         return replace(self._links.status(), speculation_regime=ran)
 
     def forget(self, sequence: Sequence) -> None:

@@ -22,7 +22,7 @@ from target_node.speculation.circuit_breaker import CircuitBreaker
 from target_node.speculation.drafting import ColocatedDraft, RowToDraft
 from target_node.speculation.miss_policy import Miss
 
-NUM_SCORED = 256  # tokens of a slot that may become candidates: a race needs more than are prepared
+NUM_SCORED = 256  # tokens of a slot that may become candidates: sampling needs more than that
 _NO_CONFIDENCES = np.empty(0, dtype=np.float32)
 
 

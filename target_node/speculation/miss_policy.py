@@ -5,7 +5,7 @@ SSD's Theorem 17 compares two fall-backs at one load by a model of the round. Wh
 worth is more than its own round, though: the drafts have as long as a round takes, know more of
 what they drafted themselves, and share memory and cores with what is drafted here, so how many rows
 miss, and what a hit takes, depend on what is done about misses. So whole runs of rounds are
-measured, hits and misses alike, tokens a second: each fall-back is a regime of its own, and
+measured, hits and misses alike, tokens a second: each fall-back is a mode of its own, and
 `target_node.speculation.auto` says before each round which. Here is what of that can be done.
 
 Nobody waits again for a draft that has left a wait unanswered, before something came from it or a

@@ -54,19 +54,19 @@ def build_speculation(
     builder = _Builder(config, runner, scheduler, sampler, forwards)
     if mode == "sync":
         return builder.synchronous(config.speculation)
-    regimes: dict[str, SpeculationSource] = {}
+    modes: dict[str, SpeculationSource] = {}
     if mode == "auto":
-        regimes["off"] = NoSpeculation()
+        modes["off"] = NoSpeculation()
         if colocated is not None:
-            regimes["sync"] = builder.synchronous(_drafting_with(config.speculation, colocated))
+            modes["sync"] = builder.synchronous(_drafting_with(config.speculation, colocated))
         if not arguments.link_fds:
-            return AutoSpeculation(regimes, sampler.rule, runner.backend)
+            return AutoSpeculation(modes, sampler.rule, runner.backend)
     source = builder.asynchronous(arguments)
     misses = {f"async {miss}": miss for miss in _fallbacks(config.speculation)}
-    regimes |= dict.fromkeys(misses, source)
-    if len(regimes) == 1:
+    modes |= dict.fromkeys(misses, source)
+    if len(modes) == 1:
         return source
-    return AutoSpeculation(regimes, sampler.rule, runner.backend, misses, source.policy)
+    return AutoSpeculation(modes, sampler.rule, runner.backend, misses, source.policy)
 
 
 def _fallbacks(speculation: SpeculationConfig) -> list[Miss]:
@@ -109,7 +109,7 @@ class _Builder:
     def synchronous(self, speculation: SpeculationConfig) -> SynchronousSpeculation:
         draft = self._colocated(speculation)
         positions = self._positions([speculation])
-        # Under `auto` the speed of whole regimes decides.
+        # Under `auto` the speed of whole modes decides.
         may_pause = speculation.mode == "sync"
         admission = self._admission(draft.gamma, positions, may_pause=may_pause)
         return SynchronousSpeculation(draft, admission)
@@ -204,7 +204,7 @@ class _Builder:
         return GroupTargetEnd(region, limits, meeting)
 
     def _colocated(self, speculation: SpeculationConfig) -> ColocatedDraft:
-        """Made once a drafter: regimes and fall-backs share its contexts."""
+        """Made once a drafter: modes and fall-backs share its contexts."""
         name = speculation.drafter or ""
         if name not in self._drafts:
             self._drafts[name] = self._load(speculation)

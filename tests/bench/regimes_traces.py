@@ -10,13 +10,11 @@ from bench.regimes.records import Delta, RowTrace, Setting, Trace
 from specserve.sampling.verification.rule import VerificationRule
 
 LM = DrafterChoice(label="lm", drafter="lm")
-PLAIN = Arm(service=Service(regime=OFF))
-SYNC_LM = Arm(service=Service(regime=SYNC, drafter=LM))
-ASYNC_LM = Arm(service=Service(regime=ASYNC, drafter=LM))
-ASYNC_FORESEEABLE = Arm(
-    service=Service(regime=ASYNC, drafter=LM), rule=VerificationRule.FORESEEABLE
-)
-AUTO_LM = Arm(service=Service(regime=AUTO, drafter=LM, colocated=LM))
+PLAIN = Arm(service=Service(mode=OFF))
+SYNC_LM = Arm(service=Service(mode=SYNC, drafter=LM))
+ASYNC_LM = Arm(service=Service(mode=ASYNC, drafter=LM))
+ASYNC_FORESEEABLE = Arm(service=Service(mode=ASYNC, drafter=LM), rule=VerificationRule.FORESEEABLE)
+AUTO_LM = Arm(service=Service(mode=AUTO, drafter=LM, colocated=LM))
 AT_1 = Setting(contest="lm", ballast="30M", batch_size=1, domain="code", temperature=1.0)
 AT_0 = Setting(contest="lm", ballast="30M", batch_size=1, domain="code", temperature=0.0)
 

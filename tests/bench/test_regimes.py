@@ -1,4 +1,4 @@
-"""The whole bench of regimes, as small as it gets: real services and a real client."""
+"""The whole bench of modes, as small as it gets: real services and a real client."""
 
 import json
 
@@ -34,7 +34,7 @@ def any_greedy_text_will_do(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_minimal_run_measures_all_regimes_and_writes_results_report_and_plots(
+def test_a_minimal_run_measures_all_modes_and_writes_results_report_and_plots(
     tmp_path, capfd, any_greedy_text_will_do
 ):
     words = [*TINY.split(), "--arms", "sync-lm", "async-lm", "auto"]
@@ -46,7 +46,7 @@ def test_a_minimal_run_measures_all_regimes_and_writes_results_report_and_plots(
             if row["setting"]["temperature"] == t}
         for t in (0.0, 1.0)
     }  # fmt: skip
-    drafter = next(row["arm"] for row in results["rows"] if row["regime"] == "async")
+    drafter = next(row["arm"] for row in results["rows"] if row["mode"] == "async")
     assert by_law[0.0].keys() == {
         ("off", "any"), ("sync lm", "any"), (drafter, "any"), ("auto", "any")
     }  # fmt: skip

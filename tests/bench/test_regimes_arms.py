@@ -47,7 +47,7 @@ def labels(contest: Contest, temperature: float) -> list[tuple[str, str]]:
     return [(arm.service.label, arm.rule.value) for arm in arms]
 
 
-def test_every_regime_and_the_equal_hardware_baseline_take_part_in_the_main_contest():
+def test_every_mode_and_the_equal_hardware_baseline_take_part_in_the_main_contest():
     found = labels(contests(FULL)["lm"], 0.0)
     assert [label for label, _ in found] == [
         "off", "sync lm", "async lm", "sync lm 2 threads", "auto", "off 2 threads",
@@ -62,7 +62,7 @@ def test_the_heavier_drafter_is_compared_with_the_one_it_stands_for():
 
 
 def test_auto_is_what_a_launch_without_flags_runs():
-    service = next(s for s in contests(FULL)["lm"].services if s.regime == "auto")
+    service = next(s for s in contests(FULL)["lm"].services if s.mode == "auto")
     chosen = locate_drafter(SpeculationConfig(mode="auto"), EMBEDDED_TARGET, 1)
     names = [Path(name or "").name for name in (chosen.drafter, chosen.colocated_drafter)]
     assert service.drafter
@@ -80,7 +80,7 @@ def test_above_temperature_0_every_rule_is_asked_once():
 
 def test_only_plain_rejection_needs_a_service_of_its_own():
     services = contests(FULL)["lm"].services
-    rules = [service.verification for service in services if service.regime == "async"]
+    rules = [service.verification for service in services if service.mode == "async"]
     assert rules == [VerificationRule.FORESEEABLE, REJECTION]
 
 
@@ -94,7 +94,7 @@ def test_there_is_a_contest_for_every_budget():
     assert [name for name in found if "fan-out" in name][:2] == [
         "lm, fan-out 2", "lm, fan-out 8",
     ]  # fmt: skip
-    assert [s.fan_out for s in found["dspark, fan-out 2"].services if s.regime == "async"] == [2]
+    assert [s.fan_out for s in found["dspark, fan-out 2"].services if s.mode == "async"] == [2]
 
 
 def test_one_core_has_no_equal_hardware_baseline():
@@ -115,7 +115,7 @@ def test_the_flags_of_every_service_are_those_of_launch(name):
     add_service_options(parser)
     for service in contests(FULL)[name].services:
         config = read_config(parser.parse_args(service.flags))
-        assert config.speculation.mode == service.regime
+        assert config.speculation.mode == service.mode
         assert config.speculation.verification == service.verification
         assert config.topology.threads == service.threads
         topology = parse_topology(config.topology.topology)
@@ -137,7 +137,7 @@ class Asked:
 def run(num_groups: int, *, is_late: bool = False, warms_up: bool = False) -> list[tuple[str, Job]]:
     """What is asked: while everybody warms up, or else afterwards."""
     log: list[tuple[str, Job]] = []
-    plain, sync = Service(regime=OFF), Service(regime="sync", drafter=CHOICES["dspark"])
+    plain, sync = Service(mode=OFF), Service(mode="sync", drafter=CHOICES["dspark"])
     services = {plain: Asked("off", log), sync: Asked("sync", log)}
     arms = [
         Arm(service=plain), Arm(service=sync), Arm(service=sync, rule=VerificationRule.FORESEEABLE)
@@ -167,12 +167,12 @@ def test_nobody_warms_up_on_what_is_measured():
 @pytest.mark.parametrize(
     ("service", "is_late", "learns"),
     [
-        (Service(regime=OFF), False, False),
-        (Service(regime="sync", drafter=CHOICES["lm"]), False, False),
-        (Service(regime="auto", drafter=CHOICES["lm"]), False, True),
-        (Service(regime="async", drafter=CHOICES["lm"]), False, True),
-        (Service(regime="async", drafter=CHOICES["lm"], miss_policy="skip"), False, False),
-        (Service(regime="auto", drafter=CHOICES["lm"]), True, False),  # the bench has no time left
+        (Service(mode=OFF), False, False),
+        (Service(mode="sync", drafter=CHOICES["lm"]), False, False),
+        (Service(mode="auto", drafter=CHOICES["lm"]), False, True),
+        (Service(mode="async", drafter=CHOICES["lm"]), False, True),
+        (Service(mode="async", drafter=CHOICES["lm"], miss_policy="skip"), False, False),
+        (Service(mode="auto", drafter=CHOICES["lm"]), True, False),  # the bench has no time left
     ],
     ids=str,
 )

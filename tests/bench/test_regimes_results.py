@@ -1,4 +1,4 @@
-"""What traces of regimes are summed up to."""
+"""What traces of modes are summed up to."""
 
 import msgspec
 import pytest
@@ -105,8 +105,8 @@ def test_texts_are_compared_where_equality_is_promised():
     assert found["async lm", "foreseeable"].equal_texts is None
 
 
-def test_auto_tells_which_regimes_it_ran():
-    shares = rows([group(0)])["auto", "coupled"].regime_shares
+def test_auto_tells_which_modes_it_ran():
+    shares = rows([group(0)])["auto", "coupled"].mode_shares
     assert shares == {"async": 0.5, "off": 0.25, "sync": 0.25}
 
 
@@ -123,7 +123,7 @@ def test_the_best_of_several_is_picked_on_even_groups_and_compared_on_odd_ones()
     lucky.traces[ASYNC_FORESEEABLE] = trace([2, 2, 2], round_s=0.2, hits=[True] * 3)
     unlucky = group(1, async_round_s=0.4)
     found = {AT_1: [lucky, unlucky]}
-    ratio = compare(found, lambda a: a.service.regime == "async", lambda a: a == SYNC_LM)
+    ratio = compare(found, lambda a: a.service.mode == "async", lambda a: a == SYNC_LM)
     assert ratio is not None
     assert ratio.value == pytest.approx(7.5 / 12)
     only = compare(found, lambda a: a == ASYNC_LM, lambda a: a == SYNC_LM)

@@ -89,9 +89,9 @@ def compare_tests(device: torch.device, rule: VerificationRule, num_rounds: int)
     return num_accepted
 
 
-def compare_races(device: torch.device, num_rounds: int) -> None:
+def compare_samples(device: torch.device, num_rounds: int) -> None:
     """Of random batches that draw, unedited, from all tokens."""
-    recorded_sampling._recorded_races.cache_clear()
+    recorded_sampling._recorded_samples.cache_clear()
     source, generator = random.Random(7), torch.Generator().manual_seed(6)
     plain, recorded = TorchBackend(device), CudaGraphBackend(device)
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -105,4 +105,4 @@ def compare_races(device: torch.device, num_rounds: int) -> None:
         found.append((ours, plain.sample(logits, batch).token_ids))
     for ours, theirs in found:  # at last: nothing overwrites what was found before
         assert torch.equal(ours, theirs)
-    assert len(recorded_sampling._recorded_races()) > 10  # of 1, 2, 4, 8 and 16 rows, cut or not
+    assert len(recorded_sampling._recorded_samples()) > 10  # of 1, 2, 4, 8 and 16 rows, cut or not

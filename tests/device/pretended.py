@@ -275,7 +275,7 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
     caches: list[Callable[[], None]] = [
         noise._constants.cache_clear,
         recorded_noise._recordings.cache_clear,
-        recorded_sampling._recorded_races.cache_clear,
+        recorded_sampling._recorded_samples.cache_clear,
         recorded_ratio._recordings.cache_clear,
     ]
     current = [DEVICE]

@@ -54,7 +54,7 @@ def test_plain_rejection(cuda: PretendedCuda, models: Models):
 
 
 @pytest.mark.slow
-def test_any_regime_and_lookups_in_the_row_s_own_text(cuda: PretendedCuda, models: Models):
+def test_any_mode_and_lookups_in_the_row_s_own_text(cuda: PretendedCuda, models: Models):
     with pair_on_device(models, "dspark vanilla", IN_TIME, auto=True) as pair:
         finished(pair, both_kinds(max_tokens=32))
         assert pair.chooser is not None

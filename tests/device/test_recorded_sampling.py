@@ -1,4 +1,4 @@
-"""Recorded races and ratio tests: the outcomes of those that are not recorded, bit for bit."""
+"""Recorded sampling and ratio tests: the outcomes of those that are not recorded, bit for bit."""
 
 import random
 
@@ -14,7 +14,7 @@ from specserve.backends.cuda.graphs import RecordedRows
 from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.rule import VerificationRule
-from tests.device.both_samplers import compare_races, compare_tests, random_laws, random_rows
+from tests.device.both_samplers import compare_samples, compare_tests, random_laws, random_rows
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.test_target import finished
 from tests.device.workload import PROMPT
@@ -28,8 +28,8 @@ RULE = VerificationRule.FORESEEABLE
 LOGITS = torch.zeros(4, 8)
 
 
-def test_races(cuda: PretendedCuda):
-    compare_races(DEVICE, 40)
+def test_samples(cuda: PretendedCuda):
+    compare_samples(DEVICE, 40)
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
@@ -165,7 +165,7 @@ def test_a_sampler_judges_so(cuda: PretendedCuda, models: Models):
     target = target_on_device(models, "dspark vanilla", default_rule=RULE, backend=backend)
     found = finished(target, asked, at_once=1)["samples"]
     assert {key.cuts is None for key in recorded_ratio._recordings()._found} == {True, False}
-    assert len(recorded_sampling._recorded_races()) > 0
+    assert len(recorded_sampling._recorded_samples()) > 0
     assert found["seeded", 0][0] == plain["seeded", 0][0]
 
 

@@ -242,7 +242,7 @@ def test_processes_that_share_a_device_are_hosts_of_their_own_to_nccl(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "regimes", "local"),
+    ("changes", "modes", "local"),
     [
         ({}, ["off", "sync", "draft_here", "draft_now", "skip"], {Miss.LOCAL_DRAFT}),
         (
@@ -257,7 +257,7 @@ def test_processes_that_share_a_device_are_hosts_of_their_own_to_nccl(
     ids=["usual", "async", "own text", "wait", "no drafter here"],
 )
 def test_a_leader_with_draft_processes_starts(
-    cuda: PretendedCuda, tmp_path: Path, changes: dict[str, str], regimes: list[str], local: set
+    cuda: PretendedCuda, tmp_path: Path, changes: dict[str, str], modes: list[str], local: set
 ):
     config = resolved("1+1", mode="auto")
     speculation = msgspec.structs.replace(config.speculation, **changes)
@@ -267,8 +267,8 @@ def test_a_leader_with_draft_processes_starts(
         node.turn()
         assert node.speculation.status().num_draft_processes == 1
         assert isinstance(node.speculation, AutoSpeculation)
-        found = node.speculation._regimes
-        assert [name.removeprefix("async ") for name in found] == regimes
+        found = node.speculation._modes
+        assert [name.removeprefix("async ") for name in found] == modes
         (asynchronous,) = {found[name] for name in found if name.startswith("async")}
         assert isinstance(asynchronous, AsynchronousSpeculation)
         assert set(asynchronous._local.kinds) == local  # nothing is loaded that nobody asks

@@ -57,7 +57,7 @@ LOOPS = {
         replace(USUAL, draft_batch=32, fan_out=2, pace=(4,)),
         miss=Miss.LOCAL_DRAFT,
     ),
-    "any regime, any miss, deaths": Loop(
+    "any mode, any miss, deaths": Loop(
         "language model", replace(USUAL, num_drafts=2, death=0.03), miss=None, auto=True
     ),
 }

@@ -56,7 +56,7 @@ TABLES = {
     "misses look up": Table(miss=Miss.NGRAM),
     "misses drafted here": Table(miss=Miss.LOCAL_DRAFT),
     "any miss": Table(miss=None),
-    "any regime": Table(drafting=IN_TIME, auto=True),
+    "any mode": Table(drafting=IN_TIME, auto=True),
     "faults and deaths": Table(drafting=replace(IN_TIME, script=FAULTS, num_drafts=2, death=0.05)),
     # With as many outcomes prepared as elsewhere hardly a round would miss.
     "few places": Table(drafting=replace(IN_TIME, fan_out=2), places=ROWS + 30),
@@ -78,13 +78,13 @@ ONE_RULE = {
     "misses wait": REJECTION,
     "misses look up": FORESEEABLE,
     "any miss": REJECTION,
-    "any regime": FORESEEABLE,
+    "any mode": FORESEEABLE,
     "few places": FORESEEABLE,
     "few blocks": REJECTION,
     "moody coins drafted here": REJECTION,
 }
 # A second and a half each: what mixes up rows, blocks, laws or keys falls to one of these.
-FAST = {"in time", "misses drafted here", "moody coins drafted here", "any regime"}
+FAST = {"in time", "misses drafted here", "moody coins drafted here", "any mode"}
 CASES = [
     pytest.param(name, rule, marks=[] if name in FAST else pytest.mark.slow)
     for name in TABLES
@@ -111,7 +111,7 @@ def test_throws_have_their_law(model, name, rule):
     assert least_p_value(throws) > FALSE_ALARMS
     assert 0.1 < throws.hit_rate < 0.9
     assert throws.num_accepted > 500
-    assert (throws.num_switches > 10) is (name == "any regime")
+    assert (throws.num_switches > 10) is (name == "any mode")
     assert (throws.num_lives > 4) is (name == "faults and deaths")
     assert (throws.num_preemptions > 5) is (name == "few blocks")
     assert throws.num_broken_laws == 0

@@ -18,7 +18,7 @@ from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.sampling.verification.rule import VerificationRule
 from tests.device.both_drafters import compare_blocks, compare_cuts, compare_noise
-from tests.device.both_samplers import compare_races, compare_tests
+from tests.device.both_samplers import compare_samples, compare_tests
 from tests.device.growing_rows import Rows, assert_near
 from tests.device.worlds import drafter_on_device
 from tests.exactness.speculative import Models, make_models
@@ -74,8 +74,8 @@ def test_recorded_noise_has_the_bits_of_other_noise(models: Models):
     compare_noise(DEVICE)
 
 
-def test_recorded_races_have_the_outcomes_of_others(models: Models):
-    compare_races(DEVICE, 40)
+def test_recorded_samples_have_the_outcomes_of_others(models: Models):
+    compare_samples(DEVICE, 40)
 
 
 @pytest.mark.parametrize("rule", [VerificationRule.REJECTION, VerificationRule.FORESEEABLE])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Way(enum.StrEnum):
-    """How the code that a plant breaks is computed, and in which regime it serves."""
+    """How the code that a plant breaks is computed, and in which mode it serves."""
 
     TORCH = "torch"
     COMPILED = "compiled"

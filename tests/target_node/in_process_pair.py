@@ -49,28 +49,28 @@ _TIMED = (
 
 
 class ScriptedChooser:
-    """In place of `RegimeChooser`: any regime, for a few rounds."""
+    """In place of `ModeChooser`: any mode, for a few rounds."""
 
-    def __init__(self, regimes: list[str], seed: int) -> None:
-        self._regimes = regimes
+    def __init__(self, modes: list[str], seed: int) -> None:
+        self._modes = modes
         self._source = random.Random(seed)
         self.num_switches = 0
         self._last = ""
 
     def next_run(self, load: object, *, but: Collection[str] = ()) -> tuple[str, int]:
-        regime = self._source.choice([each for each in self._regimes if each not in but])
-        self.num_switches += regime != self._last
-        self._last = regime
-        return regime, self._source.randint(1, 6)
+        mode = self._source.choice([each for each in self._modes if each not in but])
+        self.num_switches += mode != self._last
+        self._last = mode
+        return mode, self._source.randint(1, 6)
 
     def preferred(self, load: object, *, but: Collection[str] = ()) -> str:
         return self.next_run(load, but=but)[0]
 
     def best(self, load: object, *, but: Collection[str]) -> str:
-        return next(regime for regime in self._regimes if regime not in but)
+        return next(mode for mode in self._modes if mode not in but)
 
     def observe(
-        self, load: object, regime: str, num_tokens: int, seconds: float, *, age: int | None
+        self, load: object, mode: str, num_tokens: int, seconds: float, *, age: int | None
     ) -> None:
         pass
 
@@ -104,7 +104,7 @@ class InProcessPair(InProcessTarget):
     ) -> None:
         """`miss`: None: any kind at any time. `misses`: as measured, of these instead.
 
-        `auto`: any regime at any time.
+        `auto`: any mode at any time.
         """
         super().__init__(model, **target)
         self.clock = Clock()
@@ -152,7 +152,7 @@ class InProcessPair(InProcessTarget):
     def __enter__(self) -> "InProcessPair":
         for module in _TIMED:
             self._stack.enter_context(mock.patch.object(module, "time", self.clock))
-        # Beside prompts as well, regimes are to change often.
+        # Beside prompts as well, modes are to change often.
         for limit in ("RUN", "MOST_MIXED"):
             self._stack.enter_context(mock.patch.object(target_node.speculation.auto, limit, 3))
         return self
@@ -201,20 +201,18 @@ class InProcessPair(InProcessTarget):
 
     def _measured(self, misses: Collection[Miss]) -> AutoSpeculation:
         names = {f"async {miss}": miss for miss in misses}
-        regimes = dict.fromkeys(names, self.asynchronous)
-        return AutoSpeculation(regimes, self.sampler.rule, self.runner.backend, names, self.policy)
+        modes = dict.fromkeys(names, self.asynchronous)
+        return AutoSpeculation(modes, self.sampler.rule, self.runner.backend, names, self.policy)
 
     def _auto(self) -> AutoSpeculation:
         draft, misses = self._here, {f"async {miss}": miss for miss in Miss}
-        regimes: dict[str, SpeculationSource] = {
+        modes: dict[str, SpeculationSource] = {
             "off": NoSpeculation(),
             "sync": SynchronousSpeculation(draft, self._admission(draft.gamma)),
         }
-        regimes |= dict.fromkeys(misses, self.asynchronous)
-        source = AutoSpeculation(
-            regimes, self.sampler.rule, self.runner.backend, misses, self.policy
-        )
-        self.chooser = ScriptedChooser(list(regimes), self.drafting.seed)
+        modes |= dict.fromkeys(misses, self.asynchronous)
+        source = AutoSpeculation(modes, self.sampler.rule, self.runner.backend, misses, self.policy)
+        self.chooser = ScriptedChooser(list(modes), self.drafting.seed)
         source._chooser = self.chooser
         return source
 

@@ -10,7 +10,7 @@ from specserve.backends.cuda import graphs, noise
 from specserve.backends.cuda.block_draws import RecordedDraws
 from specserve.backends.cuda.block_passes import RecordedBlockPasses
 from specserve.backends.cuda.forward import RecordedForward
-from specserve.backends.cuda.sampling import recorded_race
+from specserve.backends.cuda.sampling import recorded_sample
 from specserve.backends.cuda.verification import verify_recorded
 from specserve.backends.torch.backend import TorchBackend
 from specserve.backends.torch.block_passes import TorchBlockPasses
@@ -61,7 +61,7 @@ class CudaGraphBackend(TorchBackend):
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         if batch.edits is None and batch.random_rows is not None and batch.greedy_rows is None:
-            winners = recorded_race(logits, batch)
+            winners = recorded_sample(logits, batch)
             if winners is not None:
                 return Sampled(winners)
         return super().sample(logits, batch)

@@ -19,13 +19,13 @@ def padded_top_k(max_top_k: int) -> int:
     return padded(max_top_k) if max_top_k else 0
 
 
-def recorded_race(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
+def recorded_sample(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
     """The tokens int64 [R] of rows that all draw and that nobody edits; None where none is kept."""
     columns = logits, batch.temperatures, batch.keys.T
     if batch.truncation is None:
-        return _recorded_races()(*columns)
+        return _recorded_samples()(*columns)
     cuts = batch.truncation.spread(batch.num_rows)
-    return _recorded_races()(
+    return _recorded_samples()(
         *columns,
         cuts.top_k,
         cuts.top_p,
@@ -36,11 +36,11 @@ def recorded_race(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
 
 
 @functools.cache
-def _recorded_races() -> RecordedRows:
-    return RecordedRows(_race, MOST_RECORDED)
+def _recorded_samples() -> RecordedRows:
+    return RecordedRows(_draw, MOST_RECORDED)
 
 
-def _race(
+def _draw(
     logits: Tensor,
     temperatures: Tensor,
     keys: Tensor,

@@ -77,8 +77,8 @@ class _Shape(NamedTuple):
     device: torch.device
 
 
-class _Walks(NamedTuple):
-    """As `Walks`."""
+class _Spans(NamedTuple):
+    """As `BlockSpans`."""
 
     drafted: Tensor
     starts: Tensor
@@ -136,7 +136,7 @@ class _RecordedRatio:
         found = by_ratio(
             self._logits,
             sampling,
-            _Walks(words.drafted, words.starts, words.verify_lens, self._shape.num_logits - 1),
+            _Spans(words.drafted, words.starts, words.verify_lens, self._shape.num_logits - 1),
             DraftLaw(self._law_ids, self._law_probs).rows(words.laws),
             uniforms=words.uniforms.view(torch.float64),
             noise_at=lambda ends: exponential_noise_of(words.keys[:, ends], self._shape.vocab_size),

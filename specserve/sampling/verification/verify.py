@@ -25,8 +25,8 @@ from specserve.sampling.verification.ratio import accept_probs, accepts, residua
 from specserve.sampling.verification.rule import VerificationRule
 
 
-class Walks(Protocol):
-    """B rows with N logits rows: along which tokens each of them is walked."""
+class BlockSpans(Protocol):
+    """B rows with N logits rows: where each row's block and logits lie."""
 
     @property
     def drafted(self) -> Tensor:
@@ -53,15 +53,15 @@ class Walks(Protocol):
 class VerificationOutcomes:
     """One outcome a row; all [B].
 
-    A bad row's walk ended at logits nobody can sample from. Its accepted tokens stand all the same,
-    because plain decoding would have emitted them before it failed there too.
+    A bad row's prefix ended at logits nobody can sample from. Its accepted tokens stand all the
+    same, because plain decoding would have emitted them before it failed there too.
     """
 
     num_accepted: Tensor  # int64, drafted tokens that stand: 0..verify_len
     next_tokens: Tensor  # int64: recovery or bonus token, NO_TOKEN in bad rows
     bad_rows: Tensor  # bool
     broken_laws: Tensor  # bool: a law was none, or not of its token; it counted as no draft
-    spoiled_rows: Tensor  # bool: logits nobody can sample from, the walk's end or beyond it
+    spoiled_rows: Tensor  # bool: logits nobody can sample from, the prefix's end or beyond it
 
 
 def verify(
@@ -98,7 +98,7 @@ def verify(
 def _by_equality(logits: Tensor, group: RowGroup) -> VerificationOutcomes:
     sampled = sample(logits, group.sampling)
     num_accepted = leading_accepts(sampled.token_ids == group.drafted, group)
-    ends = walk_ends(num_accepted, group)
+    ends = prefix_ends(num_accepted, group)
     return VerificationOutcomes(
         num_accepted=num_accepted,
         next_tokens=sampled.token_ids[ends],
@@ -128,7 +128,7 @@ def _by_ratio(
 def by_ratio(
     logits: Tensor,
     sampling: SamplingBatch,
-    walks: Walks,
+    spans: BlockSpans,
     draft_law: DraftLaw,
     *,
     uniforms: Tensor,
@@ -142,24 +142,24 @@ def by_ratio(
     target = target_laws(logits, sampling)
     # A token that its own law calls impossible was not drawn from it, and is dropped with the law.
     # That is exact as long as what breaks a law is blind to the token.
-    sound = draft_law.sound(logits.shape[1]) & (draft_law.at(walks.drafted) > 0)
+    sound = draft_law.sound(logits.shape[1]) & (draft_law.at(spans.drafted) > 0)
     law = draft_law.only(sound)
-    drafted = walks.drafted.clamp(0, logits.shape[1] - 1)  # what that changes, no law covers
+    drafted = spans.drafted.clamp(0, logits.shape[1] - 1)  # what that changes, no law covers
     standing = accept_probs(target.at(drafted), law.at(drafted))
-    num_accepted = leading_accepts(accepts(uniforms, standing), walks)
-    ends = walk_ends(num_accepted, walks)
+    num_accepted = leading_accepts(accepts(uniforms, standing), spans)
+    ends = prefix_ends(num_accepted, spans)
     weights = residual_probs(target.rows(ends), law.rows(ends))
     bad_rows = target.bad_rows[ends]
     return VerificationOutcomes(
         num_accepted=num_accepted,
-        next_tokens=race(noise_at(ends), weights).masked_fill(bad_rows, NO_TOKEN),
+        next_tokens=exponential_sample(noise_at(ends), weights).masked_fill(bad_rows, NO_TOKEN),
         bad_rows=bad_rows,
-        broken_laws=_any_in_row(~sound, walks),
-        spoiled_rows=_spoiled(target.bad_rows, walks),
+        broken_laws=_any_in_row(~sound, spans),
+        spoiled_rows=_spoiled(target.bad_rows, spans),
     )
 
 
-def race(noise: Tensor, weights: Tensor) -> Tensor:
+def exponential_sample(noise: Tensor, weights: Tensor) -> Tensor:
     """The token with the least noise / weight in each row, int64 [B]; a zero weight never wins."""
     return (noise / weights).argmin(dim=1)
 
@@ -182,27 +182,27 @@ def output_noise(group: RowGroup, ratio: RatioKeys, places: Tensor, num_tokens: 
     return ratio.once.at(places).exponential(Purpose.RECOVERY, num_tokens)
 
 
-def leading_accepts(accepted: Tensor, walks: Walks) -> Tensor:
+def leading_accepts(accepted: Tensor, spans: BlockSpans) -> Tensor:
     """How many tokens stand before the first that does not, int64 [B]; `accepted` is bool [N]."""
-    return _row_by_row(accepted, walks).cumprod(dim=1).sum(dim=1)
+    return _row_by_row(accepted, spans).cumprod(dim=1).sum(dim=1)
 
 
-def walk_ends(num_accepted: Tensor, walks: Walks) -> Tensor:
+def prefix_ends(num_accepted: Tensor, spans: BlockSpans) -> Tensor:
     """The logits row that gives each row's next token, int64 [B]: what follows the last accept."""
-    return walks.starts + num_accepted
+    return spans.starts + num_accepted
 
 
-def _spoiled(bad_rows: Tensor, walks: Walks) -> Tensor:
-    last = walks.starts + walks.verify_lens
-    return _any_in_row(bad_rows, walks) | bad_rows[last]
+def _spoiled(bad_rows: Tensor, spans: BlockSpans) -> Tensor:
+    last = spans.starts + spans.verify_lens
+    return _any_in_row(bad_rows, spans) | bad_rows[last]
 
 
-def _any_in_row(flags: Tensor, walks: Walks) -> Tensor:
-    return _row_by_row(flags, walks).any(dim=1)
+def _any_in_row(flags: Tensor, spans: BlockSpans) -> Tensor:
+    return _row_by_row(flags, spans).any(dim=1)
 
 
-def _row_by_row(flags: Tensor, walks: Walks) -> Tensor:
+def _row_by_row(flags: Tensor, spans: BlockSpans) -> Tensor:
     """Flags of logits rows, bool [N], as those of drafted tokens [B, G], false beyond a row's."""
-    offsets = torch.arange(walks.max_verify_len, device=flags.device)
-    places = (walks.starts.unsqueeze(1) + offsets).clamp(max=len(flags) - 1)
-    return flags[places] & (offsets < walks.verify_lens.unsqueeze(1))
+    offsets = torch.arange(spans.max_verify_len, device=flags.device)
+    places = (spans.starts.unsqueeze(1) + offsets).clamp(max=len(flags) - 1)
+    return flags[places] & (offsets < spans.verify_lens.unsqueeze(1))

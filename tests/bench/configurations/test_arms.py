@@ -11,7 +11,7 @@ from specserve.sampling.verification.rule import VerificationRule
 def test_an_arm_is_a_name_and_flags_of_launch():
     word = "by hand: --speculation async --topology 1+1 --gamma 12 --set speculation.fan_out=4"
     arm = read_arm(word, ["--dtype", "float32"], "smollm2")
-    assert (arm.label, arm.regime, arm.threads) == ("by hand", "async", 1)
+    assert (arm.label, arm.mode, arm.threads) == ("by hand", "async", 1)
     assert arm.has_draft_process
     assert arm.flags == [
         "--dtype", "float32", "--speculation", "async", "--topology", "1+1", "--gamma", "12",
@@ -26,7 +26,7 @@ def test_what_an_arm_says_of_cores_rules_and_drafters_counts():
     assert (arm.threads, arm.verification) == (2, VerificationRule.REJECTION)
     assert not arm.has_draft_process
     assert "smollm2" not in arm.flags
-    assert read_arm("sync: --set speculation.mode=sync", [], "lm").regime == "sync"
+    assert read_arm("sync: --set speculation.mode=sync", [], "lm").mode == "sync"
 
 
 def test_plain_decoding_always_takes_part_and_comes_first():
@@ -42,7 +42,7 @@ def test_plain_decoding_always_takes_part_and_comes_first():
 
 def test_the_papers_arms_are_sound():
     arms = read_arms(PAPER_ARMS, [], "lm")
-    assert [arm.regime for arm in arms] == ["off", "sync", "sync", "sync", *["async"] * 3]
+    assert [arm.mode for arm in arms] == ["off", "sync", "sync", "sync", *["async"] * 3]
     assert [arm.threads for arm in arms] == [1, 1, 1, 2, 1, 1, 1]
     for arm in arms:
         check_arm(arm, ["--target", "tiny", "--oversubscribe"])

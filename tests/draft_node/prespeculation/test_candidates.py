@@ -16,7 +16,7 @@ from specserve.transport.link.messages import BlockKey, DraftTopK, RowReport
 from tests.specserve.sampling.laws import law_of_likeliest
 
 VOCAB, LENGTH, CPU = 2000, 4, torch.device("cpu")
-# Flat, so that a race is often won by a token that no list of likely ones would hold.
+# Flat, so that often a token is drawn that no list of likely ones would hold.
 LOGITS = 0.1 * torch.randn(1, LENGTH + 1, VOCAB, generator=torch.Generator().manual_seed(3))
 IDS = LOGITS[0].argmax(dim=1).tolist()
 
@@ -50,8 +50,8 @@ def scores_of(logits=LOGITS, law=None) -> BatchScores | None:
     return BatchScores.of(drawn, torch.ones(1), 64)
 
 
-def race_of(report: RowReport) -> torch.Tensor:
-    """Ids of every slot, the first in the target's race coming first; rejected ones left out."""
+def order_of(report: RowReport) -> torch.Tensor:
+    """Ids of every slot, the one the target would draw coming first; rejected ones left out."""
     count = LENGTH + 1
     keys = torch.full((count,), report.seed), torch.full((count,), report.sample_index)
     positions = torch.arange(count) + report.position + 1
@@ -62,12 +62,12 @@ def race_of(report: RowReport) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rule", ["coupled", "foreseeable"])
-def test_all_tokens_run_in_the_race(rule):
+def test_all_tokens_take_part_in_sampling(rule):
     report = report_of(rule)
     (found,) = candidates_of([flight_of(report, scores_of())], 8, NoiseTable(), CPU)
-    expected = race_of(report)[:, :8]
+    expected = order_of(report)[:, :8]
     assert found.tolist() == expected.tolist()
-    # Where only some tokens are known, their race is run, and its winner may be another.
+    # Where only some tokens are known, one of them is drawn, and all others may draw another.
     likely = LOGITS[0].topk(64).indices
     assert not (expected[:, :1, None] == likely[:, None]).any(dim=2).all()
 

@@ -61,10 +61,10 @@ def test_with_shared_noise_the_first_candidate_wins_the_race_the_target_runs(tem
     slots = SlotScores.of_logits(logits, scales, VOCAB)
     noise = noise_of(is_shared=True)
     found = rank_candidates(slots, noise, nothing_excluded(), 4)
-    race = exponential_noise(
+    output_noise = exponential_noise(
         noise.seeds, noise.sample_indices, noise.positions, Purpose.OUTPUT, VOCAB
     )
-    winners = (race / (logits / temperature).softmax(1)).topk(4, largest=False).indices
+    winners = (output_noise / (logits / temperature).softmax(1)).topk(4, largest=False).indices
     assert (found == winners.numpy()).all()
 
 
@@ -140,7 +140,7 @@ def test_rows_at_temperature_zero_are_greedy_under_any_rule():
         OutcomeKind.of("nonsense", 1.0)
 
 
-def test_where_every_token_runs_the_order_is_that_of_the_whole_race():
+def test_where_every_token_takes_part_the_order_is_that_of_sampling():
     """Shared noise counts for the slots that have it; what was rejected is no candidate."""
     generator = torch.Generator().manual_seed(0)
     scores, noise = torch.randn(2, 4, 30, generator=generator)
@@ -159,11 +159,11 @@ def test_where_every_token_runs_the_order_is_that_of_the_whole_race():
 def test_where_every_token_runs_a_reduced_vocabulary_speaks_in_ids_of_the_target():
     target_ids = torch.tensor([3, 8, 11, 20])
     scores = torch.tensor([[4.0, 3.0, 2.0, 1.0]]).repeat(3, 1)
-    race = torch.zeros(1, 4), torch.zeros(3, dtype=torch.int64)
+    output_noise = torch.zeros(1, 4), torch.zeros(3, dtype=torch.int64)
     zeros = torch.zeros(3, dtype=torch.int64)
     slots = SlotNoise(zeros, zeros, zeros, torch.zeros(3, dtype=torch.bool))
     excluded = torch.tensor([8, NO_TOKEN, 9])  # 9 is none of the draft's tokens
-    found = rank_all(scores, target_ids, race, slots, excluded, 5)
+    found = rank_all(scores, target_ids, output_noise, slots, excluded, 5)
     assert found[0].tolist() == [3, 11, 20, NO_TOKEN, NO_TOKEN]
     assert found[1].tolist() == found[2].tolist() == [3, 8, 11, 20, NO_TOKEN]
 
@@ -174,7 +174,7 @@ def test_what_is_no_number_is_no_candidate():
     scores[1] = torch.nan
     zeros = torch.zeros(2, dtype=torch.int64)
     slots = SlotNoise(zeros, zeros, zeros, torch.zeros(2, dtype=torch.bool))
-    race, nothing = (scores[:1], zeros), torch.full((2,), NO_TOKEN)
-    found = rank_all(scores, None, race, slots, nothing, 5)
+    output_noise, nothing = (scores[:1], zeros), torch.full((2,), NO_TOKEN)
+    found = rank_all(scores, None, output_noise, slots, nothing, 5)
     assert found[0].tolist() == [198, 197, 196, 195, 194]
     assert (found[1] == NO_TOKEN).all()

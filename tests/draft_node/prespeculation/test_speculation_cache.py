@@ -94,7 +94,7 @@ def test_scores_are_those_of_the_blocks_own_slots(monkeypatch):
         torch.testing.assert_close(slots.scores, 2 * logits[1, :3].gather(1, slots.ids))
 
 
-def test_all_columns_are_there_where_they_are_few_enough_for_a_race(monkeypatch):
+def test_all_columns_are_there_where_they_are_few_enough(monkeypatch):
     logits, scales = torch.randn(3, 4, 30), torch.tensor([1.0, 2.0, 0.5])
     target_ids = torch.arange(30) + 7
     drawn = SpeculationBatch(

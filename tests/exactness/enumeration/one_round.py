@@ -2,7 +2,7 @@
 
 Each row of the batch is one combination of drafted tokens and choices; what the real code made of
 its probabilities at the choice points is recorded, so a row comes back with an outcome and its
-exact probability. The laws are float64; arithmetic, indexing and walk are the service's.
+exact probability. The laws are float64; arithmetic, indexing and acceptance are the service's.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from specserve.sampling.verification import batch as batch_module
 from specserve.sampling.verification import verify as verify_module
 from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
 from specserve.sampling.verification.rule import VerificationRule
-from tests.exactness.enumeration.shared_race import joint_law
+from tests.exactness.enumeration.shared_noise import joint_law
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Case:
     context: tuple
     drafted: tuple
     choices: tuple  # ratio rules: accept or not, for each drafted token; equality: target's tokens
-    winner: int = NO_TOKEN  # ratio rules: of the race for the next token
+    winner: int = NO_TOKEN  # ratio rules: of the sampling of the next token
 
 
 def outcomes(toy, rule, contexts):
@@ -118,7 +118,7 @@ def _stack(laws):
 
 
 def _patch_ratio(patch, cases):
-    """Replaces the acceptance draws and the race; gives a function for the cases' probabilities."""
+    """Replaces what decides acceptance and samples; gives their probabilities."""
     decided = torch.tensor([choice for case in cases for choice in (*case.choices, False)])
     winners = torch.tensor([case.winner for case in cases])
     seen = {"accept": [], "winner": []}
@@ -128,7 +128,7 @@ def _patch_ratio(patch, cases):
         seen["accept"] += torch.where(own, probs, 1 - probs).tolist()
         return own
 
-    def race(noise, weights):
+    def exponential_sample(noise, weights):
         assert noise.shape == weights.shape
         own = winners[len(seen["winner"]) :][: len(weights)]
         law = weights / weights.sum(dim=1, keepdim=True)
@@ -146,12 +146,12 @@ def _patch_ratio(patch, cases):
             yield prob
 
     patch.setattr(verify_module, "accepts", accepts)
-    patch.setattr(verify_module, "race", race)
+    patch.setattr(verify_module, "exponential_sample", exponential_sample)
     return chances
 
 
 def _patch_sample(patch, cases, laws):
-    """Replaces the race on shared noise, which decides the draft's tokens and the target's."""
+    """Replaces sampling with shared noise, which decides the draft's tokens and the target's."""
     targets = torch.tensor([token_id for case in cases for token_id in case.choices])
     seen = {}
 

@@ -216,7 +216,7 @@ class Once(Streams):
 
 
 def test_acceptance_is_independent_of_the_noise_that_the_draft_knows():
-    """Drafted token, whether it stood, and the winner of the race that shared noise decides."""
+    """Drafted token, whether it stood, and the token that shared noise draws."""
     streams = Once(FORESEEABLE, NUM_STREAMS, pairs=[DIFFERENT], first_nonce=2 * 10**6)
     states = [streams.sampler.state(sequence).fork() for sequence in streams.sequences]
     rows, results = streams.play_round(streams.sequences)

@@ -102,7 +102,7 @@ PLANTS = [
             "tests/specserve/drafters/test_drawing.py"
             "::test_coupled_noise_belongs_to_target_ids_and_absolute_positions",
         ),
-        breaks="drafters of a part of the vocabulary race by other noise than their target",
+        breaks="drafters of a part of the vocabulary sample with other noise than their target",
         ways=_ANYWHERE,
     ),
     Plant(

@@ -5,7 +5,6 @@ from tests.plants.plant import Plant, Way
 _COMPILED = frozenset({Way.COMPILED, Way.SYNC, Way.ASYNC})
 _LAWS = "specserve/sampling/law_kernels.py"
 _RATIO = "tests/specserve/sampling/test_compiled_ratio.py"
-_LIKELIEST = "tests/specserve/sampling/test_race_of_likeliest.py"
 _TRUNCATION = "specserve/sampling/truncation_kernels.py"
 _CUT = "tests/specserve/sampling/test_truncation_kernels.py"
 _LAYERS = "specserve/backends/cpu/layer_kernels.py"

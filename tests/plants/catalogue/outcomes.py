@@ -29,13 +29,13 @@ PLANTS = [
         ways=_ASYNC,
     ),
     Plant(
-        name="races-at-the-position-before",
+        name="noise-of-the-position-before",
         file="draft_node/prespeculation/candidates.py",
         symbol="_slot_keys",
         was="position = report.position + 1 + number",
         becomes="position = report.position + number",
         tests=(
-            "tests/draft_node/prespeculation/test_candidates.py::test_all_tokens_run_in_the_race",
+            "tests/draft_node/prespeculation/test_candidates.py::test_all_tokens_take_part_in_sampling",
         ),
         breaks="outcomes are foreseen by the noise of the token before, and missed",
         ways=_ASYNC,
@@ -83,8 +83,8 @@ PLANTS = [
         symbol="rank_all",
         was="ids = places if target_ids is None else target_ids[places]",
         becomes="""
-            raced = (scores - noise[rows]).topk(2, dim=1).values
-            clear = raced[:, 0] - raced[:, 1]
+            perturbed = (scores - noise[rows]).topk(2, dim=1).values
+            clear = perturbed[:, 0] - perturbed[:, 1]
             best = best.masked_fill((clear < clear.roll(-1))[:, None], -torch.inf)
             ids = places if target_ids is None else target_ids[places]
         """,

@@ -11,12 +11,12 @@ _PASSES = f"{_DRAFTS}::test_blocks_are_those_of_a_pass_that_is_not_recorded"
 
 PLANTS = [
     Plant(
-        name="races-overwritten-by-the-next",
+        name="samples-overwritten-by-the-next",
         file="specserve/backends/cuda/graphs.py",
         symbol="RecordedRows.__call__",
         was="made.found[: len(rows[0])].clone()",
         becomes="made.found[: len(rows[0])]",
-        tests=(f"{_SAMPLING}::test_races",),
+        tests=(f"{_SAMPLING}::test_samples",),
         breaks="tokens that are read a little late are those of the next batch",
         ways=_RECORDED,
     ),

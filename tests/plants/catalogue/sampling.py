@@ -124,7 +124,7 @@ PLANTS = [
         symbol="Sampled._Draws.draw",
         was="winners = (noise / law.probs).argmin(dim=1, keepdim=True)",
         becomes="winners = law.probs.argmax(dim=1, keepdim=True)",
-        tests=(f"{_DRAWING}::test_tokens_win_the_race_of_their_slots_own_noise",),
+        tests=(f"{_DRAWING}::test_tokens_are_drawn_by_their_slots_own_noise",),
         breaks="the likeliest token is drafted and shipped with a law that it was not drawn from",
         ways=_TORCH,
     ),

@@ -127,11 +127,11 @@ def test_a_running_service_is_audited_as_it_is(audit, tiny, start_service, draft
 
 BONUS_FROM_THE_ROW_BEFORE = """
 from specserve.sampling.verification import verify
-real = verify.walk_ends
-def walk_ends(num_accepted, group):
+real = verify.prefix_ends
+def prefix_ends(num_accepted, group):
     full = (num_accepted == group.verify_lens) & (group.verify_lens > 0)
     return real(num_accepted, group) - (full.long() if group.ratio else 0)
-verify.walk_ends = walk_ends
+verify.prefix_ends = prefix_ends
 """
 FORGETS_PENALTIES_OF_DRAFTED_TOKENS = """
 import dataclasses
@@ -186,7 +186,8 @@ sampler._wanted_of_answer = wanted
 """
 ACCEPT_ALL = """
 from specserve.sampling.verification import equality
-equality.walk = lambda drafted, drawn: equality.Walk(len(drafted), drawn[-1], False)
+prefix = equality.AcceptedPrefix
+equality.accepted_prefix = lambda drafted, drawn: prefix(len(drafted), drawn[-1], False)
 """
 
 

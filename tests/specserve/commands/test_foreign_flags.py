@@ -79,7 +79,7 @@ def test_a_flag_that_was_ours_says_what_to_do_instead(words, told, refused):
 def test_flags_of_other_commands_are_theirs():
     own = build_parser().commands["calibrate"].flags
     refuse_foreign_flags(["--num-kept", "16"], own)
-    refuse_foreign_flags(["--draft_batch", "16"], own)
+    refuse_foreign_flags(["--wave", "16"], own)
 
 
 def test_every_name_leads_to_a_setting_and_is_none_of_ours():

@@ -39,7 +39,7 @@ def test_a_law_is_the_likeliest_tokens_at_the_rows_temperature():
             torch.testing.assert_close(probs[place, slot], expected, atol=1e-6, rtol=1e-4)
 
 
-def test_tokens_win_the_race_of_their_slots_own_noise():
+def test_tokens_are_drawn_by_their_slots_own_noise():
     logits = torch.randn(4, SLOTS, VOCAB, generator=torch.Generator().manual_seed(1))
     tokens, probs, draws = drawn(logits, TEMPERATURES)
     for place in range(4):

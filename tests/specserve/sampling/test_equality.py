@@ -9,7 +9,7 @@ import torch
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import NO_TOKEN, sample
 from specserve.sampling.verification.batch import VerificationBatch
-from specserve.sampling.verification.equality import Walk, walk
+from specserve.sampling.verification.equality import AcceptedPrefix, accepted_prefix
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.sampling.verification.verify import verify
 from tests.specserve.sampling.test_sampling import state
@@ -39,7 +39,7 @@ def test_walks_are_those_of_verify():
     parts = flat.split([len(row.drafted) + 1 for row in rows])
     for place, (row, part) in enumerate(zip(rows, parts, strict=True)):
         expected = int(found.num_accepted[place]), int(found.next_tokens[place]), spoiled[place]
-        assert walk(row.drafted, drawn_along(row, part)) == expected
+        assert accepted_prefix(row.drafted, drawn_along(row, part)) == expected
     assert 20 < sum(spoiled) < 60
     assert found.num_accepted.sum() > 20
 
@@ -47,22 +47,22 @@ def test_walks_are_those_of_verify():
 @pytest.mark.parametrize(
     ("drafted", "drawn", "expected"),
     [
-        ([], [7], Walk(0, 7, False)),
-        ([7, 8], [7, 8, 9], Walk(2, 9, False)),
-        ([7, 8], [7, 5, 8], Walk(1, 5, False)),
-        ([7, 8], [5, 8, 9], Walk(0, 5, False)),
-        ([7, 8], [5, NO_TOKEN, 9], Walk(0, 5, True)),
-        ([7, 8], [7, 8, NO_TOKEN], Walk(2, NO_TOKEN, True)),
+        ([], [7], AcceptedPrefix(0, 7, False)),
+        ([7, 8], [7, 8, 9], AcceptedPrefix(2, 9, False)),
+        ([7, 8], [7, 5, 8], AcceptedPrefix(1, 5, False)),
+        ([7, 8], [5, 8, 9], AcceptedPrefix(0, 5, False)),
+        ([7, 8], [5, NO_TOKEN, 9], AcceptedPrefix(0, 5, True)),
+        ([7, 8], [7, 8, NO_TOKEN], AcceptedPrefix(2, NO_TOKEN, True)),
     ],
 )
 def test_a_walk_ends_at_the_first_token_that_differs(drafted, drawn, expected):
-    assert walk(drafted, drawn) == expected
+    assert accepted_prefix(drafted, drawn) == expected
 
 
 @pytest.mark.parametrize("drawn", [[7], [7, 8, 9, 10]])
 def test_a_walk_needs_a_token_for_every_place(drawn):
     with pytest.raises(ValueError, match="drawn along 2 drafted"):
-        walk([7, 8], drawn)
+        accepted_prefix([7, 8], drawn)
 
 
 def test_likeliest_tokens_are_the_first_of_equals_and_none_of_what_is_no_number():

@@ -163,7 +163,7 @@ def test_the_ratio_test_at_a_one_hot_target_is_the_greedy_rule(rule):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bad_logits_end_the_walk_where_it_meets_them(rule, temperature):
-    """A certain draft of the target's own token stands, so the walk goes as far as it can."""
+    """A certain draft of the target's own token stands, so the prefix goes as far as it can."""
     logits = torch.full((4, NUM_TOKENS), -50.0)
     logits[:, 3] = 50.0
     rows = [RowToVerify(rule, state(seed=1, temperature=temperature), [3, 3, 3])]

@@ -19,7 +19,7 @@ from target_node.speculation.miss_policy import Miss, MissPolicy
 from target_node.speculation.source import NoSpeculation
 from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
-from tests.target_node.planning.recorded_regimes import decoding_row
+from tests.target_node.planning.recorded_modes import decoding_row
 
 _PASSAGE = 24  # rounds of a text that are about alike
 _SCATTER = 0.25  # standard deviation of what a passage makes of drafts
@@ -50,10 +50,10 @@ class SimulatedLives:
         self.clock = ScriptedTime()
         self.policy = MissPolicy()
         self.drafts = _Drafts()
-        regimes = {str(miss): self.drafts for miss in misses}
+        modes = {str(miss): self.drafts for miss in misses}
         rule_of = lambda sequence: sequence.request.rule  # noqa: E731
         named = {str(miss): miss for miss in misses}
-        self.auto = AutoSpeculation(regimes, rule_of, BACKEND, named, self.policy)
+        self.auto = AutoSpeculation(modes, rule_of, BACKEND, named, self.policy)
         self.chosen: Counter[Miss] = Counter()  # by round
         self.life = life
         self.rows = [decoding_row()]

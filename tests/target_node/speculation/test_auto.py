@@ -9,28 +9,28 @@ import target_node.speculation.auto
 from target_node.speculation.auto import MOST_TOLD
 from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
-from tests.target_node.planning.recorded_regimes import Choosing, Recording, auto, decoding_row
+from tests.target_node.planning.recorded_modes import Choosing, Recording, auto, decoding_row
 
 ROUND_S = 0.03
-REGIMES = ["off", "sync", "async"]
+MODES = ["off", "sync", "async"]
 
 
-def test_one_regime_attaches_and_the_others_are_left_alone():
-    regimes = {name: Recording() for name in REGIMES}
-    source = auto(regimes)
+def test_one_mode_attaches_and_the_others_are_left_alone():
+    modes = {name: Recording() for name in MODES}
+    source = auto(modes)
     row = decoding_row()
     source.attach([row])
     source.tend()
     source.forget(row.sequence)
     source.close()
-    asked = sorted(regime.asked for regime in regimes.values())
+    asked = sorted(mode.asked for mode in modes.values())
     assert asked == [["attach", "tend", "forget", "close"]] + 2 * [["tend", "forget", "close"]]
 
 
 @pytest.mark.parametrize("num_unready", [0, 1, 7, MOST_TOLD, 1000])
-def test_a_regime_prepares_before_it_is_used(num_unready):
-    regimes = {"off": Recording(), "sync": Recording(), "async": Recording(num_unready)}
-    source = auto(regimes)
+def test_a_mode_prepares_before_it_is_used(num_unready):
+    modes = {"off": Recording(), "sync": Recording(), "async": Recording(num_unready)}
+    source = auto(modes)
     source._chooser = chooser = Choosing()
     row, sampled = decoding_row(), [SimpleNamespace(token_ids=[1])]
 
@@ -39,19 +39,19 @@ def test_a_regime_prepares_before_it_is_used(num_unready):
             source.observe(source.attach([row]), sampled)
 
     rounds(40)
-    assert regimes["async"].asked == []
-    chooser.regime, chooser.observed = "async", []
+    assert modes["async"].asked == []
+    chooser.mode, chooser.observed = "async", []
     num_waited = min(num_unready, MOST_TOLD)
     rounds(num_waited + 5)
-    asked = regimes["async"].asked
+    asked = modes["async"].asked
     assert asked == (num_waited + 1) * ["follow"] + 5 * ["attach"]
     # The others' speed is not judged by what ran meanwhile.
     assert chooser.observed[:num_waited] == num_waited * [("off", None)]
     assert chooser.observed[num_waited:] == [("async", age) for age in range(5)]
     if num_unready <= MOST_TOLD:
-        chooser.regime = "sync"
+        chooser.mode = "sync"
         rounds(1)
-        chooser.regime = "async"
+        chooser.mode = "async"
         rounds(1)
         assert asked[num_waited + 6 :] == ["follow", "attach"]  # it is prepared still
 
@@ -59,7 +59,7 @@ def test_a_regime_prepares_before_it_is_used(num_unready):
 def test_what_passes_between_two_rounds_counts_and_idle_time_does_not(monkeypatch):
     clock = ScriptedTime()
     monkeypatch.setattr(target_node.speculation.auto, "time", clock)
-    source = auto({name: Recording() for name in REGIMES})
+    source = auto({name: Recording() for name in MODES})
     source._chooser = chooser = Choosing()
     row = decoding_row()
 
@@ -81,7 +81,7 @@ def test_what_passes_between_two_rounds_counts_and_idle_time_does_not(monkeypatc
 
 
 def test_a_round_in_which_something_was_recorded_does_not_count(monkeypatch):
-    source = auto({name: Recording() for name in REGIMES})
+    source = auto({name: Recording() for name in MODES})
     source._chooser = chooser = Choosing()
     for num_first_calls in (0, 1, 1, 3, 3):
         rows = source.attach([decoding_row()])
@@ -93,22 +93,22 @@ def test_a_round_in_which_something_was_recorded_does_not_count(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("few", "many"), [(10, 40), (15, 100), (30, 30), (50, 50)])
 @pytest.mark.parametrize("best", ["sync", "async"])
-def test_loads_that_take_turns_each_have_their_best_regime(few, many, best, monkeypatch):
+def test_loads_that_take_turns_each_have_their_best_mode(few, many, best, monkeypatch):
     clock = ScriptedTime()
     monkeypatch.setattr(target_node.speculation.auto, "time", clock)
-    source = auto({name: Recording() for name in REGIMES})
+    source = auto({name: Recording() for name in MODES})
     other = "sync" if best == "async" else "async"
     tokens = {(1, best): 6, (1, other): 4, (1, "off"): 2, (16, "off"): 6, (16, "sync"): 4}
     made = possible = 0
     for turn in range(200):
         for num_rows, num_rounds in ((1, few), (16, many)):
             # Requests of this turn: draft processes have to be told of them.
-            source._regimes["async"].asked, source._regimes["async"].num_unready = [], 2
+            source._modes["async"].asked, source._modes["async"].num_unready = [], 2
             rows = [decoding_row()] * num_rows
             for _ in range(num_rounds):
                 source.attach(rows)
                 clock.now_s += ROUND_S
-                num_tokens = tokens.get((num_rows, source.regime), 3)
+                num_tokens = tokens.get((num_rows, source.mode), 3)
                 source.observe(rows, [SimpleNamespace(token_ids=[0] * num_tokens)])
                 if turn > 100 and num_rows == 1:
                     made, possible = made + num_tokens, possible + 6
@@ -117,16 +117,16 @@ def test_loads_that_take_turns_each_have_their_best_regime(few, many, best, monk
 
 
 def test_rounds_that_compute_prompts_neither_count_nor_end_a_run():
-    source = auto({name: Recording() for name in REGIMES})
+    source = auto({name: Recording() for name in MODES})
     sampled = [SimpleNamespace(token_ids=[1]), SimpleNamespace(token_ids=[])]
     for _ in range(50):
         rows = [decoding_row(), decoding_row(is_decoding=False)]
         source.observe(source.attach(rows), sampled)
-    assert not any(source._chooser.speed(source._run.load, regime) for regime in REGIMES)
-    regime = source.regime
+    assert not any(source._chooser.speed(source._run.load, mode) for mode in MODES)
+    mode = source.mode
     for _ in range(10):
         source.attach([decoding_row(is_decoding=False)])
-    assert source.regime == regime
+    assert source.mode == mode
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_rounds_that_compute_prompts_neither_count_nor_end_a_run():
     ],
 )
 def test_a_load_is_how_many_rows_and_how_most_of_them_are_judged(rows, load):
-    source = auto({name: Recording() for name in REGIMES})
+    source = auto({name: Recording() for name in MODES})
     source.attach(rows)
     assert source._run.load == load
 
 
 def test_what_is_fast_for_greedy_rows_says_nothing_of_drawn_ones(monkeypatch):
     """Requests of two kinds in turn: each is served by what is fastest for it."""
-    source = auto({name: Recording() for name in REGIMES})
+    source = auto({name: Recording() for name in MODES})
     tokens = {("greedy", "async"): 5, ("greedy", "sync"): 3, ("drawn", "sync"): 5}
     chosen = {"greedy": Counter(), "drawn": Counter()}
     clock = ScriptedTime()
@@ -161,15 +161,15 @@ def test_what_is_fast_for_greedy_rows_says_nothing_of_drawn_ones(monkeypatch):
         for _ in range(30):
             source.attach([row])
             clock.now_s += ROUND_S
-            num_tokens = tokens.get((kind, source.regime), 2)
+            num_tokens = tokens.get((kind, source.mode), 2)
             source.observe([row], [SimpleNamespace(token_ids=[0] * num_tokens)])
-            chosen[kind][source.regime] += turn > 100
+            chosen[kind][source.mode] += turn > 100
     for kind, best in (("greedy", "async"), ("drawn", "sync")):
         assert chosen[kind][best] > 0.95 * chosen[kind].total()
 
 
-def test_draft_processes_are_counted_whichever_regime_runs():
-    regimes = {name: Recording() for name in REGIMES}
-    regimes["async"].num_drafts_attached = 2
-    assert auto(regimes).num_drafts_attached == 2
+def test_draft_processes_are_counted_whichever_mode_runs():
+    modes = {name: Recording() for name in MODES}
+    modes["async"].num_drafts_attached = 2
+    assert auto(modes).num_drafts_attached == 2
     assert auto({name: Recording() for name in ("off", "sync")}).num_drafts_attached == 0

@@ -1,4 +1,4 @@
-"""Regimes of draft processes: several with one source, told apart, and gone while nobody drafts."""
+"""Modes of draft processes: several with one source, told apart, and gone while nobody drafts."""
 
 from types import SimpleNamespace
 
@@ -6,11 +6,11 @@ import pytest
 
 import target_node.speculation.auto
 import target_node.speculation.miss_policy
-from target_node.planning.regime_speeds import Load
+from target_node.planning.mode_speeds import Load
 from target_node.speculation.miss_policy import Miss, MissPolicy
 from target_node.speculation.source import SpeculationStatus
 from tests.scripted_time import ScriptedTime
-from tests.target_node.planning.recorded_regimes import Choosing, Recording, auto, decoding_row
+from tests.target_node.planning.recorded_modes import Choosing, Recording, auto, decoding_row
 
 MISSES = {"async skip": Miss.SKIP, "async draft_now": Miss.DRAFT_NOW}
 ROUND_S = 0.01
@@ -34,15 +34,15 @@ class Drafted(Recording):
 
 
 class Service:
-    """`auto` with plain decoding and two regimes of one draft process."""
+    """`auto` with plain decoding and two modes of one draft process."""
 
     def __init__(self, num_unready: int = 0, rows=None, misses=MISSES) -> None:
         self.policy = MissPolicy()
         self.drafted = Drafted(self.policy, num_unready)
         self.rows = rows or [decoding_row()]
-        regimes = {"off": Recording()} | dict.fromkeys(misses, self.drafted)
-        self.source = auto(regimes, misses, self.policy)
-        self.tokens = dict.fromkeys(regimes, 2)  # of a round
+        modes = {"off": Recording()} | dict.fromkeys(misses, self.drafted)
+        self.source = auto(modes, misses, self.policy)
+        self.tokens = dict.fromkeys(modes, 2)  # of a round
         self.clock = ScriptedTime()
 
     def scripted(self) -> Choosing:
@@ -50,19 +50,19 @@ class Service:
         return self.source._chooser
 
     def learn(self, **tokens: int) -> None:
-        """What a round of each regime makes, for long enough to know."""
+        """What a round of each mode makes, for long enough to know."""
         self.tokens = dict(zip(self.tokens, tokens.values(), strict=True))
         load = Load.of(len(self.rows), "coupled")
         for _ in range(100):
-            for regime, num_tokens in self.tokens.items():
-                self.source._chooser.observe(load, regime, num_tokens, ROUND_S, age=9)
+            for mode, num_tokens in self.tokens.items():
+                self.source._chooser.observe(load, mode, num_tokens, ROUND_S, age=9)
 
     def round(self) -> str:
         rows = self.source.attach(self.rows)
         self.clock.now_s += ROUND_S
-        count = self.tokens[self.source.regime] // len(rows)
+        count = self.tokens[self.source.mode] // len(rows)
         self.source.observe(rows, [SimpleNamespace(token_ids=[0] * count) for _ in rows])
-        return self.source.regime
+        return self.source.mode
 
     def rounds(self, count: int) -> list[str]:
         return [self.round() for _ in range(count)]
@@ -79,14 +79,14 @@ def make_service(monkeypatch):
     return make
 
 
-def test_regimes_of_one_source_are_prepared_once_and_told_apart(make_service):
+def test_modes_of_one_source_are_prepared_once_and_told_apart(make_service):
     service = make_service(num_unready=2)
     chooser = service.scripted()
-    chooser.regime = "async skip"
+    chooser.mode = "async skip"
     assert service.round() == "off"
     assert chooser.left_out == set(MISSES)  # neither is ready
     assert (service.drafted.asked, service.drafted.done) == (["follow"], [])
-    for chooser.regime in ("async skip", "async skip", "async draft_now", "async skip"):
+    for chooser.mode in ("async skip", "async skip", "async draft_now", "async skip"):
         service.round()
     asked = service.drafted.asked
     assert asked == 3 * ["follow"] + 3 * ["attach"]
@@ -103,7 +103,7 @@ def test_regimes_of_one_source_are_prepared_once_and_told_apart(make_service):
 def test_people_are_told_what_ran_and_not_which_of_its_kinds(make_service):
     service = make_service()
     chooser, told = service.scripted(), []
-    for chooser.regime in ("off", *MISSES):
+    for chooser.mode in ("off", *MISSES):
         service.round()
         told.append(service.source.status())
     assert [each.speculation_regime for each in told] == ["off", "async", "async"]
@@ -145,10 +145,10 @@ def test_where_waiting_is_all_there_is_it_is_tried_again_after_a_second(make_ser
     assert "async draft_now" in service.rounds(90)
 
 
-def test_a_wait_in_vain_counts_for_the_regime_that_waited(make_service):
+def test_a_wait_in_vain_counts_for_the_mode_that_waited(make_service):
     service = make_service()
     chooser = service.scripted()
-    chooser.regime = "async draft_now"
+    chooser.mode = "async draft_now"
 
     class Waiting(Drafted):
         def attach(self, rows):
@@ -167,9 +167,9 @@ def test_what_runs_while_another_prepares_can_be_run(make_service):
     service = make_service()
     service.drafted.num_drafts_attached = 0
     slow = Recording(num_unready=5)
-    service.source._regimes["sync"] = slow
+    service.source._modes["sync"] = slow
     chooser = service.scripted()
-    chooser.regime = "sync"
+    chooser.mode = "sync"
     service.tokens["sync"] = 2
     service.round()
     assert chooser.left_out == {"sync", *MISSES}
@@ -251,7 +251,7 @@ def test_where_waiting_is_all_there_is_and_nobody_to_wait_for_it_runs_and_waits_
 def test_rounds_after_a_draft_has_come_or_gone_are_as_after_a_change(make_service):
     service = alone_service(make_service)
     chooser = service.source._chooser = Choosing()
-    chooser.regime = "async skip"
+    chooser.mode = "async skip"
     for service.drafted.num_drafts_attached in (1, 0, 1):
         service.rounds(3)
     assert [age for _, age in chooser.observed] == 3 * [0, 1, 2]

@@ -1,4 +1,4 @@
-"""What `auto` loses by looking, in tokens of the best regime, over texts that scatter as real ones.
+"""What `auto` loses by looking, in tokens of the best mode, over texts that scatter as real ones.
 
 Every figure is the mean over several services that begin cold. Of `always`, the third speed is the
 best of three kinds of async, of which the others make .95 and .9.
@@ -10,7 +10,7 @@ from statistics import mean
 import pytest
 
 import target_node.speculation.auto
-from tests.target_node.planning.simulated_regimes import REGIMES, SimulatedService
+from tests.target_node.planning.simulated_modes import MODES, SimulatedService
 
 SEEDS = range(8)
 MANY_SEEDS = range(24)  # for shares that are near 0 or near 1, which last bits decide
@@ -30,7 +30,7 @@ def services(monkeypatch):
 
 
 def always(*speeds: float):
-    return lambda num_rows, temperature: dict(zip(REGIMES, speeds, strict=True))
+    return lambda num_rows, temperature: dict(zip(MODES, speeds, strict=True))
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_little_of_the_first_6000_tokens_is_lost(speeds, num_rows, most, service
 @pytest.mark.parametrize(
     "speeds", [(1, 0.75, 0.65), (1, 0.85, 0.85), (1, 0.95, 0.7), (1, 0.95, 0.95)]
 )
-def test_where_nothing_pays_hardly_more_is_lost_by_trying_all_regimes_than_one(
+def test_where_nothing_pays_hardly_more_is_lost_by_trying_all_modes_than_one(
     speeds, num_rows, services
 ):
     """What each may lose does not add up."""
@@ -83,7 +83,7 @@ def test_what_a_bad_kind_loses_does_not_keep_a_good_one_from_being_found(num_row
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 4])
-def test_a_much_slower_regime_delays_by_less_than_fifty_tokens(num_rows, services):
+def test_a_much_slower_mode_delays_by_less_than_fifty_tokens(num_rows, services):
     lost = []
     for service in services(always(1, 0.7, 0.7)):
         service.steady(num_rows, 4000)
@@ -145,7 +145,7 @@ def test_batches_that_end_row_by_row_use_what_is_best_at_every_number_of_rows(se
                 service.forget()
             service.batch([60 + int(300 * service.random.random() ** 2) for _ in range(16)])
         later.append(service.share_lost)
-        rounds = {regime: service.rounds[1, regime] for regime in REGIMES}
+        rounds = {mode: service.rounds[1, mode] for mode in MODES}
         alone.append(rounds["async"] / sum(rounds.values()))
     assert mean(first[: len(SEEDS)]) < 0.08
     assert mean(later[: len(SEEDS)]) < 0.045
@@ -185,7 +185,7 @@ def test_what_pays_next_door_is_not_kept_where_plain_decoding_is_faster(num_rows
 def test_what_is_best_is_found_where_it_is_another_than_next_door(services):
     def speeds(num_rows: int, temperature: float) -> dict[str, float]:
         many = num_rows >= 8
-        return dict(zip(REGIMES, (1, 0.75, 0.65) if many else (1, 1.1, 1.6), strict=True))
+        return dict(zip(MODES, (1, 0.75, 0.65) if many else (1, 1.1, 1.6), strict=True))
 
     shares = []
     for service in services(speeds):
@@ -200,7 +200,7 @@ def test_what_is_best_is_found_where_it_is_another_than_next_door(services):
 def test_what_is_fast_for_greedy_rows_does_not_hold_up_drawn_ones(services):
     def speeds(num_rows: int, temperature: float) -> dict[str, float]:
         drawn = (1, 0.8, 0.65)
-        return dict(zip(REGIMES, drawn if temperature else (1, 1.0, 1.15), strict=True))
+        return dict(zip(MODES, drawn if temperature else (1, 1.0, 1.15), strict=True))
 
     shares = []
     for service in services(speeds):
@@ -212,7 +212,7 @@ def test_what_is_fast_for_greedy_rows_does_not_hold_up_drawn_ones(services):
 
 
 @pytest.mark.slow
-def test_a_regime_that_becomes_the_fastest_is_noticed(services):
+def test_a_mode_that_becomes_the_fastest_is_noticed(services):
     shares = []
     now = {}
     for service in services(lambda *_: now):
@@ -247,8 +247,8 @@ def test_nothing_is_tried_while_prompts_are_read(services):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("speeds", [(1, 0.75, 0.65), (1, 1.05, 1.6), (1, 1.6, 1.05)])
-def test_a_service_that_nearly_always_reads_prompts_has_the_best_regime(speeds, services):
-    best = REGIMES[speeds.index(max(speeds))]
+def test_a_service_that_nearly_always_reads_prompts_has_the_best_mode(speeds, services):
+    best = MODES[speeds.index(max(speeds))]
     shares = []
     for service in services(always(*speeds)):
         for index in range(3000):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from target_node.planning.regime_speeds import Load
+from target_node.planning.mode_speeds import Load
 from target_node.speculation.miss_policy import Miss
 from tests.exactness.speculative import MAX_LEN, Models, make_models
 from tests.target_node.in_process import request
@@ -26,7 +26,7 @@ class Told:
         self.loads: list[Load] = []
         self.num_decoding = self.num_mixed = 0  # rounds, of rows that decode, or some of which do
         self.rounds: list[tuple[int, float]] = []
-        self.regimes: set[str] = set()
+        self.modes: set[str] = set()
         self.waits: list[dict[str, bool]] = []
         self.answers: list[dict[str, bool]] = []
         listen(pair.speculation._chooser, "observe", self._observe)
@@ -34,9 +34,9 @@ class Told:
         listen(pair.policy, "waited", lambda **told: self.waits.append(told))
         listen(pair.policy, "heard", lambda **told: self.answers.append(told))
 
-    def _observe(self, load, regime, num_tokens, seconds, **_):
+    def _observe(self, load, mode, num_tokens, seconds, **_):
         self.loads.append(load)
-        self.regimes.add(regime)
+        self.modes.add(mode)
         self.rounds.append((num_tokens, seconds))
 
     def _attach(self, rows):
@@ -122,4 +122,4 @@ def test_rounds_that_read_prompts_are_not_counted(models):
 @pytest.mark.slow
 def test_all_that_may_be_done_about_misses_is_done_and_told_apart(models):
     heard = told(models, Drafting(pace=(0, 12)), *Miss, num_requests=24)
-    assert heard.regimes == {f"async {miss}" for miss in Miss}
+    assert heard.modes == {f"async {miss}" for miss in Miss}

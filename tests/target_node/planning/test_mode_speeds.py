@@ -4,15 +4,15 @@ import math
 
 import pytest
 
-from target_node.planning.regime_speeds import Load, Measured, RegimeSpeeds
+from target_node.planning.mode_speeds import Load, Measured, ModeSpeeds
 
 OFF, DRAFTS = 0, 1
 KINDS = ("off", "drafts")
 
 
-def measured(*figures: tuple[Load, float, float]) -> RegimeSpeeds:
+def measured(*figures: tuple[Load, float, float]) -> ModeSpeeds:
     """Of each load, how much faster drafts are, over so many tokens."""
-    speeds = RegimeSpeeds(KINDS)
+    speeds = ModeSpeeds(KINDS)
     for load, faster, num_tokens in figures:
         # How fast anything is at a load says nothing of another.
         off_s = num_tokens / (100 * load.num_rows)
@@ -21,11 +21,11 @@ def measured(*figures: tuple[Load, float, float]) -> RegimeSpeeds:
     return speeds
 
 
-def ahead(speeds: RegimeSpeeds, load: Load) -> float:
+def ahead(speeds: ModeSpeeds, load: Load) -> float:
     return speeds.belief(load).behind(OFF, DRAFTS)
 
 
-def doubt(speeds: RegimeSpeeds, load: Load) -> float:
+def doubt(speeds: ModeSpeeds, load: Load) -> float:
     return speeds.belief(load).doubt(OFF, DRAFTS)
 
 
@@ -34,8 +34,8 @@ def of_rows(num_bits: int, law: str = "coupled") -> Load:
 
 
 def test_nothing_is_believed_of_what_was_never_seen():
-    assert ahead(RegimeSpeeds(KINDS), of_rows(3)) == 0
-    assert doubt(RegimeSpeeds(KINDS), of_rows(3)) > 0.5
+    assert ahead(ModeSpeeds(KINDS), of_rows(3)) == 0
+    assert doubt(ModeSpeeds(KINDS), of_rows(3)) > 0.5
 
 
 def test_a_load_borrows_what_its_neighbour_knows_the_less_the_further_away():
@@ -66,10 +66,10 @@ def test_a_few_hundred_tokens_of_its_own_outweigh_a_neighbour():
 
 
 def test_doubt_counts_tokens_and_not_seconds():
-    slow, fast = RegimeSpeeds(KINDS), RegimeSpeeds(KINDS)
+    slow, fast = ModeSpeeds(KINDS), ModeSpeeds(KINDS)
     for speeds, seconds in ((slow, 10.0), (fast, 0.1)):
-        for regime in (OFF, DRAFTS):
-            speeds.at(of_rows(1))[regime].add(400, seconds)
+        for mode in (OFF, DRAFTS):
+            speeds.at(of_rows(1))[mode].add(400, seconds)
     assert doubt(slow, of_rows(1)) == pytest.approx(doubt(fast, of_rows(1)))
 
 
@@ -80,19 +80,19 @@ def test_many_rows_say_more_with_as_many_tokens_since_their_texts_differ():
 
 def test_what_one_kind_does_is_expected_of_its_others_until_they_are_measured():
     off, one, other = range(3)
-    speeds, load = RegimeSpeeds(("off", "drafts", "drafts")), of_rows(1)
-    for regime, seconds in ((off, 10.0), (one, 5.0)):
-        speeds.at(load)[regime].add(4000, seconds)
+    speeds, load = ModeSpeeds(("off", "drafts", "drafts")), of_rows(1)
+    for mode, seconds in ((off, 10.0), (one, 5.0)):
+        speeds.at(load)[mode].add(4000, seconds)
     believed = speeds.belief(load)
     assert (
         0.3 < believed.behind(off, other) < believed.behind(off, one) == pytest.approx(0.69, 0.02)
     )
-    assert believed.doubt(one, other) < RegimeSpeeds(KINDS).belief(load).doubt(OFF, DRAFTS)
+    assert believed.doubt(one, other) < ModeSpeeds(KINDS).belief(load).doubt(OFF, DRAFTS)
     speeds.at(load)[other].add(4000, 20.0)
     assert speeds.belief(load).behind(off, other) == pytest.approx(-0.69, rel=0.02)
 
 
-def test_what_one_regime_says_of_a_load_is_no_matter_of_the_other():
+def test_what_one_mode_says_of_a_load_is_no_matter_of_the_other():
     """A load that is fast because many rows decode is not one where drafts are slow."""
     speeds = measured((of_rows(1), 1.0, 5000))
     speeds.at(of_rows(5))[OFF].add(5000, 1.0)
@@ -107,7 +107,7 @@ def test_of_many_loads_those_most_alike_count():
 
 @pytest.mark.parametrize("stalled", [1, 2, 3, 8])
 def test_one_stall_is_a_slow_round_and_no_more(stalled):
-    """Whatever it was: a regime that looks many times too slow would not be tried for minutes."""
+    """Whatever it was: a mode that looks many times too slow would not be tried for minutes."""
     figures = Measured()
     for turn in range(1, 9):
         figures.add(3, 5.0 if turn == stalled else 0.01)
@@ -119,7 +119,7 @@ def test_one_stall_is_a_slow_round_and_no_more(stalled):
 
 
 @pytest.mark.parametrize(("usual_s", "slow_s", "every"), [(0.005, 0.08, 10), (0.007, 0.12, 20)])
-def test_slow_rounds_that_recur_are_the_regimes_own(usual_s, slow_s, every):
+def test_slow_rounds_that_recur_are_the_modes_own(usual_s, slow_s, every):
     figures = Measured()
     for turn in range(20 * every):
         seconds = slow_s if turn % every == every - 1 else usual_s
@@ -137,12 +137,12 @@ def test_a_short_round_does_not_make_others_short(short):
     assert figures.speed == pytest.approx(22 / 0.071, rel=0.05)
 
 
-def test_time_that_passes_counts_for_every_regime_and_for_what_was_held_back():
-    speeds, load = RegimeSpeeds(KINDS), of_rows(1)
-    for regime in (OFF, DRAFTS):
+def test_time_that_passes_counts_for_every_mode_and_for_what_was_held_back():
+    speeds, load = ModeSpeeds(KINDS), of_rows(1)
+    for mode in (OFF, DRAFTS):
         for _ in range(400):
-            speeds.at(load)[regime].add(1, 0.01)
-        speeds.at(load)[regime].add(1, 1.0)  # a stall: cut, and kept aside
+            speeds.at(load)[mode].add(1, 0.01)
+        speeds.at(load)[mode].add(1, 1.0)  # a stall: cut, and kept aside
     before = [(each.tokens, each.held_s) for each in speeds.at(load)]
     speeds.fade(load, 20.0)
     after = [(each.tokens, each.held_s) for each in speeds.at(load)]

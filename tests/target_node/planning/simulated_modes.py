@@ -1,10 +1,10 @@
 """Rounds of an `auto` that serves texts which drafts get right now more and now less.
 
-A regime's speed at every number of rows is what a test says; tokens scatter about it as they do on
+A mode's speed at every number of rows is what a test says; tokens scatter about it as they do on
 real text, where 128 tokens of one row differ by a quarter and a passage is alike for a while. The
-first rounds after a change of regime take longer, as measured beside a target of 30M parameters
+first rounds after a change of mode take longer, as measured beside a target of 30M parameters
 with 1, 4 and 16 rows, and the first has no drafts. Async comes in three kinds that share a source.
-What was lost is counted in expectation: in the time that each round takes, the best regime had made
+What was lost is counted in expectation: in the time that each round takes, the best mode had made
 so many tokens more.
 """
 
@@ -19,7 +19,7 @@ from target_node.speculation.source import NoSpeculation
 from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
 
-REGIMES = ("off", "sync", "async")
+MODES = ("off", "sync", "async")
 KINDS = {"off": 1.0, "sync": 1.0, "async": 1.0, "async now": 0.95, "async skip": 0.9}
 _SLOWER = (0.15, 0.14, 0.14, 0.06, 0.06, 0.03, 0.03)  # a round that follows a change at once, ...
 _PLAIN_S = 0.005  # a round of plain decoding of one row
@@ -29,8 +29,8 @@ _PASSAGE = 24  # rounds of a text that are about alike
 _TEXTS, _PASSAGES = 0.12, 0.12  # standard deviations of what a text and a passage make of that
 
 
-def family_of(regime: str) -> str:
-    return regime.split()[0]
+def family_of(mode: str) -> str:
+    return mode.split()[0]
 
 
 class Text:
@@ -63,7 +63,7 @@ class Text:
         return 1 + accepted
 
 
-class _Regime(NoSpeculation):
+class _Mode(NoSpeculation):
     """Draft processes, if it has any, have to be told of a row in a round before."""
 
     def __init__(self, *, has_to_be_told: bool) -> None:
@@ -83,16 +83,16 @@ class _Regime(NoSpeculation):
 
 
 class SimulatedService:
-    """`speeds(num_rows, temperature)`: by regime, as a share of plain decoding."""
+    """`speeds(num_rows, temperature)`: by mode, as a share of plain decoding."""
 
     def __init__(self, speeds, seed: int, plain_s: float = _PLAIN_S, make=AutoSpeculation) -> None:
         self.clock = ScriptedTime()
-        sources = {name: _Regime(has_to_be_told=name == "async") for name in REGIMES}
-        regimes = {name: sources[family_of(name)] for name in KINDS}
-        self.auto = make(regimes, lambda sequence: sequence.request.rule, BACKEND)
+        sources = {name: _Mode(has_to_be_told=name == "async") for name in MODES}
+        modes = {name: sources[family_of(name)] for name in KINDS}
+        self.auto = make(modes, lambda sequence: sequence.request.rule, BACKEND)
         self.random = random.Random(seed)
         self.made = self.lost = 0.0  # tokens
-        self.rounds: Counter[tuple[int, str]] = Counter()  # by rows, decoding or not, and regime
+        self.rounds: Counter[tuple[int, str]] = Counter()  # by rows, decoding or not, and mode
         self.num_changes = 0
         self._speeds = speeds
         self._plain_s = plain_s
@@ -115,15 +115,15 @@ class SimulatedService:
         """`rows` that do not decode read their prompts."""
         self.auto.tend()
         self.auto.attach(rows)
-        regime, decoding = self.auto.regime, [row for row in rows if row.sequence.is_decoding]
-        self.rounds[len(rows), family_of(regime)] += 1
-        has_changed, self._last = regime != self._last, regime
+        mode, decoding = self.auto.mode, [row for row in rows if row.sequence.is_decoding]
+        self.rounds[len(rows), family_of(mode)] += 1
+        has_changed, self._last = mode != self._last, mode
         self.num_changes += has_changed
         self._age = 0 if has_changed else self._age + 1
         temperature = rows[0].sequence.request.sampling.temperature
         speeds = self._speeds(len(rows), temperature)
-        family = family_of(regime)
-        speed = speeds[family] * KINDS[regime]
+        family = family_of(mode)
+        speed = speeds[family] * KINDS[mode]
         # Plain decoding of 16 rows takes twice as long as of one.
         plain_s = self._plain_s * (1 + math.log2(len(rows)) / 4)
         slower = _SLOWER[self._age] if self._age < len(_SLOWER) else 0.0

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Which regime the next run of rounds uses.
+"""Which mode the next run of rounds uses.
 
 Most rounds run the preferred one, which another replaces by being faster by a margin. Where one is
 safe, nothing else is preferred before it is faster beyond doubt: what leads by less than is known
-makes room until more is. A few rounds, in short runs, try another. Each kind of regime has one try
+makes room until more is. A few rounds, in short runs, try another. Each kind of mode has one try
 under each law, since nothing says how it does there. After that trying others may lose a small
 share of a load's tokens, so that what changes is noticed: the more a kind loses, the more rarely
 it is tried. What may well be faster as far as is known, and what only its kind speaks against, may
@@ -11,8 +11,8 @@ lose a little more, but together: what each may lose would add up.
 
 The first rounds after a change are slower than those that follow: contexts catch up, tables are
 empty, and so is the cache of a processor whose weights were read in another rhythm. How much is
-measured where the preferred regime takes over again. It counts as lost by whoever was tried; and a
-round that comes so early counts for a regime's speed as it would have been later, since else what
+measured where the preferred mode takes over again. It counts as lost by whoever was tried; and a
+round that comes so early counts for a mode's speed as it would have been later, since else what
 is tried for a few rounds always seems slower than what runs all the time.
 
 Receives counts and times, never tokens.
@@ -22,9 +22,9 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Sequence
 
-from target_node.planning.regime_speeds import Belief, Load, Measured, RegimeSpeeds
+from target_node.planning.mode_speeds import Belief, Load, Measured, ModeSpeeds
 
-RUN = 24  # rounds of the preferred regime before the next choice
+RUN = 24  # rounds of the preferred mode before the next choice
 _SETTLING = 6  # rounds after a change that are slower than others: each ...
 _NEXT = 0.6  # ... by so much of what the one before it was slower by
 _TRIAL_TOKENS = 24  # of a try, if every row made but one a round
@@ -32,7 +32,7 @@ _TRIAL_ROUNDS = 4  # at least
 # Of a try of what is nearly as fast, which is as long as a loss of so many is to be expected of it:
 # changing over costs the same however short it is, and few tokens tell hundredths from nothing.
 _MOST_TRIAL_TOKENS, _TRIAL_LOSS = 120, 10.0
-_MARGIN = 0.02  # by which another regime has to be faster
+_MARGIN = 0.02  # by which another mode has to be faster
 _SURE = 0.5  # standard deviations by which one is faster beyond doubt
 _LOST_SHARE = 0.01  # of a load's tokens may be lost by trying what seems slower, ...
 _UNKNOWN_SHARE = 0.03  # ... what only its kind speaks against, ...
@@ -49,24 +49,24 @@ _MOST_SLOWER = 1.0  # that a round is taken for slower than it will be, as a sha
 _SMOOTHING = 0.2  # weight of the latest change
 
 
-class RegimeChooser:
+class ModeChooser:
     """Chooses by measured speeds, for each load."""
 
     def __init__(
         self,
-        regimes: Sequence[str],
+        modes: Sequence[str],
         kinds: Sequence[Hashable] | None = None,
         *,
         safe: str | None = None,
     ) -> None:
-        """`kinds`: of each regime what it is a kind of; None: each is one of its own.
+        """`kinds`: of each mode what it is a kind of; None: each is one of its own.
 
         `safe`: what runs wherever none of the others is faster beyond doubt.
         """
-        self._regimes = list(regimes)
-        self._safe = None if safe is None else self._regimes.index(safe)
-        self._kinds = list(kinds or regimes)
-        self._speeds = RegimeSpeeds(self._kinds)
+        self._modes = list(modes)
+        self._safe = None if safe is None else self._modes.index(safe)
+        self._kinds = list(kinds or modes)
+        self._speeds = ModeSpeeds(self._kinds)
         self._preferred: dict[Load, int] = {}
         self._leading: dict[Load, int] = {}  # the same, or what stands in for it
         # Tokens, those long ago weigh less; and how many of them were lost by trying a kind.
@@ -90,45 +90,45 @@ class RegimeChooser:
             return self._trial(load, self._safe, _TRIAL_TOKENS)
         # A try under way goes on rather than that another begins.
         others.sort(key=lambda each: (each != self._running, belief.behind(each, preferred)))
-        for regime in others:
-            num_tokens = self._trial_tokens(load, regime, preferred, belief)
-            if self._may_try(load, regime, preferred, belief, num_tokens):
-                return self._trial(load, regime, num_tokens)
-        return self._regimes[preferred], RUN
+        for mode in others:
+            num_tokens = self._trial_tokens(load, mode, preferred, belief)
+            if self._may_try(load, mode, preferred, belief, num_tokens):
+                return self._trial(load, mode, num_tokens)
+        return self._modes[preferred], RUN
 
     def preferred(self, load: Load, *, but: Collection[str] = ()) -> str:
         """The fastest, as far as is known, with nothing to be learned."""
-        return self._regimes[self._prefer(load, self._speeds.belief(load), but)]
+        return self._modes[self._prefer(load, self._speeds.belief(load), but)]
 
     def best(self, load: Load, *, but: Collection[str]) -> str:
         """The fastest of the others, as far as is known."""
         speeds = self._speeds.belief(load).log_speeds
-        return self._regimes[max(self._usable(but), key=lambda regime: speeds[regime])]
+        return self._modes[max(self._usable(but), key=lambda mode: speeds[mode])]
 
     def _usable(self, but: Collection[str]) -> list[int]:
-        return [i for i, regime in enumerate(self._regimes) if regime not in but]
+        return [i for i, mode in enumerate(self._modes) if mode not in but]
 
-    def _is_measured(self, load: Load, regime: int) -> bool:
-        return self._speeds.at(load)[regime].tokens >= _TRIAL_TOKENS
+    def _is_measured(self, load: Load, mode: int) -> bool:
+        return self._speeds.at(load)[mode].tokens >= _TRIAL_TOKENS
 
-    def _trial(self, load: Load, regime: int, num_tokens: float) -> tuple[str, int]:
+    def _trial(self, load: Load, mode: int, num_tokens: float) -> tuple[str, int]:
         a_round = float(load.num_rows)
         if num_tokens > _TRIAL_TOKENS:  # which is of what is known
-            a_round = max(a_round, self._speeds.at(load)[regime].tokens_a_round)
-        return self._regimes[regime], max(_TRIAL_ROUNDS, math.ceil(num_tokens / a_round))
+            a_round = max(a_round, self._speeds.at(load)[mode].tokens_a_round)
+        return self._modes[mode], max(_TRIAL_ROUNDS, math.ceil(num_tokens / a_round))
 
-    def _trial_tokens(self, load: Load, regime: int, preferred: int, belief: Belief) -> float:
+    def _trial_tokens(self, load: Load, mode: int, preferred: int, belief: Belief) -> float:
         """How many a try is to make."""
-        if self._speeds.at(load)[regime].tokens < 2 * _TRIAL_TOKENS:
+        if self._speeds.at(load)[mode].tokens < 2 * _TRIAL_TOKENS:
             return _TRIAL_TOKENS
-        behind = belief.behind(regime, preferred)
+        behind = belief.behind(mode, preferred)
         loss = max(_TRIAL_LOSS, self._change(load, preferred))
         most = loss / behind if behind > 0 else math.inf
         return max(_TRIAL_TOKENS, min(max(_MOST_TRIAL_TOKENS, RUN * load.num_rows), most))
 
     def _prefer(self, load: Load, belief: Belief, but: Collection[str]) -> int:
         usable = self._usable(but)
-        best = max(usable, key=lambda regime: belief.log_speeds[regime])
+        best = max(usable, key=lambda mode: belief.log_speeds[mode])
         preferred = self._preferred.get(load, self._running)
         if preferred in usable and belief.behind(preferred, best) <= _MARGIN:
             best = preferred
@@ -139,53 +139,53 @@ class RegimeChooser:
         self._leading[load] = best
         return best
 
-    def _is_surely_faster(self, load: Load, regime: int, preferred: int, belief: Belief) -> bool:
+    def _is_surely_faster(self, load: Load, mode: int, preferred: int, belief: Belief) -> bool:
         """Than what is safe, if that was measured at this load: else it will be."""
         safe = self._safe
-        if safe is None or regime == safe or not self._speeds.at(load)[safe].tokens:
+        if safe is None or mode == safe or not self._speeds.at(load)[safe].tokens:
             return True
-        least = _SURE * belief.doubt(safe, regime) + (_MARGIN if preferred == safe else 0.0)
-        return belief.behind(safe, regime) > least
+        least = _SURE * belief.doubt(safe, mode) + (_MARGIN if preferred == safe else 0.0)
+        return belief.behind(safe, mode) > least
 
     def _may_try(
-        self, load: Load, regime: int, preferred: int, belief: Belief, num_tokens: float
+        self, load: Load, mode: int, preferred: int, belief: Belief, num_tokens: float
     ) -> bool:
-        kind = self._kinds[regime]
+        kind = self._kinds[mode]
         akin = [each for each, other in enumerate(self._kinds) if other == kind]
         if not any(self._speeds.is_known(load.law, each) for each in akin):
             return True
         total, lost = self._total[load], self._lost[load]
-        behind = belief.behind(regime, preferred)
+        behind = belief.behind(mode, preferred)
         at = self._speeds.at(load)
         cost = 2 * self._change(load, preferred) - num_tokens * math.expm1(-max(0.0, behind))
         if lost[kind] + cost < _LOST_SHARE / len(set(self._kinds)) * total:
             return True
         lost_by_all = sum(lost.values())
-        is_known = self._speeds.is_known(load.law, regime)  # what is akin may be another matter
+        is_known = self._speeds.is_known(load.law, mode)  # what is akin may be another matter
         if not is_known and lost_by_all + cost < _UNKNOWN_SHARE * total:
             return True
         # What is doubted more of the two is to be measured, in turns that are not short.
-        most = at[preferred].tokens * (2.0 if regime == self._running else 0.5)
+        most = at[preferred].tokens * (2.0 if mode == self._running else 0.5)
         hope = _HOPE * math.sqrt(1 + math.log1p(total / _SHORT))
-        is_hopeful = behind < hope * belief.doubt(regime, preferred)
+        is_hopeful = behind < hope * belief.doubt(mode, preferred)
         first = _FIRST_LOSS if preferred == self._safe else _FIRST_OF_GAINS
         may_lose = first + _HOPEFUL_SHARE * total
         has_room = lost_by_all + cost < may_lose or lost[kind] + cost < _FIRST_LOSS
-        return is_hopeful and at[regime].tokens < most and has_room
+        return is_hopeful and at[mode].tokens < most and has_room
 
-    def _change(self, load: Load, regime: int) -> float:
+    def _change(self, load: Load, mode: int) -> float:
         """Tokens that changing over loses."""
-        return self._change_rounds * self._speeds.at(load)[regime].tokens_a_round
+        return self._change_rounds * self._speeds.at(load)[mode].tokens_a_round
 
     def observe(
-        self, load: Load, regime: str, num_tokens: int, seconds: float, *, age: int | None
+        self, load: Load, mode: str, num_tokens: int, seconds: float, *, age: int | None
     ) -> None:
         """One decode round.
 
-        `age`: how many rounds `regime` had in a row before; None: it prepared another besides,
+        `age`: how many rounds `mode` had in a row before; None: it prepared another besides,
         which is what a change takes and says nothing of its speed.
         """
-        running = self._regimes.index(regime)
+        running = self._modes.index(mode)
         at = self._speeds.at(load)
         measured, leading = at[running], self._leading.get(load, running)
         if running != leading and age is not None:
@@ -214,7 +214,7 @@ class RegimeChooser:
     def _count_change(
         self, measured: Measured, num_tokens: int, seconds: float, age: int | None
     ) -> None:
-        """What a change takes, told by the leading regime, whose speed is known."""
+        """What a change takes, told by the leading mode, whose speed is known."""
         if age is None or age < _SETTLING:
             most = _MOST_CHANGE_ROUNDS * measured.seconds / measured.rounds
             self._changing_s += min(seconds - num_tokens / measured.speed, most)
@@ -224,6 +224,6 @@ class RegimeChooser:
             self._change_rounds += _SMOOTHING * (rounds - self._change_rounds)
             self._changing_s = 0.0
 
-    def speed(self, load: Load, regime: str) -> float:
+    def speed(self, load: Load, mode: str) -> float:
         """Tokens a second, as measured; 0 where nothing was."""
-        return self._speeds.at(load)[self._regimes.index(regime)].speed
+        return self._speeds.at(load)[self._modes.index(mode)].speed

@@ -1,9 +1,9 @@
 # pyright: strict
-"""How fast each regime is at each load: what was measured there, and what is like it elsewhere.
+"""How fast each mode is at each load: what was measured there, and what is like it elsewhere.
 
 A load is how many rows decode, in powers of two, and how they are judged. Logarithms of speeds are
-believed to be normal: those of one regime at two loads go together, the less the further apart the
-loads are, and so do those of two regimes of one kind, but for what all regimes have in common at a
+believed to be normal: those of one mode at two loads go together, the less the further apart the
+loads are, and so do those of two modes of one kind, but for what all modes have in common at a
 load, of which nothing is known beforehand.
 What was measured is off by so much, by how many tokens it was. All else follows (Gaussian process
 regression): a load that was never seen has its neighbours' ratios, and a few hundred tokens of its
@@ -28,18 +28,18 @@ _FEW_ROUNDS = 2.0
 # Variance of a speed measured over n tokens, relative, times n: of draws, and of texts and their
 # passages, which rows have of their own.
 _DRAWS, _TEXTS = 1.0, 3.0
-_SPREAD = 0.5  # standard deviation of log speeds of regimes at one load, before any is known
-_LEVEL = 10.0  # the same of what regimes have in common at a load: anything
-_ALIKE_NEXT = 0.7  # correlation of a regime's speed at a load and at one of twice the rows ...
+_SPREAD = 0.5  # standard deviation of log speeds of modes at one load, before any is known
+_LEVEL = 10.0  # the same of what modes have in common at a load: anything
+_ALIKE_NEXT = 0.7  # correlation of a mode's speed at a load and at one of twice the rows ...
 _ALIKE_LAW = 0.5  # ... or of rows that are judged otherwise
-_ALIKE_KIND = 0.6  # ... and of two regimes of one kind
+_ALIKE_KIND = 0.6  # ... and of two modes of one kind
 _MOST_LOADS = 8  # of which something is believed, those most alike
 
 _Floats = npt.NDArray[np.float64]
 
 
 class Load(NamedTuple):
-    """What speeds depend on, besides the regime."""
+    """What speeds depend on, besides the mode."""
 
     num_rows_bits: int  # of the number of rows
     law: str
@@ -56,7 +56,7 @@ class Load(NamedTuple):
 
 @dataclass
 class Measured:
-    """Of one regime at one load; rounds long ago weigh less."""
+    """Of one mode at one load; rounds long ago weigh less."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -75,7 +75,7 @@ class Measured:
     def add(self, num_tokens: int, seconds: float) -> None:
         """One round. One that stands alone, a stall, counts as a slow round and no more.
 
-        What is cut is kept, and counts once another comes: then they are the regime's own.
+        What is cut is kept, and counts once another comes: then they are the mode's own.
         """
         if self.rounds:
             if self.rounds <= _FEW_ROUNDS:  # one of which may have been it
@@ -105,35 +105,35 @@ class Measured:
 
 @dataclass(frozen=True)
 class Belief:
-    """Of the regimes at one load."""
+    """Of the modes at one load."""
 
     log_speeds: _Floats  # but for what all have in common
     covariance: _Floats
 
-    def behind(self, regime: int, other: int) -> float:
-        """By how much `regime` is slower than `other`, as a logarithm."""
-        return float(self.log_speeds[other] - self.log_speeds[regime])
+    def behind(self, mode: int, other: int) -> float:
+        """By how much `mode` is slower than `other`, as a logarithm."""
+        return float(self.log_speeds[other] - self.log_speeds[mode])
 
-    def doubt(self, regime: int, other: int) -> float:
+    def doubt(self, mode: int, other: int) -> float:
         """Standard deviation of that."""
         of = self.covariance
-        return math.sqrt(max(0.0, of[regime, regime] + of[other, other] - 2 * of[regime, other]))
+        return math.sqrt(max(0.0, of[mode, mode] + of[other, other] - 2 * of[mode, other]))
 
 
-class RegimeSpeeds:
-    """What was measured of every regime at every load."""
+class ModeSpeeds:
+    """What was measured of every mode at every load."""
 
     def __init__(self, kinds: Sequence[Hashable]) -> None:
-        """Of each regime what it is a kind of."""
-        self._num_regimes = len(kinds)
+        """Of each mode what it is a kind of."""
+        self._num_modes = len(kinds)
         same = np.array([[kind == other for other in kinds] for kind in kinds])
         self._akin = np.where(np.eye(len(kinds)) > 0, 1.0, _ALIKE_KIND * same)
         self._measured: dict[Load, list[Measured]] = {}
 
     def at(self, load: Load) -> Sequence[Measured]:
-        """Of each regime."""
+        """Of each mode."""
         if load not in self._measured:
-            self._measured[load] = [Measured() for _ in range(self._num_regimes)]
+            self._measured[load] = [Measured() for _ in range(self._num_modes)]
         return self._measured[load]
 
     def fade(self, load: Load, seconds: float) -> None:
@@ -142,18 +142,18 @@ class RegimeSpeeds:
         for measured in self.at(load):
             measured.fade(kept)
 
-    def is_known(self, law: str, regime: int) -> bool:
+    def is_known(self, law: str, mode: int) -> bool:
         """Whether it was measured at any load of rows that are judged so."""
-        return any(at.law == law and of[regime].seconds for at, of in self._measured.items())
+        return any(at.law == law and of[mode].seconds for at, of in self._measured.items())
 
     def belief(self, load: Load) -> Belief:
         """What there is to know of `load`."""
-        here = _Places([load] * self._num_regimes, range(self._num_regimes))
+        here = _Places([load] * self._num_modes, range(self._num_modes))
         prior = here.covariance(here, self._akin)
         known = self._known(load)
         if not known:
-            return Belief(np.zeros(self._num_regimes), prior)
-        seen = _Places([at for at, _, _ in known], [regime for _, regime, _ in known])
+            return Belief(np.zeros(self._num_modes), prior)
+        seen = _Places([at for at, _, _ in known], [mode for _, mode, _ in known])
         tokens = np.array([max(1.0, measured.tokens) for _, _, measured in known])
         logs = np.log(tokens / np.array([measured.seconds for _, _, measured in known]))
         scatter = np.array([_DRAWS + _TEXTS / at.num_rows for at, _, _ in known])
@@ -168,9 +168,9 @@ class RegimeSpeeds:
         """What was measured at the loads most like this one."""
         loads = sorted(self._measured, key=lambda other: -_likeness(load, other))
         return [
-            (other, regime, measured)
+            (other, mode, measured)
             for other in loads[:_MOST_LOADS]
-            for regime, measured in enumerate(self._measured[other])
+            for mode, measured in enumerate(self._measured[other])
             if measured.seconds
         ]
 
@@ -181,20 +181,20 @@ def _likeness(load: Load, other: Load) -> float:
 
 
 class _Places:
-    """Regimes at loads, whose speeds are believed to go together somewhat."""
+    """Modes at loads, whose speeds are believed to go together somewhat."""
 
-    def __init__(self, loads: Sequence[Load], regimes: Sequence[int]) -> None:
+    def __init__(self, loads: Sequence[Load], modes: Sequence[int]) -> None:
         self._bits = np.array([load.num_rows_bits for load in loads])
         self._laws = np.array([load.law for load in loads])
-        self._regimes = np.array(regimes)
+        self._modes = np.array(modes)
 
     def covariance(self, other: "_Places", akin: _Floats) -> _Floats:
         """Of log speeds, one row a place of these, before anything was measured.
 
-        `akin`: of two regimes at one load.
+        `akin`: of two modes at one load.
         """
         apart = np.abs(self._bits[:, None] - other._bits)
         same_law = self._laws[:, None] == other._laws
         likeness = _ALIKE_NEXT**apart * np.where(same_law, 1.0, _ALIKE_LAW)
-        likeness *= akin[self._regimes[:, None], other._regimes]
+        likeness *= akin[self._modes[:, None], other._modes]
         return _SPREAD**2 * likeness + _LEVEL**2 * (same_law & (apart == 0))

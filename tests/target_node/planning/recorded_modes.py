@@ -1,4 +1,4 @@
-"""Regimes that keep what they are asked, for tests of `auto` itself, and a chooser that is told."""
+"""Modes that keep what they are asked, for tests of `auto` itself, and a chooser that is told."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from tests.backends.chosen import BACKEND
 
 
 class Recording(NoSpeculation):
-    """What a regime is asked."""
+    """What a mode is asked."""
 
     def __init__(self, num_unready: int = 0) -> None:
         self.asked: list[str] = []
@@ -39,29 +39,29 @@ def decoding_row(is_decoding: bool = True, temperature: float = 1.0, rule: str =
     return SimpleNamespace(sequence=SimpleNamespace(is_decoding=is_decoding, request=request))
 
 
-def auto(regimes, *drafted) -> AutoSpeculation:
-    """`drafted`: what there is to say of draft processes' regimes."""
-    return AutoSpeculation(regimes, lambda sequence: sequence.request.rule, BACKEND, *drafted)
+def auto(modes, *drafted) -> AutoSpeculation:
+    """`drafted`: what there is to say of draft processes' modes."""
+    return AutoSpeculation(modes, lambda sequence: sequence.request.rule, BACKEND, *drafted)
 
 
 class Choosing:
-    """In place of `RegimeChooser`: what a test says."""
+    """In place of `ModeChooser`: what a test says."""
 
     def __init__(self) -> None:
-        self.regime = "off"
+        self.mode = "off"
         self.observed: list[tuple[str, int | None]] = []
         self.seconds: list[float] = []
 
     def next_run(self, load, *, but=()):
-        return self.regime, 1
+        return self.mode, 1
 
     def preferred(self, load, *, but=()):
-        return self.regime
+        return self.mode
 
     def best(self, load, *, but):
         self.left_out = but
         return "off"
 
-    def observe(self, load, regime, num_tokens, seconds, *, age):
-        self.observed.append((regime, age))
+    def observe(self, load, mode, num_tokens, seconds, *, age):
+        self.observed.append((mode, age))
         self.seconds.append(seconds)

@@ -1,4 +1,4 @@
-"""The exact joint law of two exponential races run on the same noise.
+"""The exact joint law of two exponential samplings with the same noise.
 
 With s and t the winning times under p and q, E_i = p_i s and E_j = q_j t for the winners i and j,
 and every other E_k exceeds max(p_k s, q_k t). The density is p_i q_j exp(-s c(t/s)); integrating s

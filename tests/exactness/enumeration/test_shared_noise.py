@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specserve.noise import Purpose, exponential_noise
-from tests.exactness.enumeration.shared_race import joint_law
+from tests.exactness.enumeration.shared_noise import joint_law
 
 
 def random_law(rng, size, zeros=0):
