@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from draft_node.draft_slot import Segment
+from draft_node.draft_slots import DraftSlots
 from draft_node.fields import FollowedFields
 from draft_node.prespeculation.prespeculation import PreSpeculation
-from draft_node.stream import Segment
-from draft_node.streams import Streams
 from specserve.transport.control.draft_control import (
     Attach,
     Attached,
@@ -48,7 +48,7 @@ class DraftNode:
         self,
         introduction: Attach,
         *,
-        streams: Streams,
+        streams: DraftSlots,
         prespeculation: PreSpeculation,
         control: DraftControlDraft,
         region: SharedRegion,

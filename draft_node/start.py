@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
+from draft_node.draft_slots import DraftSlots
 from draft_node.failures import DraftingFailed
 from draft_node.node import DraftNode
 from draft_node.prespeculation.draft_batches import BatchSettings
 from draft_node.prespeculation.prespeculation import PreSpeculation
-from draft_node.streams import Streams
 from specserve.backends import choose as backends
 from specserve.backends.base import Backend
 from specserve.backends.choose import choose_backend
@@ -134,7 +134,7 @@ def _build(
         knows = drafter.law_confidence is not None
         settings = replace(settings, usual_tokens=USUAL_HIDDEN_TOKENS, goes_beyond=knows)
     room = _room(config, target.spec, options)
-    streams = Streams(drafter, dtype=dtype, device=device, room=room)
+    streams = DraftSlots(drafter, dtype=dtype, device=device, room=room)
     introduction = Attach(
         draft=arguments.rank,
         pid=os.getpid(),

@@ -93,7 +93,7 @@ class TargetNode:
         for message in self.control.receive():
             self._handle(message)
         self._expire_deadlines()
-        self.speculation.tend()
+        self.speculation.poll()
         rows = self.scheduler.next_batch()
         if rows:
             self._run_round(rows)
@@ -109,7 +109,7 @@ class TargetNode:
             for row in rows:
                 self._requests[row.sequence.request.request_id].mark_started(start_s)
             with record.span("draft"):
-                rows = self.speculation.attach(rows)
+                rows = self.speculation.propose(rows)
             batch = ForwardBatch.of(rows, self.scheduler.pool.take_fresh())
             with self._profiler.round(), record.span("forward"):
                 logits = self.forward(batch)

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draft_node.draft_slot import DraftSlot
 from draft_node.fields import PLAIN
 from draft_node.prespeculation.outcome_kind import OutcomeKind
 from draft_node.prespeculation.speculation_cache import DraftedBlock, SpeculationCache
-from draft_node.stream import Stream
 from specserve.drafters.protocol import DraftBatch, Drafter, SpeculationBatch, StoppingThreshold
 from specserve.drafters.slot_scores import BatchScores
 from specserve.noise import OnceKeys
@@ -68,7 +68,7 @@ class BatchSettings:
 class Branch:
     """A block to draft: after the anchor of `key`, which follows `gap` behind the context."""
 
-    stream: Stream
+    stream: DraftSlot
     report: RowReport  # the round in flight
     kind: OutcomeKind
     key: BlockKey

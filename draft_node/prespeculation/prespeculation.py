@@ -17,6 +17,7 @@ from operator import attrgetter
 
 import torch
 
+from draft_node.draft_slots import DraftSlots
 from draft_node.prespeculation.batch_size import BatchSize
 from draft_node.prespeculation.candidates import Flight, candidates_of
 from draft_node.prespeculation.deadline_margin import DeadlineMargin
@@ -31,7 +32,6 @@ from draft_node.prespeculation.outcome_kind import OutcomeKind
 from draft_node.prespeculation.plan import Planner, in_flight
 from draft_node.prespeculation.round import Round, one_family
 from draft_node.prespeculation.speculation_cache import SpeculationCache, told_block
-from draft_node.streams import Streams
 from specserve.backends.base import Backend
 from specserve.drafters.protocol import Drafter
 from specserve.drafters.step_timer import LEAST_PASSES
@@ -47,7 +47,7 @@ class PreSpeculation:
     def __init__(
         self,
         drafter: Drafter,
-        streams: Streams,
+        streams: DraftSlots,
         settings: BatchSettings,
         *,
         backend: Backend,

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draft_node.draft_slot import DraftSlot
 from draft_node.prespeculation.draft_batches import Branch
 from draft_node.prespeculation.outcome_kind import OutcomeKind
 from draft_node.prespeculation.plan import Plan
 from draft_node.prespeculation.speculation_cache import DraftedBlock
-from draft_node.stream import Stream
 from specserve.transport.link.messages import BlockKey, RowReport
 
 
@@ -15,7 +15,7 @@ from specserve.transport.link.messages import BlockKey, RowReport
 class Round:
     """Of one stream; a newer report replaces it."""
 
-    stream: Stream
+    stream: DraftSlot
     report: RowReport
     kind: OutcomeKind
     block: DraftedBlock | None  # after the anchor: ours, or the target's with its draft top-k

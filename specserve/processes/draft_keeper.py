@@ -92,11 +92,11 @@ class DraftKeeper:
         self._schedule(draft, child.describe_death().removeprefix(child.command.name).strip())
         return True
 
-    def tend(self) -> float:
+    def restart_due(self) -> float:
         """Start and kill what is due; returns when to look again, infinity for never."""
         if self._is_retired:
             return math.inf
-        return min((self._tend(draft) for draft in self._drafts), default=math.inf)
+        return min((self._restart_if_due(draft) for draft in self._drafts), default=math.inf)
 
     def retire(self) -> None:
         """From now on nothing is started or killed here: the service stops."""
@@ -107,7 +107,7 @@ class DraftKeeper:
         for draft in self._drafts:
             draft.close()
 
-    def _tend(self, draft: _Draft) -> float:
+    def _restart_if_due(self, draft: _Draft) -> float:
         now_s = time.monotonic()
         if now_s >= draft.restart_s:
             self._restart(draft)

@@ -297,7 +297,7 @@ class Supervisor:
         """The next event, or None at `deadline` (CLOCK_MONOTONIC seconds)."""
         deadline = math.inf if deadline is None else deadline
         while not self._events:
-            look_again = min(deadline, self._drafts.tend())
+            look_again = min(deadline, self._drafts.restart_due())
             now = time.monotonic()
             if now >= deadline:
                 return None

@@ -4,7 +4,7 @@
 
 A row without a block is a *miss*; what happens to it is the miss policy's business. The one bounded
 wait is DRAFT_NOW, where no row has a block. What the drafts know is derived state, see
-`target_node.speculation.streams`.
+`target_node.speculation.link_streams`.
 """
 
 import time
@@ -25,12 +25,12 @@ from target_node.scheduler import Row
 from target_node.sequence import Sequence
 from target_node.speculation.draft_links import DraftLinks
 from target_node.speculation.feature_cache import FeatureCache
+from target_node.speculation.link_streams import LinkStreams
 from target_node.speculation.local_drafts import LocalDrafts
 from target_node.speculation.miss_policy import Miss, MissPolicy
-from target_node.speculation.reporting import Reporter
+from target_node.speculation.reporting import OutcomeReports
 from target_node.speculation.round_latency import RoundLatency
 from target_node.speculation.source import SpeculationStatus
-from target_node.speculation.streams import Streams
 from target_node.speculation.table import PushedBlock, SpeculationTable
 
 _POLL_S = 20e-6  # between looks at the ring during DRAFT_NOW
@@ -57,9 +57,9 @@ class AsynchronousSpeculation:
         self._local = local
         self._device = backend.device
         self._table = SpeculationTable()
-        self._streams = Streams()
+        self._streams = LinkStreams()
         round_latency = RoundLatency(backend.turning_point)
-        self._reporter = Reporter(links, self._streams, admission, features, round_latency)
+        self._reports = OutcomeReports(links, self._streams, admission, features, round_latency)
         self._blocks: dict[Sequence, PushedBlock] = {}  # of this round's rows
         self._hits: dict[Sequence, bool] = {}  # of this round's rows
         self._num_lookups = 0
@@ -68,9 +68,9 @@ class AsynchronousSpeculation:
 
     # --- a round -------------------------------------------------------------------------------
 
-    def attach(self, rows: list[Row]) -> list[Row]:
-        self._reporter.round_latency.looked()
-        self.follow(rows)
+    def propose(self, rows: list[Row]) -> list[Row]:
+        self._reports.round_latency.looked()
+        self.warm_up(rows)
         self._blocks.clear()
         self._local.clear()
         decoding = [row for row in rows if self._admission.may_speculate(row)]
@@ -81,7 +81,7 @@ class AsynchronousSpeculation:
         if missed:
             found |= self._after_miss(rows, missed, len(found))
         admitted = self._admission.admit(rows, found)
-        self._reporter.report(admitted, self._blocks, self._local)
+        self._reports.report(admitted, self._blocks, self._local)
         return admitted
 
     def _count(self, rows: Rows[Row], found: Mapping[Sequence, Speculation]) -> None:
@@ -89,15 +89,15 @@ class AsynchronousSpeculation:
         self._num_lookups += len(rows)
         self._num_hits += len(found)
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         has_streams = len(self._streams) > 0
         self.links.poll(has_streams=has_streams)
         if not has_streams:  # what came too late would lie in the way of the next request
             self._take_pushes()
 
-    def follow(self, rows: list[Row]) -> bool:
+    def warm_up(self, rows: list[Row]) -> bool:
         """Bring the drafts' knowledge up to date; whether reports alone would have done."""
-        was_told = not self._reporter.lacks(rows)
+        was_warm = not self._reports.lacks(rows)
         for wanted in self.links.take_wanted():
             stream = self._streams.numbered(wanted.stream)
             if stream is None or stream.epoch != wanted.epoch:
@@ -107,8 +107,8 @@ class AsynchronousSpeculation:
                 stream.num_sent = min(stream.num_sent, wanted.start)
                 stream.knows_fields = False  # what lost the one may have lost the other
         for row in rows:
-            self._reporter.send_context(row.sequence)
-        return was_told
+            self._reports.send_context(row.sequence)
+        return was_warm
 
     def laws(self, rows: list[Row]) -> DraftLaw | None:
         """One law a drafted token of the rows under the ratio test, in the rows' order."""
@@ -210,11 +210,11 @@ class AsynchronousSpeculation:
         Nobody is waited for who is gone, or has not heard all of a row yet.
         """
         began_s = time.perf_counter()
-        heard = self._reporter.report(missed, self._blocks, self._local, awaits=True)
+        heard = self._reports.report(missed, self._blocks, self._local, awaits=True)
         missed = [row for row in missed if row.sequence in heard]
         if not missed:
             return {}
-        peers = [self._reporter.peer_of(row.sequence) for row in missed]
+        peers = [self._reports.peer_of(row.sequence) for row in missed]
         epochs = {peer.epoch for peer in peers if peer is not None}
         found: dict[Sequence, Speculation] = {}
         deadline_s = began_s + self.policy.max_wait_s

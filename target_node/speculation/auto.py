@@ -45,7 +45,7 @@ from target_node.speculation.source import SpeculationSource, SpeculationStatus
 
 log = logging.getLogger(__name__)
 
-MOST_TOLD = 16  # rounds in which a mode may prepare before it is used, ready or not
+MOST_WARM_UPS = 16  # rounds in which a mode may prepare before it is used, ready or not
 MOST_MIXED = 32  # rounds with prompts that a run may go on through
 
 
@@ -57,7 +57,7 @@ class _Run:
     mode: str
     left: int  # rounds that count
     mixed_left: int
-    num_told: int = 0  # rounds in which the mode has prepared
+    num_warm_ups: int = 0  # rounds in which the mode has prepared
 
     def is_over(self, *, is_mixed: bool) -> bool:
         return (self.mixed_left if is_mixed else self.left) <= 0
@@ -111,7 +111,7 @@ class AutoSpeculation:
         self._links = self._sources[-1]  # what knows draft processes, if any does
         self._num_turns = 1  # of the target's loop since the latest round; before the first, any
 
-    def attach(self, rows: list[Row]) -> list[Row]:
+    def propose(self, rows: list[Row]) -> list[Row]:
         follows = self._num_turns == 1
         self._began_s = self._ended_s if follows else time.perf_counter()
         self._num_first_calls = self._backend.num_first_calls
@@ -120,7 +120,7 @@ class AutoSpeculation:
             self._choose(rows, is_mixed=num_decoding < len(rows))
         if self.mode in self._misses:
             self._policy.tell(self._misses[self.mode])
-        return self._modes[self.mode].attach(rows)
+        return self._modes[self.mode].propose(rows)
 
     def _choose(self, rows: list[Row], *, is_mixed: bool) -> None:
         is_alone = self._is_drafted_always and not self.num_drafts_attached
@@ -164,22 +164,22 @@ class AutoSpeculation:
         return self._load._replace(law=f"{self._load.law}, alone") if self._is_alone else self._load
 
     def _is_ready(self, rows: list[Row]) -> bool:
-        self._run.num_told += 1
+        self._run.num_warm_ups += 1
         wanted = self._modes[self._run.mode]
-        return wanted.follow(rows) or self._run.num_told > MOST_TOLD
+        return wanted.warm_up(rows) or self._run.num_warm_ups > MOST_WARM_UPS
 
     def _use(self, mode: str) -> None:
         if mode != self.mode:
             log.debug("%s instead of %s with %s", mode, self.mode, self._run.load)
             self.mode, self._age = mode, 0
 
-    def follow(self, rows: list[Row]) -> bool:
-        return self._modes[self._run.mode].follow(rows)
+    def warm_up(self, rows: list[Row]) -> bool:
+        return self._modes[self._run.mode].warm_up(rows)
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         self._num_turns += 1
         for source in self._sources:
-            source.tend()
+            source.poll()
 
     def laws(self, rows: list[Row]) -> DraftLaw | None:
         return self._modes[self.mode].laws(rows)

@@ -23,9 +23,9 @@ from target_node.scheduler import Row
 from target_node.sequence import Sequence
 from target_node.speculation.draft_links import DraftLinks, DraftPeer
 from target_node.speculation.feature_cache import FeatureCache, Span
+from target_node.speculation.link_streams import LinkStream, LinkStreams
 from target_node.speculation.local_drafts import LocalDrafts
 from target_node.speculation.round_latency import RoundLatency
-from target_node.speculation.streams import Stream, Streams
 from target_node.speculation.table import PushedBlock
 
 # Verified tokens of a row that travel with a report; more go by control, in chunks.
@@ -36,12 +36,12 @@ _NOTHING = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _KnownRow:
     """A row to report, to whom, and from which position on that draft has not heard of it."""
 
     row: Row
     peer: DraftPeer
-    stream: Stream
+    stream: LinkStream
     start: int
     end: int  # position of the anchor
 
@@ -55,13 +55,13 @@ class _Told:
         return self.row.sequence.block_ids, self.start, self.end
 
 
-class Reporter:
-    """Keeps all drafts told; knows from `Streams` what each was told already."""
+class OutcomeReports:
+    """Keeps all drafts told; knows from `LinkStreams` what each was told already."""
 
     def __init__(
         self,
         links: DraftLinks,
-        streams: Streams,
+        streams: LinkStreams,
         admission: Admission,
         features: FeatureCache | None,
         round_latency: RoundLatency,
@@ -86,7 +86,7 @@ class Reporter:
         if peer is None or not self._admission.wants_drafts(sequence):
             return
         stream = self._streams.of(sequence)
-        start = self._told(stream, peer)
+        start = self._acknowledged(stream, peer)
         missing = self._end(sequence) - start
         if (missing <= self._max_inline and sequence.is_decoding) or missing <= 0:
             return
@@ -117,16 +117,16 @@ class Reporter:
         """Up to which position there is something to tell: the anchor, or what has features."""
         return len(sequence.token_ids) - 1 if self._features is None else sequence.num_computed
 
-    def _told(self, stream: Stream, peer: DraftPeer) -> int:
+    def _acknowledged(self, stream: LinkStream, peer: DraftPeer) -> int:
         """From which position on the peer has to be told; who was told before may forget."""
         if stream.epoch != peer.epoch:
             self._links.free(stream.epoch, stream.number)
-        start = stream.told(peer.epoch)
+        start = stream.acknowledged(peer.epoch)
         if not stream.knows_fields:
             stream.knows_fields = self._tell_fields(stream, peer)
         return start
 
-    def _tell_fields(self, stream: Stream, peer: DraftPeer) -> bool:
+    def _tell_fields(self, stream: LinkStream, peer: DraftPeer) -> bool:
         """Whether that is done, or there is nothing to tell."""
         state = self._admission.state(stream.sequence)
         if not is_shaped(state):
@@ -153,10 +153,10 @@ class Reporter:
         Whose drafts hear of it is returned: not of rows that they are still being told of.
         """
         # Where the link had no room for all, those left out come first.
-        told = sorted(self._known_rows(rows), key=_Told.num_known)
-        features = self._read([each.span for each in told])
-        reports: dict[int, list[tuple[_Told, RowReport]]] = {}  # by epoch
-        for each, read in zip(told, features, strict=True):
+        acknowledged = sorted(self._known_rows(rows), key=_KnownRow.num_known)
+        features = self._read([each.span for each in acknowledged])
+        reports: dict[int, list[tuple[_KnownRow, RowReport]]] = {}  # by epoch
+        for each, read in zip(acknowledged, features, strict=True):
             block = blocks.get(each.row.sequence)
             report = self._row_report(each, read, block)
             if awaits:
@@ -176,7 +176,7 @@ class Reporter:
                     heard.update(each.row.sequence for each, _ in frame)
         return heard
 
-    def _known_rows(self, rows: Rows[Row]) -> Iterator[_Told]:
+    def _known_rows(self, rows: Rows[Row]) -> Iterator[_KnownRow]:
         """Those whose draft knows all but what goes with the report; the others are being told."""
         for row in rows:
             sequence = row.sequence
@@ -187,11 +187,11 @@ class Reporter:
             if end < len(sequence.token_ids) - 1:
                 continue  # features of the prompt are about to be computed
             stream = self._streams.of(sequence)
-            start = min(self._told(stream, peer), end)
+            start = min(self._acknowledged(stream, peer), end)
             if end - start <= self._max_inline:
-                yield _Told(row, peer, stream, start, end)
+                yield _KnownRow(row, peer, stream, start, end)
 
-    def _send(self, frame: Rows[tuple[_Told, RowReport]], round_latency_s: float) -> bool:
+    def _send(self, frame: Rows[tuple[_KnownRow, RowReport]], round_latency_s: float) -> bool:
         """Whether the link had room."""
         reports = [report for _, report in frame]
         if not frame[0][0].peer.end.send(
@@ -202,19 +202,21 @@ class Reporter:
             each.stream.num_sent = max(each.stream.num_sent, each.end)
         return True
 
-    def _row_report(self, told: _Told, features: Floats, block: PushedBlock | None) -> RowReport:
-        row, sequence = told.row, told.row.sequence
+    def _row_report(
+        self, acknowledged: _KnownRow, features: Floats, block: PushedBlock | None
+    ) -> RowReport:
+        row, sequence = acknowledged.row, acknowledged.row.sequence
         drafting = self._admission.to_draft(row)
         state = drafting.state
         return RowReport(
-            stream=told.stream.number,
+            stream=acknowledged.stream.number,
             round=sequence.num_rounds,
             seed=state.seed_bits,
             sample_index=state.sample_index,
             rule=drafting.rule.value,
             temperature=0.0 if state.is_greedy else state.temperature,
-            start=told.start,
-            token_ids=np.array(sequence.token_ids[told.start :], dtype=np.int32),
+            start=acknowledged.start,
+            token_ids=np.array(sequence.token_ids[acknowledged.start :], dtype=np.int32),
             features=features,
             block=np.array(row.drafted, dtype=np.int32) if row.verify_len else _NOTHING,
             speculation_id=0 if block is None else block.speculation_id,
@@ -233,19 +235,19 @@ class Reporter:
 
 
 def _frames(
-    reports: Rows[tuple[_Told, RowReport]],
-) -> Iterator[list[tuple[_Told, RowReport]]]:
+    reports: Rows[tuple[_KnownRow, RowReport]],
+) -> Iterator[list[tuple[_KnownRow, RowReport]]]:
     """As many rows together as a frame takes; a row that is larger has one of its own."""
-    part: list[tuple[_Told, RowReport]] = []
+    part: list[tuple[_KnownRow, RowReport]] = []
     num_bytes = 0
-    for told, report in reports:
+    for acknowledged, report in reports:
         row_bytes = _REPORT_BYTES + report.features.nbytes
         if report.draft_top_k is not None:
             row_bytes += report.draft_top_k.slot_ids.nbytes + report.draft_top_k.slot_scores.nbytes
         if part and num_bytes + row_bytes > MAX_FRAME_BYTES:
             yield part
             part, num_bytes = [], 0
-        part.append((told, report))
+        part.append((acknowledged, report))
         num_bytes += row_bytes
     if part:
         yield part

@@ -47,21 +47,21 @@ class SpeculationSource(Protocol):
 
     @property
     def alarm(self) -> int | None:
-        """A file that is readable while `tend` has something to notice; None: it never has."""
+        """A file that is readable while `poll` has something to notice; None: it never has."""
         ...
 
-    def attach(self, rows: list[Row]) -> list[Row]:
+    def propose(self, rows: list[Row]) -> list[Row]:
         """The same rows, decoding ones with the drafted tokens to verify."""
         ...
 
-    def follow(self, rows: list[Row]) -> bool:
-        """Another source attaches to this round, and this one will soon: prepare for that.
+    def warm_up(self, rows: list[Row]) -> bool:
+        """Another source drafts for this round, and this one will soon: prepare for that.
 
         Whether it was prepared already.
         """
         ...
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         """Called between rounds, busy or idle."""
         ...
 
@@ -96,13 +96,13 @@ class NoSpeculation:
     num_drafts_attached = 0
     alarm = None
 
-    def attach(self, rows: list[Row]) -> list[Row]:
+    def propose(self, rows: list[Row]) -> list[Row]:
         return rows
 
-    def follow(self, rows: list[Row]) -> bool:
+    def warm_up(self, rows: list[Row]) -> bool:
         return True
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         pass
 
     def laws(self, rows: list[Row]) -> DraftLaw | None:
@@ -137,7 +137,7 @@ class SynchronousSpeculation:
         self._admission = admission
         self._breaker = CircuitBreaker()
 
-    def attach(self, rows: list[Row]) -> list[Row]:
+    def propose(self, rows: list[Row]) -> list[Row]:
         decoding = [row for row in rows if self._admission.may_speculate(row)]
         self._admission.begin(rows)
         if not decoding or self._admission.pauses or not self._admission.has_room(rows):
@@ -147,10 +147,10 @@ class SynchronousSpeculation:
         found = self._breaker.ask(lambda: self._draft.speculate(to_draft, threshold=threshold))
         return self._admission.admit(rows, found)
 
-    def follow(self, rows: list[Row]) -> bool:
+    def warm_up(self, rows: list[Row]) -> bool:
         return True  # contexts catch up with the first draft
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         pass
 
     def laws(self, rows: list[Row]) -> DraftLaw | None:

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from draft_node.streams import Streams
+from draft_node.draft_slots import DraftSlots
 from specserve.backends.base import Backend
 from specserve.backends.choose import choose_backend
 from specserve.backends.torch.backend import TorchBackend
@@ -102,9 +102,9 @@ def pair_on_device(
         stack.enter_context(mock.patch.object(in_process_pair, "CPU", DEVICE))
         stack.enter_context(mock.patch.object(scripted_drafts, "CPU", DEVICE))
         stack.enter_context(mock.patch.object(scripted_drafts, "BACKEND", backend))
-        streams = partial(Streams, device=DEVICE)
+        streams = partial(DraftSlots, device=DEVICE)
         wanted = mock.Mock(side_effect=lambda drafter, **_: streams(drafter, dtype=dtype))
-        stack.enter_context(mock.patch.object(scripted_drafts, "Streams", wanted))
+        stack.enter_context(mock.patch.object(scripted_drafts, "DraftSlots", wanted))
         pair = InProcessPair(
             model_on_device(models, dtype=dtype, deterministic=deterministic),
             partial(drafter_on_device, models, drafter, dtype, backend),

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from draft_node import node as module
+from draft_node.draft_slots import DraftSlots
 from draft_node.node import SILENCE, DraftNode
 from draft_node.prespeculation.draft_batches import BatchSettings
 from draft_node.prespeculation.prespeculation import PreSpeculation
-from draft_node.streams import Streams
 from specserve.drafters.load import DrafterOptions
 from specserve.drafters.warm_up import warm_up
 from specserve.errors import InvalidField
@@ -143,7 +143,7 @@ def drafter(target, tmp_path):
 def node(peer, drafter):
     region = SharedRegion.attach(peer.fd)
     control = DraftControlDraft(peer.folder, 0)
-    streams = Streams(drafter, dtype=torch.float32, device=CPU)
+    streams = DraftSlots(drafter, dtype=torch.float32, device=CPU)
     settings = BatchSettings(size=4, fan_out=8, num_kept=16)
     introduction = Attach(draft=0, pid=1, drafter="dspark", gamma=4, feature_size=HIDDEN)
     node = DraftNode(

@@ -25,7 +25,7 @@ class Moved(Exception):
 class Plant:
     """In `symbol` of `file`, `was` becomes `becomes`.
 
-    `symbol` is a qualified name ("Streams.extend", or a constant of the module), and `was` occurs
+    `symbol` is a qualified name ("DraftSlots.extend", or a constant), and `was` occurs
     in it once. Both are pieces of a line, or, if one has a line break, whole lines without the
     indentation that they have in common.
     """

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import msgspec
 import torch
 
+from draft_node.draft_slots import DraftSlots
 from draft_node.node import DraftNode
 from draft_node.prespeculation.draft_batches import BatchSettings
 from draft_node.prespeculation.prespeculation import PreSpeculation
-from draft_node.streams import Streams
 from specserve.drafters.protocol import Drafter
 from specserve.transport.control.draft_control import Attach, FromDraft, ToDraft
 from specserve.transport.link.ends import DraftLinkEnd, TargetLinkEnd
@@ -177,7 +177,7 @@ class DraftLife:
 
     def start(self) -> None:
         drafting, drafter = self._drafting, self._make_drafter()
-        streams = Streams(drafter, dtype=torch.float32, device=CPU)
+        streams = DraftSlots(drafter, dtype=torch.float32, device=CPU)
         settings = BatchSettings(
             size=drafting.draft_batch,
             fan_out=drafting.fan_out,

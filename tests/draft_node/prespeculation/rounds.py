@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from draft_node.draft_slots import DraftSlots
 from draft_node.prespeculation.draft_batches import BatchSettings
 from draft_node.prespeculation.prespeculation import PreSpeculation
-from draft_node.streams import Streams
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.sampling.draft_law import DraftLaw
 from specserve.transport.link.messages import BlockKey, RowReport
@@ -51,7 +51,7 @@ class Rounds:
         settings = {"num_kept": 16, "usual_tokens": None, "goes_beyond": False}
         settings = {key: options.pop(key, default) for key, default in settings.items()}
         self.drafter = drafter
-        self.streams = Streams(drafter, dtype=torch.float32, device=CPU)
+        self.streams = DraftSlots(drafter, dtype=torch.float32, device=CPU)
         self.prespeculation = PreSpeculation(
             drafter,
             self.streams,

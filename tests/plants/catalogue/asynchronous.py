@@ -166,12 +166,12 @@ PLANTS = [
     ),
     Plant(
         name="successor-untold",
-        file="target_node/speculation/streams.py",
-        symbol="Stream.told",
+        file="target_node/speculation/link_streams.py",
+        symbol="LinkStream.acknowledged",
         was="self.epoch, self.num_sent, self.knows_fields = epoch, 0, False",
         becomes="self.epoch, self.knows_fields = epoch, False",
         tests=(
-            "tests/target_node/speculation/test_streams.py"
+            "tests/target_node/speculation/test_link_streams.py"
             "::test_what_was_told_to_one_attachment_is_unknown_to_the_next",
         ),
         breaks="a draft process that was started again never hears of texts before",
@@ -179,8 +179,8 @@ PLANTS = [
     ),
     Plant(
         name="fields-told-once",
-        file="target_node/speculation/streams.py",
-        symbol="Stream.told",
+        file="target_node/speculation/link_streams.py",
+        symbol="LinkStream.acknowledged",
         was="self.epoch, self.num_sent, self.knows_fields = epoch, 0, False",
         becomes="self.epoch, self.num_sent = epoch, 0",
         tests=(
@@ -193,7 +193,7 @@ PLANTS = [
     Plant(
         name="sent-counts-the-anchor",
         file="target_node/speculation/reporting.py",
-        symbol="Reporter._send",
+        symbol="OutcomeReports._send",
         was="each.stream.num_sent = max(each.stream.num_sent, each.end)",
         becomes="each.stream.num_sent = max(each.stream.num_sent, each.end + 1)",
         tests=(
@@ -243,7 +243,7 @@ PLANTS = [
     Plant(
         name="blocks-of-older-rounds-stay",
         file="target_node/speculation/asynchronous.py",
-        symbol="AsynchronousSpeculation.attach",
+        symbol="AsynchronousSpeculation.propose",
         was="self._blocks.clear()",
         becomes="self._hits.clear()",
         tests=(f"{_LAW}::test_throws_have_their_law[misses drafted here-rejection]",),

@@ -115,7 +115,7 @@ PLANTS = [
         was="num_tokens = sum(-(-length // PAGE) * PAGE for length in lengths)",
         becomes="num_tokens = -(-sum(lengths) // PAGE) * PAGE",
         tests=(
-            "tests/draft_node/test_streams.py"
+            "tests/draft_node/test_draft_slots.py"
             "::test_a_shortage_names_the_setting_and_a_value_that_would_do",
         ),
         breaks="the engine.kv_memory that a warning tells to set is still too small",

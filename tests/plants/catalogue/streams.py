@@ -3,15 +3,15 @@
 from tests.plants.plant import Plant, Way
 
 _ASYNC = frozenset({Way.ASYNC})
-_STREAMS = "tests/draft_node/test_streams.py"
+_STREAMS = "tests/draft_node/test_draft_slots.py"
 _CACHE = "tests/draft_node/prespeculation/test_speculation_cache.py"
 _CONTEXT = "tests/specserve/drafters/test_context.py"
 
 PLANTS = [
     Plant(
         name="segments-in-order-of-arrival",
-        file="draft_node/streams.py",
-        symbol="Streams._add",
+        file="draft_node/draft_slots.py",
+        symbol="DraftSlots._add",
         was="""
             stream.segments.append(segment)
             stream.segments.sort(key=lambda part: part.start)
@@ -23,8 +23,8 @@ PLANTS = [
     ),
     Plant(
         name="tokens-in-flight-count-as-verified",
-        file="draft_node/streams.py",
-        symbol="Streams._enter",
+        file="draft_node/draft_slots.py",
+        symbol="DraftSlots._enter",
         was="""
             if is_verified:
                 stream.num_verified = piece.end
@@ -36,8 +36,8 @@ PLANTS = [
     ),
     Plant(
         name="reports-one-round-old",
-        file="draft_node/streams.py",
-        symbol="Streams.take_report",
+        file="draft_node/draft_slots.py",
+        symbol="DraftSlots.take_report",
         was="row.round < stream.report.round",
         becomes="row.round + 1 < stream.report.round",
         tests=(f"{_STREAMS}::test_an_older_report_is_ignored_and_one_of_the_same_round_is_not",),
@@ -46,8 +46,8 @@ PLANTS = [
     ),
     Plant(
         name="branch-numbers-start-anew",
-        file="draft_node/streams.py",
-        symbol="Streams._drop_context",
+        file="draft_node/draft_slots.py",
+        symbol="DraftSlots._drop_context",
         was="stream.segments.clear()",
         becomes="stream.segments.clear()\nstream.num_branches.clear()",
         tests=(f"{_STREAMS}::test_branch_numbers_rise_within_a_round_even_if_the_context_is_lost",),
@@ -56,8 +56,8 @@ PLANTS = [
     ),
     Plant(
         name="segments-known-as-far-as-they-begin",
-        file="draft_node/streams.py",
-        symbol="Streams._next_piece",
+        file="draft_node/draft_slots.py",
+        symbol="DraftSlots._next_piece",
         was="if end < min(segment.end, len(stream.token_ids)):",
         becomes="if end < segment.start:",
         tests=(
@@ -69,7 +69,7 @@ PLANTS = [
     ),
     Plant(
         name="holes-up-to-the-anchor",
-        file="draft_node/stream.py",
+        file="draft_node/draft_slot.py",
         symbol="due_hole",
         was="min(stream.segments[0].start, report.position) if stream.segments else",
         becomes="report.position if stream.segments else",
@@ -129,8 +129,8 @@ PLANTS = [
     ),
     Plant(
         name="guesses-stay-where-features-come",
-        file="draft_node/streams.py",
-        symbol="Streams._next_piece",
+        file="draft_node/draft_slots.py",
+        symbol="DraftSlots._next_piece",
         was="if self._drafter.feature_size and segment.end > stream.num_verified:",
         becomes="if self._drafter.feature_size and segment.end < stream.num_verified:",
         tests=(f"{_STREAMS}::test_features_take_the_place_of_tokens_in_flight",),
@@ -139,8 +139,8 @@ PLANTS = [
     ),
     Plant(
         name="second-report-of-a-round-dropped",
-        file="draft_node/streams.py",
-        symbol="Streams.take_report",
+        file="draft_node/draft_slots.py",
+        symbol="DraftSlots.take_report",
         was="row.round < stream.report.round",
         becomes="row.round <= stream.report.round",
         tests=("tests/target_node/speculation/test_misses.py",),

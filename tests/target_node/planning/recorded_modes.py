@@ -15,16 +15,16 @@ class Recording(NoSpeculation):
         self.asked: list[str] = []
         self.num_unready = num_unready
 
-    def attach(self, rows):
-        self.asked.append("attach")
+    def propose(self, rows):
+        self.asked.append("propose")
         return rows
 
-    def follow(self, rows):
-        self.asked.append("follow")
+    def warm_up(self, rows):
+        self.asked.append("warm_up")
         return len(self.asked) > self.num_unready
 
-    def tend(self):
-        self.asked.append("tend")
+    def poll(self):
+        self.asked.append("poll")
 
     def forget(self, sequence):
         self.asked.append("forget")

@@ -84,8 +84,8 @@ class SimulatedLives:
         source, kept = self._random, 1 - 1 / _PASSAGE
         scatter = _SCATTER * math.sqrt(1 - kept * kept)
         self._passage = kept * self._passage + source.gauss(0, scatter)
-        self.auto.tend()
-        self.auto.attach(self.rows)
+        self.auto.poll()
+        self.auto.propose(self.rows)
         if self.is_late:
             self.policy.heard()
         miss = self.policy.choose()

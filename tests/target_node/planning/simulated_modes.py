@@ -69,17 +69,17 @@ class _Mode(NoSpeculation):
     def __init__(self, *, has_to_be_told: bool) -> None:
         self._has_to_be_told = has_to_be_told
 
-    def attach(self, rows):
-        self.follow(rows)
+    def propose(self, rows):
+        self.warm_up(rows)
         return rows
 
-    def follow(self, rows):
+    def warm_up(self, rows):
         if not self._has_to_be_told:
             return True
-        was_told = all(row.is_told for row in rows)
+        was_warm = all(row.is_told for row in rows)
         for row in rows:
             row.is_told = True
-        return was_told
+        return was_warm
 
 
 class SimulatedService:
@@ -113,8 +113,8 @@ class SimulatedService:
 
     def round(self, rows: list[Text]) -> None:
         """`rows` that do not decode read their prompts."""
-        self.auto.tend()
-        self.auto.attach(rows)
+        self.auto.poll()
+        self.auto.propose(rows)
         mode, decoding = self.auto.mode, [row for row in rows if row.sequence.is_decoding]
         self.rounds[len(rows), family_of(mode)] += 1
         has_changed, self._last = mode != self._last, mode

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import target_node.speculation.auto
-from target_node.speculation.auto import MOST_TOLD
+from target_node.speculation.auto import MOST_WARM_UPS
 from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
 from tests.target_node.planning.recorded_modes import Choosing, Recording, auto, decoding_row
@@ -19,15 +19,15 @@ def test_one_mode_attaches_and_the_others_are_left_alone():
     modes = {name: Recording() for name in MODES}
     source = auto(modes)
     row = decoding_row()
-    source.attach([row])
-    source.tend()
+    source.propose([row])
+    source.poll()
     source.forget(row.sequence)
     source.close()
     asked = sorted(mode.asked for mode in modes.values())
-    assert asked == [["attach", "tend", "forget", "close"]] + 2 * [["tend", "forget", "close"]]
+    assert asked == [["propose", "poll", "forget", "close"]] + 2 * [["poll", "forget", "close"]]
 
 
-@pytest.mark.parametrize("num_unready", [0, 1, 7, MOST_TOLD, 1000])
+@pytest.mark.parametrize("num_unready", [0, 1, 7, MOST_WARM_UPS, 1000])
 def test_a_mode_prepares_before_it_is_used(num_unready):
     modes = {"off": Recording(), "sync": Recording(), "async": Recording(num_unready)}
     source = auto(modes)
@@ -36,24 +36,24 @@ def test_a_mode_prepares_before_it_is_used(num_unready):
 
     def rounds(count: int) -> None:
         for _ in range(count):
-            source.observe(source.attach([row]), sampled)
+            source.observe(source.propose([row]), sampled)
 
     rounds(40)
     assert modes["async"].asked == []
     chooser.mode, chooser.observed = "async", []
-    num_waited = min(num_unready, MOST_TOLD)
+    num_waited = min(num_unready, MOST_WARM_UPS)
     rounds(num_waited + 5)
     asked = modes["async"].asked
-    assert asked == (num_waited + 1) * ["follow"] + 5 * ["attach"]
+    assert asked == (num_waited + 1) * ["warm_up"] + 5 * ["propose"]
     # The others' speed is not judged by what ran meanwhile.
     assert chooser.observed[:num_waited] == num_waited * [("off", None)]
     assert chooser.observed[num_waited:] == [("async", age) for age in range(5)]
-    if num_unready <= MOST_TOLD:
+    if num_unready <= MOST_WARM_UPS:
         chooser.mode = "sync"
         rounds(1)
         chooser.mode = "async"
         rounds(1)
-        assert asked[num_waited + 6 :] == ["follow", "attach"]  # it is prepared still
+        assert asked[num_waited + 6 :] == ["warm_up", "propose"]  # it is prepared still
 
 
 def test_what_passes_between_two_rounds_counts_and_idle_time_does_not(monkeypatch):
@@ -65,9 +65,9 @@ def test_what_passes_between_two_rounds_counts_and_idle_time_does_not(monkeypatc
 
     def turn(pause_s: float, *, has_rows: bool = True) -> None:
         clock.now_s += pause_s
-        source.tend()
+        source.poll()
         if has_rows:
-            rows = source.attach([row])
+            rows = source.propose([row])
             clock.now_s += ROUND_S
             source.observe(rows, [SimpleNamespace(token_ids=[1])])
 
@@ -84,7 +84,7 @@ def test_a_round_in_which_something_was_recorded_does_not_count(monkeypatch):
     source = auto({name: Recording() for name in MODES})
     source._chooser = chooser = Choosing()
     for num_first_calls in (0, 1, 1, 3, 3):
-        rows = source.attach([decoding_row()])
+        rows = source.propose([decoding_row()])
         monkeypatch.setattr(BACKEND, "num_first_calls", num_first_calls)
         source.observe(rows, [SimpleNamespace(token_ids=[1])])
     assert len(chooser.seconds) == 3
@@ -106,7 +106,7 @@ def test_loads_that_take_turns_each_have_their_best_mode(few, many, best, monkey
             source._modes["async"].asked, source._modes["async"].num_unready = [], 2
             rows = [decoding_row()] * num_rows
             for _ in range(num_rounds):
-                source.attach(rows)
+                source.propose(rows)
                 clock.now_s += ROUND_S
                 num_tokens = tokens.get((num_rows, source.mode), 3)
                 source.observe(rows, [SimpleNamespace(token_ids=[0] * num_tokens)])
@@ -121,11 +121,11 @@ def test_rounds_that_compute_prompts_neither_count_nor_end_a_run():
     sampled = [SimpleNamespace(token_ids=[1]), SimpleNamespace(token_ids=[])]
     for _ in range(50):
         rows = [decoding_row(), decoding_row(is_decoding=False)]
-        source.observe(source.attach(rows), sampled)
+        source.observe(source.propose(rows), sampled)
     assert not any(source._chooser.speed(source._run.load, mode) for mode in MODES)
     mode = source.mode
     for _ in range(10):
-        source.attach([decoding_row(is_decoding=False)])
+        source.propose([decoding_row(is_decoding=False)])
     assert source.mode == mode
 
 
@@ -144,7 +144,7 @@ def test_rounds_that_compute_prompts_neither_count_nor_end_a_run():
 )
 def test_a_load_is_how_many_rows_and_how_most_of_them_are_judged(rows, load):
     source = auto({name: Recording() for name in MODES})
-    source.attach(rows)
+    source.propose(rows)
     assert source._run.load == load
 
 
@@ -159,7 +159,7 @@ def test_what_is_fast_for_greedy_rows_says_nothing_of_drawn_ones(monkeypatch):
         kind = ("greedy", "drawn")[turn % 2]
         row = decoding_row(temperature=float(kind == "drawn"))
         for _ in range(30):
-            source.attach([row])
+            source.propose([row])
             clock.now_s += ROUND_S
             num_tokens = tokens.get((kind, source.mode), 2)
             source.observe([row], [SimpleNamespace(token_ids=[0] * num_tokens)])

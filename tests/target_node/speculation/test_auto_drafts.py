@@ -25,9 +25,9 @@ class Drafted(Recording):
         self.policy = policy
         self.done: list[Miss] = []
 
-    def attach(self, rows):
+    def propose(self, rows):
         self.done.append(self.policy.choose())
-        return super().attach(rows)
+        return super().propose(rows)
 
     def status(self):
         return SpeculationStatus("async", num_draft_processes=1)
@@ -58,7 +58,7 @@ class Service:
                 self.source._chooser.observe(load, mode, num_tokens, ROUND_S, age=9)
 
     def round(self) -> str:
-        rows = self.source.attach(self.rows)
+        rows = self.source.propose(self.rows)
         self.clock.now_s += ROUND_S
         count = self.tokens[self.source.mode] // len(rows)
         self.source.observe(rows, [SimpleNamespace(token_ids=[0] * count) for _ in rows])
@@ -85,29 +85,29 @@ def test_modes_of_one_source_are_prepared_once_and_told_apart(make_service):
     chooser.mode = "async skip"
     assert service.round() == "off"
     assert chooser.left_out == set(MISSES)  # neither is ready
-    assert (service.drafted.asked, service.drafted.done) == (["follow"], [])
+    assert (service.drafted.asked, service.drafted.done) == (["warm_up"], [])
     for chooser.mode in ("async skip", "async skip", "async draft_now", "async skip"):
         service.round()
     asked = service.drafted.asked
-    assert asked == 3 * ["follow"] + 3 * ["attach"]
+    assert asked == 3 * ["warm_up"] + 3 * ["propose"]
     assert service.drafted.done == [Miss.SKIP, Miss.DRAFT_NOW, Miss.SKIP]
     observed = [("off", None), ("off", None), *((n, 0) for n in (*MISSES, "async skip"))]
     assert chooser.observed == observed
-    service.source.tend()
+    service.source.poll()
     service.source.forget(service.rows[0].sequence)
     service.source.close()
-    assert asked[-3:] == ["tend", "forget", "close"]  # once for all of them
-    assert asked.count("tend") == asked.count("forget") == 1
+    assert asked[-3:] == ["poll", "forget", "close"]  # once for all of them
+    assert asked.count("poll") == asked.count("forget") == 1
 
 
 def test_people_are_told_what_ran_and_not_which_of_its_kinds(make_service):
     service = make_service()
-    chooser, told = service.scripted(), []
+    chooser, acknowledged = service.scripted(), []
     for chooser.mode in ("off", *MISSES):
         service.round()
-        told.append(service.source.status())
-    assert [each.speculation_regime for each in told] == ["off", "async", "async"]
-    assert [each.num_draft_processes for each in told] == [1, 1, 1]
+        acknowledged.append(service.source.status())
+    assert [each.speculation_regime for each in acknowledged] == ["off", "async", "async"]
+    assert [each.num_draft_processes for each in acknowledged] == [1, 1, 1]
 
 
 def test_while_no_draft_is_attached_what_needs_one_neither_runs_nor_is_judged(make_service):
@@ -151,10 +151,10 @@ def test_a_wait_in_vain_counts_for_the_mode_that_waited(make_service):
     chooser.mode = "async draft_now"
 
     class Waiting(Drafted):
-        def attach(self, rows):
+        def propose(self, rows):
             self.policy.waited(in_vain=True)
             service.clock.now_s += 0.05
-            return super().attach(rows)
+            return super().propose(rows)
 
     service.drafted.__class__ = Waiting
     service.rounds(2)

@@ -63,19 +63,19 @@ def test_who_follows_says_whether_reports_alone_would_have_done(models):
     prompt = [1 + (7 * i) % 60 for i in range(MAX_INLINE + 12)]
     with pair_of(models) as pair:
         asynchronous, pair.node.speculation = pair.node.speculation, NoSpeculation()
-        pair.node.speculation.tend = asynchronous.tend
+        pair.node.speculation.poll = asynchronous.poll
         pair.submit(request("r0", prompt, max_tokens=40, ignore_eos=True))
         pair.turn(4)
         (sequence,) = pair.scheduler.running
         rows = [SimpleNamespace(sequence=sequence)]
         assert sequence.is_decoding
-        assert [asynchronous.follow(rows) for _ in range(3)] == [False, True, True]
+        assert [asynchronous.warm_up(rows) for _ in range(3)] == [False, True, True]
         pair.drafts[0].die()
         pair.turn(2)  # its successor has heard of nothing
-        assert [asynchronous.follow(rows) for _ in range(2)] == [False, True]
+        assert [asynchronous.warm_up(rows) for _ in range(2)] == [False, True]
         pair.drafts[0].die(turns_dead=9)
         pair.turn(2)
-        assert asynchronous.follow(rows)  # there is nobody to tell
+        assert asynchronous.warm_up(rows)  # there is nobody to tell
 
 
 def test_rows_that_no_frame_has_room_for_together_travel_apart(models, monkeypatch):
@@ -136,12 +136,12 @@ def test_the_larger_features_are_the_fewer_tokens_travel_with_a_report(models, m
     monkeypatch.setattr("target_node.speculation.reporting.MAX_INLINE_BYTES", 12 * token_bytes)
     monkeypatch.setattr("target_node.speculation.reporting.MAX_CHUNK_BYTES", 20 * token_bytes)
     with pair_of(models) as pair:
-        rows, told = reports_of(pair), []
+        rows, acknowledged = reports_of(pair), []
         tell = pair.links.tell
-        pair.links.tell = lambda peer, message: told.append(message) or tell(peer, message)
+        pair.links.tell = lambda peer, message: acknowledged.append(message) or tell(peer, message)
         answer(pair, prompt=[1 + (7 * i) % 60 for i in range(50)])
         assert max(len(row.token_ids) for row in rows) <= 12 + 1
-        contexts = [message for message in told if isinstance(message, Context)]
+        contexts = [message for message in acknowledged if isinstance(message, Context)]
         assert [len(message.token_ids) for message in contexts] == [20, 20]
         assert pair.asynchronous.status().num_hits
 
@@ -199,7 +199,7 @@ def test_how_long_a_round_takes_is_told_from_the_tokens_that_it_computes(models,
     reported: list[tuple[int, bool]] = []
     computed: list[tuple[int, bool]] = []
     with pair_of(models, "the target itself") as pair:
-        round_latency, forward = pair.asynchronous._reporter.round_latency, pair.runner.forward
+        round_latency, forward = pair.asynchronous._reports.round_latency, pair.runner.forward
         tell = round_latency.reported
 
         def recorded(num_tokens, *, is_mixed):
@@ -285,27 +285,27 @@ def test_who_takes_a_drafts_place_is_told_of_fields_again(models):
 
 def test_requests_without_fields_cost_no_message(models):
     with pair_of(models) as pair:
-        told, tell = [], pair.links.tell
-        pair.links.tell = lambda peer, message: told.append(message) or tell(peer, message)
+        acknowledged, tell = [], pair.links.tell
+        pair.links.tell = lambda peer, message: acknowledged.append(message) or tell(peer, message)
         answer(pair, temperature=0.0, top_p=0.5)  # which cuts nothing at temperature 0
         answer(pair)
-        assert not [each for each in told if isinstance(each, Fields)]
+        assert not [each for each in acknowledged if isinstance(each, Fields)]
         answer(pair, top_p=0.5)
-        assert len([each for each in told if isinstance(each, Fields)]) == 1
+        assert len([each for each in acknowledged if isinstance(each, Fields)]) == 1
 
 
 def test_a_draft_that_asks_for_what_it_lost_is_told_of_fields_too(models):
     fields = {"temperature": 1.3, "top_k": 2, "max_tokens": 40, "ignore_eos": True}
     with pair_of(models, "the target itself") as pair:
-        told, tell = [], pair.links.tell
-        pair.links.tell = lambda peer, message: told.append(message) or tell(peer, message)
+        acknowledged, tell = [], pair.links.tell
+        pair.links.tell = lambda peer, message: acknowledged.append(message) or tell(peer, message)
         pair.submit(request("r0", PROMPT, **fields))
         pair.turn(5)
         streams = pair.drafts[0].node.streams
         (number,) = [stream.number for stream in streams]
         streams.free([number])  # as one that was not heard of for long
         pair.run_until_idle()
-        assert len([each for each in told if isinstance(each, Fields)]) == 2
+        assert len([each for each in acknowledged if isinstance(each, Fields)]) == 2
 
 
 @pytest.mark.parametrize("name", ["the target itself", "dspark vanilla", "ngram"])

@@ -91,7 +91,7 @@ class Round:
         """Of one round; the rows keep the blocks that they need for it."""
         self.draft.speculations = speculations
         held = [len(row.sequence.block_ids) for row in self.rows]
-        rows = self.source.attach(self.rows)
+        rows = self.source.propose(self.rows)
         assert [row.sequence for row in rows] == [row.sequence for row in self.rows]
         for row, before in zip(rows, held, strict=True):
             needed = self.pool.num_blocks_for(len(row.sequence.token_ids) + row.verify_len)

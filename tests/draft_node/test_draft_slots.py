@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from draft_node.stream import ASK_AGAIN_S, GRACE_S, Hole, Segment
-from draft_node.streams import IDLE_ROUNDS, Streams
+from draft_node.draft_slot import ASK_AGAIN_S, GRACE_S, Hole, Segment
+from draft_node.draft_slots import IDLE_ROUNDS, DraftSlots
 from specserve.drafters.context import ContextRows
 from specserve.drafters.context_room import ContextRoom
 from specserve.drafters.language_model import LanguageModelDrafter
@@ -37,7 +37,7 @@ def drafter(target, tmp_path):
 
 @pytest.fixture
 def streams(drafter):
-    return Streams(drafter, dtype=torch.float32, device=CPU)
+    return DraftSlots(drafter, dtype=torch.float32, device=CPU)
 
 
 def segment(start, end, text=TEXT):
@@ -128,7 +128,7 @@ def test_branch_numbers_rise_within_a_round_even_if_the_context_is_lost(streams,
 
 def test_tokens_in_flight_enter_and_leave_a_context_of_token_ids(target):
     drafter = language_model(target)
-    streams = Streams(drafter, dtype=torch.float32, device=CPU)
+    streams = DraftSlots(drafter, dtype=torch.float32, device=CPU)
     stream = streams.take_report(row(drafter, TEXT[:20], round=1))
     streams.extend(100)
     streams.provide([(stream, [TEXT[19], 1, 2, 3])])
@@ -147,7 +147,7 @@ def test_tokens_in_flight_enter_and_leave_a_context_of_token_ids(target):
     assert stream.token_ids == [*known, 7]
 
     whole = language_model(target)
-    fresh = Streams(whole, dtype=torch.float32, device=CPU)
+    fresh = DraftSlots(whole, dtype=torch.float32, device=CPU)
     token_ids = np.array([*known, 7], dtype=np.int32)
     fresh.take_context(1, Segment(0, token_ids, np.empty((len(token_ids), 0), np.float32)))
     fresh.extend(100)
@@ -165,7 +165,7 @@ def test_features_take_the_place_of_tokens_in_flight(
 ):
     """Those that stand, too: the context is the one that verified tokens alone would have made."""
     drafter = make_drafter(tmp_path / "draft", config, target)
-    streams = Streams(drafter, dtype=torch.float32, device=CPU)
+    streams = DraftSlots(drafter, dtype=torch.float32, device=CPU)
     stream = streams.take_report(row(drafter, TEXT[:20], round=1))
     streams.extend(100)
     streams.provide([(stream, IN_FLIGHT)])
@@ -205,7 +205,7 @@ def bare(start, end):
 
 
 def test_a_stream_without_memory_is_left_alone_until_another_ends(small, caplog):
-    streams = Streams(small, dtype=torch.float32, device=CPU)
+    streams = DraftSlots(small, dtype=torch.float32, device=CPU)
     for number in (1, 2):
         streams.take_report(row(small, TEXT, stream=number, round=1))
     streams.extend(100)
@@ -234,7 +234,7 @@ def test_a_shortage_names_the_setting_and_a_value_that_would_do(target, caplog, 
             load(target.folder), backend=BACKEND, gamma=2, num_context_tokens=num_tokens
         )
         room = ContextRoom(num_tokens, 2**20, max_len=40)  # a MiB each
-        streams = Streams(drafter, dtype=torch.float32, device=CPU, room=room)
+        streams = DraftSlots(drafter, dtype=torch.float32, device=CPU, room=room)
         for number, length in enumerate(lengths):
             known = TEXT[: min(length + more, 40)]
             streams.take_report(row(drafter, known, stream=number, round=1))
@@ -253,7 +253,7 @@ def test_a_shortage_names_the_setting_and_a_value_that_would_do(target, caplog, 
 
 
 def test_contexts_that_nobody_reports_on_make_room_first(small):
-    streams = Streams(small, dtype=torch.float32, device=CPU)
+    streams = DraftSlots(small, dtype=torch.float32, device=CPU)
     streams.take_report(row(small, TEXT, stream=1, round=1))
     streams.extend(100)
     for _ in range(2 * IDLE_ROUNDS + 1):
@@ -288,7 +288,7 @@ class Pages:
 def test_rows_that_decode_keep_their_contexts_where_there_is_too_little_room(num_rows):
     """However many there are, and in whatever order they report."""
     pages = Pages(5 * (num_rows - 2))  # 5 are what a row of 64 to 80 tokens needs
-    streams, sent, order = Streams(pages, dtype=torch.float32, device=CPU), {}, random.Random(0)
+    streams, sent, order = DraftSlots(pages, dtype=torch.float32, device=CPU), {}, random.Random(0)
     text, numbers = tokens(80), list(range(num_rows))
     entered = []
     for round_number in range(1, 13):
@@ -313,7 +313,7 @@ def test_for_each_end_a_few_starved_streams_try_again_in_turn(target):
     small = LanguageModelDrafter(
         load(target.folder), backend=BACKEND, gamma=2, num_context_tokens=64
     )
-    streams = Streams(small, dtype=torch.float32, device=CPU)
+    streams = DraftSlots(small, dtype=torch.float32, device=CPU)
     for number in range(1, 6):
         streams.take_report(row(small, TEXT, stream=number, round=1))
     streams.extend(300)
@@ -330,7 +330,7 @@ def test_for_each_end_a_few_starved_streams_try_again_in_turn(target):
 
 def test_what_continues_a_context_that_made_room_for_another_is_left_out():
     pages = Pages(8)
-    streams, text = Streams(pages, dtype=torch.float32, device=CPU), tokens(80).tolist()
+    streams, text = DraftSlots(pages, dtype=torch.float32, device=CPU), tokens(80).tolist()
     streams.take_context(1, bare(0, 0))  # the first in line
     streams.take_report(row(pages, text[:60], start=0, stream=2))
     for _ in range(4 * IDLE_ROUNDS):
@@ -384,7 +384,7 @@ def test_context_that_comes_just_after_the_report_was_never_missing(streams, dra
 
 
 def test_streams_that_were_never_ended_do_not_pile_up(streams, drafter, monkeypatch):
-    monkeypatch.setattr("draft_node.streams.MAX_STREAMS", 3)
+    monkeypatch.setattr("draft_node.draft_slots.MAX_STREAMS", 3)
     for number in range(10):
         streams.take_context(number, segment(0, 10))
         streams.extend(100)

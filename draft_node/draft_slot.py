@@ -41,7 +41,7 @@ class Hole:
 
 
 @dataclass(eq=False, slots=True)
-class Stream:
+class DraftSlot:
     """One running sample. Its number names its row in the drafter, too."""
 
     number: int
@@ -75,7 +75,7 @@ class Stream:
         return branch
 
 
-def due_hole(stream: Stream, now_s: float) -> Hole | None:
+def due_hole(stream: DraftSlot, now_s: float) -> Hole | None:
     """What to ask for now. A hole that shrinks is being filled: its end was asked for."""
     report, start = stream.report, stream.num_verified
     if report is None or stream.is_starved:

@@ -2,7 +2,7 @@
 
 from specserve.types import Request, SamplingParams
 from target_node.sequence import Sequence
-from target_node.speculation.streams import Streams
+from target_node.speculation.link_streams import LinkStreams
 
 
 def sequence(index: int = 0) -> Sequence:
@@ -11,7 +11,7 @@ def sequence(index: int = 0) -> Sequence:
 
 
 def test_a_sample_has_one_number_and_no_other_ever_gets_it():
-    streams, first, second = Streams(), sequence(), sequence(1)
+    streams, first, second = LinkStreams(), sequence(), sequence(1)
     numbers = {streams.of(first).number, streams.of(second).number}
     assert streams.of(first) is streams.of(first)
     assert streams.forget(first).number in numbers
@@ -20,7 +20,7 @@ def test_a_sample_has_one_number_and_no_other_ever_gets_it():
 
 
 def test_an_ended_sample_is_unknown():
-    streams, ended = Streams(), sequence()
+    streams, ended = LinkStreams(), sequence()
     number = streams.of(ended).number
     assert streams.numbered(number).sequence is ended
     streams.forget(ended)
@@ -30,16 +30,16 @@ def test_an_ended_sample_is_unknown():
 
 
 def test_what_was_told_to_one_attachment_is_unknown_to_the_next():
-    stream = Streams().of(sequence())
-    assert stream.told(epoch=4) == 0
+    stream = LinkStreams().of(sequence())
+    assert stream.acknowledged(epoch=4) == 0
     stream.num_sent = 17
-    assert stream.told(epoch=4) == 17
-    assert stream.told(epoch=5) == 0
-    assert stream.told(epoch=5) == 0
+    assert stream.acknowledged(epoch=4) == 17
+    assert stream.acknowledged(epoch=5) == 0
+    assert stream.acknowledged(epoch=5) == 0
 
 
 def test_rounds_are_those_of_the_samples():
-    streams, running = Streams(), sequence()
+    streams, running = LinkStreams(), sequence()
     number = streams.of(running).number
     running.num_rounds = 9
     assert streams.round_of(number) == 9

@@ -15,9 +15,9 @@ from itertools import islice
 import numpy as np
 import torch
 
+from draft_node.draft_slot import DraftSlot, Hole, Segment, due_hole, num_equal
 from draft_node.failures import Failures
 from draft_node.fields import FollowedFields
-from draft_node.stream import Hole, Segment, Stream, due_hole, num_equal
 from specserve.drafters.context_room import ContextRoom
 from specserve.drafters.protocol import ContextUpdate, Drafter
 from specserve.errors import Exhausted
@@ -31,7 +31,7 @@ _TRIES = 2  # of starved streams for one that ends: more than one, as contexts d
 log = logging.getLogger(__name__)
 
 
-class Streams:
+class DraftSlots:
     """The live streams of one attachment."""
 
     def __init__(
@@ -48,21 +48,21 @@ class Streams:
         self._dtype = dtype
         self._device = device
         self.failures = Failures()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, DraftSlot] = {}
         self._num_reports = 0  # of rows
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def __iter__(self) -> Iterator[Stream]:
+    def __iter__(self) -> Iterator[DraftSlot]:
         return iter(self._streams.values())
 
-    def find(self, number: int) -> Stream | None:
+    def find(self, number: int) -> DraftSlot | None:
         return self._streams.get(number)
 
     # --- what arrives ------------------------------------------------------------------------
 
-    def take_report(self, row: RowReport) -> Stream | None:
+    def take_report(self, row: RowReport) -> DraftSlot | None:
         """The stream, at its new round; None for a report older than one that came before."""
         self._num_reports += 1
         stream = self._hear(row.stream)
@@ -112,14 +112,14 @@ class Streams:
         """What has to be asked for now: the first hole of each stream that has a round."""
         return [hole for stream in self._streams.values() if (hole := due_hole(stream, now_s))]
 
-    def _hear(self, number: int) -> Stream:
+    def _hear(self, number: int) -> DraftSlot:
         stream = self._streams.get(number)
         if stream is None:
-            stream = self._streams[number] = Stream(number)
+            stream = self._streams[number] = DraftSlot(number)
         stream.last_heard = self._num_reports
         return stream
 
-    def _add(self, stream: Stream, segment: Segment) -> None:
+    def _add(self, stream: DraftSlot, segment: Segment) -> None:
         if len(segment.token_ids) and not stream.is_starved:
             stream.segments.append(segment)
             stream.segments.sort(key=lambda part: part.start)
@@ -130,7 +130,7 @@ class Streams:
         """Enter what has arrived into the contexts, at most `max_tokens`; how many it were."""
         room = max_tokens
         while room > 0:
-            pieces: list[tuple[Stream, Segment]] = []
+            pieces: list[tuple[DraftSlot, Segment]] = []
             for stream in list(self._streams.values()):
                 piece = self._next_piece(stream, room)
                 if piece is not None:
@@ -141,11 +141,11 @@ class Streams:
             self._enter(pieces)
         return max_tokens - room
 
-    def provide(self, in_flight: Sequence[tuple[Stream, Sequence[int]]]) -> None:
+    def provide(self, in_flight: Sequence[tuple[DraftSlot, Sequence[int]]]) -> None:
         """Enter tokens in flight, from the anchor on, if the drafter can hold them."""
         if not self._drafter.holds_tokens_in_flight:
             return
-        pieces: list[tuple[Stream, Segment]] = []
+        pieces: list[tuple[DraftSlot, Segment]] = []
         for stream, token_ids in in_flight:
             assert stream.report is not None
             position = stream.report.position
@@ -157,7 +157,7 @@ class Streams:
         if pieces:
             self._enter(pieces, is_verified=False)
 
-    def _next_piece(self, stream: Stream, room: int) -> Segment | None:
+    def _next_piece(self, stream: DraftSlot, room: int) -> Segment | None:
         """At most `room` tokens that continue the context; what is known already is skipped."""
         while room > 0 and stream.segments and stream.segments[0].start <= stream.num_verified:
             segment = stream.segments[0]
@@ -174,13 +174,13 @@ class Streams:
             return segment.within(end, min(end + room, segment.end))
         return None
 
-    def _truncate(self, stream: Stream, length: int) -> None:
+    def _truncate(self, stream: DraftSlot, length: int) -> None:
         if length < len(stream.token_ids):
             self._drafter.truncate(stream.number, length)
             del stream.token_ids[length:]
             stream.num_verified = min(stream.num_verified, length)
 
-    def _enter(self, pieces: list[tuple[Stream, Segment]], *, is_verified: bool = True) -> None:
+    def _enter(self, pieces: list[tuple[DraftSlot, Segment]], *, is_verified: bool = True) -> None:
         """If they do not fit together, those that fit alone; the others are starved."""
         try:
             self._drafter.extend(self._as_update(pieces, with_features=is_verified))
@@ -206,7 +206,7 @@ class Streams:
                 stream.num_verified = piece.end
 
     def _as_update(
-        self, pieces: list[tuple[Stream, Segment]], *, with_features: bool
+        self, pieces: list[tuple[DraftSlot, Segment]], *, with_features: bool
     ) -> ContextUpdate:
         segments = [piece for _, piece in pieces]
         token_ids = torch.from_numpy(np.concatenate([part.token_ids for part in segments]))
@@ -224,7 +224,7 @@ class Streams:
 
     # --- memory ------------------------------------------------------------------------------
 
-    def _evict_for(self, stream: Stream) -> bool:
+    def _evict_for(self, stream: DraftSlot) -> bool:
         """Free the context that was not heard of for longest; False if none is idle.
 
         Every row of a round reports for itself, and once more where the target waits: a stream is
@@ -241,7 +241,7 @@ class Streams:
         self._drop_context(min(idle, key=lambda other: other.last_heard))
         return True
 
-    def _starve(self, stream: Stream, error: Exhausted) -> None:
+    def _starve(self, stream: DraftSlot, error: Exhausted) -> None:
         if not any(other.is_starved for other in self._streams.values()):
             lengths = [other.length for other in self._streams.values()]
             why = error if self._room is None else self._room.shortage(lengths)
@@ -250,7 +250,7 @@ class Streams:
         stream.is_starved = True
         self._streams[stream.number] = self._streams.pop(stream.number)  # others try before it
 
-    def _drop_context(self, stream: Stream) -> None:
+    def _drop_context(self, stream: DraftSlot) -> None:
         """Its branch numbers stay: they may not be used again even so."""
         self._drafter.free(stream.number)
         stream.token_ids.clear()

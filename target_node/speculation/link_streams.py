@@ -11,7 +11,7 @@ from target_node.sequence import Sequence
 
 
 @dataclass(eq=False)
-class Stream:
+class LinkStream:
     """One running sample as the drafts know it."""
 
     number: int  # never used twice
@@ -20,29 +20,29 @@ class Stream:
     num_sent: int = 0  # positions below this were sent to it
     knows_fields: bool = False  # whether the request's own fields were
 
-    def told(self, epoch: int) -> int:
+    def acknowledged(self, epoch: int) -> int:
         """From which position on the draft of this epoch has to be told."""
         if epoch != self.epoch:
             self.epoch, self.num_sent, self.knows_fields = epoch, 0, False
         return self.num_sent
 
 
-class Streams:
+class LinkStreams:
     """The streams of all live sequences."""
 
     def __init__(self) -> None:
         self._next_number = 1
-        self._of: dict[Sequence, Stream] = {}
-        self._by_number: dict[int, Stream] = {}
+        self._of: dict[Sequence, LinkStream] = {}
+        self._by_number: dict[int, LinkStream] = {}
 
     def __len__(self) -> int:
         return len(self._of)
 
-    def of(self, sequence: Sequence) -> Stream:
+    def of(self, sequence: Sequence) -> LinkStream:
         """The stream of a live sequence; a new one at first sight."""
         stream = self._of.get(sequence)
         if stream is None:
-            stream = Stream(self._next_number, sequence)
+            stream = LinkStream(self._next_number, sequence)
             self._next_number += 1
             self._of[sequence] = self._by_number[stream.number] = stream
         return stream
@@ -52,10 +52,10 @@ class Streams:
         stream = self._of.get(sequence)
         return stream.num_sent if stream is not None and stream.epoch == epoch else 0
 
-    def numbered(self, number: int) -> Stream | None:
+    def numbered(self, number: int) -> LinkStream | None:
         return self._by_number.get(number)
 
-    def forget(self, sequence: Sequence) -> Stream | None:
+    def forget(self, sequence: Sequence) -> LinkStream | None:
         """The sequence has ended: its stream, if it had one."""
         stream = self._of.pop(sequence, None)
         if stream is not None:
