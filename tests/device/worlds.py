@@ -16,12 +16,11 @@ from specserve.drafters.protocol import Drafter
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
-from target_node.speculation.source import SynchronousSpeculation
 from tests.device.pretended import DEVICE
 from tests.exactness import speculative
 from tests.exactness.speculative import Models
 from tests.specserve.drafters.checkpoints import options
-from tests.target_node import in_process_pair, scripted_drafts
+from tests.target_node import in_process, in_process_pair, scripted_drafts
 from tests.target_node.in_process import InProcessTarget
 from tests.target_node.in_process_pair import InProcessPair
 from tests.target_node.scripted_drafts import Drafting
@@ -51,9 +50,8 @@ def drafter_on_device(
         return models.drafter(name)
 
 
-def _move(target: InProcessTarget, backend: Backend, *, deterministic: bool) -> None:
-    """What the in-process node places on the CPU by itself."""
-    target.sampler.backend = target.runner.backend = backend
+def _use_torch_forwards(target: InProcessTarget, *, deterministic: bool) -> None:
+    """Forwards are torch's own, and not recorded, whatever else the backend records."""
     cache = target.runner.cache
     target.runner.passes = TorchBackend(DEVICE).make_forward(
         target.runner.model,
@@ -61,8 +59,6 @@ def _move(target: InProcessTarget, backend: Backend, *, deterministic: bool) -> 
         block_size=cache.block_size,
         deterministic=deterministic,
     )
-    if isinstance(target.speculation, SynchronousSpeculation):
-        target.speculation._draft._device = DEVICE
 
 
 def target_on_device(
@@ -76,12 +72,13 @@ def target_on_device(
 ) -> InProcessTarget:
     """Plain decoding, or a drafter beside the target; its forwards are not recorded."""
     backend = backend or TorchBackend(DEVICE)
-    target = InProcessTarget(
-        model_on_device(models, dtype=dtype, deterministic=deterministic),
-        draft=None if drafter is None else drafter_on_device(models, drafter, dtype, backend),
-        **{"max_model_len": 90} | settings,
-    )
-    _move(target, backend, deterministic=deterministic)
+    with mock.patch.object(in_process, "BACKEND", backend):
+        target = InProcessTarget(
+            model_on_device(models, dtype=dtype, deterministic=deterministic),
+            draft=None if drafter is None else drafter_on_device(models, drafter, dtype, backend),
+            **{"max_model_len": 90} | settings,
+        )
+    _use_torch_forwards(target, deterministic=deterministic)
     return target
 
 
@@ -99,6 +96,7 @@ def pair_on_device(
     """A target and a draft process, which is on the device too."""
     backend = backend or TorchBackend(DEVICE)
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(in_process, "BACKEND", backend))
         stack.enter_context(mock.patch.object(in_process_pair, "CPU", DEVICE))
         stack.enter_context(mock.patch.object(scripted_drafts, "CPU", DEVICE))
         stack.enter_context(mock.patch.object(scripted_drafts, "BACKEND", backend))
@@ -111,5 +109,5 @@ def pair_on_device(
             drafting,
             **{"max_model_len": 90} | settings,
         )
-        _move(pair, backend, deterministic=deterministic)
+        _use_torch_forwards(pair, deterministic=deterministic)
         yield stack.enter_context(pair)

@@ -120,7 +120,7 @@ def test_the_power_is_as_stated(outputs):
 
 
 def test_p_values_of_sound_rules_are_uniform(outputs):
-    """Kolmogorov-Smirnov over 140 independent runs, at 1e-4."""
+    """Kolmogorov-Smirnov over 100 independent runs, at 1e-4."""
     values = []
     for case in CASES:
         streams, tokens = outputs(*case)
@@ -130,8 +130,8 @@ def test_p_values_of_sound_rules_are_uniform(outputs):
             for start in range(0, 20 * size, size)
         ]
     steps = torch.arange(1, len(values) + 1) / len(values)
-    assert len(values) == 140
-    assert (torch.tensor(values).sort().values - steps).abs().max() < 0.188 + 0.01
+    assert len(values) == 100
+    assert (torch.tensor(values).sort().values - steps).abs().max() < 0.222 + 0.01
 
 
 # --- foreseeable -----------------------------------------------------------------------------
