@@ -18,7 +18,7 @@ import torch
 from draft_node.draft_slot import DraftSlot, Hole, Segment, due_hole, num_equal
 from draft_node.failures import Failures
 from draft_node.fields import FollowedFields
-from specserve.drafters.context_room import ContextRoom
+from specserve.drafters.context import ContextRoom
 from specserve.drafters.protocol import ContextUpdate, Drafter
 from specserve.errors import Exhausted
 from specserve.transport.link.messages import RowReport

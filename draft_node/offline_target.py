@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specserve.backends.torch.attention import TorchAttention
-from specserve.drafters.batching import flat_positions
 from specserve.drafters.context import torch_context
+from specserve.drafters.row_layout import flat_positions
 from specserve.models.transformer import Transformer
 
 

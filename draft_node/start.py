@@ -18,7 +18,7 @@ from specserve.backends import choose as backends
 from specserve.backends.base import Backend
 from specserve.backends.choose import choose_backend
 from specserve.drafters.colocated import describe, positions_of
-from specserve.drafters.context_room import ContextRoom
+from specserve.drafters.context import ContextRoom
 from specserve.drafters.dialects import read_draft_spec
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.load import (

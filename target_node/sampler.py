@@ -18,8 +18,13 @@ from specserve.sampling.logprobs import token_logprobs
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.commit import Commit, commit_of
-from specserve.sampling.verification.equality import AcceptedPrefix, accepted_prefix
-from specserve.sampling.verification.rule import VerificationRule, judged_by, rule_for_life
+from specserve.sampling.verification.rule import (
+    AcceptedPrefix,
+    VerificationRule,
+    accepted_prefix,
+    judged_by,
+    rule_for_life,
+)
 from specserve.types import FinishReason, Logprobs
 from target_node.scheduler import Row
 from target_node.sequence import Sequence

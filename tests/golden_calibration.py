@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from draft_node.calibration.fit import fit_temperatures
 from draft_node.calibration.metrics import Floats, Metrics, bins, measure, survivals
-from draft_node.calibration.temperature_scaling import fit_temperatures
 from tests.golden_case import Case
 
 # The reference multiplies confidences in float32. Means over all rows hardly show it, those of a

@@ -1,4 +1,7 @@
-"""One calibration from job to file: the target writes, the drafter drafts, half of it is fitted."""
+"""One calibration from job to file: the target writes, the drafter drafts, half of it is fitted.
+
+And the summary of it as people read it.
+"""
 
 import logging
 from dataclasses import dataclass
@@ -6,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from draft_node.calibration import plot
 from draft_node.calibration.collect import Conditions, Samples, collect, count_anchors
-from draft_node.calibration.fit import figures, fit, fitted_half
+from draft_node.calibration.fit import figures, fit, fitted_half, mean_ece
 from draft_node.calibration.metrics import survivals
-from draft_node.calibration.report import summary_table
 from draft_node.calibration.texts import Text, read_prompts, write_texts
 from draft_node.offline_target import OfflineTarget
 from draft_node.training.export import CHECKSUMS, write_checksums
@@ -24,6 +27,7 @@ from specserve.drafters.protocol import Drafter
 from specserve.drafters.stored_calibration import (
     Calibration,
     Evaluation,
+    PositionFigures,
     weights_hash,
     write_calibration,
 )
@@ -181,3 +185,25 @@ def _bar(console: Console) -> Progress:
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
         TimeRemainingColumn(), console=console, disable=not console.is_terminal,
     )  # fmt: skip
+
+
+def summary_table(calibration: Calibration) -> Table:
+    """Figures before and after by position, of the texts that were not fitted."""
+    evaluation = calibration.evaluation
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    headings = ("position", "blocks", "survival", "T")
+    for heading in (*headings, "ECE", "after", "AUROC", "after", "Brier", "after"):
+        table.add_column(heading, justify="right")
+    for k, (old, new) in enumerate(zip(evaluation.before, evaluation.after, strict=True)):
+        table.add_row(
+            str(k + 1), str(old.num_samples), f"{old.mean_target:.3f}",
+            f"{calibration.temperatures[k]:.2f}", f"{old.ece:.2%}", f"{new.ece:.2%}",
+            _auroc(old), _auroc(new), f"{old.brier:.4f}", f"{new.brier:.4f}",
+        )  # fmt: skip
+    means = (f"{mean_ece(side):.2%}" for side in (evaluation.before, evaluation.after))
+    table.add_row("mean", "", "", "", *means)
+    return table
+
+
+def _auroc(figures: PositionFigures) -> str:
+    return "-" if figures.auroc is None else f"{figures.auroc:.3f}"

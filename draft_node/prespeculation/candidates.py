@@ -8,8 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draft_node.prespeculation.outcome_kind import OutcomeKind
-from draft_node.prespeculation.outcomes import NO_TOKEN, SlotNoise, rank_all, rank_candidates
+from draft_node.prespeculation.outcomes import (
+    NO_TOKEN,
+    OutcomeKind,
+    SlotNoise,
+    rank_all,
+    rank_candidates,
+)
 from draft_node.prespeculation.plan import InFlight
 from draft_node.prespeculation.speculation_cache import DraftedBlock
 from specserve.drafters.slot_scores import SlotScores

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draft_node.draft_slot import DraftSlot
 from draft_node.fields import PLAIN
-from draft_node.prespeculation.outcome_kind import OutcomeKind
+from draft_node.prespeculation.outcomes import OutcomeKind
 from draft_node.prespeculation.speculation_cache import DraftedBlock, SpeculationCache
 from specserve.drafters.protocol import DraftBatch, Drafter, SpeculationBatch, StoppingThreshold
 from specserve.drafters.slot_scores import BatchScores

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_node.prespeculation.outcome_kind import OutcomeKind
+from draft_node.prespeculation.outcomes import OutcomeKind
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]

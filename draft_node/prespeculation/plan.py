@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_node.prespeculation.fan_out import NO_RANK, Counts, Floats, HitCurves, allocate
-from draft_node.prespeculation.outcome_kind import OutcomeKind
-from draft_node.prespeculation.outcomes import NO_TOKEN, outcome_weights
+from draft_node.prespeculation.outcomes import NO_TOKEN, OutcomeKind, outcome_weights
 from draft_node.prespeculation.speculation_cache import DraftedBlock
 from specserve.transport.link.messages import RowReport
 

@@ -28,7 +28,7 @@ from draft_node.prespeculation.draft_batches import (
     DraftedBatch,
 )
 from draft_node.prespeculation.fan_out import AcceptancePrior, HitCurves
-from draft_node.prespeculation.outcome_kind import OutcomeKind
+from draft_node.prespeculation.outcomes import OutcomeKind
 from draft_node.prespeculation.plan import Planner, in_flight
 from draft_node.prespeculation.round import Round, one_family
 from draft_node.prespeculation.speculation_cache import SpeculationCache, told_block

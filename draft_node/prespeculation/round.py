@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from draft_node.draft_slot import DraftSlot
 from draft_node.prespeculation.draft_batches import Branch
-from draft_node.prespeculation.outcome_kind import OutcomeKind
+from draft_node.prespeculation.outcomes import OutcomeKind
 from draft_node.prespeculation.plan import Plan
 from draft_node.prespeculation.speculation_cache import DraftedBlock
 from specserve.transport.link.messages import BlockKey, RowReport

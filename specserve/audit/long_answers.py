@@ -2,7 +2,7 @@
 """Long unseeded answers, and what the target itself says of each of their tokens.
 
 It says so when it gets the answer as a prompt: no draft, no round and no row of speculation has
-anything to do with that.
+anything to do with that. An answer's own log probabilities have to be the same.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from specserve.api.call import SpecOptions
 from specserve.api.completion import CompletedSample
 from specserve.audit.asking import PLAIN, Asker
-from specserve.audit.report import ANSWER_TOKENS
+from specserve.audit.equality import origins_of
+from specserve.audit.report import ANSWER_TOKENS, LogprobCheck
 from specserve.audit.token_law import Shaping
 from specserve.client import Options
 from specserve.types import Logprobs
@@ -58,3 +59,30 @@ async def _scored(
     options: Options = {"max_tokens": 1, "prompt_logprobs": num_named}
     answer = await asker.generate((*prompt, *sample.token_ids), options, PLAIN)
     return ScoredAnswer(sample, answer.prompt.prompt_logprobs[-len(sample.token_ids) :])
+
+
+def logprob_check(
+    answers: Sequence[ScoredAnswer], *, rule: str, rounding: float, allowed: float
+) -> LogprobCheck:
+    """Each token's, and those of its alternatives, against the target's for the same tokens."""
+    gaps = [
+        _gap(reported, record)
+        for answer in answers
+        for reported, record in zip(answer.sample.logprobs or [], answer.records, strict=True)
+    ]
+    return LogprobCheck(
+        rule=rule,
+        num_tokens=len(gaps),
+        origins=origins_of([answer.sample for answer in answers]),
+        num_different=sum(gap > rounding for gap in gaps),
+        largest=max(gaps, default=0.0),
+        rounding=rounding,
+        allowed=allowed,
+    )
+
+
+def _gap(reported: Logprobs, record: Logprobs) -> float:
+    """The largest difference. Alternatives are compared by rank: two that tie may swap."""
+    ours = (reported.logprob, *reported.top_logprobs)
+    theirs = (record.logprob, *record.top_logprobs[: len(reported.top_logprobs)])
+    return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))

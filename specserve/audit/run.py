@@ -15,6 +15,7 @@ from specserve.api.completion import Completion
 from specserve.audit.asking import Asker, Progress
 from specserve.audit.cases import Case, cases_of
 from specserve.audit.equality import compare, drafted_answers, plain_answers
+from specserve.audit.long_answers import logprob_check
 from specserve.audit.places import LongAnswers
 from specserve.audit.report import (
     ALLOWED,
@@ -30,7 +31,6 @@ from specserve.audit.report import (
     Served,
     judge,
 )
-from specserve.audit.reported import logprob_check
 from specserve.audit.sampling import law_checks, most_drafted
 from specserve.audit.workload import SeededCall, openings, seeded_calls
 from specserve.errors import Unsupported

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specserve.backends.base import Backend
 from specserve.drafters.backbone import Backbone
-from specserve.drafters.batching import context_lens, flat_positions
 from specserve.drafters.confidence_head import ConfidenceHead
 from specserve.drafters.in_flight import InFlightTokens
 from specserve.drafters.protocol import (
@@ -21,6 +20,7 @@ from specserve.drafters.protocol import (
     LawConfidence,
     SpeculationBatch,
 )
+from specserve.drafters.row_layout import context_lens, flat_positions
 from specserve.drafters.serial_head import SerialHead
 from specserve.drafters.spec import Layout
 from specserve.sampling.drawing import BlockLayout, Drawing, DrawingRule

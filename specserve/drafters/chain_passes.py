@@ -6,9 +6,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specserve.drafters.batching import flat_positions
 from specserve.drafters.branch_attention import Entering
 from specserve.drafters.context import Context
+from specserve.drafters.row_layout import flat_positions
 
 
 class ChainPasses(Protocol):

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specserve.drafters.chain_ending import ChainEnding
 from specserve.drafters.chain_passes import ChainPasses
+from specserve.drafters.chain_stopping import ChainEnding
 from specserve.drafters.protocol import DraftBatch, LawConfidence, SpeculationBatch
 from specserve.models.transformer import Transformer
 from specserve.sampling.drawing import Drawing

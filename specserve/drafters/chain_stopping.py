@@ -1,15 +1,16 @@
-"""When a chain should end because another pass costs more than it is likely to bring.
+"""When chains end: their time is up, or another pass costs more than it is likely to bring.
 
 A pass takes time in which the service would make tokens, and what it drafts takes places in the
 forward. It brings one token for every block whose tokens so far all stand and whose next one
-stands too. Receives confidences, known before their tokens are drawn, and never tokens.
+stands too. Receives clocks and confidences, known before their tokens are drawn, and never tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from specserve.drafters.protocol import DraftBatch, StoppingThreshold
+from specserve.drafters.step_timer import StepTimer
 
 _FIRST = 0.75  # P(a token stands | those before it do), before any was seen
 _SMOOTHING = 0.02  # weight of the newest pass
@@ -59,3 +60,30 @@ class ChainStopping:
         gains = np.maximum(0.0, self._survivals * self._stands - self._threshold.token_price)
         gain = float((self._chances * gains).sum())
         return self._num_left >= 0 or gain > self._threshold.tokens_per_s * pass_s
+
+
+class ChainEnding:
+    """Of one drafter: `begin`, `goes_on` after every pass, `clock.end`."""
+
+    def __init__(self) -> None:
+        self.clock = StepTimer()
+        self.threshold = ChainStopping()
+        self._has_confidences = False
+
+    def begin(self, batch: DraftBatch, *, has_confidences: bool) -> None:
+        """A draft call; without confidences nobody knows what a pass is worth."""
+        self._has_confidences = has_confidences
+        self.clock.begin(batch.due_s, len(batch.rows))
+        self.threshold.begin(batch)
+
+    def goes_on(self, last_confidences: Callable[[], Sequence[float]]) -> bool:
+        """After a pass, before its tokens are drawn: whether another is in time and pays.
+
+        `last_confidences`: of the tokens about to be drawn, asked for where somebody looks.
+        """
+        if not self.clock.goes_on():
+            return False
+        if not self._has_confidences:
+            return True
+        known = last_confidences() if self.threshold.is_looking else ()
+        return self.threshold.goes_on(known, self.clock.further_s)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from specserve.drafters.backbone import ContextEntries, FeatureProjector
-from specserve.drafters.batching import context_lens, flat_positions
 from specserve.drafters.chain_attention import ChainAttention
-from specserve.drafters.chain_ending import ChainEnding
+from specserve.drafters.chain_stopping import ChainEnding
 from specserve.drafters.context import TorchContext
 from specserve.drafters.protocol import (
     ContextUpdate,
@@ -25,6 +24,7 @@ from specserve.drafters.protocol import (
     LawConfidence,
     SpeculationBatch,
 )
+from specserve.drafters.row_layout import context_lens, flat_positions
 from specserve.drafters.spec import Eagle3Spec
 from specserve.models.layers import AttentionRun, DecoderLayer, RMSNorm
 from specserve.models.parts import Linear

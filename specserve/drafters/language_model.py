@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 
 from specserve.backends.base import Backend
-from specserve.drafters.batching import context_lens, refuse_gap
-from specserve.drafters.chain_ending import ChainEnding
 from specserve.drafters.chain_steps import ChainSteps
+from specserve.drafters.chain_stopping import ChainEnding
 from specserve.drafters.in_flight import InFlightTokens
 from specserve.drafters.protocol import (
     ContextUpdate,
@@ -20,6 +19,7 @@ from specserve.drafters.protocol import (
     LawConfidence,
     SpeculationBatch,
 )
+from specserve.drafters.row_layout import context_lens, refuse_gap
 from specserve.models.transformer import Transformer
 from specserve.sampling.drawing import BlockLayout, DrawingRule
 

@@ -1,4 +1,7 @@
-"""Flattened tokens and paged contexts as arrays of equal rows: what one fused product needs."""
+"""Flattened tokens and paged contexts as arrays of equal rows: what one fused product needs.
+
+And what every drafter does with an update or a batch before its own work.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specserve.drafters.context import BLOCK_SIZE, TorchContext
+from specserve.drafters.context import BLOCK_SIZE, ContextRows, TorchContext
+from specserve.drafters.protocol import DraftBatch
 from specserve.models.kv_cache import NULL_BLOCK
 
 
@@ -83,3 +87,26 @@ def pages_of(context: TorchContext, rows: Sequence[int], num_more: int = 0) -> t
     cache = context.cache
     flat = cache.flat_blocks(torch.from_numpy(pages.ravel()).to(cache.device))
     return flat, width * BLOCK_SIZE
+
+
+def flat_positions(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """Positions of flattened updates, row by row: [sum(counts)] int64."""
+    return torch.cat(
+        [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    )
+
+
+def context_lens(batch: DraftBatch, rows: ContextRows) -> list[int]:
+    """How many positions precede each block, [B]. ValueError for none, or more than there are."""
+    whole = [rows.length(row) for row in batch.rows]
+    lengths = whole if batch.context_lens is None else list(batch.context_lens)
+    for row, length, limit in zip(batch.rows, lengths, whole, strict=True):
+        if not 1 <= length <= limit:
+            raise ValueError(f"row {row}: a block cannot follow {length} of {limit} positions")
+    return lengths
+
+
+def refuse_gap(batch: DraftBatch) -> None:
+    """For drafters that cannot bridge missing features: ValueError if a block needs it."""
+    if batch.max_gap():
+        raise ValueError("this drafter cannot draft behind tokens that are not in its context")

@@ -4,10 +4,10 @@
 Most rounds run the preferred one, which another replaces by being faster by a margin. Where one is
 safe, nothing else is preferred before it is faster beyond doubt: what leads by less than is known
 makes room until more is. A few rounds, in short runs, try another. Each kind of mode has one try
-under each law, since nothing says how it does there. After that trying others may lose a small
-share of a load's tokens, so that what changes is noticed: the more a kind loses, the more rarely
-it is tried. What may well be faster as far as is known, and what only its kind speaks against, may
-lose a little more, but together: what each may lose would add up.
+under each verification method, since nothing says how it does there. After that trying others may
+lose a small share of a load's tokens, so that what changes is noticed: the more a kind loses, the
+more rarely it is tried. What may well be faster as far as is known, and what only its kind speaks
+against, may lose a little more, but together: what each may lose would add up.
 
 The first rounds after a change are slower than those that follow: contexts catch up, tables are
 empty, and so is the cache of a processor whose weights were read in another rhythm. How much is
@@ -152,7 +152,7 @@ class ModeChooser:
     ) -> bool:
         kind = self._kinds[mode]
         akin = [each for each, other in enumerate(self._kinds) if other == kind]
-        if not any(self._speeds.is_known(load.law, each) for each in akin):
+        if not any(self._speeds.is_known(load.verification, each) for each in akin):
             return True
         total, lost = self._total[load], self._lost[load]
         behind = belief.behind(mode, preferred)
@@ -161,7 +161,9 @@ class ModeChooser:
         if lost[kind] + cost < _LOST_SHARE / len(set(self._kinds)) * total:
             return True
         lost_by_all = sum(lost.values())
-        is_known = self._speeds.is_known(load.law, mode)  # what is akin may be another matter
+        is_known = self._speeds.is_known(
+            load.verification, mode
+        )  # what is akin may be another matter
         if not is_known and lost_by_all + cost < _UNKNOWN_SHARE * total:
             return True
         # What is doubted more of the two is to be measured, in turns that are not short.

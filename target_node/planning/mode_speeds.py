@@ -31,7 +31,7 @@ _DRAWS, _TEXTS = 1.0, 3.0
 _SPREAD = 0.5  # standard deviation of log speeds of modes at one load, before any is known
 _LEVEL = 10.0  # the same of what modes have in common at a load: anything
 _ALIKE_NEXT = 0.7  # correlation of a mode's speed at a load and at one of twice the rows ...
-_ALIKE_LAW = 0.5  # ... or of rows that are judged otherwise
+_ALIKE_VERIFICATION = 0.5  # ... or of rows that are judged otherwise
 _ALIKE_KIND = 0.6  # ... and of two modes of one kind
 _MOST_LOADS = 8  # of which something is believed, those most alike
 
@@ -42,11 +42,11 @@ class Load(NamedTuple):
     """What speeds depend on, besides the mode."""
 
     num_rows_bits: int  # of the number of rows
-    law: str
+    verification: str
 
     @staticmethod
-    def of(num_rows: int, law: str) -> "Load":
-        return Load(num_rows.bit_length(), law)
+    def of(num_rows: int, verification: str) -> "Load":
+        return Load(num_rows.bit_length(), verification)
 
     @property
     def num_rows(self) -> int:
@@ -142,9 +142,12 @@ class ModeSpeeds:
         for measured in self.at(load):
             measured.fade(kept)
 
-    def is_known(self, law: str, mode: int) -> bool:
+    def is_known(self, verification: str, mode: int) -> bool:
         """Whether it was measured at any load of rows that are judged so."""
-        return any(at.law == law and of[mode].seconds for at, of in self._measured.items())
+        return any(
+            at.verification == verification and of[mode].seconds
+            for at, of in self._measured.items()
+        )
 
     def belief(self, load: Load) -> Belief:
         """What there is to know of `load`."""
@@ -177,7 +180,9 @@ class ModeSpeeds:
 
 def _likeness(load: Load, other: Load) -> float:
     apart = abs(load.num_rows_bits - other.num_rows_bits)
-    return _ALIKE_NEXT**apart * (1.0 if load.law == other.law else _ALIKE_LAW)
+    return _ALIKE_NEXT**apart * (
+        1.0 if load.verification == other.verification else _ALIKE_VERIFICATION
+    )
 
 
 class _Places:
@@ -185,7 +190,7 @@ class _Places:
 
     def __init__(self, loads: Sequence[Load], modes: Sequence[int]) -> None:
         self._bits = np.array([load.num_rows_bits for load in loads])
-        self._laws = np.array([load.law for load in loads])
+        self._verifications = np.array([load.verification for load in loads])
         self._modes = np.array(modes)
 
     def covariance(self, other: "_Places", akin: _Floats) -> _Floats:
@@ -194,7 +199,7 @@ class _Places:
         `akin`: of two modes at one load.
         """
         apart = np.abs(self._bits[:, None] - other._bits)
-        same_law = self._laws[:, None] == other._laws
-        likeness = _ALIKE_NEXT**apart * np.where(same_law, 1.0, _ALIKE_LAW)
+        is_same = self._verifications[:, None] == other._verifications
+        likeness = _ALIKE_NEXT**apart * np.where(is_same, 1.0, _ALIKE_VERIFICATION)
         likeness *= akin[self._modes[:, None], other._modes]
-        return _SPREAD**2 * likeness + _LEVEL**2 * (same_law & (apart == 0))
+        return _SPREAD**2 * likeness + _LEVEL**2 * (is_same & (apart == 0))

@@ -27,7 +27,8 @@ Receives counts and times, never tokens: which mode runs does not depend on what
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from specserve.backends.base import Backend
@@ -39,7 +40,6 @@ from target_node.planning.mode_speeds import Load
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
-from target_node.speculation.judging import judging_of, prevailing
 from target_node.speculation.miss_policy import Miss, MissPolicy
 from target_node.speculation.source import SpeculationSource, SpeculationStatus
 
@@ -47,6 +47,21 @@ log = logging.getLogger(__name__)
 
 MOST_WARM_UPS = 16  # rounds in which a mode may prepare before it is used, ready or not
 MOST_MIXED = 32  # rounds with prompts that a run may go on through
+GREEDY = "greedy"
+
+
+def verification_of(sequence: Sequence, rule: VerificationRule) -> str:
+    """What is measured is kept apart by it.
+
+    The rules are one at temperature 0, where drafts are another matter than at 1.
+    """
+    return GREEDY if sequence.request.sampling.temperature == 0 else rule
+
+
+def prevailing(methods: Iterable[str]) -> str:
+    """That of most rows."""
+    counts = Counter(methods)
+    return max(counts, key=lambda method: (counts[method], method))
 
 
 @dataclass
@@ -158,10 +173,14 @@ class AutoSpeculation:
     def _load_of(self, rows: list[Row]) -> Load:
         sequences = [row.sequence for row in rows]
         if sequences != self._sequences:  # mostly those of the round before
-            judgings = (judging_of(each, self._rule_of(each)) for each in sequences)
-            self._load = Load.of(len(rows), prevailing(judgings))
+            methods = (verification_of(each, self._rule_of(each)) for each in sequences)
+            self._load = Load.of(len(rows), prevailing(methods))
             self._sequences = sequences
-        return self._load._replace(law=f"{self._load.law}, alone") if self._is_alone else self._load
+        return (
+            self._load._replace(verification=f"{self._load.verification}, alone")
+            if self._is_alone
+            else self._load
+        )
 
     def _is_ready(self, rows: list[Row]) -> bool:
         self._run.num_warm_ups += 1

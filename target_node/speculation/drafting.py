@@ -9,13 +9,14 @@ of sequences that are not drafted for now (preempted ones above all) make room.
 """
 
 import logging
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import torch
 
 from specserve.backends.base import Backend
-from specserve.drafters.context_room import ContextRoom
+from specserve.drafters.context import ContextRoom
 from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
@@ -42,6 +43,37 @@ from specserve.sampling.verification.rule import VerificationRule, judged_by
 from specserve.types import Speculation
 from target_node.sequence import Sequence
 from target_node.speculation.feature_cache import FeatureCache
+
+MAX_FAILURES = 5  # in a row; then the drafter is asked no more
+
+log = logging.getLogger(__name__)
+
+Speculations = Mapping[Sequence, Speculation]
+
+
+class CircuitBreaker:
+    """A drafter in this process that fails costs its drafts, never a request; at last, itself."""
+
+    def __init__(self) -> None:
+        self._num_failures = 0  # in a row
+        self._total = 0
+
+    def ask(self, draft: Callable[[], Speculations]) -> Speculations:
+        """What `draft` returns; nothing where it raises, or did too often in a row."""
+        if self._num_failures >= MAX_FAILURES:
+            return {}
+        try:
+            drafted = draft()
+        except Exception:
+            self._num_failures += 1
+            self._total += 1
+            # Of failures that go on and on, the 1st, 2nd, 4th, 8th and so on are told.
+            if self._total <= MAX_FAILURES or self._total & (self._total - 1) == 0:
+                log.exception("drafting failed (%d of %d times)", self._num_failures, MAX_FAILURES)
+            return {}
+        self._num_failures = 0
+        return drafted
+
 
 log = logging.getLogger(__name__)
 

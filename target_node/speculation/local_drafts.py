@@ -18,8 +18,7 @@ from specserve.transport.link.messages import DraftTopK
 from specserve.types import Speculation
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
-from target_node.speculation.circuit_breaker import CircuitBreaker
-from target_node.speculation.drafting import ColocatedDraft, RowToDraft
+from target_node.speculation.drafting import CircuitBreaker, ColocatedDraft, RowToDraft
 from target_node.speculation.miss_policy import Miss
 
 NUM_SCORED = 256  # tokens of a slot that may become candidates: sampling needs more than that

@@ -13,8 +13,7 @@ from target_node.planning.admission import Admission
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
-from target_node.speculation.circuit_breaker import CircuitBreaker
-from target_node.speculation.drafting import ColocatedDraft
+from target_node.speculation.drafting import CircuitBreaker, ColocatedDraft
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from specserve.drafters import colocated as colocated_drafters
-from specserve.drafters.context_room import ContextRoom
+from specserve.drafters.context import ContextRoom
 from specserve.processes.process import ChildArguments
 from specserve.settings.config import NUM_KEPT, ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM

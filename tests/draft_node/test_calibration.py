@@ -9,7 +9,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from draft_node.calibration.collect import Samples
-from draft_node.calibration.fit import figures, fit, fitted_half, mean_ece
+from draft_node.calibration.fit import GRID, figures, fit, fit_temperatures, fitted_half, mean_ece
 from draft_node.calibration.metrics import (
     auroc,
     bins,
@@ -18,7 +18,6 @@ from draft_node.calibration.metrics import (
     sigmoid,
     survivals,
 )
-from draft_node.calibration.temperature_scaling import GRID, fit_temperatures
 from draft_node.calibration.texts import Prompt, Text
 from specserve.drafters.law_confidence import (
     FittedLawConfidence,

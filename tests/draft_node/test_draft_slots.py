@@ -10,8 +10,7 @@ import torch
 
 from draft_node.draft_slot import ASK_AGAIN_S, GRACE_S, Hole, Segment
 from draft_node.draft_slots import IDLE_ROUNDS, DraftSlots
-from specserve.drafters.context import ContextRows
-from specserve.drafters.context_room import ContextRoom
+from specserve.drafters.context import ContextRoom, ContextRows
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.protocol import DraftBatch
 from specserve.sampling.drawing import Greedy

@@ -1,7 +1,13 @@
 # pyright: strict
-"""The verification rules by name, and which one a request lives under. Knows no tensors."""
+"""The verification rules by name, which one a request lives under, and the one by equality.
+
+Knows no tensors: where all rows of a round stand by equality, the tokens that the target draws are
+all that has to leave the device. `verify` says the same in tensors.
+"""
 
 import enum
+from collections.abc import Sequence
+from typing import NamedTuple
 
 
 class VerificationRule(enum.StrEnum):
@@ -24,3 +30,24 @@ def rule_for_life(default: VerificationRule, *, seeded_by_user: bool) -> Verific
 def judged_by(rule: VerificationRule, *, is_greedy: bool) -> VerificationRule:
     """Greedy rows are the limit of every rule: a token stands iff it is the target's."""
     return VerificationRule.COUPLED if is_greedy else rule
+
+
+_NO_TOKEN = -1  # as in `specserve.sampling.sampling`, which needs torch
+
+
+class AcceptedPrefix(NamedTuple):
+    """The outcome of one row."""
+
+    num_accepted: int
+    next_token: int
+    is_spoiled: bool  # logits nobody can sample from, at the prefix's end or beyond it
+
+
+def accepted_prefix(drafted: Sequence[int], drawn: Sequence[int]) -> AcceptedPrefix:
+    """`drawn` are the target's tokens in place of each drafted one and, last, after all of them."""
+    if len(drawn) != len(drafted) + 1:
+        raise ValueError(f"{len(drawn)} tokens drawn along {len(drafted)} drafted ones")
+    num_accepted = 0
+    while num_accepted < len(drafted) and drafted[num_accepted] == drawn[num_accepted]:
+        num_accepted += 1
+    return AcceptedPrefix(num_accepted, drawn[num_accepted], _NO_TOKEN in drawn)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from draft_node.prespeculation.candidates import Flight, candidates_of
-from draft_node.prespeculation.outcome_kind import OutcomeKind
+from draft_node.prespeculation.outcomes import OutcomeKind
 from draft_node.prespeculation.plan import in_flight
 from draft_node.prespeculation.speculation_cache import DraftedBlock, told_block
 from specserve.drafters.protocol import SpeculationBatch

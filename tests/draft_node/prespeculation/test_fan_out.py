@@ -13,7 +13,7 @@ from draft_node.prespeculation.fan_out import (
     HitCurves,
     allocate,
 )
-from draft_node.prespeculation.outcome_kind import OutcomeKind
+from draft_node.prespeculation.outcomes import OutcomeKind
 
 
 def weights_of(accept_rate, gamma):

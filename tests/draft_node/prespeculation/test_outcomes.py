@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from draft_node.prespeculation.outcome_kind import OutcomeKind
 from draft_node.prespeculation.outcomes import (
     NO_TOKEN,
+    OutcomeKind,
     SlotNoise,
     outcome_weights,
     rank_all,

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from draft_node.prespeculation.fan_out import NO_RANK, HitCurves
-from draft_node.prespeculation.outcome_kind import OutcomeKind
-from draft_node.prespeculation.outcomes import NO_TOKEN
+from draft_node.prespeculation.outcomes import NO_TOKEN, OutcomeKind
 from draft_node.prespeculation.plan import InFlight, Planner, in_flight
 from draft_node.prespeculation.speculation_cache import DraftedBlock
 from specserve.transport.link.messages import BlockKey

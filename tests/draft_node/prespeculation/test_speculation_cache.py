@@ -104,7 +104,7 @@ def test_all_columns_are_there_where_they_are_few_enough(monkeypatch):
     torch.testing.assert_close(scores.whole(1, 3), 2 * logits[1, :3])
     assert scores.are_whole
     assert not BatchScores.of(replace(drawn, logits=None), scales, 6)
-    monkeypatch.setattr("specserve.drafters.slot_scores._MAX_RACED", 29)
+    monkeypatch.setattr("specserve.drafters.slot_scores._MAX_SAMPLED", 29)
     assert not scores.are_whole
 
 

@@ -110,10 +110,10 @@ PLANTS = [
     ),
     Plant(
         name="pages-of-all-rows-together",
-        file="specserve/drafters/context_room.py",
+        file="specserve/drafters/context.py",
         symbol="ContextRoom._memory",
-        was="num_tokens = sum(-(-length // PAGE) * PAGE for length in lengths)",
-        becomes="num_tokens = -(-sum(lengths) // PAGE) * PAGE",
+        was="num_tokens = sum(-(-length // BLOCK_SIZE) * BLOCK_SIZE for length in lengths)",
+        becomes="num_tokens = -(-sum(lengths) // BLOCK_SIZE) * BLOCK_SIZE",
         tests=(
             "tests/draft_node/test_draft_slots.py"
             "::test_a_shortage_names_the_setting_and_a_value_that_would_do",

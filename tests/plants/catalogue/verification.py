@@ -181,7 +181,7 @@ PLANTS = [
     ),
     Plant(
         name="last-token-judged-by-nothing",
-        file="specserve/sampling/verification/equality.py",
+        file="specserve/sampling/verification/rule.py",
         symbol="accepted_prefix",
         was="return AcceptedPrefix(num_accepted, drawn[num_accepted], _NO_TOKEN in drawn)",
         becomes="return AcceptedPrefix(num_accepted, drawn[-1], _NO_TOKEN in drawn)",

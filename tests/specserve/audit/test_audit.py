@@ -185,9 +185,9 @@ def wanted(row, end, result):
 sampler._wanted_of_answer = wanted
 """
 ACCEPT_ALL = """
-from specserve.sampling.verification import equality
-prefix = equality.AcceptedPrefix
-equality.accepted_prefix = lambda drafted, drawn: prefix(len(drafted), drawn[-1], False)
+from specserve.sampling.verification import rule
+prefix = rule.AcceptedPrefix
+rule.accepted_prefix = lambda drafted, drawn: prefix(len(drafted), drawn[-1], False)
 """
 
 

@@ -6,10 +6,9 @@ from math import log
 import pytest
 
 from specserve.api.completion import CompletedSample
-from specserve.audit.long_answers import ScoredAnswer
+from specserve.audit.long_answers import ScoredAnswer, logprob_check
 from specserve.audit.places import placed_tokens, places_of
 from specserve.audit.report import Status
-from specserve.audit.reported import logprob_check
 from specserve.audit.token_law import Shaping
 from specserve.types import FinishReason, Logprobs, TokenOrigin
 

@@ -9,8 +9,7 @@ import torch
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import NO_TOKEN, sample
 from specserve.sampling.verification.batch import VerificationBatch
-from specserve.sampling.verification.equality import AcceptedPrefix, accepted_prefix
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.rule import AcceptedPrefix, VerificationRule, accepted_prefix
 from specserve.sampling.verification.verify import verify
 from tests.specserve.sampling.test_sampling import state
 from tests.specserve.sampling.test_verification import random_rows

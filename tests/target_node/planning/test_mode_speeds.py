@@ -29,8 +29,8 @@ def doubt(speeds: ModeSpeeds, load: Load) -> float:
     return speeds.belief(load).doubt(OFF, DRAFTS)
 
 
-def of_rows(num_bits: int, law: str = "coupled") -> Load:
-    return Load(num_bits, law)
+def of_rows(num_bits: int, verification: str = "coupled") -> Load:
+    return Load(num_bits, verification)
 
 
 def test_nothing_is_believed_of_what_was_never_seen():

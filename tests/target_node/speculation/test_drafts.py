@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specserve.drafters.context_room import ContextRoom
+from specserve.drafters.context import ContextRoom
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import DraftBatch, SpeculationBatch
 from specserve.sampling.draft_law import DraftLaw
@@ -11,7 +11,7 @@ from specserve.sampling.drawing import Coupled, DrawingRule, Greedy
 from specserve.sampling.shaping import Shaped
 from specserve.types import Terminal
 from target_node.planning.budget import SurvivalBudget, survival_of
-from target_node.speculation.circuit_breaker import MAX_FAILURES
+from target_node.speculation.drafting import MAX_FAILURES
 from tests.exactness.speculative import make_models
 from tests.target_node.in_process import InProcessTarget, fixture_model, request
 

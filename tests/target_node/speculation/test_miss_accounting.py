@@ -107,11 +107,11 @@ def test_what_was_waited_for_is_part_of_a_round(models):
 
 
 def test_the_load_is_told_as_it_is(models):
-    for temperature, judging in ((0.0, "greedy"), (1.0, "coupled")):
+    for temperature, verification in ((0.0, "greedy"), (1.0, "coupled")):
         asked = {"temperature": temperature, "seed": 1}
         heard = acknowledged(models, QUICK, Miss.SKIP, num_requests=3, at_once=True, asked=asked)
         # The first round may come before a draft process does.
-        assert {load.law for load in heard.loads[1:]} == {judging}
+        assert {load.verification for load in heard.loads[1:]} == {verification}
         assert {load.num_rows for load in heard.loads} <= {1, 2}  # three rows count as two
 
 

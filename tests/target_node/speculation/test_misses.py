@@ -7,7 +7,7 @@ import pytest
 
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import Load
-from target_node.speculation.circuit_breaker import MAX_FAILURES
+from target_node.speculation.drafting import MAX_FAILURES
 from target_node.speculation.miss_policy import Miss
 from tests.exactness.speculative import Models, make_models
 from tests.target_node.in_process import request
