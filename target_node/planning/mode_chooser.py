@@ -22,7 +22,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Sequence
 
-from target_node.planning.mode_speeds import Belief, Load, Measured, ModeSpeeds
+from target_node.planning.mode_speeds import BatchLoad, Belief, Measured, ModeSpeeds
 
 RUN = 24  # rounds of the preferred mode before the next choice
 _SETTLING = 6  # rounds after a change that are slower than others: each ...
@@ -67,18 +67,18 @@ class ModeChooser:
         self._safe = None if safe is None else self._modes.index(safe)
         self._kinds = list(kinds or modes)
         self._speeds = ModeSpeeds(self._kinds)
-        self._preferred: dict[Load, int] = {}
-        self._leading: dict[Load, int] = {}  # the same, or what stands in for it
+        self._preferred: dict[BatchLoad, int] = {}
+        self._leading: dict[BatchLoad, int] = {}  # the same, or what stands in for it
         # Tokens, those long ago weigh less; and how many of them were lost by trying a kind.
-        self._total: defaultdict[Load, float] = defaultdict(float)
-        self._lost: defaultdict[Load, defaultdict[Hashable, float]] = defaultdict(
+        self._total: defaultdict[BatchLoad, float] = defaultdict(float)
+        self._lost: defaultdict[BatchLoad, defaultdict[Hashable, float]] = defaultdict(
             lambda: defaultdict(float)
         )
         self._running = 0
         self._change_rounds = _CHANGE_ROUNDS
         self._changing_s = 0.0  # lost so far by the change that is under way
 
-    def next_run(self, load: Load, *, but: Collection[str] = ()) -> tuple[str, int]:
+    def next_run(self, load: BatchLoad, *, but: Collection[str] = ()) -> tuple[str, int]:
         """One of the others than `but`, and how many rounds it is to run."""
         belief = self._speeds.belief(load)
         preferred = self._prefer(load, belief, but)
@@ -96,11 +96,11 @@ class ModeChooser:
                 return self._trial(load, mode, num_tokens)
         return self._modes[preferred], RUN
 
-    def preferred(self, load: Load, *, but: Collection[str] = ()) -> str:
+    def preferred(self, load: BatchLoad, *, but: Collection[str] = ()) -> str:
         """The fastest, as far as is known, with nothing to be learned."""
         return self._modes[self._prefer(load, self._speeds.belief(load), but)]
 
-    def best(self, load: Load, *, but: Collection[str]) -> str:
+    def best(self, load: BatchLoad, *, but: Collection[str]) -> str:
         """The fastest of the others, as far as is known."""
         speeds = self._speeds.belief(load).log_speeds
         return self._modes[max(self._usable(but), key=lambda mode: speeds[mode])]
@@ -108,16 +108,16 @@ class ModeChooser:
     def _usable(self, but: Collection[str]) -> list[int]:
         return [i for i, mode in enumerate(self._modes) if mode not in but]
 
-    def _is_measured(self, load: Load, mode: int) -> bool:
+    def _is_measured(self, load: BatchLoad, mode: int) -> bool:
         return self._speeds.at(load)[mode].tokens >= _TRIAL_TOKENS
 
-    def _trial(self, load: Load, mode: int, num_tokens: float) -> tuple[str, int]:
+    def _trial(self, load: BatchLoad, mode: int, num_tokens: float) -> tuple[str, int]:
         a_round = float(load.num_rows)
         if num_tokens > _TRIAL_TOKENS:  # which is of what is known
             a_round = max(a_round, self._speeds.at(load)[mode].tokens_a_round)
         return self._modes[mode], max(_TRIAL_ROUNDS, math.ceil(num_tokens / a_round))
 
-    def _trial_tokens(self, load: Load, mode: int, preferred: int, belief: Belief) -> float:
+    def _trial_tokens(self, load: BatchLoad, mode: int, preferred: int, belief: Belief) -> float:
         """How many a try is to make."""
         if self._speeds.at(load)[mode].tokens < 2 * _TRIAL_TOKENS:
             return _TRIAL_TOKENS
@@ -126,7 +126,7 @@ class ModeChooser:
         most = loss / behind if behind > 0 else math.inf
         return max(_TRIAL_TOKENS, min(max(_MOST_TRIAL_TOKENS, RUN * load.num_rows), most))
 
-    def _prefer(self, load: Load, belief: Belief, but: Collection[str]) -> int:
+    def _prefer(self, load: BatchLoad, belief: Belief, but: Collection[str]) -> int:
         usable = self._usable(but)
         best = max(usable, key=lambda mode: belief.log_speeds[mode])
         preferred = self._preferred.get(load, self._running)
@@ -139,7 +139,7 @@ class ModeChooser:
         self._leading[load] = best
         return best
 
-    def _is_surely_faster(self, load: Load, mode: int, preferred: int, belief: Belief) -> bool:
+    def _is_surely_faster(self, load: BatchLoad, mode: int, preferred: int, belief: Belief) -> bool:
         """Than what is safe, if that was measured at this load: else it will be."""
         safe = self._safe
         if safe is None or mode == safe or not self._speeds.at(load)[safe].tokens:
@@ -148,7 +148,7 @@ class ModeChooser:
         return belief.behind(safe, mode) > least
 
     def _may_try(
-        self, load: Load, mode: int, preferred: int, belief: Belief, num_tokens: float
+        self, load: BatchLoad, mode: int, preferred: int, belief: Belief, num_tokens: float
     ) -> bool:
         kind = self._kinds[mode]
         akin = [each for each, other in enumerate(self._kinds) if other == kind]
@@ -175,12 +175,12 @@ class ModeChooser:
         has_room = lost_by_all + cost < may_lose or lost[kind] + cost < _FIRST_LOSS
         return is_hopeful and at[mode].tokens < most and has_room
 
-    def _change(self, load: Load, mode: int) -> float:
+    def _change(self, load: BatchLoad, mode: int) -> float:
         """Tokens that changing over loses."""
         return self._change_rounds * self._speeds.at(load)[mode].tokens_a_round
 
     def observe(
-        self, load: Load, mode: str, num_tokens: int, seconds: float, *, age: int | None
+        self, load: BatchLoad, mode: str, num_tokens: int, seconds: float, *, age: int | None
     ) -> None:
         """One decode round.
 
@@ -206,7 +206,7 @@ class ModeChooser:
             slower = self._change_rounds * (1 - _NEXT) * _NEXT**age if age < _SETTLING else 0.0
             measured.add(num_tokens, seconds / (1 + min(slower, _MOST_SLOWER)))
 
-    def _count_tokens(self, load: Load, num_tokens: int) -> None:
+    def _count_tokens(self, load: BatchLoad, num_tokens: int) -> None:
         kept = max(0.0, 1 - num_tokens / _MEMORY)
         self._total[load] = kept * self._total[load] + num_tokens
         lost = self._lost[load]
@@ -226,6 +226,6 @@ class ModeChooser:
             self._change_rounds += _SMOOTHING * (rounds - self._change_rounds)
             self._changing_s = 0.0
 
-    def speed(self, load: Load, mode: str) -> float:
+    def speed(self, load: BatchLoad, mode: str) -> float:
         """Tokens a second, as measured; 0 where nothing was."""
         return self._speeds.at(load)[self._modes.index(mode)].speed

@@ -38,15 +38,15 @@ _MOST_LOADS = 8  # of which something is believed, those most alike
 _Floats = npt.NDArray[np.float64]
 
 
-class Load(NamedTuple):
+class BatchLoad(NamedTuple):
     """What speeds depend on, besides the mode."""
 
     num_rows_bits: int  # of the number of rows
     verification: str
 
     @staticmethod
-    def of(num_rows: int, verification: str) -> "Load":
-        return Load(num_rows.bit_length(), verification)
+    def of(num_rows: int, verification: str) -> "BatchLoad":
+        return BatchLoad(num_rows.bit_length(), verification)
 
     @property
     def num_rows(self) -> int:
@@ -128,15 +128,15 @@ class ModeSpeeds:
         self._num_modes = len(kinds)
         same = np.array([[kind == other for other in kinds] for kind in kinds])
         self._akin = np.where(np.eye(len(kinds)) > 0, 1.0, _ALIKE_KIND * same)
-        self._measured: dict[Load, list[Measured]] = {}
+        self._measured: dict[BatchLoad, list[Measured]] = {}
 
-    def at(self, load: Load) -> Sequence[Measured]:
+    def at(self, load: BatchLoad) -> Sequence[Measured]:
         """Of each mode."""
         if load not in self._measured:
             self._measured[load] = [Measured() for _ in range(self._num_modes)]
         return self._measured[load]
 
-    def fade(self, load: Load, seconds: float) -> None:
+    def fade(self, load: BatchLoad, seconds: float) -> None:
         """So much time has passed at this load."""
         kept = math.exp2(-seconds / _HALF_LIFE_S)
         for measured in self.at(load):
@@ -149,7 +149,7 @@ class ModeSpeeds:
             for at, of in self._measured.items()
         )
 
-    def belief(self, load: Load) -> Belief:
+    def belief(self, load: BatchLoad) -> Belief:
         """What there is to know of `load`."""
         here = _Places([load] * self._num_modes, range(self._num_modes))
         prior = here.covariance(here, self._akin)
@@ -167,7 +167,7 @@ class ModeSpeeds:
         weights = np.linalg.solve(among, towards)
         return Belief(weights.T @ logs, prior - weights.T @ towards)
 
-    def _known(self, load: Load) -> list[tuple[Load, int, Measured]]:
+    def _known(self, load: BatchLoad) -> list[tuple[BatchLoad, int, Measured]]:
         """What was measured at the loads most like this one."""
         loads = sorted(self._measured, key=lambda other: -_likeness(load, other))
         return [
@@ -178,7 +178,7 @@ class ModeSpeeds:
         ]
 
 
-def _likeness(load: Load, other: Load) -> float:
+def _likeness(load: BatchLoad, other: BatchLoad) -> float:
     apart = abs(load.num_rows_bits - other.num_rows_bits)
     return _ALIKE_NEXT**apart * (
         1.0 if load.verification == other.verification else _ALIKE_VERIFICATION
@@ -188,7 +188,7 @@ def _likeness(load: Load, other: Load) -> float:
 class _Places:
     """Modes at loads, whose speeds are believed to go together somewhat."""
 
-    def __init__(self, loads: Sequence[Load], modes: Sequence[int]) -> None:
+    def __init__(self, loads: Sequence[BatchLoad], modes: Sequence[int]) -> None:
         self._bits = np.array([load.num_rows_bits for load in loads])
         self._verifications = np.array([load.verification for load in loads])
         self._modes = np.array(modes)

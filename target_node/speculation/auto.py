@@ -36,7 +36,7 @@ from specserve.sampling.draft_law import DraftLaw
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow
 from target_node.planning.mode_chooser import RUN, ModeChooser
-from target_node.planning.mode_speeds import Load
+from target_node.planning.mode_speeds import BatchLoad
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
@@ -68,7 +68,7 @@ def prevailing(methods: Iterable[str]) -> str:
 class _Run:
     """Rounds of one load that a mode is to have."""
 
-    load: Load | None
+    load: BatchLoad | None
     mode: str
     left: int  # rounds that count
     mixed_left: int
@@ -117,7 +117,7 @@ class AutoSpeculation:
         self.drafter = next((s.drafter for s in reversed(list(modes.values())) if s.drafter), "")
         self._run = _Run(None, self.mode, left=0, mixed_left=0)
         self._sequences: list[Sequence] = []  # of the latest round that decoded
-        self._load = Load(0, "")  # theirs
+        self._load = BatchLoad(0, "")  # theirs
         self._is_alone = False  # draft processes are all there is to use, and there is none
         self._age = 0  # rounds that the mode has had in a row
         self._began_s = 0.0
@@ -162,7 +162,7 @@ class AutoSpeculation:
         is_in_vain = not self.num_drafts_attached or self._policy.is_silent
         return waits if is_in_vain and len(waits) < len(self._modes) else set()
 
-    def _next_run(self, load: Load, unusable: Collection[str], *, is_mixed: bool) -> _Run:
+    def _next_run(self, load: BatchLoad, unusable: Collection[str], *, is_mixed: bool) -> _Run:
         if is_mixed:
             # Rounds without prompts will choose anew.
             mode = self._chooser.preferred(load, but=unusable)
@@ -170,11 +170,11 @@ class AutoSpeculation:
         mode, left = self._chooser.next_run(load, but=unusable)
         return _Run(load, mode, left, mixed_left=MOST_MIXED)
 
-    def _load_of(self, rows: list[Row]) -> Load:
+    def _load_of(self, rows: list[Row]) -> BatchLoad:
         sequences = [row.sequence for row in rows]
         if sequences != self._sequences:  # mostly those of the round before
             methods = (verification_of(each, self._rule_of(each)) for each in sequences)
-            self._load = Load.of(len(rows), prevailing(methods))
+            self._load = BatchLoad.of(len(rows), prevailing(methods))
             self._sequences = sequences
         return (
             self._load._replace(verification=f"{self._load.verification}, alone")

@@ -16,7 +16,15 @@ from torch import Tensor
 from specserve.backends.cpu import layer_kernels
 from specserve.backends.cpu import weights as compiled_weights
 from specserve.backends.cpu.attention_kernels import attention_kernels
-from specserve.backends.cpu.kernel_arguments import Batch, Cache, Code, Room, Sizes, Tokens, Weights
+from specserve.backends.cpu.kernel_arguments import (
+    Batch,
+    Cache,
+    Code,
+    Sizes,
+    Tokens,
+    Weights,
+    Workspace,
+)
 from specserve.backends.cpu.kernel_layout import Record, entry
 from specserve.backends.cpu.kv_cache import TiledKVCache
 from specserve.backends.cpu.layer_kernels import LANES
@@ -80,7 +88,7 @@ class CompiledForward:
             queries=num_heads * spec.head_dim,
             block_rows=attention.most_rows,
         )
-        self._room: Room | None = None
+        self._room: Workspace | None = None
         self._num_keys = 0
         self._run = _ENTRY(entry())
         self._record = record = Record(entry())
@@ -151,7 +159,9 @@ class CompiledForward:
             return
         *floats, places, status = (size + size // _MARGIN for size in wanted)
         rooms = [np.empty(size, np.float32) for size in floats]
-        self._room = Room._make([*rooms, np.empty(places, np.int64), np.empty(status, np.int64)])
+        self._room = Workspace._make(
+            [*rooms, np.empty(places, np.int64), np.empty(status, np.int64)]
+        )
         self._record.set_arrays(self._room)
 
     def _run_parts(self, num_tokens: int) -> None:

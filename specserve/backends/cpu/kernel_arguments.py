@@ -62,7 +62,7 @@ class Tokens(NamedTuple):
     tapped: Array  # [T, N, E]: residuals behind them
 
 
-class Room(NamedTuple):
+class Workspace(NamedTuple):
     """What a forward is computed in: flat, and at least as large as said here."""
 
     added: Array  # [N, outputs]: what is to be added to x
@@ -97,7 +97,7 @@ class Job(NamedTuple):
     batch: Batch
     cache: Cache
     tokens: Tokens
-    room: Room
+    room: Workspace
 
 
 class Thread(NamedTuple):

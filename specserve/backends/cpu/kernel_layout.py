@@ -17,12 +17,12 @@ from specserve.backends.cpu.kernel_arguments import (
     Cache,
     Code,
     Job,
-    Room,
     Shape,
     Sizes,
     Thread,
     Tokens,
     Weights,
+    Workspace,
 )
 from specserve.backends.cpu.layer_kernels import run_parts
 
@@ -32,7 +32,7 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 # A call's words are the address of what a team calls, the sizes, and of every array its address
 # and its shape.
-GROUPS = (Weights, Code, Batch, Cache, Tokens, Room)
+GROUPS = (Weights, Code, Batch, Cache, Tokens, Workspace)
 ARRAY_WORDS = 6
 NUM_SIZES = len(Sizes._fields)
 FIRST_ARRAY = 1 + NUM_SIZES
@@ -57,7 +57,7 @@ class Record:
     def set_sizes(self, sizes: Sizes) -> None:
         self._words[1:FIRST_ARRAY] = sizes
 
-    def set_arrays(self, arrays: Weights | Code | Batch | Cache | Tokens | Room) -> None:
+    def set_arrays(self, arrays: Weights | Code | Batch | Cache | Tokens | Workspace) -> None:
         """Of one kind. Raises TypeError for what is not laid out as kernels read it."""
         at, words = _PLACES[type(arrays)], []
         for array in arrays:
@@ -114,11 +114,11 @@ def _shaped(record: Array, place: int, dtype: Any, shape: Any) -> Any:  # noqa: 
 
 
 @_compiled
-def _room_of(record: Array, sizes: Sizes, kept: Shape, blocks: Shape) -> Room:
+def _room_of(record: Array, sizes: Sizes, kept: Shape, blocks: Shape) -> Workspace:
     """kept: N, KV, D; blocks: threads, rows of a block."""
     num_tokens, num_kv_heads, size = kept
     per_kv, floats = sizes.num_heads // num_kv_heads, np.float32
-    return Room(
+    return Workspace(
         _shaped(record, 19, floats, (num_tokens, sizes.outputs)),
         _array(record, 20, 1, floats),
         _array(record, 21, 1, floats),

@@ -117,7 +117,7 @@ def blocks_of(pushes):
 
 
 def in_flight_of(rounds, verify_len=3, **fields):
-    """Take a round whose block the draft process has pushed: the root that the target waited for."""
+    """Take a round whose block has been pushed: the root that the target waited for."""
     rounds.take(TEXT, round=1, awaits=True, **fields)
     assert rounds.prespeculation.step()
     key = (fields.get("stream", 1), 1, END, TEXT[-1])

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from target_node.planning.mode_chooser import ModeChooser
-from target_node.planning.mode_speeds import Load
+from target_node.planning.mode_speeds import BatchLoad
 
 ROUND_S = 0.03
 MODES = ["off", "sync", "async"]
-ONE = Load(1, "coupled")
+ONE = BatchLoad(1, "coupled")
 
 
 class Service:
@@ -93,14 +93,14 @@ def test_a_mode_that_gets_slow_is_left_and_found_again(outage_s):
 
 
 def test_loads_are_judged_apart():
-    chooser, many = ModeChooser(MODES), Load(5, "coupled")
+    chooser, many = ModeChooser(MODES), BatchLoad(5, "coupled")
     for _ in range(100):
         for mode, few_tokens, many_tokens in (("off", 3, 90), ("sync", 4, 80), ("async", 5, 70)):
             chooser.observe(ONE, mode, few_tokens, ROUND_S, age=9)
             chooser.observe(many, mode, many_tokens, ROUND_S, age=9)
     assert chooser.speed(many, "off") > chooser.speed(many, "async") > chooser.speed(ONE, "async")
     assert (chooser.preferred(ONE), chooser.preferred(many)) == ("async", "off")
-    assert chooser.speed(Load(2, "coupled"), "off") == 0.0
+    assert chooser.speed(BatchLoad(2, "coupled"), "off") == 0.0
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_a_dear_change_is_made_seldom():
 def test_rounds_without_tokens_are_no_trouble():
     chooser = ModeChooser(MODES)
     for num_tokens, seconds, age in ((0, 0.01, 9), (1, 0.01, None), (2, 0.0, 0)):
-        for load in (ONE, Load(3, "greedy")):
+        for load in (ONE, BatchLoad(3, "greedy")):
             chooser.observe(load, "off", num_tokens, seconds, age=age)
     assert chooser.next_run(ONE)[1] > 0
 
@@ -168,7 +168,7 @@ def test_a_mode_that_is_tried_seldom_is_not_taken_for_slower_than_it_is(slowness
     [(20, 101, "off"), (20, 130, "async"), (2000, 101, "off"), (2000, 108, "async")],
 )
 def test_what_is_safe_runs_until_another_is_faster_beyond_doubt(num_rounds, num_tokens, preferred):
-    chooser, many = ModeChooser(MODES, safe="off"), Load(5, "coupled")
+    chooser, many = ModeChooser(MODES, safe="off"), BatchLoad(5, "coupled")
     rounds = {"sync": (5, 0.1), "async": (num_tokens, 1.0)}
     for known in (rounds, rounds | {"off": (100, 1.0)}):
         for age in range(num_rounds):
@@ -182,7 +182,10 @@ def test_what_is_safe_runs_until_another_is_faster_beyond_doubt(num_rounds, num_
 @pytest.mark.parametrize("slow", [0.8, 0.5, 0.3])
 def test_a_slow_mode_does_not_keep_others_of_its_kind_from_their_try(slow, num_rows_bits):
     chooser = ModeChooser(["off", "sync", "a", "b"], ["off", "sync", "k", "k"], safe="off")
-    load, speeds = Load(num_rows_bits, "coupled"), {"off": 1.0, "sync": 0.6, "a": slow, "b": 1.5}
+    load, speeds = (
+        BatchLoad(num_rows_bits, "coupled"),
+        {"off": 1.0, "sync": 0.6, "a": slow, "b": 1.5},
+    )
     rounds: list[str] = []
     while len(rounds) < 4000:
         mode, count = chooser.next_run(load)

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from target_node.planning.mode_speeds import Load, Measured, ModeSpeeds
+from target_node.planning.mode_speeds import BatchLoad, Measured, ModeSpeeds
 
 OFF, DRAFTS = 0, 1
 KINDS = ("off", "drafts")
 
 
-def measured(*figures: tuple[Load, float, float]) -> ModeSpeeds:
+def measured(*figures: tuple[BatchLoad, float, float]) -> ModeSpeeds:
     """Of each load, how much faster drafts are, over so many tokens."""
     speeds = ModeSpeeds(KINDS)
     for load, faster, num_tokens in figures:
@@ -21,16 +21,16 @@ def measured(*figures: tuple[Load, float, float]) -> ModeSpeeds:
     return speeds
 
 
-def ahead(speeds: ModeSpeeds, load: Load) -> float:
+def ahead(speeds: ModeSpeeds, load: BatchLoad) -> float:
     return speeds.belief(load).behind(OFF, DRAFTS)
 
 
-def doubt(speeds: ModeSpeeds, load: Load) -> float:
+def doubt(speeds: ModeSpeeds, load: BatchLoad) -> float:
     return speeds.belief(load).doubt(OFF, DRAFTS)
 
 
-def of_rows(num_bits: int, verification: str = "coupled") -> Load:
-    return Load(num_bits, verification)
+def of_rows(num_bits: int, verification: str = "coupled") -> BatchLoad:
+    return BatchLoad(num_bits, verification)
 
 
 def test_nothing_is_believed_of_what_was_never_seen():
@@ -100,7 +100,7 @@ def test_what_one_mode_says_of_a_load_is_no_matter_of_the_other():
 
 
 def test_of_many_loads_those_most_alike_count():
-    elsewhere = [(Load(bits, law), 3.0, 5000.0) for bits in range(8, 12) for law in "abcd"]
+    elsewhere = [(BatchLoad(bits, law), 3.0, 5000.0) for bits in range(8, 12) for law in "abcd"]
     speeds = measured(*elsewhere, (of_rows(2), 0.7, 5000), (of_rows(4), 0.7, 5000))
     assert ahead(speeds, of_rows(3)) < -0.2
 

@@ -6,7 +6,7 @@ import pytest
 
 import target_node.speculation.auto
 import target_node.speculation.miss_policy
-from target_node.planning.mode_speeds import Load
+from target_node.planning.mode_speeds import BatchLoad
 from target_node.speculation.miss_policy import Miss, MissPolicy
 from target_node.speculation.source import SpeculationStatus
 from tests.scripted_time import ScriptedTime
@@ -52,7 +52,7 @@ class Service:
     def learn(self, **tokens: int) -> None:
         """What a round of each mode makes, for long enough to know."""
         self.tokens = dict(zip(self.tokens, tokens.values(), strict=True))
-        load = Load.of(len(self.rows), "coupled")
+        load = BatchLoad.of(len(self.rows), "coupled")
         for _ in range(100):
             for mode, num_tokens in self.tokens.items():
                 self.source._chooser.observe(load, mode, num_tokens, ROUND_S, age=9)
@@ -113,7 +113,7 @@ def test_people_are_told_what_ran_and_not_which_of_its_kinds(make_service):
 def test_while_no_draft_is_attached_what_needs_one_neither_runs_nor_is_judged(make_service):
     service = make_service()
     service.learn(off=2, skip=4, draft_now=3)
-    chooser, load = service.source._chooser, Load.of(1, "coupled")
+    chooser, load = service.source._chooser, BatchLoad.of(1, "coupled")
     assert set(service.rounds(5)) == {"async skip"}
     speed = chooser.speed(load, "async skip")
     service.drafted.num_drafts_attached = 0
@@ -195,7 +195,7 @@ def test_async_alone_chooses_among_what_to_do_about_misses(make_service):
 def test_async_alone_goes_on_without_drafts_and_nothing_is_forgotten_meanwhile(make_service):
     service = alone_service(make_service)
     service.learn(skip=2, draft_now=4)
-    chooser, load = service.source._chooser, Load.of(1, "coupled")
+    chooser, load = service.source._chooser, BatchLoad.of(1, "coupled")
     speed = chooser.speed(load, "async skip")
     service.drafted.num_drafts_attached = 0
     service.tokens["async skip"] = 1

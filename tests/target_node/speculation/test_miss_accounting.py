@@ -2,7 +2,7 @@
 
 import pytest
 
-from target_node.planning.mode_speeds import Load
+from target_node.planning.mode_speeds import BatchLoad
 from target_node.speculation.miss_policy import Miss
 from tests.exactness.speculative import MAX_LEN, Models, make_models
 from tests.target_node.in_process import request
@@ -23,7 +23,7 @@ class Told:
     """Everything that is measured, and of what kind the rounds were."""
 
     def __init__(self, pair: InProcessPair) -> None:
-        self.loads: list[Load] = []
+        self.loads: list[BatchLoad] = []
         self.num_decoding = self.num_mixed = 0  # rounds, of rows that decode, or some of which do
         self.rounds: list[tuple[int, float]] = []
         self.modes: set[str] = set()
