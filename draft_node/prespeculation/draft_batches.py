@@ -126,7 +126,7 @@ def _on_host(tensor: Tensor, dtype: type[np.generic]) -> NDArray[Any]:
 
 
 class BatchDrafter:
-    """Drafts draft batches and keeps what they were drawn from."""
+    """Drafts batches of blocks and keeps what they were drawn from."""
 
     def __init__(
         self,

@@ -131,7 +131,7 @@ class PreSpeculation:
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Draft one draft batch, the most urgent; False if there is nothing to draft.
+        """Draft the most urgent batch; False if there is nothing to draft.
 
         Raises `DraftingFailed` when the drafter seems to be broken for good.
         """

@@ -26,7 +26,7 @@ def take_samples(rounds, seeds, sample_indices, **fields):
 
 
 def roots(drafter, seeds, sample_indices, **fields):
-    """The blocks that all of them wait for, drafted in one draft batch: tokens by stream."""
+    """The blocks that all of them wait for, drafted together: tokens by stream."""
     rounds = Rounds(drafter, epoch=EPOCH, draft_batch=16)
     take_samples(rounds, seeds, sample_indices, round=ROUND, awaits=True, **fields)
     assert rounds.prespeculation.step()
