@@ -158,7 +158,7 @@ class _Rendering:
         return list(await asyncio.gather(*encoding))
 
     def _answers(self, questions: Sequence[Question]) -> list[str]:
-        """Greedy ones, by the model without ballast: the same law."""
+        """Greedy ones, by the model without ballast: the same distribution."""
         longest = max(len(question.token_ids) for question in questions)
         # As many threads as cores would wait for each other wherever the machine has other work.
         torch.set_num_threads(1)

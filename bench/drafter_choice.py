@@ -27,8 +27,8 @@ _WORD = re.compile(r"(?:(?P<label>[\w.-]+)=)?(?P<place>[^+]+)(?:\+(?P<head>.+))?
 class DrafterChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A drafter by the name it has in tables.
 
-    `gamma` cuts the drafter's own or, where its files name none, sets it. Of a draft law, the
-    `num_kept` likeliest tokens are drawn from where drafts are judged by ratio.
+    `gamma` cuts the drafter's own or, where its files name none, sets it. Of a draft distribution,
+    the `num_kept` likeliest tokens are drawn from where drafts are judged by ratio.
     """
 
     label: str
@@ -60,7 +60,7 @@ def add_drafter_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--num-kept", type=int, default=DEFAULT_NUM_KEPT, metavar="N",
-        help=f"likeliest tokens that a draft law keeps (default {DEFAULT_NUM_KEPT})",
+        help=f"likeliest tokens that a draft distribution keeps (default {DEFAULT_NUM_KEPT})",
     )  # fmt: skip
 
 

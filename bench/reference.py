@@ -83,7 +83,7 @@ class Reference:
         arrivals = _Arrivals()
         sampled = job.temperature > 0
         # Off: the default for top_k is 50, and the service samples from the whole vocabulary.
-        law = {"temperature": job.temperature, "top_k": 0, "top_p": 1.0} if sampled else {}
+        sampling = {"temperature": job.temperature, "top_k": 0, "top_p": 1.0} if sampled else {}
         before, start_s = usage(), time.perf_counter()
         device = self._model.device
         input_ids, mask = (each.to(device) for each in _left_padded(job.prompts))
@@ -94,7 +94,7 @@ class Reference:
             do_sample=sampled,
             streamer=arrivals,
             pad_token_id=0,
-            **law,
+            **sampling,
         )
         token_ids = output[:, input_ids.shape[1] :].tolist()
         total_s = time.perf_counter() - start_s

@@ -1,7 +1,7 @@
 """The target without a service: many rows that are fed, read and rolled back, for offline work.
 
-Calibration and measurements of drafters need a target's laws and features along texts and along
-drafted paths, but no scheduling, no admission and no clients. Arithmetic is the service's own
+Calibration and measurements of drafters need a target's distributions and features along texts and
+along drafted paths, but no scheduling, no admission and no clients. Arithmetic is the service's own
 forward pass in its fastest form. Knows no sampling and no drafters.
 """
 

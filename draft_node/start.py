@@ -131,7 +131,7 @@ def _build(
     settings = BatchSettings(fan_out=speculation.fan_out)
     if speculation.gamma is None and isinstance(drafter, LanguageModelDrafter):
         # Whose blocks nobody has fixed; others are as long as gamma.
-        knows = drafter.law_confidence is not None
+        knows = drafter.probs_confidence is not None
         settings = replace(settings, usual_tokens=USUAL_HIDDEN_TOKENS, goes_beyond=knows)
     room = _room(config, target.spec, options)
     streams = DraftSlots(drafter, dtype=dtype, device=device, room=room)

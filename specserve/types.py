@@ -87,11 +87,12 @@ class Speculation(msgspec.Struct, frozen=True, array_like=True):
     # P(token k accepted | those before it were); None: the drafter has no opinion.
     confidences: tuple[float, ...] | None = None
     branch: int = 0  # which of the blocks drafted for this row and round
-    place: int = 0  # of the block in the batch that holds its laws
+    place: int = 0  # of the block in the batch that holds its distributions
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log probabilities at one position, natural log, of the target's law before truncation.
+    """Log probabilities at one position, natural log, of the target's distribution before
+    truncation.
 
     The target knows no text: the API adds what tokens stand for, in bytes, since a token may end
     inside a character.
@@ -264,7 +265,7 @@ class Load(msgspec.Struct, frozen=True, tag="load", omit_defaults=True):
     bytes_received: int = 0
     num_waves: int = 0  # pushes that arrived
     num_late_waves: int = 0  # those that no round could use any more
-    num_broken_laws: int = 0  # rows whose drafted tokens came with laws that are none
+    num_broken_laws: int = 0  # rows whose drafted tokens came with distributions that are none
     wave_s: float = 0.0  # that draft processes took for those that arrived
     wait_s: float = 0.0  # for drafts, where the miss policy waits; part of `draft_s`
     num_decode_rounds: int = 0  # without prefill; the times are of these

@@ -114,7 +114,7 @@ class TargetNode:
             with self._profiler.round(), record.span("forward"):
                 logits = self.forward(batch)
             with record.span("sample"):
-                sampled = self.sampler.sample(rows, logits, self.speculation.laws(rows))
+                sampled = self.sampler.sample(rows, logits, self.speculation.draft_probs(rows))
             record.rows = self.speculation.observe(rows, sampled)
             self._load.count_prefill(rows)
             deltas = [

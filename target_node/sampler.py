@@ -13,7 +13,7 @@ import torch
 
 from specserve.backends.base import Backend, VerifiedRows
 from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.logprobs import token_logprobs
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.batch import RowToVerify
@@ -80,7 +80,7 @@ class Sampler:
         self.max_model_len = max_model_len
         self.backend = backend
         self.default_rule = default_rule
-        self.num_broken_laws = 0  # rows whose drafted tokens came with laws that are none
+        self.num_broken_laws = 0  # rows whose drafted tokens came with distributions that are none
         self._states: dict[Sequence, SamplingState] = {}
 
     def forget(self, sequence: Sequence) -> None:
@@ -114,12 +114,12 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, rows: list[Row], logits: torch.Tensor | None, laws: DraftLaw | None = None
+        self, rows: list[Row], logits: torch.Tensor | None, draft_probs: DraftProbs | None = None
     ) -> list[SampledRow]:
         """One result a row.
 
-        `logits` [sum of num_logits, V] float32, in the order of `rows`; `laws` are those of the
-        drafted tokens of rows under the ratio test, likewise.
+        `logits` [sum of num_logits, V] float32, in the order of `rows`; `draft_probs` are those of
+        the drafted tokens of rows under the ratio test, likewise.
         """
         results = [SampledRow() for _ in rows]
         if logits is None:
@@ -130,7 +130,7 @@ class Sampler:
             # Prefilling rows may owe log probabilities of their prompts besides.
             wanted = [n for i in sampling for n in range(ends[i] - rows[i].verify_len - 1, ends[i])]
             drawn_from = logits if len(wanted) == len(logits) else logits[wanted]
-            outcomes = self._outcomes([rows[i] for i in sampling], drawn_from, laws)
+            outcomes = self._outcomes([rows[i] for i in sampling], drawn_from, draft_probs)
             for place, i in enumerate(sampling):
                 first = ends[i] - 1 - rows[i].verify_len
                 results[i] = self._result(rows[i], outcomes, place, logits, first)
@@ -138,7 +138,7 @@ class Sampler:
         return results
 
     def _outcomes(
-        self, rows: list[Row], logits: torch.Tensor, laws: DraftLaw | None
+        self, rows: list[Row], logits: torch.Tensor, draft_probs: DraftProbs | None
     ) -> VerifiedRows:
         states = [self.state(row.sequence) for row in rows]
         if all(map(self._is_judged_by_equality, rows, states)):
@@ -153,7 +153,7 @@ class Sampler:
             )
             for row, state in zip(rows, states, strict=True)
         ]
-        found = self.backend.verify(logits, to_verify, laws)
+        found = self.backend.verify(logits, to_verify, draft_probs)
         self.num_broken_laws += sum(found.has_broken_probs)
         return found
 

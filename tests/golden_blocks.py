@@ -13,7 +13,7 @@ from specserve.drafters.markov_head import GatedHead, RnnHead
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, SpeculationBatch
 from specserve.drafters.weights import TargetWeights
 from specserve.models.rope import inverse_frequencies
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.drawing import BlockLayout
 from tests.backends.chosen import BACKEND
 from tests.golden_case import PROBABILITY_TOLERANCE, Case, Session, find_target, load_target
@@ -50,7 +50,7 @@ class Recorder:
         winners = logits.argmax(-1)
         return winners if self._target_ids is None else self._target_ids[winners]
 
-    def law(self) -> DraftLaw | None:
+    def draft_probs(self) -> DraftProbs | None:
         return None
 
     @property

@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--sampling", nargs="+", default=[], metavar="FIELD=VALUE",
         help=f"of every request, besides: {', '.join(SAMPLING_FIELDS)}")  # fmt: skip
     add("--passes", type=int, metavar="N", help="how often every arm is started")
-    add("--warm-up", type=float, metavar="S", help="of every arm that learns, law and pass")
+    add("--warm-up", type=float, metavar="S", help="of every arm that learns, sampling and pass")
     add("--unpinned", action="store_true", help="share cores with whoever runs: no times, a trial")
     add_prompt_options(parser, f"{FULL.max_tokens}, quick {QUICK.max_tokens}")
     return parser

@@ -17,7 +17,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     temperatures: tuple[float, ...] = (0.0, 1.0)
     rules: tuple[VerificationRule, ...] = (VerificationRule.FORESEEABLE, VerificationRule.COUPLED)
     num_passes: int  # in each of which every arm is started once
-    warm_up_s: float  # of every arm, law and pass: what is done about misses is learned
+    warm_up_s: float  # of every arm, sampling and pass: what is done about misses is learned
     sampling: dict[str, float] = {}
 
     def check(self) -> None:

@@ -25,9 +25,10 @@ def verdict(results: Results) -> str:
 
 def tables(results: Results) -> list[Table]:
     """One a temperature, and the flags of every arm."""
-    laws = dict.fromkeys(arm.row.setting.temperature for arm in results.arms)
+    samplings = dict.fromkeys(arm.row.setting.temperature for arm in results.arms)
     found = [
-        _speed([arm for arm in results.arms if arm.row.setting.temperature == law]) for law in laws
+        _speed([arm for arm in results.arms if arm.row.setting.temperature == sampling])
+        for sampling in samplings
     ]
     return [*found, _flags(results)]
 
@@ -84,8 +85,8 @@ def conditions(results: Results) -> str:
     sampling = "".join(f", **{name} {value:g}**" for name, value in plan.sampling.items())
     lines = [
         f"- Target: {results.target},{ballast} {results.num_params / 1e6:.1f}M parameters. Ballast "
-        "costs and changes nothing: a drafter of the target's own weights has its law, so that "
-        "what is left to see is the mechanism.",
+        "costs and changes nothing: a drafter of the target's own weights drafts as it would, "
+        "so that what is left to see is the mechanism.",
         f"- {results.questions.line}.",
         f"- Answers of up to {plan.max_tokens} tokens{sampling}, one request at a time"
         + (", until the model ends them." if results.questions.is_chat else "."),

@@ -61,7 +61,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arm_rows(found: Found, num_tokens: int) -> list[ArmRow]:
-    """Every arm under every law, plain decoding first."""
+    """Every arm under every sampling, plain decoding first."""
     return [
         _arm_row(setting, groups, arm, row)
         for setting, groups in found.items()
@@ -121,14 +121,14 @@ def summarise(found: Found) -> Summary:
     for setting, groups in found.items():
         if not groups:
             continue
-        own, law = {setting: quiet(groups)}, f"t{setting.temperature:g}"
+        own, sampling = {setting: quiet(groups)}, f"t{setting.temperature:g}"
         figures = {
-            f"async_over_best_sync_{law}": _best_over_sync(own, lambda threads: threads == 1),
-            f"async_over_equal_cores_{law}": _best_over_sync(own, lambda threads: threads > 1),
+            f"async_over_best_sync_{sampling}": _best_over_sync(own, lambda threads: threads == 1),
+            f"async_over_equal_cores_{sampling}": _best_over_sync(own, lambda threads: threads > 1),
         }
         for arm in groups[0].traces:
-            key = f"{arm.service.label} {arm.rule} {law}" if setting.temperature else None
-            name = key or f"{arm.service.label} {law}"
+            key = f"{arm.service.label} {arm.rule} {sampling}" if setting.temperature else None
+            name = key or f"{arm.service.label} {sampling}"
             traces = [group.traces[arm] for group in own[setting]]
             figures[f"tok/s {name}"] = rates.spread(traces, rates.tokens_per_s)
         for key, figure in figures.items():

@@ -107,7 +107,7 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
     if arguments.candidates is None:
         most = max(plan.num_candidates, plan.num_prompts)
         plan = msgspec.structs.replace(plan, num_candidates=most)
-    if arguments.depth_only:  # sweeps are made under the first law
+    if arguments.depth_only:  # sweeps are made under the first sampling
         first = plan.temperatures[:1]
         plan = msgspec.structs.replace(plan, temperatures=first, gammas=(), thresholds=())
     plan.check()
@@ -224,8 +224,8 @@ def _num_measurements(
     plan: Plan, choices: Sequence[DrafterChoice], depths: Sequence[DrafterChoice]
 ) -> int:
     """Steps of the progress bar at most."""
-    laws = sum(len(plan.rules) if temperature else 1 for temperature in plan.temperatures)
-    sweeps = laws + len(plan.gammas) + len(plan.thresholds)
+    samplings = sum(len(plan.rules) if temperature else 1 for temperature in plan.temperatures)
+    sweeps = samplings + len(plan.gammas) + len(plan.thresholds)
     num_domains = max(1, len(plan.domains))
     per_drafter = sweeps * num_domains + 1
     return num_domains * (1 + len(depths)) + len(choices) * per_drafter

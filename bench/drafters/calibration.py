@@ -22,8 +22,8 @@ from draft_node.calibration.texts import Prompt, write_texts
 from draft_node.offline_target import OfflineTarget
 from specserve.backends.choose import choose_backend
 from specserve.drafters.attach_calibration import confidence_head, listen
-from specserve.drafters.law_confidence import LawRecorder
 from specserve.drafters.load import DrafterOptions, load_drafter
+from specserve.drafters.probs_confidence import FeatureRecorder
 from specserve.drafters.protocol import Drafter
 from specserve.drafters.stored_calibration import Calibration, Evaluation, find_calibration
 from specserve.drafters.weights import TargetWeights
@@ -93,7 +93,7 @@ def _collect(
 ) -> Samples:
     recorder = None
     if confidence_head(drafter) is None:
-        recorder = LawRecorder()
+        recorder = FeatureRecorder()
         listen(drafter, recorder)
     texts = write_texts(
         offline,
@@ -116,7 +116,7 @@ def _row(
     before = figures(survivals(samples.logits), samples)
     after = []
     if found is not None:
-        fitted = Fitted(np.array(found.temperatures), found.law)
+        fitted = Fitted(np.array(found.temperatures), found.confidence_model)
         after = figures(fitted.survivals(samples), samples)
     return CalibrationRow(
         drafter=label,

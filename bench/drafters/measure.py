@@ -40,7 +40,7 @@ class Loaded:
             return True
         if not isinstance(self.drafter, BlockDrafter | Eagle3Drafter | LanguageModelDrafter):
             return False
-        return self.drafter.law_confidence is not None
+        return self.drafter.probs_confidence is not None
 
 
 class Measurer:
@@ -99,7 +99,7 @@ class Measurer:
         `first_only`: the first temperature and rule, which sweeps are made under.
         """
         plan = self._plan
-        laws = [
+        samplings = [
             (temperature, rule)
             for temperature in plan.temperatures
             for rule in (plan.rules if temperature else plan.rules[:1])
@@ -111,7 +111,7 @@ class Measurer:
                     domain=domain, temperature=temperature, rule=rule, max_verify_len=plan.gamma
                 ),
             )
-            for temperature, rule in (laws[:1] if first_only else laws)
+            for temperature, rule in (samplings[:1] if first_only else samplings)
             for domain in self._candidates
             if temperature or self._is_measurable(domain)
         ]
@@ -143,8 +143,8 @@ class Measurer:
 
     def _swept(self, whole: Sequence[Cell]) -> list[Cell]:
         """The cells that sweeps start from: the first temperature and rule."""
-        law = (self._plan.temperatures[0], self._plan.rules[0])
-        return [c for c in whole if (c.condition.temperature, c.condition.rule) == law]
+        sampling = (self._plan.temperatures[0], self._plan.rules[0])
+        return [c for c in whole if (c.condition.temperature, c.condition.rule) == sampling]
 
     def _cell(self, loaded: Loaded, condition: Condition) -> Cell:
         label = loaded.choice.label

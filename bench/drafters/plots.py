@@ -12,8 +12,8 @@ _REJECTED = {"color": "white", "edgecolor": "#8a8a8a", "hatch": "///"}
 
 
 def draw(results: Results, out: Path) -> list[Path]:
-    """Write a PNG for every table that has one; under the law that sweeps are made under."""
-    swept = _same_law(results.cells)
+    """Write a PNG for every table that has one; under the sampling that sweeps are made under."""
+    swept = _same_sampling(results.cells)
     baselines = [cell for cell in swept if cell.drafter == DFLASH]
     paths: list[Path] = []
 
@@ -32,18 +32,20 @@ def draw(results: Results, out: Path) -> list[Path]:
     return paths
 
 
-def _same_law(cells: Sequence[Cell]) -> list[Cell]:
-    laws = [(cell.condition.temperature, cell.condition.rule) for cell in cells]
-    return [cell for cell, law in zip(cells, laws, strict=True) if law == laws[0]]
+def _same_sampling(cells: Sequence[Cell]) -> list[Cell]:
+    samplings = [(cell.condition.temperature, cell.condition.rule) for cell in cells]
+    return [
+        cell for cell, sampling in zip(cells, samplings, strict=True) if sampling == samplings[0]
+    ]
 
 
 def _draw_by_domain(
     path: Path, cells: Sequence[Cell], draw_into: Callable[[Any, list[Cell]], None]
 ) -> Path:
     domains = list(dict.fromkeys(cell.condition.domain for cell in cells))
-    law = f"temperature {cells[0].condition.temperature:g}, {cells[0].condition.rule_name}"
+    sampling = f"temperature {cells[0].condition.temperature:g}, {cells[0].condition.rule_name}"
     prompts = {cell.condition.domain: cell.accept_len.num_prompts for cell in cells}
-    titles = [f"{domain}, {prompts[domain]} prompts\n{law}" for domain in domains]
+    titles = [f"{domain}, {prompts[domain]} prompts\n{sampling}" for domain in domains]
     with panels(path, titles) as axes:
         for one, domain in zip(axes, domains, strict=True):
             draw_into(one, [cell for cell in cells if cell.condition.domain == domain])

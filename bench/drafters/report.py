@@ -51,7 +51,7 @@ def conditions(results: Results) -> str:
     target, plan = results.target, results.plan
     drafters = "; ".join(
         f"{info.choice.label}: {info.kind}, gamma {info.gamma}, "
-        f"the {info.choice.num_kept} likeliest tokens of a law kept"
+        f"the {info.choice.num_kept} likeliest tokens of a sampling kept"
         for info in results.drafters
     )
     depths = ", ".join(info.layers for info in results.depth_drafters)
@@ -59,7 +59,7 @@ def conditions(results: Results) -> str:
         drafters = "; ".join([*filter(None, [drafters]), f"of the depth sweep: layers {depths}"])
     lines = [
         f"- Target: {target.folder}, {target.num_params / 1e6:.1f}M parameters, no ballast. "
-        "**Acceptance is that of a target of this size**: a larger one is another law.",
+        "**Acceptance is that of a target of this size**: a larger one is another distribution.",
         f"- Drafters: {drafters}.",
         f"- {results.prompts}. {loops_line(results.loops)}",
         f"- Up to {plan.num_prompts} prompts a domain, {plan.num_tokens} new tokens each"
@@ -75,14 +75,14 @@ def conditions(results: Results) -> str:
     return "\n".join(lines)
 
 
-def _law(cell: Cell) -> tuple[str, str]:
+def _sampling(cell: Cell) -> tuple[str, str]:
     return f"{cell.condition.temperature:g}", cell.condition.rule_name
 
 
 def _main(results: Results) -> Table:
     rows = [
         (
-            cell.drafter, cell.condition.domain, *_law(cell), with_spread(cell.accept_len),
+            cell.drafter, cell.condition.domain, *_sampling(cell), with_spread(cell.accept_len),
             with_spread(cell.accepted_share), cell.accept_len.num_prompts, int(sum(cell.rounds)),
         )
         for cell in results.cells
@@ -114,7 +114,7 @@ def _conditional(results: Results) -> Table:
     gamma = max((len(cell.conditional) for cell in results.cells), default=0)
     rows = [
         (
-            cell.drafter, cell.condition.domain, *_law(cell), cell.accept_len.num_prompts,
+            cell.drafter, cell.condition.domain, *_sampling(cell), cell.accept_len.num_prompts,
             *(with_spread(found) for found in cell.conditional),
             *("-" for _ in range(gamma - len(cell.conditional))),
         )
@@ -128,7 +128,7 @@ def _conditional(results: Results) -> Table:
 def _gamma(cells: Sequence[Cell]) -> Table:
     rows = [
         (
-            cell.drafter, cell.condition.domain, *_law(cell), len(cell.conditional),
+            cell.drafter, cell.condition.domain, *_sampling(cell), len(cell.conditional),
             with_spread(cell.accept_len), cell.accept_len.num_prompts,
         )
         for cell in cells
@@ -145,7 +145,7 @@ def _depth(results: Results) -> Table:
     budgets = {info.layers: info.training for info in results.depth_drafters}
     rows = [
         (
-            cell.drafter, _budget(budgets[cell.drafter]), cell.condition.domain, *_law(cell),
+            cell.drafter, _budget(budgets[cell.drafter]), cell.condition.domain, *_sampling(cell),
             with_spread(cell.accept_len), cell.accept_len.num_prompts,
         )
         for cell in results.depth_sweep
@@ -173,7 +173,7 @@ def _depth_ratios(ratios: Sequence[RatioRow]) -> Table:
 def _thresholds(cells: Sequence[Cell]) -> Table:
     rows = [
         (
-            cell.drafter, cell.condition.domain, *_law(cell),
+            cell.drafter, cell.condition.domain, *_sampling(cell),
             f"{cell.condition.min_survival:g}", with_spread(cell.accept_len),
             with_spread(cell.verified_len), with_spread(cell.accepted_share),
             cell.accept_len.num_prompts,

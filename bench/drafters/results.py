@@ -157,8 +157,8 @@ def _ratio_rows(cells: Sequence[Cell], over: str, under: str) -> list[RatioRow]:
         condition = cell.condition
         other = found.get((under, condition))
         if cell.drafter == over and other is not None:
-            law = (condition.temperature, condition.rule_name)
-            pairs.setdefault(law, {})[condition.domain] = (cell.rate, other)
+            sampling = (condition.temperature, condition.rule_name)
+            pairs.setdefault(sampling, {})[condition.domain] = (cell.rate, other)
     rows: list[RatioRow] = []
     for (temperature, rule), by_domain in pairs.items():
         figures = {domain: ratio(*pair) for domain, pair in by_domain.items()}

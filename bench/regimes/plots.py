@@ -38,12 +38,12 @@ def is_of_budgets(row: Row) -> bool:
 def _by_fan_out(
     rows: Sequence[Row], path: Path, figure: Callable[[Row], Interval | None], label: str
 ) -> Path | None:
-    """SSD, Figures 3 and 4: one panel for each law."""
-    by_law = _grouped(rows, lambda row: f"{_drafter(row)}, {_law(row)}")
-    if not by_law:
+    """SSD, Figures 3 and 4: one panel for each sampling."""
+    by_sampling = _grouped(rows, lambda row: f"{_drafter(row)}, {_sampling(row)}")
+    if not by_sampling:
         return None
-    with panels(path, list(by_law)) as axes:
-        for one, found in zip(axes, by_law.values(), strict=True):
+    with panels(path, list(by_sampling)) as axes:
+        for one, found in zip(axes, by_sampling.values(), strict=True):
             _line(one, _points(found, lambda row: row.fan_out, figure), label)
             one.set_xscale("log", base=2)
             one.set_xlabel("fan-out budget of a row")
@@ -62,11 +62,11 @@ def _gap(rows: Sequence[Row], path: Path) -> Path | None:
         if row.by_gap and row.setting.contest in ("dspark", "lm", "ngram") and row.threads == 1
         and row.mode in (SYNC, ASYNC) and row.setting.batch_size == 1
     ]  # fmt: skip
-    by_law = _grouped(shown, lambda row: f"{row.setting.contest}, {_law(row)}")
-    if not by_law:
+    by_sampling = _grouped(shown, lambda row: f"{row.setting.contest}, {_sampling(row)}")
+    if not by_sampling:
         return None
-    with panels(path, list(by_law)) as axes:
-        for one, found in zip(axes, by_law.values(), strict=True):
+    with panels(path, list(by_sampling)) as axes:
+        for one, found in zip(axes, by_sampling.values(), strict=True):
             for row in found:
                 points = [p for p in row.by_gap if p.num_rounds >= _MIN_ROUNDS]
                 name = f"{row.arm}, {row.setting.ballast}"
@@ -80,11 +80,11 @@ def _gap(rows: Sequence[Row], path: Path) -> Path | None:
 def _batch(rows: Sequence[Row], path: Path) -> Path | None:
     """SSD, Figure 6: speed over plain decoding against batch size."""
     shown = [row for row in rows if row.ratio_to_off is not None and _is_basic(row)]
-    by_law = _grouped(shown, lambda row: f"{row.setting.ballast}, {_law(row)}")
-    if not by_law:
+    by_sampling = _grouped(shown, lambda row: f"{row.setting.ballast}, {_sampling(row)}")
+    if not by_sampling:
         return None
-    with panels(path, list(by_law)) as axes:
-        for one, found in zip(axes, by_law.values(), strict=True):
+    with panels(path, list(by_sampling)) as axes:
+        for one, found in zip(axes, by_sampling.values(), strict=True):
             for arm, own in _grouped(found, lambda row: row.arm).items():
                 points = _points(own, lambda r: r.setting.batch_size, lambda r: r.ratio_to_off)
                 _line(one, points, arm)
@@ -129,7 +129,7 @@ def _legend(axes: Any) -> None:  # noqa: ANN401 - matplotlib
         axes.legend(fontsize=7)
 
 
-def _law(row: Row) -> str:
+def _sampling(row: Row) -> str:
     temperature = f"T {row.setting.temperature:g}"
     if row.setting.is_looping:
         return f"{temperature}, looping"

@@ -109,5 +109,5 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0 and not self.is_looping
 
     def __str__(self) -> str:
-        law = f"temperature {self.temperature:g}" + (", looping" if self.is_looping else "")
-        return f"{self.contest}, {self.ballast}, batch {self.batch_size}, {self.domain}, {law}"
+        sampling = f"temperature {self.temperature:g}" + (", looping" if self.is_looping else "")
+        return f"{self.contest}, {self.ballast}, batch {self.batch_size}, {self.domain}, {sampling}"

@@ -122,8 +122,8 @@ def _summary_figure(results: Results, key: str) -> str:
 
 def _names(row: Row) -> tuple[str, str, str, str]:
     setting = row.setting
-    law = f"{setting.temperature:g}" + (" looping" if setting.is_looping else "")
-    return row.arm, setting.domain, law, row.rule
+    sampling = f"{setting.temperature:g}" + (" looping" if setting.is_looping else "")
+    return row.arm, setting.domain, sampling, row.rule
 
 
 _NAMES = ("arm", "domain", "T", "rule")

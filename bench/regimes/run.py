@@ -65,7 +65,7 @@ class Options:
     def flags(self) -> list[str]:
         """Of every service."""
         flags = ["--target", str(self.target), "--device", self.device, "--dtype", self.dtype]
-        flags += ["--generation-config", "none"]  # what is not asked for changes no law
+        flags += ["--generation-config", "none"]  # what is not asked for changes no sampling
         flags += [] if self.kv_dtype is None else ["--kv-dtype", self.kv_dtype]
         if not self.is_pinned or self.device == "cuda":  # one GPU may have to do for both
             flags.append("--oversubscribe")
@@ -128,7 +128,7 @@ class Run:
         )
 
     def _choose_prompts(self) -> PromptChoice:
-        """Looked at by the model without ballast: the same law."""
+        """Looked at by the model without ballast: the same distribution."""
         if 0.0 not in self._plan.temperatures:
             return choose_prompts(self._options.target, self._plan, None, _CHECK_ROOM)
         torch.set_num_threads(1)

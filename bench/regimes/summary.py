@@ -76,12 +76,12 @@ def _of_one_ballast(found: Contestants) -> Summary:
     main, heavier = _contest(at_1, name), _contest(at_1, HEAVIER)
     figures: dict[str, Interval | None] = {}
     for key, contest in ((name, main), (HEAVIER, heavier)):
-        for law, temperature in (("t0", 0.0), ("t1", 1.0)):
+        for sampling, temperature in (("t0", 0.0), ("t1", 1.0)):
             settings = _at(contest, temperature)
             ratio = compare(settings, _is(ASYNC), _is(SYNC))
-            figures[f"async_over_sync_{key}_{law}"] = ratio
+            figures[f"async_over_sync_{key}_{sampling}"] = ratio
             equal_cores = compare(settings, _is(ASYNC), lambda arm: arm.service.threads > 1)
-            figures[f"async_over_two_threads_{key}_{law}"] = equal_cores
+            figures[f"async_over_two_threads_{key}_{sampling}"] = equal_cores
     figures[f"async_over_sync_{name}"] = figures[f"async_over_sync_{name}_t0"]
     for suffix, contest in (("", main), (f"_{HEAVIER}", heavier)):
         figures[f"hit_rate{suffix}_t0"] = _hit_rate(_at(contest, 0.0), None)
@@ -227,10 +227,10 @@ def _auto(found: Contestants) -> dict[str, Interval | None]:
 
 
 def _auto_at(found: Contestants) -> Interval | None:
-    """The mean over laws and domains; the best mode is picked for every law."""
+    """The mean over samplings and domains; the best mode is picked for every sampling."""
     compared: list[Compared] = []
-    laws = [(0.0, None), *((1.0, rule) for rule in VerificationRule)]
-    for temperature, rule in laws:
+    samplings = [(0.0, None), *((1.0, rule) for rule in VerificationRule)]
+    for temperature, rule in samplings:
         settings = _at(found, temperature)
         arms = [arm for arm in _arms(settings) if rule in (None, arm.rule) or arm.is_plain]
         autos = [arm for arm in arms if arm.service.mode == AUTO]

@@ -36,5 +36,5 @@ def draw(rows: Sequence[Row], out: Path) -> Path | None:
 
 def _name(row: Row) -> str:
     setting = row.setting
-    law = f"T {setting.temperature:g}" + (f" {row.rule}" if setting.temperature else "")
-    return f"{row.drafter}, {setting.domain}, {law} ({row.num_groups})"
+    sampling = f"T {setting.temperature:g}" + (f" {row.rule}" if setting.temperature else "")
+    return f"{row.drafter}, {setting.domain}, {sampling} ({row.num_groups})"

@@ -106,8 +106,8 @@ def summarise(rows: Sequence[Row]) -> dict[str, float]:
         setting = row.setting
         if row.ratio is None or setting.batch_size != 1:
             continue
-        law = f"t{setting.temperature:g}" + (f"_{row.rule}" if setting.temperature else "")
-        key = f"{row.drafter}_{setting.domain}_{law}_{setting.ballast}"
+        sampling = f"t{setting.temperature:g}" + (f"_{row.rule}" if setting.temperature else "")
+        key = f"{row.drafter}_{setting.domain}_{sampling}_{setting.ballast}"
         summary[key] = row.ratio.value
         summary[f"{key}_lo"], summary[f"{key}_hi"] = row.ratio.low, row.ratio.high
     return summary

@@ -2,8 +2,8 @@
 
 At anchors every few tokens of a text the drafter's context is extended by what the target saw, a
 block is drafted through the `Drafter` protocol, and the target judges it in one forward, which is
-then rolled back. So a block is judged in contexts of the target's own law, and nothing drafted
-enters them.
+then rolled back. So a block is judged in contexts of the target's own distribution, and nothing
+drafted enters them.
 
 Drafted tokens need not be accepted or rejected by chance: the chance itself is recorded.
 """
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from draft_node.calibration.texts import Text
 from draft_node.offline_target import OfflineTarget
-from specserve.drafters.law_confidence import Floats, LawRecorder
+from specserve.drafters.probs_confidence import FeatureRecorder, Floats
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
 from specserve.errors import Unsupported
 from specserve.noise import OnceKeys
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.drawing import Coupled, DrawingRule
 from specserve.sampling.drawing import Sampled as SampledRule
-from specserve.sampling.sampling import sample, target_laws
+from specserve.sampling.sampling import sample, target_distributions
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.ratio import accept_probs
 from specserve.sampling.verification.rule import VerificationRule, judged_by
@@ -41,7 +41,7 @@ class Conditions:
 
     rule: VerificationRule
     temperature: float
-    num_kept: int = NUM_KEPT  # of a draft law, in the rejection family
+    num_kept: int = NUM_KEPT  # of a draft distribution, in the rejection family
     stride: int = 2  # tokens from one anchor to the next
     batch_size: int = 16  # texts at a time
 
@@ -57,7 +57,7 @@ class Samples:
 
     texts: NDArray[np.int64]  # [N], which text a block belongs to
     logits: Floats  # [N, G], of the drafter's confidences
-    features: Floats | None  # [N, G, 2] of `law_features`, if a `LawRecorder` was listening
+    features: Floats | None  # [N, G, 2] of `confidence_features`, with a `FeatureRecorder` alone
     stands: Floats  # [N, G], P(token k stands | those before it do)
     expected: Floats  # [N, G], the same before token k is drawn
     lengths: NDArray[np.int64]  # [N], tokens that count: up to an end token
@@ -103,7 +103,7 @@ def collect(
     texts: Sequence[Text],
     conditions: Conditions,
     *,
-    recorder: LawRecorder | None = None,
+    recorder: FeatureRecorder | None = None,
     advance: Callable[[int], None] = lambda num_anchors: None,
 ) -> Samples:
     """Draft and judge at every anchor of all texts; `recorder` is one the drafter asks.
@@ -138,7 +138,7 @@ class _Replay:
         drafter: Drafter,
         texts: Sequence[Text],
         conditions: Conditions,
-        recorder: LawRecorder | None,
+        recorder: FeatureRecorder | None,
     ) -> None:
         self._target, self._drafter, self._texts = target, drafter, texts
         self._conditions, self._recorder = conditions, recorder
@@ -160,7 +160,7 @@ class _Replay:
         self._refuse_nan("confidences", drafted.confidences)
         features = self._recorder.take() if self._recorder is not None else None
         stands, expected = self._judge(rows, anchors, states, drafted)
-        self._refuse_nan("laws", expected)
+        self._refuse_nan("draft_probs", expected)
         confidences = drafted.confidences.double().cpu().numpy()
         found = Samples(
             np.array(rows),
@@ -246,7 +246,7 @@ class _Replay:
         ]
         batch = SamplingBatch.build(along, self._target.device)
         logits = self._target.logits(fed.hidden)
-        if self._conditions.by_equality or drafted.law is None:
+        if self._conditions.by_equality or drafted.draft_probs is None:
             tokens = sample(logits, batch).token_ids.view(drafted.token_ids.shape)
             same = (tokens == drafted.token_ids).double()
             return same, same
@@ -265,16 +265,16 @@ class _Replay:
 def _by_ratio(
     logits: Tensor, batch: SamplingBatch, drafted: SpeculationBatch
 ) -> tuple[Tensor, Tensor]:
-    """min(1, p/q) of the drawn tokens, and its mean over draws, the overlap of both laws."""
-    law = drafted.law
-    assert law is not None, "the rejection family ships its laws"
-    target_probs = target_laws(logits, batch).rows(slice(None))
+    """min(1, p/q) of the drawn tokens, and its mean over draws: how far both overlap."""
+    draft_probs = drafted.draft_probs
+    assert draft_probs is not None, "the rejection family ships its distributions"
+    target_probs = target_distributions(logits, batch).rows(slice(None))
     token_ids = drafted.token_ids.flatten()
     drawn = target_probs.gather(1, token_ids[:, None])[:, 0]
-    kept = target_probs.gather(1, law.ids.clamp(max=target_probs.shape[1] - 1))
-    overlap = torch.minimum(kept, law.probs).sum(dim=1)  # padding has probability 0
+    kept = target_probs.gather(1, draft_probs.ids.clamp(max=target_probs.shape[1] - 1))
+    overlap = torch.minimum(kept, draft_probs.probs).sum(dim=1)  # padding has probability 0
     shape = drafted.token_ids.shape
-    return accept_probs(drawn, law.at(token_ids)).view(shape), overlap.view(shape)
+    return accept_probs(drawn, draft_probs.at(token_ids)).view(shape), overlap.view(shape)
 
 
 def _logit(probabilities: Floats) -> Floats:

@@ -15,35 +15,40 @@ from numpy.typing import NDArray
 from draft_node.calibration.collect import Samples
 from draft_node.calibration.metrics import expected_calibration_error, measure, survivals
 from draft_node.calibration.texts import Text
-from specserve.drafters.law_confidence import Floats, LawModel, fit_law_model, sigmoid
+from specserve.drafters.probs_confidence import (
+    ConfidenceModel,
+    Floats,
+    fit_confidence_model,
+    sigmoid,
+)
 from specserve.drafters.stored_calibration import PositionFigures
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Temperatures [G] and, where the drafter has no confidence head, the model of its laws."""
+    """Temperatures [G] and, without a confidence head, the model of confidences."""
 
     temperatures: Floats
-    law: LawModel | None
+    confidence_model: ConfidenceModel | None
 
     def survivals(self, samples: Samples) -> Floats:
         """Calibrated survival of every block and position, [N, G]."""
-        return survivals(_logits(samples, self.law), self.temperatures)
+        return survivals(_logits(samples, self.confidence_model), self.temperatures)
 
 
 def fit(samples: Samples) -> Fitted:
     """Calibrate on all of `samples`."""
-    law = None
+    confidence_model = None
     if samples.features is not None:
-        law = fit_law_model(samples.features, samples.expected, samples.reached)
-    logits = _logits(samples, law)
-    return Fitted(fit_temperatures(logits, samples.survived, samples.counted), law)
+        confidence_model = fit_confidence_model(samples.features, samples.expected, samples.reached)
+    logits = _logits(samples, confidence_model)
+    return Fitted(fit_temperatures(logits, samples.survived, samples.counted), confidence_model)
 
 
-def _logits(samples: Samples, law: LawModel | None) -> Floats:
-    if law is None or samples.features is None:
+def _logits(samples: Samples, confidence_model: ConfidenceModel | None) -> Floats:
+    if confidence_model is None or samples.features is None:
         return samples.logits
-    return law.logits(samples.features)
+    return confidence_model.logits(samples.features)
 
 
 def figures(predicted: Floats, samples: Samples) -> list[PositionFigures]:

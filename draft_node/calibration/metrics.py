@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specserve.drafters.law_confidence import Floats, by_position, sigmoid
+from specserve.drafters.probs_confidence import Floats, by_position, sigmoid
 
 NUM_BINS = 20
 _NUM_FINE_BINS = 1000  # of the AUROC's histogram; within a bin, pairs count half

@@ -6,7 +6,7 @@ from typing import Any
 
 from draft_node.calibration.collect import Samples
 from draft_node.calibration.metrics import bins
-from specserve.drafters.law_confidence import Floats
+from specserve.drafters.probs_confidence import Floats
 
 _DPI = 96
 _COLOURS = 64  # a palette: the diagram travels with the drafter, and this is a third of its bytes

@@ -21,8 +21,8 @@ from draft_node.training.export import CHECKSUMS, write_checksums
 from specserve.backends.choose import choose_backend
 from specserve.commands.calibrate import Job
 from specserve.drafters.attach_calibration import confidence_head, listen
-from specserve.drafters.law_confidence import LawRecorder
 from specserve.drafters.load import DrafterOptions, load_drafter
+from specserve.drafters.probs_confidence import FeatureRecorder
 from specserve.drafters.protocol import Drafter
 from specserve.drafters.stored_calibration import (
     Calibration,
@@ -71,7 +71,7 @@ def calibrate(job: Job, results: Console, progress: Console) -> Calibration:
         num_texts=len(texts),
         num_blocks=len(seen.texts),
         temperatures=[round(float(t), 4) for t in fitted.temperatures],
-        law=fitted.law,
+        confidence_model=fitted.confidence_model,
         evaluation=Evaluation(before=figures(before, unseen), after=figures(after, unseen)),
     )
     path = write_calibration(job.out, calibration)
@@ -95,7 +95,7 @@ class _Pair:
 
     target: OfflineTarget
     drafter: Drafter
-    recorder: LawRecorder | None
+    recorder: FeatureRecorder | None
 
 
 def _measure(job: Job, console: Console) -> tuple[list[Text], Samples]:
@@ -173,7 +173,7 @@ def _load_pair(job: Job, model: Transformer, longest: int) -> _Pair:
         raise InvalidField("--gamma", f"{job.gamma}: the drafter drafts at most {most} tokens")
     recorder = None
     if confidence_head(drafter) is None:
-        recorder = LawRecorder()
+        recorder = FeatureRecorder()
         listen(drafter, recorder)
     layers = drafter.features.layers if drafter.features is not None else ()
     target = OfflineTarget(model, num_tokens=_BATCH_SIZE * longest, layers=layers)

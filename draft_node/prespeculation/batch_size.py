@@ -22,7 +22,9 @@ _LEAST_WORTH = 0.1  # tokens
 
 
 class BatchSize:
-    """Of one drafter, by family of rules: laws have to be computed and sent, or need not be."""
+    """Of one drafter, by family of rules: distributions have to be computed and sent, or need not
+    be.
+    """
 
     def __init__(self, prior: AcceptancePrior, *, by_token: bool, usual_tokens: int) -> None:
         """`by_token`: blocks are chains that end in time, after two tokens at least.
@@ -40,7 +42,7 @@ class BatchSize:
     def observe(
         self,
         *,
-        needs_law: bool,
+        needs_probs: bool,
         num_blocks: int,
         num_tokens: int,
         seconds: float,
@@ -53,16 +55,16 @@ class BatchSize:
         """
         if self._by_token:
             token_s = token_s or seconds / num_tokens
-            self._token_costs[needs_law].observe(num_blocks, token_s)
+            self._token_costs[needs_probs].observe(num_blocks, token_s)
             seconds = max(token_s, seconds - (num_tokens - 1) * token_s)
-        self._costs[needs_law].observe(num_blocks, seconds)
+        self._costs[needs_probs].observe(num_blocks, seconds)
 
-    def size(self, most: int, *, needs_law: bool, left_s: float, values: Sequence[Floats]) -> int:
+    def size(self, most: int, *, needs_probs: bool, left_s: float, values: Sequence[Floats]) -> int:
         """At most `most`, 0 if too little time is left for any.
 
         `values`: of outcomes to draft for, row by row.
         """
-        cost = self._costs[needs_law]
+        cost = self._costs[needs_probs]
         if math.isinf(left_s) or not cost.is_known:
             return most
         if not self._by_token:
@@ -72,7 +74,7 @@ class BatchSize:
         best, best_gain, probability = 0, 0.0, 0.0
         for size, value in enumerate(ranked.tolist(), start=1):
             probability += value
-            more = (left_s - cost.seconds(size)) / self._token_costs[needs_law].seconds(size)
+            more = (left_s - cost.seconds(size)) / self._token_costs[needs_probs].seconds(size)
             num_tokens = int(min(1 + more, len(threshold)))
             if num_tokens < LEAST_PASSES:
                 break

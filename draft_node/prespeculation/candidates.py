@@ -44,7 +44,7 @@ def candidates_of(
     sampled: list[int] = []  # and all tokens
     for place, flight in enumerate(flights):
         scores = flight.block.scores
-        if scores is None:  # no law at all: only the block's own next token can be told
+        if scores is None:  # no distribution at all: only the block's own next token can be told
             num_slots = flight.in_flight.num_slots
             ranked[place] = np.full((num_slots, num_candidates), NO_TOKEN, np.int64)
             ranked[place][-1, 0] = flight.in_flight.next_id

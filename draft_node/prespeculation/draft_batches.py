@@ -22,7 +22,7 @@ from draft_node.prespeculation.speculation_cache import DraftedBlock, Speculatio
 from specserve.drafters.protocol import DraftBatch, Drafter, SpeculationBatch, StoppingThreshold
 from specserve.drafters.slot_scores import BatchScores
 from specserve.noise import OnceKeys
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.drawing import Coupled, DrawingRule, Greedy, Sampled
 from specserve.sampling.noise_table import NoiseTable
 from specserve.sampling.shaping import shaped
@@ -48,13 +48,15 @@ class BatchSettings:
 
     size: int = DRAFT_BATCH_SIZE  # W, branches of a draft batch at most, but see `most_blocks`
     fan_out: int = 32  # outcomes of a row and round
-    num_kept: int = NUM_KEPT  # entries of a law
+    num_kept: int = NUM_KEPT  # entries of a distribution
     usual_tokens: int | None = None  # of a chain; None: gamma
     # Greedy and coupled chains may have more, where those are likely to stand. Needs confidences.
     goes_beyond: bool = False
 
     def most_blocks(self, num_rows: int) -> int:
-        """Of a batch without laws: of many rows more, as one of many costs less than one of few."""
+        """Of a batch without distributions: of many rows more, as one of many costs less than one
+        of few.
+        """
         wanted = self.size * min(_MOST_BATCHES, max(1, num_rows // _ROWS_OF_BATCH))
         return min(wanted, MAX_BLOCKS)
 
@@ -94,13 +96,13 @@ class DraftedBatch:
 
     blocks: list[DraftedBlock]
     drawn: SpeculationBatch
-    law: DraftLaw | None  # rejection family
+    draft_probs: DraftProbs | None  # rejection family
     seconds: float  # that drafting took
 
     def push(self) -> Push:
         """As it travels; of a draft batch with at least one block."""
         num_drawn, width = self.drawn.token_ids.shape
-        blocks, confidences, law = self.blocks, self.drawn.confidences, self.law
+        blocks, confidences, draft_probs = self.blocks, self.drawn.confidences, self.draft_probs
         places = [block.place for block in blocks] if len(blocks) < num_drawn else slice(None)
         shape = (num_drawn, width, -1)
         return Push(
@@ -111,12 +113,12 @@ class DraftedBatch:
             confidences=np.empty((len(blocks), 0), np.float32)
             if confidences is None
             else _on_host(confidences, np.float32)[places],
-            law_ids=np.empty((len(blocks), width, 0), np.int32)
-            if law is None
-            else _on_host(law.ids.view(shape), np.int32)[places],
-            law_probs=np.empty((len(blocks), width, 0), np.float32)
-            if law is None
-            else _on_host(law.probs.view(shape), np.float32)[places],
+            kept_ids=np.empty((len(blocks), width, 0), np.int32)
+            if draft_probs is None
+            else _on_host(draft_probs.ids.view(shape), np.int32)[places],
+            kept_probs=np.empty((len(blocks), width, 0), np.float32)
+            if draft_probs is None
+            else _on_host(draft_probs.probs.view(shape), np.float32)[places],
             wave_s=self.seconds,
         )
 
@@ -157,7 +159,7 @@ class BatchDrafter:
         does not depend on which of the tokens in flight its outcomes accept.
         """
         began_s = time.perf_counter()
-        by_ratio = branches[0].kind.needs_law
+        by_ratio = branches[0].kind.needs_probs
         degrees = [max(0.0, branch.report.temperature) for branch in branches]
         temperatures = torch.tensor(degrees, dtype=torch.float32, device=self._device)
         rule = (self._sampled if by_ratio else self._coupled)(branches, temperatures)
@@ -184,8 +186,8 @@ class BatchDrafter:
         scores = BatchScores.of(drawn, scales, self._settings.num_scored)
         blocks = self._blocks(branches, drawn, scores)
         self._cache.add(blocks)
-        law = drawn.law if by_ratio else None
-        return DraftedBatch(blocks, drawn, law, time.perf_counter() - began_s)
+        draft_probs = drawn.draft_probs if by_ratio else None
+        return DraftedBatch(blocks, drawn, draft_probs, time.perf_counter() - began_s)
 
     def _batch(self, branches: Sequence[Branch], *, min_gap: int, keep_logits: bool) -> DraftBatch:
         has_gaps = not self._drafter.holds_tokens_in_flight

@@ -1,8 +1,8 @@
 """The likely outcomes of a verification: candidates for the next token after every prefix.
 
 If k of the tokens in flight are accepted, the next token stands where the k-th (from 0) stood and
-the block's own law of that place says which tokens are likely; the drafted token itself was
-rejected there, unless everything was accepted. Pure functions over slots, one slot for each k.
+the block's own distribution of that place says which tokens are likely; the drafted token itself
+was rejected there, unless everything was accepted. Pure functions over slots, one slot for each k.
 """
 
 import enum
@@ -42,7 +42,7 @@ class OutcomeKind(enum.StrEnum):
         return self in (OutcomeKind.FORESEEABLE, OutcomeKind.COUPLED)
 
     @property
-    def needs_law(self) -> bool:
+    def needs_probs(self) -> bool:
         """Whether drafts are judged by the ratio test."""
         return self in (OutcomeKind.REJECTION, OutcomeKind.FORESEEABLE)
 

@@ -49,8 +49,8 @@ def in_flight(
     ours = block.token_ids
     token_ids = tuple(row.block.tolist())
     verify_len = len(token_ids)
-    # Our laws follow our own path: of a foreign one they know what it has in common with that, and
-    # what may stand where it leaves it.
+    # Our distributions follow our own path: of a foreign one they know what it has in common with
+    # that, and what may stand where it leaves it.
     shared = _num_shared(token_ids, ours)
     known = block.confidences or tuple(prior)
     foreign = [_FOREIGN_CONFIDENCE] * (verify_len - shared)

@@ -1,7 +1,7 @@
 """Pre-speculation: while the target verifies a round, draft for the outcomes that it may have.
 
-    report -> the block in flight, its laws -> candidates -> plan -> draft batches, the likeliest
-    first
+    report -> the block in flight, its distributions -> candidates -> plan -> draft batches, the
+    likeliest first
 
 Draft batches are sized by the time until the target looks for them. A round whose block is neither
 ours nor explained by the target gets a root first: a block after its anchor, which tells what may
@@ -225,7 +225,7 @@ class PreSpeculation:
             self._send(draft_batch)
         if draft_batch is not None and self._backend.num_first_calls == num_first_calls:
             self._sizes.observe(
-                needs_law=family[0].kind.needs_law,
+                needs_probs=family[0].kind.needs_probs,
                 num_blocks=len(branches),
                 num_tokens=draft_batch.drawn.token_ids.shape[1],
                 seconds=time.perf_counter() - began_s,
@@ -235,11 +235,11 @@ class PreSpeculation:
 
     def _batch_size(self, family: Sequence[Round], due_s: float) -> int:
         """As many blocks as there is time for; a round's first batch is drafted in any case."""
-        needs_law = family[0].kind.needs_law
+        needs_probs = family[0].kind.needs_probs
         settings = self._settings
         size = self._sizes.size(
-            settings.size if needs_law else settings.most_blocks(len(family)),
-            needs_law=needs_law,
+            settings.size if needs_probs else settings.most_blocks(len(family)),
+            needs_probs=needs_probs,
             left_s=due_s - time.perf_counter(),
             values=[each.plan.values_due for each in family if each.plan is not None],
         )
@@ -253,7 +253,7 @@ class PreSpeculation:
     def _take_batch(self, family: Sequence[Round], size: int) -> list[Branch]:
         """The best outcomes that are left; a draft batch of the rejection family is always full."""
         branches: list[Branch] = []
-        fills_up = family[0].kind.needs_law
+        fills_up = family[0].kind.needs_probs
         while len(branches) < size:
             left = [each for each in family if each.is_due]
             if not left and fills_up:

@@ -68,4 +68,4 @@ class Round:
 
 def one_family(rounds: Sequence[Round]) -> list[Round]:
     """Those whose blocks are drawn by the same rule as the first one's."""
-    return [each for each in rounds if each.kind.needs_law is rounds[0].kind.needs_law]
+    return [each for each in rounds if each.kind.needs_probs is rounds[0].kind.needs_probs]

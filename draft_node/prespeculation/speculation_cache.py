@@ -1,7 +1,8 @@
 """What has been drafted: every block until the round it was made for is over.
 
 The target names the block that it verifies by its speculation id; what that block was drawn from is
-then the law of the outcomes to expect. Knows neither how blocks are drafted nor how they travel.
+then the distribution of the outcomes to expect. Knows neither how blocks are drafted nor how they
+travel.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """A drafter together with its frozen target and its losses: what the trainer trains.
 
 Of every row, blocks at random anchors are drafted with known previous tokens and compared with the
-target's laws at the same places. Figures are expected tokens a round under rejection sampling at
-temperature 1, along held-out text.
+target's distributions at the same places. Figures are expected tokens a round under rejection
+sampling at temperature 1, along held-out text.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,5 @@
-"""The target while drafters are trained: a fixed function from tokens to features and laws.
+"""The target while drafters are trained: a fixed function from tokens to features and
+distributions.
 
 Runs the service's own forward pass, so every architecture that can be served can be drafted for,
 and features are what the drafter will read in service. They are computed anew in every step: a
@@ -78,7 +79,7 @@ class FrozenTarget:
 
     @torch.no_grad()
     def probs(self, hidden: Tensor) -> Tensor:
-        """The target's laws [..., V] float32 at final hidden states [..., H]."""
+        """The target's distributions [..., V] float32 at final hidden states [..., H]."""
         with torch.autocast(self.device.type, enabled=False):
             return F.linear(hidden, self.lm_head).float().softmax(-1)
 

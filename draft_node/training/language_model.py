@@ -37,7 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument(
         "--distill", type=share, default=0.0, metavar="SHARE",
-        help="share of the loss that is told by the target's laws, 0..1 (default: 0); a step then "
+        help="share of the loss that is told by the target's distributions, 0..1 (default: 0); a "
+        "step then "
         "takes two or three times as long, which pays late rather than early",
     )  # fmt: skip
     start = parser.add_mutually_exclusive_group()

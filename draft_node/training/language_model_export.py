@@ -85,11 +85,11 @@ _CARD = """\
 # A standalone language model as a drafter
 
 A Qwen3-architecture model of {params:.2f}M parameters ({layers} layers, width {hidden}) with the
-vocabulary of the target `{target}`, whose laws it was trained to have. Loads with `transformers`
-as it stands.
+vocabulary of the target `{target}`, whose distributions it was trained to have. Loads with
+`transformers` as it stands.
 
-Held-out nats a token, and the mean overlap of its law with the target's at temperature 1 (the
-share of drafted tokens that would stand), of the stored bfloat16 weights:
+Held-out nats a token, and the mean overlap of its distribution with the target's at temperature 1
+(the share of drafted tokens that would stand), of the stored bfloat16 weights:
 
 | held-out text | |
 | --- | --- |

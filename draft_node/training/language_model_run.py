@@ -111,7 +111,7 @@ def load_initial(folder: Path, model: DistilledDecoder) -> dict[str, Tensor]:
 
 
 def trainer_config(arguments: argparse.Namespace, target: FrozenTarget) -> TrainerConfig:
-    """Mostly short rows, as many at once as laws over the vocabulary fit in memory."""
+    """Mostly short rows, as many at once as distributions over the vocabulary fit in memory."""
     limit = target.spec.max_position_embeddings
     return TrainerConfig(
         tokens_per_step=arguments.tokens_per_step,

@@ -21,9 +21,9 @@ from specserve.backends.choose import choose_backend
 from specserve.drafters.attach_calibration import listen
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.dialects import read_draft_spec
-from specserve.drafters.law_confidence import LawRecorder
 from specserve.drafters.load import DrafterOptions, load_drafter
 from specserve.drafters.local_head import LocalHeadOptions, load_local_head
+from specserve.drafters.probs_confidence import FeatureRecorder
 from specserve.drafters.spec import LocalHeadSpec
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import Unsupported
@@ -128,7 +128,7 @@ class _Loop:
         if not isinstance(loaded, BlockDrafter) or not isinstance(spec, LocalHeadSpec):
             raise Unsupported(f"{drafter}: takes no local head")
         self._drafter, self._head, self._spec, self._device = loaded, head, spec, device
-        self._recorder = LawRecorder()
+        self._recorder = FeatureRecorder()
         listen(loaded, self._recorder)
         self.target = OfflineTarget(model, num_tokens=room, layers=loaded.features.layers)
 

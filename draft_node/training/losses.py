@@ -24,7 +24,7 @@ class LossWeights:
     cross_entropy: float
     l1: float
     confidence: float
-    soft: float = 0.0  # cross-entropy with the target's whole law instead of the text
+    soft: float = 0.0  # cross-entropy with the target's whole distribution instead of the text
     decay: float = DECAY
 
 
@@ -48,7 +48,7 @@ def slot_weights(valid: Tensor, decay: float = DECAY) -> Tensor:
 
 
 def l1_distance(log_draft_probs: Tensor, target_probs: Tensor) -> Tensor:
-    """Twice the total variation between both laws, [..., V] each -> [...] (eq. 10)."""
+    """Twice the total variation between both distributions, [..., V] each -> [...] (eq. 10)."""
     return (log_draft_probs.exp() - target_probs).abs().sum(-1)
 
 
@@ -80,7 +80,7 @@ def slot_losses(
 
 
 def soft_cross_entropy(logits: Tensor, target_probs: Tensor) -> Tensor:
-    """Nats by which the draft describes the target's law, [..., V] each -> [...].
+    """Nats by which the draft describes the target's distribution, [..., V] each -> [...].
 
     Its gradient is that of KL(target || draft).
     """

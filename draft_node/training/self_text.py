@@ -85,7 +85,7 @@ def continue_rows(
 
 
 def _draw(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """One token of each row's law at temperature 1: logits [R, V] -> [R].
+    """One token of each row's distribution at temperature 1: logits [R, V] -> [R].
 
     By inverting cumulated weights: torch.multinomial draws a number for every token of the
     vocabulary, which was a quarter of the time.

@@ -54,7 +54,8 @@ def _top_k(value: float | None) -> dict[str, int]:
 
 
 def sampling_defaults(model: Path, wish: str) -> SamplingParams:
-    """Of the model in a folder or file; `wish` is "auto", or "none" for what changes no law.
+    """Of the model in a folder or file; `wish` is "auto", or "none" for what changes no
+    distribution.
 
     Raises `Unsupported` for a file that asks for what no request may.
     """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Prompts with the exact law of their answers, which a service itself gives away.
+"""Prompts with the exact distribution of their answers, which a service itself gives away.
 
 It comes from plain decoding: one request for a single token after every prefix of a small tree,
 with log probabilities, which are the target's before any truncation. Three tokens deep, because the
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import exp
 
 from specserve.audit.asking import PLAIN, Asker
-from specserve.audit.sequence_law import Prefix, SequenceLaw
+from specserve.audit.sequence_distribution import Prefix, SequenceDistribution
 from specserve.client import Options
 from specserve.types import Logprobs
 
@@ -28,7 +28,7 @@ class Variant:
     name: str
     options: Options
 
-    def next_law(self, record: Logprobs) -> dict[int, float]:
+    def next_distribution(self, record: Logprobs) -> dict[int, float]:
         """Probabilities of the `WIDTH` likeliest tokens."""
         ids, logprobs = record.top_ids, record.top_logprobs
         if not self.options.get("top_k"):
@@ -39,19 +39,19 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("the whole law", {}),
+    Variant("the whole distribution", {}),
     Variant("top 3, temperature 0.7", {"temperature": 0.7, "top_k": WIDTH}),
 )
 
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt under one variant, with the law of its answers."""
+    """A prompt under one variant, with the distribution of its answers."""
 
     text: str
     prompt: tuple[int, ...]
     variant: Variant
-    law: SequenceLaw
+    distribution: SequenceDistribution
 
 
 async def cases_of(asker: Asker, texts: Sequence[str]) -> list[Case]:
@@ -63,7 +63,7 @@ async def cases_of(asker: Asker, texts: Sequence[str]) -> list[Case]:
     level: list[tuple[int, Prefix]] = [(place, ()) for place in range(len(found))]
     for depth in range(DEPTH):
         work = [_next_logprobs(asker, (*found[place][1], *prefix)) for place, prefix in level]
-        records = await asker.all_of(f"the law of token {depth + 1}", work)
+        records = await asker.all_of(f"the distribution of token {depth + 1}", work)
         for (place, prefix), record in zip(level, records, strict=True):
             trees[place][prefix] = record
         level = [
@@ -72,7 +72,12 @@ async def cases_of(asker: Asker, texts: Sequence[str]) -> list[Case]:
             for token_id in trees[place][prefix].top_ids
         ]
     return [
-        Case(text, ids, variant, SequenceLaw({k: variant.next_law(r) for k, r in tree.items()}))
+        Case(
+            text,
+            ids,
+            variant,
+            SequenceDistribution({k: variant.next_distribution(r) for k, r in tree.items()}),
+        )
         for (text, ids), tree in zip(found, trees, strict=True)
         for variant in VARIANTS
     ]

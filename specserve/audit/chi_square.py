@@ -3,7 +3,7 @@
 
 The power is that for the direction which is hardest to see. For a total variation d the statistic's
 noncentrality, n sum(delta^2 / p), is least when all probabilities change by the same factor, and is
-then 4 n d^2 (Cauchy-Schwarz); every other law at that distance is found more often.
+then 4 n d^2 (Cauchy-Schwarz); every other distribution at that distance is found more often.
 """
 
 import math
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-MIN_EXPECTED = 5.0  # draws in a cell, below which the statistic's law is not chi-square
+MIN_EXPECTED = 5.0  # draws in a cell, below which the statistic's distribution is not chi-square
 _EPSILON = 1e-15
 _MAX_TERMS = 100_000
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """How well counts fit a law; `num_cells` after merging those too rare to judge."""
+    """How well counts fit a distribution; `num_cells` after merging those too rare to judge."""
 
     statistic: float
     num_cells: int
@@ -32,8 +32,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 def goodness_of_fit(counts: Sequence[int], probs: Sequence[float]) -> Fit:
     """Counts [C] against probabilities [C] that sum to 1.
 
-    The rarest cells are merged until `MIN_EXPECTED` draws are expected in each. A draw that the law
-    calls impossible has p-value 0.
+    The rarest cells are merged until `MIN_EXPECTED` draws are expected in each. A draw that the
+    distribution calls impossible has p-value 0.
     """
     total = sum(counts)
     if any(count for count, prob in zip(counts, probs, strict=True) if prob <= 0):
@@ -63,7 +63,7 @@ def survival(statistic: float, freedom: int, noncentrality: float = 0.0) -> floa
 
 
 def critical_value(freedom: int, false_alarms: float) -> float:
-    """The statistic that a sound law exceeds with probability `false_alarms`."""
+    """The statistic that a sound distribution exceeds with probability `false_alarms`."""
     low, high = 0.0, 1.0
     while survival(high, freedom) > false_alarms:
         low, high = high, 2 * high
@@ -74,7 +74,9 @@ def critical_value(freedom: int, false_alarms: float) -> float:
 
 
 def power(num_samples: int, freedom: int, distance: float, false_alarms: float) -> float:
-    """P(a law at a total variation of `distance` is found), at least, by this many samples."""
+    """P(a distribution at a total variation of `distance` is found), at least, by this many
+    samples.
+    """
     noncentrality = 4 * num_samples * distance**2
     return survival(critical_value(freedom, false_alarms), freedom, noncentrality)
 
@@ -82,8 +84,8 @@ def power(num_samples: int, freedom: int, distance: float, false_alarms: float) 
 def _merged(cells: list[tuple[float, int]]) -> list[tuple[float, int]]:
     """(expected, count) of cells, the rarest ones put together.
 
-    Counts have no say in who is put together, not even among equally rare ones: sound laws would
-    look worse than they are.
+    Counts have no say in who is put together, not even among equally rare ones: sound distributions
+    would look worse than they are.
     """
     kept = sorted(cells, key=_expected, reverse=True)
     while len(kept) > 1 and kept[-1][0] < MIN_EXPECTED:

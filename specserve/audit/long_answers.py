@@ -13,7 +13,7 @@ from specserve.api.completion import CompletedSample
 from specserve.audit.asking import PLAIN, Asker
 from specserve.audit.equality import origins_of
 from specserve.audit.report import ANSWER_TOKENS, LogprobCheck
-from specserve.audit.token_law import Shaping
+from specserve.audit.token_distribution import Shaping
 from specserve.client import Options
 from specserve.types import Logprobs
 

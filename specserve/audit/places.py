@@ -3,8 +3,8 @@
 
 A token's place follows from the tokens before it: it is one more than the number of drafted tokens
 that its round has accepted so far. So it says nothing of the token, and whatever is at a place,
-accepted, recovered or bonus, has the target's law; an error that begins deep in a block is not
-diluted by the others.
+accepted, recovered or bonus, has the target's distribution; an error that begins deep in a block is
+not diluted by the others.
 """
 
 import random
@@ -16,16 +16,16 @@ from specserve.audit.long_answers import SAMPLES_A_REQUEST, ScoredAnswer, long_a
 from specserve.audit.report import (
     REPEATED,
     SCREENING,
-    LawCheck,
+    DistributionCheck,
     Look,
     Origins,
     Subject,
 )
-from specserve.audit.token_law import Shaping, fit
+from specserve.audit.token_distribution import Shaping, fit
 from specserve.types import TokenOrigin
 
 SHAPINGS = (
-    Shaping("the whole law"),
+    Shaping("the whole distribution"),
     Shaping(
         "penalties, top 3, t 0.7",
         temperature=0.7,
@@ -66,16 +66,20 @@ def places_of(origins: Sequence[TokenOrigin]) -> list[int]:
 def placed_tokens(
     answer: ScoredAnswer, shaping: Shaping, rounding: float, rng: random.Random
 ) -> list[PlacedToken]:
-    """All tokens that drafts had a part in and whose law is known beyond `rounding`."""
+    """All tokens that drafts had a part in and whose distribution is known beyond `rounding`."""
     token_ids, origins = answer.sample.token_ids, answer.sample.origins
     found: list[PlacedToken] = []
     for step, place in enumerate(places_of(origins)):
-        law = shaping.law(answer.records[step], token_ids[:step], rounding) if place else None
-        if law is None:
+        distribution = (
+            shaping.distribution(answer.records[step], token_ids[:step], rounding)
+            if place
+            else None
+        )
+        if distribution is None:
             continue
-        percentile = law.percentile(token_ids[step], rng.random())
+        percentile = distribution.percentile(token_ids[step], rng.random())
         is_drafted = origins[step] is TokenOrigin.DRAFTED
-        found.append(PlacedToken(place, percentile, law.doubt, is_drafted))
+        found.append(PlacedToken(place, percentile, distribution.doubt, is_drafted))
     return found
 
 
@@ -101,10 +105,10 @@ class LongAnswers:
         self._rng = rng
         self.answers: list[ScoredAnswer] = []  # all so far
 
-    async def checks(self, *, rule: str, gamma: int) -> list[LawCheck]:
+    async def checks(self, *, rule: str, gamma: int) -> list[DistributionCheck]:
         """One for every shaping and place that blocks of `gamma` tokens have."""
         subjects = [subject for subject, places in PLACES.items() if places.start <= gamma]
-        checks: list[LawCheck] = []
+        checks: list[DistributionCheck] = []
         for shaping in SHAPINGS:
             tokens = await self._draw(shaping, self._num_answers)
             looks = {subject: _look(tokens, PLACES[subject]) for subject in subjects}
@@ -112,7 +116,7 @@ class LongAnswers:
             if any(look.p_value < SCREENING for look in looks.values()):
                 again = await self._draw(shaping, REPEATED * self._num_answers)
             checks += [
-                LawCheck(
+                DistributionCheck(
                     rule=rule,
                     subject=subject,
                     sampling=shaping.name,

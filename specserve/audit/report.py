@@ -116,10 +116,13 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     p_value: float
 
 
-class LawCheck(msgspec.Struct, frozen=True, kw_only=True, tag="law", tag_field="check"):
-    """Unseeded answers against their exact law, or neighbours against independence.
+class DistributionCheck(
+    msgspec.Struct, frozen=True, kw_only=True, tag="distribution", tag_field="check"
+):
+    """Unseeded answers against their exact distribution, or neighbours against independence.
 
-    Of places in blocks the samples are tokens, and what is tested is where each lies in its law.
+    Of places in blocks the samples are tokens, and what is tested is where each lies in its
+    distribution.
     """
 
     rule: str
@@ -132,9 +135,9 @@ class LawCheck(msgspec.Struct, frozen=True, kw_only=True, tag="law", tag_field="
     status: Status = Status.PASSED
 
     def power(self, num_tests: int, distance: float = DISTANCE) -> float:
-        """P(a law that is off by this total variation fails), at least.
+        """P(a distribution that is off by this total variation fails), at least.
 
-        Of neighbours: by the joint law of two. Of places: by the mean over contexts.
+        Of neighbours: by the joint distribution of two. Of places: by the mean over contexts.
         """
         freedom = max(1, self.screening.num_cells - 1)
         drawn = self.screening.num_samples
@@ -178,7 +181,7 @@ class LogprobCheck(msgspec.Struct, frozen=True, kw_only=True, tag="logprobs", ta
         return Status.PASSED if self.origins.judged >= LEAST_JUDGED else Status.NOT_EXERCISED
 
 
-Check = EqualityCheck | LawCheck | LogprobCheck
+Check = EqualityCheck | DistributionCheck | LogprobCheck
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,18 +204,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return Status.PASSED
 
     @property
-    def unreached(self) -> list[LawCheck]:
+    def unreached(self) -> list[DistributionCheck]:
         """Checks of places in blocks that too few tokens had."""
         return [
             check
             for check in self.checks
-            if isinstance(check, LawCheck)
+            if isinstance(check, DistributionCheck)
             and check.subject.is_of_places
             and check.status is Status.NOT_EXERCISED
         ]
 
 
-def judge(checks: Sequence[LawCheck]) -> list[LawCheck]:
+def judge(checks: Sequence[DistributionCheck]) -> list[DistributionCheck]:
     """With the status of each, now that all are known."""
     suspects = sorted(
         (check.repetition.p_value, place)
@@ -230,7 +233,7 @@ def judge(checks: Sequence[LawCheck]) -> list[LawCheck]:
     ]
 
 
-def _status(check: LawCheck, *, is_wrong: bool) -> Status:
+def _status(check: DistributionCheck, *, is_wrong: bool) -> Status:
     if is_wrong:
         return Status.FAILED
     return Status.PASSED if check.is_exercised else Status.NOT_EXERCISED

@@ -1,5 +1,6 @@
 # pyright: strict
-"""One audit from start to report: plain answers and laws first, then each rule against them.
+"""One audit from start to report: plain answers and distributions first, then each rule against
+them.
 
 Services are opened one after the other, never two at a time: a model may fill its device.
 """
@@ -23,15 +24,15 @@ from specserve.audit.report import (
     ROUNDING,
     ROUNDING_DETERMINISTIC,
     Check,
+    DistributionCheck,
     EqualityCheck,
-    LawCheck,
     LogprobCheck,
     Plan,
     Report,
     Served,
     judge,
 )
-from specserve.audit.sampling import law_checks, most_drafted
+from specserve.audit.sampling import distribution_checks, most_drafted
 from specserve.audit.workload import SeededCall, openings, seeded_calls
 from specserve.errors import Unsupported
 
@@ -65,14 +66,14 @@ class _Drafted(msgspec.Struct, frozen=True):
 
     served: Served
     equal: EqualityCheck
-    laws: list[LawCheck]  # not yet judged, as those of long answers
+    distributions: list[DistributionCheck]  # not yet judged, as those of long answers
 
 
 class _Long(msgspec.Struct, frozen=True):
     """What long answers say."""
 
     logprobs: LogprobCheck
-    laws: list[LawCheck]
+    distributions: list[DistributionCheck]
 
 
 def run_audit(
@@ -82,13 +83,13 @@ def run_audit(
     with reference() as address:
         plain = asyncio.run(_plain(plan, address, progress))
     exact: list[Check] = []
-    sampled: list[LawCheck] = []
+    sampled: list[DistributionCheck] = []
     served = plain.served
     for each in audited:
         found, long = _asked(plan, plain, each, progress)
         served = found.served
         exact += (found.equal, long.logprobs)
-        sampled += (*found.laws, *long.laws)
+        sampled += (*found.distributions, *long.distributions)
     checks = [*exact, *judge(sampled)]
     return Report(served=served, reference=plain.served.speculation, checks=checks)
 
@@ -126,8 +127,10 @@ async def _drafted(plan: Plan, plain: _Plain, address: str, progress: Progress) 
         equal = compare(plain.answers, answers, rule=rule, promised=promised)
         chosen = await most_drafted(asker, plain.cases, plan.num_prompts)
         rng = random.Random(plan.seed)
-        laws = await law_checks(asker, chosen, rule=rule, num_samples=plan.num_samples, rng=rng)
-    return _Drafted(served, equal, laws)
+        distributions = await distribution_checks(
+            asker, chosen, rule=rule, num_samples=plan.num_samples, rng=rng
+        )
+    return _Drafted(served, equal, distributions)
 
 
 async def _long_answers(
@@ -146,6 +149,6 @@ async def _long_answers(
             rounding=rounding,
             rng=random.Random(plan.seed),
         )
-        laws = await asked.checks(rule=rule, gamma=served.gamma)
+        distributions = await asked.checks(rule=rule, gamma=served.gamma)
     found = logprob_check(asked.answers, rule=rule, rounding=rounding, allowed=allowed)
-    return _Long(found, laws)
+    return _Long(found, distributions)

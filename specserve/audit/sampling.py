@@ -1,5 +1,5 @@
 # pyright: strict
-"""Unseeded answers to a prompt, drafted and verified, against their exact law.
+"""Unseeded answers to a prompt, drafted and verified, against their exact distribution.
 
 Answers are longer than what is tested, so that whole blocks are verified; requests differ in how
 many drafted tokens they let be verified, and in whether they find their prompt in the cache.
@@ -14,7 +14,7 @@ from specserve.audit.asking import Asker
 from specserve.audit.cases import DEPTH, VARIANTS, Case
 from specserve.audit.chi_square import Fit
 from specserve.audit.equality import origins_of
-from specserve.audit.report import REPEATED, SCREENING, LawCheck, Look, Subject
+from specserve.audit.report import REPEATED, SCREENING, DistributionCheck, Look, Subject
 from specserve.client import Options
 
 _SAMPLES_A_REQUEST = 16
@@ -38,11 +38,11 @@ async def most_drafted(asker: Asker, cases: Sequence[Case], count: int) -> list[
     return [case for ranking in of_each for case in ranking[:count]]
 
 
-async def law_checks(
+async def distribution_checks(
     asker: Asker, cases: Sequence[Case], *, rule: str, num_samples: int, rng: random.Random
-) -> list[LawCheck]:
-    """Each case twice: the law of an answer, and neighbouring answers jointly."""
-    checks: list[LawCheck] = []
+) -> list[DistributionCheck]:
+    """Each case twice: the distribution of an answer, and neighbouring answers jointly."""
+    checks: list[DistributionCheck] = []
     for case in cases:
         samples = await _draw(asker, case, num_samples, rng)
         looks = _looks(case, samples)
@@ -50,7 +50,7 @@ async def law_checks(
         if any(look.p_value < SCREENING for look in looks.values()):
             again = _looks(case, await _draw(asker, case, REPEATED * num_samples, rng))
         checks += [
-            LawCheck(
+            DistributionCheck(
                 rule=rule,
                 subject=subject,
                 sampling=case.variant.name,
@@ -67,8 +67,8 @@ async def law_checks(
 def _looks(case: Case, samples: Sequence[CompletedSample]) -> dict[Subject, Look]:
     tokens = [sample.token_ids for sample in samples]
     return {
-        Subject.TOKENS: _look(case.law.fit(tokens), len(tokens)),
-        Subject.NEIGHBOURS: _look(case.law.pair_fit(tokens), len(tokens)),
+        Subject.TOKENS: _look(case.distribution.fit(tokens), len(tokens)),
+        Subject.NEIGHBOURS: _look(case.distribution.pair_fit(tokens), len(tokens)),
     }
 
 

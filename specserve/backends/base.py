@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.sampling import Sampled
 from specserve.sampling.verification.batch import RowToVerify
 
@@ -129,7 +129,7 @@ class Backend(Protocol):
         ...
 
     def verify(
-        self, logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftLaw | None
+        self, logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftProbs | None
     ) -> VerifiedRows:
         """As `specserve.sampling.verification.verify.verify`, which is the definition.
 

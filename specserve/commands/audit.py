@@ -38,7 +38,7 @@ EXAMPLES = """examples:
   specserve audit --connect 127.0.0.1:7411 --json      a running service, as it is
 """
 
-_RULES = ("rejection", "foreseeable")  # which leave the law alone, not the text
+_RULES = ("rejection", "foreseeable")  # which leave the distribution alone, not the text
 _THOROUGH = {"num_requests": 500, "num_samples": 40_000, "num_candidates": 24}
 _QUICK = {"num_requests": 60, "num_samples": 3_200, "num_candidates": 8}
 _QUICK_HELP = "a tenth of the questions, every draft judged; only large errors show"

@@ -11,8 +11,8 @@ from specserve.audit.report import (
     FALSE_ALARMS,
     LIKELY,
     Check,
+    DistributionCheck,
     EqualityCheck,
-    LawCheck,
     LogprobCheck,
     Plan,
     Report,
@@ -55,7 +55,7 @@ def print_report(report: Report) -> None:
             what = f"to {check.rounding:g}"
             table.add_row(*_exact_row(check, "log probabilities", what, check.num_tokens))
         else:
-            table.add_row(*_law_row(check, **_sureness(report, check)))
+            table.add_row(*_probs_row(check, **_sureness(report, check)))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _WIDTH
@@ -66,8 +66,8 @@ def print_report(report: Report) -> None:
         "drafts  tokens that a verified draft decided, but for the first of each answer\n"
         "kept    those of them that were drafted, and accepted\n"
         f"places  in drafted blocks, in answers of {ANSWER_TOKENS} tokens; asked: tokens there\n"
-        f"power   least probability to fail for a law that is {DISTANCE:g} off (total variation)\n"
-        f"reach   what a law has to be off to fail with a probability of {LIKELY:g}\n"
+        f"power   least probability to fail for one that is {DISTANCE:g} off (total variation)\n"
+        f"reach   what a distribution has to be off to fail with a probability of {LIKELY:g}\n"
         f"A lossless service fails with a probability of {FALSE_ALARMS:g} at most.\n",
         markup=False,
     )
@@ -81,19 +81,18 @@ def _doubt(report: Report) -> str:
     """What would have passed all the same, or would say more."""
     if report.verdict is Status.NOT_EXERCISED:
         return f"; drafts decided too little: {_EVERY_DRAFT} has all of them judged"
-    laws = [check for check in report.checks if isinstance(check, LawCheck)]
-    if report.verdict is not Status.PASSED or not laws:
+    distributions = [check for check in report.checks if isinstance(check, DistributionCheck)]
+    if report.verdict is not Status.PASSED or not distributions:
         return ""
-    return (
-        f"; a law that is less than {_reach(laws)} off may pass, too: {_MORE}{_unreached(report)}"
-    )
+    reach = f"less than {_reach(distributions)} off"
+    return f"; a distribution that is {reach} may pass, too: {_MORE}{_unreached(report)}"
 
 
-def _reach(laws: list[LawCheck]) -> str:
+def _reach(distributions: list[DistributionCheck]) -> str:
     """Of the first tokens of answers, and at places in blocks, which fewer tokens have."""
-    asked = [check for check in laws if check.is_exercised]
-    first = [check.reach(len(laws)) for check in asked if not check.subject.is_of_places]
-    placed = [check.reach(len(laws)) for check in asked if check.subject.is_of_places]
+    asked = [check for check in distributions if check.is_exercised]
+    first = [check.reach(len(distributions)) for check in asked if not check.subject.is_of_places]
+    placed = [check.reach(len(distributions)) for check in asked if check.subject.is_of_places]
     text = f"{max(first):.2g}"
     return text + f", or {max(placed):.2g} at places in blocks," if placed else text
 
@@ -107,9 +106,9 @@ def _unreached(report: Report) -> str:
 
 def _sureness(report: Report, check: Check) -> dict[str, float]:
     """What a sampled check would have found; nothing for the others, which are exact."""
-    if not isinstance(check, LawCheck):
+    if not isinstance(check, DistributionCheck):
         return {}
-    num_tests = sum(isinstance(other, LawCheck) for other in report.checks)
+    num_tests = sum(isinstance(other, DistributionCheck) for other in report.checks)
     return {"power": round(check.power(num_tests), 4), "reach": round(check.reach(num_tests), 4)}
 
 
@@ -130,13 +129,13 @@ def _exact_row(
     )
 
 
-def _law_row(check: LawCheck, power: float, reach: float) -> tuple[str, ...]:
+def _probs_row(check: DistributionCheck, power: float, reach: float) -> tuple[str, ...]:
     look = check.screening
     result = f"p = {look.p_value:.2g}"
     if check.repetition is not None:
         result += f", then {check.repetition.p_value:.2g} of {check.repetition.num_samples}"
     return (
-        "law of " + check.subject.value,
+        "distribution of " + check.subject.value,
         check.rule,
         check.sampling,
         str(look.num_samples),

@@ -80,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--verification", default="foreseeable", choices=("rejection", "foreseeable", "coupled"),
         help="rule that drafts are judged by (default foreseeable)",
     )  # fmt: skip
-    number("--num-kept", NUM_KEPT, "likeliest tokens that a draft law keeps", parser)
+    number("--num-kept", NUM_KEPT, "likeliest tokens that a draft distribution keeps", parser)
     gamma = "drafted tokens of a block; default: the drafter's own, the limit too (64 for lm)"
     number("--gamma", None, gamma, parser)
     text("--out", type=Path, metavar="FOLDER", help="for calibration.json (default: the drafter's)")
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     found = locate_drafter(wanted, target)
     if found.drafter is None or found.drafter == NGRAM:
-        raise InvalidField("--drafter", "prompt lookup has no laws and no confidences")
+        raise InvalidField("--drafter", "prompt lookup has no distributions and no confidences")
     drafter = Path(found.drafter)
     if drafter.is_file():
         problem = (

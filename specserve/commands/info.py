@@ -34,7 +34,7 @@ EXAMPLES = """examples:
 """
 
 _PACKAGES = ("torch", "grpcio", "msgspec", "pyzmq", "tokenizers", "safetensors")
-_LAW_NOTE = "ballast raises the cost of a forward and leaves the law as it is"
+_DISTRIBUTION_NOTE = "ballast raises the cost of a forward and leaves the distribution as it is"
 
 if TYPE_CHECKING:
     from specserve.client import Client
@@ -87,7 +87,7 @@ def _running(address: str) -> dict[str, Section]:
     known = {*sections["load"], *sections["service"]}  # and told there
     sections["speculation"] = {k: v for k, v in speculation.items() if k not in known}
     if sections["model"]["ballast_params"]:
-        sections["model"]["ballast_note"] = _LAW_NOTE
+        sections["model"]["ballast_note"] = _DISTRIBUTION_NOTE
     return sections
 
 
@@ -163,7 +163,7 @@ def _ballast(spec: ModelSpec) -> str:
     if not spec.ballast_widths:
         return "none"
     size = format_count(spec.ballast_params)
-    return f"{size} parameters in {len(spec.ballast_widths)} layers; {_LAW_NOTE}"
+    return f"{size} parameters in {len(spec.ballast_widths)} layers; {_DISTRIBUTION_NOTE}"
 
 
 def _weights_hash(folder: Path) -> str:

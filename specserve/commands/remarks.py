@@ -116,7 +116,7 @@ def ballast_remark(config: ResolvedConfig) -> str | None:
     layers = "1 layer" if num_layers == 1 else f"{num_layers} layers"
     return (
         f"the target carries {layers} of ballast, "
-        f"{format_count(spec.ballast_params)} parameters, which change its cost and not its law"
+        f"{format_count(spec.ballast_params)} parameters, which change its cost and no probability"
     )
 
 

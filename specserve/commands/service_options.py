@@ -16,7 +16,7 @@ _VALUE_FLAGS = (
      "folder, .gguf file, hub id, smollm2 or tiny (default: smollm2 if installed, else tiny)"),
     ("--name", "model.name", "NAME", "name that clients see"),
     ("--dtype", "model.dtype", "DTYPE", "float32, bfloat16 or float16"),
-    ("--ballast", "model.ballast", "PARAMS", "pad the target to this cost, e.g. 60M; same law"),
+    ("--ballast", "model.ballast", "PARAMS", "pad the target to this cost, e.g. 60M"),
     ("--max-model-len", "model.max_model_len", "TOKENS", "limit of prompt and answer together"),
     ("--topology", "topology.topology", "T+D", "T target ranks, D draft processes (default 1+0)"),
     ("--device", "topology.device", "cpu|cuda", "default: cuda where there are enough devices"),

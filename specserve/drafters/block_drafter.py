@@ -17,7 +17,7 @@ from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
     FeatureSpec,
-    LawConfidence,
+    ProbsConfidence,
     SpeculationBatch,
 )
 from specserve.drafters.row_layout import context_lens, flat_positions
@@ -43,13 +43,13 @@ class BlockDrafter:
         num_context_tokens: int,
         head: SerialHead | None = None,
         confidence_head: ConfidenceHead | None = None,
-        law_confidence: LawConfidence | None = None,
+        probs_confidence: ProbsConfidence | None = None,
         target_ids: Tensor | None = None,
     ) -> None:
         """Contexts have `num_context_tokens` positions over all rows.
 
         `target_ids` [DV]: ids of the draft vocabulary; None where that is the target's.
-        `law_confidence` is used only without a confidence head.
+        `probs_confidence` is used only without a confidence head.
         """
         spec = backbone.spec
         self.backbone = backbone
@@ -61,7 +61,7 @@ class BlockDrafter:
         self.features = FeatureSpec(spec.feature_layers, backbone.projector)
         self.head = head
         self.confidence_head = confidence_head
-        self.law_confidence = law_confidence
+        self.probs_confidence = probs_confidence
         self.target_ids = target_ids
         self._first_slot = 1 if spec.layout is Layout.FILL_IN else 0
         # Tokens in flight become entries as they do in a block: by the layers' own keys. The next
@@ -147,9 +147,10 @@ class BlockDrafter:
         return torch.tensor(lengths, device=self._block_ids.device)
 
     def _draw_all(self, logits: Tensor, drawing: Drawing) -> SpeculationBatch:
-        confidences = None if self.law_confidence is None else self.law_confidence(0, logits)
+        asked = self.probs_confidence
+        confidences = None if asked is None else asked(0, logits)
         token_ids = drawing.draw(0, logits)
-        return SpeculationBatch(token_ids, drawing.law(), confidences, logits=logits)
+        return SpeculationBatch(token_ids, drawing.draft_probs(), confidences, logits=logits)
 
     def _draw_serially(
         self,
@@ -159,19 +160,19 @@ class BlockDrafter:
         anchor_ids: Tensor,
         drawing: Drawing,
     ) -> SpeculationBatch:
-        reads_laws = self.law_confidence is not None and self.confidence_head is None
+        reads_probs = self.probs_confidence is not None and self.confidence_head is None
         drawn: list[Tensor] = []
         confidences: list[Tensor] = []
         run, previous_ids = head.begin(hidden, base_logits), anchor_ids
         for slot in range(self.gamma):
             logits = run.logits(slot, previous_ids)
-            if self.law_confidence is not None and reads_laws:
-                confidences.append(self.law_confidence(slot, logits[:, None]))
+            if self.probs_confidence is not None and reads_probs:
+                confidences.append(self.probs_confidence(slot, logits[:, None]))
             drawn.append(drawing.draw(slot, logits[:, None]))
             previous_ids = drawn[-1][:, 0]
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
-            drawing.law(),
+            drawing.draft_probs(),
             torch.cat(confidences, dim=1) if confidences else None,
             logits=base_logits,  # by now those that the tokens were drawn from
         )

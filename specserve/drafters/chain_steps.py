@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specserve.drafters.chain_passes import ChainPasses
 from specserve.drafters.chain_stopping import ChainEnding
-from specserve.drafters.protocol import DraftBatch, LawConfidence, SpeculationBatch
+from specserve.drafters.protocol import DraftBatch, ProbsConfidence, SpeculationBatch
 from specserve.models.transformer import Transformer
 from specserve.sampling.drawing import Drawing
 
@@ -18,7 +18,7 @@ class ChainSteps:
 
     model: Transformer
     passes: ChainPasses  # planned
-    law_confidence: LawConfidence | None
+    probs_confidence: ProbsConfidence | None
     drawing: Drawing
     batch: DraftBatch
     most: int  # steps
@@ -38,7 +38,7 @@ class ChainSteps:
                 break
         return SpeculationBatch(
             torch.cat(self._token_ids, dim=1),
-            self.drawing.law(),
+            self.drawing.draft_probs(),
             torch.cat(self._confidences, dim=1) if self._confidences else None,
             logits=torch.cat(self._logits, dim=1) if self._logits else None,
         )
@@ -48,8 +48,8 @@ class ChainSteps:
         slot = len(self._token_ids)
         previous = self._token_ids[-1][:, 0] if slot else self.batch.anchor_ids
         logits = self.model.lm_head(self.passes.run(previous)).float()[:, None]
-        if self.law_confidence is not None:
-            self._confidences.append(self.law_confidence(slot, logits))
+        if self.probs_confidence is not None:
+            self._confidences.append(self.probs_confidence(slot, logits))
         return logits
 
     def _last_confidences(self) -> list[float]:

@@ -21,7 +21,7 @@ from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
     FeatureSpec,
-    LawConfidence,
+    ProbsConfidence,
     SpeculationBatch,
 )
 from specserve.drafters.row_layout import context_lens, flat_positions
@@ -83,7 +83,7 @@ class Eagle3Drafter:
         decoder: Eagle3Decoder,
         context: TorchContext,
         *,
-        law_confidence: LawConfidence | None = None,
+        probs_confidence: ProbsConfidence | None = None,
         target_ids: Tensor | None = None,
     ) -> None:
         """`target_ids` [DV]: ids of the draft vocabulary; None where that is the target's."""
@@ -94,7 +94,7 @@ class Eagle3Drafter:
         self.gamma = spec.gamma
         self.feature_size = spec.decoder.hidden_size
         self.features = FeatureSpec(spec.feature_layers, decoder.projector)
-        self.law_confidence = law_confidence
+        self.probs_confidence = probs_confidence
         self.target_ids = target_ids
         cache = context.cache
         self._chain = ChainAttention(
@@ -162,12 +162,12 @@ class Eagle3Drafter:
             )
         )
         token_ids, drawn, confidences, kept = batch.anchor_ids, [], [], []
-        self._ending.begin(batch, has_confidences=self.law_confidence is not None)
+        self._ending.begin(batch, has_confidences=self.probs_confidence is not None)
         for slot in range(self.gamma if batch.most is None else min(batch.most, self.gamma)):
             hidden, logits = self.decoder.read(self._step(token_ids, hidden, positions + slot))
             logits = logits[:, None]
-            if self.law_confidence is not None:
-                confidences.append(self.law_confidence(slot, logits))
+            if self.probs_confidence is not None:
+                confidences.append(self.probs_confidence(slot, logits))
             goes_on = self._ending.goes_on(lambda: confidences[-1][:, 0].tolist())
             drawn.append(drawing.draw(slot, logits))
             if batch.keep_logits:
@@ -178,7 +178,7 @@ class Eagle3Drafter:
         self._ending.clock.end()
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
-            drawing.law(),
+            drawing.draft_probs(),
             torch.cat(confidences, dim=1) if confidences else None,
             logits=torch.cat(kept, dim=1) if kept else None,
             target_ids=self.target_ids if kept else None,

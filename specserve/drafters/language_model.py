@@ -16,7 +16,7 @@ from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
     FeatureSpec,
-    LawConfidence,
+    ProbsConfidence,
     SpeculationBatch,
 )
 from specserve.drafters.row_layout import context_lens, refuse_gap
@@ -41,14 +41,14 @@ class LanguageModelDrafter:
         backend: Backend,
         gamma: int,
         num_context_tokens: int,
-        law_confidence: LawConfidence | None = None,
+        probs_confidence: ProbsConfidence | None = None,
     ) -> None:
         self.name = "language model"
         self.gamma = gamma
         self.feature_size = 0
         self.features: FeatureSpec | None = None
         self.model = model
-        self.law_confidence = law_confidence
+        self.probs_confidence = probs_confidence
         self._passes = backend.chain_passes(model, num_tokens=num_context_tokens, longest=gamma)
         self.context = self._passes.context
         self._waiting = InFlightTokens()
@@ -90,8 +90,8 @@ class LanguageModelDrafter:
         )
         entering = self._waiting.all()
         self._passes.plan(batch.rows, lengths, most, entering)
-        steps = ChainSteps(self.model, self._passes, self.law_confidence, drawing, batch, most)
-        self._ending.begin(batch, has_confidences=self.law_confidence is not None)
+        steps = ChainSteps(self.model, self._passes, self.probs_confidence, drawing, batch, most)
+        self._ending.begin(batch, has_confidences=self.probs_confidence is not None)
         drawn = steps.run(self._ending)
         self._waiting.computed()
         self._ending.clock.end()

@@ -50,8 +50,8 @@ _LOG = logging.getLogger(__name__)
 DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
 # Of one with confidences beside its target: chains end where another token does not pay.
 DEFAULT_MOST_GAMMA = 8
-# The same in a process of its own, where the last token is not verified: its law foretells what
-# follows. So many usually, and at most.
+# The same in a process of its own, where the last token is not verified: its distribution foretells
+# what follows. So many usually, and at most.
 USUAL_HIDDEN_TOKENS, DEFAULT_HIDDEN_GAMMA = 1 + DEFAULT_GAMMA, 1 + DEFAULT_MOST_GAMMA
 _MAX_BLOCK_SIZE = 64  # as many as `speculation.gamma` may ask for
 _MAX_LAYERS = 128  # of a drafter: the deepest published ones have six

@@ -1,7 +1,7 @@
 """Prompt lookup: what followed the last few tokens when they last occurred in the row.
 
-No weights and no law: a proposal is certain. Rows are byte strings of 32-bit ids, which a substring
-search scans faster than any index of n-grams could be kept under truncation.
+No weights and no distribution: a proposal is certain. Rows are byte strings of 32-bit ids, which a
+substring search scans faster than any index of n-grams could be kept under truncation.
 """
 
 from array import array
@@ -9,7 +9,7 @@ from array import array
 import torch
 
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, FeatureSpec, SpeculationBatch
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.drawing import DrawingRule
 
 _WIDTH = array("i").itemsize
@@ -70,8 +70,10 @@ class NgramDrafter:
         padded = [proposal or [0] * self.gamma for proposal in proposals]
         token_ids = torch.tensor(padded, dtype=torch.int64, device=device)
         found = torch.tensor(lengths, device=device) > 0
-        law = DraftLaw.certain(token_ids.flatten()).only(found.repeat_interleave(self.gamma))
-        return SpeculationBatch(token_ids, law, None, lengths)
+        draft_probs = DraftProbs.certain(token_ids.flatten()).only(
+            found.repeat_interleave(self.gamma)
+        )
+        return SpeculationBatch(token_ids, draft_probs, None, lengths)
 
     def _continuation(self, known: "array[int]") -> list[int]:
         """gamma tokens, or none; where the text ends inside them, they repeat their own period."""

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.drawing import DrawingRule
 
 
@@ -78,8 +78,9 @@ class SpeculationBatch:
     """B speculations of G tokens, gamma or fewer, on the drafter's device."""
 
     token_ids: Tensor  # [B, G] int64, ids of the target's vocabulary
-    # [B * G] laws, block by block, from which the tokens were drawn; None where no rule needs them.
-    law: DraftLaw | None
+    # [B * G] distributions, block by block, from which the tokens were drawn; None where no rule
+    # needs them.
+    draft_probs: DraftProbs | None
     # [B, G] float32: P(token k accepted | those before it were), known before token k is drawn.
     confidences: Tensor | None
     lengths: Sequence[int] | None = None  # tokens that count in each block; None: all G
@@ -89,8 +90,10 @@ class SpeculationBatch:
     token_s: float = 0.0  # that one token more of all blocks takes; 0: nobody knows
 
 
-class LawConfidence(Protocol):
-    """Confidences for drafters without a head: calibrated functions of the law, not of the draw."""
+class ProbsConfidence(Protocol):
+    """Confidences for drafters without a head: calibrated functions of the distribution, not of the
+    draw.
+    """
 
     def __call__(self, first_slot: int, logits: Tensor) -> Tensor:
         """Draft logits [B, S, V] of slots first_slot .. first_slot + S - 1: [B, S] in 0..1."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specserve.drafters.protocol import SpeculationBatch
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.drawing import likeliest
 
 # Blocks of larger vocabularies keep their likeliest tokens at once; for smaller ones, keeping all
@@ -39,9 +39,9 @@ class SlotScores:
         return SlotScores(ids if target_ids is None else target_ids[ids], scores * scales[:, None])
 
     @staticmethod
-    def of_law(law: DraftLaw) -> "SlotScores":
-        """From laws at the row's temperature already, [N, M]."""
-        return SlotScores(law.ids, law.probs.log())
+    def of_probs(draft_probs: DraftProbs) -> "SlotScores":
+        """From distributions at the row's temperature already, [N, M]."""
+        return SlotScores(draft_probs.ids, draft_probs.probs.log())
 
     @staticmethod
     def joined(parts: Sequence["SlotScores"]) -> "SlotScores":
@@ -72,9 +72,9 @@ class BatchScores:
         width = drawn.token_ids.shape[1]
         top, logits, target_ids = None, drawn.logits, drawn.target_ids
         if logits is None:
-            if drawn.law is None:
+            if drawn.draft_probs is None:
                 return None
-            top = SlotScores.of_law(drawn.law)
+            top = SlotScores.of_probs(drawn.draft_probs)
         elif logits.shape[2] > _MAX_KEPT_COLUMNS:
             repeated = scales.repeat_interleave(width)
             top = SlotScores.of_logits(logits.flatten(0, 1), repeated, num_scored, target_ids)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from specserve.drafters.law_confidence import LawModel
+from specserve.drafters.probs_confidence import ConfidenceModel
 from specserve.models.config import CONFIG_FILE, PositiveFloat
 
 log = logging.getLogger(__name__)
@@ -45,14 +45,15 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     num_texts: int  # fitted and evaluated
     num_blocks: int  # fitted
     temperatures: list[PositiveFloat]  # of the confidence logits, by position
-    law: LawModel | None = None  # where the drafter has no confidence head
+    # Where the drafter has no confidence head; files know it by an older name.
+    confidence_model: ConfidenceModel | None = msgspec.field(default=None, name="law")
     evaluation: Evaluation
 
 
 def weights_hash(models: Sequence[Path]) -> str:
     """Of configuration and weights of these folders or GGUF files, in order.
 
-    It changes when a law may change.
+    It changes when a distribution may change.
     """
     digest = hashlib.sha256()
     for model in models:

@@ -70,7 +70,8 @@ class Transformer:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Final hidden states [R, H] -> [R, V] float32 on rank 0, None on the other ranks.
 
-        Tokens that only pad the vocabulary have -inf: no law that is made of these contains them.
+        Tokens that only pad the vocabulary have -inf: no distribution that is made of these
+        contains them.
         """
         logits = self.parallel.gather(self.lm_head(hidden), self._vocabulary)
         if logits is None:

@@ -4,8 +4,8 @@ A rule is made anew for a batch of B blocks and injected into `Drafter.draft`, w
 tokens slot by slot (or all slots at once where they do not depend on each other). Rows at
 temperature 0 may stand in any batch.
 
-Knows neither drafters nor verification. The one duty of the rejection family is here: the law that
-is shipped is the law that was drawn from.
+Knows neither drafters nor verification. The one duty of the rejection family is here: the
+distribution that is shipped is the distribution that was drawn from.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specserve.noise import OnceKeys, Purpose, exponential_noise, exponential_noise_at
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Drawing(Protocol):
         """
         ...
 
-    def law(self) -> DraftLaw | None:
-        """After the last slot: [B * G] laws, block by block; None if the rule needs none."""
+    def draft_probs(self) -> DraftProbs | None:
+        """After the last slot: [B * G] of them, block by block; None if the rule needs none."""
         ...
 
 
@@ -100,7 +100,7 @@ class DrawingRule(Protocol):
 
 
 class Greedy:
-    """The likeliest token, the lowest id among equals; no law."""
+    """The likeliest token, the lowest id among equals; no distribution."""
 
     def begin(self, layout: BlockLayout) -> "Greedy._Draws":
         return Greedy._Draws(layout.target_ids)
@@ -112,7 +112,7 @@ class Greedy:
         def draw(self, first_slot: int, logits: Tensor) -> Tensor:
             return _as_target_ids(logits.argmax(dim=-1), self.target_ids)
 
-        def law(self) -> DraftLaw | None:
+        def draft_probs(self) -> DraftProbs | None:
             return None
 
         @property
@@ -165,7 +165,7 @@ class Coupled:
             winners = perturbed.argmax(dim=-1)
             return _as_target_ids(winners, self.target_ids)
 
-        def law(self) -> DraftLaw | None:
+        def draft_probs(self) -> DraftProbs | None:
             return None
 
         @property
@@ -187,7 +187,8 @@ class Coupled:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The rejection family: draws from the truncated law, by noise used once, and keeps the law.
+    """The rejection family: draws from the truncated distribution, by noise used once, and keeps
+    the distribution.
 
     `temperatures` [B] float32; `keys` [B], whose positions are overwritten by those of the slots;
     `num_kept` is the m of the top-m truncation.
@@ -198,12 +199,12 @@ class Sampled:
     num_kept: int
 
     def begin(self, layout: BlockLayout) -> "Sampled._Draws":
-        # At temperature 0 any difference of logits becomes infinite: the law is one-hot.
+        # At temperature 0 any difference of logits becomes infinite: the distribution is one-hot.
         scales = torch.where(self.temperatures > 0, 1 / self.temperatures, torch.inf)
         num_columns = layout.vocab_size if layout.target_ids is None else len(layout.target_ids)
         num_kept = min(self.num_kept, num_columns)
-        # Noise by place in the law instead of by token: nobody else has to know it, and that of all
-        # slots is made at once.
+        # Noise by place in the distribution instead of by token: nobody else has to know it, and
+        # that of all slots is made at once.
         noise = self._keys(layout).exponential(Purpose.DRAFT, num_kept)
         noise = noise.view(-1, layout.num_slots, num_kept)
         return Sampled._Draws(scales[:, None, None], noise, layout.target_ids, [])
@@ -224,7 +225,7 @@ class Sampled:
         scales: Tensor  # [B, 1, 1]
         noise: Tensor  # [B, G, m]
         target_ids: Tensor | None
-        laws: list[DraftLaw]  # each [B * S], in order of slots
+        drawn_from: list[DraftProbs]  # each [B * S], in order of slots
 
         def draw(self, first_slot: int, logits: Tensor) -> Tensor:
             num_blocks, num_slots, _ = logits.shape
@@ -233,17 +234,17 @@ class Sampled:
             # 0 times infinity is undefined, but the likeliest token weighs 1 at any temperature.
             weights = torch.where(gaps < 0, gaps * self.scales, 0.0).exp_()
             ids = _as_target_ids(ids, self.target_ids)
-            law = DraftLaw.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))
-            self.laws.append(law)
+            draft_probs = DraftProbs.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))
+            self.drawn_from.append(draft_probs)
             noise = self.noise[:, first_slot : first_slot + num_slots].flatten(0, 1)
-            winners = (noise / law.probs).argmin(dim=1, keepdim=True)
-            return law.ids.gather(1, winners).view(num_blocks, num_slots)
+            winners = (noise / draft_probs.probs).argmin(dim=1, keepdim=True)
+            return draft_probs.ids.gather(1, winners).view(num_blocks, num_slots)
 
-        def law(self) -> DraftLaw | None:
+        def draft_probs(self) -> DraftProbs | None:
             shape = (len(self.noise), -1, self.noise.shape[2])
-            ids = torch.cat([law.ids.view(shape) for law in self.laws], dim=1)
-            probs = torch.cat([law.probs.view(shape) for law in self.laws], dim=1)
-            return DraftLaw(ids.flatten(0, 1), probs.flatten(0, 1))
+            ids = torch.cat([each.ids.view(shape) for each in self.drawn_from], dim=1)
+            probs = torch.cat([each.probs.view(shape) for each in self.drawn_from], dim=1)
+            return DraftProbs(ids.flatten(0, 1), probs.flatten(0, 1))
 
         @property
         def kind(self) -> tuple[type, ...]:
@@ -253,7 +254,7 @@ class Sampled:
             return {"scales": self.scales, "noise": self.noise}
 
         def over(self, tensors: dict[str, Tensor]) -> "Sampled._Draws":
-            return replace(self, laws=[], **tensors)
+            return replace(self, drawn_from=[], **tensors)
 
 
 def _as_target_ids(ids: Tensor, target_ids: Tensor | None) -> Tensor:

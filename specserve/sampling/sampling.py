@@ -1,9 +1,10 @@
 """Target logits to tokens: the definition of sampling in this service.
 
 A row becomes weights, w = exp((logit - row maximum) / temperature) after the edits, zero where
-truncated; the target's law is w over its sum. A token is drawn by exponential sampling: the one
-with the smallest E / w, E the row's counter-based noise. That has the law of w and equals
-arg max of log w + Gumbel noise, so whoever knows the noise and guesses w well guesses the token.
+truncated; the target's distribution is w over its sum. A token is drawn by exponential sampling:
+the one with the smallest E / w, E the row's counter-based noise. That has the distribution of w and
+equals arg max of log w + Gumbel noise, so whoever knows the noise and guesses w well guesses the
+token.
 
 Every step is elementwise or an exact reduction along one row (maximum, arg min, integer sum), and
 a stage runs on the rows that ask for it and on no other. So a row's result does not depend, to the
@@ -62,8 +63,8 @@ def _likeliest(logits: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetLaws:
-    """The laws that `sample` draws from, divided out only where somebody looks."""
+class TargetDistributions:
+    """The distributions that `sample` draws from, divided out only where somebody looks."""
 
     weights: Tensor  # [R, V] in the dtype of the logits, zero where impossible
     totals: Tensor  # float64 [R], sums of the weights
@@ -82,7 +83,7 @@ class TargetLaws:
         return probs.masked_fill_(self.bad_rows[places].unsqueeze(1), float("nan"))
 
 
-def target_laws(logits: Tensor, batch: SamplingBatch) -> TargetLaws:
+def target_distributions(logits: Tensor, batch: SamplingBatch) -> TargetDistributions:
     """Of every row of `logits`, [R, V] float32 or float64.
 
     Greedy rows are one-hot at the lowest id among the largest logits.
@@ -97,12 +98,16 @@ def target_laws(logits: Tensor, batch: SamplingBatch) -> TargetLaws:
             weights[batch.random_rows] = _weights(edited, batch)
     # Summed in integers: a float sum would depend on how the backend splits the reduction.
     mass = fixed_point_mass(weights, weights.shape[1]).sum(dim=1)
-    return TargetLaws(weights, mass.double() * 2.0 ** -mass_bits(weights.shape[1]), bad_rows)
+    return TargetDistributions(
+        weights, mass.double() * 2.0 ** -mass_bits(weights.shape[1]), bad_rows
+    )
 
 
 def target_probs(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """`target_laws` as probabilities, [R, V] in the dtype of `logits`; bad rows are all NaN."""
-    return target_laws(logits, batch).rows(slice(None))
+    """`target_distributions` as probabilities, [R, V] in the dtype of `logits`; bad rows are all
+    NaN.
+    """
+    return target_distributions(logits, batch).rows(slice(None))
 
 
 def _edited(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
@@ -120,7 +125,7 @@ def _are_bad(logits: Tensor) -> Tensor:
 
 
 def _weights(edited: Tensor, batch: SamplingBatch) -> Tensor:
-    """Unnormalised laws of the random rows, [R_random, V], the likeliest token at 1."""
+    """Unnormalised distributions of the random rows, [R_random, V], the likeliest token at 1."""
     rows = edited if batch.greedy_rows is None else edited[batch.random_rows]
     scaled = _scaled(rows, batch.temperatures)
     if batch.truncation is None:

@@ -1,11 +1,13 @@
-"""Draft laws under a request's own fields: what the target will refuse need not be drafted.
+"""draft probabilities under a request's own fields: what the target will refuse need not be
+drafted.
 
-Penalties, bias, held-back ends and truncation change the target's law; a draft that knows nothing
-of them is as exact and guesses worse. Here draft logits are edited and cut before a token is drawn,
-so the law that is drawn from, and shipped, is the one so shaped. What is cut is nearly what the
-target would cut of the same logits: nothing but acceptance depends on it, so it may be cheap.
-Confidences are not touched: they are known before, and are those of the drafter's own law. What may
-follow instead is told by logits so edited and cut, as the target's next token is drawn from such.
+Penalties, bias, held-back ends and truncation change the target's distribution; a draft that knows
+nothing of them is as exact and guesses worse. Here draft logits are edited and cut before a token
+is drawn, so the distribution that is drawn from, and shipped, is the one so shaped. What is cut is
+nearly what the target would cut of the same logits: nothing but acceptance depends on it, so it may
+be cheap. Confidences are not touched: they are known before, and are those of the drafter's own
+distribution. What may follow instead is told by logits so edited and cut, as the target's next
+token is drawn from such.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specserve.sampling.batch import LogitEdits, SamplingBatch
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.drawing import (
     BlockLayout,
     Drawing,
@@ -39,7 +41,7 @@ def shaped(rule: DrawingRule, states: Sequence[SamplingState]) -> DrawingRule:
 
 
 def is_shaped(state: SamplingState) -> bool:
-    """Whether the request's fields make another law of what a drafter says."""
+    """Whether the request's fields make another distribution of what a drafter says."""
     return state.edits_logits or (state.is_truncated and not state.is_greedy)
 
 
@@ -74,8 +76,8 @@ class Shaped:
             self._advance(token_ids)
             return token_ids
 
-        def law(self) -> DraftLaw | None:
-            return self.inner.law()
+        def draft_probs(self) -> DraftProbs | None:
+            return self.inner.draft_probs()
 
         def _advance(self, token_ids: Tensor) -> None:
             """Penalties and `min_tokens` know the drafted tokens before."""
@@ -98,8 +100,8 @@ class _CutDraws:
         rows = self.cut.repeated(logits.shape[1]).applied_to(logits.flatten(0, 1))
         return self.inner.draw(first_slot, logits.copy_(rows.view(logits.shape)))
 
-    def law(self) -> DraftLaw | None:
-        return self.inner.law()
+    def draft_probs(self) -> DraftProbs | None:
+        return self.inner.draft_probs()
 
     @property
     def kind(self) -> tuple[type, ...]:

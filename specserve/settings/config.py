@@ -35,8 +35,8 @@ MAX_SAMPLES = 4096  # sample indices have 12 bits in the counters of `specserve.
 # What nobody has a reason to choose, and several processes have to agree on.
 HOST = "127.0.0.1"  # that the API listens on: there is no authentication
 BLOCK_SIZE = 16  # tokens of a KV block
-# The likeliest tokens that a draft law keeps, in the rejection family. What is cut off is lost to
-# acceptance, and a small model's laws are flat: see bench/LOG.md.
+# The likeliest tokens that a draft distribution keeps, in the rejection family. What is cut off is
+# lost to acceptance, and a small model's distributions are flat: see bench/LOG.md.
 NUM_KEPT = 512
 DRAFTER_BITS = 8  # on a CPU, of a drafter's weights and inputs, where that makes it faster
 
@@ -54,9 +54,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: Text | None = None
     # What sampling fields are that a request leaves unset. auto: what the folder's
     # generation_config.json says of temperature, top_p, top_k, min_p and repetition_penalty, and
-    # for the rest what changes no law | none: that for all.
+    # for the rest what changes no distribution | none: that for all.
     generation_config: str = "auto"
-    ballast: str | None = None  # e.g. "60M": pad the target to this cost with the identical law
+    ballast: str | None = (
+        None  # e.g. "60M": pad the target to this cost with the identical distribution
+    )
     # Tokens, prompt and answer; None: the model's own.
     max_model_len: Annotated[int, Meta(ge=2)] | None = None
 

@@ -30,13 +30,13 @@ REMOVED = {
     "server.startup_timeout_s": "leave it out: a process may take half an hour to start",
     "speculation.layout": "write sample_from_anchor into the drafter's config.json: true, or false "
     "if the first slot of a block is not drafted",
-    "speculation.num_kept": "leave it out: draft laws keep their 512 likeliest tokens",
+    "speculation.num_kept": "leave it out: draft probabilities keep their 512 likeliest tokens",
     "speculation.wave": "leave it out: as many blocks are drafted together as are ready in time; "
     "speculation.fan_out (--fan-out) limits all",
     "speculation.fan_out_rule": "leave it out: blocks are shared out by measured hit rates",
     "speculation.draft_wait_ms": "leave it out: a round waits for drafts for 50 ms at most; write "
     "speculation.miss_policy (--miss-policy) = skip for no waits",
-    "speculation.saguaro_c": "leave it out: drafters draft by their own laws",
+    "speculation.saguaro_c": "leave it out: drafters draft by their own distributions",
     "speculation.drafter_bits": "leave it out: on a CPU drafters compute in 8 bits where that is "
     "faster, which changes no text",
 }

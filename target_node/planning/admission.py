@@ -19,7 +19,7 @@ from target_node.planning.round_prices import RoundPrices
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
-from target_node.speculation.drafting import RowToDraft, needs_law
+from target_node.speculation.drafting import RowToDraft, needs_probs
 
 # Accepted drafted tokens, as a share of those verified, below which a drafter knows nothing of its
 # target or little; the former is told after so many.
@@ -115,8 +115,8 @@ class Admission:
         """At the sequence's next token."""
         return self._sampler.state(sequence)
 
-    def needs_law(self, row: Row) -> bool:
-        return needs_law(self.to_draft(row))
+    def needs_probs(self, row: Row) -> bool:
+        return needs_probs(self.to_draft(row))
 
     def has_room(self, rows: list[Row]) -> bool:
         """Whether the forward of `rows` can take any drafted token besides."""

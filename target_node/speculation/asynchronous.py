@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from specserve.backends.base import Backend
-from specserve.sampling.draft_law import PAD_ID, DraftLaw
+from specserve.sampling.draft_probs import PAD_ID, DraftProbs
 from specserve.telemetry import VerifiedRow
 from specserve.transport.link.messages import BlockKey, Tokens
 from specserve.types import Speculation
@@ -110,18 +110,18 @@ class AsynchronousSpeculation:
             self._reports.send_context(row.sequence)
         return was_warm
 
-    def laws(self, rows: list[Row]) -> DraftLaw | None:
-        """One law a drafted token of the rows under the ratio test, in the rows' order."""
-        parts: list[DraftLaw] = []
+    def draft_probs(self, rows: list[Row]) -> DraftProbs | None:
+        """One distribution a drafted token of the rows under the ratio test, in the rows' order."""
+        parts: list[DraftProbs] = []
         for row in rows:
-            if not row.verify_len or row.speculation is None or not self._needs_law(row):
+            if not row.verify_len or row.speculation is None or not self._needs_probs(row):
                 continue
             block = self._blocks.get(row.sequence)
             if block is not None:
-                parts.append(_law_of(block, row.verify_len, self._device))
+                parts.append(_probs_of(block, row.verify_len, self._device))
             else:
-                parts.append(self._local.law(row))
-        return DraftLaw.joined(parts) if parts else None
+                parts.append(self._local.draft_probs(row))
+        return DraftProbs.joined(parts) if parts else None
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         return self._admission.observe(rows, sampled, self._local.drafted)
@@ -183,9 +183,10 @@ class AsynchronousSpeculation:
         return found
 
     def _usable(self, row: Row, block: PushedBlock | None) -> Speculation | None:
-        if block is None or (self._needs_law(row) and not block.has_law):
+        if block is None or (self._needs_probs(row) and not block.has_probs):
             return None
-        # The last token stays behind: its law foretells what follows when all others stand.
+        # The last token stays behind: its distribution foretells what follows when all others
+        # stand.
         token_ids = block.token_ids[:-1]
         if not token_ids:
             return None
@@ -233,14 +234,14 @@ class AsynchronousSpeculation:
         stream = self._streams.of(sequence).number
         return BlockKey(stream, sequence.num_rounds, position, sequence.token_ids[-1])
 
-    def _needs_law(self, row: Row) -> bool:
-        return self._admission.needs_law(row)
+    def _needs_probs(self, row: Row) -> bool:
+        return self._admission.needs_probs(row)
 
 
-def _law_of(block: PushedBlock, length: int, device: torch.device) -> DraftLaw:
-    ids: Tokens = block.push.law_ids[block.place, :length]
-    probs = block.push.law_probs[block.place, :length]
+def _probs_of(block: PushedBlock, length: int, device: torch.device) -> DraftProbs:
+    ids: Tokens = block.push.kept_ids[block.place, :length]
+    probs = block.push.kept_probs[block.place, :length]
     padded = torch.from_numpy(ids.astype(np.int64))
     # Padding travels as PAD_ID, which fits an int32.
     assert PAD_ID < 2**31
-    return DraftLaw(padded.to(device), torch.from_numpy(probs.copy()).to(device))
+    return DraftProbs(padded.to(device), torch.from_numpy(probs.copy()).to(device))

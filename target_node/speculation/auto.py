@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from specserve.backends.base import Backend
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow
 from target_node.planning.mode_chooser import RUN, ModeChooser
@@ -200,8 +200,8 @@ class AutoSpeculation:
         for source in self._sources:
             source.poll()
 
-    def laws(self, rows: list[Row]) -> DraftLaw | None:
-        return self._modes[self.mode].laws(rows)
+    def draft_probs(self, rows: list[Row]) -> DraftProbs | None:
+        return self._modes[self.mode].draft_probs(rows)
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         records = self._modes[self.mode].observe(rows, sampled)

@@ -1,6 +1,7 @@
 """Synchronous speculation: a drafter in this process drafts for the decoding rows of each round.
 
-    contexts catch up with what was verified -> one block a row -> `Speculation` and its laws
+    contexts catch up with what was verified -> one block a row -> `Speculation` and its
+    distributions
 
 A drafter's context is derived state: whatever is missing of it (a prompt served by the prefix
 cache, a preempted row, a new sample) is read from token ids and the feature cache, so nothing here
@@ -27,7 +28,7 @@ from specserve.drafters.protocol import (
 from specserve.drafters.slot_scores import BatchScores, SlotScores
 from specserve.errors import Exhausted
 from specserve.noise import OnceKeys
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.drawing import (
     Coupled,
     DrawingRule,
@@ -130,7 +131,7 @@ class ColocatedDraft:
         self._row_of: dict[Sequence, int] = {}
         self._num_ended = 0
         self._starved: set[Sequence] = set()  # no memory for their contexts
-        self._drawn: SpeculationBatch | None = None  # the laws of this round
+        self._drawn: SpeculationBatch | None = None  # the distributions of this round
         self._threshold: StoppingThreshold | None = None  # of this round
         self._foreseen: dict[Sequence, tuple[BatchScores, int]] = {}  # of this round, by place
 
@@ -149,7 +150,8 @@ class ColocatedDraft:
         num_scored: int = 0,
         threshold: StoppingThreshold | None = None,
     ) -> dict[Sequence, Speculation]:
-        """A speculation for each row that can have one; forgets the laws of the round before.
+        """A speculation for each row that can have one; forgets the distributions of the round
+        before.
 
         With `num_scored` that many likely tokens of every slot are there for `scores`. Chains end
         where `threshold` says.
@@ -160,7 +162,7 @@ class ColocatedDraft:
         ready = self._catch_up(rows)
         found: dict[Sequence, Speculation] = {}
         for by_ratio in (False, True):
-            group = [row for row in ready if needs_law(row) is by_ratio]
+            group = [row for row in ready if needs_probs(row) is by_ratio]
             if group:
                 keep_logits = num_scored > 0 and not by_ratio
                 rule = self._rule(group, by_ratio=by_ratio)
@@ -174,17 +176,19 @@ class ColocatedDraft:
                     self._drawn = drawn
         return found
 
-    def laws(self, places: Rows[tuple[int, int]]) -> DraftLaw | None:
-        """The laws of the first tokens of blocks, given as (place, verify_len), one by one."""
-        if self._drawn is None or self._drawn.law is None:
+    def draft_probs(self, places: Rows[tuple[int, int]]) -> DraftProbs | None:
+        """The distributions of the first tokens of blocks, given as (place, verify_len), one by
+        one.
+        """
+        if self._drawn is None or self._drawn.draft_probs is None:
             return None
-        law, size = self._drawn.law, self._drawn.token_ids.shape[1]
+        draft_probs, size = self._drawn.draft_probs, self._drawn.token_ids.shape[1]
         if len(places) == 1:  # side by side: nothing has to be copied
             ((place, length),) = places
             of_block = slice(place * size, place * size + length)
-            return DraftLaw(law.ids[of_block], law.probs[of_block])
+            return DraftProbs(draft_probs.ids[of_block], draft_probs.probs[of_block])
         rows = [place * size + k for place, length in places for k in range(length)]
-        return law.rows(torch.tensor(rows, dtype=torch.int64, device=self._device))
+        return draft_probs.rows(torch.tensor(rows, dtype=torch.int64, device=self._device))
 
     def scores(self, sequence: Sequence, num_slots: int) -> SlotScores | None:
         """What may stand behind the first 0 .. num_slots - 1 tokens of this round's block."""
@@ -335,7 +339,7 @@ def _temperatures(rows: Rows[RowToDraft]) -> list[float]:
     return [0.0 if row.state.is_greedy else row.state.temperature for row in rows]
 
 
-def needs_law(row: RowToDraft) -> bool:
+def needs_probs(row: RowToDraft) -> bool:
     """Whether the row's drafts stand by the ratio test."""
     rule = judged_by(row.rule, is_greedy=row.state.is_greedy)
     return rule is not VerificationRule.COUPLED

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from specserve.drafters.protocol import StoppingThreshold
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.transport.link.messages import DraftTopK
 from specserve.types import Speculation
 from target_node.scheduler import Row
@@ -55,7 +55,8 @@ class LocalDrafts:
         found = dict(ask(lambda: draft.speculate(rows, num_scored=num_scored, threshold=threshold)))
         self._kind_of |= dict.fromkeys(found, miss)
         if num_scored:
-            # As of a pushed block, the last token stays behind: its law foretells what follows.
+            # As of a pushed block, the last token stays behind: its distribution foretells what
+            # follows.
             found = {
                 sequence: msgspec.structs.replace(
                     each, token_ids=each.token_ids[: max(1, len(each.token_ids) - 1)]
@@ -64,15 +65,15 @@ class LocalDrafts:
             }
         return found
 
-    def law(self, row: Row) -> DraftLaw:
+    def draft_probs(self, row: Row) -> DraftProbs:
         """Of the row's drafted tokens, which are from here."""
         assert row.speculation is not None
         draft = self._drafts[self._kind_of[row.sequence]]
-        law = draft.laws([(row.speculation.place, row.verify_len)])
-        if law is not None:
-            return law
+        draft_probs = draft.draft_probs([(row.speculation.place, row.verify_len)])
+        if draft_probs is not None:
+            return draft_probs
         drafted = torch.tensor(row.drafted, dtype=torch.int64, device=self._device)
-        return DraftLaw.certain(drafted)
+        return DraftProbs.certain(drafted)
 
     def draft_top_k(self, row: Row) -> DraftTopK | None:
         """What may stand after each prefix of the row's drafted tokens, if that is known."""

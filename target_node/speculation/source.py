@@ -7,7 +7,7 @@ The node asks a `SpeculationSource` before each forward. `NoSpeculation` decodes
 from dataclasses import dataclass
 from typing import Protocol
 
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.telemetry import VerifiedRow
 from target_node.planning.admission import Admission
 from target_node.sampler import SampledRow
@@ -64,8 +64,8 @@ class SpeculationSource(Protocol):
         """Called between rounds, busy or idle."""
         ...
 
-    def laws(self, rows: list[Row]) -> DraftLaw | None:
-        """The draft laws that verification of these rows needs, row by row."""
+    def draft_probs(self, rows: list[Row]) -> DraftProbs | None:
+        """The draft probabilities that verification of these rows needs, row by row."""
         ...
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
@@ -104,7 +104,7 @@ class NoSpeculation:
     def poll(self) -> None:
         pass
 
-    def laws(self, rows: list[Row]) -> DraftLaw | None:
+    def draft_probs(self, rows: list[Row]) -> DraftProbs | None:
         return None
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
@@ -152,13 +152,13 @@ class SynchronousSpeculation:
     def poll(self) -> None:
         pass
 
-    def laws(self, rows: list[Row]) -> DraftLaw | None:
+    def draft_probs(self, rows: list[Row]) -> DraftProbs | None:
         places = [
             (row.speculation.place, row.verify_len)
             for row in rows
-            if row.speculation is not None and row.verify_len and self._admission.needs_law(row)
+            if row.speculation is not None and row.verify_len and self._admission.needs_probs(row)
         ]
-        return self._draft.laws(places) if places else None
+        return self._draft.draft_probs(places) if places else None
 
     def observe(self, rows: list[Row], sampled: list[SampledRow]) -> list[VerifiedRow]:
         return self._admission.observe(rows, sampled)

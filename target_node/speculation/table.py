@@ -14,7 +14,9 @@ MAX_BLOCKS = 2048  # of one stream and round: a draft that floods fills no memor
 
 @dataclass(frozen=True, slots=True)
 class PushedBlock:
-    """One block of a push, which holds the tokens, confidences and laws of all of its blocks."""
+    """One block of a push, which holds the tokens, confidences and distributions of all of its
+    blocks.
+    """
 
     push: Push
     place: int
@@ -34,8 +36,8 @@ class PushedBlock:
         return self.push.speculation_ids[self.place]
 
     @property
-    def has_law(self) -> bool:
-        return self.push.law_ids.shape[2] > 0
+    def has_probs(self) -> bool:
+        return self.push.kept_ids.shape[2] > 0
 
 
 class SpeculationTable:

@@ -20,10 +20,10 @@ from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.noise import Purpose
 from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.drawing import Greedy
 from specserve.sampling.verification.rule import VerificationRule
-from tests.device.both_samplers import NUM_TOKENS, random_laws, random_rows
+from tests.device.both_samplers import NUM_TOKENS, random_probs, random_rows
 from tests.exactness.speculative import Models
 from tests.specserve.drafters.checkpoints import DSPARK, options, write_drafter
 from tests.specserve.models.checkpoints import LLAMA, QWEN3, write_checkpoint
@@ -114,9 +114,11 @@ def test_verified_rows(both, rule):
     num_accepted = 0
     for _ in range(30):
         rows = random_rows(source, rule)
-        law, logits = random_laws(rows, generator)
-        law = DraftLaw(law.ids.to(backend.device), law.probs.to(backend.device))
-        given = (logits.to(backend.device), rows, law)
+        draft_probs, logits = random_probs(rows, generator)
+        draft_probs = DraftProbs(
+            draft_probs.ids.to(backend.device), draft_probs.probs.to(backend.device)
+        )
+        given = (logits.to(backend.device), rows, draft_probs)
         found = backend.verify(*given)
         assert found == reference.verify(*given)
         num_accepted += sum(found.num_accepted)
@@ -129,19 +131,21 @@ def test_rows_of_several_rules_are_verified_together(both):
     for _ in range(10):
         rows = [row for rule in VerificationRule for row in random_rows(source, rule)]
         needed = [row for row in rows if row.judged_by is not VerificationRule.COUPLED]
-        law, _ = random_laws(needed, generator)
+        draft_probs, _ = random_probs(needed, generator)
         num_logits = sum(len(row.drafted) + 1 for row in rows)
         logits = 3 * torch.randn(num_logits, NUM_TOKENS, generator=generator)
-        law = DraftLaw(law.ids.to(backend.device), law.probs.to(backend.device))
-        given = (logits.to(backend.device), rows, law)
+        draft_probs = DraftProbs(
+            draft_probs.ids.to(backend.device), draft_probs.probs.to(backend.device)
+        )
+        given = (logits.to(backend.device), rows, draft_probs)
         assert backend.verify(*given) == reference.verify(*given)
 
 
 def test_drafted_tokens_without_probabilities_are_refused(both):
     rows = random_rows(random.Random(2), VerificationRule.REJECTION)
-    _, logits = random_laws(rows, torch.Generator().manual_seed(1))
+    _, logits = random_probs(rows, torch.Generator().manual_seed(1))
     for backend in both:
-        with pytest.raises(ValueError, match="no draft law"):
+        with pytest.raises(ValueError, match="no draft distribution"):
             backend.verify(logits.to(backend.device), rows, None)
 
 

@@ -92,10 +92,10 @@ def test_a_drafter_that_is_the_target_itself_is_never_rejected(model, folder, ru
         backend=BACKEND,
         num_context_tokens=SIZE.num_context_tokens,
         max_positions=SIZE.max_positions(4, model.config),
-        bits=32,  # fewer, and it would be another law
+        bits=32,  # fewer, and it would be another distribution
     )
-    whole_law = Speculating(drafter, rule, gamma=4, num_kept=model.config.vocab_size)
-    run = Engine(model, SIZE, whole_law).run(job())
+    whole_sampling = Speculating(drafter, rule, gamma=4, num_kept=model.config.vocab_size)
+    run = Engine(model, SIZE, whole_sampling).run(job())
     rounds = [found for answer in run.answers for found in answer.rounds]
     assert rounds
     assert all(found.num_accepted == found.verify_len > 0 for found in rounds if found.room > 1)

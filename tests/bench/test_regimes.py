@@ -41,26 +41,26 @@ def test_a_minimal_run_measures_all_modes_and_writes_results_report_and_plots(
     assert main([*words, "--out", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["is_complete"]
-    by_law = {
+    by_sampling = {
         t: {(row["arm"], row["rule"]): row for row in results["rows"]
             if row["setting"]["temperature"] == t}
         for t in (0.0, 1.0)
     }  # fmt: skip
     drafter = next(row["arm"] for row in results["rows"] if row["mode"] == "async")
-    assert by_law[0.0].keys() == {
+    assert by_sampling[0.0].keys() == {
         ("off", "any"), ("sync lm", "any"), (drafter, "any"), ("auto", "any")
     }  # fmt: skip
-    rules = {rule for arm, rule in by_law[1.0] if arm == drafter}
+    rules = {rule for arm, rule in by_sampling[1.0] if arm == drafter}
     assert rules == {"coupled", "foreseeable"}
-    for row in (*by_law[0.0].values(), by_law[1.0][drafter, "coupled"]):
+    for row in (*by_sampling[0.0].values(), by_sampling[1.0][drafter, "coupled"]):
         assert row["setting"]["is_looping"] is False
         assert row["equal_texts"] in (None, 1.0)
         assert row["parts"]["target_cpu_ms"] > 0
-    own = by_law[0.0][drafter, "any"]
+    own = by_sampling[0.0][drafter, "any"]
     assert 0 <= own["hit_rate"]["value"] <= 1
     assert own["bytes_sent"] > 0
     assert own["parts"]["draft_cpu_ms"] > 0
-    assert by_law[0.0]["sync lm", "any"]["hit_rate"] is None
+    assert by_sampling[0.0]["sync lm", "any"]["hit_rate"] is None
     summary = results["summary"]
     assert summary["hit_rate_t0_lo"] <= summary["hit_rate_t0"] <= summary["hit_rate_t0_hi"]
     assert summary["async_over_sync_lm_t0"] > 0

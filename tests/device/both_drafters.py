@@ -111,8 +111,10 @@ class Both:
         batch = DraftBatch(rows, anchors, keep_logits=True, **fields)
         noted = Noted(rule)
         plain, found = (drafter.draft(batch, noted) for drafter in self.drafters)
-        law = () if found.law is None else (found.law.ids, found.law.probs)
-        for result in (found.token_ids, found.logits, found.confidences, *law):
+        draft_probs = (
+            () if found.draft_probs is None else (found.draft_probs.ids, found.draft_probs.probs)
+        )
+        for result in (found.token_ids, found.logits, found.confidences, *draft_probs):
             if result is not None:
                 self._read.append((result, result.clone()))
         assert_drawn_from_its_logits(found, noted.again(unshaped or rule))
@@ -150,7 +152,7 @@ def assert_drawn_from_its_logits(found: SpeculationBatch, drawing: Drawing) -> N
     slots = logits.clone().split(1, dim=1)
     drawn = torch.cat([drawing.draw(slot, each) for slot, each in enumerate(slots)], dim=1)
     assert torch.equal(found.token_ids, drawn)
-    ours, theirs = of_law(found), of_law(SpeculationBatch(drawn, drawing.law(), None))
+    ours, theirs = of_probs(found), of_probs(SpeculationBatch(drawn, drawing.draft_probs(), None))
     assert (ours is None) == (theirs is None)
     if ours is not None:
         torch.testing.assert_close(ours, theirs)
@@ -164,11 +166,11 @@ def of_confidences(drawn: SpeculationBatch) -> torch.Tensor | None:
     return drawn.confidences
 
 
-def of_law(drawn: SpeculationBatch) -> torch.Tensor | None:
+def of_probs(drawn: SpeculationBatch) -> torch.Tensor | None:
     """[B, G, V], whatever the order of its entries."""
-    if drawn.law is None:
+    if drawn.draft_probs is None:
         return None
-    ids, probs = drawn.law.ids.cpu(), drawn.law.probs.cpu()
+    ids, probs = drawn.draft_probs.ids.cpu(), drawn.draft_probs.probs.cpu()
     dense = torch.zeros(len(ids), VOCAB_SIZE + 1).scatter_add_(1, ids.clamp(max=VOCAB_SIZE), probs)
     return dense.view(*drawn.token_ids.shape, -1)
 

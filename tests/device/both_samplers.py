@@ -9,10 +9,10 @@ from specserve.backends.cuda import verification as recorded_ratio
 from specserve.backends.cuda.backend import CudaGraphBackend
 from specserve.backends.torch.backend import TorchBackend
 from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.draft_law import PAD_ID, DraftLaw
+from specserve.sampling.draft_probs import PAD_ID, DraftProbs
 from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.rule import VerificationRule
-from tests.specserve.sampling.laws import law_of_likeliest
+from tests.specserve.sampling.random_probs import likeliest_probs
 from tests.specserve.sampling.test_sampling import state
 
 NUM_TOKENS, NUM_KEPT = 301, 9  # more than a nucleus is looked for among at first
@@ -39,14 +39,16 @@ def random_rows(source: random.Random, rule: VerificationRule) -> list[RowToVeri
     ]
 
 
-def random_laws(
+def random_probs(
     rows: list[RowToVerify], generator: torch.Generator
-) -> tuple[DraftLaw, torch.Tensor]:
-    """And logits [N, V] under which some tokens stand; a few laws are broken, a few rows bad."""
+) -> tuple[DraftProbs, torch.Tensor]:
+    """And logits [N, V] under which some tokens stand; a few distributions are broken, a few rows
+    bad.
+    """
     drafted = torch.tensor([token for row in rows for token in row.drafted], dtype=torch.int64)
     scores = 2 * torch.randn(len(drafted), NUM_TOKENS, generator=generator)
     scores[torch.arange(len(drafted)), drafted] += 8
-    law = law_of_likeliest(scores.softmax(1), NUM_KEPT)
+    draft_probs = likeliest_probs(scores.softmax(1), NUM_KEPT)
     judges = torch.tensor(
         [k < len(row.drafted) for row in rows for k in range(len(row.drafted) + 1)]
     )
@@ -55,16 +57,16 @@ def random_laws(
     for kind in torch.randint(0, 12, (3,), generator=generator).tolist():
         place = int(torch.randint(0, max(1, len(drafted)), (), generator=generator))
         if kind == 0 and len(drafted):
-            law.probs[place] *= 1.1
+            draft_probs.probs[place] *= 1.1
         elif kind == 1 and len(drafted):
-            law.ids[place, 0] = NUM_TOKENS
+            draft_probs.ids[place, 0] = NUM_TOKENS
         elif kind == 2 and len(drafted):
-            law.ids[place], law.probs[place] = PAD_ID, 0
+            draft_probs.ids[place], draft_probs.probs[place] = PAD_ID, 0
         elif kind == 3:
             logits[place, 3] = torch.nan
         elif kind == 4:
             logits[place] = -torch.inf
-    return law, logits
+    return draft_probs, logits
 
 
 def compare_tests(device: torch.device, rule: VerificationRule, num_rounds: int) -> int:
@@ -75,12 +77,15 @@ def compare_tests(device: torch.device, rule: VerificationRule, num_rounds: int)
     num_accepted = 0
     for _ in range(num_rounds):
         rows = random_rows(source, rule)
-        law, logits = random_laws(rows, generator)
-        law, logits = DraftLaw(law.ids.to(device), law.probs.to(device)), logits.to(device)
+        draft_probs, logits = random_probs(rows, generator)
+        draft_probs, logits = (
+            DraftProbs(draft_probs.ids.to(device), draft_probs.probs.to(device)),
+            logits.to(device),
+        )
         kept = logits.clone()
-        given = law if law.ids.numel() or source.random() < 0.5 else None
+        given = draft_probs if draft_probs.ids.numel() or source.random() < 0.5 else None
         found = recorded.verify(logits, rows, given)
-        assert found == plain.verify(logits, rows, law)
+        assert found == plain.verify(logits, rows, draft_probs)
         assert torch.equal(logits.nan_to_num(), kept.nan_to_num())
         num_accepted += sum(found.num_accepted)
     kinds = {(key.num_rows, key.cuts) for key in recorded_ratio._recordings()._found}

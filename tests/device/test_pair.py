@@ -1,4 +1,6 @@
-"""A target and a draft process on a device: reports, features, blocks and laws that come back."""
+"""A target and a draft process on a device: reports, features, blocks and distributions that come
+back.
+"""
 
 import pytest
 import torch

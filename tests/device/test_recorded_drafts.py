@@ -60,7 +60,7 @@ def test_blocks_are_those_of_a_pass_that_is_not_recorded(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dflash anchor first", "dflash with a local head"])
-def test_confidences_of_laws_are_recorded_with_the_draws(
+def test_confidences_of_distributions_are_recorded_with_the_draws(
     cuda: PretendedCuda, models: Models, name: str
 ):
     def make(dtype: torch.dtype, backend: Backend) -> Drafter:

@@ -11,10 +11,10 @@ from specserve.backends.cuda import sampling as recorded_sampling
 from specserve.backends.cuda import verification as recorded_ratio
 from specserve.backends.cuda.backend import CudaGraphBackend
 from specserve.backends.cuda.graphs import RecordedRows
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.rule import VerificationRule
-from tests.device.both_samplers import compare_samples, compare_tests, random_laws, random_rows
+from tests.device.both_samplers import compare_samples, compare_tests, random_probs, random_rows
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.test_target import finished
 from tests.device.workload import PROMPT
@@ -43,18 +43,18 @@ def test_many_ratio_tests(cuda: PretendedCuda, rule: VerificationRule):
     assert compare_tests(DEVICE, rule, 120) > 200
 
 
-def on_device(law: DraftLaw) -> DraftLaw:
-    return DraftLaw(law.ids.to(DEVICE), law.probs.to(DEVICE))
+def on_device(draft_probs: DraftProbs) -> DraftProbs:
+    return DraftProbs(draft_probs.ids.to(DEVICE), draft_probs.probs.to(DEVICE))
 
 
 def test_a_round_waits_for_the_device_once(cuda: PretendedCuda):
     cuda_graphs.use()
     rows = random_rows(random.Random(3), RULE)
-    law, logits = random_laws(rows, torch.Generator().manual_seed(0))
-    law, logits = on_device(law), logits.to(DEVICE)
-    recorded_ratio.verify_recorded(logits, rows, law)
+    draft_probs, logits = random_probs(rows, torch.Generator().manual_seed(0))
+    draft_probs, logits = on_device(draft_probs), logits.to(DEVICE)
+    recorded_ratio.verify_recorded(logits, rows, draft_probs)
     before = cuda.waits.copy()
-    recorded_ratio.verify_recorded(logits, rows, law)
+    recorded_ratio.verify_recorded(logits, rows, draft_probs)
     waits = cuda.waits - before
     assert sorted(kind for kind, _ in waits.elements()) == ["read", "upload"]
 
@@ -75,20 +75,20 @@ def test_rows_of_another_kind_are_left_to_verify(
     cuda_graphs.use()
     rows = [RowToVerify(RULE, state(), [3])] * 2
     rows[place] = other
-    law = on_device(DraftLaw.certain(torch.tensor([3, 3])))
+    draft_probs = on_device(DraftProbs.certain(torch.tensor([3, 3])))
     logits = LOGITS.to(DEVICE)
-    assert recorded_ratio.verify_recorded(logits, rows, law) is None
+    assert recorded_ratio.verify_recorded(logits, rows, draft_probs) is None
     twice = [rows[1 - place]] * 2
-    assert recorded_ratio.verify_recorded(logits, twice, law) is not None
+    assert recorded_ratio.verify_recorded(logits, twice, draft_probs) is not None
 
 
 def test_many_logits_are_not_recorded(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch):
     cuda_graphs.use()
     rows = [RowToVerify(RULE, state(), [3])] * 2
-    law = on_device(DraftLaw.certain(torch.tensor([3, 3])))
+    draft_probs = on_device(DraftProbs.certain(torch.tensor([3, 3])))
     monkeypatch.setattr(recorded_ratio, "MOST_RECORDED", 4 * 8 - 1)
-    assert recorded_ratio.verify_recorded(LOGITS.to(DEVICE), rows, law) is None
-    assert recorded_ratio.verify_recorded(LOGITS[:, :7].to(DEVICE), rows, law) is not None
+    assert recorded_ratio.verify_recorded(LOGITS.to(DEVICE), rows, draft_probs) is None
+    assert recorded_ratio.verify_recorded(LOGITS[:, :7].to(DEVICE), rows, draft_probs) is not None
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 0.999}])
@@ -107,13 +107,15 @@ def test_every_row_is_cut_as_it_asks_for(cuda: PretendedCuda, cut: dict, other: 
         assert not all(likeliest)
 
 
-@pytest.mark.parametrize("num_laws", [None, 1, 3])
-def test_every_drafted_token_has_a_law(cuda: PretendedCuda, num_laws: int | None):
+@pytest.mark.parametrize("num_probs", [None, 1, 3])
+def test_every_drafted_token_has_a_distribution(cuda: PretendedCuda, num_probs: int | None):
     cuda_graphs.use()
     rows = [RowToVerify(RULE, state(), [3])] * 2
-    laws = None if num_laws is None else on_device(DraftLaw.certain(torch.zeros(num_laws).long()))
-    with pytest.raises(ValueError, match="law"):
-        recorded_ratio.verify_recorded(LOGITS.to(DEVICE), rows, laws)
+    draft_probs = (
+        None if num_probs is None else on_device(DraftProbs.certain(torch.zeros(num_probs).long()))
+    )
+    with pytest.raises(ValueError, match="draft"):
+        recorded_ratio.verify_recorded(LOGITS.to(DEVICE), rows, draft_probs)
 
 
 def test_so_many_rows_are_recorded_at_most(cuda: PretendedCuda):
@@ -172,7 +174,7 @@ def test_a_sampler_judges_so(cuda: PretendedCuda, models: Models):
 def test_so_many_logits_are_judged_as_there_are_tokens(cuda: PretendedCuda):
     cuda_graphs.use()
     rows = [RowToVerify(RULE, state(), [3])] * 2
-    law = on_device(DraftLaw.certain(torch.tensor([3, 3])))
+    draft_probs = on_device(DraftProbs.certain(torch.tensor([3, 3])))
     for count in (3, 5):
         with pytest.raises(ValueError, match="logits"):
-            recorded_ratio.verify_recorded(torch.zeros(count, 8).to(DEVICE), rows, law)
+            recorded_ratio.verify_recorded(torch.zeros(count, 8).to(DEVICE), rows, draft_probs)

@@ -50,7 +50,7 @@ ASYNCHRONOUS: dict[VerificationRule, Bound] = {
     VerificationRule.FORESEEABLE: (4, 24, 0),
     VerificationRule.REJECTION: (4, 24, 0),
 }
-# Its features are read; with a law it brings two tensors more.
+# Its features are read; with a distribution it brings two tensors more.
 A_ROW_WITH_A_DRAFT_PROCESS: dict[VerificationRule, Bound] = dict.fromkeys(
     VerificationRule, (1, 3, 0)
 )

@@ -19,12 +19,12 @@ from draft_node.calibration.metrics import (
     survivals,
 )
 from draft_node.calibration.texts import Prompt, Text
-from specserve.drafters.law_confidence import (
-    FittedLawConfidence,
-    LawModel,
-    LawRecorder,
-    fit_law_model,
-    law_features,
+from specserve.drafters.probs_confidence import (
+    ConfidenceModel,
+    FeatureRecorder,
+    FittedConfidence,
+    confidence_features,
+    fit_confidence_model,
 )
 from tests.golden import FIXTURES, main, run_case
 
@@ -125,33 +125,33 @@ def test_bins_leave_out_what_nothing_was_predicted_at():
     np.testing.assert_allclose(found.counts, [2, 2])
 
 
-def test_the_model_of_laws_recovers_its_coefficients():
+def test_the_model_of_distributions_recovers_its_coefficients():
     rng = np.random.default_rng(0)
     features = np.stack(
         [-rng.exponential(1.0, (20_000, 3)), rng.exponential(2.0, (20_000, 3))], axis=2
     )
-    truth = LawModel(log_max_prob=0.8, entropy=-0.4, biases=[2.0, 1.0, 0.5])
+    truth = ConfidenceModel(log_max_prob=0.8, entropy=-0.4, biases=[2.0, 1.0, 0.5])
     targets = sigmoid(truth.logits(features))
     weights = np.ones(targets.shape)
     # What never counts may be anything.
     targets[:5000], weights[:5000] = 1.0, 0.0
-    found = fit_law_model(features, targets, weights)
+    found = fit_confidence_model(features, targets, weights)
     assert found.log_max_prob == pytest.approx(0.8, abs=0.02)
     assert found.entropy == pytest.approx(-0.4, abs=0.02)
     np.testing.assert_allclose(found.biases, truth.biases, atol=0.03)
 
 
-def test_law_confidences_are_the_models_slot_by_slot_and_before_any_draw():
+def test_probs_confidences_are_the_models_slot_by_slot_and_before_any_draw():
     logits = torch.randn(2, 4, 30) * 3
     logits[0, 0, 5] = -torch.inf
-    features = law_features(logits)
+    features = confidence_features(logits)
     probs = logits.softmax(-1)
     torch.testing.assert_close(features[..., 0], probs.amax(-1).log())
     torch.testing.assert_close(features[..., 1], torch.special.entr(probs).sum(-1))
 
-    model = LawModel(log_max_prob=0.7, entropy=-0.3, biases=[1.0, 0.5])
+    model = ConfidenceModel(log_max_prob=0.7, entropy=-0.3, biases=[1.0, 0.5])
     temperatures = [2.0, 0.5]
-    confidence = FittedLawConfidence.of(model, temperatures, torch.device("cpu"))
+    confidence = FittedConfidence.of(model, temperatures, torch.device("cpu"))
     raw = torch.from_numpy(model.logits(features.double().numpy()))
     # Slots beyond those that were fitted are like the last of them.
     expected = (raw / torch.tensor([2.0, 0.5, 0.5, 0.5])).sigmoid().float()
@@ -161,20 +161,20 @@ def test_law_confidences_are_the_models_slot_by_slot_and_before_any_draw():
 
 
 def test_a_recorder_keeps_what_it_was_shown_block_by_block():
-    recorder, logits = LawRecorder(), torch.randn(3, 2, 20)
+    recorder, logits = FeatureRecorder(), torch.randn(3, 2, 20)
     whole = recorder(0, logits)
     torch.testing.assert_close(whole, logits.softmax(-1).amax(-1))
-    torch.testing.assert_close(recorder.take(), law_features(logits))
+    torch.testing.assert_close(recorder.take(), confidence_features(logits))
     recorder(0, logits[:, :1])
     recorder(1, logits[:, 1:])
-    torch.testing.assert_close(recorder.take(), law_features(logits))
+    torch.testing.assert_close(recorder.take(), confidence_features(logits))
 
 
 def drawn_samples(num_rows: int, seed: int, head: bool) -> Samples:
-    """Blocks whose acceptance follows their laws, while the drafter is twice too sure."""
+    """Blocks whose acceptance follows their distributions, while the drafter is twice too sure."""
     rng = np.random.default_rng(seed)
     features = np.stack([-rng.exponential(0.8, (num_rows, 4)), rng.random((num_rows, 4))], axis=2)
-    truth = LawModel(log_max_prob=1.5, entropy=-1.0, biases=[2.0, 1.5, 1.0, 0.5])
+    truth = ConfidenceModel(log_max_prob=1.5, entropy=-1.0, biases=[2.0, 1.5, 1.0, 0.5])
     logits = truth.logits(features)
     chances = sigmoid(logits)
     return Samples(
@@ -187,10 +187,10 @@ def drawn_samples(num_rows: int, seed: int, head: bool) -> Samples:
     )
 
 
-@pytest.mark.parametrize("head", [True, False], ids=["confidence head", "laws alone"])
+@pytest.mark.parametrize("head", [True, False], ids=["confidence head", "distributions alone"])
 def test_a_fit_repairs_blocks_it_has_not_seen(head):
     fitted, unseen = fit(drawn_samples(4000, 0, head)), drawn_samples(4000, 1, head)
-    assert (fitted.law is None) is head
+    assert (fitted.confidence_model is None) is head
     before = figures(survivals(unseen.logits), unseen)
     after = figures(fitted.survivals(unseen), unseen)
     assert [f.num_samples for f in after] == list(unseen.counted.sum(axis=0))

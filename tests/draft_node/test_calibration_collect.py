@@ -8,8 +8,8 @@ from draft_node.calibration.collect import Conditions, collect, count_anchors
 from draft_node.calibration.texts import Prompt, Text, read_prompts, write_texts
 from draft_node.offline_target import OfflineTarget
 from specserve.drafters.attach_calibration import listen
-from specserve.drafters.law_confidence import LawRecorder, law_features
 from specserve.drafters.load import load_drafter
+from specserve.drafters.probs_confidence import FeatureRecorder, confidence_features
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import Exhausted, InvalidField, Unsupported
 from specserve.sampling.verification.rule import VerificationRule
@@ -109,11 +109,13 @@ class Spy:
 
 
 @pytest.mark.parametrize("config", [DSPARK, DFLASH, EAGLE3])
-def test_chances_are_those_of_the_targets_laws_along_the_drafted_path(running, config, tmp_path):
+def test_chances_are_those_of_the_targets_distributions_along_the_drafted_path(
+    running, config, tmp_path
+):
     spy = Spy(load_drafter(write_drafter(tmp_path / "draft", config), running, options()))
     recorder = None
     if config is not DSPARK:
-        recorder = LawRecorder()
+        recorder = FeatureRecorder()
         listen(spy._drafter, recorder)
     texts = texts_of(running)
     samples = collect(offline(running, spy), spy, texts, REJECTION, recorder=recorder)
@@ -122,7 +124,7 @@ def test_chances_are_those_of_the_targets_laws_along_the_drafted_path(running, c
 
     row_of_sample = 0
     for batch, lengths, drafted in spy.rounds:
-        law = drafted.law
+        draft_probs = drafted.draft_probs
         for b, row in enumerate(batch.rows):
             text, length = texts[row].token_ids, lengths[b]
             assert batch.anchor_ids[b] == text[length]
@@ -131,8 +133,8 @@ def test_chances_are_those_of_the_targets_laws_along_the_drafted_path(running, c
             for k, token_id in enumerate(path):
                 q = torch.zeros(64)
                 place = b * spy.gamma + k
-                kept = law.ids[place] < 64
-                q[law.ids[place][kept]] = law.probs[place][kept]
+                kept = draft_probs.ids[place] < 64
+                q[draft_probs.ids[place][kept]] = draft_probs.probs[place][kept]
                 p = target_probs[length + k]
                 chance = min(1.0, float(p[token_id] / q[token_id]))
                 overlap = float(torch.minimum(p, q).sum())
@@ -154,17 +156,18 @@ def test_chances_are_those_of_the_targets_laws_along_the_drafted_path(running, c
 )
 def test_a_perfect_drafter_always_stands_where_equality_decides(running, rule, temperature):
     drafter = load_drafter(running.folder, running, options(gamma=3))
-    recorder = LawRecorder()
+    recorder = FeatureRecorder()
     listen(drafter, recorder)
     conditions = Conditions(rule, temperature=temperature, stride=2)
     texts = write_texts(offline(running), PROMPTS, num_tokens=10, temperature=temperature, seed=3)
     samples = collect(offline(running), drafter, texts, conditions, recorder=recorder)
     assert samples.stands.min() == 1.0
     assert np.array_equal(samples.stands, samples.expected)
-    # The drafter's own laws are the target's, so what it heard can be computed from the texts.
+    # The drafter's own distributions are the target's, so what it heard can be computed from the
+    # texts.
     length = len(PROMPTS[0].token_ids)
     logits = whole_logits(running, texts[0].token_ids[: length + 1])[-1]
-    expected = law_features(logits[None, None])[0, 0]
+    expected = confidence_features(logits[None, None])[0, 0]
     np.testing.assert_allclose(samples.features[0, 0], expected.numpy(), atol=1e-4)
 
 

@@ -114,11 +114,11 @@ def test_the_command_writes_a_calibration_that_the_drafter_is_loaded_with(folder
 
 
 @pytest.mark.slow
-def test_a_drafter_without_a_head_gets_confidences_from_its_laws(folder, tmp_path):
+def test_a_drafter_without_a_head_gets_confidences_from_its_distributions(folder, tmp_path):
     drafter = write_drafter(tmp_path / "draft", DFLASH, **SIZES)
     assert confidences(folder, drafter) is None
     calibration, printed = run(make_job(folder, drafter))
-    assert calibration.law is not None
+    assert calibration.confidence_model is not None
     assert len(calibration.evaluation.after) == 4
     assert "mean" in printed
     found = confidences(folder, drafter)
@@ -229,7 +229,7 @@ def test_checksums_of_the_folder_stay_complete(folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--drafter", "ngram"), "--drafter: prompt lookup has no laws"),
+        (("--drafter", "ngram"), "--drafter: prompt lookup has no distributions"),
         (("--drafter", "/nowhere/at/all"), "speculation.drafter: '/nowhere/at/all'"),
         (("--target", "TARGET"), "speculation.drafter: is needed for a target of your own"),
         (("--target", "/nowhere"), "model.target: '/nowhere'"),

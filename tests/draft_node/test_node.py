@@ -291,7 +291,9 @@ def test_warming_up_leaves_nothing_behind(drafter, size, max_positions):
 
 
 def test_the_largest_push_there_may_be_fits_a_link():
-    """Blocks as long as may be asked for, with whole laws, in a batch as large as they get."""
+    """Blocks as long as may be asked for, with whole distributions, in a batch as large as they
+    get.
+    """
     most = 64
     with pytest.raises(InvalidField, match=f"expected int from 1 to {most}"):
         load_config(None, {"speculation.gamma": str(most + 1)})
@@ -306,8 +308,8 @@ def test_the_largest_push_there_may_be_fits_a_link():
         lengths=[most] * DRAFT_BATCH_SIZE,
         token_ids=np.zeros(shape, np.int32),
         confidences=np.ones(shape, np.float32),
-        law_ids=np.broadcast_to(np.arange(NUM_KEPT, dtype=np.int32), (*shape, NUM_KEPT)).copy(),
-        law_probs=np.full((*shape, NUM_KEPT), 1 / NUM_KEPT, np.float32),
+        kept_ids=np.broadcast_to(np.arange(NUM_KEPT, dtype=np.int32), (*shape, NUM_KEPT)).copy(),
+        kept_probs=np.full((*shape, NUM_KEPT), 1 / NUM_KEPT, np.float32),
     )
     fd = SharedRegion.create()
     region = SharedRegion.attach(fd)

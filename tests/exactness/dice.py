@@ -1,8 +1,8 @@
 """A target that throws a loaded die and a drafter that throws another one, in the real loops.
 
-Every token of every answer has the same law whatever came before it, so that a second of computing
-gives ten thousand samples, and laws that are off by a percent are found. Everything but the two
-models is what serves: nodes, links, draft batches, admission, verification.
+Every token of every answer has the same distribution whatever came before it, so that a second of
+computing gives ten thousand samples, and distributions that are off by a percent are found.
+Everything but the two models is what serves: nodes, links, draft batches, admission, verification.
 """
 
 from collections import Counter, defaultdict
@@ -52,11 +52,13 @@ class Dice:
     @property
     def acceptance(self) -> float:
         """How often a drafted token stands, on average."""
-        return sum(sum(map(min, self.target, law)) for law in self.draft) / len(self.draft)
+        overlaps = [sum(map(min, self.target, probs)) for probs in self.draft]
+        return sum(overlaps) / len(overlaps)
 
 
-# Where each law is taken for the one after it, or the second after it, or all for one of them,
-# tokens are off by a total variation of at least 0.16: whatever mixes them up does not average out.
+# Where each distribution is taken for the one after it, or the second after it, or all for one of
+# them, tokens are off by a total variation of at least 0.16: whatever mixes them up does not
+# average out.
 FOUR_SIDES = Dice(
     (0.5, 0.25, 0.15, 0.1),
     (
@@ -66,7 +68,7 @@ FOUR_SIDES = Dice(
         (0.11, 0.05, 0.78, 0.06),
     ),
 )
-# One law for all rows: what samples of a request share shows in what they draft.
+# One distribution for all rows: what samples of a request share shows in what they draft.
 EVEN_SIDES = Dice((0.5, 0.25, 0.15, 0.1), ((0.25, 0.25, 0.25, 0.25),))
 COINS = Dice((0.75, 0.25), ((0.6, 0.4),))
 ODD_COINS = Dice((0.5, 0.5), ((0.9, 0.1),), gamma=2)
@@ -93,8 +95,8 @@ class DieRunner:
 class DieDrafter:
     """`Drafter` without weights: a context is a number of positions.
 
-    Laws turn with the row, with the block (its position and anchor) and with the slot, as those of
-    a model do: whoever takes one for another is found, unless they lie four rows apart.
+    Distributions turn with the row, with the block (its position and anchor) and with the slot, as
+    those of a model do: whoever takes one for another is found, unless they lie four rows apart.
     """
 
     name = "die"
@@ -107,7 +109,7 @@ class DieDrafter:
         self.gamma = dice.gamma
         self._dice = dice
         self._vocab_size = vocab_size
-        self._logits = torch.stack([logits_of(law, vocab_size) for law in dice.draft])
+        self._logits = torch.stack([logits_of(probs, vocab_size) for probs in dice.draft])
         self._lens: dict[int, int] = {}
 
     def context_len(self, row: int) -> int:
@@ -132,7 +134,7 @@ class DieDrafter:
         logits = self._logits[(turns[:, None] + torch.arange(self.gamma)) % len(self._logits)]
         tokens = drawing.draw(0, logits.clone())
         confidences = self.confidences(tokens)
-        return SpeculationBatch(tokens, drawing.law(), confidences, logits=logits)
+        return SpeculationBatch(tokens, drawing.draft_probs(), confidences, logits=logits)
 
     def confidences(self, tokens: torch.Tensor) -> torch.Tensor:
         """The tokens have no say."""
@@ -170,8 +172,9 @@ class Table:
 class FirstTokens:
     """The first token of every round, by what its past says of it.
 
-    Under a sound ratio test it has the target's law however many tokens the round before accepted,
-    and whether or not a block had been prepared: whoever is late by accident is late for all.
+    Under a sound ratio test it has the target's distribution however many tokens the round before
+    accepted, and whether or not a block had been prepared: whoever is late by accident is late for
+    all.
     """
 
     def __init__(self, pair: InProcessPair) -> None:

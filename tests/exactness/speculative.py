@@ -1,7 +1,8 @@
 """Tiny random models and every kind of drafter, run by the real loop in this process.
 
-A random drafter guesses badly but not never: the laws of a random target are flat, and shared noise
-makes equal draws of them likely. The target as its own drafter guesses nearly always right.
+A random drafter guesses badly but not never: the distributions of a random target are flat, and
+shared noise makes equal draws of them likely. The target as its own drafter guesses nearly always
+right.
 """
 
 import random
@@ -131,8 +132,8 @@ class RandomBudget:
 
 
 def confident(drafter):
-    """With the largest probability of each law as its confidence, which ends chains."""
-    drafter.law_confidence = lambda first_slot, logits: logits.float().softmax(-1).amax(-1)
+    """With the largest probability of each distribution as its confidence, which ends chains."""
+    drafter.probs_confidence = lambda first_slot, logits: logits.float().softmax(-1).amax(-1)
     return drafter
 
 

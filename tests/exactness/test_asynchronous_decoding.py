@@ -146,7 +146,7 @@ def test_equal_where_chains_go_on_by_what_they_drafted(models, plain, name):
 
     def make():
         drafter = models.drafter(name)
-        drafter.law_confidence = lambda slot, logits: logits.softmax(-1).amax(-1) ** 0.25
+        drafter.probs_confidence = lambda slot, logits: logits.softmax(-1).amax(-1) ** 0.25
         draft = drafter.draft
 
         def recorded(batch, rule):

@@ -14,7 +14,7 @@ from specserve.drafters.ngram import NgramDrafter
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.types import RoundEvents, Terminal
 from target_node.planning.budget import SurvivalBudget
-from tests.exactness.engine_law import Models, make_models
+from tests.exactness.engine_distribution import Models, make_models
 from tests.specserve.models.checkpoints import load, write_tokenizer
 from tests.target_node.in_process import InProcessTarget, request
 from tests.target_node.in_process_pair import InProcessPair
@@ -28,15 +28,17 @@ HOT = {"temperature": 100.0, "max_tokens": 40, "ignore_eos": True}
 
 
 class Reciting(NgramDrafter):
-    """Drafts one padded token after the other, with a law that says so."""
+    """Drafts one padded token after the other, with a distribution that says so."""
 
     def draft(self, batch, rule):
         drawn = super().draft(batch, rule)
         padded = torch.full_like(drawn.token_ids, NUM_KNOWN + 3)
-        law = drawn.law
-        if law is not None:
-            law = replace(law, ids=torch.where(law.probs > 0, NUM_KNOWN + 3, law.ids))
-        return replace(drawn, token_ids=padded, law=law)
+        draft_probs = drawn.draft_probs
+        if draft_probs is not None:
+            draft_probs = replace(
+                draft_probs, ids=torch.where(draft_probs.probs > 0, NUM_KNOWN + 3, draft_probs.ids)
+            )
+        return replace(drawn, token_ids=padded, draft_probs=draft_probs)
 
 
 @pytest.fixture(scope="module")

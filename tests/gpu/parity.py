@@ -20,7 +20,7 @@ class Drafted:
     token_ids: torch.Tensor
     confidences: torch.Tensor | None
     logits: torch.Tensor | None
-    law: torch.Tensor | None
+    draft_probs: torch.Tensor | None
 
 
 def drafted(
@@ -65,23 +65,23 @@ def _rule(name: str, device: torch.device) -> DrawingRule:
 
 def _on_host(drawn: SpeculationBatch) -> Drafted:
     def dense(batch: SpeculationBatch) -> torch.Tensor | None:
-        if batch.law is None:
+        if batch.draft_probs is None:
             return None
-        ids, probs = batch.law.ids.cpu(), batch.law.probs.cpu()
+        ids, probs = batch.draft_probs.ids.cpu(), batch.draft_probs.probs.cpu()
         return torch.zeros(len(ids), 64).scatter_add(1, ids.clamp(max=63), probs)
 
     return Drafted(
         token_ids=drawn.token_ids.cpu(),
         confidences=None if drawn.confidences is None else drawn.confidences.cpu(),
         logits=None if drawn.logits is None else drawn.logits.cpu(),
-        law=dense(drawn),
+        draft_probs=dense(drawn),
     )
 
 
 def assert_close(found: Drafted, expected: Drafted, *, atol: float) -> None:
     """The same tokens, and what they were drawn from within `atol`."""
     assert torch.equal(found.token_ids, expected.token_ids)
-    for name in ("confidences", "logits", "law"):
+    for name in ("confidences", "logits", "draft_probs"):
         ours, theirs = getattr(found, name), getattr(expected, name)
         assert (ours is None) == (theirs is None), name
         if ours is not None:

@@ -1,4 +1,4 @@
-"""Every drafter on a CUDA device: the blocks, laws and confidences of the CPU."""
+"""Every drafter on a CUDA device: the blocks, distributions and confidences of the CPU."""
 
 import pytest
 import torch

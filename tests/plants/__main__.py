@@ -2,7 +2,7 @@
 
     python -m tests.plants                         all of them, and docs/plants.md anew
     python -m tests.plants --list
-    python -m tests.plants --only stale-laws       one; several names may follow
+    python -m tests.plants --only stale-distributions       one; several names may follow
     python -m tests.plants --file target_node/speculation/asynchronous.py
 
 A plant is put into a copy of the tree, where the tests run that it names; for one that they do not

@@ -196,7 +196,10 @@ def test_tests_that_fail_without_the_bug_are_told_of(tree):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "pushed-laws-of-place-1"], "'pushed-laws-of-place-1'; pushed-laws-of-place-0?"),
+        (
+            ["--only", "pushed-draft-probs-of-place-1"],
+            "'pushed-draft-probs-of-place-1'; pushed-draft-probs-of-place-0?",
+        ),
         (["--file", "specserve/none.py"], "no plant breaks 'specserve/none.py'"),
         (["--file", "./specserve/noize.py"], "'specserve/noize.py'; specserve/noise.py?"),
         (["--jobs", "0"], "--jobs: 0 is below 1"),
@@ -217,5 +220,5 @@ def test_the_report_is_of_the_plants_there_are():
 
 @pytest.mark.slow
 def test_a_plant_of_the_catalogue_is_caught(capsys):
-    assert main(["--only", "pushed-laws-of-place-0", "--trust"]) == 0
+    assert main(["--only", "pushed-draft-probs-of-place-0", "--trust"]) == 0
     assert "1 of 1 caught by their tests" in capsys.readouterr().out

@@ -152,9 +152,11 @@ def test_the_noise_is_exponential():
     along_positions = exponential_noise(zeros, zeros, rows, Purpose.OUTPUT, 4).flatten()
     for values in (along_tokens, along_positions):
         count = values.numel()
-        law = 1 - (-values.double().sort().values).exp()
+        distribution = 1 - (-values.double().sort().values).exp()
         steps = torch.arange(1, count + 1) / count
-        distance = torch.maximum((steps - law).max(), (law - steps + 1 / count).max())
+        distance = torch.maximum(
+            (steps - distribution).max(), (distribution - steps + 1 / count).max()
+        )
         assert distance.item() < math.sqrt(math.log(2 / 1e-6) / (2 * count))
 
 

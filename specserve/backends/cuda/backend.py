@@ -21,7 +21,7 @@ from specserve.drafters.context import torch_context
 from specserve.models.forward import Forward
 from specserve.models.transformer import Transformer
 from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.sampling import Sampled
 from specserve.sampling.verification.batch import RowToVerify
 
@@ -67,7 +67,7 @@ class CudaGraphBackend(TorchBackend):
         return super().sample(logits, batch)
 
     def verify(
-        self, logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftLaw | None
+        self, logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftProbs | None
     ) -> VerifiedRows:
         found = verify_recorded(logits, rows, draft_probs)
         return super().verify(logits, rows, draft_probs) if found is None else found

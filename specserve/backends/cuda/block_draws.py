@@ -1,6 +1,6 @@
 """What follows a parallel pass, recorded: logits, draws slot by slot, confidences.
 
-A serial head makes every slot a few kernels of its own, and drawing from a law twenty.
+A serial head makes every slot a few kernels of its own, and drawing from a distribution twenty.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from torch import Tensor
 from specserve.backends.base import DrawBlocks
 from specserve.backends.cuda.graphs import Recordings, padded
 from specserve.drafters.protocol import SpeculationBatch
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.drawing import Drawing, TensorDrawing
 
 _MOST_LOGITS = 1 << 24  # of a batch; beginning kernels does not count where there are more
@@ -97,8 +97,10 @@ def _first(found: SpeculationBatch, num_blocks: int) -> SpeculationBatch:
     def own(x: Tensor | None) -> Tensor | None:
         return None if x is None else x[:num_blocks].clone()
 
-    law, token_ids = found.law, found.token_ids[:num_blocks].clone()
-    if law is not None:
+    draft_probs, token_ids = found.draft_probs, found.token_ids[:num_blocks].clone()
+    if draft_probs is not None:
         count = token_ids.numel()
-        law = DraftLaw(law.ids[:count].clone(), law.probs[:count].clone())
-    return SpeculationBatch(token_ids, law, own(found.confidences), logits=own(found.logits))
+        draft_probs = DraftProbs(draft_probs.ids[:count].clone(), draft_probs.probs[:count].clone())
+    return SpeculationBatch(
+        token_ids, draft_probs, own(found.confidences), logits=own(found.logits)
+    )

@@ -1,8 +1,8 @@
 """The ratio test of `verify` as one recording, on a device: by itself it is a hundred kernels.
 
-Rows, logits rows and laws are padded to powers of two; what tells rounds of a shape apart is one
-tensor of 64-bit words, beside logits and laws. Every step is a row's own, so that what pads them
-shows in no bit. See `specserve.backends.cuda.graphs`.
+Rows, logits rows and distributions are padded to powers of two; what tells rounds of a shape apart
+is one tensor of 64-bit words, beside logits and distributions. Every step is a row's own, so that
+what pads them shows in no bit. See `specserve.backends.cuda.graphs`.
 """
 
 import functools
@@ -18,33 +18,34 @@ from specserve.backends.cuda.ratio_rows import RatioRows, ratio_rows
 from specserve.backends.cuda.sampling import MOST_RECORDED, padded_top_k
 from specserve.noise import exponential_noise_of
 from specserve.sampling.batch import SamplingBatch, Truncation
-from specserve.sampling.draft_law import PAD_ID, DraftLaw
+from specserve.sampling.draft_probs import PAD_ID, DraftProbs
 from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.sampling.verification.verify import by_ratio
 
 
 def verify_recorded(
-    logits: Tensor, rows: Sequence[RowToVerify], draft_law: DraftLaw | None
+    logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftProbs | None
 ) -> VerifiedRows | None:
     """What `verify` finds; None where not all rows are judged so, or some are edited.
 
-    `logits` [N, V], row after row, and a law for each drafted token, all on the device. ValueError
-    for a round or branch too large for its key, and where there are not as many of either.
+    `logits` [N, V], row after row, and a distribution for each drafted token, all on the device.
+    ValueError for a round or branch too large for its key, and where there are not as many of
+    either.
     """
     if not _are_plain(rows):
         return None
-    num_laws = sum(len(row.drafted) for row in rows)
-    if draft_law is None and num_laws:
-        raise ValueError("drafted tokens under the ratio test, but no draft law")
-    if draft_law is not None and len(draft_law.ids) != num_laws:
-        raise ValueError(f"{len(draft_law.ids)} laws for {num_laws} drafted tokens")
-    if len(logits) != num_laws + len(rows):
-        raise ValueError(f"{len(logits)} rows of logits, {num_laws + len(rows)} are judged")
+    num_probs = sum(len(row.drafted) for row in rows)
+    if draft_probs is None and num_probs:
+        raise ValueError("drafted tokens under the ratio test, but no draft distribution")
+    if draft_probs is not None and len(draft_probs.ids) != num_probs:
+        raise ValueError(f"{len(draft_probs.ids)} distributions for {num_probs} drafted tokens")
+    if len(logits) != num_probs + len(rows):
+        raise ValueError(f"{len(logits)} rows of logits, {num_probs + len(rows)} are judged")
     shape = _Shape(
         num_rows=padded(len(rows)),
         num_logits=padded(len(logits)),
-        num_kept=1 if draft_law is None else draft_law.ids.shape[1],
+        num_kept=1 if draft_probs is None else draft_probs.ids.shape[1],
         cuts=_Cuts.of(rows),
         vocab_size=logits.shape[1],
         device=logits.device,
@@ -52,7 +53,7 @@ def verify_recorded(
     if shape.num_logits * shape.vocab_size > MOST_RECORDED:
         return None
     given = ratio_rows(rows)
-    made = _recordings().run(shape, lambda each: each.fill(logits, given, draft_law))
+    made = _recordings().run(shape, lambda each: each.fill(logits, given, draft_probs))
     if made is None:
         return None
     num_accepted, next_tokens, broken, spoiled = made.found[:, : len(rows)].tolist()
@@ -71,7 +72,7 @@ def _are_plain(rows: Sequence[RowToVerify]) -> bool:
 class _Shape(NamedTuple):
     num_rows: int  # B
     num_logits: int  # N
-    num_kept: int  # M, of laws
+    num_kept: int  # M, of distributions
     cuts: "_Cuts | None"
     vocab_size: int
     device: torch.device
@@ -107,17 +108,19 @@ class _RecordedRatio:
         self._shape = shape
         size = {"dtype": torch.float32, "device": shape.device}
         self._logits = torch.zeros(shape.num_logits, shape.vocab_size, **size)
-        self._law_probs = torch.zeros(shape.num_logits, shape.num_kept, **size)
-        self._law_ids = self._law_probs.new_full(self._law_probs.shape, PAD_ID, dtype=torch.int64)
+        self._kept_probs = torch.zeros(shape.num_logits, shape.num_kept, **size)
+        self._kept_ids = self._kept_probs.new_full(
+            self._kept_probs.shape, PAD_ID, dtype=torch.int64
+        )
         self._words = _Packed.empty(shape.num_rows, shape.num_logits)
         self._numbers = self._words.numbers.to(shape.device)
 
-    def fill(self, logits: Tensor, given: RatioRows, draft_law: DraftLaw | None) -> None:
+    def fill(self, logits: Tensor, given: RatioRows, draft_probs: DraftProbs | None) -> None:
         """What is behind them are those of some round before, judged for nobody."""
         self._logits[: len(logits)].copy_(logits)
-        if draft_law is not None:
-            self._law_ids[: len(draft_law.ids)].copy_(draft_law.ids)
-            self._law_probs[: len(draft_law.ids)].copy_(draft_law.probs)
+        if draft_probs is not None:
+            self._kept_ids[: len(draft_probs.ids)].copy_(draft_probs.ids)
+            self._kept_probs[: len(draft_probs.ids)].copy_(draft_probs.probs)
         self._words.fill(given)
         # Not pinned: the copy has left this memory when the call returns.
         self._numbers.copy_(self._words.numbers, non_blocking=True)
@@ -137,11 +140,11 @@ class _RecordedRatio:
             self._logits,
             sampling,
             _Spans(words.drafted, words.starts, words.verify_lens, self._shape.num_logits - 1),
-            DraftLaw(self._law_ids, self._law_probs).rows(words.laws),
+            DraftProbs(self._kept_ids, self._kept_probs).rows(words.draft_probs),
             uniforms=words.uniforms.view(torch.float64),
             noise_at=lambda ends: exponential_noise_of(words.keys[:, ends], self._shape.vocab_size),
         )
-        flags = found.broken_laws, found.spoiled_rows
+        flags = found.broken_distributions, found.spoiled_rows
         self.found = torch.stack((found.num_accepted, found.next_tokens, *map(Tensor.long, flags)))
 
     def _truncation(self, words: "_Packed") -> Truncation | None:
@@ -169,7 +172,7 @@ class _Packed(NamedTuple):
     starts: Tensor  # [B]
     verify_lens: Tensor  # [B]
     drafted: Tensor  # [N]
-    laws: Tensor  # [N]
+    draft_probs: Tensor  # [N]
     temperatures: Tensor  # [N] bits of float64
     uniforms: Tensor  # [N] bits of float64
     top_k: Tensor  # [N]
@@ -198,7 +201,7 @@ class _Packed(NamedTuple):
             (self.starts, given.starts),
             (self.verify_lens, given.verify_lens),
             (self.drafted, given.drafted),
-            (self.laws, given.laws),
+            (self.draft_probs, given.draft_probs),
             (self.temperatures.view(torch.float64), given.temperatures),
             (self.uniforms.view(torch.float64), given.uniforms),
             (self.top_k, top_k),

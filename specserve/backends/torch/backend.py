@@ -20,7 +20,7 @@ from specserve.models.forward import Forward
 from specserve.models.parts import LayerParts
 from specserve.models.transformer import Transformer
 from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.drawing import Drawing
 from specserve.sampling.sampling import Sampled, sample
 from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
@@ -82,11 +82,11 @@ class TorchBackend:
         return sample(logits, batch)
 
     def verify(
-        self, logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftLaw | None
+        self, logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftProbs | None
     ) -> VerifiedRows:
         found = verify(logits, VerificationBatch.build(rows, self.device), draft_probs)
         # One table, because each copy from a device waits for it.
-        flags = found.spoiled_rows.long(), found.broken_laws.long()
+        flags = found.spoiled_rows.long(), found.broken_distributions.long()
         table = torch.stack((found.num_accepted, found.next_tokens, *flags))
         num_accepted, next_tokens, spoiled, broken = table.tolist()
         return VerifiedRows(

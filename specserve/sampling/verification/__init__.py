@@ -1,1 +1,3 @@
-"""Verification: which drafted tokens stand, and what follows them, exactly in the target's law."""
+"""Verification: which drafted tokens stand, and what follows them, exactly in the target's
+distribution.
+"""

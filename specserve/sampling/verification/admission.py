@@ -2,7 +2,7 @@
 """The seam between drafting and verification: who decides how many drafted tokens are verified.
 
 Under the ratio test a token may be left out only for reasons that do not know it. The signature
-says so: an allocator receives no tokens, no laws, no logits and no noise.
+says so: an allocator receives no tokens, no distributions, no logits and no noise.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,8 @@
 
 A row brings `verify_len + 1` logits rows, one after the other: the first judges its first drafted
 token, the last judges none. Rows may differ in length and rule; nothing is padded. Knows no logits
-and no laws, and receives no confidences: what was admitted is settled before anything comes here.
+and no distributions, and receives no confidences: what was admitted is settled before anything
+comes here.
 """
 
 import itertools
@@ -54,17 +55,20 @@ class RatioKeys:
     """What the rejection family needs besides."""
 
     once: OnceKeys  # of the N logits rows
-    law_rows: Tensor  # int64 [D], the laws of the group's D drafted tokens among all laws given
-    law_places: Tensor  # int64 [D], and where those tokens are among the N
+    # Int64 [D], the distributions of the group's D drafted tokens among all distributions given.
+    probs_rows: Tensor
+    probs_places: Tensor  # int64 [D], and where those tokens are among the N
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationBatch:
-    """`num_rows` rows with `num_logits` logits rows; `num_laws` drafted tokens need a law."""
+    """`num_rows` rows with `num_logits` logits rows; `num_probs` drafted tokens need a
+    distribution.
+    """
 
     num_rows: int
     num_logits: int
-    num_laws: int
+    num_probs: int
     groups: tuple[RowGroup, ...]
 
     @staticmethod
@@ -73,20 +77,22 @@ class VerificationBatch:
     ) -> "VerificationBatch":
         """Snapshot the rows. ValueError for a round or branch too large for its key."""
         num_logits = [len(row.drafted) + 1 for row in rows]
-        needs_law = [row.judged_by is not VerificationRule.COUPLED for row in rows]
-        num_laws = [n - 1 if needs else 0 for n, needs in zip(num_logits, needs_law, strict=True)]
-        layout = _Layout(rows, _starts(num_logits), _starts(num_laws), device)
+        needs_probs = [row.judged_by is not VerificationRule.COUPLED for row in rows]
+        num_probs = [
+            n - 1 if needs else 0 for n, needs in zip(num_logits, needs_probs, strict=True)
+        ]
+        layout = _Layout(rows, _starts(num_logits), _starts(num_probs), device)
         groups = (layout.group(kind) for kind in _KINDS)
         return VerificationBatch(
             num_rows=len(rows),
             num_logits=sum(num_logits),
-            num_laws=sum(num_laws),
+            num_probs=sum(num_probs),
             groups=tuple(group for group in groups if group is not None),
         )
 
 
-# Rows of a group are judged together; under the ratio test those whose laws nothing edits have a
-# group of their own, since theirs is the faster way.
+# Rows of a group are judged together; under the ratio test those whose distributions nothing edits
+# have a group of their own, since theirs is the faster way.
 _Kind = tuple[VerificationRule, bool]
 _KINDS: tuple[_Kind, ...] = tuple(itertools.product(VerificationRule, (False, True)))
 
@@ -102,11 +108,11 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where each row's logits and laws begin, on the host."""
+    """Where each row's logits and distributions begin, on the host."""
 
     rows: Sequence[RowToVerify]
     logits_starts: list[int]
-    law_starts: list[int]
+    probs_starts: list[int]
     device: torch.device | str
 
     def group(self, kind: "_Kind") -> RowGroup | None:
@@ -134,8 +140,8 @@ class _Layout:
             if rule is VerificationRule.COUPLED
             else RatioKeys(
                 once=self._once_keys(rows, states),
-                law_rows=self._ints(_runs([self.law_starts[i] for i in places], verify_lens)),
-                law_places=self._ints(_runs(starts, verify_lens)),
+                probs_rows=self._ints(_runs([self.probs_starts[i] for i in places], verify_lens)),
+                probs_places=self._ints(_runs(starts, verify_lens)),
             ),
         )
 

@@ -7,7 +7,7 @@ recovery token is drawn from (p - q)+. Summed over the drafted token that is p, 
 import torch
 from torch import Tensor
 
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 
 _LEAST = 2.0**-64  # far below what rounding leaves, far above where noise / weight overflows
 
@@ -29,13 +29,13 @@ def accepts(uniforms: Tensor, probs: Tensor) -> Tensor:
     return uniforms.double() < probs
 
 
-def residual_probs(target_probs: Tensor, draft_law: DraftLaw) -> Tensor:
-    """(p - q)+ of each row, [N, V] and unnormalised; p itself under an empty law.
+def residual_probs(target_probs: Tensor, draft_probs: DraftProbs) -> Tensor:
+    """(p - q)+ of each row, [N, V] and unnormalised; p itself under an empty distribution.
 
     Its mass is that of (q - p)+, so whenever a token was rejected, which takes q > p somewhere, it
-    is above zero. In float32 both laws sum to 1 only within 1e-7, so with that probability a
-    token is rejected and nothing is left, or less than could be divided by: then p.
+    is above zero. In float32 both distributions sum to 1 only within 1e-7, so with that probability
+    a token is rejected and nothing is left, or less than could be divided by: then p.
     """
-    residual = draft_law.subtracted_from(target_probs).clamp_(min=0.0)
+    residual = draft_probs.subtracted_from(target_probs).clamp_(min=0.0)
     nothing_left = residual.amax(dim=1, keepdim=True) < _LEAST
     return torch.where(nothing_left, target_probs, residual)

@@ -3,7 +3,8 @@
 Every logits row says whether the drafted token it judges stands; the first that does not, or the
 last of the row, gives the next token. Under equality that token is what `sample` draws there, so
 the text is that of plain decoding bit for bit. Under the ratio test it is drawn from the residual,
-which is the target's own law where nothing was drafted: miss, bonus and recovery are one case.
+which is the target's own distribution where nothing was drafted: miss, bonus and recovery are one
+case.
 
 Nothing waits for the device (but for the short cut of top_p), and no row feels another. Where a
 block came from, how confident its drafter was and how many tokens were left out is unknown here.
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from specserve.noise import Purpose, exponential_noise
 from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.draft_law import DraftLaw
-from specserve.sampling.sampling import NO_TOKEN, sample, target_laws
+from specserve.sampling.draft_probs import DraftProbs
+from specserve.sampling.sampling import NO_TOKEN, sample, target_distributions
 from specserve.sampling.verification.batch import RatioKeys, RowGroup, VerificationBatch
 from specserve.sampling.verification.ratio import accept_probs, accepts, residual_probs
 from specserve.sampling.verification.rule import VerificationRule
@@ -60,25 +61,27 @@ class VerificationOutcomes:
     num_accepted: Tensor  # int64, drafted tokens that stand: 0..verify_len
     next_tokens: Tensor  # int64: recovery or bonus token, NO_TOKEN in bad rows
     bad_rows: Tensor  # bool
-    broken_laws: Tensor  # bool: a law was none, or not of its token; it counted as no draft
+    broken_distributions: (
+        Tensor  # bool: a distribution was none, or not of its token; it counted as no draft
+    )
     spoiled_rows: Tensor  # bool: logits nobody can sample from, the prefix's end or beyond it
 
 
 def verify(
-    logits: Tensor, batch: VerificationBatch, draft_law: DraftLaw | None = None
+    logits: Tensor, batch: VerificationBatch, draft_probs: DraftProbs | None = None
 ) -> VerificationOutcomes:
     """Judge the drafted tokens of every row.
 
-    `logits` float32 [num_logits, V], row after row of the batch. `draft_law` has one law for each
-    drafted token of the rows under the ratio test, in the same order (num_laws in all); it may be
-    left out when there are none.
+    `logits` float32 [num_logits, V], row after row of the batch. `draft_probs` has one distribution
+    for each drafted token of the rows under the ratio test, in the same order (num_probs in all);
+    it may be left out when there are none.
     """
     device = logits.device
     found = VerificationOutcomes(
         num_accepted=torch.zeros(batch.num_rows, dtype=torch.int64, device=device),
         next_tokens=torch.full((batch.num_rows,), NO_TOKEN, dtype=torch.int64, device=device),
         bad_rows=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
-        broken_laws=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
+        broken_distributions=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
         spoiled_rows=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
     )
     for group in batch.groups:
@@ -86,11 +89,11 @@ def verify(
         if group.ratio is None:
             judged = _by_equality(rows, group)
         else:
-            judged = _by_ratio(rows, group, group.ratio, draft_law)
+            judged = _by_ratio(rows, group, group.ratio, draft_probs)
         found.num_accepted[group.rows] = judged.num_accepted
         found.next_tokens[group.rows] = judged.next_tokens
         found.bad_rows[group.rows] = judged.bad_rows
-        found.broken_laws[group.rows] = judged.broken_laws
+        found.broken_distributions[group.rows] = judged.broken_distributions
         found.spoiled_rows[group.rows] = judged.spoiled_rows
     return found
 
@@ -103,23 +106,23 @@ def _by_equality(logits: Tensor, group: RowGroup) -> VerificationOutcomes:
         num_accepted=num_accepted,
         next_tokens=sampled.token_ids[ends],
         bad_rows=sampled.bad_rows[ends],
-        broken_laws=torch.zeros_like(ends, dtype=torch.bool),
+        broken_distributions=torch.zeros_like(ends, dtype=torch.bool),
         spoiled_rows=_spoiled(sampled.bad_rows, group),
     )
 
 
 def _by_ratio(
-    logits: Tensor, group: RowGroup, ratio: RatioKeys, draft_law: DraftLaw | None
+    logits: Tensor, group: RowGroup, ratio: RatioKeys, draft_probs: DraftProbs | None
 ) -> VerificationOutcomes:
-    if draft_law is None:
+    if draft_probs is None:
         if group.max_verify_len:
-            raise ValueError("drafted tokens under the ratio test, but no draft law")
-        draft_law = DraftLaw.certain(group.drafted[:0])
+            raise ValueError("drafted tokens under the ratio test, but no draft distribution")
+        draft_probs = DraftProbs.certain(group.drafted[:0])
     return by_ratio(
         logits,
         group.sampling,
         group,
-        draft_law.rows(ratio.law_rows).spread(ratio.law_places, len(group.drafted)),
+        draft_probs.rows(ratio.probs_rows).spread(ratio.probs_places, len(group.drafted)),
         uniforms=ratio.once.uniform(Purpose.ACCEPTANCE),
         noise_at=lambda ends: output_noise(group, ratio, ends, logits.shape[1]),
     )
@@ -129,32 +132,34 @@ def by_ratio(
     logits: Tensor,
     sampling: SamplingBatch,
     spans: BlockSpans,
-    draft_law: DraftLaw,
+    draft_probs: DraftProbs,
     *,
     uniforms: Tensor,
     noise_at: Callable[[Tensor], Tensor],
 ) -> VerificationOutcomes:
     """The test itself, of rows with logits [N, V] in all; waits for nothing.
 
-    `draft_law` are N laws, empty ones where nothing was drafted; `uniforms` [N] decide what stands;
-    `noise_at` gives the noise of the tokens drawn at logits rows: int64 [B] to float32 [B, V].
+    `draft_probs` are N distributions, empty ones where nothing was drafted; `uniforms` [N] decide
+    what stands; `noise_at` gives the noise of the tokens drawn at logits rows: int64 [B] to float32
+    [B, V].
     """
-    target = target_laws(logits, sampling)
-    # A token that its own law calls impossible was not drawn from it, and is dropped with the law.
-    # That is exact as long as what breaks a law is blind to the token.
-    sound = draft_law.sound(logits.shape[1]) & (draft_law.at(spans.drafted) > 0)
-    law = draft_law.only(sound)
-    drafted = spans.drafted.clamp(0, logits.shape[1] - 1)  # what that changes, no law covers
-    standing = accept_probs(target.at(drafted), law.at(drafted))
+    target = target_distributions(logits, sampling)
+    # A token that its own distribution calls impossible was not drawn from it, and is dropped with
+    # the distribution. That is exact as long as what breaks a distribution is blind to the token.
+    sound = draft_probs.sound(logits.shape[1]) & (draft_probs.at(spans.drafted) > 0)
+    draft_probs = draft_probs.only(sound)
+    # What the clamp changes, no distribution covers.
+    drafted = spans.drafted.clamp(0, logits.shape[1] - 1)
+    standing = accept_probs(target.at(drafted), draft_probs.at(drafted))
     num_accepted = leading_accepts(accepts(uniforms, standing), spans)
     ends = prefix_ends(num_accepted, spans)
-    weights = residual_probs(target.rows(ends), law.rows(ends))
+    weights = residual_probs(target.rows(ends), draft_probs.rows(ends))
     bad_rows = target.bad_rows[ends]
     return VerificationOutcomes(
         num_accepted=num_accepted,
         next_tokens=exponential_sample(noise_at(ends), weights).masked_fill(bad_rows, NO_TOKEN),
         bad_rows=bad_rows,
-        broken_laws=_any_in_row(~sound, spans),
+        broken_distributions=_any_in_row(~sound, spans),
         spoiled_rows=_spoiled(target.bad_rows, spans),
     )
 

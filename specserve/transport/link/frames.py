@@ -31,7 +31,7 @@ class LinkLimits:
     feature_size: int  # H; 0: the drafter reads token ids alone
     max_positions: int  # of a stream: the model's context
     max_rows: int  # of a report
-    max_kept: int  # M, entries of a law
+    max_kept: int  # M, entries of a distribution
     max_blocks: int = MAX_BLOCKS
 
 

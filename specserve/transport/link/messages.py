@@ -81,8 +81,8 @@ class Report:
 class Push:
     """One draft batch: B blocks of up to G tokens.
 
-    The law that the tokens were drawn from, M entries a token in canonical form (`DraftLaw`),
-    travels in the rejection family only.
+    The distribution that the tokens were drawn from, M entries a token in canonical form
+    (`DraftProbs`), travels in the rejection family only.
     """
 
     keys: list[BlockKey]  # [B]
@@ -90,6 +90,6 @@ class Push:
     lengths: list[int]  # [B] tokens that count in each block
     token_ids: Tokens  # [B, G]
     confidences: Floats  # [B, G]; [B, 0] where the drafter has none
-    law_ids: Tokens  # [B, G, M]; M = 0 without a law
-    law_probs: Floats  # [B, G, M]
+    kept_ids: Tokens  # [B, G, M]; M = 0 without a distribution
+    kept_probs: Floats  # [B, G, M]
     wave_s: float = 0.0  # seconds that drafting them took

@@ -1,13 +1,13 @@
 # pyright: strict
 """Pushes as bytes of fixed layout, and back, with every field in its range.
 
-    blocks, width G, confidences (0 or 1) and law entries M, u32 each; float64 seconds of the draft
-    batch; a record a block; int32 tokens [B, G]; float32 confidences [B, G]; int32 law ids, float32
-    probs [B, G, M]
+    blocks, width G, confidences (0 or 1) and distribution entries M, u32 each; float64 seconds of
+    the draft batch; a record a block; int32 tokens [B, G]; float32 confidences [B, G]; int32
+    distribution ids, float32 probs [B, G, M]
 
 Tokens and confidences behind a block's length are padding and must be in range too; zeros do.
-Laws are checked for their shape alone, since `DraftLaw.sound` judges the form of those that are
-used.
+Distributions are checked for their shape alone, since `DraftProbs.sound` judges the form of those
+that are used.
 """
 
 import struct
@@ -50,7 +50,7 @@ _NO_BLOCKS = _Blocks((), (), (), (), (), ())
 
 def encode_push(push: Push, epoch: int, sequence: int) -> list[Part]:
     """The frame in parts; they alias the push's arrays until they are written."""
-    width, num_kept = push.token_ids.shape[1], push.law_ids.shape[2]
+    width, num_kept = push.token_ids.shape[1], push.kept_ids.shape[2]
     has_confidences = push.confidences.shape[1] > 0
     counts = (len(push.keys), width, has_confidences, num_kept)
     parts: list[Part] = [_COUNTS.pack(*counts, push.wave_s)]
@@ -62,8 +62,8 @@ def encode_push(push: Push, epoch: int, sequence: int) -> list[Part]:
     parts += (
         flat(push.token_ids, TOKEN),
         flat(push.confidences, FLOAT),
-        flat(push.law_ids, TOKEN),
-        flat(push.law_probs, FLOAT),
+        flat(push.kept_ids, TOKEN),
+        flat(push.kept_probs, FLOAT),
     )
     return seal(Kind.PUSH, epoch, sequence, parts)
 
@@ -79,7 +79,7 @@ def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
     require(num_blocks <= limits.max_blocks, "too many blocks")
     require(1 <= width <= limits.gamma, "block width out of range")
     require(has_confidences <= 1, "neither with nor without confidences")
-    require(num_kept <= limits.max_kept, "too many law entries")
+    require(num_kept <= limits.max_kept, "too many distribution entries")
     require(0 <= wave_s <= _MOST_BATCH_S, "seconds out of range")
     cursor = Cursor(payload, _COUNTS.size)
     records = _BLOCK.iter_unpack(cursor.take(num_blocks * _BLOCK.size))
@@ -88,8 +88,8 @@ def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
     num_tokens = num_blocks * width
     tokens = cursor.array(TOKEN, num_tokens)
     confidences = cursor.array(FLOAT, num_tokens * has_confidences)
-    law_ids = cursor.array(TOKEN, num_tokens * num_kept)
-    law_probs = cursor.array(FLOAT, num_tokens * num_kept)
+    kept_ids = cursor.array(TOKEN, num_tokens * num_kept)
+    kept_probs = cursor.array(FLOAT, num_tokens * num_kept)
     cursor.finish()
     check_tokens(tokens, limits)
     check_confidences(confidences)
@@ -101,8 +101,8 @@ def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
         lengths=list(blocks.lengths),
         token_ids=tokens.reshape(num_blocks, width),
         confidences=confidences.reshape(num_blocks, width * has_confidences),
-        law_ids=law_ids.reshape(num_blocks, width, num_kept),
-        law_probs=law_probs.reshape(num_blocks, width, num_kept),
+        kept_ids=kept_ids.reshape(num_blocks, width, num_kept),
+        kept_probs=kept_probs.reshape(num_blocks, width, num_kept),
         wave_s=wave_s,
     )
 

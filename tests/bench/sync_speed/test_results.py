@@ -98,7 +98,7 @@ def test_disturbed_groups_are_left_out_where_enough_are_quiet():
     assert len(quiet([group(0.9)] * 3)) == 3
 
 
-def test_the_summary_names_drafter_domain_law_and_target():
+def test_the_summary_names_drafter_domain_sampling_and_target():
     keys = summarise(rows_of(AT_1, [group()]))
     assert keys["dspark_code_t1_coupled_30M"] == pytest.approx(2.0)
     assert {"dspark_code_t1_rejection_30M_lo", "dspark_code_t1_rejection_30M_hi"} <= keys.keys()

@@ -7,7 +7,7 @@ from draft_node.draft_slots import DraftSlots
 from draft_node.prespeculation.draft_batches import BatchSettings
 from draft_node.prespeculation.prespeculation import PreSpeculation
 from specserve.drafters.language_model import LanguageModelDrafter
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.transport.link.messages import BlockKey, RowReport
 from tests.backends.chosen import BACKEND
 from tests.specserve.drafters.checkpoints import DSPARK, make_drafter
@@ -102,17 +102,24 @@ class Rounds:
 
 
 def blocks_of(pushes):
-    """(tokens, confidences, law, speculation id) by key; a key that comes twice is an error."""
+    """(tokens, confidences, distribution, speculation id) by key; a key that comes twice is an
+    error.
+    """
     found: dict[BlockKey, tuple] = {}
     for push in pushes:
         for place, key in enumerate(push.keys):
             assert key not in found
-            law = DraftLaw(
-                torch.from_numpy(push.law_ids[place].astype(np.int64)),
-                torch.from_numpy(push.law_probs[place]),
+            draft_probs = DraftProbs(
+                torch.from_numpy(push.kept_ids[place].astype(np.int64)),
+                torch.from_numpy(push.kept_probs[place]),
             )
             token_ids = push.token_ids[place, : push.lengths[place]].tolist()
-            found[key] = (token_ids, push.confidences[place], law, push.speculation_ids[place])
+            found[key] = (
+                token_ids,
+                push.confidences[place],
+                draft_probs,
+                push.speculation_ids[place],
+            )
     return found
 
 

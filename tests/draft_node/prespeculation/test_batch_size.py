@@ -20,19 +20,19 @@ def learned(*, by_token, seconds_of, num_tokens=5, accepted=8, usual=8):
     for num_blocks in [8, 12, 4, 16, 2] * 20:
         seconds = seconds_of(num_blocks) * (num_tokens if by_token else 1)
         sizes.observe(
-            needs_law=False, num_blocks=num_blocks, num_tokens=num_tokens, seconds=seconds
+            needs_probs=False, num_blocks=num_blocks, num_tokens=num_tokens, seconds=seconds
         )
     return sizes
 
 
-def size_of(sizes, left_s, values=FLAT, *, needs_law=False, most=16):
-    return sizes.size(most, needs_law=needs_law, left_s=left_s, values=values)
+def size_of(sizes, left_s, values=FLAT, *, needs_probs=False, most=16):
+    return sizes.size(most, needs_probs=needs_probs, left_s=left_s, values=values)
 
 
 @pytest.mark.parametrize("by_token", [False, True])
 def test_draft_batches_are_whole_where_nobody_knows_how_long_they_take(by_token):
     sizes = learned(by_token=by_token, seconds_of=lambda n: 0.001 * n)
-    assert size_of(sizes, 0.002, needs_law=True) == 16
+    assert size_of(sizes, 0.002, needs_probs=True) == 16
     assert size_of(sizes, math.inf) == 16
 
 
@@ -95,7 +95,7 @@ def test_what_a_draft_batch_takes_before_its_first_token_is_no_tokens_time(seen)
         token_s = 0.0001 + 0.00003 * num_blocks
         seconds = 0.0015 + 0.00005 * num_blocks + (seen - 1) * token_s
         figures = {"num_blocks": num_blocks, "num_tokens": seen, "token_s": token_s}
-        sizes.observe(needs_law=False, seconds=seconds, **figures)
+        sizes.observe(needs_probs=False, seconds=seconds, **figures)
     # 4 chains of 8 tokens take 3.2 ms, 16 of them 6.4.
     certain = [np.array([0.3, 0.3, 0.2, 0.1, *[1e-4] * 12])]
     assert size_of(sizes, 0.0033, certain) == 4

@@ -13,7 +13,7 @@ from specserve.drafters.slot_scores import BatchScores
 from specserve.noise import Purpose, exponential_noise
 from specserve.sampling.noise_table import NoiseTable
 from specserve.transport.link.messages import BlockKey, DraftTopK, RowReport
-from tests.specserve.sampling.laws import law_of_likeliest
+from tests.specserve.sampling.random_probs import likeliest_probs
 
 VOCAB, LENGTH, CPU = 2000, 4, torch.device("cpu")
 # Flat, so that often a token is drawn that no list of likely ones would hold.
@@ -44,9 +44,11 @@ def flight_of(report: RowReport, scores: BatchScores | None) -> Flight:
     return Flight(report, kind, block, in_flight(report, block, [0.7] * 5, 100))
 
 
-def scores_of(logits=LOGITS, law=None) -> BatchScores | None:
+def scores_of(logits=LOGITS, draft_probs=None) -> BatchScores | None:
     shape = (1, LENGTH + 1)
-    drawn = SpeculationBatch(torch.zeros(shape, dtype=torch.int64), law, None, logits=logits)
+    drawn = SpeculationBatch(
+        torch.zeros(shape, dtype=torch.int64), draft_probs, None, logits=logits
+    )
     return BatchScores.of(drawn, torch.ones(1), 64)
 
 
@@ -73,7 +75,7 @@ def test_all_tokens_take_part_in_sampling(rule):
 
 
 def test_rows_of_every_form_are_ranked_as_if_alone():
-    law = law_of_likeliest(LOGITS[0].softmax(dim=1), 40)
+    draft_probs = likeliest_probs(LOGITS[0].softmax(dim=1), 40)
     told = told_block(
         report_of(seed=6),
         DraftTopK(
@@ -85,7 +87,7 @@ def test_rows_of_every_form_are_ranked_as_if_alone():
     )
     flights = [
         flight_of(report_of(), scores_of()),
-        flight_of(report_of("rejection"), scores_of(None, law)),
+        flight_of(report_of("rejection"), scores_of(None, draft_probs)),
         flight_of(report_of(temperature=0.0), scores_of()),
         flight_of(report_of(), None),
         flight_of(report_of(seed=6), told.scores),

@@ -69,7 +69,7 @@ def test_chains_go_on_where_their_next_tokens_are_likely_to_stand(
     target, rule, confidence, num_tokens
 ):
     drafter = language_model(target, gamma=9, num_context_tokens=4096)
-    drafter.law_confidence = sure(confidence)
+    drafter.probs_confidence = sure(confidence)
     rounds = Rounds(drafter, usual_tokens=USUAL, goes_beyond=True)
     for number in range(1, 41):  # what was sure before does not matter to others
         in_flight_of(rounds, stream=number, rule="coupled")
@@ -83,7 +83,7 @@ def test_chains_go_on_where_their_next_tokens_are_likely_to_stand(
 
 def test_a_root_that_is_waited_for_is_no_longer_than_usual(target):
     drafter = language_model(target, gamma=9)
-    drafter.law_confidence = sure(0.99)
+    drafter.probs_confidence = sure(0.99)
     rounds = Rounds(drafter, usual_tokens=USUAL, goes_beyond=True)
     rounds.take(TEXT, awaits=True)
     rounds.prespeculation.step()
@@ -103,7 +103,7 @@ def test_chains_that_know_nothing_are_as_long_as_usual(target, settings, num_tok
 
 def test_a_draft_batch_knows_how_likely_its_blocks_are_to_be_asked_for(target):
     drafter = language_model(target, gamma=9)
-    drafter.law_confidence = sure(0.8)
+    drafter.probs_confidence = sure(0.8)
     rounds = Rounds(drafter, usual_tokens=USUAL, goes_beyond=True, draft_batch=8, fan_out=8)
     in_flight_of(rounds)
     batches = batches_of(drafter)
@@ -118,7 +118,7 @@ def test_a_draft_batch_knows_how_likely_its_blocks_are_to_be_asked_for(target):
     ("rule", "num_rows", "size"),
     [("coupled", 3, 2), ("coupled", 8, 4), ("coupled", 40, 8), ("rejection", 40, 2)],
 )
-def test_a_draft_batch_of_many_rows_is_larger_unless_laws_travel_with_it(
+def test_a_draft_batch_of_many_rows_is_larger_unless_distributions_travel_with_it(
     target, rule, num_rows, size
 ):
     rounds = Rounds(language_model(target, num_context_tokens=4096), draft_batch=2, fan_out=8)
@@ -133,7 +133,7 @@ def test_a_chain_of_many_rows_has_to_bring_more(target):
     threshold = {}
     for num_rows in (1, 6):
         drafter = language_model(target, gamma=9)
-        drafter.law_confidence = sure(0.9)
+        drafter.probs_confidence = sure(0.9)
         rounds = Rounds(drafter, usual_tokens=USUAL, goes_beyond=True, draft_batch=8)
         for stream in range(1, num_rows + 1):
             in_flight_of(rounds, stream=stream)

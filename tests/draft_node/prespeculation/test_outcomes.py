@@ -1,4 +1,6 @@
-"""Candidates against the law they come from, and against the noise that the target will use."""
+"""Candidates against the distribution they come from, and against the noise that the target will
+use.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from draft_node.prespeculation.outcomes import (
 )
 from specserve.drafters.slot_scores import SlotScores
 from specserve.noise import Purpose, exponential_noise
-from tests.specserve.sampling.laws import law_of_likeliest
+from tests.specserve.sampling.random_probs import likeliest_probs
 
 VOCAB, NUM_SLOTS = 300, 5
 
@@ -68,17 +70,17 @@ def test_with_shared_noise_the_first_candidate_wins_the_race_the_target_runs(tem
     assert (found == winners.numpy()).all()
 
 
-def test_laws_and_logits_give_the_same_order():
+def test_distributions_and_logits_give_the_same_order():
     logits = logits_of()
-    law = law_of_likeliest((logits / 0.7).softmax(1), 64)
+    draft_probs = likeliest_probs((logits / 0.7).softmax(1), 64)
     scales = torch.full((NUM_SLOTS,), 1 / 0.7)
     for is_shared in (False, True):
         noise = noise_of(is_shared=is_shared)
-        by_law = rank_candidates(SlotScores.of_law(law), noise, nothing_excluded(), 6)
+        by_probs = rank_candidates(SlotScores.of_probs(draft_probs), noise, nothing_excluded(), 6)
         by_logits = rank_candidates(
             SlotScores.of_logits(logits, scales, 64), noise, nothing_excluded(), 6
         )
-        assert (by_law == by_logits).all()
+        assert (by_probs == by_logits).all()
 
 
 def test_noise_beyond_the_next_token_has_no_say():
@@ -98,9 +100,12 @@ def test_noise_beyond_the_next_token_has_no_say():
 
 
 def test_padding_is_never_a_candidate():
-    law = law_of_likeliest(torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.4, 0.3, 0.2, 0.1]]), 4)
+    draft_probs = likeliest_probs(torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.4, 0.3, 0.2, 0.1]]), 4)
     found = rank_candidates(
-        SlotScores.of_law(law), noise_of(2, is_shared=True), torch.tensor([0, NO_TOKEN]), 6
+        SlotScores.of_probs(draft_probs),
+        noise_of(2, is_shared=True),
+        torch.tensor([0, NO_TOKEN]),
+        6,
     )
     assert found[0].tolist() == [1, *[NO_TOKEN] * 5]
     assert sorted(found[1].tolist()) == [NO_TOKEN, NO_TOKEN, 0, 1, 2, 3]
@@ -123,7 +128,7 @@ def test_slots_of_different_widths_are_ranked_together():
     assert sorted(found[2, :3].tolist()) == [0, 1, 2]
 
 
-def test_weights_are_the_law_of_the_number_accepted():
+def test_weights_are_the_distribution_of_the_number_accepted():
     weights = outcome_weights([0.9, 0.5, 0.2], 3, 4)
     assert weights == pytest.approx([0.1, 0.45, 0.36, 0.09])
     assert outcome_weights([0.9, 0.5], 1, 2) == pytest.approx([0.1, 0.9])

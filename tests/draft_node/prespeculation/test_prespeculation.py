@@ -52,12 +52,12 @@ def test_blocks_are_what_the_drafter_says_after_each_outcome(drafter):
     found = blocks_of(rounds.finish())
     assert len(found) == 8
     extend(drafter, 99, TEXT[:END])
-    for key, (token_ids, confidences, law, _) in found.items():
+    for key, (token_ids, confidences, draft_probs, _) in found.items():
         assert (key.stream, key.round) == (1, 2)
         assert END < key.position <= END + 1 + len(block)
         expected = draft_alone(drafter, 99, key, block, coupled(8))
         assert token_ids == expected.token_ids[0].tolist()
-        assert law.ids.numel() == 0
+        assert draft_probs.ids.numel() == 0
         if expected.confidences is not None:
             torch.testing.assert_close(torch.from_numpy(confidences), expected.confidences[0])
 
@@ -101,21 +101,23 @@ def test_the_likeliest_bonus_token_under_shared_noise_is_the_blocks_own(drafter)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "foreseeable"])
-def test_blocks_of_the_rejection_family_ship_the_law_they_were_drawn_from(drafter, rule):
+def test_blocks_of_the_rejection_family_ship_the_distribution_they_were_drawn_from(drafter, rule):
     rounds = Rounds(drafter, epoch=258)
     block = in_flight_of(rounds, rule=rule, temperature=0.8)
     found = blocks_of(rounds.finish())
     assert len(found) == 8
     extend(drafter, 99, TEXT[:END])
     branch = 2 << 16
-    for key, (token_ids, _, law, _) in found.items():
+    for key, (token_ids, _, draft_probs, _) in found.items():
         branch += 1
-        assert bool(law.sound(VOCAB).all())
-        assert bool((law.at(torch.tensor(token_ids)) > 0).all())
+        assert bool(draft_probs.sound(VOCAB).all())
+        assert bool((draft_probs.at(torch.tensor(token_ids)) > 0).all())
         keys = OnceKeys.build([8], [0], [2], [branch], [0])
         expected = draft_alone(drafter, 99, key, block, Sampled(torch.tensor([0.8]), keys, 16))
         assert token_ids == expected.token_ids[0].tolist()
-        torch.testing.assert_close(law.probs, expected.law.probs, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            draft_probs.probs, expected.draft_probs.probs, atol=1e-5, rtol=1e-4
+        )
 
 
 def test_draft_batches_of_the_rejection_family_are_full_and_equally_wide(drafter):

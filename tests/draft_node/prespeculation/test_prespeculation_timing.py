@@ -78,7 +78,9 @@ def test_what_became_of_blocks_says_how_much_of_a_round_is_drafted_in(drafter, w
 
 def test_a_draft_batch_that_had_no_time_from_the_start_says_nothing_of_deadline_margin(drafter):
     rounds = Rounds(drafter)
-    rounds.prespeculation._sizes.observe(needs_law=False, num_blocks=4, num_tokens=4, seconds=50.0)
+    rounds.prespeculation._sizes.observe(
+        needs_probs=False, num_blocks=4, num_tokens=4, seconds=50.0
+    )
     in_flight_of(rounds, round_latency_s=0.5)
     key = next(key for key in blocks_of(rounds.finish()) if key.position == END + 1)
     before = rounds.prespeculation.deadline_margin.share
@@ -89,7 +91,9 @@ def test_a_draft_batch_that_had_no_time_from_the_start_says_nothing_of_deadline_
 
 def test_blocks_in_time_count_even_where_there_was_no_time(drafter):
     rounds = Rounds(drafter)
-    rounds.prespeculation._sizes.observe(needs_law=False, num_blocks=4, num_tokens=4, seconds=50.0)
+    rounds.prespeculation._sizes.observe(
+        needs_probs=False, num_blocks=4, num_tokens=4, seconds=50.0
+    )
     in_flight_of(rounds, round_latency_s=0.5)
     found = blocks_of(rounds.finish())
     key = next(key for key in found if key.position == END + 1)
@@ -129,7 +133,7 @@ def test_less_of_a_round_is_drafted_in_after_late_blocks(dspark_drafter, monkeyp
         rounds = Rounds(dspark_drafter, draft_batch=8, fan_out=40)
         clock = Clock(monkeypatch, rounds)
         rounds.prespeculation._sizes.observe(
-            needs_law=False, num_blocks=8, num_tokens=7, seconds=0.008
+            needs_probs=False, num_blocks=8, num_tokens=7, seconds=0.008
         )
         rounds.prespeculation.deadline_margin.share = share
         began_s = clock.now_s
@@ -186,7 +190,9 @@ def test_what_found_no_room_in_the_ring_is_drafted_again_when_it_is_waited_for(d
 def test_a_stream_that_falls_silent_holds_up_nobody(dspark_drafter, monkeypatch):
     rounds = Rounds(dspark_drafter, draft_batch=8, fan_out=40)
     clock = Clock(monkeypatch, rounds)
-    rounds.prespeculation._sizes.observe(needs_law=False, num_blocks=8, num_tokens=7, seconds=0.008)
+    rounds.prespeculation._sizes.observe(
+        needs_probs=False, num_blocks=8, num_tokens=7, seconds=0.008
+    )
     for stream, round_latency_s in ((1, 0.010), (2, 0.030)):
         rounds.take(TEXT, stream=stream, awaits=True)
         rounds.prespeculation.step()

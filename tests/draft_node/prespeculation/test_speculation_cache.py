@@ -7,7 +7,7 @@ from specserve.drafters.protocol import SpeculationBatch
 from specserve.drafters.slot_scores import BatchScores
 from specserve.transport.link.messages import BlockKey
 from tests.draft_node.prespeculation.rounds import Rounds, tokens
-from tests.specserve.sampling.laws import law_of_likeliest
+from tests.specserve.sampling.random_probs import likeliest_probs
 
 TEXT = tokens(10).tolist()
 
@@ -108,14 +108,14 @@ def test_all_columns_are_there_where_they_are_few_enough(monkeypatch):
     assert not scores.are_whole
 
 
-def test_scores_of_a_law_are_its_logarithms():
-    law = law_of_likeliest(torch.rand(8, 30), 5)
-    drawn = SpeculationBatch(torch.zeros(2, 4, dtype=torch.int64), law, None)
+def test_scores_of_a_distribution_are_its_logarithms():
+    draft_probs = likeliest_probs(torch.rand(8, 30), 5)
+    drawn = SpeculationBatch(torch.zeros(2, 4, dtype=torch.int64), draft_probs, None)
     slots = BatchScores.of(drawn, torch.ones(2), 6).slots(1, 2)
-    assert torch.equal(slots.ids, law.ids[4:6])
-    torch.testing.assert_close(slots.scores.exp(), law.probs[4:6])
+    assert torch.equal(slots.ids, draft_probs.ids[4:6])
+    torch.testing.assert_close(slots.scores.exp(), draft_probs.probs[4:6])
 
 
-def test_a_drafter_without_laws_has_no_scores():
+def test_a_drafter_without_distributions_has_no_scores():
     drawn = SpeculationBatch(torch.zeros(2, 4, dtype=torch.int64), None, None)
     assert BatchScores.of(drawn, torch.ones(2), 6) is None

@@ -158,7 +158,7 @@ def test_gradients_flow_back_through_every_step(target):
     assert last_hidden.grad is None
 
 
-def test_the_loss_is_the_cross_entropy_with_the_targets_laws(target):
+def test_the_loss_is_the_cross_entropy_with_the_targets_distributions(target):
     objective, tokens = make(target), random_tokens(1, 33)
     drafter, anchors = objective.drafter, [5, 17]
     blocks = cut_blocks(
@@ -169,9 +169,9 @@ def test_the_loss_is_the_cross_entropy_with_the_targets_laws(target):
     aligned = torch.stack([last_hidden[0, a : a + drafter.spec.gamma] for a in anchors])[None]
     loss = objective.block_loss(hidden, aligned, blocks)
 
-    laws, steps = target.probs(aligned[0]), torch.arange(drafter.spec.gamma)
+    distributions, steps = target.probs(aligned[0]), torch.arange(drafter.spec.gamma)
     logs = trained_logits(objective, target, tokens, anchors, [0, 0]).log_softmax(-1)
-    nats, weights = -(laws * logs).sum(-1), (0.8**steps).expand(2, -1)
+    nats, weights = -(distributions * logs).sum(-1), (0.8**steps).expand(2, -1)
     torch.testing.assert_close(loss, (nats * weights).sum() / weights.sum(), atol=1e-4, rtol=1e-4)
 
 
@@ -194,8 +194,9 @@ def test_training_learns_what_the_target_does(bfloat16, target, tmp_path):
             return float(objective.loss(rows[:, :-1], rows[:, 1:]))
 
     _, hidden = target.read(rows[:, :-1], (0,))
-    laws = target.probs(hidden)
-    least = float(-(laws * laws.log()).sum(-1).mean())  # nats of the laws themselves
+    distributions = target.probs(hidden)
+    # Nats of the distributions themselves.
+    least = float(-(distributions * distributions.log()).sum(-1).mean())
     run = trainer(objective, tmp_path, bfloat16=bfloat16)
     figure, before = run.evaluate()["code"], loss()
     run.run(SCHEDULE, ignore)

@@ -39,7 +39,7 @@ def make_model(target, share) -> DistilledDecoder:
     return model
 
 
-def test_the_loss_is_told_by_text_and_by_the_targets_laws_in_shares(target):
+def test_the_loss_is_told_by_text_and_by_the_targets_distributions_in_shares(target):
     tokens = torch.randint(8, VOCAB, (2, 13))
     ids, labels = tokens[:, :-1], tokens[:, 1:]
     losses = {share: make_model(target, share).loss(ids, labels) for share in (0.0, 0.25, 1.0)}
@@ -47,22 +47,22 @@ def test_the_loss_is_told_by_text_and_by_the_targets_laws_in_shares(target):
 
     model = make_model(target, 1.0)
     _, hidden = target.read(ids, (-1,))
-    laws = (hidden @ target.lm_head.T).softmax(-1)
+    distributions = (hidden @ target.lm_head.T).softmax(-1)
     with torch.no_grad():
-        expected = -(laws * model(ids).log_softmax(-1)).sum(-1).mean()
+        expected = -(distributions * model(ids).log_softmax(-1)).sum(-1).mean()
     torch.testing.assert_close(losses[1.0], expected)
 
 
-def test_the_targets_laws_do_not_depend_on_the_arithmetic_of_training(target):
+def test_the_targets_distributions_do_not_depend_on_the_arithmetic_of_training(target):
     tokens = torch.randint(8, VOCAB, (2, 13))
     model = make_model(target, 1.0)
-    laws = model._laws(tokens)
+    distributions = model._distributions(tokens)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(model._laws(tokens), laws)
+        assert torch.equal(model._distributions(tokens), distributions)
 
 
 @pytest.mark.slow
-def test_distillation_brings_the_law_closer_to_the_targets(target):
+def test_distillation_brings_the_distribution_closer_to_the_targets(target):
     stream = torch.randint(8, VOCAB, (600,)).numpy()
     rows = torch.from_numpy(stream[: 8 * 65]).view(8, 65)
     found = {}
@@ -78,7 +78,7 @@ def test_distillation_brings_the_law_closer_to_the_targets(target):
     assert found[1.0] > found[0.0] + 0.1
 
 
-def test_figures_are_nats_and_overlaps_of_laws(target):
+def test_figures_are_nats_and_overlaps_of_distributions(target):
     model = make_model(target, 1.0)
     stream = patterned_stream(300)
     figures = model.evaluate({"text": stream})
@@ -86,9 +86,9 @@ def test_figures_are_nats_and_overlaps_of_laws(target):
     assert figures["text"] == pytest.approx(np.log(VOCAB), abs=0.2)
     ids = torch.from_numpy(stream[:128].astype(np.int64))[None]
     _, hidden = target.read(ids, (-1,))
-    laws = F.linear(hidden, target.lm_head).softmax(-1)
+    distributions = F.linear(hidden, target.lm_head).softmax(-1)
     with torch.no_grad():
-        overlap = torch.minimum(laws, model(ids).softmax(-1)).sum(-1).mean()
+        overlap = torch.minimum(distributions, model(ids).softmax(-1)).sum(-1).mean()
     assert model.acceptance(stream[:129]) == pytest.approx(float(overlap), abs=1e-5)
 
 
@@ -98,7 +98,7 @@ def test_the_target_is_neither_trained_nor_stored(target):
     assert sum(p.numel() for p in model.parameters()) < VOCAB * 16 + 4000
 
 
-def test_laws_of_a_large_vocabulary_are_computed_in_parts():
+def test_distributions_of_a_large_vocabulary_are_computed_in_parts():
     assert micro_tokens(4096, 8192) == 8192
     assert micro_tokens(4096, 2048) == 2048
     assert micro_tokens(151_936, 8192) == 256

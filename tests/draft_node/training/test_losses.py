@@ -7,7 +7,7 @@ from draft_node.training import losses
 from draft_node.training.losses import LossWeights
 
 
-def test_equal_laws_are_always_accepted():
+def test_equal_distributions_are_always_accepted():
     logits = torch.randn(3, 4, 9)
     l1 = losses.l1_distance(logits.log_softmax(-1), logits.softmax(-1))
     torch.testing.assert_close(losses.acceptance(l1), torch.ones(3, 4))
@@ -34,7 +34,7 @@ def test_weights_decay_by_slot_and_vanish_without_a_label():
     torch.testing.assert_close(weights, torch.tensor([[1.0, math.exp(-0.25), 0.0]]))
 
 
-def test_confidences_are_trained_towards_the_acceptance_and_do_not_move_the_law():
+def test_confidences_are_trained_towards_the_acceptance_and_do_not_move_the_distribution():
     logits = torch.randn(1, 1, 9, requires_grad=True)
     confidence_logits = torch.zeros(1, 1, requires_grad=True)
     target_probs = torch.randn(1, 1, 9).softmax(-1)
@@ -54,15 +54,15 @@ def test_cross_entropy_needs_no_target():
     assert total.item() == pytest.approx(6 * math.log(8), rel=1e-5)
 
 
-def test_soft_cross_entropy_is_least_at_the_targets_law():
+def test_soft_cross_entropy_is_least_at_the_targets_distribution():
     target_logits = torch.randn(3, 4, 9)
-    laws, logits = target_logits.softmax(-1), torch.randn(3, 4, 9, requires_grad=True)
-    nats = losses.soft_cross_entropy(logits, laws)
-    entropy = losses.soft_cross_entropy(target_logits, laws)
+    distributions, logits = target_logits.softmax(-1), torch.randn(3, 4, 9, requires_grad=True)
+    nats = losses.soft_cross_entropy(logits, distributions)
+    entropy = losses.soft_cross_entropy(target_logits, distributions)
     assert nats.shape == (3, 4)
     assert (nats > entropy).all()
     nats.sum().backward()
-    torch.testing.assert_close(logits.grad, (logits.softmax(-1) - laws).detach())
+    torch.testing.assert_close(logits.grad, (logits.softmax(-1) - distributions).detach())
 
 
 def test_eagle3_steps_weigh_four_fifths_of_the_step_before():

@@ -35,7 +35,7 @@ def test_prompts_are_kept_whatever_their_lengths(target):
     assert not torch.equal(written[0], prompts[0])
 
 
-def test_tokens_follow_the_targets_law(target):
+def test_tokens_follow_the_targets_distribution(target):
     prompt, rows = random_tokens(1, 4), 4000
     written = continue_rows(
         target,

@@ -2,7 +2,8 @@
 
 Each row of the batch is one combination of drafted tokens and choices; what the real code made of
 its probabilities at the choice points is recorded, so a row comes back with an outcome and its
-exact probability. The laws are float64; arithmetic, indexing and acceptance are the service's.
+exact probability. The distributions are float64; arithmetic, indexing and acceptance are the
+service's.
 """
 
 import itertools
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.sampling import NO_TOKEN, Sampled, target_probs
 from specserve.sampling.verification import batch as batch_module
 from specserve.sampling.verification import verify as verify_module
 from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
 from specserve.sampling.verification.rule import VerificationRule
-from tests.exactness.enumeration.shared_noise import joint_law
+from tests.exactness.enumeration.shared_noise import joint_distribution
 
 
 @dataclass(frozen=True)
@@ -44,24 +45,24 @@ def outcomes(toy, rule, contexts):
     rows.sort(key=lambda row: batch_module._kind(row[0]))
     cases = [case for _, case in rows]
     batch = VerificationBatch.build([row for row, _ in rows])
-    laws = _Laws(toy)
+    distributions = _Distributions(toy)
     logits = [toy.logits(path) for case in cases for path in _paths(case)]
     logits = torch.tensor(logits, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
         if rule is VerificationRule.COUPLED:
-            chances = _patch_sample(patch, cases, laws)
+            chances = _patch_sample(patch, cases, distributions)
             found = verify_module.verify(logits, batch)
         else:
             chances = _patch_ratio(patch, cases)
-            drafted = [law for case in cases for law in laws.along(case)]
+            drafted = [distribution for case in cases for distribution in distributions.along(case)]
             found = verify_module.verify(logits, batch, _stack(drafted))
     assert not found.bad_rows.any()
-    assert not found.broken_laws.any()
+    assert not found.broken_distributions.any()
     table = defaultdict(list)
     for case, chance, num_accepted, next_token in zip(
         cases, chances(), found.num_accepted.tolist(), found.next_tokens.tolist(), strict=True
     ):
-        prob = chance if rule is VerificationRule.COUPLED else chance * laws.of_draft(case)
+        prob = chance if rule is VerificationRule.COUPLED else chance * distributions.of_draft(case)
         if prob:
             key = (case.context, len(case.drafted))
             table[key].append((prob, case.drafted, num_accepted, next_token))
@@ -71,13 +72,13 @@ def outcomes(toy, rule, contexts):
 def _cases(toy, rule, contexts):
     """Every combination that has a probability above zero at the draft."""
     tokens = range(toy.num_tokens)
-    laws = _Laws(toy)
+    distributions = _Distributions(toy)
     for context, verify_len in itertools.product(contexts, range(toy.gamma + 1)):
         for drafted in itertools.product(tokens, repeat=verify_len):
             if rule is VerificationRule.COUPLED:
                 for targets in itertools.product(tokens, repeat=verify_len + 1):
                     yield Case(context, drafted, targets)
-            elif laws.of_draft(Case(context, drafted, ())) > 0:
+            elif distributions.of_draft(Case(context, drafted, ())) > 0:
                 for accepted in itertools.product((True, False), repeat=verify_len):
                     for winner in tokens:
                         yield Case(context, drafted, accepted, winner)
@@ -88,8 +89,8 @@ def _paths(case):
     return [case.context + case.drafted[:i] for i in range(len(case.drafted) + 1)]
 
 
-class _Laws:
-    """The draft's laws along drafted paths, made once a context."""
+class _Distributions:
+    """The draft's distributions along drafted paths, made once a context."""
 
     def __init__(self, toy):
         self.toy = toy
@@ -97,9 +98,9 @@ class _Laws:
 
     def at(self, path):
         if path not in self.cache:
-            law = self.toy.draft_law(path)
-            dense = [float(law.at(torch.tensor([i]))) for i in range(self.toy.num_tokens)]
-            self.cache[path] = (law, dense)
+            distribution = self.toy.draft_probs(path)
+            dense = [float(distribution.at(torch.tensor([i]))) for i in range(self.toy.num_tokens)]
+            self.cache[path] = (distribution, dense)
         return self.cache[path]
 
     def along(self, case):
@@ -113,8 +114,11 @@ class _Laws:
         return prob
 
 
-def _stack(laws):
-    return DraftLaw(torch.cat([law.ids for law in laws]), torch.cat([law.probs for law in laws]))
+def _stack(distributions):
+    return DraftProbs(
+        torch.cat([distribution.ids for distribution in distributions]),
+        torch.cat([distribution.probs for distribution in distributions]),
+    )
 
 
 def _patch_ratio(patch, cases):
@@ -131,8 +135,8 @@ def _patch_ratio(patch, cases):
     def exponential_sample(noise, weights):
         assert noise.shape == weights.shape
         own = winners[len(seen["winner"]) :][: len(weights)]
-        law = weights / weights.sum(dim=1, keepdim=True)
-        seen["winner"] += law.gather(1, own.unsqueeze(1)).squeeze(1).tolist()
+        distribution = weights / weights.sum(dim=1, keepdim=True)
+        seen["winner"] += distribution.gather(1, own.unsqueeze(1)).squeeze(1).tolist()
         return own
 
     def chances():
@@ -150,26 +154,26 @@ def _patch_ratio(patch, cases):
     return chances
 
 
-def _patch_sample(patch, cases, laws):
+def _patch_sample(patch, cases, distributions):
     """Replaces sampling with shared noise, which decides the draft's tokens and the target's."""
     targets = torch.tensor([token_id for case in cases for token_id in case.choices])
     seen = {}
 
     def sample(logits, batch):
-        seen["laws"] = target_probs(logits, batch).tolist()
+        seen["distributions"] = target_probs(logits, batch).tolist()
         return Sampled(targets.clone())
 
     def chances():
-        rows = iter(seen["laws"])
+        rows = iter(seen["distributions"])
         joints = {}
         for case in cases:
             prob = 1.0
             for path, drafted, target in zip(
                 _paths(case), case.drafted, case.choices, strict=False
             ):
-                law = next(rows)
+                distribution = next(rows)
                 if path not in joints:
-                    joints[path] = joint_law(law, laws.at(path)[1])
+                    joints[path] = joint_distribution(distribution, distributions.at(path)[1])
                 prob *= joints[path][target][drafted]
             yield prob * next(rows)[case.choices[-1]]
 

@@ -1,4 +1,4 @@
-"""Laws of whole outputs: of rounds that follow one another, and of plain decoding."""
+"""Distributions of whole outputs: of rounds that follow one another, and of plain decoding."""
 
 import itertools
 from collections import defaultdict
@@ -18,13 +18,14 @@ def rounds_of(toy, rule, num_tokens):
     return outcomes(toy, rule, all_contexts(toy, num_tokens))
 
 
-def speculative_law(toy, rounds, num_tokens, verify_len):
-    """The law of the first `num_tokens` tokens, fewer after an end token, as {tokens: prob}.
+def speculative_distribution(toy, rounds, num_tokens, verify_len):
+    """The distribution of the first `num_tokens` tokens, fewer after an end token, as {tokens:
+    prob}.
 
     `rounds` as made by `rounds_of`. `verify_len(context, outcome)` chooses the length of the round
     at `context` from the outcome of the round before, (num_accepted, next_token), None at first.
     """
-    law = defaultdict(float)
+    distribution = defaultdict(float)
     running = {((), None): 1.0}
     while running:
         following = defaultdict(float)
@@ -43,27 +44,27 @@ def speculative_law(toy, rounds, num_tokens, verify_len):
                 if commit.finish_reason is None:
                     following[output, (num_accepted, next_token)] += prob * chance
                 else:
-                    law[output] += prob * chance
+                    distribution[output] += prob * chance
         running = following
-    return law
+    return distribution
 
 
-def plain_law(toy, num_tokens):
+def plain_distribution(toy, num_tokens):
     """The same of plain decoding."""
-    law = defaultdict(float)
+    distribution = defaultdict(float)
     running = {(): 1.0}
     ends = toy.state(()).end_token_ids
     while running:
         following = defaultdict(float)
         for context, prob in running.items():
-            for token_id, chance in enumerate(toy.target_law(context).tolist()):
+            for token_id, chance in enumerate(toy.target_distribution(context).tolist()):
                 output = (*context, token_id)
                 if len(output) == num_tokens or token_id in ends:
-                    law[output] += prob * chance
+                    distribution[output] += prob * chance
                 elif chance:
                     following[output] += prob * chance
         running = following
-    return law
+    return distribution
 
 
 def total_variation(first, second):

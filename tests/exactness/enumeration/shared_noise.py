@@ -1,4 +1,4 @@
-"""The exact joint law of two exponential samplings with the same noise.
+"""The exact joint distribution of two exponential samplings with the same noise.
 
 With s and t the winning times under p and q, E_i = p_i s and E_j = q_j t for the winners i and j,
 and every other E_k exceeds max(p_k s, q_k t). The density is p_i q_j exp(-s c(t/s)); integrating s
@@ -9,8 +9,10 @@ import itertools
 import math
 
 
-def joint_law(p, q):
-    """P(winner under p is i, winner under q is j) for two laws given as lists; a list of lists."""
+def joint_distribution(p, q):
+    """P(winner under p is i, winner under q is j) for two distributions given as lists; a list of
+    lists.
+    """
     ids = range(len(p))
     return [[_both_win(p, q, i) if i == j else _win(p, q, i, j) for j in ids] for i in ids]
 

@@ -1,4 +1,4 @@
-"""DSpark's counterexample: a schedule that looks at the drafted token changes the law."""
+"""DSpark's counterexample: a schedule that looks at the drafted token changes the distribution."""
 
 import math
 from collections import defaultdict
@@ -9,7 +9,7 @@ import torch
 from specserve.sampling.verification.rule import VerificationRule
 from tests.exactness.enumeration.sequences import rounds_of
 from tests.exactness.enumeration.toy import Toy
-from tests.specserve.sampling.laws import law_of_likeliest
+from tests.specserve.sampling.random_probs import likeliest_probs
 
 A, B = 0, 1
 TARGET, DRAFT = [0.7, 0.3], [0.5, 0.5]
@@ -21,8 +21,8 @@ class AppendixA(Toy):
     def logits(self, context):
         return [math.log(p) for p in TARGET]
 
-    def draft_law(self, context):
-        return law_of_likeliest(torch.tensor([DRAFT], dtype=torch.float64), 2)
+    def draft_probs(self, context):
+        return likeliest_probs(torch.tensor([DRAFT], dtype=torch.float64), 2)
 
 
 def survivals(first_token):
@@ -50,17 +50,17 @@ def retrospective(first_token):
     return max(range(3), key=lambda n: throughput(survivals(first_token), n))
 
 
-def law_of_first_token(schedule, rule):
+def distribution_of_first_token(schedule, rule):
     rounds = rounds_of(AppendixA(num_tokens=2, gamma=2, num_kept=2), rule, 1)
-    law = defaultdict(float)
+    distribution = defaultdict(float)
     for first_token in (A, B):
         choices = rounds[(), schedule(first_token)]
         seen = [c for c in choices if not c[1] or c[1][0] == first_token]
         total = sum(prob for prob, *_ in seen)
         for prob, drafted, num_accepted, next_token in seen:
             token_id = drafted[0] if num_accepted else next_token
-            law[token_id] += DRAFT[first_token] * prob / total
-    return [law[A], law[B]]
+            distribution[token_id] += DRAFT[first_token] * prob / total
+    return [distribution[A], distribution[B]]
 
 
 RATIO_RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
@@ -69,17 +69,19 @@ RATIO_RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
 @pytest.mark.parametrize("rule", RATIO_RULES)
 def test_the_causal_schedule_verifies_nothing_and_is_exact(rule):
     assert [causal(token) for token in (A, B)] == [0, 0]
-    assert law_of_first_token(causal, rule) == pytest.approx([0.7, 0.3], abs=1e-12)
+    assert distribution_of_first_token(causal, rule) == pytest.approx([0.7, 0.3], abs=1e-12)
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
 def test_the_retrospective_schedule_is_caught(rule):
     assert [retrospective(token) for token in (A, B)] == [2, 0]
-    assert law_of_first_token(retrospective, rule) == pytest.approx([0.85, 0.15], abs=1e-12)
+    assert distribution_of_first_token(retrospective, rule) == pytest.approx(
+        [0.85, 0.15], abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
 def test_any_schedule_blind_to_the_token_is_exact(rule):
     for verify_len in range(3):
-        law = law_of_first_token(lambda token, n=verify_len: n, rule)
-        assert law == pytest.approx([0.7, 0.3], abs=1e-12)
+        distribution = distribution_of_first_token(lambda token, n=verify_len: n, rule)
+        assert distribution == pytest.approx([0.7, 0.3], abs=1e-12)

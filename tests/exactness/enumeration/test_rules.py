@@ -1,22 +1,24 @@
-"""Every rule leaves the law of the output as it is, to 1e-12 in total variation, by enumeration."""
+"""Every rule leaves the distribution of the output as it is, to 1e-12 in total variation, by
+enumeration.
+"""
 
 import pytest
 
 from specserve.sampling.verification.rule import VerificationRule
 from tests.exactness.enumeration.sequences import (
-    plain_law,
+    plain_distribution,
     rounds_of,
-    speculative_law,
+    speculative_distribution,
     total_variation,
 )
 from tests.exactness.enumeration.toy import Toy
-from tests.specserve.sampling.test_sampling import expected_law
+from tests.specserve.sampling.test_sampling import expected_distribution
 
 TOYS = {
     "close draft": Toy(),
     "far draft": Toy(draft="far"),
-    "equal laws": Toy(draft="equal"),
-    "disjoint laws": Toy(draft="disjoint", num_kept=2),
+    "equal distributions": Toy(draft="equal"),
+    "disjoint distributions": Toy(draft="disjoint", num_kept=2),
     "one-hot draft": Toy(draft="one-hot", num_kept=1),
     "truncated draft": Toy(draft="close", num_kept=2),
     "impossible token": Toy(draft="far", impossible=(1,)),
@@ -74,13 +76,13 @@ SCHEDULES = [always, never, by_position, by_hit]
 
 @pytest.mark.parametrize("rule", VerificationRule)
 @pytest.mark.parametrize("name", QUICK_OR_SLOW)
-def test_the_law_of_the_output_is_that_of_plain_decoding(name, rule):
+def test_the_distribution_of_the_output_is_that_of_plain_decoding(name, rule):
     toy = TOYS[name]
-    expected = plain_law(toy, num_tokens=3)
+    expected = plain_distribution(toy, num_tokens=3)
     assert sum(expected.values()) == pytest.approx(1, abs=1e-12)
     rounds = rounds_of(toy, rule, 3)
     for schedule in SCHEDULES:
-        found = speculative_law(toy, rounds, 3, schedule(toy))
+        found = speculative_distribution(toy, rounds, 3, schedule(toy))
         assert total_variation(found, expected) < 1e-12, schedule.__name__
 
 
@@ -96,17 +98,17 @@ def test_longer_drafts_and_larger_vocabularies_too(num_tokens, rule):
         fields={"frequency_penalty": 0.4, "top_p": 0.95},
     )
     length = 3 if num_tokens == 3 else 2
-    expected = plain_law(toy, length)
+    expected = plain_distribution(toy, length)
     rounds = rounds_of(toy, rule, length)
     for schedule in SCHEDULES:
-        found = speculative_law(toy, rounds, length, schedule(toy))
+        found = speculative_distribution(toy, rounds, length, schedule(toy))
         assert total_variation(found, expected) < 1e-12, schedule.__name__
 
 
 @pytest.mark.parametrize("name", TOYS)
-def test_the_toys_have_the_law_that_the_definition_gives(name):
+def test_the_toys_have_the_distribution_that_the_definition_gives(name):
     toy = TOYS[name]
     for context in ((), (1,), (2, 2)):
-        found = toy.target_law(context).tolist()
-        defined = expected_law(toy.logits(context), toy.state(context), toy.num_tokens)
+        found = toy.target_distribution(context).tolist()
+        defined = expected_distribution(toy.logits(context), toy.state(context), toy.num_tokens)
         assert found == pytest.approx(defined, abs=1e-12)

@@ -1,4 +1,4 @@
-"""Targets and drafts over a handful of tokens, with laws that change at every context."""
+"""Targets and drafts over a handful of tokens, with distributions that change at every context."""
 
 import random
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import target_probs
 from specserve.sampling.state import SamplingState
 from specserve.types import SamplingParams
-from tests.specserve.sampling.laws import law_of_likeliest
+from tests.specserve.sampling.random_probs import likeliest_probs
 
 PROMPT = (0, 1)
 
@@ -24,13 +24,13 @@ def _drawn_logits(key: str, num_tokens: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Toy:
-    """A target, a draft and a request. `draft` names how its law relates to the target's."""
+    """A target, a draft and a request. `draft` names how it relates to the target."""
 
     num_tokens: int = 3
     gamma: int = 2
     seed: int = 0
     draft: str = "close"
-    num_kept: int = 3  # tokens of the draft's law
+    num_kept: int = 3  # tokens of the draft's distribution
     end_token_ids: tuple[int, ...] = ()
     impossible: tuple[int, ...] = ()  # for the target, by its own logits
     fields: dict = field(default_factory=dict)  # of SamplingParams
@@ -53,15 +53,15 @@ class Toy:
             logits[token_id] = float("-inf")
         return logits
 
-    def target_law(self, context):
+    def target_distribution(self, context):
         """By the real code, float64 [V]."""
         logits = torch.tensor([self.logits(context)], dtype=torch.float64)
         return target_probs(logits, SamplingBatch.build([self.state(context)]))[0]
 
-    def draft_law(self, context):
+    def draft_probs(self, context):
         """float64, one row."""
         rng = random.Random(f"{self.seed} draft {context}")
-        probs = self.target_law(context)
+        probs = self.target_distribution(context)
         noise = torch.tensor([rng.random() for _ in range(self.num_tokens)]).double()
         weights = {
             "equal": probs,
@@ -70,4 +70,4 @@ class Toy:
             "disjoint": torch.where(probs == probs.max(), 0.0, noise),
             "one-hot": (noise == noise.max()).double(),
         }[self.draft]
-        return law_of_likeliest(weights.unsqueeze(0), self.num_kept)
+        return likeliest_probs(weights.unsqueeze(0), self.num_kept)

@@ -1,8 +1,9 @@
 """Many samples decoded round by round by what the service decodes with: `ColocatedDraft` proposes,
-`Sampler` judges and cuts. Only the two models are replaced, by tables of their laws.
+`Sampler` judges and cuts. Only the two models are replaced, by tables of their distributions.
 
-Laws depend on the row and the position, never on what was generated, so plain decoding emits
-independent tokens with known laws; a wrong row, position, law or key shifts what comes out.
+Distributions depend on the row and the position, never on what was generated, so plain decoding
+emits independent tokens with known distributions; a wrong row, position, distribution or key shifts
+what comes out.
 """
 
 import random
@@ -15,16 +16,16 @@ from specserve.types import Request, SamplingParams
 from target_node.sampler import Sampler
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
-from target_node.speculation.drafting import ColocatedDraft, RowToDraft, needs_law
+from target_node.speculation.drafting import ColocatedDraft, RowToDraft, needs_probs
 from tests.backends.chosen import BACKEND
-from tests.exactness.simulation.laws import ALL, NUM_KEPT, VOCAB_SIZE, Laws, cells
+from tests.exactness.simulation.distributions import ALL, NUM_KEPT, VOCAB_SIZE, Distributions, cells
 
 PROMPT = [0]
 CPU = torch.device("cpu")
 
 
 class TableDrafter:
-    """`Drafter` of blocks whose laws stand in a table; its rows are those of `Streams`."""
+    """`Drafter` of blocks whose distributions stand in a table; its rows are those of `Streams`."""
 
     name = "table"
     holds_tokens_in_flight = True
@@ -32,8 +33,8 @@ class TableDrafter:
     feature_size = 0
     features = None
 
-    def __init__(self, laws, gamma):
-        self.laws = laws
+    def __init__(self, distributions, gamma):
+        self.distributions = distributions
         self.gamma = gamma
         self.context_lens = {}
 
@@ -51,11 +52,14 @@ class TableDrafter:
         drawing = rule.begin(BlockLayout(positions, self.gamma, VOCAB_SIZE, None))
         drawn = [
             drawing.draw(
-                slot, self.laws.at(self.laws.drafts, rows, positions + slot).log()[:, None]
+                slot,
+                self.distributions.at(self.distributions.drafts, rows, positions + slot).log()[
+                    :, None
+                ],
             )
             for slot in range(self.gamma)
         ]
-        return SpeculationBatch(torch.cat(drawn, dim=1), drawing.law(), None)
+        return SpeculationBatch(torch.cat(drawn, dim=1), drawing.distribution(), None)
 
     def truncate(self, row, length):
         self.context_lens[row] = length
@@ -73,9 +77,9 @@ class Streams:
     def __init__(
         self, rule, num_streams, *, pairs=ALL, num_tokens=3, gamma=3, first_nonce=1, are_mixed=False
     ):
-        self.laws, self.num_tokens, self.gamma = Laws(pairs), num_tokens, gamma
+        self.distributions, self.num_tokens, self.gamma = Distributions(pairs), num_tokens, gamma
         self.draft = ColocatedDraft(
-            TableDrafter(self.laws, gamma),
+            TableDrafter(self.distributions, gamma),
             None,
             vocab_size=VOCAB_SIZE,
             num_kept=NUM_KEPT,
@@ -134,10 +138,10 @@ class Streams:
         places = [
             (row.speculation.place, row.verify_len)
             for row, drafted in zip(rows, to_draft, strict=True)
-            if row.verify_len and needs_law(drafted)
+            if row.verify_len and needs_probs(drafted)
         ]
-        laws = self.draft.laws(places) if places else None
-        results = self.sampler.sample(rows, self.target_logits(rows), laws)
+        distributions = self.draft.distributions(places) if places else None
+        results = self.sampler.sample(rows, self.target_logits(rows), distributions)
         self.observe(rows, results)
         for row, result in zip(rows, results, strict=True):
             sequence = row.sequence
@@ -154,15 +158,15 @@ class Streams:
             for row in rows
             for k in range(row.num_logits)
         ]
-        return self.laws.at(self.laws.targets, *torch.tensor(places).T).log()
+        return self.distributions.at(self.distributions.targets, *torch.tensor(places).T).log()
 
     # --- what came out -------------------------------------------------------------------------
 
     def counts(self, tokens):
         """Of outputs, int64 [kinds, cells]; for `expected`."""
-        return self.laws.counts(cells(tokens), VOCAB_SIZE**self.num_tokens)
+        return self.distributions.counts(cells(tokens), VOCAB_SIZE**self.num_tokens)
 
     def expected(self):
-        """The laws of outputs, one a kind."""
-        kinds = range(self.laws.num_kinds)
-        return [self.laws.outputs(kind, len(PROMPT), self.num_tokens) for kind in kinds]
+        """The distributions of outputs, one a kind."""
+        kinds = range(self.distributions.num_kinds)
+        return [self.distributions.outputs(kind, len(PROMPT), self.num_tokens) for kind in kinds]

@@ -3,57 +3,60 @@
 from tests.plants.plant import Plant, Way
 
 _ASYNC = frozenset({Way.ASYNC})
-_LAW = "tests/exactness/test_asynchronous_law.py"
-_IN_TIME = f"{_LAW}::test_throws_have_their_law[in time-rejection]"
+_DISTRIBUTION = "tests/exactness/test_asynchronous_distribution.py"
+_IN_TIME = f"{_DISTRIBUTION}::test_throws_have_their_distribution[in time-rejection]"
 _LINKS = "tests/target_node/speculation/test_draft_links.py"
 
 PLANTS = [
     Plant(
-        name="pushed-laws-of-place-0",
+        name="pushed-draft-probs-of-place-0",
         file="target_node/speculation/asynchronous.py",
-        symbol="_law_of",
-        was="block.push.law_probs[block.place, :length]",
-        becomes="block.push.law_probs[0, :length]",
-        tests=(f"{_LAW}::test_throws_have_their_law[in time-rejection]",),
+        symbol="_probs_of",
+        was="block.push.kept_probs[block.place, :length]",
+        becomes="block.push.kept_probs[0, :length]",
+        tests=(f"{_DISTRIBUTION}::test_throws_have_their_distribution[in time-rejection]",),
         breaks="every block of a push is judged by the probabilities of its first block",
         ways=_ASYNC,
     ),
     Plant(
-        name="laws-of-misses-first",
+        name="draft-probs-of-misses-first",
         file="target_node/speculation/asynchronous.py",
-        symbol="AsynchronousSpeculation.laws",
+        symbol="AsynchronousSpeculation.draft_probs",
         was="for row in rows:",
         becomes="for row in sorted(rows, key=lambda row: row.sequence in self._blocks):",
-        tests=(f"{_LAW}::test_throws_have_their_law[misses drafted here-rejection]",),
-        breaks="laws of local drafts attach to rows that have a pushed block",
+        tests=(
+            f"{_DISTRIBUTION}::test_throws_have_their_distribution[misses drafted here-rejection]",
+        ),
+        breaks="distributions of local drafts attach to rows that have a pushed block",
         ways=_ASYNC,
     ),
-    # --- laws that were pushed -------------------------------------------------------------------
+    # --- distributions that were pushed
+    # -------------------------------------------------------------------
     Plant(
-        name="pushed-laws-flattened",
+        name="pushed-draft-probs-flattened",
         file="target_node/speculation/asynchronous.py",
-        symbol="_law_of",
-        was="return DraftLaw(padded.to(device), torch.from_numpy(probs.copy()).to(device))",
+        symbol="_probs_of",
+        was="return DraftProbs(padded.to(device), torch.from_numpy(probs.copy()).to(device))",
         becomes="""
             probs = probs / probs.max(axis=1, keepdims=True)
-            law = padded.to(device), torch.from_numpy(probs).to(device).sqrt()
-            return DraftLaw.of_entries(*law)
+            draft_probs = padded.to(device), torch.from_numpy(probs).to(device).sqrt()
+            return DraftProbs.of_entries(*draft_probs)
         """,
         tests=(_IN_TIME,),
         breaks="pushed blocks are judged as if they had been drawn at another temperature",
         ways=_ASYNC,
     ),
     Plant(
-        name="pushed-laws-of-the-next-token",
+        name="pushed-draft-probs-of-the-next-token",
         file="target_node/speculation/asynchronous.py",
-        symbol="_law_of",
+        symbol="_probs_of",
         was="""
-            ids: Tokens = block.push.law_ids[block.place, :length]
-            probs = block.push.law_probs[block.place, :length]
+            ids: Tokens = block.push.kept_ids[block.place, :length]
+            probs = block.push.kept_probs[block.place, :length]
         """,
         becomes="""
-            ids: Tokens = block.push.law_ids[block.place, 1 : length + 1]
-            probs = block.push.law_probs[block.place, 1 : length + 1]
+            ids: Tokens = block.push.kept_ids[block.place, 1 : length + 1]
+            probs = block.push.kept_probs[block.place, 1 : length + 1]
         """,
         tests=(_IN_TIME,),
         breaks="a drafted token is judged by the probabilities of the one behind it",
@@ -72,7 +75,7 @@ PLANTS = [
             rounds=[0] * len(branches),
             branches=[0] * len(branches),
         """,
-        tests=(f"{_LAW}::test_throws_have_their_law[moody coins-rejection]",),
+        tests=(f"{_DISTRIBUTION}::test_throws_have_their_distribution[moody coins-rejection]",),
         breaks="round after round a position is drafted by noise that decided already",
         ways=_ASYNC,
     ),
@@ -84,7 +87,7 @@ PLANTS = [
         becomes="""
             kept = [each for each in draft_batch.blocks if each.token_ids[0] != each.key.anchor_id]
             draft_batch = type(draft_batch)(
-                kept, draft_batch.drawn, draft_batch.law, draft_batch.seconds
+                kept, draft_batch.drawn, draft_batch.draft_probs, draft_batch.seconds
             )
             if self._send_push is not None and kept and not self._send_push(draft_batch.push()):
         """,
@@ -246,8 +249,10 @@ PLANTS = [
         symbol="AsynchronousSpeculation.propose",
         was="self._blocks.clear()",
         becomes="self._hits.clear()",
-        tests=(f"{_LAW}::test_throws_have_their_law[misses drafted here-rejection]",),
-        breaks="a local draft is judged by the laws of a block that was pushed for an older round",
+        tests=(
+            f"{_DISTRIBUTION}::test_throws_have_their_distribution[misses drafted here-rejection]",
+        ),
+        breaks="a local draft is judged by the probabilities of a block pushed for an older round",
         ways=_ASYNC,
     ),
 ]

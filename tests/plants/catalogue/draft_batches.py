@@ -13,7 +13,7 @@ PLANTS = [
         was="sample_indices=[branch.report.sample_index for branch in branches],",
         becomes="sample_indices=[0] * len(branches),",
         tests=(
-            "tests/exactness/test_asynchronous_law.py"
+            "tests/exactness/test_asynchronous_distribution.py"
             "::test_samples_of_a_request_are_independent[foreseeable]",
         ),
         breaks="the samples of one request share their proposals",
@@ -36,7 +36,7 @@ PLANTS = [
         was="return (self.epoch % _EPOCHS) << _BRANCH_BITS | number",
         becomes="return number",
         tests=(
-            f"{_PRESPECULATION}::test_blocks_of_the_rejection_family_ship_the_law_they_were_drawn_from",
+            f"{_PRESPECULATION}::test_blocks_of_the_rejection_family_ship_the_distribution_they_were_drawn_from",
         ),
         breaks="a draft process that was started anew draws by noise that was used before",
         ways=_ASYNC,
@@ -67,10 +67,10 @@ PLANTS = [
         ways=_ASYNC,
     ),
     Plant(
-        name="draft-batches-of-laws-as-full-as-there-are-outcomes",
+        name="draft-batches-of-draft-probs-as-full-as-there-are-outcomes",
         file="draft_node/prespeculation/prespeculation.py",
         symbol="PreSpeculation._take_batch",
-        was="fills_up = family[0].kind.needs_law",
+        was="fills_up = family[0].kind.needs_probs",
         becomes="fills_up = False",
         tests=(
             f"{_PRESPECULATION}::test_draft_batches_of_the_rejection_family_are_full_and_equally_wide",

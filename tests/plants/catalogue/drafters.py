@@ -39,21 +39,23 @@ PLANTS = [
         ways=frozenset({Way.TORCH, Way.ASYNC}),
     ),
     Plant(
-        name="laws-are-judged-behind-the-draw",
+        name="draft-probs-are-judged-behind-the-draw",
         file="specserve/drafters/block_drafter.py",
         symbol="BlockDrafter._draw_all",
         was="""
-            confidences = None if self.law_confidence is None else self.law_confidence(0, logits)
+            asked = self.probs_confidence
+            confidences = None if asked is None else asked(0, logits)
             token_ids = drawing.draw(0, logits)
         """,
         becomes="""
             token_ids = drawing.draw(0, logits)
-            confidences = None if self.law_confidence is None else self.law_confidence(0, logits)
+            asked = self.probs_confidence
+            confidences = None if asked is None else asked(0, logits)
         """,
         tests=(
-            f"{_BLOCKS}::test_law_confidences_are_asked_before_the_draw_and_only_without_a_head",
+            f"{_BLOCKS}::test_probs_confidences_are_asked_before_the_draw_and_only_without_a_head",
         ),
-        breaks="confidences are those of laws that requests' own fields have changed",
+        breaks="confidences are those of distributions that requests' own fields have changed",
         ways=_ANYWHERE,
     ),
     Plant(

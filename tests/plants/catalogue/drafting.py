@@ -10,8 +10,8 @@ PLANTS = [
         was="rounds=[row.sequence.num_rounds for row in rows],",
         becomes="rounds=[0] * len(rows),",
         tests=(
-            "tests/exactness/test_asynchronous_law.py"
-            "::test_throws_have_their_law[moody coins drafted here-rejection]",
+            "tests/exactness/test_asynchronous_distribution.py"
+            "::test_throws_have_their_distribution[moody coins drafted here-rejection]",
         ),
         breaks="a miss is drafted again by noise that already decided what is prepared",
         ways=frozenset({Way.ASYNC}),
@@ -27,14 +27,14 @@ PLANTS = [
         ways=frozenset({Way.SYNC, Way.ASYNC}),
     ),
     Plant(
-        name="laws-of-the-token-before",
+        name="draft-probs-of-the-token-before",
         file="target_node/speculation/drafting.py",
-        symbol="ColocatedDraft.laws",
+        symbol="ColocatedDraft.draft_probs",
         was="place * size + k for place",
         becomes="place * size + max(k - 1, 0) for place",
         tests=(
-            "tests/exactness/simulation/test_law.py"
-            "::test_outputs_have_their_law[rejection-rows, by ratio]",
+            "tests/exactness/simulation/test_distribution.py"
+            "::test_outputs_have_their_distribution[rejection-rows, by ratio]",
         ),
         breaks="drafted tokens are judged by the probabilities of the token before",
         ways=frozenset({Way.SYNC}),

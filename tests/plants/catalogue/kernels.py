@@ -3,7 +3,7 @@
 from tests.plants.plant import Plant, Way
 
 _COMPILED = frozenset({Way.COMPILED, Way.SYNC, Way.ASYNC})
-_LAWS = "specserve/sampling/law_kernels.py"
+_DISTRIBUTIONS = "specserve/sampling/distribution_kernels.py"
 _RATIO = "tests/specserve/sampling/test_compiled_ratio.py"
 _TRUNCATION = "specserve/sampling/truncation_kernels.py"
 _CUT = "tests/specserve/sampling/test_truncation_kernels.py"

@@ -5,7 +5,7 @@ from tests.plants.plant import Plant, Way
 _ASYNC = frozenset({Way.ASYNC})
 _COMPILED = frozenset({Way.ASYNC, Way.COMPILED})
 _OUTCOMES = "tests/draft_node/prespeculation/test_outcomes.py"
-_LAW = "tests/exactness/test_asynchronous_law.py"
+_DISTRIBUTION = "tests/exactness/test_asynchronous_distribution.py"
 
 PLANTS = [
     Plant(
@@ -14,7 +14,7 @@ PLANTS = [
         symbol="outcome_weights",
         was="weights.append(survival - longer)",
         becomes="weights.append(longer)",
-        tests=(f"{_OUTCOMES}::test_weights_are_the_law_of_the_number_accepted",),
+        tests=(f"{_OUTCOMES}::test_weights_are_the_distribution_of_the_number_accepted",),
         breaks="outcomes are prepared by chances that belong to one token more",
         ways=_ASYNC,
     ),
@@ -88,7 +88,7 @@ PLANTS = [
             best = best.masked_fill((clear < clear.roll(-1))[:, None], -torch.inf)
             ids = places if target_ids is None else target_ids[places]
         """,
-        tests=(f"{_LAW}::test_throws_have_their_law[odd coins-foreseeable]",),
+        tests=(f"{_DISTRIBUTION}::test_throws_have_their_distribution[odd coins-foreseeable]",),
         breaks="most is prepared where noise that is still to count decides most clearly",
         ways=_ASYNC,
     ),

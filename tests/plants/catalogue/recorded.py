@@ -44,16 +44,16 @@ PLANTS = [
         ways=_RECORDED,
     ),
     Plant(
-        name="laws-of-the-round-before",
+        name="draft-probs-of-the-round-before",
         file="specserve/backends/cuda/verification.py",
         symbol="_Packed.fill",
         was="""
-            (self.laws, given.laws),
+            (self.draft_probs, given.draft_probs),
             (self.temperatures.view(torch.float64), given.temperatures),
         """,
         becomes="(self.temperatures.view(torch.float64), given.temperatures),",
         tests=(f"{_SAMPLING}::test_the_ratio_test[rejection]",),
-        breaks="tokens are judged by laws that the rows of a round before had",
+        breaks="tokens are judged by distributions that the rows of a round before had",
         ways=_RECORDED,
     ),
     Plant(
@@ -141,13 +141,13 @@ PLANTS = [
         ways=_RECORDED,
     ),
     Plant(
-        name="law-of-draws-overwritten-by-the-next",
+        name="draft-probs-of-draws-overwritten-by-the-next",
         file="specserve/backends/cuda/block_draws.py",
         symbol="_first",
-        was="DraftLaw(law.ids[:count].clone(), law.probs[:count].clone())",
-        becomes="DraftLaw(law.ids[:count].clone(), law.probs[:count])",
+        was="DraftProbs(draft_probs.ids[:count].clone(), draft_probs.probs[:count].clone())",
+        becomes="DraftProbs(draft_probs.ids[:count].clone(), draft_probs.probs[:count])",
         tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
-        breaks="the law that is shipped is that of a later draft batch: the output's law changes",
+        breaks="what is shipped is of a later draft batch: the output's distribution changes",
         ways=_RECORDED,
     ),
 ]

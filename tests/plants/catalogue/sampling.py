@@ -7,7 +7,7 @@ _COMPILED = frozenset({Way.COMPILED})
 _SAMPLING = "tests/specserve/sampling/test_sampling.py"
 _DEFINED = f"{_SAMPLING}::test_float64_probs_equal_the_definition"
 _DRAWING = "tests/specserve/sampling/test_drawing.py"
-_KEYS = "tests/specserve/sampling/test_draft_law.py"
+_KEYS = "tests/specserve/sampling/test_draft_probs.py"
 
 PLANTS = [
     # --- edits -----------------------------------------------------------------------------------
@@ -117,39 +117,40 @@ PLANTS = [
         breaks="without numba seeds that differ in their high half alone give one text",
         ways=_TORCH,
     ),
-    # --- draft laws ------------------------------------------------------------------------------
+    # --- draft probabilities
+    # ------------------------------------------------------------------------------
     Plant(
         name="drafts-drawn-greedily",
         file="specserve/sampling/drawing.py",
         symbol="Sampled._Draws.draw",
-        was="winners = (noise / law.probs).argmin(dim=1, keepdim=True)",
-        becomes="winners = law.probs.argmax(dim=1, keepdim=True)",
+        was="winners = (noise / draft_probs.probs).argmin(dim=1, keepdim=True)",
+        becomes="winners = draft_probs.probs.argmax(dim=1, keepdim=True)",
         tests=(f"{_DRAWING}::test_tokens_are_drawn_by_their_slots_own_noise",),
-        breaks="the likeliest token is drafted and shipped with a law that it was not drawn from",
+        breaks="the likeliest token is drafted and shipped as if it had been drawn",
         ways=_TORCH,
     ),
     Plant(
         name="drafts-at-temperature-1",
         file="specserve/sampling/drawing.py",
         symbol="Sampled._Draws.draw",
-        was="law = DraftLaw.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))",
+        was="draft_probs = DraftProbs.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))",
         becomes="""
-            law = DraftLaw.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))
-            flat = DraftLaw.of_entries(ids.flatten(0, 1), gaps.exp().flatten(0, 1))
-            law = DraftLaw(law.ids, flat.probs)
+            draft_probs = DraftProbs.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))
+            flat = DraftProbs.of_entries(ids.flatten(0, 1), gaps.exp().flatten(0, 1))
+            draft_probs = DraftProbs(draft_probs.ids, flat.probs)
         """,
-        tests=(f"{_DRAWING}::test_a_law_is_the_likeliest_tokens_at_the_rows_temperature",),
-        breaks="a draft's law forgets the request's temperature",
+        tests=(f"{_DRAWING}::test_a_distribution_is_the_likeliest_tokens_at_the_rows_temperature",),
+        breaks="a draft's distribution forgets the request's temperature",
         ways=_TORCH,
     ),
     Plant(
         name="padding-subtracted",
-        file="specserve/sampling/draft_law.py",
-        symbol="DraftLaw.joined",
-        was="torch.cat([pad(x.ids, m, value=PAD_ID) for x, m in zip(laws, missing, strict=True)]),",
-        becomes="torch.cat([pad(x.ids, m) for x, m in zip(laws, missing, strict=True)]),",
-        tests=(f"{_KEYS}::test_laws_of_several_drafters_join_padded",),
-        breaks="laws of several drafters in one round count as broken, and their drafts as none",
+        file="specserve/sampling/draft_probs.py",
+        symbol="DraftProbs.joined",
+        was="[pad(x.ids, m, value=PAD_ID) for x, m in zip(parts, missing, strict=True)]",
+        becomes="[pad(x.ids, m) for x, m in zip(parts, missing, strict=True)]",
+        tests=(f"{_KEYS}::test_distributions_of_several_drafters_join_padded",),
+        breaks="probabilities of several drafters in a round count as broken, their drafts as none",
         ways=_TORCH,
     ),
     Plant(

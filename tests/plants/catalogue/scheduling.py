@@ -207,8 +207,8 @@ PLANTS = [
         was="if not verify_len:",
         becomes="if not verify_len or speculation.token_ids[0] == row.sequence.token_ids[-1]:",
         tests=(
-            "tests/exactness/test_asynchronous_law.py"
-            "::test_throws_have_their_law[in time-rejection]",
+            "tests/exactness/test_asynchronous_distribution.py"
+            "::test_throws_have_their_distribution[in time-rejection]",
         ),
         breaks="a draft that only repeats its anchor is not verified, so repetitions are too rare",
         ways=_BOTH,
@@ -226,7 +226,7 @@ PLANTS = [
         """,
         tests=(
             "tests/specserve/drafters/test_chain_steps.py"
-            "::test_confidences_are_those_of_the_laws_whatever_is_drawn",
+            "::test_confidences_are_those_of_the_distributions_whatever_is_drawn",
         ),
         breaks="whether a drafted token is verified depends on which one it is",
         ways=_BOTH | {Way.TORCH},

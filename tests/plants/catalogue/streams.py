@@ -94,7 +94,7 @@ PLANTS = [
         was="if block is None or not _follows(block, row):",
         becomes="if block is None:",
         tests=(f"{_CACHE}::test_a_block_for_another_anchor_is_not_what_follows_this_one",),
-        breaks="outcomes are told from the laws of a block behind another anchor",
+        breaks="outcomes are told from the distributions of a block behind another anchor",
         ways=_ASYNC,
     ),
     Plant(

@@ -4,12 +4,14 @@ from tests.plants.plant import Plant, Way
 
 _SYNC = frozenset({Way.SYNC})
 _TORCH = frozenset({Way.TORCH})
-_LAW = "tests/exactness/test_engine_law.py::test_a_few_answers_have_their_law"
+_DISTRIBUTION = (
+    "tests/exactness/test_engine_distribution.py::test_a_few_answers_have_their_distribution"
+)
 _EQUAL = "tests/exactness/test_speculative_decoding.py::test_a_few_requests_are_those_of_plain"
 _LOSSLESS = f"{_EQUAL}_decoding[language model]"
 _ENUMERATED = (
     "tests/exactness/enumeration/test_rules.py"
-    "::test_the_law_of_the_output_is_that_of_plain_decoding"
+    "::test_the_distribution_of_the_output_is_that_of_plain_decoding"
 )
 
 PLANTS = [
@@ -17,9 +19,9 @@ PLANTS = [
         name="mixed-rows-shifted",
         file="target_node/sampler.py",
         symbol="Sampler._outcomes",
-        was="found = self.backend.verify(logits, to_verify, laws)",
-        becomes="found = self.backend.verify(logits.roll(1, 0), to_verify, laws)",
-        tests=(f"{_LAW}[rejection]",),
+        was="found = self.backend.verify(logits, to_verify, draft_probs)",
+        becomes="found = self.backend.verify(logits.roll(1, 0), to_verify, draft_probs)",
+        tests=(f"{_DISTRIBUTION}[rejection]",),
         breaks="where rows of several rules meet, each is judged by the logits of the row before",
         ways=_SYNC | _TORCH,
     ),
@@ -34,17 +36,17 @@ PLANTS = [
         ways=_SYNC | _TORCH,
     ),
     Plant(
-        name="laws-of-the-next-block",
+        name="draft-probs-of-the-next-block",
         file="target_node/speculation/drafting.py",
-        symbol="ColocatedDraft.laws",
+        symbol="ColocatedDraft.draft_probs",
         was="rows = [place * size + k for place, length in places for k in range(length)]",
         becomes="""
-            last = len(law.ids) - 1
+            last = len(draft_probs.ids) - 1
             rows = [
                 min((place + 1) * size + k, last) for place, length in places for k in range(length)
             ]
         """,
-        tests=(f"{_LAW}[foreseeable]",),
+        tests=(f"{_DISTRIBUTION}[foreseeable]",),
         breaks="drafted tokens are judged by the probabilities of another row's block",
         ways=_SYNC,
     ),
@@ -55,14 +57,14 @@ PLANTS = [
         was="return spans.starts + num_accepted",
         becomes="return spans.starts + num_accepted.minimum((spans.verify_lens - 1).clamp(min=0))",
         tests=(f"{_ENUMERATED}[close draft-rejection]",),
-        breaks="the token behind a block that stands as a whole has the law of the one before it",
+        breaks="the token behind a block that stands as a whole is drawn as the one before it",
         ways=_TORCH,
     ),
     # --- what stands -----------------------------------------------------------------------------
     Plant(
         name="ratio-of-weights",
         file="specserve/sampling/sampling.py",
-        symbol="TargetLaws.at",
+        symbol="TargetDistributions.at",
         was="probs = (weights.double() / self.totals).to(weights.dtype)",
         becomes="probs = weights.clone()",
         tests=(f"{_ENUMERATED}[close draft-rejection]",),
@@ -73,18 +75,18 @@ PLANTS = [
         name="residual-forgotten",
         file="specserve/sampling/verification/verify.py",
         symbol="by_ratio",
-        was="weights = residual_probs(target.rows(ends), law.rows(ends))",
+        was="weights = residual_probs(target.rows(ends), draft_probs.rows(ends))",
         becomes="weights = target.rows(ends)",
         tests=(f"{_ENUMERATED}[close draft-rejection]",),
-        breaks="what follows a rejected token is drawn from the target's whole law",
+        breaks="what follows a rejected token is drawn from the target's whole distribution",
         ways=_TORCH,
     ),
     Plant(
         name="residual-of-either-side",
         file="specserve/sampling/verification/ratio.py",
         symbol="residual_probs",
-        was="residual = draft_law.subtracted_from(target_probs).clamp_(min=0.0)",
-        becomes="residual = draft_law.subtracted_from(target_probs).abs_()",
+        was="residual = draft_probs.subtracted_from(target_probs).clamp_(min=0.0)",
+        becomes="residual = draft_probs.subtracted_from(target_probs).abs_()",
         tests=(f"{_ENUMERATED}[far draft-rejection]",),
         breaks="a token that was rejected may be drawn right after",
         ways=_TORCH,
@@ -103,10 +105,10 @@ PLANTS = [
         name="impossible-drafts-stand",
         file="specserve/sampling/verification/verify.py",
         symbol="by_ratio",
-        was="sound = draft_law.sound(logits.shape[1]) & (draft_law.at(spans.drafted) > 0)",
-        becomes="sound = draft_law.sound(logits.shape[1])",
+        was="sound = draft_probs.sound(logits.shape[1]) & (draft_probs.at(spans.drafted) > 0)",
+        becomes="sound = draft_probs.sound(logits.shape[1])",
         tests=("tests/device/test_recorded_sampling.py::test_the_ratio_test[rejection]",),
-        breaks="a law that was not its token's is subtracted all the same",
+        breaks="a distribution that was not its token's is subtracted all the same",
         ways=_TORCH,
     ),
     # --- what is kept of a round -----------------------------------------------------------------
@@ -121,19 +123,20 @@ PLANTS = [
         ways=_SYNC | {Way.ASYNC},
     ),
     Plant(
-        name="laws-of-the-first-round",
+        name="draft-probs-of-the-first-round",
         file="target_node/speculation/drafting.py",
-        symbol="ColocatedDraft.laws",
-        was="law, size = self._drawn.law, self._drawn.token_ids.shape[1]",
+        symbol="ColocatedDraft.draft_probs",
+        was="draft_probs, size = self._drawn.draft_probs, self._drawn.token_ids.shape[1]",
         becomes="""
-            law, size = self._drawn.law, self._drawn.token_ids.shape[1]
-            law = self.__dict__.setdefault("_laws_of", {}).setdefault(law.ids.shape, law)
+            draft_probs, size = self._drawn.draft_probs, self._drawn.token_ids.shape[1]
+            known = self.__dict__.setdefault("_probs_of", {})
+            draft_probs = known.setdefault(draft_probs.ids.shape, draft_probs)
         """,
         tests=(
-            "tests/exactness/test_asynchronous_law.py"
-            "::test_throws_have_their_law[any mode-foreseeable]",
+            "tests/exactness/test_asynchronous_distribution.py"
+            "::test_throws_have_their_distribution[any mode-foreseeable]",
         ),
-        breaks="laws are those of an earlier round of as many rows",
+        breaks="distributions are those of an earlier round of as many rows",
         ways=_SYNC,
     ),
     Plant(
@@ -196,7 +199,7 @@ PLANTS = [
         symbol="Sampler.state",
         was="seed=request.seed,",
         becomes="seed=request.seed if request.seeded_by_user else 0,",
-        tests=(f"{_LAW}[rejection]",),
+        tests=(f"{_DISTRIBUTION}[rejection]",),
         breaks="all requests without a seed draw by the same noise",
         ways=_SYNC | {Way.ASYNC},
     ),
@@ -206,7 +209,7 @@ PLANTS = [
         symbol="Sampler.state",
         was="sample_index=sequence.sample_index,",
         becomes="",
-        tests=(f"{_LAW}[rejection]",),
+        tests=(f"{_DISTRIBUTION}[rejection]",),
         breaks="the samples of a request draw by the noise of its first",
         ways=_SYNC | {Way.ASYNC},
     ),

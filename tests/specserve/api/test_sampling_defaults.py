@@ -39,7 +39,7 @@ def test_the_file_says_what_is_unset(tmp_path):
         assert sampling_defaults(tmp_path, "auto") == SamplingParams(top_k=expected)
 
 
-def test_a_model_without_the_file_changes_no_law(tmp_path):
+def test_a_model_without_the_file_changes_no_distribution(tmp_path):
     assert sampling_defaults(tmp_path, "auto") == SamplingParams()
 
 

@@ -91,9 +91,9 @@ def test_a_sound_service_passes_under_both_rules(audit, drafter):
     code, report = audit("--drafter", str(drafter))
     assert (code, report["verdict"]) == (0, "passed")
     assert {check["rule"] for check in report["checks"]} == {"rejection", "foreseeable"}
-    laws = [check for check in report["checks"] if check["check"] == "law"]
-    placed = [check for check in laws if check["subject"].startswith("places")]
-    first = [check for check in laws if check not in placed]
+    distributions = [check for check in report["checks"] if check["check"] == "distribution"]
+    placed = [check for check in distributions if check["subject"].startswith("places")]
+    first = [check for check in distributions if check not in placed]
     assert (len(first), len(placed)) == (8, 12)
     assert all(check["screening"]["num_samples"] == 800 for check in first)
     # So few samples see large errors only, and the report says so.
@@ -192,17 +192,23 @@ rule.accepted_prefix = lambda drafted, drawn: prefix(len(drafted), drawn[-1], Fa
 
 
 @pytest.mark.slow
-def test_a_service_with_wrong_bonus_tokens_fails_by_its_law(audit, tmp_path, monkeypatch, drafter):
+def test_a_service_with_wrong_bonus_tokens_fails_by_its_distribution(
+    audit, tmp_path, monkeypatch, drafter
+):
     plant(monkeypatch, tmp_path, BONUS_FROM_THE_ROW_BEFORE)
     code, report = audit("--drafter", str(drafter), "--verification", "rejection")
     assert (code, report["verdict"]) == (1, "failed")
     assert statuses(report, "equality") == {"passed"}
-    assert "failed" in statuses(report, "law")
+    assert "failed" in statuses(report, "distribution")
 
 
-def failed_laws(report: dict) -> set[tuple[str, str]]:
-    laws = (check for check in report["checks"] if check["check"] == "law")
-    return {(law["sampling"], law["subject"]) for law in laws if law["status"] == "failed"}
+def failed_distributions(report: dict) -> set[tuple[str, str]]:
+    distributions = (check for check in report["checks"] if check["check"] == "distribution")
+    return {
+        (distribution["sampling"], distribution["subject"])
+        for distribution in distributions
+        if distribution["status"] == "failed"
+    }
 
 
 @pytest.mark.slow
@@ -211,7 +217,7 @@ def test_penalties_that_drafted_tokens_do_not_get_fail_where_there_are_some(
 ):
     plant(monkeypatch, tmp_path, FORGETS_PENALTIES_OF_DRAFTED_TOKENS)
     report = audit_embedded()
-    assert {sampling for sampling, _ in failed_laws(report)} == {"penalties, top 3, t 0.7"}
+    assert {sampling for sampling, _ in failed_distributions(report)} == {"penalties, top 3, t 0.7"}
     assert statuses(report, "equality") == {"passed"}
 
 
@@ -220,7 +226,7 @@ def test_an_error_that_begins_deep_in_blocks_fails_there_and_nowhere_else(
     audit_embedded, tmp_path, monkeypatch
 ):
     plant(monkeypatch, tmp_path, ACCEPTS_FROM_THE_FIFTH)
-    assert {subject for _, subject in failed_laws(audit_embedded())} == {"places 5+"}
+    assert {subject for _, subject in failed_distributions(audit_embedded())} == {"places 5+"}
 
 
 @pytest.mark.slow
@@ -232,7 +238,7 @@ def test_log_probabilities_of_unseeded_answers_are_the_targets(
     assert (code, report["verdict"]) == (1, "failed")
     assert statuses(report, "logprobs") == {"failed"}
     assert statuses(report, "equality") == {"passed"}
-    assert not failed_laws(report)
+    assert not failed_distributions(report)
 
 
 @pytest.mark.slow

@@ -22,28 +22,28 @@ def test_critical_values_are_where_survival_is_the_false_alarm_rate():
 
 
 @pytest.mark.parametrize(
-    ("law", "num_draws"),
+    ("distribution", "num_draws"),
     [
         ([0.4, 0.3, 0.2, 0.05, 0.05], 300),
         ([1 / 64] * 64, 150),  # rare cells, all alike: they are merged whatever fell into them
     ],
 )
-def test_counts_of_the_law_itself_are_uniform_in_p(law, num_draws):
+def test_counts_of_the_distribution_itself_are_uniform_in_p(distribution, num_draws):
     generator = torch.Generator().manual_seed(3)
-    law = torch.tensor(law)
+    distribution = torch.tensor(distribution)
     values = []
     for _ in range(400):
-        draws = torch.multinomial(law, num_draws, replacement=True, generator=generator)
-        counts = torch.bincount(draws, minlength=len(law)).tolist()
-        values.append(goodness_of_fit(counts, law.tolist()).p_value)
+        draws = torch.multinomial(distribution, num_draws, replacement=True, generator=generator)
+        counts = torch.bincount(draws, minlength=len(distribution)).tolist()
+        values.append(goodness_of_fit(counts, distribution.tolist()).p_value)
     found = torch.tensor(values).sort().values
     assert (found - torch.arange(1, 401) / 400).abs().max() < 0.11  # 1e-4 by Kolmogorov-Smirnov
 
 
 @pytest.mark.parametrize(("num_samples", "distance"), [(2000, 0.06), (8000, 0.03)])
 def test_power_is_what_draws_show_in_the_hardest_direction(num_samples, distance):
-    law = torch.full((16,), 1 / 16)
-    wrong = law * torch.cat(
+    distribution = torch.full((16,), 1 / 16)
+    wrong = distribution * torch.cat(
         (torch.full((8,), 1 + 2 * distance), torch.full((8,), 1 - 2 * distance))
     )
     generator = torch.Generator().manual_seed(1)
@@ -51,7 +51,7 @@ def test_power_is_what_draws_show_in_the_hardest_direction(num_samples, distance
     for _ in range(400):
         draws = torch.multinomial(wrong, num_samples, replacement=True, generator=generator)
         counts = torch.bincount(draws, minlength=16).tolist()
-        found += goodness_of_fit(counts, law.tolist()).p_value < 1e-3
+        found += goodness_of_fit(counts, distribution.tolist()).p_value < 1e-3
     assert found / 400 == pytest.approx(power(num_samples, 15, distance, 1e-3), abs=0.08)
 
 

@@ -9,7 +9,7 @@ from specserve.api.completion import CompletedSample
 from specserve.audit.long_answers import ScoredAnswer, logprob_check
 from specserve.audit.places import placed_tokens, places_of
 from specserve.audit.report import Status
-from specserve.audit.token_law import Shaping
+from specserve.audit.token_distribution import Shaping
 from specserve.types import FinishReason, Logprobs, TokenOrigin
 
 PLAIN, DRAFTED, BONUS = TokenOrigin.PLAIN, TokenOrigin.DRAFTED, TokenOrigin.BONUS

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from specserve.audit.report import (
+    DistributionCheck,
     EqualityCheck,
-    LawCheck,
     Look,
     Origins,
     Report,
@@ -20,8 +20,8 @@ DRAFTED = Origins(num_tokens=100, num_accepted=40, num_judged=90)
 PLAIN = Origins(num_tokens=100, num_accepted=0, num_judged=0)
 
 
-def law_check(again: float | None = None, origins: Origins = DRAFTED) -> LawCheck:
-    return LawCheck(
+def distribution_check(again: float | None = None, origins: Origins = DRAFTED) -> DistributionCheck:
+    return DistributionCheck(
         rule="rejection",
         subject=Subject.TOKENS,
         sampling="whole",
@@ -63,7 +63,7 @@ def verdict(*checks) -> Status:
 
 
 def statuses(*again: float | None) -> list[Status]:
-    return [check.status for check in judge([law_check(value) for value in again])]
+    return [check.status for check in judge([distribution_check(value) for value in again])]
 
 
 def test_a_suspect_fails_by_its_second_look_alone():
@@ -80,29 +80,29 @@ def test_the_second_look_is_corrected_for_all_tests_not_only_suspects():
 
 
 def test_answers_without_a_verified_draft_say_nothing():
-    (check,) = judge([law_check(origins=PLAIN)])
+    (check,) = judge([distribution_check(origins=PLAIN)])
     assert check.status is Status.NOT_EXERCISED
     assert equality(origins=PLAIN).status is Status.NOT_EXERCISED
     assert verdict(equality(), check) is Status.NOT_EXERCISED
 
 
 def test_the_verdict_is_the_worst_status():
-    passed = judge([law_check()])
+    passed = judge([distribution_check()])
     assert verdict(equality(), *passed) is Status.PASSED
     assert verdict(equality(1), *passed) is Status.FAILED
     assert verdict(equality(1, promised=False), *passed) is Status.PASSED
-    assert verdict(equality(), *judge([law_check(1e-9)])) is Status.FAILED
-    assert verdict(equality(1), *judge([law_check(origins=PLAIN)])) is Status.FAILED
+    assert verdict(equality(), *judge([distribution_check(1e-9)])) is Status.FAILED
+    assert verdict(equality(1), *judge([distribution_check(origins=PLAIN)])) is Status.FAILED
 
 
-def place_check(num_tokens: int) -> LawCheck:
+def place_check(num_tokens: int) -> DistributionCheck:
     look = Look(num_samples=num_tokens, num_cells=8, p_value=0.5)
     subject = Subject.PLACES_FROM_5
-    return msgspec.structs.replace(law_check(), subject=subject, screening=look)
+    return msgspec.structs.replace(distribution_check(), subject=subject, screening=look)
 
 
 def test_places_that_no_draft_got_to_are_named_and_leave_the_verdict(capsys):
-    checks = judge([law_check(), place_check(39), place_check(40)])
+    checks = judge([distribution_check(), place_check(39), place_check(40)])
     assert [check.status for check in checks] == ["passed", "not exercised", "passed"]
     assert verdict(*checks) is Status.PASSED
     print_report(report(*checks))
@@ -112,7 +112,7 @@ def test_places_that_no_draft_got_to_are_named_and_leave_the_verdict(capsys):
 
 
 def test_power_grows_with_distance_and_reach_is_where_it_is_likely():
-    check = law_check()
+    check = distribution_check()
     assert check.power(8) > 0.98
     assert check.power(8, 0.01) < 0.2
     assert 0.015 < check.reach(8) < 0.02
@@ -122,9 +122,12 @@ def test_power_grows_with_distance_and_reach_is_where_it_is_likely():
 @pytest.mark.parametrize(
     ("checks", "expected"),
     [
-        (judge([law_check()]), "verdict: passed; a law that is less than 0.017 off may pass, too"),
+        (
+            judge([distribution_check()]),
+            "verdict: passed; a distribution that is less than 0.017 off may pass, too",
+        ),
         ([equality()], "verdict: passed\n"),
-        (judge([law_check(1e-9)]), "verdict: failed\n"),
+        (judge([distribution_check(1e-9)]), "verdict: failed\n"),
         (
             [equality(origins=PLAIN)],
             "verdict: not exercised; drafts decided too little: --min-",

@@ -13,7 +13,7 @@ def test_info_shows_versions_machine_and_the_embedded_model(specserve):
     assert document["versions"]["specserve"] == __version__
     assert document["machine"]["cores"] >= 1
     assert document["model"]["name"] == "specserve-embedded"
-    assert "leaves the law as it is" in document["model"]["ballast"]
+    assert "leaves the distribution as it is" in document["model"]["ballast"]
     assert document["model"]["stored_in"] == "bfloat16"
     assert "dtype" not in document["model"]  # which a launch decides: what is computed in
     assert "ballast" in specserve("info").stdout
@@ -48,7 +48,9 @@ def test_info_shows_a_running_service(service, specserve):
 
 
 @pytest.mark.slow
-def test_ballast_counts_apart_from_the_parameters_of_the_law(service, start_service, specserve):
+def test_ballast_counts_apart_from_the_parameters_of_the_distribution(
+    service, start_service, specserve
+):
     padded = start_service("--ballast", "12M", "--speculation", "off")
     models = [
         json.loads(specserve("info", "--json", "--connect", address).stdout)["model"]

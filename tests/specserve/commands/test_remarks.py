@@ -37,7 +37,7 @@ def served(**model: object) -> ResolvedConfig:
 def test_ballast_is_told_with_its_size(ballast, told):
     remark = ballast_remark(served(ballast=ballast)) or ""
     assert remark.startswith(f"the target carries {told}")
-    assert remark.endswith("which change its cost and not its law")
+    assert remark.endswith("which change its cost and no probability")
 
 
 @pytest.mark.parametrize("ballast", [None, "0"])

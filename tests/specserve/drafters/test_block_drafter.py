@@ -116,10 +116,10 @@ def test_every_rule_fills_the_block(drafter):
     greedy = drafter.draft(batch, Greedy())
     sampled = drafter.draft(batch, Sampled(temperatures, keys, num_kept=8))
     coupled = drafter.draft(batch, Coupled(temperatures, zeros, zeros))
-    assert greedy.law is None
-    assert coupled.law is None
-    assert sampled.law.ids.shape == (3 * drafter.gamma, 8)
-    chances = sampled.law.at(sampled.token_ids.flatten())
+    assert greedy.draft_probs is None
+    assert coupled.draft_probs is None
+    assert sampled.draft_probs.ids.shape == (3 * drafter.gamma, 8)
+    chances = sampled.draft_probs.at(sampled.token_ids.flatten())
     assert bool((chances > 0).all())
     assert bool((chances[: drafter.gamma] == 1).all())
     for speculation in (sampled, coupled):
@@ -140,7 +140,7 @@ def test_confidences_never_depend_on_the_token_they_judge(target, tmp_path):
         assert not torch.equal(confidences[slot + 1 :], expected[slot + 1 :]) or slot == 3
 
 
-def test_law_confidences_are_asked_before_the_draw_and_only_without_a_head(target, tmp_path):
+def test_probs_confidences_are_asked_before_the_draw_and_only_without_a_head(target, tmp_path):
     events = []
 
     class Spy(Recorder):
@@ -148,13 +148,13 @@ def test_law_confidences_are_asked_before_the_draw_and_only_without_a_head(targe
             events.append(("draw", first_slot))
             return super().draw(first_slot, logits)
 
-    def law_confidence(first_slot, logits):
+    def probs_confidence(first_slot, logits):
         events.append(("confidence", first_slot))
         return torch.full(logits.shape[:2], 0.25)
 
     changes = {"enable_confidence_head": False, "confidence_head_with_markov": None}
     headless = make_drafter(tmp_path / "a", DSPARK, target, **changes)
-    headless.law_confidence = law_confidence
+    headless.probs_confidence = probs_confidence
     extend(headless, 0, *verified(5))
     speculation = headless.draft(DraftBatch([0], torch.tensor([1])), Spy())
     assert speculation.confidences.tolist() == [[0.25] * 4]
@@ -162,14 +162,14 @@ def test_law_confidences_are_asked_before_the_draw_and_only_without_a_head(targe
 
     events.clear()
     with_head = make_drafter(tmp_path / "b", DSPARK, target)
-    with_head.law_confidence = law_confidence
+    with_head.probs_confidence = probs_confidence
     extend(with_head, 0, *verified(5))
     assert 0.25 not in with_head.draft(DraftBatch([0], torch.tensor([1])), Spy()).confidences
     assert ("confidence", 0) not in events
 
     events.clear()
     at_once = make_drafter(tmp_path / "c", DFLASH, target)
-    at_once.law_confidence = law_confidence
+    at_once.probs_confidence = probs_confidence
     extend(at_once, 0, *verified(5))
     assert at_once.draft(DraftBatch([0], torch.tensor([1])), Spy()).confidences.eq(0.25).all()
     assert events == [("confidence", 0), ("draw", 0)]

@@ -1,4 +1,4 @@
-"""Chains step by step: confidences come from laws, and are known before a token is drawn."""
+"""Chains step by step: confidences come from probabilities, known before a token is drawn."""
 
 import torch
 
@@ -11,7 +11,7 @@ from tests.specserve.models.checkpoints import load
 
 
 class Watching:
-    """`LawConfidence` by the largest probability, and a rule that says when a token is drawn."""
+    """`ProbsConfidence` by the largest probability, and a rule that says when a token is drawn."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -29,8 +29,8 @@ class Watching:
         self.events.append(("draw", first_slot))
         return self.draws.draw(first_slot, logits)
 
-    def law(self):
-        return self.draws.law()
+    def draft_probs(self):
+        return self.draws.draft_probs()
 
 
 def drafted(target, rule):
@@ -40,14 +40,14 @@ def drafted(target, rule):
         backend=BACKEND,
         gamma=4,
         num_context_tokens=256,
-        law_confidence=watching,
+        probs_confidence=watching,
     )
     drafter.extend(ContextUpdate([0], [0], [5], torch.tensor([5, 9, 2, 30, 7]), None))
     batch = DraftBatch([0, 0], torch.tensor([3, 14]), keep_logits=True)
     return drafter.draft(batch, watching), watching.events
 
 
-def test_confidences_are_those_of_the_laws_whatever_is_drawn(target):
+def test_confidences_are_those_of_the_distributions_whatever_is_drawn(target):
     zeros = [0, 0]
     keys = OnceKeys.build([1, 2], zeros, zeros, [1, 2], zeros)
     for rule in (Greedy(), Sampled(torch.ones(2), keys, 16)):

@@ -3,7 +3,7 @@ import torch
 
 from specserve.noise import OnceKeys, seed_bits
 from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.draft_law import PAD_ID
+from specserve.sampling.draft_probs import PAD_ID
 from specserve.sampling.drawing import BlockLayout, Coupled, Greedy, Sampled
 from specserve.sampling.sampling import sample
 from specserve.sampling.state import SamplingState
@@ -27,7 +27,7 @@ def test_greedy_takes_the_lowest_of_the_likeliest():
     logits[:, :, [9, 4]] = 1
     drawing = Greedy().begin(layout(2, 3))
     assert drawing.draw(0, logits).tolist() == [[4] * 3] * 2
-    assert drawing.law() is None
+    assert drawing.draft_probs() is None
 
 
 def test_coupled_draws_what_the_target_would_draw_from_the_same_logits():
@@ -75,7 +75,7 @@ def test_coupled_noise_belongs_to_target_ids_and_absolute_positions():
 
 
 @pytest.mark.parametrize("by_slot", [True, False])
-def test_the_shipped_law_is_the_truncated_softmax_and_holds_every_draw(by_slot):
+def test_the_shipped_distribution_is_the_truncated_softmax_and_holds_every_draw(by_slot):
     torch.manual_seed(2)
     logits = torch.randn(3, 4, VOCAB) * 2
     temperatures = torch.tensor([1.0, 0.0, 0.6])
@@ -85,10 +85,10 @@ def test_the_shipped_law_is_the_truncated_softmax_and_holds_every_draw(by_slot):
         drawn = torch.cat(parts, dim=1)
     else:
         drawn = drawing.draw(0, logits)
-    law = drawing.law()
+    draft_probs = drawing.draft_probs()
 
-    assert law is not None
-    assert bool(law.sound(VOCAB).all())
+    assert draft_probs is not None
+    assert bool(draft_probs.sound(VOCAB).all())
     for block in range(3):
         for slot in range(4):
             row, place = logits[block, slot].double(), block * 4 + slot
@@ -98,14 +98,14 @@ def test_the_shipped_law_is_the_truncated_softmax_and_holds_every_draw(by_slot):
                 expected[top[0]] = 1
             else:
                 expected[top] = (row[top] / temperatures[block].double()).softmax(0)
-            real = law.ids[place] != PAD_ID
+            real = draft_probs.ids[place] != PAD_ID
             shipped = torch.zeros(VOCAB, dtype=torch.float64)
-            shipped[law.ids[place][real]] = law.probs[place][real].double()
+            shipped[draft_probs.ids[place][real]] = draft_probs.probs[place][real].double()
             torch.testing.assert_close(shipped, expected, atol=2e-7, rtol=2e-6)
             assert shipped[drawn[block, slot]] > 0
 
 
-def test_sampled_draws_have_the_law_that_is_shipped():
+def test_sampled_draws_have_the_distribution_that_is_shipped():
     """20,000 draws; a chi-squared of 7 degrees beyond 35 has probability 1e-5."""
     num_blocks = 20_000
     logits = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -9.0])
@@ -120,7 +120,7 @@ def test_sampled_draws_have_the_law_that_is_shipped():
 
 
 def test_slots_and_branches_do_not_share_their_noise():
-    """Equal laws everywhere: were noise shared, whole blocks or columns would be equal."""
+    """Equal distributions everywhere: were noise shared, whole blocks or columns would be equal."""
     logits = torch.zeros(40, 6, VOCAB)
     where = BlockLayout(torch.full((40,), 11), 6, VOCAB, None)
     drawn = Sampled(torch.ones(40), once_keys(40), num_kept=VOCAB).begin(where).draw(0, logits)

@@ -84,7 +84,7 @@ def test_logits_are_kept_when_asked_for(drafter):
 )
 def test_a_chain_that_does_not_pay_is_the_beginning_of_the_whole(drafter, threshold, width):
     extend(drafter, 0, [5, 9, 33, 2])
-    drafter.law_confidence = lambda slot, logits: logits.softmax(-1).amax(-1)
+    drafter.probs_confidence = lambda slot, logits: logits.softmax(-1).amax(-1)
     anchors = torch.tensor([3, 4])
     whole = drafter.draft(DraftBatch([0, 0], anchors), Greedy())
     found = drafter.draft(DraftBatch([0, 0], anchors, threshold=threshold), Greedy())
@@ -126,7 +126,7 @@ def test_a_chain_that_is_cut_off_is_the_beginning_of_the_whole(drafter, due_s, w
     assert torch.equal(found.token_ids, whole.token_ids[:, :width])
     torch.testing.assert_close(found.logits, whole.logits[:, :width])
     assert sampled.token_ids.shape == (2, width)
-    assert sampled.law.ids.shape == (2 * width, 16)
+    assert sampled.draft_probs.ids.shape == (2 * width, 16)
 
 
 def test_tokens_that_entered_with_a_draft_wait_no_longer_and_its_end_is_timed(drafter):

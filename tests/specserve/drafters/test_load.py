@@ -268,9 +268,9 @@ def test_a_reduced_vocabulary_drafts_target_ids_under_every_rule(target, tmp_pat
     for rule in (Greedy(), Sampled(ones, keys, 99), Coupled(ones, zeros, zeros)):
         speculation = drafter.draft(batch, rule)
         assert set(speculation.token_ids.flatten().tolist()) <= listed
-        if speculation.law is not None:
-            assert bool(speculation.law.sound(64).all())
-            assert speculation.law.ids.shape == (8 * 4, 40)
+        if speculation.draft_probs is not None:
+            assert bool(speculation.draft_probs.sound(64).all())
+            assert speculation.draft_probs.ids.shape == (8 * 4, 40)
 
 
 def test_loading_runs_no_code_of_the_checkpoint(target, tmp_path):

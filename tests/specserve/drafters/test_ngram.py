@@ -62,12 +62,12 @@ def test_proposals_equal_a_search_token_by_token(drafter):
     assert 50 < found < 300
 
 
-def test_a_proposal_is_certain_and_a_miss_has_the_empty_law(drafter):
+def test_a_proposal_is_certain_and_a_miss_has_the_empty_distribution(drafter):
     extend(drafter, 0, [1, 2, 3, 4, 5, 6, 7, 1])
     speculation = drafter.draft(DraftBatch([0, 0], torch.tensor([2, 9])), Greedy())
     assert speculation.lengths == [4, 0]
-    assert speculation.law.at(speculation.token_ids.flatten()).tolist() == [1] * 4 + [0] * 4
-    assert bool(speculation.law.rows(torch.arange(4)).sound(10).all())
+    assert speculation.draft_probs.at(speculation.token_ids.flatten()).tolist() == [1] * 4 + [0] * 4
+    assert bool(speculation.draft_probs.rows(torch.arange(4)).sound(10).all())
 
 
 def test_gaps_prefixes_and_truncation_count(drafter):

@@ -1,4 +1,4 @@
-"""Draws of the rejection family: by the law that is shipped, and by noise used once."""
+"""Draws of the rejection family: by the distribution that is shipped, and by noise used once."""
 
 import pytest
 import torch
@@ -16,19 +16,19 @@ def keys_of(num_blocks: int) -> OnceKeys:
 
 
 def drawn(logits: torch.Tensor, temperatures: torch.Tensor, num_kept: int = KEPT):
-    """Tokens [B, G], and probabilities [B, G, V] of the laws that came with them."""
+    """Tokens [B, G], and probabilities [B, G, V] of the distributions that came with them."""
     num_blocks = len(logits)
     layout = BlockLayout(torch.arange(num_blocks) + 20, SLOTS, VOCAB, None)
     draws = Sampled(temperatures, keys_of(num_blocks), num_kept).begin(layout)
     slots = [draws.draw(slot, logits[:, slot : slot + 1].clone()) for slot in range(SLOTS)]
-    law = draws.law()
-    assert law is not None
-    assert bool(law.sound(VOCAB).all())
-    probs = -law.subtracted_from(torch.zeros(num_blocks * SLOTS, VOCAB))
+    draft_probs = draws.draft_probs()
+    assert draft_probs is not None
+    assert bool(draft_probs.sound(VOCAB).all())
+    probs = -draft_probs.subtracted_from(torch.zeros(num_blocks * SLOTS, VOCAB))
     return torch.cat(slots, dim=1), probs.view(num_blocks, SLOTS, VOCAB), draws
 
 
-def test_a_law_is_the_likeliest_tokens_at_the_rows_temperature():
+def test_a_distribution_is_the_likeliest_tokens_at_the_rows_temperature():
     logits = 3 * torch.randn(4, SLOTS, VOCAB, generator=torch.Generator().manual_seed(0))
     _, probs, _ = drawn(logits, TEMPERATURES)
     for place, temperature in enumerate(TEMPERATURES.tolist()):
@@ -44,7 +44,7 @@ def test_tokens_are_drawn_by_their_slots_own_noise():
     tokens, probs, draws = drawn(logits, TEMPERATURES)
     for place in range(4):
         for slot in range(SLOTS):
-            ids = probs[place, slot].nonzero().squeeze(1)  # ascending, as a law has them
+            ids = probs[place, slot].nonzero().squeeze(1)  # ascending, as a distribution has them
             times = draws.noise[place, slot, : len(ids)] / probs[place, slot, ids]
             assert tokens[place, slot] == ids[times.argmin()]
 
@@ -63,7 +63,7 @@ def test_noise_belongs_to_block_and_position():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_tokens_have_the_law_that_is_shipped(temperature: float):
+def test_tokens_have_the_distribution_that_is_shipped(temperature: float):
     """Chi-square at a false-alarm rate of 1e-6."""
     num_blocks, one = 4000, torch.tensor([0.0, 1.0, 2.0, -1.0])
     logits = torch.full((num_blocks, SLOTS, VOCAB), -20.0)

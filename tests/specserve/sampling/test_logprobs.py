@@ -19,15 +19,15 @@ def test_records_equal_log_softmax_with_ties_by_lowest_id():
     logits = random_logits(30, 200)
     token_ids = [rng.randrange(200) for _ in range(30)]
     num_top = [rng.choice([0, 1, 5, 20]) for _ in range(30)]
-    law = logits.double().log_softmax(dim=1)
+    distribution = logits.double().log_softmax(dim=1)
     records = token_logprobs(logits, token_ids, num_top)
     for r, record in enumerate(records):
         order = sorted(range(200), key=lambda i: (-logits[r, i].item(), i))[: num_top[r]]
         assert record.token_id == token_ids[r]
-        assert record.logprob == pytest.approx(law[r, token_ids[r]].item(), abs=1e-6)
-        assert record.rank == 1 + int((law[r] > law[r, token_ids[r]]).sum())
+        assert record.logprob == pytest.approx(distribution[r, token_ids[r]].item(), abs=1e-6)
+        assert record.rank == 1 + int((distribution[r] > distribution[r, token_ids[r]]).sum())
         assert record.top_ids == order
-        assert record.top_logprobs == pytest.approx(law[r, order].tolist(), abs=1e-6)
+        assert record.top_logprobs == pytest.approx(distribution[r, order].tolist(), abs=1e-6)
 
 
 def test_a_record_has_the_same_bits_alone_in_a_batch_and_across_parts(monkeypatch):

@@ -59,7 +59,7 @@ def random_logits(num_rows, num_tokens, seed=0, dtype=torch.float32):
     return (logits * 8).round().div(8).to(dtype)  # coarse, so that ties happen
 
 
-def laws_and_tokens(logits, states):
+def probs_and_tokens(logits, states):
     batch = SamplingBatch.build(states, logits.device)
     return target_probs(logits, batch), sample(logits, batch).token_ids
 
@@ -71,12 +71,12 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(num_tokens, device):
     states = [random_state(rng, num_tokens) for _ in range(192)]
     logits = random_logits(192, num_tokens).to(device)
     logits[17, 3] = float("nan")
-    alone = [laws_and_tokens(logits[r : r + 1], [s]) for r, s in enumerate(states)]
+    alone = [probs_and_tokens(logits[r : r + 1], [s]) for r, s in enumerate(states)]
     for batch_size in (8, 64):
         order = rng.sample(range(192), 192)
         for start in range(0, 192, batch_size):
             rows = order[start : start + batch_size]
-            probs, token_ids = laws_and_tokens(logits[rows], [states[r] for r in rows])
+            probs, token_ids = probs_and_tokens(logits[rows], [states[r] for r in rows])
             for place, r in enumerate(rows):
                 assert torch.equal(probs[place].view(torch.int32), alone[r][0][0].view(torch.int32))
                 assert token_ids[place] == alone[r][1][0]
@@ -95,7 +95,7 @@ def test_the_short_cut_of_top_p_has_the_bits_of_the_full_sort(monkeypatch):
         assert torch.equal(target_probs(logits, batch), found)
 
 
-def expected_law(logits, s, num_tokens):
+def expected_distribution(logits, s, num_tokens):
     """The definition once more, in scalar float64 arithmetic."""
     p = s.params
     x = list(logits)
@@ -142,7 +142,7 @@ def test_float64_probs_equal_the_definition():
     assert probs.dtype == torch.float64
     for r, s in enumerate(states):
         assert probs[r].tolist() == pytest.approx(
-            expected_law(logits[r].tolist(), s, num_tokens), abs=1e-12
+            expected_distribution(logits[r].tolist(), s, num_tokens), abs=1e-12
         )
 
 
@@ -175,7 +175,7 @@ def test_float32_probs_follow_the_float64_ones_and_sum_to_one():
         ),
     ],
 )
-def test_tokens_have_the_law_of_target_probs(fields):
+def test_tokens_have_the_distribution_of_target_probs(fields):
     """Chi-square over 40,000 positions, false-alarm rate 1e-6 a case (once, as seeds are fixed)."""
     num_rows, num_tokens = 40_000, 8
     logits = random_logits(1, num_tokens, seed=8)
@@ -195,7 +195,8 @@ def test_tokens_have_the_law_of_target_probs(fields):
     statistic = ((counts[possible] - expected) ** 2 / expected).sum()
     freedom = int(possible.sum()) - 1
     assert chi_square_tail(statistic, freedom) > 1e-6
-    # Power: the same counts must refute a law that is off by a tenth of itself in one token.
+    # Power: the same counts must refute a distribution that is off by a tenth of itself in one
+    # token.
     wrong = probs[possible].clone()
     wrong[wrong.argmax()] *= 0.9
     wrong *= num_rows / wrong.sum()
@@ -212,7 +213,7 @@ def chi_square_tail(statistic, freedom):
 
 
 def test_successive_positions_are_independent():
-    """Pairs of neighbouring draws against the product law, chi-square at 1e-6."""
+    """Pairs of neighbouring draws against the product distribution, chi-square at 1e-6."""
     num_rows = 20_000
     logits = torch.tensor([[0.0, 0.7, -0.4]])
     one = state(seed=3)
@@ -279,7 +280,7 @@ def test_sampling_leaves_the_logits_alone():
     rng = random.Random(11)
     logits = random_logits(40, 64)
     before = logits.clone()
-    laws_and_tokens(logits, [random_state(rng, 64) for _ in range(40)])
+    probs_and_tokens(logits, [random_state(rng, 64) for _ in range(40)])
     assert torch.equal(logits, before)
 
 
@@ -303,7 +304,7 @@ def test_rows_of_a_drafted_path_match_decoding_it_token_by_token():
     together = target_probs(logits, verified)
     tokens = sample(logits, verified).token_ids
     for r, token_id in enumerate([*path, None]):
-        probs, alone = laws_and_tokens(logits[r : r + 1], [stepwise])
+        probs, alone = probs_and_tokens(logits[r : r + 1], [stepwise])
         assert torch.equal(probs[0], together[r])
         assert alone[0] == tokens[r]
         if token_id is not None:
@@ -313,7 +314,7 @@ def test_rows_of_a_drafted_path_match_decoding_it_token_by_token():
 @pytest.mark.parametrize("temperature", [5e-324, 1e-30, 100.0])
 def test_extreme_temperatures_stay_sound(temperature):
     logits = random_logits(3, 32)
-    probs, tokens = laws_and_tokens(
+    probs, tokens = probs_and_tokens(
         logits, [state(seed=r, temperature=temperature) for r in range(3)]
     )
     assert torch.allclose(probs.sum(dim=1), torch.ones(3))

@@ -1,4 +1,6 @@
-"""Drafts under a request's own fields: the target's law of the same logits, and nobody else's."""
+"""Drafts under a request's own fields: the target's distribution of the same logits, and nobody
+else's.
+"""
 
 import pytest
 import torch
@@ -82,7 +84,7 @@ def test_equal_logits_give_the_token_that_the_target_would_draw_all_along_the_bl
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda some: "+".join(some) or "none")
-def test_the_law_that_is_shipped_is_the_targets_law_of_equal_logits(fields):
+def test_the_distribution_that_is_shipped_is_the_targets_distribution_of_equal_logits(fields):
     states = states_of([fields], 8)
     logits = spread_logits(states)
     drawing = shaped(sampled(states), states).begin(layout_of(states))
@@ -92,12 +94,12 @@ def test_the_law_that_is_shipped_is_the_targets_law_of_equal_logits(fields):
         drawn.append(drawing.draw(slot, logits[:, slot : slot + 1].clone())[:, 0])
         for state, token_id in zip(states, drawn[-1].tolist(), strict=True):
             state.append(token_id)
-    law = drawing.law()
-    assert law is not None
-    assert bool(law.sound(VOCAB).all())
-    found = -law.subtracted_from(torch.zeros(len(states) * SLOTS, VOCAB))
+    draft_probs = drawing.draft_probs()
+    assert draft_probs is not None
+    assert bool(draft_probs.sound(VOCAB).all())
+    found = -draft_probs.subtracted_from(torch.zeros(len(states) * SLOTS, VOCAB))
     torch.testing.assert_close(found, torch.stack(expected, dim=1).flatten(0, 1))
-    assert bool((law.at(torch.stack(drawn, dim=1).flatten()) > 0).all())
+    assert bool((draft_probs.at(torch.stack(drawn, dim=1).flatten()) > 0).all())
 
 
 def test_rows_of_one_batch_do_not_feel_each_other():
@@ -116,9 +118,9 @@ def test_a_block_drawn_at_once_is_cut_in_every_slot():
     logits[:, :, 11] = 9
     drawing = shaped(sampled(states), states).begin(layout_of(states))
     drawn = drawing.draw(0, logits)
-    law = drawing.law()
-    assert law is not None
-    sizes = (law.probs > 0).sum(dim=1).view(len(states), SLOTS)
+    draft_probs = drawing.draft_probs()
+    assert draft_probs is not None
+    sizes = (draft_probs.probs > 0).sum(dim=1).view(len(states), SLOTS)
     assert bool((sizes[:6] == 3).all())
     assert bool((sizes[6:] == VOCAB).all())
     assert bool((drawn[:6] != 11).all())
@@ -139,9 +141,9 @@ def test_a_nucleus_beyond_the_candidates_is_left_whole():
     layout = BlockLayout(torch.tensor([5] * 4), 1, 1024, None)
     drawing = shaped(sampled(states, 1024), states).begin(layout)
     drawing.draw(0, flat)
-    law = drawing.law()
-    assert law is not None
-    assert (law.probs > 0).sum(dim=1).tolist() == [1024] * 4
+    draft_probs = drawing.draft_probs()
+    assert draft_probs is not None
+    assert (draft_probs.probs > 0).sum(dim=1).tolist() == [1024] * 4
 
 
 def test_requests_without_such_fields_are_drawn_for_as_ever_and_states_are_left_alone():

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.draft_law import PAD_ID, DraftLaw
+from specserve.sampling.draft_probs import PAD_ID, DraftProbs
 from specserve.sampling.sampling import NO_TOKEN, sample, target_probs
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
 from specserve.sampling.verification.ratio import accept_probs, accepts, residual_probs
 from specserve.sampling.verification.rule import VerificationRule, rule_for_life
 from specserve.sampling.verification.verify import verify
-from tests.specserve.sampling.laws import law_of_likeliest
+from tests.specserve.sampling.random_probs import likeliest_probs
 from tests.specserve.sampling.test_sampling import random_state, state
 
 RULES = list(VerificationRule)
@@ -39,23 +39,23 @@ def row_logits(row, generated, drafted):
     return rows
 
 
-def random_law(rng, width=6):
+def random_probs(rng, width=6):
     ids = rng.sample(range(NUM_TOKENS), width)
     return {i: rng.random() + 0.01 for i in ids}
 
 
-def laws_of(rows):
+def probs_of(rows):
     ids = torch.tensor([list(row) for row in rows])
-    return DraftLaw.of_entries(ids, torch.tensor([list(row.values()) for row in rows]))
+    return DraftProbs.of_entries(ids, torch.tensor([list(row.values()) for row in rows]))
 
 
 def random_rows(rng, num_rows, rules=RULES):
-    """Rows of every kind, with their logits and the laws of those that need one."""
-    rows, logits, laws = [], [], []
+    """Rows of every kind, with their logits and the distributions of those that need one."""
+    rows, logits, draft_probs = [], [], []
     for place in range(num_rows):
         verify_len = rng.randint(0, 5)
-        choices = [random_law(rng) for _ in range(verify_len)]
-        drafted = [rng.choices(list(law), law.values())[0] for law in choices]
+        choices = [random_probs(rng) for _ in range(verify_len)]
+        drafted = [rng.choices(list(probs), probs.values())[0] for probs in choices]
         row = RowToVerify(
             rng.choice(rules),
             random_state(rng, NUM_TOKENS),
@@ -65,21 +65,21 @@ def random_rows(rng, num_rows, rules=RULES):
         )
         rows.append(row)
         logits.append(torch.tensor(row_logits(place, [], drafted)))
-        laws.append([] if row.judged_by is VerificationRule.COUPLED else choices)
-    return rows, logits, laws
+        draft_probs.append([] if row.judged_by is VerificationRule.COUPLED else choices)
+    return rows, logits, draft_probs
 
 
-def outcomes(rows, logits, laws):
-    flat = [law for row in laws for law in row]
+def outcomes(rows, logits, draft_probs):
+    flat = [probs for row in draft_probs for probs in row]
     found = verify(
-        torch.cat(list(logits)), VerificationBatch.build(rows), laws_of(flat) if flat else None
+        torch.cat(list(logits)), VerificationBatch.build(rows), probs_of(flat) if flat else None
     )
     return list(
         zip(
             found.num_accepted.tolist(),
             found.next_tokens.tolist(),
             found.bad_rows.tolist(),
-            found.broken_laws.tolist(),
+            found.broken_distributions.tolist(),
             strict=True,
         )
     )
@@ -87,14 +87,14 @@ def outcomes(rows, logits, laws):
 
 def test_a_row_has_the_same_outcome_alone_and_in_any_mixed_batch():
     rng = random.Random(1)
-    rows, logits, laws = random_rows(rng, 120)
-    together = outcomes(rows, logits, laws)
+    rows, logits, draft_probs = random_rows(rng, 120)
+    together = outcomes(rows, logits, draft_probs)
     assert {accepted for accepted, *_ in together} >= {0, 1, 2}
     for place in range(len(rows)):
-        alone = outcomes(rows[place : place + 1], logits[place : place + 1], [laws[place]])
+        alone = outcomes(rows[place : place + 1], logits[place : place + 1], [draft_probs[place]])
         assert alone == [together[place]]
     order = rng.sample(range(len(rows)), len(rows))
-    shuffled = outcomes(*([part[i] for i in order] for part in (rows, logits, laws)))
+    shuffled = outcomes(*([part[i] for i in order] for part in (rows, logits, draft_probs)))
     assert shuffled == [together[i] for i in order]
 
 
@@ -140,7 +140,7 @@ def plain_text(row, s, length):
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
 def test_the_ratio_test_at_a_one_hot_target_is_the_greedy_rule(rule):
-    """The limit from above: at a tiny temperature, through laws, as at 0, by equality."""
+    """The limit from above: at a tiny temperature, through distributions, as at 0, by equality."""
     rng = random.Random(3)
     for _ in range(40):
         drafted = [rng.randrange(NUM_TOKENS) for _ in range(3)]
@@ -148,16 +148,18 @@ def test_the_ratio_test_at_a_one_hot_target_is_the_greedy_rule(rule):
         drafted = [b if rng.random() < 0.7 else d for b, d in zip(best, drafted, strict=False)]
         logits = torch.tensor(row_logits(7, [], drafted))
         logits += torch.arange(NUM_TOKENS) * -1e-3  # no ties
-        laws = [{d: 1.0, (d + 1) % NUM_TOKENS: 1.0} for d in drafted]
+        draft_probs = [{d: 1.0, (d + 1) % NUM_TOKENS: 1.0} for d in drafted]
         cold, zero = (
-            outcomes([RowToVerify(rule, state(seed=4, temperature=t), drafted)], [logits], [law])
-            for t, law in ((1e-30, laws), (0.0, []))
+            outcomes(
+                [RowToVerify(rule, state(seed=4, temperature=t), drafted)], [logits], [draft_probs]
+            )
+            for t, draft_probs in ((1e-30, draft_probs), (0.0, []))
         )
         # Half of the draft's mass is elsewhere, and the one-hot target still accepts all of it.
         assert cold == zero
 
 
-# --- bad rows, broken laws -------------------------------------------------------------------
+# --- bad rows, broken distributions ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -167,13 +169,13 @@ def test_bad_logits_end_the_walk_where_it_meets_them(rule, temperature):
     logits = torch.full((4, NUM_TOKENS), -50.0)
     logits[:, 3] = 50.0
     rows = [RowToVerify(rule, state(seed=1, temperature=temperature), [3, 3, 3])]
-    laws = [] if rows[0].judged_by is VerificationRule.COUPLED else [{3: 1.0}] * 3
-    assert outcomes(rows, [logits], [laws]) == [(3, 3, False, False)]
+    draft_probs = [] if rows[0].judged_by is VerificationRule.COUPLED else [{3: 1.0}] * 3
+    assert outcomes(rows, [logits], [draft_probs]) == [(3, 3, False, False)]
     for place in range(4):
         for value in (float("nan"), float("inf")):
             broken = logits.clone()
             broken[place, 11] = value
-            assert outcomes(rows, [broken], [laws]) == [(place, NO_TOKEN, True, False)]
+            assert outcomes(rows, [broken], [draft_probs]) == [(place, NO_TOKEN, True, False)]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -182,8 +184,8 @@ def test_bad_logits_behind_a_rejection_harm_nobody(rule):
     logits[:, 3] = 50.0
     logits[1:] = float("nan")
     rows = [RowToVerify(rule, state(seed=1), [5, 3]), RowToVerify(rule, state(seed=2))]
-    laws = [] if rule is VerificationRule.COUPLED else [{5: 1.0}, {3: 1.0}]
-    found = outcomes(rows, [logits, logits[:1]], [laws, []])
+    draft_probs = [] if rule is VerificationRule.COUPLED else [{5: 1.0}, {3: 1.0}]
+    found = outcomes(rows, [logits, logits[:1]], [draft_probs, []])
     assert found == [(0, 3, False, False), (0, 3, False, False)]
 
 
@@ -198,9 +200,9 @@ def test_a_bad_row_never_walks_into_the_next(rule, temperature):
         RowToVerify(rule, state(seed=seed, temperature=temperature), drafted)
         for seed, drafted in enumerate(([3], [3, 3, 3]))
     ]
-    needs_law = rows[0].judged_by is not VerificationRule.COUPLED
-    laws = [[{3: 1.0}] * len(row.drafted) if needs_law else [] for row in rows]
-    found = outcomes(rows, [logits[:2], logits[2:]], laws)
+    needs_probs = rows[0].judged_by is not VerificationRule.COUPLED
+    draft_probs = [[{3: 1.0}] * len(row.drafted) if needs_probs else [] for row in rows]
+    found = outcomes(rows, [logits[:2], logits[2:]], draft_probs)
     assert found == [(1, NO_TOKEN, True, False), (3, 3, False, False)]
 
 
@@ -216,22 +218,22 @@ def test_a_bad_row_never_walks_into_the_next(rule, temperature):
         ([PAD_ID, PAD_ID], [0.0, 0.0]),
     ],
 )
-def test_a_broken_law_counts_as_no_draft(rule, ids, probs):
+def test_a_broken_distribution_counts_as_no_draft(rule, ids, probs):
     """The next token is then drawn as if nothing had been drafted there."""
     logits = torch.tensor(row_logits(0, [], [3, 5]))
     s = state(seed=8)
     batch = VerificationBatch.build([RowToVerify(rule, s, [3, 5])])
     missed = VerificationBatch.build([RowToVerify(rule, s)])
-    law = DraftLaw(torch.tensor([ids, [5, PAD_ID]]), torch.tensor([probs, [1.0, 0.0]]))
-    found, expected = verify(logits, batch, law), verify(logits[:1], missed)
-    assert found.broken_laws.tolist() == [True]
+    draft_probs = DraftProbs(torch.tensor([ids, [5, PAD_ID]]), torch.tensor([probs, [1.0, 0.0]]))
+    found, expected = verify(logits, batch, draft_probs), verify(logits[:1], missed)
+    assert found.broken_distributions.tolist() == [True]
     assert found.num_accepted.tolist() == [0]
     assert found.next_tokens.tolist() == expected.next_tokens.tolist()
 
 
-def test_drafted_tokens_without_a_law_are_an_error():
+def test_drafted_tokens_without_a_distribution_are_an_error():
     batch = VerificationBatch.build([RowToVerify(VerificationRule.REJECTION, state(), [1])])
-    with pytest.raises(ValueError, match="no draft law"):
+    with pytest.raises(ValueError, match="no draft distribution"):
         verify(torch.zeros(2, NUM_TOKENS), batch)
 
 
@@ -262,39 +264,39 @@ def test_what_was_rejected_leaves_mass_behind():
     """(p - q)+ has the mass of (q - p)+, which is above zero wherever a rejection is possible."""
     generator = torch.Generator().manual_seed(0)
     p, q = (torch.rand(200, 8, generator=generator).double() ** 4 for _ in range(2))
-    p, q = (law / law.sum(dim=1, keepdim=True) for law in (p, q))
-    residual = residual_probs(p, law_of_likeliest(q, 8))
+    p, q = (probs / probs.sum(dim=1, keepdim=True) for probs in (p, q))
+    residual = residual_probs(p, likeliest_probs(q, 8))
     rejected = (q * (1 - accept_probs(p.flatten(), q.flatten()).view_as(p))).sum(dim=1)
     assert torch.allclose(residual.sum(dim=1), rejected, atol=1e-14)
 
 
 def test_residuals_at_their_edges():
     p = torch.tensor([[0.5, 0.5, 0.0, 0.0]])
-    disjoint = residual_probs(p, law_of_likeliest(torch.tensor([[0.0, 0.0, 0.9, 0.1]]), 2))
+    disjoint = residual_probs(p, likeliest_probs(torch.tensor([[0.0, 0.0, 0.9, 0.1]]), 2))
     assert torch.equal(disjoint, p)
-    equal = residual_probs(p, law_of_likeliest(p, 4))
-    assert torch.equal(equal, p)  # cannot be asked for: an equal law is never rejected
-    covered = residual_probs(p, law_of_likeliest(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), 1))
+    equal = residual_probs(p, likeliest_probs(p, 4))
+    assert torch.equal(equal, p)  # cannot be asked for: an equal distribution is never rejected
+    covered = residual_probs(p, likeliest_probs(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), 1))
     assert covered.tolist() == [[0.0, 0.5, 0.0, 0.0]]
-    empty = DraftLaw(torch.tensor([[PAD_ID]]), torch.zeros(1, 1))
+    empty = DraftProbs(torch.tensor([[PAD_ID]]), torch.zeros(1, 1))
     assert torch.equal(residual_probs(p, empty), p)
     rounding = torch.tensor([[0.5 - 2.0**-25, 0.5 - 2.0**-25, 1e-40, 0.0]])
-    assert torch.equal(residual_probs(rounding, law_of_likeliest(p, 2)), rounding)
+    assert torch.equal(residual_probs(rounding, likeliest_probs(p, 2)), rounding)
 
 
-def test_an_equal_law_is_always_accepted():
+def test_an_equal_distribution_is_always_accepted():
     rng = random.Random(6)
     for rule in RATIO_RULES:
         s = state(seed=rng.getrandbits(64), temperature=0.8)
         rows = [RowToVerify(rule, s, [t], round_id=n) for n, t in enumerate(range(NUM_TOKENS))]
         logits = torch.tensor(row_logits(0, [], [])).expand(2 * NUM_TOKENS, -1)
         probs = target_probs(logits, SamplingBatch.build([s] * len(logits)))
-        found = verify(logits, VerificationBatch.build(rows), DraftLaw(*dense(probs[::2])))
+        found = verify(logits, VerificationBatch.build(rows), DraftProbs(*dense(probs[::2])))
         assert found.num_accepted.tolist() == [1] * NUM_TOKENS
 
 
 def dense(probs):
-    """Ids and probabilities of a law over the whole vocabulary, bit for bit as they are."""
+    """Ids and probabilities over the whole vocabulary, bit for bit as they are."""
     return torch.arange(probs.shape[1]).expand(len(probs), -1), probs
 
 
@@ -311,7 +313,7 @@ def test_a_seeded_request_is_coupled_for_life():
 def test_round_and_branch_move_only_what_must_not_repeat(rule):
     """Acceptance always; the next token under plain rejection, not what the draft foresees."""
     s = state(seed=5)
-    law = {1: 1.0, 2: 1.0}
+    draft_probs = {1: 1.0, 2: 1.0}
     logits = torch.zeros(2, NUM_TOKENS)
     logits[:, 1] = 2.0
     missed, drafted = set(), set()
@@ -320,7 +322,7 @@ def test_round_and_branch_move_only_what_must_not_repeat(rule):
             row = RowToVerify(rule, s, [], round_id, branch)
             missed.add(outcomes([row], [logits[:1]], [[]])[0])
             row = dataclasses.replace(row, drafted=[2])
-            drafted.add(outcomes([row], [logits], [[law]])[0][0])
+            drafted.add(outcomes([row], [logits], [[draft_probs]])[0][0])
     assert drafted == {0, 1}
     if rule is VerificationRule.FORESEEABLE:
         plain = int(sample(logits[:1], SamplingBatch.build([s])).token_ids)
@@ -339,8 +341,8 @@ def test_no_value_is_read_on_the_way(rules):
         s = SamplingState(params, seed=1, prompt_token_ids=[1, 2], end_token_ids=(3,))
         rows.append(dataclasses.replace(row, state=s))
     batch = VerificationBatch.build(rows, "meta")
-    law = DraftLaw.certain(torch.empty(batch.num_laws, dtype=torch.int64, device="meta"))
-    found = verify(torch.empty(batch.num_logits, NUM_TOKENS, device="meta"), batch, law)
+    draft_probs = DraftProbs.certain(torch.empty(batch.num_probs, dtype=torch.int64, device="meta"))
+    found = verify(torch.empty(batch.num_logits, NUM_TOKENS, device="meta"), batch, draft_probs)
     assert found.next_tokens.shape == (80,)
     with pytest.raises(RuntimeError):
         bool(found.bad_rows.any())

@@ -10,7 +10,7 @@ import torch
 from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.sampling.verification.verify import verify
-from tests.specserve.sampling.laws import law_of_likeliest
+from tests.specserve.sampling.random_probs import likeliest_probs
 from tests.specserve.sampling.test_sampling import state
 
 NUM_TOKENS = 4000
@@ -38,10 +38,10 @@ def random_round(num_rows, device):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(batch.num_logits, NUM_TOKENS, generator=generator)
     logits[:, :8] += 8
-    weights = torch.zeros(batch.num_laws, NUM_TOKENS)
-    weights[:, :8] = torch.rand(batch.num_laws, 8, generator=generator) + 0.1
-    law = law_of_likeliest(weights.to(device), 8)
-    return logits.to(device), batch, law
+    weights = torch.zeros(batch.num_probs, NUM_TOKENS)
+    weights[:, :8] = torch.rand(batch.num_probs, 8, generator=generator) + 0.1
+    draft_probs = likeliest_probs(weights.to(device), 8)
+    return logits.to(device), batch, draft_probs
 
 
 @pytest.mark.gpu
@@ -57,5 +57,5 @@ def test_a_gpu_judges_as_the_cpu_does_and_nobody_waits_for_it():
     # Floats agree within 2 ulp, so a race in a hundred thousand may end otherwise.
     assert int((~same).sum()) <= 1
     assert not found.bad_rows.any()
-    assert not found.broken_laws.any()
+    assert not found.broken_distributions.any()
     assert expected.num_accepted.sum() > 100

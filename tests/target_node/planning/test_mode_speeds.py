@@ -53,7 +53,7 @@ def test_between_two_loads_both_count():
     assert ahead(speeds, of_rows(2)) > 0 > ahead(speeds, of_rows(4))
 
 
-def test_other_laws_count_little():
+def test_other_distributions_count_little():
     speeds = measured((of_rows(3, "greedy"), 1.5, 5000))
     assert 0 < ahead(speeds, of_rows(3)) < ahead(speeds, of_rows(4, "greedy"))
     assert not speeds.is_known("coupled", DRAFTS)
@@ -100,7 +100,11 @@ def test_what_one_mode_says_of_a_load_is_no_matter_of_the_other():
 
 
 def test_of_many_loads_those_most_alike_count():
-    elsewhere = [(BatchLoad(bits, law), 3.0, 5000.0) for bits in range(8, 12) for law in "abcd"]
+    elsewhere = [
+        (BatchLoad(bits, distribution), 3.0, 5000.0)
+        for bits in range(8, 12)
+        for distribution in "abcd"
+    ]
     speeds = measured(*elsewhere, (of_rows(2), 0.7, 5000), (of_rows(4), 0.7, 5000))
     assert ahead(speeds, of_rows(3)) < -0.2
 

@@ -158,17 +158,17 @@ def test_features_that_are_not_finite_cost_drafts_and_nothing_else(models, monke
 @pytest.mark.parametrize(
     "spoil",
     [
-        pytest.param(lambda push: push.law_probs * 2, id="more than one in all"),
-        pytest.param(lambda push: push.law_probs * np.nan, id="not numbers"),
-        pytest.param(lambda push: -push.law_probs, id="negative"),
+        pytest.param(lambda push: push.kept_probs * 2, id="more than one in all"),
+        pytest.param(lambda push: push.kept_probs * np.nan, id="not numbers"),
+        pytest.param(lambda push: -push.kept_probs, id="negative"),
     ],
 )
-def test_laws_that_are_none_cost_drafts_and_nothing_else(models, spoil):
+def test_distributions_that_are_none_cost_drafts_and_nothing_else(models, spoil):
     options = {"default_rule": VerificationRule.REJECTION}
     with pair_of(models, **options) as pair:
         receive = pair.links.receive
         pair.links.receive = lambda: [
-            replace(push, law_probs=spoil(push).astype(np.float32)) for push in receive()
+            replace(push, kept_probs=spoil(push).astype(np.float32)) for push in receive()
         ]
         assert len(answer(pair)) == 20
         assert pair.asynchronous.status().num_hits > 0

@@ -1,7 +1,8 @@
 """By which noise the drafter beside the target draws: that of request, sample, round and position.
 
-Every token is drawn again by hand from the law that is shipped with it. A key without one of its
-parts leaves laws as they are, and makes what is drafted depend on what was drafted before.
+Every token is drawn again by hand from the distribution that is shipped with it. A key without one
+of its parts leaves distributions as they are, and makes what is drafted depend on what was drafted
+before.
 """
 
 import pytest
@@ -56,9 +57,9 @@ def blocks_of(colocated, rows):
     return [list(found[row.sequence].token_ids) for row in rows]
 
 
-def drawn_by_hand(law, seed, sample_index, round_id, position):
-    """What each law [G] says at positions from `position` on."""
-    num_slots = len(law.ids)
+def drawn_by_hand(draft_probs, seed, sample_index, round_id, position):
+    """What each distribution [G] says at positions from `position` on."""
+    num_slots = len(draft_probs.ids)
     keys = OnceKeys.build(
         [seed] * num_slots,
         [sample_index] * num_slots,
@@ -66,8 +67,10 @@ def drawn_by_hand(law, seed, sample_index, round_id, position):
         [0] * num_slots,
         range(position, position + num_slots),
     )
-    winners = (keys.exponential(Purpose.DRAFT, NUM_KEPT) / law.probs).argmin(1, keepdim=True)
-    return law.ids.gather(1, winners)[:, 0].tolist()
+    winners = (keys.exponential(Purpose.DRAFT, NUM_KEPT) / draft_probs.probs).argmin(
+        1, keepdim=True
+    )
+    return draft_probs.ids.gather(1, winners)[:, 0].tolist()
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
@@ -77,25 +80,25 @@ def test_blocks_are_drawn_by_the_keys_of_their_rows(colocated, rule):
     for place, ((seed, sample_index, round_id, length), block) in enumerate(
         zip(ROWS, blocks, strict=True)
     ):
-        law = colocated.laws([(place, len(block))])
-        assert block == drawn_by_hand(law, seed, sample_index, round_id, length)
+        draft_probs = colocated.draft_probs([(place, len(block))])
+        assert block == drawn_by_hand(draft_probs, seed, sample_index, round_id, length)
     same_text = blocks[:4]
     assert len(set(map(tuple, same_text))) == 4
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_another_round_draws_anew_from_the_same_law(colocated, rule):
+def test_another_round_draws_anew_from_the_same_distribution(colocated, rule):
     """As after a round that verified none of its block."""
-    row, blocks, laws = row_of(41, 3, 0, 20, rule), [], []
+    row, blocks, first = row_of(41, 3, 0, 20, rule), [], []
     for round_id in range(6):
         row.sequence.num_rounds = round_id
         blocks += blocks_of(colocated, [row])
-        laws.append(colocated.laws([(0, 1)]))
-        law = colocated.laws([(0, len(blocks[-1]))])
-        assert blocks[-1] == drawn_by_hand(law, 41, 3, round_id, 20)
-    for law in laws:
-        assert torch.equal(law.ids, laws[0].ids)
-        assert torch.equal(law.probs, laws[0].probs)
+        first.append(colocated.draft_probs([(0, 1)]))
+        draft_probs = colocated.draft_probs([(0, len(blocks[-1]))])
+        assert blocks[-1] == drawn_by_hand(draft_probs, 41, 3, round_id, 20)
+    for each in first:
+        assert torch.equal(each.ids, first[0].ids)
+        assert torch.equal(each.probs, first[0].probs)
     assert len(set(map(tuple, blocks))) == 6
 
 

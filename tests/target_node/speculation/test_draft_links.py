@@ -23,8 +23,8 @@ PUSH = Push(
     lengths=[4],
     token_ids=np.zeros((1, 4), np.int32),
     confidences=np.zeros((1, 0), np.float32),
-    law_ids=np.zeros((1, 4, 0), np.int32),
-    law_probs=np.zeros((1, 4, 0), np.float32),
+    kept_ids=np.zeros((1, 4, 0), np.int32),
+    kept_probs=np.zeros((1, 4, 0), np.float32),
 )
 
 

@@ -6,7 +6,7 @@ import torch
 from specserve.drafters.context import ContextRoom
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import DraftBatch, SpeculationBatch
-from specserve.sampling.draft_law import DraftLaw
+from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.drawing import Coupled, DrawingRule, Greedy
 from specserve.sampling.shaping import Shaped
 from specserve.types import Terminal
@@ -28,7 +28,7 @@ class StubbornDrafter(NgramDrafter):
 
     def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
         token_ids = torch.full((len(batch.rows), self.gamma), self._token_id)
-        return SpeculationBatch(token_ids, DraftLaw.certain(token_ids.flatten()), None)
+        return SpeculationBatch(token_ids, DraftProbs.certain(token_ids.flatten()), None)
 
 
 class ListeningDrafter(NgramDrafter):

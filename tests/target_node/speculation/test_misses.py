@@ -119,7 +119,8 @@ def test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen(mo
             assert verify_len <= len(slots) <= verify_len + 1
             text = PROMPT + tokens
             for number, follower in enumerate(text[row.position + 1 :][: len(slots)]):
-                # The target's own law knows what it will say, unless it was cut for the ratio test.
+                # The target's own distribution knows what it will say, unless it was cut for the
+                # ratio test.
                 assert follower in slots[number] or rule is not VerificationRule.COUPLED
                 if number < verify_len and follower != row.block[number]:
                     break
@@ -149,11 +150,11 @@ def test_no_draft_means_plain_decoding_without_waiting(models):
         assert pair.asynchronous.status().num_hits == 0
 
 
-def test_a_block_without_a_law_is_a_miss_for_the_ratio_test(models):
+def test_a_block_without_a_distribution_is_a_miss_for_the_ratio_test(models):
     with pair_of(models, default_rule=VerificationRule.REJECTION) as pair:
         receive = pair.links.receive
         pair.links.receive = lambda: [
-            replace(push, law_ids=push.law_ids[..., :0], law_probs=push.law_probs[..., :0])
+            replace(push, kept_ids=push.kept_ids[..., :0], kept_probs=push.kept_probs[..., :0])
             for push in receive()
         ]
         assert len(answer(pair)) == 20

@@ -19,8 +19,8 @@ def push(*keys: BlockKey, first_id: int = 1, lengths=None, confidences=True, num
         lengths=lengths or [width] * count,
         token_ids=(10 * np.arange(count)[:, None] + np.arange(width)).astype(np.int32),
         confidences=np.full((count, width if confidences else 0), 0.5, np.float32),
-        law_ids=np.zeros((count, width, num_kept), np.int32),
-        law_probs=np.ones((count, width, num_kept), np.float32),
+        kept_ids=np.zeros((count, width, num_kept), np.int32),
+        kept_probs=np.ones((count, width, num_kept), np.float32),
     )
 
 
@@ -87,10 +87,10 @@ def test_what_is_behind_a_blocks_length_does_not_count():
     table = SpeculationTable()
     table.add(push(KEY, lengths=[2], num_kept=4), {3: 5}.get)
     block = table.find(KEY)
-    assert (block.token_ids, block.confidences, block.has_law) == ((0, 1), (0.5, 0.5), True)
+    assert (block.token_ids, block.confidences, block.has_probs) == ((0, 1), (0.5, 0.5), True)
     table.add(push(KEY, confidences=False), {3: 5}.get)
     block = table.find(KEY)
-    assert (block.confidences, block.has_law) == (None, False)
+    assert (block.confidences, block.has_probs) == (None, False)
 
 
 def test_the_time_of_draft_batches_adds_up_whether_or_not_they_were_of_use():

@@ -7,7 +7,7 @@
 Processors with VNNI multiply four pairs of bytes a lane and add them up in integers, which is four
 times as many products a cycle as of float32; with AVX2 alone that takes two multiplications, and is
 twice as many. Weights take an eighth more than a byte each. That rounds weights and inputs: fit for
-a drafter, whose law may be any, and for nobody else.
+a drafter, whose distribution may be any, and for nobody else.
 
 Both are kept in groups of 64 inputs, each with a scale of its own, so that one large input, as
 features of large models have, takes the precision of its group alone. Of a group sums are integers,

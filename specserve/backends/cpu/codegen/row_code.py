@@ -8,8 +8,9 @@ All sums of a block are values that no loop reads from memory, so they stay in r
 what this is written by hand for.
 
 Processors that add up pairs of products of bfloat16 do twice as many of them. That takes inputs in
-bfloat16, too, which rounds them (`Storage.DOTTED`): fit for a drafter, whose law may be any, and
-for a target that is to be served in bfloat16. Of bytes they do twice as many again: `int8_code`.
+bfloat16, too, which rounds them (`Storage.DOTTED`): fit for a drafter, whose distribution may be
+any, and for a target that is to be served in bfloat16. Of bytes they do twice as many again:
+`int8_code`.
 """
 
 from collections.abc import Iterator

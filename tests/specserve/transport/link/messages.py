@@ -94,8 +94,8 @@ def random_push(source, limits=LIMITS):
         lengths=source.integers(1, width + 1, num_blocks).tolist(),
         token_ids=source.integers(0, limits.vocab_size, shape).astype(np.int32),
         confidences=source.random((num_blocks, width * with_confidences), dtype=np.float32),
-        law_ids=source.integers(0, 2**31, (*shape, num_kept)).astype(np.int32),
-        law_probs=source.random((*shape, num_kept), dtype=np.float32),
+        kept_ids=source.integers(0, 2**31, (*shape, num_kept)).astype(np.int32),
+        kept_probs=source.random((*shape, num_kept), dtype=np.float32),
         wave_s=float(source.random()),
     )
 
@@ -109,8 +109,8 @@ def numbered_push(number, stream=1, num_kept=4):
         lengths=[5, 1 + number % 5],
         token_ids=((np.arange(count) * 7 + number) % 1000).astype(np.int32).reshape(2, 5),
         confidences=((np.arange(count) + number) % 97 / 97).astype(np.float32).reshape(2, 5),
-        law_ids=np.arange(number, number + count * num_kept, dtype=np.int32).reshape(2, 5, -1),
-        law_probs=np.full((2, 5, num_kept), 1 / (1 + number), np.float32),
+        kept_ids=np.arange(number, number + count * num_kept, dtype=np.int32).reshape(2, 5, -1),
+        kept_probs=np.full((2, 5, num_kept), 1 / (1 + number), np.float32),
     )
 
 

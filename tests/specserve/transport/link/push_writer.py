@@ -1,7 +1,7 @@
 """A draft process that does nothing but push: run as a module, killed at any moment.
 
 Arguments: descriptor of the region, epoch, which is also the stream of its pushes, how many (0: for
-ever), law entries a token.
+ever), distribution entries a token.
 """
 
 import os

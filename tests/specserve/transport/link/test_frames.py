@@ -39,8 +39,8 @@ PUSH = Push(
     lengths=[2],
     token_ids=np.array([[6, 7]], np.int32),
     confidences=np.array([[0.5, 1.0]], np.float32),
-    law_ids=np.array([[[8], [9]]], np.int32),
-    law_probs=np.array([[[1.0], [1.0]]], np.float32),
+    kept_ids=np.array([[[8], [9]]], np.int32),
+    kept_probs=np.array([[[1.0], [1.0]]], np.float32),
 )
 
 
@@ -66,7 +66,7 @@ def within_limits(message):
     return (
         len(message.keys) <= LIMITS.max_blocks
         and 1 <= width <= LIMITS.gamma
-        and message.law_ids.shape[2] <= LIMITS.max_kept
+        and message.kept_ids.shape[2] <= LIMITS.max_kept
         and all(key.stream >= 0 and 0 <= key.round < 2**20 for key in message.keys)
         and all(0 <= key.position < LIMITS.max_positions for key in message.keys)
         and all(0 <= key.anchor_id < LIMITS.vocab_size for key in message.keys)
@@ -124,7 +124,7 @@ def test_what_is_encoded_is_decoded(seed):
 def test_decoded_arrays_are_views_of_the_frame_that_a_tensor_can_share():
     frame = bytearray(push_frame())
     push = decode_push(frame, EPOCH, LIMITS)
-    for array in (push.token_ids, push.confidences, push.law_ids, push.law_probs):
+    for array in (push.token_ids, push.confidences, push.kept_ids, push.kept_probs):
         assert array.flags.writeable
         assert array.flags.aligned
         assert array.base is not None
@@ -227,10 +227,10 @@ def test_a_row_with_a_field_out_of_range_is_nothing(fields):
         {"confidences": np.array([[-0.01, 0.5]], np.float32)},
         {"confidences": np.array([[0.5, np.nan]], np.float32)},
         {"confidences": np.array([[0.5]], np.float32)},
-        {"law_ids": np.zeros((1, 2, 2), ids)},
-        {"law_ids": np.zeros((1, 1, 1), ids)},
-        {"law_probs": np.zeros((1, 2, 2), np.float32)},
-        {"law_ids": np.zeros((1, 2, 8), ids), "law_probs": np.zeros((1, 2, 8), np.float32)},
+        {"kept_ids": np.zeros((1, 2, 2), ids)},
+        {"kept_ids": np.zeros((1, 1, 1), ids)},
+        {"kept_probs": np.zeros((1, 2, 2), np.float32)},
+        {"kept_ids": np.zeros((1, 2, 8), ids), "kept_probs": np.zeros((1, 2, 8), np.float32)},
         {"wave_s": -0.001},
         {"wave_s": math.nan},
         {"wave_s": 3601.0},
@@ -261,8 +261,8 @@ def test_every_block_of_a_push_is_within_limits(name, values, place):
         lengths=[2] * 3,
         token_ids=PUSH.token_ids.repeat(3, 0),
         confidences=PUSH.confidences.repeat(3, 0),
-        law_ids=PUSH.law_ids.repeat(3, 0),
-        law_probs=PUSH.law_probs.repeat(3, 0),
+        kept_ids=PUSH.kept_ids.repeat(3, 0),
+        kept_probs=PUSH.kept_probs.repeat(3, 0),
     )
     assert decode(push_frame(three)) is not None
     for value in values:

@@ -46,7 +46,7 @@ def received(end, process=None):
         ended = process is not None and process.poll() is not None
         pushes = end.receive()
         for push in pushes:
-            number, num_kept = number_of(push), push.law_ids.shape[2]
+            number, num_kept = number_of(push), push.kept_ids.shape[2]
             assert same(push, numbered_push(number, push.keys[0].stream, num_kept))
             yield push.keys[0].stream, number
         if not pushes:

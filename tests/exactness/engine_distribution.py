@@ -1,8 +1,8 @@
-"""Unseeded answers from the real loop against the law they must have.
+"""Unseeded answers from the real loop against the distribution they must have.
 
-The law is enumerated from the target's logits alone: one forward a prefix, without batches, chunks,
-caches or drafts. The answers come from a loop that has all of these at once, and other requests
-between them.
+The distribution is enumerated from the target's logits alone: one forward a prefix, without
+batches, chunks, caches or drafts. The answers come from a loop that has all of these at once, and
+other requests between them.
 """
 
 import random
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from specserve.audit.chi_square import Fit
-from specserve.audit.sequence_law import Prefix, SequenceLaw
+from specserve.audit.sequence_distribution import Prefix, SequenceDistribution
 from specserve.drafters.load import load_drafter
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import Drafter
@@ -30,7 +30,7 @@ from tests.specserve.drafters.checkpoints import DSPARK, options, write_drafter,
 from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
 from tests.target_node.in_process import InProcessTarget
 
-VOCAB_SIZE = 24  # more than the 16 tokens that a draft law keeps
+VOCAB_SIZE = 24  # more than the 16 tokens that a draft distribution keeps
 DEPTH = 3  # tokens of an answer that are tested: the first is never drafted
 WIDTH = 3  # tokens that the tree names after each prefix
 MAX_LEN = 64
@@ -85,7 +85,7 @@ class Question:
     fields: dict = field(default_factory=dict)
 
     def next_probs(self, logits: torch.Tensor, generated: Prefix) -> torch.Tensor:
-        """The law of the next token, float64 [V], spelled out for the fields used here."""
+        """The distribution of the next token, float64 [V], spelled out for the fields used here."""
         logits = logits.double().clone()
         for token_id in set(generated):
             logits[token_id] -= self.fields.get("presence_penalty", 0.0)
@@ -99,8 +99,8 @@ class Question:
             logits[logits < logits.topk(top_k).values[-1]] = float("-inf")
         return logits.softmax(dim=0)
 
-    def law(self, model: Transformer, depth: int = DEPTH) -> SequenceLaw:
-        """The law of the first `depth` tokens."""
+    def distribution(self, model: Transformer, depth: int = DEPTH) -> SequenceDistribution:
+        """The distribution of the first `depth` tokens."""
         nodes: dict[Prefix, dict[int, float]] = {}
         level: list[Prefix] = [()]
         for _ in range(depth):
@@ -111,7 +111,7 @@ class Question:
                     zip(found.indices.tolist(), found.values.tolist(), strict=True)
                 )
             level = [(*prefix, token_id) for prefix in level for token_id in nodes[prefix]]
-        return SequenceLaw(nodes)
+        return SequenceDistribution(nodes)
 
 
 @torch.inference_mode()
@@ -257,7 +257,11 @@ def _bystander(name: str, rng: random.Random) -> Request:
     )
 
 
-def fits(laws: list[SequenceLaw], answers: Answers) -> list[Fit]:
+def fits(distributions: list[SequenceDistribution], answers: Answers) -> list[Fit]:
     """Of the answers to each question, and of neighbouring samples jointly."""
-    pairs = zip(laws, answers.tokens, strict=True)
-    return [fit for law, tokens in pairs for fit in (law.fit(tokens), law.pair_fit(tokens))]
+    pairs = zip(distributions, answers.tokens, strict=True)
+    return [
+        fit
+        for distribution, tokens in pairs
+        for fit in (distribution.fit(tokens), distribution.pair_fit(tokens))
+    ]

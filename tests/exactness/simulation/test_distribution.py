@@ -1,8 +1,10 @@
-"""What the service's own drawing and verification emit has the law of plain decoding, sampled.
+"""What the service's own drawing and verification emit has the distribution of plain decoding,
+sampled.
 
 Chi-square over the outputs of three tokens, of all kinds of rows together, by every way in which a
 batch can be judged. False-alarm rate 1e-6 a test; all seeds are fixed, so a test that passes once
-always does. With probability above 0.9 a law is found that is off by a total variation of at least
+always does. With probability above 0.9 a distribution is found that is off by a total variation of
+at least
 
     0.07    by one rule in one way
     0.03    by all rules in all ways together
@@ -24,7 +26,7 @@ from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import sample
 from specserve.sampling.verification.rule import VerificationRule
 from target_node.sampler import Sampler
-from tests.exactness.simulation.laws import DIFFERENT, VOCAB_SIZE, cells, fit
+from tests.exactness.simulation.distributions import DIFFERENT, VOCAB_SIZE, cells, fit
 from tests.exactness.simulation.streams import PROMPT, Streams
 
 pytestmark = pytest.mark.slow
@@ -74,23 +76,26 @@ def outputs():
 
 
 @pytest.mark.parametrize(("rule", "way"), CASES)
-def test_outputs_have_their_law(outputs, rule, way):
+def test_outputs_have_their_distribution(outputs, rule, way):
     streams, tokens = outputs(rule, way)
     assert fit(streams.counts(tokens), streams.expected()).p_value > FALSE_ALARMS
 
 
-def test_all_outputs_together_have_their_law(outputs):
+def test_all_outputs_together_have_their_distribution(outputs):
     found = [outputs(*case) for case in CASES]
     counts = sum(streams.counts(tokens) for streams, tokens in found)
     assert fit(counts, found[0][0].expected()).p_value > FALSE_ALARMS
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_tokens_at_one_place_have_their_law(outputs, place):
-    laws = outputs(*CASES[0])[0].laws
+def test_tokens_at_one_place_have_their_distribution(outputs, place):
+    distributions = outputs(*CASES[0])[0].distributions
     tokens = [outputs(*case)[1][:, place] for case in CASES]
-    counts = sum(laws.counts(each, VOCAB_SIZE) for each in tokens)
-    expected = [laws.outputs(kind, len(PROMPT) + place, 1) for kind in range(laws.num_kinds)]
+    counts = sum(distributions.counts(each, VOCAB_SIZE) for each in tokens)
+    expected = [
+        distributions.outputs(kind, len(PROMPT) + place, 1)
+        for kind in range(distributions.num_kinds)
+    ]
     assert fit(counts, expected).p_value > FALSE_ALARMS
 
 
@@ -98,13 +103,13 @@ def test_tokens_at_one_place_have_their_law(outputs, place):
 def test_the_samples_of_a_request_are_independent(outputs, rule, way):
     """Jointly, the first tokens of both."""
     streams, tokens = outputs(rule, way)
-    kinds = range(streams.laws.num_kinds)
-    first = [streams.laws.outputs(kind, len(PROMPT), 1) for kind in kinds]
+    kinds = range(streams.distributions.num_kinds)
+    first = [streams.distributions.outputs(kind, len(PROMPT), 1) for kind in kinds]
     # Rows 2 r and 2 r + 1 are of kinds 2 r and 2 r + 1, counted around.
     siblings = [(2 * kind % len(kinds), (2 * kind + 1) % len(kinds)) for kind in kinds]
-    law = [torch.outer(first[left], first[right]).flatten() for left, right in siblings]
-    counts = streams.laws.counts(cells(tokens[:, 0].view(-1, 2)), VOCAB_SIZE**2)
-    assert fit(counts, law).p_value > FALSE_ALARMS
+    distribution = [torch.outer(first[left], first[right]).flatten() for left, right in siblings]
+    counts = streams.distributions.counts(cells(tokens[:, 0].view(-1, 2)), VOCAB_SIZE**2)
+    assert fit(counts, distribution).p_value > FALSE_ALARMS
 
 
 def test_the_power_is_as_stated(outputs):
@@ -115,7 +120,7 @@ def test_the_power_is_as_stated(outputs):
     assert power(NUM_STREAMS, one.freedom, 0.07, FALSE_ALARMS) > 0.9
     num_streams = NUM_STREAMS * len(CASES)
     assert power(num_streams, together.freedom, 0.03, FALSE_ALARMS) > 0.9
-    most = streams.laws.num_kinds * (VOCAB_SIZE - 1)
+    most = streams.distributions.num_kinds * (VOCAB_SIZE - 1)
     assert power(num_streams, most, 0.02, FALSE_ALARMS) > 0.9
 
 
@@ -124,7 +129,9 @@ def test_p_values_of_sound_rules_are_uniform(outputs):
     values = []
     for case in CASES:
         streams, tokens = outputs(*case)
-        size = NUM_STREAMS // 20 // streams.laws.num_kinds * streams.laws.num_kinds
+        size = (
+            NUM_STREAMS // 20 // streams.distributions.num_kinds * streams.distributions.num_kinds
+        )
         values += [
             fit(streams.counts(tokens[start : start + size]), streams.expected()).p_value
             for start in range(0, 20 * size, size)
@@ -180,20 +187,20 @@ class Foreseeing(Streams):
 
     def expected_probs(self, numbers, positions, rejected):
         """By rows, where their next tokens stand, and what was rejected there: [N, V]."""
-        return self.laws.at(self.laws.drafts, numbers, positions)
+        return self.distributions.at(self.distributions.drafts, numbers, positions)
 
 
 class Knowing(Foreseeing):
-    """By the law that the next token is drawn from, which no draft has."""
+    """By the distribution that the next token is drawn from, which no draft has."""
 
     def expected_probs(self, numbers, positions, rejected):
-        target = self.laws.at(self.laws.targets, numbers, positions)
+        target = self.distributions.at(self.distributions.targets, numbers, positions)
         residual = (target - super().expected_probs(numbers, positions, rejected)).clamp(min=0)
         return torch.where((rejected == NO_TOKEN)[:, None], target, residual)
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_hits_that_depend_on_noise_up_to_their_token_leave_the_law_alone(rule):
+def test_hits_that_depend_on_noise_up_to_their_token_leave_the_distribution_alone(rule):
     streams = Foreseeing(rule, NUM_STREAMS, first_nonce=10**6)
     tokens = streams.run()
     assert fit(streams.counts(tokens), streams.expected()).p_value > FALSE_ALARMS
@@ -221,19 +228,21 @@ def test_acceptance_is_independent_of_the_noise_that_the_draft_knows():
     states = [streams.sampler.state(sequence).fork() for sequence in streams.sequences]
     rows, results = streams.play_round(streams.sequences)
     positions = torch.full((NUM_STREAMS,), len(PROMPT))
-    targets = streams.laws.at(streams.laws.targets, torch.arange(NUM_STREAMS), positions)
+    targets = streams.distributions.at(
+        streams.distributions.targets, torch.arange(NUM_STREAMS), positions
+    )
     winners = sample(targets.log(), SamplingBatch.build(states)).token_ids
     stood = torch.tensor([result.num_accepted for result in results])
     drafted = torch.tensor([row.drafted[0] for row in rows])
     expected = []
-    for kind in range(streams.laws.num_kinds):
+    for kind in range(streams.distributions.num_kinds):
         p, q = (
             tables[kind, len(PROMPT)].double()
-            for tables in (streams.laws.targets, streams.laws.drafts)
+            for tables in (streams.distributions.targets, streams.distributions.drafts)
         )
         accept = (p / q).clamp(max=1).nan_to_num()
         by_draft = torch.stack((q * (1 - accept), q * accept), dim=1)  # [drafted, stood]
         expected.append(torch.einsum("da,w->daw", by_draft, p / p.sum()).flatten())
     found = (drafted * 2 + stood) * VOCAB_SIZE + winners
-    counts = streams.laws.counts(found, 2 * VOCAB_SIZE**2)
+    counts = streams.distributions.counts(found, 2 * VOCAB_SIZE**2)
     assert fit(counts, expected).p_value > FALSE_ALARMS

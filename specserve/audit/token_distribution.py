@@ -1,8 +1,10 @@
 # pyright: strict
-"""The law of one token in its context, as the target's largest log probabilities give it away.
+"""The distribution of one token in its context, as the target's largest log probabilities give it
+away.
 
-A token drawn from its law has a percentile that is uniform, whatever the law and whatever came
-before (Rosenblatt): tokens of all contexts are one sample. Knows neither models nor services.
+A token drawn from its distribution has a percentile that is uniform, whatever the distribution and
+whatever came before (Rosenblatt): tokens of all contexts are one sample. Knows neither models nor
+services.
 """
 
 from collections import Counter
@@ -14,13 +16,13 @@ from specserve.audit.chi_square import Fit, goodness_of_fit
 from specserve.client import Options
 from specserve.types import Logprobs
 
-IMPOSSIBLE = 1.0  # the percentile of a token that the law does not have
+IMPOSSIBLE = 1.0  # the percentile of a token that the distribution does not have
 NUM_CELLS = 8  # of equal probability, into which percentiles are counted
 _LARGEST = 1.0 - 2.0**-53  # of all others: sums of probabilities may round up
 
 
 @dataclass(frozen=True)
-class TokenLaw:
+class TokenDistribution:
     """Probabilities of the likeliest tokens, these first; of all that there are if `is_whole`."""
 
     named: dict[int, float]
@@ -69,15 +71,17 @@ class Shaping:
             "frequency_penalty": self.frequency_penalty,
         }
 
-    def law(self, record: Logprobs, earlier: Sequence[int], rounding: float) -> TokenLaw | None:
-        """The law after the answer's `earlier` tokens; None where its support is in doubt.
+    def distribution(
+        self, record: Logprobs, earlier: Sequence[int], rounding: float
+    ) -> TokenDistribution | None:
+        """The distribution after the answer's `earlier` tokens; None where its support is in doubt.
 
         That is where the last token of the top k and the next one, which may have no name, are
         not further apart than `rounding`. It depends on what came before the token alone.
         """
         values = dict(zip(record.top_ids, record.top_logprobs, strict=True))
         if not self.top_k:
-            return TokenLaw({i: exp(value) for i, value in values.items()}, is_whole=False)
+            return TokenDistribution({i: exp(value) for i, value in values.items()}, is_whole=False)
         least = min(values.values())  # more than anything without a name has, before penalties
         for token_id, count in Counter(earlier).items():
             if token_id in values:
@@ -88,7 +92,9 @@ class Shaping:
             return None
         weights = {i: exp((values[i] - values[kept[0]]) / self.temperature) for i in kept}
         total = sum(weights.values())
-        return TokenLaw({i: weight / total for i, weight in weights.items()}, is_whole=True)
+        return TokenDistribution(
+            {i: weight / total for i, weight in weights.items()}, is_whole=True
+        )
 
 
 def fit(percentiles: Sequence[float]) -> Fit:

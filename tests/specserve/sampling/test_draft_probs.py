@@ -1,4 +1,4 @@
-"""The draft's law: made once, drawn from as it is, and refused when it is none."""
+"""The draft's distribution: made once, drawn from as it is, and refused when it is none."""
 
 import itertools
 
@@ -7,70 +7,72 @@ import torch
 
 from specserve.audit.chi_square import goodness_of_fit
 from specserve.noise import OnceKeys, Purpose, _uniform
-from specserve.sampling.draft_law import PAD_ID, DraftLaw
+from specserve.sampling.draft_probs import PAD_ID, DraftProbs
 from specserve.sampling.drawing import BlockLayout, Sampled
 from specserve.sampling.verification.ratio import accepts
 
 
-def law_of(*rows):
+def probs_of(*rows):
     """From {token id: weight} dictionaries."""
     width = max(len(row) for row in rows)
     ids = [[*row, *range(1000, 1000 + width - len(row))] for row in rows]
     weights = [[*row.values(), *[0.0] * (width - len(row))] for row in rows]
-    return DraftLaw.of_entries(torch.tensor(ids), torch.tensor(weights))
+    return DraftProbs.of_entries(torch.tensor(ids), torch.tensor(weights))
 
 
 def test_entries_are_put_in_order_and_renormalised_in_float32():
-    law = law_of({1: 0.4, 4: 0.3, 3: 0.2, 0: 0.0}, {2: 5.0})
-    assert law.ids.tolist() == [[1, 3, 4, PAD_ID], [2, PAD_ID, PAD_ID, PAD_ID]]
-    assert law.probs.dtype == torch.float32
-    assert law.probs[0].tolist() == pytest.approx([4 / 9, 2 / 9, 3 / 9, 0])
-    assert law.probs[1].tolist() == [1, 0, 0, 0]
-    assert law.sound(5).all()
+    draft_probs = probs_of({1: 0.4, 4: 0.3, 3: 0.2, 0: 0.0}, {2: 5.0})
+    assert draft_probs.ids.tolist() == [[1, 3, 4, PAD_ID], [2, PAD_ID, PAD_ID, PAD_ID]]
+    assert draft_probs.probs.dtype == torch.float32
+    assert draft_probs.probs[0].tolist() == pytest.approx([4 / 9, 2 / 9, 3 / 9, 0])
+    assert draft_probs.probs[1].tolist() == [1, 0, 0, 0]
+    assert draft_probs.sound(5).all()
 
 
 def test_a_weight_that_vanishes_when_it_is_divided_is_no_entry():
-    law = law_of({3: 1.0, 1: 2.0**-149, 2: 1.0, 4: 1.0})
-    assert law.ids.tolist() == [[2, 3, 4, PAD_ID]]
-    assert law.sound(5).all()
+    draft_probs = probs_of({3: 1.0, 1: 2.0**-149, 2: 1.0, 4: 1.0})
+    assert draft_probs.ids.tolist() == [[2, 3, 4, PAD_ID]]
+    assert draft_probs.sound(5).all()
 
 
 def drawn_from(logits, keys, num_kept):
-    """Tokens [N] and their laws, one a row of `logits` [N, V], as drafts of the ratio test."""
+    """Tokens [N] and their distributions, one a row of `logits` [N, V], as drafts of the ratio
+    test.
+    """
     rule = Sampled(torch.ones(len(logits)), keys, num_kept)
     drawing = rule.begin(BlockLayout(keys.positions, 1, logits.shape[1], None))
     drawn = drawing.draw(0, logits.unsqueeze(1))
-    return drawn.squeeze(1), drawing.law()
+    return drawn.squeeze(1), drawing.draft_probs()
 
 
-def test_the_law_of_a_large_vocabulary_is_sound_and_small():
+def test_the_distribution_of_a_large_vocabulary_is_sound_and_small():
     logits = 8 * torch.rand(16, 151_936, generator=torch.Generator().manual_seed(0)).log()
-    _, law = drawn_from(logits, once_keys(range(16)), 64)
-    assert law.ids.shape == (16, 64)
-    assert law.sound(151_936).all()
-    assert torch.allclose(law.probs.double().sum(dim=1), torch.ones(16).double(), atol=1e-6)
+    _, draft_probs = drawn_from(logits, once_keys(range(16)), 64)
+    assert draft_probs.ids.shape == (16, 64)
+    assert draft_probs.sound(151_936).all()
+    assert torch.allclose(draft_probs.probs.double().sum(dim=1), torch.ones(16).double(), atol=1e-6)
 
 
-def test_at_and_subtraction_read_the_same_law():
-    law = law_of({5: 1.0, 2: 3.0}, {0: 1.0})
-    assert law.at(torch.tensor([2, 7])).tolist() == [0.75, 0.0]
-    assert law.at(torch.tensor([PAD_ID, PAD_ID])).tolist() == [0, 0]
+def test_at_and_subtraction_read_the_same_distribution():
+    draft_probs = probs_of({5: 1.0, 2: 3.0}, {0: 1.0})
+    assert draft_probs.at(torch.tensor([2, 7])).tolist() == [0.75, 0.0]
+    assert draft_probs.at(torch.tensor([PAD_ID, PAD_ID])).tolist() == [0, 0]
     probs = torch.full((2, 6), 0.5)
-    found = law.subtracted_from(probs)
+    found = draft_probs.subtracted_from(probs)
     assert found.tolist() == [[0.5, 0.5, -0.25, 0.5, 0.5, 0.25], [-0.5, *[0.5] * 5]]
     assert (probs == 0.5).all()
 
 
-def test_certain_laws_are_one_hot():
-    law = DraftLaw.certain(torch.tensor([7, 0]))
-    assert law.sound(8).all()
-    assert law.ids.tolist() == [[7], [0]]
-    assert law.probs.tolist() == [[1], [1]]
+def test_certain_distributions_are_one_hot():
+    draft_probs = DraftProbs.certain(torch.tensor([7, 0]))
+    assert draft_probs.sound(8).all()
+    assert draft_probs.ids.tolist() == [[7], [0]]
+    assert draft_probs.probs.tolist() == [[1], [1]]
 
 
-def test_laws_of_several_drafters_join_padded():
-    wide, narrow = law_of({5: 1.0, 2: 3.0}), DraftLaw.certain(torch.tensor([7, 4]))
-    joined = DraftLaw.joined([narrow, wide])
+def test_distributions_of_several_drafters_join_padded():
+    wide, narrow = probs_of({5: 1.0, 2: 3.0}), DraftProbs.certain(torch.tensor([7, 4]))
+    joined = DraftProbs.joined([narrow, wide])
     assert joined.ids.tolist() == [[7, PAD_ID], [4, PAD_ID], [2, 5]]
     assert joined.probs.tolist() == [[1, 0], [1, 0], [0.75, 0.25]]
     assert joined.sound(8).all()
@@ -81,14 +83,14 @@ def once_keys(branches):
     return OnceKeys.build(zeros, zeros, zeros, branches, zeros)
 
 
-def test_drawn_tokens_have_the_law():
+def test_drawn_tokens_have_the_distribution():
     """Chi-square over 50,000 draws at a false-alarm rate of 1e-6; what is not kept never comes."""
     logits = torch.full((10,), -torch.inf)
     kept, weights = [1, 2, 6, 9], torch.tensor([0.3, 0.05, 0.15, 0.5])
     logits[kept] = weights.log()
     logits[3] = -5.0  # the fifth
-    drawn, law = drawn_from(logits.repeat(50_000, 1), once_keys(range(50_000)), 4)
-    assert law.ids.unique(dim=0).tolist() == [kept]
+    drawn, draft_probs = drawn_from(logits.repeat(50_000, 1), once_keys(range(50_000)), 4)
+    assert draft_probs.ids.unique(dim=0).tolist() == [kept]
     counts = torch.bincount(drawn, minlength=10)
     assert goodness_of_fit(counts[kept].tolist(), weights.tolist()).p_value > 1e-6
     assert counts.sum() == counts[kept].sum()
@@ -130,11 +132,11 @@ def test_a_key_that_would_repeat_is_refused(name, value):
 
 
 def broken(ids, probs):
-    return DraftLaw(torch.tensor([ids]), torch.tensor([probs]))
+    return DraftProbs(torch.tensor([ids]), torch.tensor([probs]))
 
 
 @pytest.mark.parametrize(
-    "law",
+    "draft_probs",
     [
         broken([1, 2], [0.5, float("nan")]),
         broken([1, 2], [0.5, float("inf")]),
@@ -151,9 +153,9 @@ def broken(ids, probs):
         broken([PAD_ID, PAD_ID], [0.0, 0.0]),
     ],
 )
-def test_what_is_no_law_is_noticed(law):
-    assert law.sound(8).tolist() == [False]
-    emptied = law.only(law.sound(8))
+def test_what_is_no_distribution_is_noticed(draft_probs):
+    assert draft_probs.sound(8).tolist() == [False]
+    emptied = draft_probs.only(draft_probs.sound(8))
     assert emptied.ids.tolist() == [[PAD_ID, PAD_ID]]
     assert emptied.probs.tolist() == [[0.0, 0.0]]
 

@@ -1,16 +1,18 @@
-"""Sampled answers of real models, drafted in other processes, against their enumerated law.
+"""Sampled answers of real models, drafted in other processes, against their enumerated
+distribution.
 
-The questions, trees and tests are those of `engine_law`, the false-alarm rate 1e-6 a test. What
-`test_asynchronous_law` looks for in dice, with many times the samples, is looked for here where
-laws change from token to token and truncation, penalties, prefix cache and chunks have their part.
+The questions, trees and tests are those of `engine_distribution`, the false-alarm rate 1e-6 a test.
+What `test_asynchronous_distribution` looks for in dice, with many times the samples, is looked for
+here where distributions change from token to token and truncation, penalties, prefix cache and
+chunks have their part.
 
-With probability above 0.9 a law is found that is off by a total variation of at least
+With probability above 0.9 a distribution is found that is off by a total variation of at least
 
     0.18    in one question to one loop
     0.19    of two samples of a request jointly, in one question to one loop
 
-in the direction that is hardest to see. Laws of another row's block, and noise that samples share,
-are off by more.
+in the direction that is hardest to see. Distributions of another row's block, and noise that
+samples share, are off by more.
 """
 
 from collections.abc import Callable
@@ -22,7 +24,14 @@ from specserve.audit.chi_square import power
 from specserve.sampling.verification.rule import VerificationRule
 from target_node.planning.budget import SurvivalBudget
 from target_node.speculation.miss_policy import Miss
-from tests.exactness.engine_law import QUESTIONS, Answers, Models, answers_of, fits, make_models
+from tests.exactness.engine_distribution import (
+    QUESTIONS,
+    Answers,
+    Models,
+    answers_of,
+    fits,
+    make_models,
+)
 from tests.target_node.in_process_pair import InProcessPair
 from tests.target_node.scripted_drafts import Drafting
 
@@ -76,8 +85,8 @@ def models(tmp_path_factory) -> Models:
 
 
 @pytest.fixture(scope="module")
-def laws(models):
-    return [question.law(models.model, DEPTH) for question in QUESTIONS]
+def distributions(models):
+    return [question.distribution(models.model, DEPTH) for question in QUESTIONS]
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +114,9 @@ def ask(models) -> Callable[[Loop, VerificationRule, int], Answers]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "rule"), CASES)
-def test_answers_have_their_law(ask, laws, name, rule):
+def test_answers_have_their_distribution(ask, distributions, name, rule):
     answers = ask(LOOPS[name], rule, NUM_SAMPLES)
-    found = fits(laws, answers)
+    found = fits(distributions, answers)
     assert max(fit.freedom for fit in found) <= FREEDOM
     assert min(fit.p_value for fit in found) * len(found) > FALSE_ALARMS  # Bonferroni
     assert answers.num_drafted > 100

@@ -1,9 +1,10 @@
-"""Answers of the real loop, drafts and all, have the law of plain decoding: sampled, unseeded.
+"""Answers of the real loop, drafts and all, have the distribution of plain decoding: sampled,
+unseeded.
 
 Chi-square over the 27 or 40 cells of three tokens, and over 16 of neighbouring samples jointly.
 The false-alarm rate is 1e-6 a test, whatever it tests together; all seeds are fixed, so a test that
-passes once always does. With probability above 0.9 a law is found that is off by a total variation
-of at least
+passes once always does. With probability above 0.9 a distribution is found that is off by a total
+variation of at least
 
     0.17    in one question to one loop (fast)
     0.11    in one question to one loop (slow)
@@ -20,7 +21,7 @@ import pytest
 from specserve.audit.chi_square import Fit, power, survival
 from specserve.sampling.verification.rule import VerificationRule
 from target_node.planning.budget import SurvivalBudget
-from tests.exactness.engine_law import (
+from tests.exactness.engine_distribution import (
     QUESTIONS,
     Answers,
     Engine,
@@ -76,8 +77,8 @@ def models(tmp_path_factory) -> Models:
 
 
 @pytest.fixture(scope="module")
-def laws(models):
-    return [question.law(models.model) for question in QUESTIONS]
+def distributions(models):
+    return [question.distribution(models.model) for question in QUESTIONS]
 
 
 @pytest.fixture(scope="module")
@@ -101,30 +102,30 @@ def least_p_value(found: list[Fit]) -> float:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_few_answers_have_their_law(models, laws, rule):
+def test_a_few_answers_have_their_distribution(models, distributions, rule):
     """Of blocks that are verified whole: what takes one row's for another's moves most."""
     engine = Engine("language model", rule, budget=SurvivalBudget)
     found = ask(models, engine, FEW, seed=3)
-    assert least_p_value(fits(laws, found)) > FALSE_ALARMS
+    assert least_p_value(fits(distributions, found)) > FALSE_ALARMS
     assert found.num_accepted > 500
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", LOOPS)
-def test_answers_have_their_law(answers, laws, name, rule):
+def test_answers_have_their_distribution(answers, distributions, name, rule):
     found = answers(name, rule)
-    assert least_p_value(fits(laws, found)) > FALSE_ALARMS
+    assert least_p_value(fits(distributions, found)) > FALSE_ALARMS
     assert found.num_accepted > (50 if "short" in name else 100)
     assert (found.num_preemptions > 10) is ("short" in name)
 
 
 @pytest.mark.slow
-def test_all_answers_together_have_their_law(answers, laws):
+def test_all_answers_together_have_their_distribution(answers, distributions):
     everything = [answers(name, rule).tokens for name in LOOPS for rule in RULES]
     together = [
-        law.fit(answer for tokens in everything for answer in tokens[place])
-        for place, law in enumerate(laws)
+        distribution.fit(answer for tokens in everything for answer in tokens[place])
+        for place, distribution in enumerate(distributions)
     ]
     statistic, freedom = sum(f.statistic for f in together), sum(f.freedom for f in together)
     assert survival(statistic, freedom) > FALSE_ALARMS

@@ -1,4 +1,5 @@
-"""Blocks from draft processes leave the law of sampled answers as it is, late replies included.
+"""Blocks from draft processes leave the distribution of sampled answers as it is, late replies
+included.
 
 Loaded dice in the real loops (`dice`): chi-square of tokens, of neighbours jointly, and of the
 first token of every round apart for each past: how many tokens the round before accepted, and
@@ -6,9 +7,9 @@ whether a block was there in time. What is prepared and what is late may depend 
 draws that are still to count; the last kind of test is where it would show.
 
 The false-alarm rate is 1e-6 a test, whatever it tests together; all seeds are fixed. With
-probability above 0.9 a law of tokens is found that is off by a total variation of 0.06, in the
-direction that is hardest to see, and one of first tokens that is off by 0.13 in a group of 1,000.
-What that is good for the planted bugs of `tests.plants` show.
+probability above 0.9 a distribution of tokens is found that is off by a total variation of 0.06, in
+the direction that is hardest to see, and one of first tokens that is off by 0.13 in a group of
+1,000. What that is good for the planted bugs of `tests.plants` show.
 """
 
 from dataclasses import replace
@@ -83,7 +84,7 @@ ONE_RULE = {
     "few blocks": REJECTION,
     "moody coins drafted here": REJECTION,
 }
-# A second and a half each: what mixes up rows, blocks, laws or keys falls to one of these.
+# A second and a half each: what mixes up rows, blocks, distributions or keys falls to one of these.
 FAST = {"in time", "misses drafted here", "moody coins drafted here", "any mode"}
 CASES = [
     pytest.param(name, rule, marks=[] if name in FAST else pytest.mark.slow)
@@ -106,7 +107,7 @@ def least_p_value(throws: Throws) -> float:
 
 
 @pytest.mark.parametrize(("name", "rule"), CASES)
-def test_throws_have_their_law(model, name, rule):
+def test_throws_have_their_distribution(model, name, rule):
     throws = throw(model, replace(TABLES[name], rule=rule), NUM_ANSWERS)
     assert least_p_value(throws) > FALSE_ALARMS
     assert 0.1 < throws.hit_rate < 0.9
@@ -141,21 +142,24 @@ def test_the_power_is_as_stated():
     assert power(1000, 3, 0.13, each) > 0.9
 
 
-def judged_law(target, drawn, judge):
-    """The law of a token that is drawn from one law and judged by another."""
+def judged_distribution(target, drawn, judge):
+    """The distribution of a token that is drawn from one distribution and judged by another."""
     stands = [q * min(1.0, p / r) for p, q, r in zip(target, drawn, judge, strict=True)]
     left = [max(p - r, 0.0) for p, r in zip(target, judge, strict=True)]
     return [s + (1 - sum(stands)) * x / sum(left) for s, x in zip(stands, left, strict=True)]
 
 
-def test_laws_that_are_taken_for_others_do_not_average_out():
-    target, laws = FOUR_SIDES.target, FOUR_SIDES.draft
-    places = range(len(laws))
-    mixed_up = [[(k, (k + by) % len(laws)) for k in places] for by in (1, 2, 3)]
+def test_distributions_that_are_taken_for_others_do_not_average_out():
+    target, distributions = FOUR_SIDES.target, FOUR_SIDES.draft
+    places = range(len(distributions))
+    mixed_up = [[(k, (k + by) % len(distributions)) for k in places] for by in (1, 2, 3)]
     mixed_up += [[(k, one) for k in places] for one in places]
     for pairs in mixed_up:
-        found = [judged_law(target, laws[drawn], laws[judge]) for drawn, judge in pairs]
+        found = [
+            judged_distribution(target, distributions[drawn], distributions[judge])
+            for drawn, judge in pairs
+        ]
         mean = [sum(side) / len(found) for side in zip(*found, strict=True)]
         assert sum(abs(x - p) for x, p in zip(mean, target, strict=True)) / 2 > 0.16
-    right = judged_law(target, laws[1], laws[1])
+    right = judged_distribution(target, distributions[1], distributions[1])
     assert right == pytest.approx(target)

@@ -1,8 +1,9 @@
-"""Confidences for drafters without a confidence head: a logistic function of the draft law.
+"""Confidences for drafters without a confidence head: a logistic function of the draft
+distribution.
 
-A law that is sure of its token is accepted more often. How much more, and how that fades along the
-block, is fitted: logit = a * log(largest probability) + b * entropy + c_k for slot k. Both figures
-are those of the law at temperature 1, known before anything is drawn.
+A distribution that is sure of its token is accepted more often. How much more, and how that fades
+along the block, is fitted: logit = a * log(largest probability) + b * entropy + c_k for slot k.
+Both figures are those of the distribution at temperature 1, known before anything is drawn.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ _MAX_STEPS = 50
 _MAX_CHANGE = 4.0  # of a coefficient in one step
 
 
-class LawModel(msgspec.Struct, frozen=True, kw_only=True):
+class ConfidenceModel(msgspec.Struct, frozen=True, kw_only=True):
     """The coefficients; slots beyond `biases` take the last of them."""
 
     log_max_prob: float
@@ -29,7 +30,7 @@ class LawModel(msgspec.Struct, frozen=True, kw_only=True):
     biases: list[float]
 
     def logits(self, features: Floats) -> Floats:
-        """features [N, G, 2] of `law_features` -> confidence logits [N, G]."""
+        """features [N, G, 2] of `confidence_features` -> confidence logits [N, G]."""
         biases = by_position(self.biases, features.shape[1])
         return features @ np.array([self.log_max_prob, self.entropy]) + biases
 
@@ -44,7 +45,7 @@ def by_position(values: Sequence[float] | Floats, num_positions: int) -> Floats:
     return np.array(values)[np.minimum(np.arange(num_positions), len(values) - 1)]
 
 
-def law_features(logits: Tensor) -> Tensor:
+def confidence_features(logits: Tensor) -> Tensor:
     """Draft logits [B, S, V] -> log of the largest probability, and entropy: [B, S, 2] float32."""
     logs = logits.float().log_softmax(dim=-1)
     # A token that is impossible (minus infinity) adds nothing, instead of 0 times infinity.
@@ -52,14 +53,14 @@ def law_features(logits: Tensor) -> Tensor:
     return torch.stack([logs.amax(dim=-1), entropy], dim=-1)
 
 
-class LawRecorder:
-    """`LawConfidence` that answers with the largest probability and keeps what it has seen."""
+class FeatureRecorder:
+    """`ProbsConfidence` that answers with the largest probability and keeps what it has seen."""
 
     def __init__(self) -> None:
         self._seen: list[Tensor] = []
 
     def __call__(self, first_slot: int, logits: Tensor) -> Tensor:
-        features = law_features(logits)
+        features = confidence_features(logits)
         self._seen.append(features)
         return features[..., 0].exp()
 
@@ -71,8 +72,8 @@ class LawRecorder:
 
 
 @dataclass(frozen=True)
-class FittedLawConfidence:
-    """`LawConfidence` by a model and, if there are any, temperatures [G] of its logits."""
+class FittedConfidence:
+    """`ProbsConfidence` by a model and, if there are any, temperatures [G] of its logits."""
 
     weights: Tensor  # [2] float32
     biases: Tensor  # [G] float32, divided by the temperatures
@@ -80,16 +81,14 @@ class FittedLawConfidence:
 
     @staticmethod
     def of(
-        model: LawModel, temperatures: list[float], device: torch.device
-    ) -> "FittedLawConfidence":
+        model: ConfidenceModel, temperatures: list[float], device: torch.device
+    ) -> "FittedConfidence":
         weights = torch.tensor([model.log_max_prob, model.entropy], device=device)
         scales = 1 / torch.tensor(temperatures, device=device)
-        return FittedLawConfidence(
-            weights, torch.tensor(model.biases, device=device) * scales, scales
-        )
+        return FittedConfidence(weights, torch.tensor(model.biases, device=device) * scales, scales)
 
     def __call__(self, first_slot: int, logits: Tensor) -> Tensor:
-        raw, num_slots = law_features(logits) @ self.weights, logits.shape[1]
+        raw, num_slots = confidence_features(logits) @ self.weights, logits.shape[1]
         scales, biases = (self._of(x, first_slot, num_slots) for x in (self.scales, self.biases))
         return torch.addcmul(biases, raw, scales).sigmoid_()
 
@@ -102,7 +101,7 @@ class FittedLawConfidence:
         return by_slot[slots.clamp(max=len(by_slot) - 1)]
 
 
-def fit_law_model(features: Floats, targets: Floats, weights: Floats) -> LawModel:
+def fit_confidence_model(features: Floats, targets: Floats, weights: Floats) -> ConfidenceModel:
     """Maximum likelihood, slightly regularised, by Newton's method.
 
     features [N, G, 2]; targets [N, G] are P(token k stands | those before it do), and count as much
@@ -121,7 +120,7 @@ def fit_law_model(features: Floats, targets: Floats, weights: Floats) -> LawMode
         coefficients -= np.clip(step, -_MAX_CHANGE, _MAX_CHANGE)
         if np.abs(step).max() < 1e-8:
             break
-    return LawModel(
+    return ConfidenceModel(
         log_max_prob=float(coefficients[0]),
         entropy=float(coefficients[1]),
         biases=[float(bias) for bias in coefficients[2:]],

@@ -1,7 +1,8 @@
-"""The laws of rows that the simulation decodes, and chi-square tests of what came out.
+"""The distributions of rows that the simulation decodes, and chi-square tests of what came out.
 
-A row is of one of several kinds: its target's and its draft's laws stand in a table by position,
-and begin at another place of it than its neighbours' do. Rows of all kinds share every batch.
+A row is of one of several kinds: its target's and its draft's distributions stand in a table by
+position, and begin at another place of it than its neighbours' do. Rows of all kinds share every
+batch.
 """
 
 import torch
@@ -17,7 +18,7 @@ ZEROS = (
     [[0.6, 0.4, 0, 0], [0, 0.3, 0.7, 0], [0.5, 0, 0, 0.5]],
     [[0.1, 0.1, 0.8, 0], [0.9, 0, 0.1, 0], [0, 0.6, 0.4, 0]],
 )
-# More tokens than a draft's law keeps here, so that it is cut.
+# More tokens than a draft's distribution keeps here, so that it is cut.
 LONG_TAIL = (
     [[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.3, 0.2]],
     [[0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.2, 0.1], [0.4, 0.1, 0.3, 0.2]],
@@ -26,7 +27,7 @@ ALL = (DIFFERENT, EQUAL, ONE_HOT, ZEROS, LONG_TAIL)
 VOCAB_SIZE, NUM_KEPT = 4, 3
 
 
-class Laws:
+class Distributions:
     """`targets` and `drafts`, [kinds, period, V]: of row r at position p those of kind r % kinds
     and place p % period.
     """
@@ -45,11 +46,11 @@ class Laws:
 
     def outputs(self, kind, position, num_tokens):
         """The probabilities of all that a row may say from there, flattened, float64."""
-        law = torch.ones(1, dtype=torch.float64)
+        distribution = torch.ones(1, dtype=torch.float64)
         for place in range(position, position + num_tokens):
             probs = self.targets[kind, place % self.targets.shape[1]].double()
-            law = torch.outer(law, probs / probs.sum()).flatten()
-        return law
+            distribution = torch.outer(distribution, probs / probs.sum()).flatten()
+        return distribution
 
     def counts(self, cells, num_cells):
         """How often rows of each kind ended in which cell: [kinds, cells], of int64 [N] in order
@@ -60,17 +61,20 @@ class Laws:
 
 
 def cells(tokens):
-    """Each row of `tokens` [N, T] as one number, as `Laws.outputs` are ordered."""
+    """Each row of `tokens` [N, T] as one number, as `Distributions.outputs` are ordered."""
     index = torch.zeros_like(tokens[:, 0])
     for column in tokens.unbind(dim=1):
         index = index * VOCAB_SIZE + column
     return index
 
 
-def fit(counts, laws):
-    """Of all kinds together: counts [kinds, cells] and as many laws. Their statistics add up."""
+def fit(counts, distributions):
+    """Of all kinds together: counts [kinds, cells] and as many distributions. Their statistics add
+    up.
+    """
     fits = [
-        goodness_of_fit(each.tolist(), law.tolist()) for each, law in zip(counts, laws, strict=True)
+        goodness_of_fit(each.tolist(), distribution.tolist())
+        for each, distribution in zip(counts, distributions, strict=True)
     ]
     statistic, freedom = sum(f.statistic for f in fits), sum(f.freedom for f in fits)
     return Fit(statistic=statistic, num_cells=freedom + 1, p_value=survival(statistic, freedom))
