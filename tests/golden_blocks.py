@@ -14,7 +14,7 @@ from specserve.drafters.protocol import ContextUpdate, DraftBatch, SpeculationBa
 from specserve.drafters.weights import TargetWeights
 from specserve.models.rope import inverse_frequencies
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.drawing import BlockLayout
+from specserve.sampling.draft_sampler import BlockLayout
 from tests.backends.chosen import BACKEND
 from tests.golden_case import PROBABILITY_TOLERANCE, Case, Session, find_target, load_target
 

@@ -23,8 +23,8 @@ from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, Spec
 from specserve.errors import Unsupported
 from specserve.noise import OnceKeys
 from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.drawing import Coupled, DrawingRule
-from specserve.sampling.drawing import Sampled as SampledRule
+from specserve.sampling.draft_sampler import Coupled, DraftSampler
+from specserve.sampling.draft_sampler import Sampled as SampledDrafts
 from specserve.sampling.sampling import sample, target_distributions
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.ratio import accept_probs
@@ -216,7 +216,7 @@ class _Replay:
             prompt_token_ids=text.token_ids[: self._target.length(row) + 1],
         )
 
-    def _rule(self, states: Sequence[SamplingState]) -> DrawingRule:
+    def _rule(self, states: Sequence[SamplingState]) -> DraftSampler:
         device = self._target.device
         temperatures = torch.full((len(states),), self._conditions.temperature, device=device)
         seeds = [state.seed_bits for state in states]
@@ -225,7 +225,7 @@ class _Replay:
             return Coupled(temperatures, torch.tensor(seeds, device=device), indices)
         zeros = [0] * len(states)
         keys = OnceKeys.build(seeds, zeros, [self._round] * len(states), zeros, zeros, device)
-        return SampledRule(temperatures, keys, self._conditions.num_kept)
+        return SampledDrafts(temperatures, keys, self._conditions.num_kept)
 
     def _judge(
         self,

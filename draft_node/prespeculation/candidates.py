@@ -18,7 +18,7 @@ from draft_node.prespeculation.outcomes import (
 from draft_node.prespeculation.plan import InFlight
 from draft_node.prespeculation.speculation_cache import DraftedBlock
 from specserve.drafters.slot_scores import SlotScores
-from specserve.sampling.drawing import BlockLayout, NoiseSource
+from specserve.sampling.draft_sampler import BlockLayout, NoiseSource
 from specserve.transport.link.messages import RowReport
 
 

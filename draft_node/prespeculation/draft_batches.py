@@ -23,9 +23,9 @@ from specserve.drafters.protocol import DraftBatch, Drafter, SpeculationBatch, S
 from specserve.drafters.slot_scores import BatchScores
 from specserve.noise import OnceKeys
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.drawing import Coupled, DrawingRule, Greedy, Sampled
+from specserve.sampling.draft_sampler import Coupled, DraftSampler, Greedy, Sampled
+from specserve.sampling.logits_processors import with_processors
 from specserve.sampling.noise_table import NoiseTable
-from specserve.sampling.shaping import shaped
 from specserve.sampling.state import SamplingState
 from specserve.settings.config import NUM_KEPT
 from specserve.transport.link.frames import MAX_BLOCKS
@@ -162,8 +162,8 @@ class BatchDrafter:
         by_ratio = branches[0].kind.needs_probs
         degrees = [max(0.0, branch.report.temperature) for branch in branches]
         temperatures = torch.tensor(degrees, dtype=torch.float32, device=self._device)
-        rule = (self._sampled if by_ratio else self._coupled)(branches, temperatures)
-        rule = shaped(rule, [branch.state for branch in branches])
+        sampler = (self._sampled if by_ratio else self._coupled)(branches, temperatures)
+        sampler = with_processors(sampler, [branch.state for branch in branches])
         is_foreseen = any(branch.kind.shares_noise for branch in branches)
         keep_logits = not by_ratio or is_foreseen
         batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)
@@ -177,7 +177,7 @@ class BatchDrafter:
                 threshold=StoppingThreshold(_TOKENS_PER_S * len(set(batch.rows)), _PRICE),
                 chances=[branch.chance for branch in branches],
             )
-        drawn = self._drafter.draft(batch, rule)
+        drawn = self._drafter.draft(batch, sampler)
         if drawn.confidences is not None:
             # A NaN survives `clamp`, and the target refuses all blocks of a push for one of them.
             confidences = drawn.confidences.nan_to_num(0.0).clamp(0.0, 1.0)
@@ -205,18 +205,18 @@ class BatchDrafter:
             keep_logits=keep_logits,
         )
 
-    def _sampled(self, branches: Sequence[Branch], temperatures: Tensor) -> DrawingRule:
+    def _sampled(self, branches: Sequence[Branch], temperatures: Tensor) -> DraftSampler:
         keys = OnceKeys.build(
             nonces=[branch.report.seed for branch in branches],
             sample_indices=[branch.report.sample_index for branch in branches],
             rounds=[branch.key.round for branch in branches],
             branches=[self._branch_number(branch) for branch in branches],
-            positions=[0] * len(branches),  # the rule fills them in
+            positions=[0] * len(branches),  # the sampler fills them in
             device=self._device,
         )
         return Sampled(temperatures, keys, self._settings.num_kept)
 
-    def _coupled(self, branches: Sequence[Branch], temperatures: Tensor) -> DrawingRule:
+    def _coupled(self, branches: Sequence[Branch], temperatures: Tensor) -> DraftSampler:
         if all(branch.kind is OutcomeKind.GREEDY for branch in branches):
             return Greedy()
         words = [

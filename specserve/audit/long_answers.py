@@ -13,7 +13,7 @@ from specserve.api.completion import CompletedSample
 from specserve.audit.asking import PLAIN, Asker
 from specserve.audit.equality import origins_of
 from specserve.audit.report import ANSWER_TOKENS, LogprobCheck
-from specserve.audit.token_distribution import Shaping
+from specserve.audit.token_distribution import SamplingCase
 from specserve.client import Options
 from specserve.types import Logprobs
 
@@ -31,18 +31,18 @@ class ScoredAnswer:
 
 
 async def long_answers(
-    asker: Asker, prompts: Sequence[tuple[int, ...]], shaping: Shaping, num_named: int
+    asker: Asker, prompts: Sequence[tuple[int, ...]], case: SamplingCase, num_named: int
 ) -> list[list[ScoredAnswer]]:
     """`SAMPLES_A_REQUEST` answers to each prompt, their records with `num_named` alternatives."""
     options: Options = {
-        **shaping.options,
+        **case.options,
         "n": SAMPLES_A_REQUEST,
         "max_tokens": ANSWER_TOKENS,
         "ignore_eos": True,
         "logprobs": NUM_REPORTED,
     }
     work = [asker.generate(prompt, options, _SPECULATIVE) for prompt in prompts]
-    answers = await asker.all_of(f"long answers, {shaping.name}", work)
+    answers = await asker.all_of(f"long answers, {case.name}", work)
     scoring = [
         _scored(asker, prompt, sample, num_named)
         for prompt, answer in zip(prompts, answers, strict=True)

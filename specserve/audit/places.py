@@ -21,12 +21,12 @@ from specserve.audit.report import (
     Origins,
     Subject,
 )
-from specserve.audit.token_distribution import Shaping, fit
+from specserve.audit.token_distribution import SamplingCase, fit
 from specserve.types import TokenOrigin
 
-SHAPINGS = (
-    Shaping("the whole distribution"),
-    Shaping(
+SAMPLING_CASES = (
+    SamplingCase("the whole distribution"),
+    SamplingCase(
         "penalties, top 3, t 0.7",
         temperature=0.7,
         top_k=3,
@@ -64,16 +64,14 @@ def places_of(origins: Sequence[TokenOrigin]) -> list[int]:
 
 
 def placed_tokens(
-    answer: ScoredAnswer, shaping: Shaping, rounding: float, rng: random.Random
+    answer: ScoredAnswer, case: SamplingCase, rounding: float, rng: random.Random
 ) -> list[PlacedToken]:
     """All tokens that drafts had a part in and whose distribution is known beyond `rounding`."""
     token_ids, origins = answer.sample.token_ids, answer.sample.origins
     found: list[PlacedToken] = []
     for step, place in enumerate(places_of(origins)):
         distribution = (
-            shaping.distribution(answer.records[step], token_ids[:step], rounding)
-            if place
-            else None
+            case.distribution(answer.records[step], token_ids[:step], rounding) if place else None
         )
         if distribution is None:
             continue
@@ -96,7 +94,7 @@ class LongAnswers:
         rounding: float,
         rng: random.Random,
     ) -> None:
-        """`num_answers` at least, under each shaping, before any repetition."""
+        """`num_answers` at least, under each of the sampling cases, before any repetition."""
         self._asker = asker
         self._prompts = prompts
         self._num_answers = num_answers
@@ -106,20 +104,20 @@ class LongAnswers:
         self.answers: list[ScoredAnswer] = []  # all so far
 
     async def checks(self, *, rule: str, gamma: int) -> list[DistributionCheck]:
-        """One for every shaping and place that blocks of `gamma` tokens have."""
+        """One for every sampling case and place that blocks of `gamma` tokens have."""
         subjects = [subject for subject, places in PLACES.items() if places.start <= gamma]
         checks: list[DistributionCheck] = []
-        for shaping in SHAPINGS:
-            tokens = await self._draw(shaping, self._num_answers)
+        for case in SAMPLING_CASES:
+            tokens = await self._draw(case, self._num_answers)
             looks = {subject: _look(tokens, PLACES[subject]) for subject in subjects}
             again: list[PlacedToken] = []
             if any(look.p_value < SCREENING for look in looks.values()):
-                again = await self._draw(shaping, REPEATED * self._num_answers)
+                again = await self._draw(case, REPEATED * self._num_answers)
             checks += [
                 DistributionCheck(
                     rule=rule,
                     subject=subject,
-                    sampling=shaping.name,
+                    sampling=case.name,
                     prompt=f"{len(self._prompts)} prompts",
                     origins=_origins(tokens, PLACES[subject]),
                     screening=look,
@@ -129,32 +127,32 @@ class LongAnswers:
             ]
         return checks
 
-    async def _draw(self, shaping: Shaping, count: int) -> list[PlacedToken]:
+    async def _draw(self, case: SamplingCase, count: int) -> list[PlacedToken]:
         """Half to all prompts, half to those where an error deep in blocks would show best.
 
         Tokens of both halves are tested: who is asked next may depend on what was said before.
         """
         each = -(-count // (2 * SAMPLES_A_REQUEST * len(self._prompts)))
-        by_prompt = await self._ask(shaping, [p for p in self._prompts for _ in range(each)])
+        by_prompt = await self._ask(case, [p for p in self._prompts for _ in range(each)])
         stakes = dict.fromkeys(self._prompts, 0.0)
         for prompt, tokens in by_prompt:
             stakes[prompt] += sum(token.doubt for token in tokens if token.place in _DEEP)
         chosen = sorted(stakes, key=lambda prompt: -stakes[prompt])[:_NUM_CHOSEN]
         each = -(-count // (2 * SAMPLES_A_REQUEST * len(chosen)))
-        by_prompt += await self._ask(shaping, [p for p in chosen for _ in range(each)])
+        by_prompt += await self._ask(case, [p for p in chosen for _ in range(each)])
         return [token for _, tokens in by_prompt for token in tokens]
 
     async def _ask(
-        self, shaping: Shaping, prompts: Sequence[tuple[int, ...]]
+        self, case: SamplingCase, prompts: Sequence[tuple[int, ...]]
     ) -> list[tuple[tuple[int, ...], list[PlacedToken]]]:
-        answers = await long_answers(self._asker, prompts, shaping, self._num_named)
+        answers = await long_answers(self._asker, prompts, case, self._num_named)
         found: list[tuple[tuple[int, ...], list[PlacedToken]]] = []
         for prompt, scored in zip(prompts, answers, strict=True):
             self.answers += scored
             tokens = [
                 token
                 for answer in scored
-                for token in placed_tokens(answer, shaping, self._rounding, self._rng)
+                for token in placed_tokens(answer, case, self._rounding, self._rng)
             ]
             found.append((prompt, tokens))
         return found

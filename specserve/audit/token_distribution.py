@@ -49,7 +49,7 @@ class TokenDistribution:
 
 
 @dataclass(frozen=True)
-class Shaping:
+class SamplingCase:
     """How answers are sampled, and what that makes of the target's log probabilities.
 
     Temperature and penalties need `top_k`: else the mass of what has no name would be unknown.

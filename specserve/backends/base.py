@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # these rooms are above the reference, and know this protocol
     from specserve.models.forward import Forward
     from specserve.models.parts import LayerParts
     from specserve.models.transformer import Transformer
-    from specserve.sampling.drawing import Drawing
+    from specserve.sampling.draft_sampler import DraftSampling
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class VerifiedRows:
 
 
 # Hidden states [B, G, H], anchors [B] and how to draw, to a block of G tokens for each anchor.
-DrawBlocks = Callable[[Tensor, Tensor, "Drawing"], "SpeculationBatch"]
+DrawBlocks = Callable[[Tensor, Tensor, "DraftSampling"], "SpeculationBatch"]
 
 
 class BlockDraws(Protocol):
     """What follows the parallel pass of one block drafter: logits, draws, confidences."""
 
     def draw(
-        self, hidden: Tensor, anchor_ids: Tensor, drawing: "Drawing", *, keep_logits: bool
+        self, hidden: Tensor, anchor_ids: Tensor, sampling: "DraftSampling", *, keep_logits: bool
     ) -> "SpeculationBatch":
         """Of B blocks: hidden [B, G, H], anchor_ids [B]."""
         ...

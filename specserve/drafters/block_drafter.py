@@ -23,7 +23,7 @@ from specserve.drafters.protocol import (
 from specserve.drafters.row_layout import context_lens, flat_positions
 from specserve.drafters.serial_head import SerialHead
 from specserve.drafters.spec import Layout
-from specserve.sampling.drawing import BlockLayout, Drawing, DrawingRule
+from specserve.sampling.draft_sampler import BlockLayout, DraftSampler, DraftSampling
 
 
 class BlockDrafter:
@@ -101,7 +101,7 @@ class BlockDrafter:
         self.context.rows.free(row)
 
     @torch.inference_mode()
-    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+    def draft(self, batch: DraftBatch, sampler: DraftSampler) -> SpeculationBatch:
         lengths = context_lens(batch, self.context.rows)
         anchor_positions = self._anchor_positions(batch, lengths)
         hidden = self.block_hidden(batch, lengths)[:, self._first_slot :]
@@ -112,19 +112,21 @@ class BlockDrafter:
             target_ids=self.target_ids,
         )
         drawn = self._draws.draw(
-            hidden, batch.anchor_ids, rule.begin(layout), keep_logits=batch.keep_logits
+            hidden, batch.anchor_ids, sampler.begin(layout), keep_logits=batch.keep_logits
         )
         if not batch.keep_logits:
             return replace(drawn, logits=None)
         return replace(drawn, target_ids=self.target_ids)
 
-    def _drawn(self, hidden: Tensor, anchor_ids: Tensor, drawing: Drawing) -> SpeculationBatch:
+    def _drawn(
+        self, hidden: Tensor, anchor_ids: Tensor, sampling: DraftSampling
+    ) -> SpeculationBatch:
         """From the pass's hidden states [B, G, H]; with the logits."""
         logits = self.backbone.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         if self.head is None:
-            drawn = self._draw_all(logits, drawing)
+            drawn = self._draw_all(logits, sampling)
         else:
-            drawn = self._draw_serially(self.head, hidden, logits, anchor_ids, drawing)
+            drawn = self._draw_serially(self.head, hidden, logits, anchor_ids, sampling)
         if self.confidence_head is None:
             return drawn
         previous_ids = torch.cat([anchor_ids[:, None], drawn.token_ids[:, :-1]], dim=1)
@@ -146,11 +148,11 @@ class BlockDrafter:
             lengths = [n + len(ids) for n, ids in zip(lengths, batch.gap_ids, strict=True)]
         return torch.tensor(lengths, device=self._block_ids.device)
 
-    def _draw_all(self, logits: Tensor, drawing: Drawing) -> SpeculationBatch:
+    def _draw_all(self, logits: Tensor, sampling: DraftSampling) -> SpeculationBatch:
         asked = self.probs_confidence
         confidences = None if asked is None else asked(0, logits)
-        token_ids = drawing.draw(0, logits)
-        return SpeculationBatch(token_ids, drawing.draft_probs(), confidences, logits=logits)
+        token_ids = sampling.draw(0, logits)
+        return SpeculationBatch(token_ids, sampling.draft_probs(), confidences, logits=logits)
 
     def _draw_serially(
         self,
@@ -158,7 +160,7 @@ class BlockDrafter:
         hidden: Tensor,
         base_logits: Tensor,
         anchor_ids: Tensor,
-        drawing: Drawing,
+        sampling: DraftSampling,
     ) -> SpeculationBatch:
         reads_probs = self.probs_confidence is not None and self.confidence_head is None
         drawn: list[Tensor] = []
@@ -168,11 +170,11 @@ class BlockDrafter:
             logits = run.logits(slot, previous_ids)
             if self.probs_confidence is not None and reads_probs:
                 confidences.append(self.probs_confidence(slot, logits[:, None]))
-            drawn.append(drawing.draw(slot, logits[:, None]))
+            drawn.append(sampling.draw(slot, logits[:, None]))
             previous_ids = drawn[-1][:, 0]
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
-            drawing.draft_probs(),
+            sampling.draft_probs(),
             torch.cat(confidences, dim=1) if confidences else None,
             logits=base_logits,  # by now those that the tokens were drawn from
         )

@@ -9,7 +9,7 @@ from specserve.drafters.chain_passes import ChainPasses
 from specserve.drafters.chain_stopping import ChainEnding
 from specserve.drafters.protocol import DraftBatch, ProbsConfidence, SpeculationBatch
 from specserve.models.transformer import Transformer
-from specserve.sampling.drawing import Drawing
+from specserve.sampling.draft_sampler import DraftSampling
 
 
 @dataclass
@@ -19,7 +19,7 @@ class ChainSteps:
     model: Transformer
     passes: ChainPasses  # planned
     probs_confidence: ProbsConfidence | None
-    drawing: Drawing
+    sampling: DraftSampling
     batch: DraftBatch
     most: int  # steps
     _token_ids: list[Tensor] = field(default_factory=list)
@@ -31,14 +31,14 @@ class ChainSteps:
         for slot in range(self.most):
             logits = self._pass()
             goes_on = ending.goes_on(self._last_confidences)
-            self._token_ids.append(self.drawing.draw(slot, logits))
+            self._token_ids.append(self.sampling.draw(slot, logits))
             if self.batch.keep_logits:
                 self._logits.append(logits)
             if not goes_on:
                 break
         return SpeculationBatch(
             torch.cat(self._token_ids, dim=1),
-            self.drawing.draft_probs(),
+            self.sampling.draft_probs(),
             torch.cat(self._confidences, dim=1) if self._confidences else None,
             logits=torch.cat(self._logits, dim=1) if self._logits else None,
         )

@@ -29,7 +29,7 @@ from specserve.drafters.spec import Eagle3Spec
 from specserve.models.layers import AttentionRun, DecoderLayer, RMSNorm
 from specserve.models.parts import Linear
 from specserve.models.rope import RotaryTable
-from specserve.sampling.drawing import BlockLayout, DrawingRule
+from specserve.sampling.draft_sampler import BlockLayout, DraftSampler
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Eagle3Drafter:
         self.context.rows.free(row)
 
     @torch.inference_mode()
-    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+    def draft(self, batch: DraftBatch, sampler: DraftSampler) -> SpeculationBatch:
         lengths = context_lens(batch, self.context.rows)
         device = self._features.device
         last_slots = [
@@ -156,7 +156,7 @@ class Eagle3Drafter:
         self._chain.plan(batch.rows, before, gap + self.gamma, pads=pads)
         if pads is not None:
             hidden, positions = self._bridge(batch, hidden, positions, pads)
-        drawing = rule.begin(
+        sampling = sampler.begin(
             BlockLayout(
                 positions + 2, self.gamma, self.decoder.spec.decoder.vocab_size, self.target_ids
             )
@@ -169,7 +169,7 @@ class Eagle3Drafter:
             if self.probs_confidence is not None:
                 confidences.append(self.probs_confidence(slot, logits))
             goes_on = self._ending.goes_on(lambda: confidences[-1][:, 0].tolist())
-            drawn.append(drawing.draw(slot, logits))
+            drawn.append(sampling.draw(slot, logits))
             if batch.keep_logits:
                 kept.append(logits)
             token_ids = drawn[-1][:, 0]
@@ -178,7 +178,7 @@ class Eagle3Drafter:
         self._ending.clock.end()
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
-            drawing.draft_probs(),
+            sampling.draft_probs(),
             torch.cat(confidences, dim=1) if confidences else None,
             logits=torch.cat(kept, dim=1) if kept else None,
             target_ids=self.target_ids if kept else None,

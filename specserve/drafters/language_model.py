@@ -21,7 +21,7 @@ from specserve.drafters.protocol import (
 )
 from specserve.drafters.row_layout import context_lens, refuse_gap
 from specserve.models.transformer import Transformer
-from specserve.sampling.drawing import BlockLayout, DrawingRule
+from specserve.sampling.draft_sampler import BlockLayout, DraftSampler
 
 # Tokens that the next draft computes along, of a row and padded of all; more have a pass of their
 # own.
@@ -80,17 +80,17 @@ class LanguageModelDrafter:
         self.context.rows.free(row)
 
     @torch.inference_mode()
-    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+    def draft(self, batch: DraftBatch, sampler: DraftSampler) -> SpeculationBatch:
         refuse_gap(batch)
         lengths = context_lens(batch, self.context.rows)
         positions = torch.tensor(lengths, device=batch.anchor_ids.device)
         most = self.gamma if batch.most is None else min(batch.most, self.gamma)
-        drawing = rule.begin(
+        sampling = sampler.begin(
             BlockLayout(positions + 1, most, self.model.config.vocab_size, target_ids=None)
         )
         entering = self._waiting.all()
         self._passes.plan(batch.rows, lengths, most, entering)
-        steps = ChainSteps(self.model, self._passes, self.probs_confidence, drawing, batch, most)
+        steps = ChainSteps(self.model, self._passes, self.probs_confidence, sampling, batch, most)
         self._ending.begin(batch, has_confidences=self.probs_confidence is not None)
         drawn = steps.run(self._ending)
         self._waiting.computed()

@@ -10,7 +10,7 @@ import torch
 
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, FeatureSpec, SpeculationBatch
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.drawing import DrawingRule
+from specserve.sampling.draft_sampler import DraftSampler
 
 _WIDTH = array("i").itemsize
 
@@ -53,8 +53,8 @@ class NgramDrafter:
     def free(self, row: int) -> None:
         self._rows.pop(row, None)
 
-    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
-        """`rule` has no say: there is nothing to draw from."""
+    def draft(self, batch: DraftBatch, sampler: DraftSampler) -> SpeculationBatch:
+        """`sampler` has no say: there is nothing to draw from."""
         device = batch.anchor_ids.device
         proposals: list[list[int]] = []
         for place, (row, anchor_id) in enumerate(

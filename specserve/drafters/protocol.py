@@ -5,7 +5,7 @@ verified tokens with the target's projected features, `draft` proposes gamma tok
 `truncate` and `free` undo. Several blocks of one `draft` may share a row: the branches of one
 request differ in their anchors, not in their context.
 
-How tokens are drawn is not the drafter's business: see `specserve.sampling.drawing`.
+How tokens are drawn is not the drafter's business: see `specserve.sampling.draft_sampler`.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.drawing import DrawingRule
+from specserve.sampling.draft_sampler import DraftSampler
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Drafter(Protocol):
         """Append verified tokens. ValueError for a gap or overlap, `Exhausted` without memory."""
         ...
 
-    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+    def draft(self, batch: DraftBatch, sampler: DraftSampler) -> SpeculationBatch:
         """Draft a block after every anchor; contexts are left as they are.
 
         ValueError for an empty context, or for a gap where the drafter cannot bridge one.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specserve.drafters.protocol import SpeculationBatch
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.drawing import likeliest
+from specserve.sampling.draft_sampler import likeliest
 
 # Blocks of larger vocabularies keep their likeliest tokens at once; for smaller ones, keeping all
 # logits of all branches costs less than sorting those of the many that will never be verified.

@@ -9,14 +9,14 @@ import torch
 from specserve.drafters.load import DrafterOptions
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter
 from specserve.noise import OnceKeys
-from specserve.sampling.drawing import Coupled, DrawingRule, Greedy, Sampled
+from specserve.sampling.draft_sampler import Coupled, DraftSampler, Greedy, Sampled
 
 _ROW = -1  # nobody's
 _NUM_TOKENS, _NUM_IN_FLIGHT = 16, 4
 
 
 def warm_up(drafter: Drafter, options: DrafterOptions, *, size: int, num_kept: int) -> None:
-    """One draft of `size` blocks by every rule, on a row of its own."""
+    """One draft of `size` blocks by every sampler, on a row of its own."""
     dtype, device = options.dtype, options.device
     num_tokens = max(1, min(_NUM_TOKENS, options.max_positions - _NUM_IN_FLIGHT))
     features = None
@@ -30,15 +30,15 @@ def warm_up(drafter: Drafter, options: DrafterOptions, *, size: int, num_kept: i
         gap_ids=None if drafter.holds_tokens_in_flight else [[1]] * size,
         keep_logits=True,
     )
-    for rule in _rules(size, num_kept, device):
-        drafter.draft(batch, rule)
+    for sampler in _samplers(size, num_kept, device):
+        drafter.draft(batch, sampler)
     if drafter.holds_tokens_in_flight:
         more = torch.zeros(_NUM_IN_FLIGHT, dtype=torch.int64, device=device)
         drafter.extend(ContextUpdate([_ROW], [num_tokens], [_NUM_IN_FLIGHT], more, None))
     drafter.free(_ROW)
 
 
-def _rules(size: int, num_kept: int, device: torch.device) -> list[DrawingRule]:
+def _samplers(size: int, num_kept: int, device: torch.device) -> list[DraftSampler]:
     zeros, temperatures = [0] * size, torch.ones(size, device=device)
     seeds = torch.zeros(2, size, dtype=torch.int64, device=device)
     keys = OnceKeys.build(zeros, zeros, zeros, zeros, zeros, device)

@@ -1,6 +1,6 @@
 """Noise that was made before: branches of a round, and its rounds, sample at the same positions.
 
-Equals `specserve.sampling.drawing.log_noise` bit for bit; only who computes it when differs.
+Equals `specserve.sampling.draft_sampler.log_noise` bit for bit; only who computes it when differs.
 """
 
 from collections import OrderedDict
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specserve.sampling.drawing import BlockLayout, log_noise
+from specserve.sampling.draft_sampler import BlockLayout, log_noise
 
 _TABLE_BYTES = 64 << 20
 
@@ -48,8 +48,8 @@ class NoiseTable:
             table = _noise_of(list(distinct), layout, device)
             place_of = {key: place for place, key in enumerate(distinct)}
         places = np.array([place_of[key] for key in keys], dtype=np.int64)
-        shaped = torch.from_numpy(places.reshape(len(seeds), layout.num_slots))
-        return table, shaped.to(device)
+        with_processors = torch.from_numpy(places.reshape(len(seeds), layout.num_slots))
+        return table, with_processors.to(device)
 
     def _fill(self, table: Tensor, keys: list[Key], layout: BlockLayout) -> None:
         """See to it that the table has a row of every key."""

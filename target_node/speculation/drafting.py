@@ -29,16 +29,16 @@ from specserve.drafters.slot_scores import BatchScores, SlotScores
 from specserve.errors import Exhausted
 from specserve.noise import OnceKeys
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.drawing import (
+from specserve.sampling.draft_sampler import (
     Coupled,
-    DrawingRule,
+    DraftSampler,
     Greedy,
     NoiseSource,
     Sampled,
     fresh_log_noise,
 )
+from specserve.sampling.logits_processors import with_processors
 from specserve.sampling.noise_table import NoiseTable
-from specserve.sampling.shaping import shaped
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.rule import VerificationRule, judged_by
 from specserve.types import Speculation
@@ -165,10 +165,10 @@ class ColocatedDraft:
             group = [row for row in ready if needs_probs(row) is by_ratio]
             if group:
                 keep_logits = num_scored > 0 and not by_ratio
-                rule = self._rule(group, by_ratio=by_ratio)
+                sampler = self._sampler(group, by_ratio=by_ratio)
                 # Of a block whose outcome is to be foreseen the last token stays behind.
                 batch = self._batch(group, keep_logits=keep_logits, least=2 if num_scored else 1)
-                drawn = self._drafter.draft(batch, rule)
+                drawn = self._drafter.draft(batch, sampler)
                 if num_scored:
                     self._foresee(group, drawn, num_scored)
                 found.update(self._speculations(group, drawn))
@@ -294,7 +294,7 @@ class ColocatedDraft:
             least=least,
         )
 
-    def _rule(self, rows: Rows[RowToDraft], *, by_ratio: bool) -> DrawingRule:
+    def _sampler(self, rows: Rows[RowToDraft], *, by_ratio: bool) -> DraftSampler:
         states = [row.state for row in rows]
         temperatures = torch.tensor(_temperatures(rows), dtype=torch.float32, device=self._device)
         sample_indices = [state.sample_index for state in states]
@@ -307,13 +307,13 @@ class ColocatedDraft:
                 positions=[state.position for state in states],
                 device=self._device,
             )
-            return shaped(Sampled(temperatures, keys, self._num_kept), states)
+            return with_processors(Sampled(temperatures, keys, self._num_kept), states)
         if all(state.is_greedy for state in states):
-            return shaped(Greedy(), states)
+            return with_processors(Greedy(), states)
         seeds = [state.seed_bits for state in states]
         words = torch.tensor([seeds, sample_indices], dtype=torch.int64, device=self._device)
-        rule = Coupled(temperatures, words[0], words[1], self._noise)
-        return shaped(rule, states)
+        sampler = Coupled(temperatures, words[0], words[1], self._noise)
+        return with_processors(sampler, states)
 
     def _speculations(
         self, rows: Rows[RowToDraft], drawn: SpeculationBatch

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from specserve.sampling.shaping import is_shaped
+from specserve.sampling.logits_processors import has_processors
 from specserve.transport.control.draft_control import Context, Fields, feature_bytes
 from specserve.transport.link.frames import MAX_FRAME_BYTES
 from specserve.transport.link.messages import Floats, Report, RowReport
@@ -129,7 +129,7 @@ class OutcomeReports:
     def _tell_fields(self, stream: LinkStream, peer: DraftPeer) -> bool:
         """Whether that is done, or there is nothing to tell."""
         state = self._admission.state(stream.sequence)
-        if not is_shaped(state):
+        if not has_processors(state):
             return True
         message = Fields(
             epoch=peer.epoch,

@@ -21,7 +21,7 @@ from specserve.models.parallel import TensorParallel
 from specserve.noise import Purpose
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.drawing import Greedy
+from specserve.sampling.draft_sampler import Greedy
 from specserve.sampling.verification.rule import VerificationRule
 from tests.device.both_samplers import NUM_TOKENS, random_probs, random_rows
 from tests.exactness.speculative import Models

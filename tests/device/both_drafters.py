@@ -17,16 +17,16 @@ from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
 from specserve.noise import OnceKeys, Purpose
-from specserve.sampling.drawing import (
+from specserve.sampling.draft_sampler import (
     BlockLayout,
     Coupled,
-    Drawing,
-    DrawingRule,
+    DraftSampler,
+    DraftSampling,
     Greedy,
     Sampled,
 )
+from specserve.sampling.logits_processors import with_processors
 from specserve.sampling.noise_table import NoiseTable
-from specserve.sampling.shaping import shaped
 from tests.exactness.speculative import VOCAB_SIZE
 from tests.specserve.sampling.test_sampling import state
 
@@ -41,18 +41,18 @@ _ERROR = 1 / 6  # root mean square, of what a single one may be
 
 @dataclass
 class Noted:
-    """A rule, and where it was asked to draw: nobody but a drafter knows that."""
+    """A sampler, and where it was asked to draw: nobody but a drafter knows that."""
 
-    rule: DrawingRule
+    sampler: DraftSampler
     layout: BlockLayout | None = None
 
-    def begin(self, layout: BlockLayout) -> Drawing:
+    def begin(self, layout: BlockLayout) -> DraftSampling:
         self.layout = layout
-        return self.rule.begin(layout)
+        return self.sampler.begin(layout)
 
-    def again(self, rule: DrawingRule) -> Drawing:
+    def again(self, sampler: DraftSampler) -> DraftSampling:
         assert self.layout is not None
-        return rule.begin(self.layout)
+        return sampler.begin(self.layout)
 
 
 class Both:
@@ -100,16 +100,16 @@ class Both:
     def assert_drafts_are_near(
         self,
         rows: list[int],
-        rule: DrawingRule,
+        sampler: DraftSampler,
         near: float,
         *,
-        unshaped: DrawingRule | None = None,
+        unshaped: DraftSampler | None = None,
         **fields: object,
     ) -> None:
-        """`unshaped`: what draws the same from logits that `rule` has edited and cut."""
+        """`unshaped`: what draws the same from logits that `sampler` has edited and cut."""
         anchors = self._ints(1, 60, len(rows))
         batch = DraftBatch(rows, anchors, keep_logits=True, **fields)
-        noted = Noted(rule)
+        noted = Noted(sampler)
         plain, found = (drafter.draft(batch, noted) for drafter in self.drafters)
         draft_probs = (
             () if found.draft_probs is None else (found.draft_probs.ids, found.draft_probs.probs)
@@ -117,7 +117,7 @@ class Both:
         for result in (found.token_ids, found.logits, found.confidences, *draft_probs):
             if result is not None:
                 self._read.append((result, result.clone()))
-        assert_drawn_from_its_logits(found, noted.again(unshaped or rule))
+        assert_drawn_from_its_logits(found, noted.again(unshaped or sampler))
         assert found.logits is not None
         assert plain.logits is not None
         # Behind another token other logits follow: only up to the first that differs.
@@ -145,14 +145,14 @@ class Both:
             assert torch.equal(result.nan_to_num(), copy.nan_to_num())
 
 
-def assert_drawn_from_its_logits(found: SpeculationBatch, drawing: Drawing) -> None:
+def assert_drawn_from_its_logits(found: SpeculationBatch, sampling: DraftSampling) -> None:
     """Draws its tokens again: so another token than the plain drafter's is by other logits."""
     logits = found.logits
     assert logits is not None
     slots = logits.clone().split(1, dim=1)
-    drawn = torch.cat([drawing.draw(slot, each) for slot, each in enumerate(slots)], dim=1)
+    drawn = torch.cat([sampling.draw(slot, each) for slot, each in enumerate(slots)], dim=1)
     assert torch.equal(found.token_ids, drawn)
-    ours, theirs = of_probs(found), of_probs(SpeculationBatch(drawn, drawing.draft_probs(), None))
+    ours, theirs = of_probs(found), of_probs(SpeculationBatch(drawn, sampling.draft_probs(), None))
     assert (ours is None) == (theirs is None)
     if ours is not None:
         torch.testing.assert_close(ours, theirs)
@@ -175,7 +175,7 @@ def of_probs(drawn: SpeculationBatch) -> torch.Tensor | None:
     return dense.view(*drawn.token_ids.shape, -1)
 
 
-def rule_of(kind: int, num_blocks: int, device: torch.device, table: NoiseTable) -> DrawingRule:
+def rule_of(kind: int, num_blocks: int, device: torch.device, table: NoiseTable) -> DraftSampler:
     temperatures = torch.linspace(0, 1, num_blocks).to(device)
     seeds, zeros = torch.arange(num_blocks, device=device), [0] * num_blocks
     keys = OnceKeys.build(range(num_blocks), zeros, zeros, range(num_blocks), zeros, device)
@@ -196,19 +196,19 @@ def compare_blocks(make: Make, dtype: torch.dtype, device: torch.device, near: f
     both.extend(3, 5, broken=2)
     for step in range(28):
         rows = rng.integers(0, 4, rng.integers(1, 7)).tolist()
-        rule = rule_of(step % 4, len(rows), device, table)
+        sampler = rule_of(step % 4, len(rows), device, table)
         kind = step % 7 % 4
         if kind == 0:
-            both.assert_drafts_are_near(rows, rule, near)
+            both.assert_drafts_are_near(rows, sampler, near)
         elif kind == 1:
             gaps = [rng.integers(1, 60, rng.integers(0, 5)).tolist() for _ in rows]
-            both.assert_drafts_are_near(rows, rule, near, gap_ids=gaps, min_gap=step % 3)
+            both.assert_drafts_are_near(rows, sampler, near, gap_ids=gaps, min_gap=step % 3)
         elif kind == 2:
             row, length = rows[0], both.recorded.context_len(rows[0])
             both.extend(row, int(rng.integers(1, 6)), in_flight=True)
             ends = [int(rng.integers(1, both.recorded.context_len(each) + 1)) for each in rows]
-            both.assert_drafts_are_near(rows, rule, near, context_lens=ends)
-            both.assert_drafts_are_near(rows, rule, near)  # its entries are there
+            both.assert_drafts_are_near(rows, sampler, near, context_lens=ends)
+            both.assert_drafts_are_near(rows, sampler, near)  # its entries are there
             both.truncate(row, length)
         else:
             both.extend(rows[0], int(rng.integers(1, 4)))
@@ -235,13 +235,13 @@ def compare_cuts(make: Make, device: torch.device) -> None:
     cuts = [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.9}]
     for step in range(24):
         rows = rng.integers(0, 4, rng.integers(1, 7)).tolist()
-        rule = rule_of(step % 4, len(rows), device, table)
+        sampler = rule_of(step % 4, len(rows), device, table)
         temperatures = [0.0] * len(rows) if step % 4 == 0 else np.linspace(0, 1, len(rows))
         states = [
             state(temperature=float(each), **cuts[rng.integers(0, len(cuts))])
             for each in temperatures
         ]
-        both.assert_drafts_are_near(rows, shaped(rule, states), 2e-3, unshaped=rule)
+        both.assert_drafts_are_near(rows, with_processors(sampler, states), 2e-3, unshaped=sampler)
     both.assert_most_is_the_same(2e-3)
     kinds = {key.kind for key in both.draws._recordings._found}
     assert len([kind for kind in kinds if len(kind) == 2]) == 2  # coupled and sampled, cut

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from specserve.sampling.verification.sampler import VerificationRule
 
 from specserve import noise
 from specserve.backends.base import Backend
@@ -14,9 +15,8 @@ from specserve.backends.cuda.backend import CudaGraphBackend
 from specserve.drafters.load import load_drafter
 from specserve.drafters.protocol import Drafter
 from specserve.noise import Purpose
-from specserve.sampling.drawing import Greedy
-from specserve.sampling.shaping import shaped
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.draft_sampler import Greedy
+from specserve.sampling.logits_processors import with_processors
 from target_node.speculation.miss_policy import Miss
 from tests.device.both_drafters import Both, compare_blocks, compare_cuts, compare_noise
 from tests.device.pretended import DEVICE, PretendedCuda
@@ -116,15 +116,15 @@ def texts(found: dict) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rule", list(VerificationRule))
+@pytest.mark.parametrize("sampler", list(VerificationRule))
 def test_a_target_whose_draft_is_recorded(
-    cuda: PretendedCuda, models: Models, name: str, rule: VerificationRule
+    cuda: PretendedCuda, models: Models, name: str, sampler: VerificationRule
 ):
     """Seeded requests say what they say without drafts, others end well."""
     asked = partial(both_kinds, max_tokens=12)
     plain = texts(finished(target_on_device(models), asked()))
     backend = CudaGraphBackend(DEVICE)
-    target = target_on_device(models, name, default_rule=rule, backend=backend)
+    target = target_on_device(models, name, default_rule=sampler, backend=backend)
     found = texts(finished(target, asked()))
     assert target.sampler.num_broken_laws == 0
     seeded = [key for key in found if key[0].startswith("seeded")]
@@ -155,6 +155,6 @@ def test_cuts_are_recorded_with_the_draws(cuda: PretendedCuda, models: Models):
 def test_edits_are_not_recorded(cuda: PretendedCuda, models: Models):
     both = Both(partial(drafter_on_device, models, "dspark vanilla"), torch.float32, DEVICE)
     both.extend(0, 9)
-    edited = shaped(Greedy(), [state(temperature=0.0, frequency_penalty=0.5)])
+    edited = with_processors(Greedy(), [state(temperature=0.0, frequency_penalty=0.5)])
     both.assert_drafts_are_near([0], edited, 1e-4, unshaped=Greedy())
     assert len(both.draws) == 0

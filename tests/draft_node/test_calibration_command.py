@@ -23,7 +23,7 @@ from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.drafters.stored_calibration import FILE_NAME, Calibration
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import InvalidField, Unsupported
-from specserve.sampling.drawing import Greedy
+from specserve.sampling.draft_sampler import Greedy
 from tests.draft_node.training.drafters import VOCAB, write_target
 from tests.specserve.drafters.checkpoints import (
     DFLASH,

@@ -13,7 +13,7 @@ from draft_node.draft_slots import IDLE_ROUNDS, DraftSlots
 from specserve.drafters.context import ContextRoom, ContextRows
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.protocol import DraftBatch
-from specserve.sampling.drawing import Greedy
+from specserve.sampling.draft_sampler import Greedy
 from tests.backends.chosen import BACKEND
 from tests.draft_node.prespeculation.rounds import (
     CPU,

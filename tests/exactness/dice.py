@@ -17,7 +17,7 @@ import torch
 from specserve.audit.chi_square import Fit, goodness_of_fit
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, FeatureSpec, SpeculationBatch
 from specserve.models.transformer import Transformer
-from specserve.sampling.drawing import BlockLayout
+from specserve.sampling.draft_sampler import BlockLayout
 from specserve.sampling.verification.admission import Allocator
 from specserve.sampling.verification.rule import VerificationRule
 from specserve.telemetry import VerifiedRow
@@ -129,12 +129,12 @@ class DieDrafter:
     def draft(self, batch: DraftBatch, rule) -> SpeculationBatch:
         lens = batch.context_lens or [self.context_len(row) for row in batch.rows]
         positions = torch.tensor(lens) + 1
-        drawing = rule.begin(BlockLayout(positions, self.gamma, self._vocab_size, None))
+        sampling = rule.begin(BlockLayout(positions, self.gamma, self._vocab_size, None))
         turns = torch.tensor(batch.rows) + positions + 3 * batch.anchor_ids
         logits = self._logits[(turns[:, None] + torch.arange(self.gamma)) % len(self._logits)]
-        tokens = drawing.draw(0, logits.clone())
+        tokens = sampling.draw(0, logits.clone())
         confidences = self.confidences(tokens)
-        return SpeculationBatch(tokens, drawing.draft_probs(), confidences, logits=logits)
+        return SpeculationBatch(tokens, sampling.draft_probs(), confidences, logits=logits)
 
     def confidences(self, tokens: torch.Tensor) -> torch.Tensor:
         """The tokens have no say."""

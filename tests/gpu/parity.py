@@ -6,7 +6,7 @@ import torch
 
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
 from specserve.noise import OnceKeys
-from specserve.sampling.drawing import Coupled, DrawingRule, Greedy, Sampled
+from specserve.sampling.draft_sampler import Coupled, DraftSampler, Greedy, Sampled
 
 LENGTHS = (9, 21)  # of two contexts
 ROWS = [0, 0, 1]  # of three blocks
@@ -52,7 +52,7 @@ def drafted(
     return _on_host(drafter.draft(batch, _rule(rule, device)))
 
 
-def _rule(name: str, device: torch.device) -> DrawingRule:
+def _rule(name: str, device: torch.device) -> DraftSampler:
     temperatures = torch.tensor([1.0, 0.7, 0.0], device=device)
     seeds, samples = torch.tensor([[11, 12, 13], [0, 1, 0]], device=device)
     if name == "coupled":

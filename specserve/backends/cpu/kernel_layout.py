@@ -108,7 +108,7 @@ def _weights_of(record: Array) -> Weights:
 
 
 @_compiled
-def _shaped(record: Array, place: int, dtype: Any, shape: Any) -> Any:  # noqa: ANN401
+def _processed(record: Array, place: int, dtype: Any, shape: Any) -> Any:  # noqa: ANN401
     """The first elements of a flat array."""
     return carray(pointer(record[FIRST_ARRAY + ARRAY_WORDS * place]), shape, dtype)
 
@@ -119,12 +119,12 @@ def _room_of(record: Array, sizes: Sizes, kept: Shape, blocks: Shape) -> Workspa
     num_tokens, num_kv_heads, size = kept
     per_kv, floats = sizes.num_heads // num_kv_heads, np.float32
     return Workspace(
-        _shaped(record, 19, floats, (num_tokens, sizes.outputs)),
+        _processed(record, 19, floats, (num_tokens, sizes.outputs)),
         _array(record, 20, 1, floats),
         _array(record, 21, 1, floats),
-        _shaped(record, 22, floats, (num_kv_heads, num_tokens, per_kv, size)),
-        _shaped(record, 23, floats, (blocks[0], blocks[1], sizes.num_keys)),
-        _shaped(record, 24, np.int64, (2, num_tokens)),
+        _processed(record, 22, floats, (num_kv_heads, num_tokens, per_kv, size)),
+        _processed(record, 23, floats, (blocks[0], blocks[1], sizes.num_keys)),
+        _processed(record, 24, np.int64, (2, num_tokens)),
         _array(record, 25, 1, np.int64),
     )
 

@@ -13,7 +13,7 @@ from specserve.backends.base import DrawBlocks
 from specserve.backends.cuda.graphs import Recordings, padded
 from specserve.drafters.protocol import SpeculationBatch
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.drawing import Drawing, TensorDrawing
+from specserve.sampling.draft_sampler import DraftSampling, TensorSampling
 
 _MOST_LOGITS = 1 << 24  # of a batch; beginning kernels does not count where there are more
 
@@ -44,19 +44,19 @@ class RecordedDraws:
         return len(self._recordings)
 
     def draw(
-        self, hidden: Tensor, anchor_ids: Tensor, drawing: Drawing, *, keep_logits: bool
+        self, hidden: Tensor, anchor_ids: Tensor, sampling: DraftSampling, *, keep_logits: bool
     ) -> SpeculationBatch:
         """Of B blocks: hidden [B, G, H], anchor_ids [B]."""
         num_blocks = padded(len(hidden))
         num_logits = num_blocks * hidden.shape[1] * self._vocab_size
-        if not isinstance(drawing, TensorDrawing) or num_logits > _MOST_LOGITS:
-            return self._draws(hidden, anchor_ids, drawing)
-        tensors = {"hidden": hidden, "anchor_ids": anchor_ids, **drawing.tensors()}
+        if not isinstance(sampling, TensorSampling) or num_logits > _MOST_LOGITS:
+            return self._draws(hidden, anchor_ids, sampling)
+        tensors = {"hidden": hidden, "anchor_ids": anchor_ids, **sampling.tensors()}
         inputs = (_Input(name, (num_blocks, *x.shape[1:]), x.dtype) for name, x in tensors.items())
-        key = _Key(drawing.kind, keep_logits, tuple(inputs))
-        made = self._recordings.run(key, lambda each: each.fill(tensors, drawing))
+        key = _Key(sampling.kind, keep_logits, tuple(inputs))
+        made = self._recordings.run(key, lambda each: each.fill(tensors, sampling))
         if made is None:
-            return self._draws(hidden, anchor_ids, drawing)
+            return self._draws(hidden, anchor_ids, sampling)
         return _first(made.found, len(hidden))
 
     def _make(self, key: _Key) -> "_Drawn":
@@ -73,20 +73,20 @@ class _Drawn:
             name: torch.zeros(shape, dtype=dtype, device=device)
             for name, shape, dtype in key.inputs
         }
-        self._drawing: TensorDrawing | None = None
+        self._sampling: TensorSampling | None = None
 
-    def fill(self, tensors: dict[str, Tensor], like: TensorDrawing) -> None:
+    def fill(self, tensors: dict[str, Tensor], like: TensorSampling) -> None:
         """What is behind them are those of some batch before, drawn for nobody."""
         for name, x in tensors.items():
             self._inputs[name][: len(x)].copy_(x)
-        if self._drawing is None:  # over tensors of its own: those of a batch need not be kept
-            self._drawing = like.over({name: self._inputs[name] for name in like.tensors()})
+        if self._sampling is None:  # over tensors of its own: those of a batch need not be kept
+            self._sampling = like.over({name: self._inputs[name] for name in like.tensors()})
 
     def __call__(self) -> None:
-        assert self._drawing is not None
+        assert self._sampling is not None
         others = dict(self._inputs)
         hidden, anchor_ids = others.pop("hidden"), others.pop("anchor_ids")
-        self.found = self._draws(hidden, anchor_ids, self._drawing.over(others))
+        self.found = self._draws(hidden, anchor_ids, self._sampling.over(others))
         if not self._keep_logits:
             self.found = replace(self.found, logits=None)
 

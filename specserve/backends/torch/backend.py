@@ -21,7 +21,7 @@ from specserve.models.parts import LayerParts
 from specserve.models.transformer import Transformer
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.drawing import Drawing
+from specserve.sampling.draft_sampler import DraftSampling
 from specserve.sampling.sampling import Sampled, sample
 from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
 from specserve.sampling.verification.verify import verify
@@ -117,6 +117,6 @@ class _Draws:
         self._draw = draw
 
     def draw(
-        self, hidden: Tensor, anchor_ids: Tensor, drawing: Drawing, *, keep_logits: bool
+        self, hidden: Tensor, anchor_ids: Tensor, sampling: DraftSampling, *, keep_logits: bool
     ) -> SpeculationBatch:
-        return self._draw(hidden, anchor_ids, drawing)
+        return self._draw(hidden, anchor_ids, sampling)

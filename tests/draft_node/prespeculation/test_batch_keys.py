@@ -10,7 +10,7 @@ import torch
 from draft_node.prespeculation.draft_batches import MAX_BRANCHES
 from specserve.drafters.protocol import DraftBatch
 from specserve.noise import OnceKeys
-from specserve.sampling.drawing import Coupled, Sampled
+from specserve.sampling.draft_sampler import Coupled, Sampled
 from specserve.transport.link.messages import BlockKey
 from tests.draft_node.prespeculation.rounds import END, TEXT, Rounds, blocks_of, language_model
 

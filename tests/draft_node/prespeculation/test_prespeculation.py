@@ -8,7 +8,7 @@ from draft_node.failures import MAX_FAILURES, DraftingFailed
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys
-from specserve.sampling.drawing import Coupled, Greedy, Sampled
+from specserve.sampling.draft_sampler import Coupled, Greedy, Sampled
 from specserve.transport.link.messages import DraftTopK
 from tests.draft_node.prespeculation.rounds import (
     END,

@@ -17,7 +17,7 @@ from specserve.drafters.eagle3 import Eagle3Drafter
 from specserve.drafters.load import load_drafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.drafters.weights import TargetWeights
-from specserve.sampling.drawing import Greedy
+from specserve.sampling.draft_sampler import Greedy
 from tests.draft_node.training.drafters import TEXT, VOCAB, write_target
 from tests.specserve.drafters.checkpoints import DSPARK, EAGLE3, options, write_drafter
 

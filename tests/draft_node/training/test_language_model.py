@@ -21,7 +21,7 @@ from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.load import load_drafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.drafters.weights import TargetWeights
-from specserve.sampling.drawing import Greedy
+from specserve.sampling.draft_sampler import Greedy
 from tests.draft_node.training.drafters import TEXT, VOCAB, patterned_stream, write_target
 from tests.specserve.drafters.checkpoints import options
 

@@ -11,7 +11,7 @@ import random
 import torch
 
 from specserve.drafters.protocol import SpeculationBatch
-from specserve.sampling.drawing import BlockLayout
+from specserve.sampling.draft_sampler import BlockLayout
 from specserve.types import Request, SamplingParams
 from target_node.sampler import Sampler
 from target_node.scheduler import Row
@@ -49,9 +49,9 @@ class TableDrafter:
     def draft(self, batch, rule):
         rows = torch.tensor(batch.rows)
         positions = torch.tensor([self.context_len(row) + 1 for row in batch.rows])
-        drawing = rule.begin(BlockLayout(positions, self.gamma, VOCAB_SIZE, None))
+        sampling = rule.begin(BlockLayout(positions, self.gamma, VOCAB_SIZE, None))
         drawn = [
-            drawing.draw(
+            sampling.draw(
                 slot,
                 self.distributions.at(self.distributions.drafts, rows, positions + slot).log()[
                     :, None
@@ -59,7 +59,7 @@ class TableDrafter:
             )
             for slot in range(self.gamma)
         ]
-        return SpeculationBatch(torch.cat(drawn, dim=1), drawing.distribution(), None)
+        return SpeculationBatch(torch.cat(drawn, dim=1), sampling.distribution(), None)
 
     def truncate(self, row, length):
         self.context_lens[row] = length

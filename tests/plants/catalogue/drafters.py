@@ -45,10 +45,10 @@ PLANTS = [
         was="""
             asked = self.probs_confidence
             confidences = None if asked is None else asked(0, logits)
-            token_ids = drawing.draw(0, logits)
+            token_ids = sampling.draw(0, logits)
         """,
         becomes="""
-            token_ids = drawing.draw(0, logits)
+            token_ids = sampling.draw(0, logits)
             asked = self.probs_confidence
             confidences = None if asked is None else asked(0, logits)
         """,
@@ -96,12 +96,12 @@ PLANTS = [
     ),
     Plant(
         name="noise-by-columns-of-the-draft-vocabulary",
-        file="specserve/sampling/drawing.py",
+        file="specserve/sampling/draft_sampler.py",
         symbol="log_noise",
         was="layout.target_ids.expand(len(seeds), -1)",
         becomes="torch.arange(len(layout.target_ids)).expand(len(seeds), -1)",
         tests=(
-            "tests/specserve/drafters/test_drawing.py"
+            "tests/specserve/drafters/test_draft_samplers.py"
             "::test_coupled_noise_belongs_to_target_ids_and_absolute_positions",
         ),
         breaks="drafters of a part of the vocabulary sample with other noise than their target",
@@ -109,12 +109,12 @@ PLANTS = [
     ),
     Plant(
         name="draws-of-slots-by-one-noise",
-        file="specserve/sampling/drawing.py",
+        file="specserve/sampling/draft_sampler.py",
         symbol="Sampled._keys",
         was="(layout.positions[:, None] + slots).flatten()",
         becomes="layout.positions.repeat_interleave(num_slots)",
         tests=(
-            "tests/specserve/drafters/test_drawing.py"
+            "tests/specserve/drafters/test_draft_samplers.py"
             "::test_slots_and_branches_do_not_share_their_noise",
         ),
         breaks="the tokens of a block are drawn by one and the same noise",

@@ -6,7 +6,7 @@ PLANTS = [
     Plant(
         name="colocated-keys-without-round",
         file="target_node/speculation/drafting.py",
-        symbol="ColocatedDraft._rule",
+        symbol="ColocatedDraft._sampler",
         was="rounds=[row.sequence.num_rounds for row in rows],",
         becomes="rounds=[0] * len(rows),",
         tests=(
@@ -19,7 +19,7 @@ PLANTS = [
     Plant(
         name="samples-share-local-drafts",
         file="target_node/speculation/drafting.py",
-        symbol="ColocatedDraft._rule",
+        symbol="ColocatedDraft._sampler",
         was="sample_indices = [state.sample_index for state in states]",
         becomes="sample_indices = [0] * len(states)",
         tests=("tests/target_node/speculation/test_colocated_keys.py",),

@@ -6,7 +6,7 @@ _TORCH = frozenset({Way.TORCH})
 _COMPILED = frozenset({Way.COMPILED})
 _SAMPLING = "tests/specserve/sampling/test_sampling.py"
 _DEFINED = f"{_SAMPLING}::test_float64_probs_equal_the_definition"
-_DRAWING = "tests/specserve/sampling/test_drawing.py"
+_DRAWING = "tests/specserve/sampling/test_draft_sampler.py"
 _KEYS = "tests/specserve/sampling/test_draft_probs.py"
 
 PLANTS = [
@@ -121,7 +121,7 @@ PLANTS = [
     # ------------------------------------------------------------------------------
     Plant(
         name="drafts-drawn-greedily",
-        file="specserve/sampling/drawing.py",
+        file="specserve/sampling/draft_sampler.py",
         symbol="Sampled._Draws.draw",
         was="winners = (noise / draft_probs.probs).argmin(dim=1, keepdim=True)",
         becomes="winners = draft_probs.probs.argmax(dim=1, keepdim=True)",
@@ -131,7 +131,7 @@ PLANTS = [
     ),
     Plant(
         name="drafts-at-temperature-1",
-        file="specserve/sampling/drawing.py",
+        file="specserve/sampling/draft_sampler.py",
         symbol="Sampled._Draws.draw",
         was="draft_probs = DraftProbs.of_entries(ids.flatten(0, 1), weights.flatten(0, 1))",
         becomes="""
@@ -154,9 +154,9 @@ PLANTS = [
         ways=_TORCH,
     ),
     Plant(
-        name="path-not-shaped",
-        file="specserve/sampling/shaping.py",
-        symbol="Shaped._Draws._advance",
+        name="path-not-with_processors",
+        file="specserve/sampling/logits_processors.py",
+        symbol="ProcessedSampler._Draws._advance",
         was="""
             for state, drawn in zip(self.states, token_ids.tolist(), strict=True):
                 for token_id in drawn:
@@ -168,7 +168,7 @@ PLANTS = [
                 for token_id in drawn:
                     state.append(token_id)
         """,
-        tests=("tests/specserve/sampling/test_shaping.py",),
+        tests=("tests/specserve/sampling/test_logits_processors.py",),
         breaks="drafts repeat what the request's penalties forbid, and are rejected for it",
         ways=_TORCH,
     ),

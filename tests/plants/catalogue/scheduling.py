@@ -217,9 +217,9 @@ PLANTS = [
         name="chain-confident-after-the-draw",
         file="specserve/drafters/chain_steps.py",
         symbol="ChainSteps.run",
-        was="self._token_ids.append(self.drawing.draw(slot, logits))",
+        was="self._token_ids.append(self.sampling.draw(slot, logits))",
         becomes="""
-            self._token_ids.append(self.drawing.draw(slot, logits))
+            self._token_ids.append(self.sampling.draw(slot, logits))
             if self._confidences:
                 probs = logits.softmax(dim=-1)
                 self._confidences[-1] = probs.gather(2, self._token_ids[-1][:, :, None])[:, :, 0]

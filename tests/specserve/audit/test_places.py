@@ -9,7 +9,7 @@ from specserve.api.completion import CompletedSample
 from specserve.audit.long_answers import ScoredAnswer, logprob_check
 from specserve.audit.places import placed_tokens, places_of
 from specserve.audit.report import Status
-from specserve.audit.token_distribution import Shaping
+from specserve.audit.token_distribution import SamplingCase
 from specserve.types import FinishReason, Logprobs, TokenOrigin
 
 PLAIN, DRAFTED, BONUS = TokenOrigin.PLAIN, TokenOrigin.DRAFTED, TokenOrigin.BONUS
@@ -38,7 +38,7 @@ def test_a_place_follows_from_the_tokens_before():
 
 
 def test_tokens_without_drafts_are_left_out():
-    tokens = placed_tokens(answer(*[log(0.5)] * 7), Shaping("w"), 1e-3, random.Random(0))
+    tokens = placed_tokens(answer(*[log(0.5)] * 7), SamplingCase("w"), 1e-3, random.Random(0))
     assert [token.place for token in tokens] == [1, 2, 3, 1, 1]
     assert [token.is_drafted for token in tokens] == [True, True, False, False, True]
     assert all(0 <= token.percentile < 0.5 for token in tokens)

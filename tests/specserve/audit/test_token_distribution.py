@@ -5,7 +5,7 @@ from math import exp, log
 
 import pytest
 
-from specserve.audit.token_distribution import IMPOSSIBLE, Shaping, TokenDistribution, fit
+from specserve.audit.token_distribution import IMPOSSIBLE, SamplingCase, TokenDistribution, fit
 from specserve.types import Logprobs
 
 DISTRIBUTIONS = (
@@ -51,10 +51,10 @@ def test_a_token_that_the_distribution_does_not_have_is_fatal():
 
 
 def test_penalties_and_top_k_make_the_distribution_that_is_sampled_from():
-    shaping = Shaping("p", temperature=0.5, top_k=2, presence_penalty=1.0, frequency_penalty=0.5)
+    case = SamplingCase("p", temperature=0.5, top_k=2, presence_penalty=1.0, frequency_penalty=0.5)
     probs = {3: 0.4, 8: 0.3, 5: 0.2, 6: 0.02, 1: 0.01}
-    assert list(shaping.distribution(record(probs), [], 1e-3).named) == [3, 8]
-    distribution = shaping.distribution(record(probs), [3, 3, 77], 1e-3)  # 3 is penalised by 2
+    assert list(case.distribution(record(probs), [], 1e-3).named) == [3, 8]
+    distribution = case.distribution(record(probs), [3, 3, 77], 1e-3)  # 3 is penalised by 2
     assert list(distribution.named) == [8, 5]
     assert distribution.named[8] / distribution.named[5] == pytest.approx((0.3 / 0.2) ** 2)
     assert distribution.doubt == pytest.approx(1 - distribution.named[8])
@@ -62,10 +62,10 @@ def test_penalties_and_top_k_make_the_distribution_that_is_sampled_from():
 
 
 def test_a_distribution_whose_support_rounding_could_change_is_none():
-    shaping = Shaping("t", top_k=2)
+    case = SamplingCase("t", top_k=2)
     near = {3: 0.4, 8: 0.2, 5: 0.2 * exp(-0.01), 6: 0.02}
-    assert shaping.distribution(record(near), [], 0.02) is None
-    assert shaping.distribution(record(near), [], 0.001) is not None
+    assert case.distribution(record(near), [], 0.02) is None
+    assert case.distribution(record(near), [], 0.001) is not None
     # With everything named penalised, a token without a name might be in.
-    hidden = Shaping("h", top_k=2, presence_penalty=9.0)
+    hidden = SamplingCase("h", top_k=2, presence_penalty=9.0)
     assert hidden.distribution(record(near), list(near), 0.001) is None

@@ -7,7 +7,7 @@ import torch
 
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys
-from specserve.sampling.drawing import Coupled, Greedy, Sampled
+from specserve.sampling.draft_sampler import Coupled, Greedy, Sampled
 from tests.golden_blocks import Recorder, by_torch
 from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, ZLAB, make_drafter
 

@@ -5,7 +5,7 @@ import torch
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys
-from specserve.sampling.drawing import Greedy, Sampled
+from specserve.sampling.draft_sampler import Greedy, Sampled
 from tests.backends.chosen import BACKEND
 from tests.specserve.models.checkpoints import load
 
@@ -33,8 +33,8 @@ class Watching:
         return self.draws.draft_probs()
 
 
-def drafted(target, rule):
-    watching = Watching(rule)
+def drafted(target, sampler):
+    watching = Watching(sampler)
     drafter = LanguageModelDrafter(
         load(target.folder),
         backend=BACKEND,
@@ -50,8 +50,8 @@ def drafted(target, rule):
 def test_confidences_are_those_of_the_distributions_whatever_is_drawn(target):
     zeros = [0, 0]
     keys = OnceKeys.build([1, 2], zeros, zeros, [1, 2], zeros)
-    for rule in (Greedy(), Sampled(torch.ones(2), keys, 16)):
-        found, _ = drafted(target, rule)
+    for sampler in (Greedy(), Sampled(torch.ones(2), keys, 16)):
+        found, _ = drafted(target, sampler)
         assert found.logits is not None
         torch.testing.assert_close(found.confidences, found.logits.softmax(-1).amax(-1))
 

@@ -15,7 +15,7 @@ from specserve.drafters.weights import TargetWeights
 from specserve.errors import Unsupported
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
-from specserve.sampling.drawing import Greedy
+from specserve.sampling.draft_sampler import Greedy
 from specserve.settings.config import ModelConfig, ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import locate_drafter
 from specserve.settings.target_source import EMBEDDED_TARGET

@@ -8,7 +8,7 @@ from specserve.drafters.load import load_drafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.errors import Unsupported
 from specserve.models.rope import rotate
-from specserve.sampling.drawing import Greedy
+from specserve.sampling.draft_sampler import Greedy
 from tests.golden_blocks import Recorder
 from tests.specserve.drafters.checkpoints import (
     EAGLE3,

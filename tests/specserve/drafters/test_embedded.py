@@ -9,7 +9,7 @@ from specserve.drafters.local_head import UNIGRAM_COUNTS
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.drafters.weights import TargetWeights
 from specserve.models.checkpoint import Checkpoint
-from specserve.sampling.drawing import Greedy
+from specserve.sampling.draft_sampler import Greedy
 from specserve.settings.drafter_source import EMBEDDED_DRAFTERS, embedded_drafters
 from specserve.settings.target_source import EMBEDDED_TARGET
 from tests.specserve.drafters.checkpoints import options

@@ -11,7 +11,7 @@ from specserve.backends.torch.backend import TorchBackend
 from specserve.backends.torch.block_passes import TorchBlockPasses
 from specserve.drafters.in_flight import InFlightTokens
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
-from specserve.sampling.drawing import Greedy
+from specserve.sampling.draft_sampler import Greedy
 from tests.draft_node.prespeculation.rounds import VOCAB, dspark
 from tests.specserve.drafters import checkpoints
 

@@ -4,7 +4,7 @@ import torch
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, StoppingThreshold
 from specserve.noise import OnceKeys
-from specserve.sampling.drawing import Greedy, Sampled
+from specserve.sampling.draft_sampler import Greedy, Sampled
 from tests.backends.chosen import BACKEND
 from tests.golden_case import Session
 from tests.specserve.models.checkpoints import load
@@ -121,8 +121,8 @@ def test_a_chain_that_is_cut_off_is_the_beginning_of_the_whole(drafter, due_s, w
     batch = DraftBatch([0, 0], anchors, keep_logits=True, due_s=due_s)
     zeros = [0, 0]
     keys = OnceKeys.build([1, 2], zeros, zeros, zeros, zeros)
-    rule = Sampled(torch.ones(2), keys, num_kept=16)
-    found, sampled = drafter.draft(batch, Greedy()), drafter.draft(batch, rule)
+    sampler = Sampled(torch.ones(2), keys, num_kept=16)
+    found, sampled = drafter.draft(batch, Greedy()), drafter.draft(batch, sampler)
     assert torch.equal(found.token_ids, whole.token_ids[:, :width])
     torch.testing.assert_close(found.logits, whole.logits[:, :width])
     assert sampled.token_ids.shape == (2, width)

@@ -13,7 +13,7 @@ from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import Unsupported
 from specserve.noise import OnceKeys
-from specserve.sampling.drawing import Coupled, Greedy, Sampled
+from specserve.sampling.draft_sampler import Coupled, Greedy, Sampled
 from tests.backends.chosen import BACKEND
 from tests.golden_blocks import Recorder
 from tests.specserve.drafters.checkpoints import (
@@ -265,8 +265,8 @@ def test_a_reduced_vocabulary_drafts_target_ids_under_every_rule(target, tmp_pat
     batch = DraftBatch([0] * 8, torch.arange(8))
     ones, zeros = torch.ones(8), torch.zeros(8, dtype=torch.int64)
     keys = OnceKeys.build([4] * 8, [0] * 8, [0] * 8, range(8), [0] * 8)
-    for rule in (Greedy(), Sampled(ones, keys, 99), Coupled(ones, zeros, zeros)):
-        speculation = drafter.draft(batch, rule)
+    for sampler in (Greedy(), Sampled(ones, keys, 99), Coupled(ones, zeros, zeros)):
+        speculation = drafter.draft(batch, sampler)
         assert set(speculation.token_ids.flatten().tolist()) <= listed
         if speculation.draft_probs is not None:
             assert bool(speculation.draft_probs.sound(64).all())

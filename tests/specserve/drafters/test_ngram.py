@@ -3,7 +3,7 @@ import torch
 
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
-from specserve.sampling.drawing import Greedy
+from specserve.sampling.draft_sampler import Greedy
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from specserve.drafters.load import load_drafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.drafters.spec import Layout, MarkovKind
 from specserve.errors import Unsupported
-from specserve.sampling.drawing import Greedy
+from specserve.sampling.draft_sampler import Greedy
 from tests.specserve.drafters.checkpoints import (
     DSPARK,
     SPECFORGE,

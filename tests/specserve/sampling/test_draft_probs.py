@@ -8,7 +8,7 @@ import torch
 from specserve.audit.chi_square import goodness_of_fit
 from specserve.noise import OnceKeys, Purpose, _uniform
 from specserve.sampling.draft_probs import PAD_ID, DraftProbs
-from specserve.sampling.drawing import BlockLayout, Sampled
+from specserve.sampling.draft_sampler import BlockLayout, Sampled
 from specserve.sampling.verification.ratio import accepts
 
 
@@ -40,9 +40,9 @@ def drawn_from(logits, keys, num_kept):
     test.
     """
     rule = Sampled(torch.ones(len(logits)), keys, num_kept)
-    drawing = rule.begin(BlockLayout(keys.positions, 1, logits.shape[1], None))
-    drawn = drawing.draw(0, logits.unsqueeze(1))
-    return drawn.squeeze(1), drawing.draft_probs()
+    sampling = rule.begin(BlockLayout(keys.positions, 1, logits.shape[1], None))
+    drawn = sampling.draw(0, logits.unsqueeze(1))
+    return drawn.squeeze(1), sampling.draft_probs()
 
 
 def test_the_distribution_of_a_large_vocabulary_is_sound_and_small():

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specserve.sampling.drawing import BlockLayout, Coupled, fresh_log_noise, log_noise
+from specserve.sampling.draft_sampler import BlockLayout, Coupled, fresh_log_noise, log_noise
 from specserve.sampling.noise_table import NoiseTable
 
 VOCAB = 50

@@ -10,7 +10,7 @@ import torch
 
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys, Purpose
-from specserve.sampling.drawing import Coupled
+from specserve.sampling.draft_sampler import Coupled
 from specserve.sampling.verification.rule import VerificationRule
 from target_node.sequence import Sequence
 from target_node.speculation.drafting import ColocatedDraft, RowToDraft

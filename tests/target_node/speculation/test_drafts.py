@@ -7,8 +7,8 @@ from specserve.drafters.context import ContextRoom
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import DraftBatch, SpeculationBatch
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.drawing import Coupled, DrawingRule, Greedy
-from specserve.sampling.shaping import Shaped
+from specserve.sampling.draft_sampler import Coupled, DraftSampler, Greedy
+from specserve.sampling.logits_processors import ProcessedSampler
 from specserve.types import Terminal
 from target_node.planning.budget import SurvivalBudget, survival_of
 from target_node.speculation.drafting import MAX_FAILURES
@@ -26,7 +26,7 @@ class StubbornDrafter(NgramDrafter):
         super().__init__(gamma=gamma)
         self._token_id = token_id
 
-    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+    def draft(self, batch: DraftBatch, rule: DraftSampler) -> SpeculationBatch:
         token_ids = torch.full((len(batch.rows), self.gamma), self._token_id)
         return SpeculationBatch(token_ids, DraftProbs.certain(token_ids.flatten()), None)
 
@@ -36,9 +36,9 @@ class ListeningDrafter(NgramDrafter):
 
     def __init__(self) -> None:
         super().__init__(gamma=4)
-        self.rules: list[DrawingRule] = []
+        self.rules: list[DraftSampler] = []
 
-    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+    def draft(self, batch: DraftBatch, rule: DraftSampler) -> SpeculationBatch:
         self.rules.append(rule)
         return super().draft(batch, Greedy())
 
@@ -73,16 +73,16 @@ def test_drafts_are_drawn_as_their_rows_are_judged():
     target = InProcessTarget(fixture_model(), draft=drafter)
     answers = {
         "greedy": ({"temperature": 0.0}, Greedy),
-        "banned": ({"temperature": 0.0, "logit_bias": {POISON: -100.0}}, Shaped),
+        "banned": ({"temperature": 0.0, "logit_bias": {POISON: -100.0}}, ProcessedSampler),
         "drawn": ({"temperature": 1.0, "seed": 3}, Coupled),
-        "penalised": ({"temperature": 1.0, "seed": 3, "repetition_penalty": 1.3}, Shaped),
+        "penalised": ({"temperature": 1.0, "seed": 3, "repetition_penalty": 1.3}, ProcessedSampler),
     }
     for name, (fields, expected) in answers.items():
         drafter.rules.clear()
         target.submit(request(name, PROMPT, max_tokens=6, ignore_eos=True, **fields))
         target.run_until_idle()
         assert {type(rule) for rule in drafter.rules} == {expected}
-        inner = [rule.inner for rule in drafter.rules if isinstance(rule, Shaped)]
+        inner = [rule.inner for rule in drafter.rules if isinstance(rule, ProcessedSampler)]
         kind = Coupled if fields["temperature"] else Greedy
         assert all(isinstance(rule, kind) for rule in inner)
 
@@ -162,7 +162,7 @@ def test_a_context_that_cannot_grow_gives_its_memory_to_the_others(tmp_path):
 class BrokenDrafter(NgramDrafter):
     """Raises whenever it is asked."""
 
-    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+    def draft(self, batch: DraftBatch, rule: DraftSampler) -> SpeculationBatch:
         raise RuntimeError("out of memory")
 
 
@@ -182,7 +182,7 @@ class FlakyDrafter(NgramDrafter):
 
     num_asked = 0
 
-    def draft(self, batch: DraftBatch, rule: DrawingRule) -> SpeculationBatch:
+    def draft(self, batch: DraftBatch, rule: DraftSampler) -> SpeculationBatch:
         self.num_asked += 1
         if self.num_asked % 2:
             raise RuntimeError("out of memory")

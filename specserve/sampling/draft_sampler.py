@@ -1,6 +1,6 @@
 """How drafted tokens are drawn from draft logits: greedily, by once-only noise, by shared noise.
 
-A rule is made anew for a batch of B blocks and injected into `Drafter.draft`, which asks it for
+A sampler is made anew for a batch of B blocks and injected into `Drafter.draft`, which asks it for
 tokens slot by slot (or all slots at once where they do not depend on each other). Rows at
 temperature 0 may stand in any batch.
 
@@ -64,7 +64,7 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return logits.topk(count, dim=-1, sorted=False)
 
 
-class Drawing(Protocol):
+class DraftSampling(Protocol):
     """The draws of one batch of blocks."""
 
     def draw(self, first_slot: int, logits: Tensor) -> Tensor:
@@ -75,12 +75,12 @@ class Drawing(Protocol):
         ...
 
     def draft_probs(self) -> DraftProbs | None:
-        """After the last slot: [B * G] of them, block by block; None if the rule needs none."""
+        """After the last slot: [B * G] of them, block by block; None if the sampler needs none."""
         ...
 
 
 @runtime_checkable
-class TensorDrawing(Drawing, Protocol):
+class TensorSampling(DraftSampling, Protocol):
     """One that only tensors tell from others of its drafter and kind, for who records it."""
 
     @property
@@ -90,13 +90,13 @@ class TensorDrawing(Drawing, Protocol):
         """By name; the first dimension counts blocks."""
         ...
 
-    def over(self, tensors: dict[str, Tensor]) -> "TensorDrawing":
+    def over(self, tensors: dict[str, Tensor]) -> "TensorSampling":
         """The same with these instead, before its first slot."""
         ...
 
 
-class DrawingRule(Protocol):
-    def begin(self, layout: BlockLayout) -> Drawing: ...
+class DraftSampler(Protocol):
+    def begin(self, layout: BlockLayout) -> DraftSampling: ...
 
 
 class Greedy:

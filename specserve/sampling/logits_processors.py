@@ -1,12 +1,11 @@
-"""draft probabilities under a request's own fields: what the target will refuse need not be
-drafted.
+"""Logits processors of drafts: what the target will refuse need not be drafted.
 
 Penalties, bias, held-back ends and truncation change the target's distribution; a draft that knows
 nothing of them is as exact and guesses worse. Here draft logits are edited and cut before a token
-is drawn, so the distribution that is drawn from, and shipped, is the one so shaped. What is cut is
-nearly what the target would cut of the same logits: nothing but acceptance depends on it, so it may
-be cheap. Confidences are not touched: they are known before, and are those of the drafter's own
-distribution. What may follow instead is told by logits so edited and cut, as the target's next
+is drawn, so the distribution that is drawn from, and shipped, is that of the edited logits. What is
+cut is nearly what the target would cut of the same logits: nothing but acceptance depends on it, so
+it may be cheap. Confidences are not touched: they are known before, and are those of the drafter's
+own distribution. What may follow instead is told by logits so edited and cut, as the target's next
 token is drawn from such.
 """
 
@@ -18,11 +17,11 @@ from torch import Tensor
 
 from specserve.sampling.batch import LogitEdits, SamplingBatch
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.drawing import (
+from specserve.sampling.draft_sampler import (
     BlockLayout,
-    Drawing,
-    DrawingRule,
-    TensorDrawing,
+    DraftSampler,
+    DraftSampling,
+    TensorSampling,
     likeliest,
 )
 from specserve.sampling.logit_edits import apply_edits
@@ -32,36 +31,37 @@ _CUT = "cut "  # before names of tensors
 _NUM_CANDIDATES = 512  # tokens among which a nucleus is looked for; a larger one is not cut
 
 
-def shaped(rule: DrawingRule, states: Sequence[SamplingState]) -> DrawingRule:
-    """`rule` under the fields of the requests; `states` [B] are those of each block's first token.
+def with_processors(sampler: DraftSampler, states: Sequence[SamplingState]) -> DraftSampler:
+    """`sampler` under the fields of the requests; `states` [B] are those of each block's first
+    token.
 
-    `rule` itself where no request has any such field.
+    `sampler` itself where no request has any that edits or cuts.
     """
-    return Shaped(rule, states) if any(map(is_shaped, states)) else rule
+    return ProcessedSampler(sampler, states) if any(map(has_processors, states)) else sampler
 
 
-def is_shaped(state: SamplingState) -> bool:
-    """Whether the request's fields make another distribution of what a drafter says."""
+def has_processors(state: SamplingState) -> bool:
+    """Whether the request's parameters make another distribution of what a drafter says."""
     return state.edits_logits or (state.is_truncated and not state.is_greedy)
 
 
 @dataclass(frozen=True)
-class Shaped:
-    """A `DrawingRule` in front of another one."""
+class ProcessedSampler:
+    """A `DraftSampler` in front of another one."""
 
-    inner: DrawingRule
+    inner: DraftSampler
     states: Sequence[SamplingState]  # [B], left as they are
 
-    def begin(self, layout: BlockLayout) -> Drawing:
+    def begin(self, layout: BlockLayout) -> DraftSampling:
         inner = self.inner.begin(layout)
         cut = _Cut.of_blocks(self.states, layout.positions.device)
-        if cut is not None and isinstance(inner, TensorDrawing):
+        if cut is not None and isinstance(inner, TensorSampling):
             return _CutDraws(inner, cut)
-        return Shaped._Draws(inner, layout, [state.fork() for state in self.states])
+        return ProcessedSampler._Draws(inner, layout, [state.fork() for state in self.states])
 
     @dataclass
     class _Draws:
-        inner: Drawing
+        inner: DraftSampling
         layout: BlockLayout
         states: list[SamplingState]  # of the next slot's tokens
         shape: "_Shape | None" = None  # of `states`, each once for every slot of a draw
@@ -93,7 +93,7 @@ class Shaped:
 class _CutDraws:
     """Of B blocks that edit nothing: what is cut of a slot, no slot before it can tell."""
 
-    inner: TensorDrawing
+    inner: TensorSampling
     cut: "_Cut"  # of the blocks
 
     def draw(self, first_slot: int, logits: Tensor) -> Tensor:

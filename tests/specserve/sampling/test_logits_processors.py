@@ -7,9 +7,9 @@ import torch
 
 from specserve.noise import OnceKeys
 from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.drawing import BlockLayout, Coupled, Sampled
+from specserve.sampling.draft_sampler import BlockLayout, Coupled, Sampled
+from specserve.sampling.logits_processors import with_processors
 from specserve.sampling.sampling import sample, target_probs
-from specserve.sampling.shaping import shaped
 from specserve.sampling.state import SamplingState
 from specserve.types import SamplingParams
 
@@ -74,9 +74,9 @@ def spread_logits(states: list[SamplingState]) -> torch.Tensor:
 def test_equal_logits_give_the_token_that_the_target_would_draw_all_along_the_block(fields):
     states = states_of([fields], 40)
     logits = spread_logits(states)
-    drawing = shaped(coupled(states), states).begin(layout_of(states))
+    sampling = with_processors(coupled(states), states).begin(layout_of(states))
     for slot in range(SLOTS):
-        drawn = drawing.draw(slot, logits[:, slot : slot + 1].clone())[:, 0]
+        drawn = sampling.draw(slot, logits[:, slot : slot + 1].clone())[:, 0]
         expected = sample(logits[:, slot], SamplingBatch.build(states)).token_ids
         assert torch.equal(drawn, expected)
         for state, token_id in zip(states, expected.tolist(), strict=True):
@@ -87,14 +87,14 @@ def test_equal_logits_give_the_token_that_the_target_would_draw_all_along_the_bl
 def test_the_distribution_that_is_shipped_is_the_targets_distribution_of_equal_logits(fields):
     states = states_of([fields], 8)
     logits = spread_logits(states)
-    drawing = shaped(sampled(states), states).begin(layout_of(states))
+    sampling = with_processors(sampled(states), states).begin(layout_of(states))
     expected, drawn = [], []
     for slot in range(SLOTS):
         expected.append(target_probs(logits[:, slot], SamplingBatch.build(states)))
-        drawn.append(drawing.draw(slot, logits[:, slot : slot + 1].clone())[:, 0])
+        drawn.append(sampling.draw(slot, logits[:, slot : slot + 1].clone())[:, 0])
         for state, token_id in zip(states, drawn[-1].tolist(), strict=True):
             state.append(token_id)
-    draft_probs = drawing.draft_probs()
+    draft_probs = sampling.draft_probs()
     assert draft_probs is not None
     assert bool(draft_probs.sound(VOCAB).all())
     found = -draft_probs.subtracted_from(torch.zeros(len(states) * SLOTS, VOCAB))
@@ -105,10 +105,10 @@ def test_the_distribution_that_is_shipped_is_the_targets_distribution_of_equal_l
 def test_rows_of_one_batch_do_not_feel_each_other():
     states = states_of(FIELDS, 3)
     logits = spread_logits(states)
-    drawing = shaped(coupled(states), states).begin(layout_of(states))
-    together = drawing.draw(0, logits[:, :1].clone())
+    sampling = with_processors(coupled(states), states).begin(layout_of(states))
+    together = sampling.draw(0, logits[:, :1].clone())
     for place, state in enumerate(states):
-        alone = shaped(coupled([state]), [state]).begin(layout_of([state]))
+        alone = with_processors(coupled([state]), [state]).begin(layout_of([state]))
         assert torch.equal(alone.draw(0, logits[place : place + 1, :1])[0], together[place])
 
 
@@ -116,9 +116,9 @@ def test_a_block_drawn_at_once_is_cut_in_every_slot():
     states = states_of([{"top_k": 3, "logit_bias": {11: -100.0}}, {}], 6)
     logits = spread_logits(states)
     logits[:, :, 11] = 9
-    drawing = shaped(sampled(states), states).begin(layout_of(states))
-    drawn = drawing.draw(0, logits)
-    draft_probs = drawing.draft_probs()
+    sampling = with_processors(sampled(states), states).begin(layout_of(states))
+    drawn = sampling.draw(0, logits)
+    draft_probs = sampling.draft_probs()
     assert draft_probs is not None
     sizes = (draft_probs.probs > 0).sum(dim=1).view(len(states), SLOTS)
     assert bool((sizes[:6] == 3).all())
@@ -131,27 +131,27 @@ def test_columns_of_a_reduced_vocabulary_are_edited_by_their_target_ids():
     target_ids = torch.arange(1, VOCAB, 2)
     states = states_of([{"logit_bias": {7: 100.0, 8: 100.0}}], 4)
     logits = torch.zeros(4, 1, len(target_ids))
-    drawing = shaped(sampled(states, 4), states).begin(layout_of(states, target_ids))
-    assert drawing.draw(0, logits).tolist() == [[7]] * 4
+    sampling = with_processors(sampled(states, 4), states).begin(layout_of(states, target_ids))
+    assert sampling.draw(0, logits).tolist() == [[7]] * 4
 
 
 def test_a_nucleus_beyond_the_candidates_is_left_whole():
     states = states_of([{"top_p": 0.9}, {"top_k": 700}], 2)
     flat = torch.zeros(4, 1, 1024)
     layout = BlockLayout(torch.tensor([5] * 4), 1, 1024, None)
-    drawing = shaped(sampled(states, 1024), states).begin(layout)
-    drawing.draw(0, flat)
-    draft_probs = drawing.draft_probs()
+    sampling = with_processors(sampled(states, 1024), states).begin(layout)
+    sampling.draw(0, flat)
+    draft_probs = sampling.draft_probs()
     assert draft_probs is not None
     assert (draft_probs.probs > 0).sum(dim=1).tolist() == [1024] * 4
 
 
 def test_requests_without_such_fields_are_drawn_for_as_ever_and_states_are_left_alone():
     plain = states_of([{}, {"temperature": 0.0, "top_p": 0.5}], 2)
-    rule = coupled(plain)
-    assert shaped(rule, plain) is rule  # truncation changes nothing at temperature 0
+    sampler = coupled(plain)
+    assert with_processors(sampler, plain) is sampler  # truncation changes nothing at temperature 0
     states = states_of([{"repetition_penalty": 1.5}], 2)
-    drawing = shaped(coupled(states), states).begin(layout_of(states))
-    drawing.draw(0, spread_logits(states))
+    sampling = with_processors(coupled(states), states).begin(layout_of(states))
+    sampling.draw(0, spread_logits(states))
     assert [state.num_generated for state in states] == [0, 0]
     assert all(state.penalties is not None and len(state.penalties.ids) == 4 for state in states)

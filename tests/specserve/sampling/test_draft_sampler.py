@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specserve.noise import OnceKeys, Purpose
-from specserve.sampling.drawing import BlockLayout, Sampled
+from specserve.sampling.draft_sampler import BlockLayout, Sampled
 
 VOCAB, SLOTS, KEPT = 50, 3, 12
 TEMPERATURES = torch.tensor([1.0, 0.5, 1.7, 0.0])

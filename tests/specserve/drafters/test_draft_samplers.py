@@ -4,7 +4,7 @@ import torch
 from specserve.noise import OnceKeys, seed_bits
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_probs import PAD_ID
-from specserve.sampling.drawing import BlockLayout, Coupled, Greedy, Sampled
+from specserve.sampling.draft_sampler import BlockLayout, Coupled, Greedy, Sampled
 from specserve.sampling.sampling import sample
 from specserve.sampling.state import SamplingState
 from specserve.types import SamplingParams
@@ -25,9 +25,9 @@ def once_keys(num_blocks, nonces=None):
 def test_greedy_takes_the_lowest_of_the_likeliest():
     logits = torch.zeros(2, 3, VOCAB)
     logits[:, :, [9, 4]] = 1
-    drawing = Greedy().begin(layout(2, 3))
-    assert drawing.draw(0, logits).tolist() == [[4] * 3] * 2
-    assert drawing.draft_probs() is None
+    sampling = Greedy().begin(layout(2, 3))
+    assert sampling.draw(0, logits).tolist() == [[4] * 3] * 2
+    assert sampling.draft_probs() is None
 
 
 def test_coupled_draws_what_the_target_would_draw_from_the_same_logits():
@@ -37,14 +37,14 @@ def test_coupled_draws_what_the_target_would_draw_from_the_same_logits():
     temperatures = torch.tensor([0.0, 0.5, 1.0, 1.5]).repeat(num_blocks // 4)
     seeds = [2**63 + 5 * block for block in range(num_blocks)]
     where = layout(num_blocks, num_slots)
-    rule = Coupled(
+    sampler = Coupled(
         temperatures,
         torch.tensor([seed_bits(s) for s in seeds]),
         torch.zeros(num_blocks, dtype=torch.int64),
     )
-    drawing = rule.begin(where)
+    sampling = sampler.begin(where)
     drawn = torch.cat(
-        [drawing.draw(slot, logits[:, slot : slot + 1]) for slot in range(num_slots)], 1
+        [sampling.draw(slot, logits[:, slot : slot + 1]) for slot in range(num_slots)], 1
     )
 
     for slot in range(num_slots):
@@ -61,16 +61,16 @@ def test_coupled_noise_belongs_to_target_ids_and_absolute_positions():
     torch.manual_seed(1)
     ids = torch.randperm(VOCAB)[:20].sort().values
     seeds, samples = torch.tensor([5, 5]), torch.zeros(2, dtype=torch.int64)
-    rule = Coupled(torch.ones(2), seeds, samples)
+    sampler = Coupled(torch.ones(2), seeds, samples)
     narrow, wide = torch.randn(2, 4, 20), torch.full((2, 4, VOCAB), -1e9)
     wide[..., ids] = narrow
-    whole = rule.begin(layout(2)).draw(0, wide)
-    assert torch.equal(rule.begin(layout(2, target_ids=ids)).draw(0, narrow), whole)
+    whole = sampler.begin(layout(2)).draw(0, wide)
+    assert torch.equal(sampler.begin(layout(2, target_ids=ids)).draw(0, narrow), whole)
     # Two blocks that overlap in positions share the noise there, whatever their slots.
     shifted = BlockLayout(torch.tensor([7, 9]), 4, VOCAB, None)
     same = wide[:1].expand(2, -1, -1).clone()
     same[0, 2:], same[1, :2] = wide[0, 0], wide[0, 0]
-    drawn = rule.begin(shifted).draw(0, same)
+    drawn = sampler.begin(shifted).draw(0, same)
     assert torch.equal(drawn[0, 2:], drawn[1, :2])
 
 
@@ -79,13 +79,13 @@ def test_the_shipped_distribution_is_the_truncated_softmax_and_holds_every_draw(
     torch.manual_seed(2)
     logits = torch.randn(3, 4, VOCAB) * 2
     temperatures = torch.tensor([1.0, 0.0, 0.6])
-    drawing = Sampled(temperatures, once_keys(3), num_kept=6).begin(layout())
+    sampling = Sampled(temperatures, once_keys(3), num_kept=6).begin(layout())
     if by_slot:
-        parts = [drawing.draw(slot, logits[:, slot : slot + 1]) for slot in range(4)]
+        parts = [sampling.draw(slot, logits[:, slot : slot + 1]) for slot in range(4)]
         drawn = torch.cat(parts, dim=1)
     else:
-        drawn = drawing.draw(0, logits)
-    draft_probs = drawing.draft_probs()
+        drawn = sampling.draw(0, logits)
+    draft_probs = sampling.draft_probs()
 
     assert draft_probs is not None
     assert bool(draft_probs.sound(VOCAB).all())
@@ -110,9 +110,9 @@ def test_sampled_draws_have_the_distribution_that_is_shipped():
     num_blocks = 20_000
     logits = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -9.0])
     where = BlockLayout(torch.zeros(num_blocks, dtype=torch.int64), 1, 9, None)
-    rule = Sampled(torch.ones(num_blocks), once_keys(num_blocks), num_kept=8)
-    drawing = rule.begin(where)
-    drawn = drawing.draw(0, logits.expand(num_blocks, 1, -1))[:, 0]
+    sampler = Sampled(torch.ones(num_blocks), once_keys(num_blocks), num_kept=8)
+    sampling = sampler.begin(where)
+    drawn = sampling.draw(0, logits.expand(num_blocks, 1, -1))[:, 0]
     expected = logits[:8].softmax(0) * num_blocks
     observed = torch.bincount(drawn, minlength=9).float()
     assert observed[8] == 0
