@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from specserve.sampling.verification.sampler import VerificationRule
+from specserve.sampling.verification.rule import VerificationRule
 
 from specserve import noise
 from specserve.backends.base import Backend
