@@ -28,7 +28,7 @@ class DrafterChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A drafter by the name it has in tables.
 
     `gamma` cuts the drafter's own or, where its files name none, sets it. Of a draft distribution,
-    the `num_kept` likeliest tokens are drawn from where drafts are judged by ratio.
+    the `num_kept` likeliest tokens are drawn from where drafts are verified by ratio.
     """
 
     label: str

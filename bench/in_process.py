@@ -14,7 +14,7 @@ from specserve.backends.choose import choose_backend
 from specserve.drafters.protocol import Drafter
 from specserve.models.config import ModelSpec
 from specserve.models.transformer import Transformer
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.telemetry import RoundRecord
 from specserve.transport.control.control import TargetControl
 from specserve.types import (
@@ -78,7 +78,7 @@ class Speculating:
     """How drafts are made and judged."""
 
     drafter: Drafter
-    rule: VerificationRule
+    method: VerificationMethod
     gamma: int  # cuts the drafter's own
     num_kept: int
     min_survival: float | None = 0.0  # None: what pays
@@ -136,7 +136,7 @@ def build_node(
         eos_token_ids=tuple(spec.eos_token_ids),
         max_model_len=spec.max_position_embeddings,
         backend=runner.backend,
-        default_rule=VerificationRule.COUPLED if speculating is None else speculating.rule,
+        default_method=VerificationMethod.COUPLED if speculating is None else speculating.method,
     )
     speculation: SpeculationSource = NoSpeculation()
     if speculating is not None:

@@ -208,7 +208,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     eos_token_ids: tuple[int, ...]
     speculation: str = "off"
     drafter: str = ""  # the architecture; empty when off
-    verification: str = ""  # the rule of requests without a seed; empty when off
+    verification: str = ""  # the method of requests without a seed; empty when off
     gamma: int = 0  # drafted tokens a round at most
 
 

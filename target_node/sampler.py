@@ -18,12 +18,12 @@ from specserve.sampling.logprobs import token_logprobs
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.commit import Commit, commit_of
-from specserve.sampling.verification.rule import (
+from specserve.sampling.verification.method import (
     AcceptedPrefix,
-    VerificationRule,
+    VerificationMethod,
     accepted_prefix,
-    judged_by,
-    rule_for_life,
+    method_for_life,
+    verified_by,
 )
 from specserve.types import FinishReason, Logprobs
 from target_node.scheduler import Row
@@ -73,13 +73,13 @@ class Sampler:
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
         backend: Backend,
-        default_rule: VerificationRule = VerificationRule.COUPLED,
+        default_method: VerificationMethod = VerificationMethod.COUPLED,
     ) -> None:
-        """`default_rule` is that of requests without a seed of their own."""
+        """`default_method` is that of requests without a seed of their own."""
         self.eos_token_ids = eos_token_ids
         self.max_model_len = max_model_len
         self.backend = backend
-        self.default_rule = default_rule
+        self.default_method = default_method
         self.num_broken_laws = 0  # rows whose drafted tokens came with distributions that are none
         self._states: dict[Sequence, SamplingState] = {}
 
@@ -87,10 +87,10 @@ class Sampler:
         """The sequence has ended."""
         self._states.pop(sequence, None)
 
-    def rule(self, sequence: Sequence) -> VerificationRule:
-        """The rule that all of the sequence's drafts are judged by."""
+    def method(self, sequence: Sequence) -> VerificationMethod:
+        """The method that all of the sequence's drafts are verified by."""
         seeded = sequence.request.seeded_by_user
-        return rule_for_life(self.default_rule, seeded_by_user=seeded)
+        return method_for_life(self.default_method, seeded_by_user=seeded)
 
     def state(self, sequence: Sequence) -> SamplingState:
         """The state at the sequence's next token."""
@@ -141,11 +141,11 @@ class Sampler:
         self, rows: list[Row], logits: torch.Tensor, draft_probs: DraftProbs | None
     ) -> VerifiedRows:
         states = [self.state(row.sequence) for row in rows]
-        if all(map(self._is_judged_by_equality, rows, states)):
+        if all(map(self._is_verified_by_equality, rows, states)):
             return self._outcomes_by_equality(rows, states, logits)
         to_verify = [
             RowToVerify(
-                rule=self.rule(row.sequence),
+                method=self.method(row.sequence),
                 state=state,
                 drafted=row.drafted,
                 round_id=row.sequence.num_rounds,
@@ -157,12 +157,12 @@ class Sampler:
         self.num_broken_laws += sum(found.has_broken_probs)
         return found
 
-    def _is_judged_by_equality(self, row: Row, state: SamplingState) -> bool:
-        """As a row without drafted tokens is by any rule."""
+    def _is_verified_by_equality(self, row: Row, state: SamplingState) -> bool:
+        """As a row without drafted tokens is by any method."""
         return (
             not row.verify_len
-            or judged_by(self.rule(row.sequence), is_greedy=state.is_greedy)
-            is VerificationRule.COUPLED
+            or verified_by(self.method(row.sequence), is_greedy=state.is_greedy)
+            is VerificationMethod.COUPLED
         )
 
     def _outcomes_by_equality(

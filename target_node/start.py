@@ -24,7 +24,7 @@ from specserve.processes.process import (
     report_ready,
     sleep_exactly,
 )
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.config import BLOCK_SIZE, ResolvedConfig, read_resolved
 from specserve.settings.resolve import kv_bytes_per_token
 from specserve.settings.sizes import parse_count
@@ -219,7 +219,7 @@ def _leader(
         eos_token_ids=tuple(spec.eos_token_ids),
         max_model_len=max_model_len,
         backend=runner.backend,
-        default_rule=_default_rule(config),
+        default_method=_default_method(config),
     )
     return TargetNode(
         control=TargetControl(arguments.control_dir, config.message_cores),
@@ -247,11 +247,11 @@ def context_len(wanted: int, pool: BlockPool) -> int:
     return min(room, wanted)
 
 
-def _default_rule(config: ResolvedConfig) -> VerificationRule:
+def _default_method(config: ResolvedConfig) -> VerificationMethod:
     """Without drafts there is nothing to judge, and coupled is what `sample` does anyway."""
     if config.speculation.mode == "off":
-        return VerificationRule.COUPLED
-    return VerificationRule(config.speculation.verification)
+        return VerificationMethod.COUPLED
+    return VerificationMethod(config.speculation.verification)
 
 
 def _begin_to_lead(
@@ -329,6 +329,6 @@ def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:
         eos_token_ids=tuple(spec.eos_token_ids),
         speculation=config.speculation.mode,
         drafter=node.speculation.drafter,
-        verification=node.sampler.default_rule if node.speculation.gamma else "",
+        verification=node.sampler.default_method if node.speculation.gamma else "",
         gamma=node.speculation.gamma,
     )

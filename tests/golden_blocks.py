@@ -33,7 +33,7 @@ def options(**changes) -> DrafterOptions:
 
 
 class Recorder:
-    """A rule that draws the likeliest tokens, or given ones, and keeps the logits it saw."""
+    """A method that draws the likeliest tokens, or given ones, and keeps the logits it saw."""
 
     def __init__(self, forced_ids: torch.Tensor | None = None) -> None:
         self._forced_ids = forced_ids

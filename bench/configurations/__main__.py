@@ -45,7 +45,7 @@ from bench.writing import (
 from specserve.errors import SpecserveError
 from specserve.models.ballast import with_ballast
 from specserve.models.config import read_spec
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.target_source import SMOLLM2, find_smollm2, locate_target
 
 _NAME = "bench.configurations"
@@ -66,7 +66,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--arm", action="append", dest="arms", metavar='"NAME: FLAGS"',
         help="of specserve launch; may be repeated (default: the paper's)")  # fmt: skip
     add("--temperatures", type=float, nargs="+", metavar="T", help="default: 0 and 1")
-    add("--rules", nargs="+", choices=[rule.value for rule in VerificationRule], metavar="RULE")
+    add(
+        "--methods",
+        nargs="+",
+        choices=[method.value for method in VerificationMethod],
+        metavar="METHOD",
+    )
     add("--sampling", nargs="+", default=[], metavar="FIELD=VALUE",
         help=f"of every request, besides: {', '.join(SAMPLING_FIELDS)}")  # fmt: skip
     add("--passes", type=int, metavar="N", help="how often every arm is started")
@@ -81,7 +86,7 @@ def read_plan(arguments: argparse.Namespace) -> Plan:
     given = {
         "max_tokens": arguments.max_tokens,
         "temperatures": arguments.temperatures and tuple(dict.fromkeys(arguments.temperatures)),
-        "rules": arguments.rules and tuple(map(VerificationRule, arguments.rules)),
+        "methods": arguments.methods and tuple(map(VerificationMethod, arguments.methods)),
         "num_passes": arguments.passes,
         "warm_up_s": arguments.warm_up,
         "sampling": read_sampling(arguments.sampling),

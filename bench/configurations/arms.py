@@ -10,7 +10,7 @@ from bench.regimes.arms import OFF, GivenFlags, Service
 from specserve.commands.service_options import add_service_options, read_config
 from specserve.errors import InvalidField
 from specserve.processes.launch import resolve_here
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.config import Config
 from specserve.settings.topology import parse_topology
 
@@ -79,7 +79,7 @@ def read_arm(word: str, shared: Sequence[str], drafter: str) -> Service:
     return Service(
         mode=config.speculation.mode,
         given=GivenFlags(name=name, flags=tuple(flags), num_drafts=num_drafts),
-        verification=_rule(config),
+        verification=_method(config),
         threads=config.topology.threads,
     )
 
@@ -97,10 +97,10 @@ def check_arm(service: Service, flags: Sequence[str]) -> None:
         raise InvalidField(_FIELD, f"{service.label!r}: {error}") from error
 
 
-def _rule(config: Config) -> VerificationRule:
+def _method(config: Config) -> VerificationMethod:
     try:
-        return VerificationRule(config.speculation.verification)
+        return VerificationMethod(config.speculation.verification)
     except ValueError:
-        known = ", ".join(VerificationRule)
+        known = ", ".join(VerificationMethod)
         problem = f"{config.speculation.verification!r} is not one of {known}"
         raise InvalidField("speculation.verification", problem) from None

@@ -6,7 +6,7 @@ import msgspec
 from bench.prompt_choice import MAX_TOKENS
 from bench.regimes.plan import LEAST_TOKENS
 from specserve.errors import InvalidField
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,7 +15,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_prompts: int  # of those, conversations count once
     max_tokens: int = MAX_TOKENS  # of an answer
     temperatures: tuple[float, ...] = (0.0, 1.0)
-    rules: tuple[VerificationRule, ...] = (VerificationRule.FORESEEABLE, VerificationRule.COUPLED)
+    methods: tuple[VerificationMethod, ...] = (
+        VerificationMethod.FORESEEABLE,
+        VerificationMethod.COUPLED,
+    )
     num_passes: int  # in each of which every arm is started once
     warm_up_s: float  # of every arm, sampling and pass: what is done about misses is learned
     sampling: dict[str, float] = {}

@@ -36,7 +36,7 @@ def tables(results: Results) -> list[Table]:
 def _speed(arms: list[ArmRow]) -> Table:
     body = [
         (
-            arm.row.arm, arm.row.rule, with_spread(arm.row.tokens_per_s, 1),
+            arm.row.arm, arm.row.method, with_spread(arm.row.tokens_per_s, 1),
             with_spread(arm.row.ratio_to_off), _figure(arm.row.predicted),
             _held(with_spread(arm.over_best_sync), arm.best_sync),
             _held(with_spread(arm.over_equal_cores), arm.equal_cores),
@@ -47,7 +47,7 @@ def _speed(arms: list[ArmRow]) -> Table:
         for arm in arms
     ]  # fmt: skip
     header = (
-        "arm", "rule", "tok/s", "over plain", "Theorem 7", "over the best sync on one core",
+        "arm", "method", "tok/s", "over plain", "Theorem 7", "over the best sync on one core",
         "over sync with as many cores", "T_verify ms", "T_draft ms", "before it ms", "waiting ms",
         "round ms", "accept length", "hit rate", "late draft batches", "texts equal to plain",
         "answer tokens", "requests", "left out", "others' use",

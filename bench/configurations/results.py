@@ -25,7 +25,7 @@ from bench.regimes.summary import Goal, Summary, best_arm, entries, ratio_of
 
 GOALS = (
     Goal(key="async_over_best_sync_t0", least=1.5, text="async over the best sync, T 0"),
-    Goal(key="async_over_best_sync_t1", least=1.35, text="the same, T 1, better rule"),
+    Goal(key="async_over_best_sync_t1", least=1.35, text="the same, T 1, better method"),
 )
 
 
@@ -112,7 +112,7 @@ def _is_sync(arm: Arm) -> bool:
 
 
 def _named(arm: Arm, setting: Setting) -> str:
-    return arm.service.label + (f" ({arm.rule})" if setting.temperature > 0 else "")
+    return arm.service.label + (f" ({arm.method})" if setting.temperature > 0 else "")
 
 
 def summarise(found: Found) -> Summary:
@@ -127,7 +127,7 @@ def summarise(found: Found) -> Summary:
             f"async_over_equal_cores_{sampling}": _best_over_sync(own, lambda threads: threads > 1),
         }
         for arm in groups[0].traces:
-            key = f"{arm.service.label} {arm.rule} {sampling}" if setting.temperature else None
+            key = f"{arm.service.label} {arm.method} {sampling}" if setting.temperature else None
             name = key or f"{arm.service.label} {sampling}"
             traces = [group.traces[arm] for group in own[setting]]
             figures[f"tok/s {name}"] = rates.spread(traces, rates.tokens_per_s)

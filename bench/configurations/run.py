@@ -20,7 +20,7 @@ from bench.regimes.client_core import client_beside
 from bench.regimes.measure import Found, Group
 from bench.regimes.records import Job, Setting, Trace
 from bench.regimes.service import Running, kv_memory_flags, running
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 CONTEST = "configurations"
 
@@ -115,7 +115,7 @@ class Run:
         ]
 
     def _arms(self, setting: Setting) -> list[Arm]:
-        return self._contest.arms(self._plan.rules, setting.temperature)
+        return self._contest.arms(self._plan.methods, setting.temperature)
 
     def _ask_all(
         self,
@@ -146,8 +146,8 @@ class Run:
             prompts=[said if isinstance(said, str) else list(said)],
             num_tokens=self._plan.max_tokens,
             temperature=setting.temperature,
-            # Without a seed the service's own rule judges the drafts.
-            seeds=[seed] if arm.rule is VerificationRule.COUPLED else None,
+            # Without a seed the service's own method judges the drafts.
+            seeds=[seed] if arm.method is VerificationMethod.COUPLED else None,
             sampling=self._plan.sampling,
             ignore_eos=not self._questions.is_chat,
         )

@@ -1,4 +1,4 @@
-"""`python -m bench.drafters`: accept length by drafter, domain, temperature and rule.
+"""`python -m bench.drafters`: accept length by drafter, domain, temperature and method.
 
     python -m bench.drafters                             all embedded drafters and ngram
     python -m bench.drafters --quick                     few prompts: three minutes
@@ -224,7 +224,7 @@ def _num_measurements(
     plan: Plan, choices: Sequence[DrafterChoice], depths: Sequence[DrafterChoice]
 ) -> int:
     """Steps of the progress bar at most."""
-    samplings = sum(len(plan.rules) if temperature else 1 for temperature in plan.temperatures)
+    samplings = sum(len(plan.methods) if temperature else 1 for temperature in plan.temperatures)
     sweeps = samplings + len(plan.gammas) + len(plan.thresholds)
     num_domains = max(1, len(plan.domains))
     per_drafter = sweeps * num_domains + 1

@@ -28,7 +28,7 @@ from specserve.drafters.protocol import Drafter
 from specserve.drafters.stored_calibration import Calibration, Evaluation, find_calibration
 from specserve.drafters.weights import TargetWeights
 from specserve.models.transformer import Transformer
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.config import DRAFTER_BITS
 from specserve.settings.drafter_source import NGRAM
 
@@ -75,7 +75,9 @@ def calibration_error(
     layers = drafter.features.layers if drafter.features is not None else ()
     offline = OfflineTarget(model, num_tokens=plan.batch_size * longest, layers=layers)
     conditions = Conditions(
-        rule=VerificationRule.FORESEEABLE if found is None else VerificationRule(found.rule),
+        method=VerificationMethod.FORESEEABLE
+        if found is None
+        else VerificationMethod(found.method),
         temperature=1.0 if found is None else found.temperature,
         num_kept=choice.num_kept,
         batch_size=plan.batch_size,
@@ -121,7 +123,7 @@ def _row(
     return CalibrationRow(
         drafter=label,
         temperature=conditions.temperature,
-        rule=conditions.rule,
+        method=conditions.method,
         num_prompts=len(set(samples.texts.tolist())),
         num_blocks=len(samples.texts),
         evaluation=Evaluation(before=before, after=after),

@@ -94,24 +94,24 @@ class Measurer:
         return Loaded(choice, drafter)
 
     def cells(self, loaded: Loaded, *, first_only: bool = False) -> list[Cell]:
-        """Whole blocks, under every rule, temperature and domain that can be measured.
+        """Whole blocks, under every method, temperature and domain that can be measured.
 
-        `first_only`: the first temperature and rule, which sweeps are made under.
+        `first_only`: the first temperature and method, which sweeps are made under.
         """
         plan = self._plan
         samplings = [
-            (temperature, rule)
+            (temperature, method)
             for temperature in plan.temperatures
-            for rule in (plan.rules if temperature else plan.rules[:1])
+            for method in (plan.methods if temperature else plan.methods[:1])
         ]
         return [
             self._cell(
                 loaded,
                 Condition(
-                    domain=domain, temperature=temperature, rule=rule, max_verify_len=plan.gamma
+                    domain=domain, temperature=temperature, method=method, max_verify_len=plan.gamma
                 ),
             )
-            for temperature, rule in (samplings[:1] if first_only else samplings)
+            for temperature, method in (samplings[:1] if first_only else samplings)
             for domain in self._candidates
             if temperature or self._is_measurable(domain)
         ]
@@ -142,16 +142,16 @@ class Measurer:
         ]
 
     def _swept(self, whole: Sequence[Cell]) -> list[Cell]:
-        """The cells that sweeps start from: the first temperature and rule."""
-        sampling = (self._plan.temperatures[0], self._plan.rules[0])
-        return [c for c in whole if (c.condition.temperature, c.condition.rule) == sampling]
+        """The cells that sweeps start from: the first temperature and method."""
+        sampling = (self._plan.temperatures[0], self._plan.methods[0])
+        return [c for c in whole if (c.condition.temperature, c.condition.method) == sampling]
 
     def _cell(self, loaded: Loaded, condition: Condition) -> Cell:
         label = loaded.choice.label
         self._advance(f"{label}, {condition.domain}, temperature {condition.temperature:g}")
         speculating = Speculating(
             loaded.drafter,
-            condition.rule,
+            condition.method,
             loaded.gamma,
             loaded.choice.num_kept,
             min_survival=condition.min_survival,

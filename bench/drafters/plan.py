@@ -6,9 +6,9 @@ import msgspec
 from bench.domains import CHECKED_TOKENS, MIN_GREEDY_PROMPTS
 from bench.prompt_choice import MAX_TOKENS
 from specserve.errors import InvalidField
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
-RATIO_RULES = (VerificationRule.FORESEEABLE, VerificationRule.COUPLED)
+RATIO_METHODS = (VerificationMethod.FORESEEABLE, VerificationMethod.COUPLED)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,9 +20,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     gamma: int
     gammas: tuple[int, ...]  # limits of the gamma sweep, beside `gamma`
     thresholds: tuple[float, ...]  # of survival, beside 0
-    calibration_tokens: int  # of the texts that confidences are judged on
+    calibration_tokens: int  # of the texts that confidences are verified on
     temperatures: tuple[float, ...] = (1.0, 0.0)
-    rules: tuple[VerificationRule, ...] = RATIO_RULES  # at temperatures above 0
+    methods: tuple[VerificationMethod, ...] = RATIO_METHODS  # at temperatures above 0
     domains: tuple[str, ...] = ()  # of held-out texts; none: prompts are asked
     ignore_eos: bool = True
     min_greedy_prompts: int = MIN_GREEDY_PROMPTS
@@ -52,14 +52,14 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     domain: str
     temperature: float
-    rule: VerificationRule
+    method: VerificationMethod
     max_verify_len: int
     min_survival: float = 0.0
 
     @property
-    def rule_name(self) -> str:
-        """At temperature 0 all rules are one."""
-        return self.rule if self.temperature else "any"
+    def method_name(self) -> str:
+        """At temperature 0 all methods are one."""
+        return self.method if self.temperature else "any"
 
 
 FULL = Plan(

@@ -33,7 +33,7 @@ def draw(results: Results, out: Path) -> list[Path]:
 
 
 def _same_sampling(cells: Sequence[Cell]) -> list[Cell]:
-    samplings = [(cell.condition.temperature, cell.condition.rule) for cell in cells]
+    samplings = [(cell.condition.temperature, cell.condition.method) for cell in cells]
     return [
         cell for cell, sampling in zip(cells, samplings, strict=True) if sampling == samplings[0]
     ]
@@ -43,7 +43,7 @@ def _draw_by_domain(
     path: Path, cells: Sequence[Cell], draw_into: Callable[[Any, list[Cell]], None]
 ) -> Path:
     domains = list(dict.fromkeys(cell.condition.domain for cell in cells))
-    sampling = f"temperature {cells[0].condition.temperature:g}, {cells[0].condition.rule_name}"
+    sampling = f"temperature {cells[0].condition.temperature:g}, {cells[0].condition.method_name}"
     prompts = {cell.condition.domain: cell.accept_len.num_prompts for cell in cells}
     titles = [f"{domain}, {prompts[domain]} prompts\n{sampling}" for domain in domains]
     with panels(path, titles) as axes:

@@ -9,7 +9,7 @@ from bench.drafters.training_budget import TrainingBudget
 from bench.loops import loops_line
 from bench.tables import Table, with_spread
 
-TITLE = "# Drafters: accept length by drafter, domain, temperature and rule"
+TITLE = "# Drafters: accept length by drafter, domain, temperature and method"
 
 
 def tables(results: Results) -> list[Table]:
@@ -43,7 +43,7 @@ def verdict(results: Results) -> str:
         if row.domain is None:
             parts.append(f"{row.over} layers over {row.under}: {with_spread(row.ratio, 3)}")
     found = "; ".join(parts) or "nothing that a goal is set for was measured"
-    return f"Temperature 1, foreseeable rule, means over domains: {found}."
+    return f"Temperature 1, foreseeable method, means over domains: {found}."
 
 
 def conditions(results: Results) -> str:
@@ -76,7 +76,7 @@ def conditions(results: Results) -> str:
 
 
 def _sampling(cell: Cell) -> tuple[str, str]:
-    return f"{cell.condition.temperature:g}", cell.condition.rule_name
+    return f"{cell.condition.temperature:g}", cell.condition.method_name
 
 
 def _main(results: Results) -> Table:
@@ -88,14 +88,14 @@ def _main(results: Results) -> Table:
         for cell in results.cells
     ]  # fmt: skip
     header = (
-        "drafter", "domain", "T", "rule", "accept length", "accepted share", "prompts", "rounds",
+        "drafter", "domain", "T", "method", "accept length", "accepted share", "prompts", "rounds",
     )  # fmt: skip
     note = "Accepted share: of the drafted tokens that were verified. No draft counts as a round."
     return Table("Accept length", header, rows, note, ("accept_len.png",))
 
 
 def _ratios(ratios: Sequence[RatioRow]) -> Table:
-    header = ("accept length of", "domain", "T", "rule", "ratio", "prompts")
+    header = ("accept length of", "domain", "T", "method", "ratio", "prompts")
     note = "The mean counts every domain alike, whatever its prompts."
     return Table("Ratios on the same prompts", header, _ratio_rows(ratios), note)
 
@@ -104,7 +104,7 @@ def _ratio_rows(ratios: Sequence[RatioRow]) -> list[tuple[object, ...]]:
     return [
         (
             f"{row.over} / {row.under}", row.domain or "mean of domains", f"{row.temperature:g}",
-            row.rule, with_spread(row.ratio, 3), row.ratio.num_prompts,
+            row.method, with_spread(row.ratio, 3), row.ratio.num_prompts,
         )
         for row in ratios
     ]  # fmt: skip
@@ -120,7 +120,7 @@ def _conditional(results: Results) -> Table:
         )
         for cell in results.cells
     ]  # fmt: skip
-    header = ("drafter", "domain", "T", "rule", "prompts", *(str(k + 1) for k in range(gamma)))
+    header = ("drafter", "domain", "T", "method", "prompts", *(str(k + 1) for k in range(gamma)))
     note = "P(token k stands | those before it stood), over rounds that got there (DSpark, Fig. 2)."
     return Table("Conditional acceptance by position", header, rows, note, ("conditional.png",))
 
@@ -133,7 +133,7 @@ def _gamma(cells: Sequence[Cell]) -> Table:
         )
         for cell in cells
     ]  # fmt: skip
-    header = ("drafter", "domain", "T", "rule", "gamma", "accept length", "prompts")
+    header = ("drafter", "domain", "T", "method", "gamma", "accept length", "prompts")
     note = (
         "The same drafters, with at most gamma drafted tokens verified a round; DSpark's Fig. 4 "
         "trains one for each length."
@@ -150,7 +150,7 @@ def _depth(results: Results) -> Table:
         )
         for cell in results.depth_sweep
     ]  # fmt: skip
-    header = ("layers", "trained for", "domain", "T", "rule", "accept length", "prompts")
+    header = ("layers", "trained for", "domain", "T", "method", "accept length", "prompts")
     note = (
         "DSpark, Fig. 3. Comparable among each other as far as they were trained alike; after a "
         "short training no figure here is what its depth is capable of."
@@ -165,7 +165,7 @@ def _budget(training: TrainingBudget | None) -> str:
 
 
 def _depth_ratios(ratios: Sequence[RatioRow]) -> Table:
-    header = ("layers", "domain", "T", "rule", "ratio", "prompts")
+    header = ("layers", "domain", "T", "method", "ratio", "prompts")
     note = "Accept lengths over that of the shallowest."
     return Table("Depths on the same prompts", header, _ratio_rows(ratios), note)
 
@@ -181,7 +181,7 @@ def _thresholds(cells: Sequence[Cell]) -> Table:
         for cell in cells
     ]  # fmt: skip
     header = (
-        "drafter", "domain", "T", "rule", "least survival", "accept length", "verified a round",
+        "drafter", "domain", "T", "method", "least survival", "accept length", "verified a round",
         "accepted share", "prompts",
     )  # fmt: skip
     note = (
@@ -195,7 +195,7 @@ def _thresholds(cells: Sequence[Cell]) -> Table:
 def _calibration(results: Results) -> Table:
     rows = [
         (
-            row.drafter, f"{row.temperature:g}", row.rule, f"{row.ece_before:.2%}",
+            row.drafter, f"{row.temperature:g}", row.method, f"{row.ece_before:.2%}",
             "-" if row.ece_after is None else f"{row.ece_after:.2%}",
             " ".join(f"{one.ece:.1%}" for one in row.evaluation.before),
             " ".join(f"{one.ece:.1%}" for one in row.evaluation.after) or "-",
@@ -204,7 +204,7 @@ def _calibration(results: Results) -> Table:
         for row in results.calibration
     ]  # fmt: skip
     header = (
-        "drafter", "T", "rule", "ECE raw", "calibrated", "raw by position",
+        "drafter", "T", "method", "ECE raw", "calibrated", "raw by position",
         "calibrated by position", "prompts", "blocks", "prompts unseen by the fit",
     )  # fmt: skip
     note = "Expected calibration error of survival, 20 bins, mean over positions; code and prose."

@@ -21,7 +21,7 @@ from bench.loops import LoopCount
 from bench.machine import Machine
 from bench.rounds import Answer
 from specserve.drafters.stored_calibration import Evaluation
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class RatioRow(msgspec.Struct, frozen=True, kw_only=True):
     under: str
     domain: str | None
     temperature: float
-    rule: str
+    method: str
     ratio: Interval
 
 
@@ -57,7 +57,7 @@ class CalibrationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     drafter: str
     temperature: float
-    rule: str
+    method: str
     num_prompts: int
     num_blocks: int
     evaluation: Evaluation  # `after` is empty without a calibration
@@ -157,10 +157,10 @@ def _ratio_rows(cells: Sequence[Cell], over: str, under: str) -> list[RatioRow]:
         condition = cell.condition
         other = found.get((under, condition))
         if cell.drafter == over and other is not None:
-            sampling = (condition.temperature, condition.rule_name)
+            sampling = (condition.temperature, condition.method_name)
             pairs.setdefault(sampling, {})[condition.domain] = (cell.rate, other)
     rows: list[RatioRow] = []
-    for (temperature, rule), by_domain in pairs.items():
+    for (temperature, method), by_domain in pairs.items():
         figures = {domain: ratio(*pair) for domain, pair in by_domain.items()}
         for domain, figure in (*figures.items(), (None, mean_ratio(list(by_domain.values())))):
             rows.append(
@@ -169,7 +169,7 @@ def _ratio_rows(cells: Sequence[Cell], over: str, under: str) -> list[RatioRow]:
                     under=under,
                     domain=domain,
                     temperature=temperature,
-                    rule=rule,
+                    method=method,
                     ratio=figure,
                 )
             )
@@ -185,18 +185,18 @@ def summarise(
     """
     summary: Summary = {
         "temperature": 1.0,
-        "rule": VerificationRule.FORESEEABLE,
+        "method": VerificationMethod.FORESEEABLE,
         "domains": list(plan.domains),
         "num_prompts": float(plan.num_prompts * max(1, len(plan.domains))),
         "gamma": float(plan.gamma),
     }
     for over in (DSPARK, LOCAL_HEAD):
-        for rule, suffix in (
-            (VerificationRule.FORESEEABLE, ""),
-            (VerificationRule.COUPLED, "_coupled"),
+        for method, suffix in (
+            (VerificationMethod.FORESEEABLE, ""),
+            (VerificationMethod.COUPLED, "_coupled"),
         ):
             key = f"{over}_over_{DFLASH}{suffix}"
-            found = _mean_of(ratios, over, rule)
+            found = _mean_of(ratios, over, method)
             summary[key] = None if found is None else found.value
             summary[f"{key}_lo"] = None if found is None else found.low
             summary[f"{key}_hi"] = None if found is None else found.high
@@ -206,9 +206,9 @@ def summarise(
     return summary
 
 
-def _mean_of(ratios: Sequence[RatioRow], over: str, rule: VerificationRule) -> Interval | None:
-    wanted = (over, DFLASH, None, 1.0, rule)
+def _mean_of(ratios: Sequence[RatioRow], over: str, method: VerificationMethod) -> Interval | None:
+    wanted = (over, DFLASH, None, 1.0, method)
     for row in ratios:
-        if (row.over, row.under, row.domain, row.temperature, row.rule) == wanted:
+        if (row.over, row.under, row.domain, row.temperature, row.method) == wanted:
             return row.ratio
     return None

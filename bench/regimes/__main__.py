@@ -46,7 +46,7 @@ from bench.writing import (
 )
 from specserve.errors import InvalidField, SpecserveError
 from specserve.models.config import DTYPES
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.drafter_source import NGRAM, embedded_drafters
 from specserve.settings.target_source import EMBEDDED_TARGET, locate_target
 
@@ -71,7 +71,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--temperatures", type=float, nargs="+", metavar="T")
     add("--sampling", nargs="+", default=[], metavar="FIELD=VALUE",
         help=f"of every request, besides: {', '.join(SAMPLING_FIELDS)}")  # fmt: skip
-    add("--rules", nargs="+", choices=[rule.value for rule in VerificationRule], metavar="RULE")
+    add(
+        "--methods",
+        nargs="+",
+        choices=[method.value for method in VerificationMethod],
+        metavar="METHOD",
+    )
     add("--batch-sizes", type=int, nargs="+", metavar="B")
     add("--fan-outs", type=int, nargs="+", metavar="N", help="budgets of the hit-rate curves")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="of targets and drafts")
@@ -85,13 +90,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def read_plan(arguments: argparse.Namespace) -> Plan:
     """What the flags ask for. Raises InvalidField."""
-    rules = arguments.rules and [VerificationRule(rule) for rule in arguments.rules]
+    methods = arguments.methods and [VerificationMethod(method) for method in arguments.methods]
     given = {
         "families": arguments.arms,
         "ballasts": arguments.ballast,
         "domains": read_domains(arguments),
         "temperatures": arguments.temperatures,
-        "rules": rules,
+        "methods": methods,
         "batch_sizes": arguments.batch_sizes and sorted(arguments.batch_sizes),
         "fan_outs": arguments.fan_outs,
         "num_prompts": arguments.num_prompts,

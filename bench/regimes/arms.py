@@ -3,7 +3,7 @@
 
 A *contest* is a set of services that are alive at the same time and asked in turn; ratios are taken
 inside of a contest alone. Plain decoding takes part in all of them. An *arm* is one service under
-one rule of verification: seeded requests are coupled, others follow the service's own rule.
+one method of verification: seeded requests are coupled, others follow the service's own method.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +12,7 @@ import msgspec
 
 from bench.drafter_choice import DFLASH, DSPARK, LANGUAGE_MODEL, LOCAL_HEAD, DrafterChoice
 from bench.regimes.plan import Plan
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.drafter_source import NGRAM
 
 OFF, SYNC, ASYNC, AUTO = "off", "sync", "async", "auto"
@@ -37,10 +37,10 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """One `specserve launch`, but for its target."""
 
     mode: str
-    given: GivenFlags | None = None  # instead of all that follows but `threads` and the rule
+    given: GivenFlags | None = None  # instead of all that follows but `threads` and the method
     drafter: DrafterChoice | None = None
     colocated: DrafterChoice | None = None  # beside the target: of auto, and after a miss
-    verification: VerificationRule = VerificationRule.FORESEEABLE
+    verification: VerificationMethod = VerificationMethod.FORESEEABLE
     threads: int = 1
     fan_out: int = DEFAULT_FAN_OUT
     miss_policy: str = DEFAULT_MISS_POLICY
@@ -59,7 +59,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Without the rule of verification, which is not the service's alone."""
+        """Without the method of verification, which is not the service's alone."""
         if self.given is not None:
             return self.given.name
         parts = [self.mode]
@@ -97,7 +97,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """A service asked in one way."""
 
     service: Service
-    rule: VerificationRule = VerificationRule.COUPLED
+    method: VerificationMethod = VerificationMethod.COUPLED
 
     @property
     def is_plain(self) -> bool:
@@ -117,23 +117,23 @@ class Contest(msgspec.Struct, frozen=True, kw_only=True):
     batch_sizes: tuple[int, ...]
     num_prompts: int  # a domain, at batch 1
 
-    def arms(self, rules: Collection[VerificationRule], temperature: float) -> list[Arm]:
-        """At temperature 0, and in plain decoding, all rules are one."""
+    def arms(self, methods: Collection[VerificationMethod], temperature: float) -> list[Arm]:
+        """At temperature 0, and in plain decoding, all methods are one."""
         arms: dict[Arm, None] = {}
         for service in self.services:
             if temperature == 0 or service.mode == OFF:
-                # Of twins that differ in the rule of unseeded requests alone, one will do.
+                # Of twins that differ in the method of unseeded requests alone, one will do.
                 known = {arm.service.label for arm in arms}
                 if service.label not in known:
                     arms[Arm(service=service)] = None
                 continue
             own = service.verification
-            arms |= {Arm(service=service, rule=own): None} if own in rules else {}
+            arms |= {Arm(service=service, method=own): None} if own in methods else {}
             is_coupled_known = any(
-                arm.rule is VerificationRule.COUPLED and arm.service.label == service.label
+                arm.method is VerificationMethod.COUPLED and arm.service.label == service.label
                 for arm in arms
             )
-            if VerificationRule.COUPLED in rules and not is_coupled_known:
+            if VerificationMethod.COUPLED in methods and not is_coupled_known:
                 arms[Arm(service=service)] = None
         return list(arms)
 
@@ -176,11 +176,11 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
         return services
 
     def _against_sync(self, label: str) -> list[Service]:
-        """Synchronous and asynchronous speculation with one kind of drafter, under all rules."""
+        """Synchronous and asynchronous speculation with one kind of drafter, under all methods."""
         choice = async_choice(self.drafters, label)
         services = self._sync(label)
         if f"async-{label}" in self.plan.families and choice is not None:
-            services += self._by_rule(self._asynchronous(label, choice))
+            services += self._by_method(self._asynchronous(label, choice))
         if "two-threads" in self.plan.families and self.num_cores >= EQUAL_CORES:
             services += self._sync(label, threads=EQUAL_CORES)[:1]
         return services
@@ -193,15 +193,15 @@ class Entrants(msgspec.Struct, frozen=True, kw_only=True):
         choice = self.drafters.get(label)
         if f"sync-{label}" not in self.plan.families or choice is None:
             return []
-        return self._by_rule(Service(mode=SYNC, drafter=choice, threads=threads))
+        return self._by_method(Service(mode=SYNC, drafter=choice, threads=threads))
 
-    def _by_rule(self, service: Service) -> list[Service]:
+    def _by_method(self, service: Service) -> list[Service]:
         """Coupled requests can be put to any of them; plain rejection needs one of its own."""
-        own = [rule for rule in self.plan.rules if rule is not VerificationRule.COUPLED]
-        own.sort(key=lambda rule: rule is VerificationRule.REJECTION)
+        own = [method for method in self.plan.methods if method is not VerificationMethod.COUPLED]
+        own.sort(key=lambda method: method is VerificationMethod.REJECTION)
         return [
-            msgspec.structs.replace(service, verification=rule)
-            for rule in own or [VerificationRule.FORESEEABLE]
+            msgspec.structs.replace(service, verification=method)
+            for method in own or [VerificationMethod.FORESEEABLE]
         ]
 
     def _fan_outs(self) -> dict[str, list[Service]]:

@@ -15,7 +15,7 @@ from bench.regimes.arms import Arm, Service
 from bench.regimes.plan import Plan
 from bench.regimes.records import Job, Setting, Trace
 from specserve.client import Prompt
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 _LATE_GROUPS = 2  # of a setting, once time is up
 
@@ -99,14 +99,14 @@ class Interleaved:
 
     def _ask(self, arm: Arm, prompts: Sequence[Prompt], setting: Setting, number: int) -> Trace:
         first_seed = number * setting.batch_size
-        is_seeded = arm.rule is VerificationRule.COUPLED
+        is_seeded = arm.method is VerificationMethod.COUPLED
         job = Job(
             prompts=prompts,
             num_tokens=self._plan.num_tokens,
             temperature=setting.temperature,
             sampling=self._plan.sampling,
             ignore_eos=self._plan.ignore_eos,
-            # Without a seed the service's own rule judges the drafts.
+            # Without a seed the service's own method judges the drafts.
             seeds=list(range(first_seed, first_seed + len(prompts))) if is_seeded else None,
         )
         return self._services[arm.service].ask(job)

@@ -6,7 +6,7 @@ import msgspec
 from bench.domains import MIN_GREEDY_PROMPTS
 from bench.prompt_choice import MAX_TOKENS
 from specserve.errors import InvalidField
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 FAMILIES = (
     "off", "sync-dspark", "sync-dflash", "sync-dels", "sync-lm", "sync-ngram", "async-dspark",
@@ -24,7 +24,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     side_batch_sizes: tuple[int, ...]  # of all contests but that of the default drafter
     temperatures: tuple[float, ...]
     domains: tuple[str, ...]  # of held-out texts; none: prompts are asked
-    rules: tuple[VerificationRule, ...]  # at temperatures above 0
+    methods: tuple[VerificationMethod, ...]  # at temperatures above 0
     num_prompts: int  # a domain, at batch 1; of conversations, every turn
     num_side_prompts: int  # the same where neither DSpark nor the LM is compared with sync
     least_groups: int  # of a large batch
@@ -71,7 +71,7 @@ FULL = Plan(
     side_batch_sizes=(1, 4, 16),
     temperatures=(0.0, 1.0),
     domains=(),
-    rules=tuple(VerificationRule),
+    methods=tuple(VerificationMethod),
     num_prompts=26,
     num_side_prompts=10,
     least_groups=4,
@@ -87,7 +87,7 @@ QUICK = msgspec.structs.replace(
     ballasts=("30M",),
     batch_sizes=(1, 4),
     side_batch_sizes=(1,),
-    rules=(VerificationRule.FORESEEABLE, VerificationRule.COUPLED),
+    methods=(VerificationMethod.FORESEEABLE, VerificationMethod.COUPLED),
     num_prompts=5,
     num_side_prompts=3,
     least_groups=2,

@@ -133,7 +133,7 @@ def _sampling(row: Row) -> str:
     temperature = f"T {row.setting.temperature:g}"
     if row.setting.is_looping:
         return f"{temperature}, looping"
-    return temperature if row.rule == "any" else f"{temperature} {row.rule}"
+    return temperature if row.method == "any" else f"{temperature} {row.method}"
 
 
 def _drafter(row: Row) -> str:

@@ -123,10 +123,10 @@ def _summary_figure(results: Results, key: str) -> str:
 def _names(row: Row) -> tuple[str, str, str, str]:
     setting = row.setting
     sampling = f"{setting.temperature:g}" + (" looping" if setting.is_looping else "")
-    return row.arm, setting.domain, sampling, row.rule
+    return row.arm, setting.domain, sampling, row.method
 
 
-_NAMES = ("arm", "domain", "T", "rule")
+_NAMES = ("arm", "domain", "T", "method")
 
 
 def _speed(rows: Sequence[Row]) -> Table:
@@ -147,7 +147,7 @@ def _speed(rows: Sequence[Row]) -> Table:
         "rounds by mode", "groups", "left out", "others' use", "waited",
     )  # fmt: skip
     note = (
-        "To sync: the synchronous arm of this contest under the same rule. Predicted: SSD's "
+        "To sync: the synchronous arm of this contest under the same method. Predicted: SSD's "
         "Theorem 7 from measured hit rates, lengths and times, to be read beside `to off`. Equal "
         "length: by the cost of a round alone, at the mean accept length of the arms. Others' use: "
         "of a core, by other processes. Waited: the target was ready without a core."

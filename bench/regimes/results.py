@@ -18,7 +18,7 @@ from bench.regimes.arms import SYNC, Arm
 from bench.regimes.measure import Group
 from bench.regimes.plan import Plan
 from bench.regimes.records import Setting, Trace
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 QUIET_SHARE = 0.10  # of a core, used by others; groups above it count only for want of others
 MIN_QUIET = 10
@@ -52,13 +52,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     setting: Setting
     arm: str
     mode: str
-    rule: str  # or "any"
+    method: str  # or "any"
     fan_out: int
     miss_policy: str
     threads: int
     tokens_per_s: Interval | None
     ratio_to_off: Interval | None
-    ratio_to_sync: Interval | None  # under the same rule, in the same contest
+    ratio_to_sync: Interval | None  # under the same method, in the same contest
     equal_len_to_off: float | None  # at equal accept length: by the round's cost alone
     equal_len_to_sync: float | None
     common_len: float  # mean accept length of the speculating arms in the setting
@@ -147,14 +147,14 @@ def rows_of(setting: Setting, groups: Sequence[Group], num_tokens: int) -> list[
     return [_Arm(setting, arm, counted, num_tokens).row(len(groups)) for arm in arms]
 
 
-def same_rule_sync(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
+def same_method_sync(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
     """The synchronous arm that an asynchronous one is compared with."""
     if arm.service.mode == SYNC:
         return None
     found = [
         other
         for other in arms
-        if other.service.mode == SYNC and other.service.threads == 1 and other.rule is arm.rule
+        if other.service.mode == SYNC and other.service.threads == 1 and other.method is arm.method
     ]
     return found[0] if found else None
 
@@ -171,7 +171,7 @@ class _Arm:
         self._num_tokens = num_tokens
         arms = list(groups[0].traces)
         self._common_len = _common_len([self._traces(a) for a in arms if not a.is_plain])
-        sync = same_rule_sync(arm, arms)
+        sync = same_method_sync(arm, arms)
         off = next((other for other in arms if other.is_reference), None)
         self._own = self._traces(arm)
         self._off = None if off in (None, arm) else self._traces(off)
@@ -188,7 +188,7 @@ class _Arm:
             setting=self._setting,
             arm=service.label,
             mode=service.mode,
-            rule=self._arm.rule.value if is_ruled else "any",
+            method=self._arm.method.value if is_ruled else "any",
             fan_out=service.fan_out,
             miss_policy=service.miss_policy,
             threads=service.threads,
@@ -236,7 +236,9 @@ class _Arm:
 
     def _equal_texts(self) -> float | None:
         """Coupled and greedy decoding promise the text of plain decoding; None for others."""
-        is_promised = self._setting.temperature == 0 or self._arm.rule is VerificationRule.COUPLED
+        is_promised = (
+            self._setting.temperature == 0 or self._arm.method is VerificationMethod.COUPLED
+        )
         if self._off is None or not is_promised:
             return None
         pairs = [

@@ -211,7 +211,7 @@ class Run:
             self._kv_dtype = next(iter(services.values())).kv_dtype()
             asking = Interleaved(services, self._plan, is_late=self._is_late, advance=advance)
             for setting in self._settings(ballast, contest):
-                arms = contest.arms(self._plan.rules, setting.temperature)
+                arms = contest.arms(self._plan.methods, setting.temperature)
                 found = self._found.setdefault(setting, [])
                 groups, others = self._groups(setting, contest), self._others(setting, contest)
                 for group in asking.run(setting, arms, groups, others):

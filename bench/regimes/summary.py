@@ -16,7 +16,7 @@ from bench.regimes.arms import ASYNC, AUTO, OFF, SYNC, Arm
 from bench.regimes.measure import Found, Group
 from bench.regimes.records import Setting
 from bench.regimes.results import quiet
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.drafter_source import NGRAM
 
 Summary = dict[str, float | None]
@@ -39,9 +39,9 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 GOALS = (
     Goal(key="async_over_sync_lm", least=1.4, text="async over sync, standalone LM, T 0"),
-    Goal(key="async_over_sync_lm_t1", least=1.15, text="the same, T 1, best rules"),
+    Goal(key="async_over_sync_lm_t1", least=1.15, text="the same, T 1, best methods"),
     Goal(key="async_over_sync_dspark_t0", least=1.15, text="async over best sync DSpark, T 0"),
-    Goal(key="async_over_sync_dspark_t1", least=1.15, text="the same, T 1, best rules"),
+    Goal(key="async_over_sync_dspark_t1", least=1.15, text="the same, T 1, best methods"),
     Goal(key="auto_over_best", least=0.97, text="auto over the best mode, worst batch size"),
     Goal(key="hit_rate_t0", least=0.90, text="hit rate, T 0"),
     Goal(key="hit_rate_t1", least=0.85, text="hit rate, T 1, coupled"),
@@ -85,9 +85,9 @@ def _of_one_ballast(found: Contestants) -> Summary:
     figures[f"async_over_sync_{name}"] = figures[f"async_over_sync_{name}_t0"]
     for suffix, contest in (("", main), (f"_{HEAVIER}", heavier)):
         figures[f"hit_rate{suffix}_t0"] = _hit_rate(_at(contest, 0.0), None)
-        for rule in VerificationRule:
-            name = "" if rule is VerificationRule.COUPLED else f"_{rule.value}"
-            figures[f"hit_rate{suffix}_t1{name}"] = _hit_rate(_at(contest, 1.0), rule)
+        for method in VerificationMethod:
+            name = "" if method is VerificationMethod.COUPLED else f"_{method.value}"
+            figures[f"hit_rate{suffix}_t1{name}"] = _hit_rate(_at(contest, 1.0), method)
     figures |= _auto(found)
     summary: Summary = {}
     for key, figure in figures.items():
@@ -200,11 +200,11 @@ def _is_known(found: Rate) -> bool:
 # --- hit rates and auto -------------------------------------------------------------------------
 
 
-def _hit_rate(found: Contestants, rule: VerificationRule | None) -> Interval | None:
-    """Of the asynchronous arm under a rule (None: the only one there is), mean over domains."""
+def _hit_rate(found: Contestants, method: VerificationMethod | None) -> Interval | None:
+    """Of the asynchronous arm under a method (None: the only one there is), mean over domains."""
     pairs: list[tuple[Rate, Rate]] = []
     for groups in found.values():
-        arms = [a for a in groups[0].traces if _is(ASYNC)(a) and rule in (None, a.rule)]
+        arms = [a for a in groups[0].traces if _is(ASYNC)(a) and method in (None, a.method)]
         if not arms:
             return None
         hits = rates.rate([group.traces[arms[0]] for group in groups], rates.hits)
@@ -229,10 +229,10 @@ def _auto(found: Contestants) -> dict[str, Interval | None]:
 def _auto_at(found: Contestants) -> Interval | None:
     """The mean over samplings and domains; the best mode is picked for every sampling."""
     compared: list[Compared] = []
-    samplings = [(0.0, None), *((1.0, rule) for rule in VerificationRule)]
-    for temperature, rule in samplings:
+    samplings = [(0.0, None), *((1.0, method) for method in VerificationMethod)]
+    for temperature, method in samplings:
         settings = _at(found, temperature)
-        arms = [arm for arm in _arms(settings) if rule in (None, arm.rule) or arm.is_plain]
+        arms = [arm for arm in _arms(settings) if method in (None, arm.method) or arm.is_plain]
         autos = [arm for arm in arms if arm.service.mode == AUTO]
         others = [arm for arm in arms if any(_is(r)(arm) for r in (OFF, SYNC, ASYNC))]
         if not autos or not others:

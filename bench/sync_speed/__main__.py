@@ -165,7 +165,10 @@ def _run(arguments: argparse.Namespace, command: str, console: Console) -> Resul
 
 
 def _arms(choices: Sequence[DrafterChoice], plan: Plan) -> list[Arm]:
-    return [Arm(), *(Arm(drafter=choice, rule=rule) for choice in choices for rule in plan.rules)]
+    return [
+        Arm(),
+        *(Arm(drafter=choice, method=method) for choice in choices for method in plan.methods),
+    ]
 
 
 def _prompts(folder: Path, plan: Plan, console: Console) -> Prompts:

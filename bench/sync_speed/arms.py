@@ -59,7 +59,7 @@ class Arms:
                 drafter = self._drafter(arm.drafter, size)
                 speculating = Speculating(
                     drafter,
-                    arm.rule,
+                    arm.method,
                     arm.drafter.gamma,
                     arm.drafter.num_kept,
                     min_survival=None,  # as a service verifies

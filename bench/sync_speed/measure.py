@@ -121,7 +121,7 @@ class Interleaved:
 
 
 def arms_of(arms: Sequence[Arm], temperature: float) -> list[Arm]:
-    """At temperature 0 all rules are one: one arm a drafter is enough."""
+    """At temperature 0 all methods are one: one arm a drafter is enough."""
     if temperature:
         return list(arms)
     first = {arm.label: arm for arm in reversed(arms)}

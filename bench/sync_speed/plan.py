@@ -6,7 +6,7 @@ import msgspec
 from bench.domains import MIN_GREEDY_PROMPTS
 from bench.prompt_choice import MAX_TOKENS
 from specserve.errors import InvalidField
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 _LEAST_GROUPS = 4
 
@@ -22,7 +22,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int  # of an answer, at most
     ignore_eos: bool = True  # exactly so many
     num_candidates: int  # prompts a domain, of which greedy decoding takes those with sound text
-    rules: tuple[VerificationRule, ...] = tuple(VerificationRule)  # at temperatures above 0
+    methods: tuple[VerificationMethod, ...] = tuple(VerificationMethod)  # at temperatures above 0
     min_greedy_prompts: int = MIN_GREEDY_PROMPTS
 
     def groups_of(self, batch_size: int) -> int:

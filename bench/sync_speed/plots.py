@@ -36,5 +36,5 @@ def draw(rows: Sequence[Row], out: Path) -> Path | None:
 
 def _name(row: Row) -> str:
     setting = row.setting
-    sampling = f"T {setting.temperature:g}" + (f" {row.rule}" if setting.temperature else "")
+    sampling = f"T {setting.temperature:g}" + (f" {row.method}" if setting.temperature else "")
     return f"{row.drafter}, {setting.domain}, {sampling} ({row.num_groups})"

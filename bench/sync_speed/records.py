@@ -5,7 +5,7 @@ import msgspec
 from bench.drafter_choice import DrafterChoice
 from bench.processes import Usage
 from bench.rounds import Run, Turn
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 PLAIN = "plain"
 
@@ -14,7 +14,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """One way to decode; without a drafter, plainly."""
 
     drafter: DrafterChoice | None = None
-    rule: VerificationRule = VerificationRule.COUPLED
+    method: VerificationMethod = VerificationMethod.COUPLED
 
     @property
     def label(self) -> str:

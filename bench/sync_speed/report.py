@@ -70,7 +70,7 @@ def conditions(results: Results) -> str:
 
 def _names(row: Row) -> tuple[str, str, str, str]:
     setting = row.setting
-    return row.drafter, setting.domain, f"{setting.temperature:g}", row.rule
+    return row.drafter, setting.domain, f"{setting.temperature:g}", row.method
 
 
 def _title(rows: Sequence[Row]) -> str:
@@ -90,7 +90,7 @@ def _speed(rows: Sequence[Row]) -> Table:
         for row in rows
     ]  # fmt: skip
     header = (
-        "drafter", "domain", "T", "rule", "tok/s", "ratio to plain", "of whole calls",
+        "drafter", "domain", "T", "method", "tok/s", "ratio to plain", "of whole calls",
         "by cpu time", "accept length", "predicted", "ratio at equal accept length",
         "texts equal to plain", "groups", "left out", "waited",
     )  # fmt: skip
@@ -116,7 +116,17 @@ def _rounds(rows: Sequence[Row]) -> Table:
         )
         for row in rows
     ]  # fmt: skip
-    header = ("drafter", "domain", "T", "rule", "T_draft", "T_verify", "rest", "round", "by plain")
+    header = (
+        "drafter",
+        "domain",
+        "T",
+        "method",
+        "T_draft",
+        "T_verify",
+        "rest",
+        "round",
+        "by plain",
+    )
     note = (
         "Mean milliseconds of a turn. T_verify is the target's forward; rest is sampling and "
         "verification, scheduling and commit; in plain decoding `round` is T_plain."

@@ -17,7 +17,7 @@ from bench.stats import median
 from bench.sync_speed.measure import Group, Setting
 from bench.sync_speed.plan import Plan
 from bench.sync_speed.records import Arm, SpeculateTrace
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 QUIET_SHARE = 0.05  # waiting for a core; groups above it count only for want of others
 MIN_QUIET = 10
@@ -37,7 +37,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     setting: Setting
     drafter: str  # or "plain"
-    rule: str
+    method: str
     tokens_per_s: Interval
     ratio: Interval | None  # to plain decoding; None for that itself
     call_ratio: Interval | None  # the same of whole calls, prompts included
@@ -106,7 +106,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, float]:
         setting = row.setting
         if row.ratio is None or setting.batch_size != 1:
             continue
-        sampling = f"t{setting.temperature:g}" + (f"_{row.rule}" if setting.temperature else "")
+        sampling = f"t{setting.temperature:g}" + (f"_{row.method}" if setting.temperature else "")
         key = f"{row.drafter}_{setting.domain}_{sampling}_{setting.ballast}"
         summary[key] = row.ratio.value
         summary[f"{key}_lo"], summary[f"{key}_hi"] = row.ratio.low, row.ratio.high
@@ -123,7 +123,7 @@ def _row(
     return Row(
         setting=setting,
         drafter=arm.label,
-        rule=arm.rule if setting.temperature and speculates else "any",
+        method=arm.method if setting.temperature and speculates else "any",
         tokens_per_s=interval(_decode_rate(own)),
         ratio=ratio(_decode_rate(own), _decode_rate(plain)) if speculates else None,
         call_ratio=ratio(_call_rate(own), _call_rate(plain)) if speculates else None,
@@ -216,8 +216,8 @@ def _predicted(
 def _equal_texts(
     setting: Setting, arm: Arm, own: Sequence[SpeculateTrace], plain: Sequence[SpeculateTrace]
 ) -> float | None:
-    """Coupled and greedy decoding promise the text of plain decoding; None for other rules."""
-    if setting.temperature and arm.rule is not VerificationRule.COUPLED:
+    """Coupled and greedy decoding promise the text of plain decoding; None for other methods."""
+    if setting.temperature and arm.method is not VerificationMethod.COUPLED:
         return None
     pairs = [
         (ours, theirs)

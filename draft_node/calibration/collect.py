@@ -2,7 +2,7 @@
 
 At anchors every few tokens of a text the drafter's context is extended by what the target saw, a
 block is drafted through the `Drafter` protocol, and the target judges it in one forward, which is
-then rolled back. So a block is judged in contexts of the target's own distribution, and nothing
+then rolled back. So a block is verified in contexts of the target's own distribution, and nothing
 drafted enters them.
 
 Drafted tokens need not be accepted or rejected by chance: the chance itself is recorded.
@@ -27,8 +27,8 @@ from specserve.sampling.draft_sampler import Coupled, DraftSampler
 from specserve.sampling.draft_sampler import Sampled as SampledDrafts
 from specserve.sampling.sampling import sample, target_distributions
 from specserve.sampling.state import SamplingState
+from specserve.sampling.verification.method import VerificationMethod, verified_by
 from specserve.sampling.verification.ratio import accept_probs
-from specserve.sampling.verification.rule import VerificationRule, judged_by
 from specserve.settings.config import NUM_KEPT
 from specserve.types import SamplingParams
 
@@ -39,7 +39,7 @@ _MAX_LOGIT = 16.0  # of a confidence: float32 tells it no further from 1
 class Conditions:
     """Under which sampling, and how densely, drafts are looked at."""
 
-    rule: VerificationRule
+    method: VerificationMethod
     temperature: float
     num_kept: int = NUM_KEPT  # of a draft distribution, in the rejection family
     stride: int = 2  # tokens from one anchor to the next
@@ -47,8 +47,8 @@ class Conditions:
 
     @property
     def by_equality(self) -> bool:
-        rule = judged_by(self.rule, is_greedy=self.temperature == 0)
-        return rule is VerificationRule.COUPLED
+        method = verified_by(self.method, is_greedy=self.temperature == 0)
+        return method is VerificationMethod.COUPLED
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class _Replay:
         anchors = [self._texts[i].token_ids[self._target.length(i)] for i in rows]
         drafted = self._drafter.draft(
             DraftBatch(rows, torch.tensor(anchors, device=self._target.device)),
-            self._rule(states),
+            self._method(states),
         )
         if drafted.confidences is None:
             raise Unsupported("the drafter gives no confidences to calibrate")
@@ -216,7 +216,7 @@ class _Replay:
             prompt_token_ids=text.token_ids[: self._target.length(row) + 1],
         )
 
-    def _rule(self, states: Sequence[SamplingState]) -> DraftSampler:
+    def _method(self, states: Sequence[SamplingState]) -> DraftSampler:
         device = self._target.device
         temperatures = torch.full((len(states),), self._conditions.temperature, device=device)
         seeds = [state.seed_bits for state in states]

@@ -37,7 +37,7 @@ from specserve.models.config import read_spec
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.config import DRAFTER_BITS
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def calibrate(job: Job, results: Console, progress: Console) -> Calibration:
     calibration = Calibration(
         drafter_hash=weights_hash(drafter),
         target_hash=weights_hash([job.target]),
-        rule=job.verification,
+        method=job.verification,
         temperature=job.temperature,
         num_texts=len(texts),
         num_blocks=len(seen.texts),
@@ -109,7 +109,7 @@ def _measure(job: Job, console: Console) -> tuple[list[Text], Samples]:
     longest = max(len(prompt.token_ids) for prompt in prompts) + room
     pair = _load_pair(job, model, longest)
     conditions = Conditions(
-        rule=VerificationRule(job.verification),
+        method=VerificationMethod(job.verification),
         temperature=job.temperature,
         num_kept=job.num_kept,
         stride=job.stride,

@@ -22,7 +22,7 @@ _LEAST_WORTH = 0.1  # tokens
 
 
 class BatchSize:
-    """Of one drafter, by family of rules: distributions have to be computed and sent, or need not
+    """Of one drafter, by family of methods: distributions have to be computed and sent, or need not
     be.
     """
 

@@ -1,6 +1,6 @@
 """One draft batch: blocks drafted together after given anchors, as a push and for the cache.
 
-All blocks of a draft batch stand by one family of rules: shared noise (or none) for coupled and
+All blocks of a draft batch stand by one family of methods: shared noise (or none) for coupled and
 greedy rows, noise used once for the rejection family. Knows nothing of outcomes.
 """
 

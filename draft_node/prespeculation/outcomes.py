@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specserve.drafters.slot_scores import SlotScores
 from specserve.noise import Purpose, exponential_noise_at
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 
 class OutcomeKind(enum.StrEnum):
@@ -31,10 +31,10 @@ class OutcomeKind(enum.StrEnum):
     COUPLED = "coupled"  # drawn with the same noise
 
     @staticmethod
-    def of(rule: str, temperature: float) -> "OutcomeKind":
-        """Of a row under a `VerificationRule`'s value; ValueError for any other."""
-        rule = VerificationRule(rule)
-        return OutcomeKind.GREEDY if temperature <= 0 else OutcomeKind(rule.value)
+    def of(method: str, temperature: float) -> "OutcomeKind":
+        """Of a row under a `VerificationMethod`'s value; ValueError for any other."""
+        method = VerificationMethod(method)
+        return OutcomeKind.GREEDY if temperature <= 0 else OutcomeKind(method.value)
 
     @property
     def shares_noise(self) -> bool:
@@ -43,7 +43,7 @@ class OutcomeKind(enum.StrEnum):
 
     @property
     def needs_probs(self) -> bool:
-        """Whether drafts are judged by the ratio test."""
+        """Whether drafts are verified by the ratio test."""
         return self in (OutcomeKind.REJECTION, OutcomeKind.FORESEEABLE)
 
 

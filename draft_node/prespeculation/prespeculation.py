@@ -102,7 +102,7 @@ class PreSpeculation:
         before = self._rounds.get(row.stream)
         if before is not None:
             self._learn(before, row)
-        kind = OutcomeKind.of(row.rule, row.temperature)
+        kind = OutcomeKind.of(row.method, row.temperature)
         is_new = before is None or before.report.round < row.round
         block = self.cache.settle(row, is_new=is_new)
         if is_new and block is not None and before is not None:

@@ -67,5 +67,5 @@ class Round:
 
 
 def one_family(rounds: Sequence[Round]) -> list[Round]:
-    """Those whose blocks are drawn by the same rule as the first one's."""
+    """Those whose blocks are drawn by the same method as the first one's."""
     return [each for each in rounds if each.kind.needs_probs is rounds[0].kind.needs_probs]

@@ -29,12 +29,12 @@ from specserve.drafters.weights import TargetWeights
 from specserve.errors import Unsupported
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 log = logging.getLogger(__name__)
 
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-_CONDITIONS = Conditions(VerificationRule.REJECTION, temperature=1.0, stride=4)
+_CONDITIONS = Conditions(VerificationMethod.REJECTION, temperature=1.0, stride=4)
 _RESERVE = 48  # positions of a row beyond its text: a block, and a page that is not full
 
 

@@ -35,7 +35,7 @@ async def drafted_answers(asker: Asker, calls: Sequence[SeededCall], seed: int) 
 
 
 def compare(
-    plain: Sequence[Completion], drafted: Sequence[Completion], *, rule: str, promised: bool
+    plain: Sequence[Completion], drafted: Sequence[Completion], *, method: str, promised: bool
 ) -> EqualityCheck:
     """All that a client sees must be equal: tokens, texts, ends and log probabilities."""
     differences = [
@@ -45,7 +45,7 @@ def compare(
     ]
     samples = [sample for answer in drafted for sample in answer.samples]
     return EqualityCheck(
-        rule=rule,
+        method=method,
         num_requests=len(plain),
         num_tokens=sum(len(sample.token_ids) for sample in samples),
         origins=origins_of(samples),
@@ -62,7 +62,7 @@ def origins_of(samples: Sequence[CompletedSample], num_tokens: int | None = None
     return Origins(
         num_tokens=len(found),
         num_accepted=num_accepted,
-        num_judged=num_accepted + found.count(TokenOrigin.BONUS),
+        num_verified=num_accepted + found.count(TokenOrigin.BONUS),
     )
 
 

@@ -62,7 +62,7 @@ async def _scored(
 
 
 def logprob_check(
-    answers: Sequence[ScoredAnswer], *, rule: str, rounding: float, allowed: float
+    answers: Sequence[ScoredAnswer], *, method: str, rounding: float, allowed: float
 ) -> LogprobCheck:
     """Each token's, and those of its alternatives, against the target's for the same tokens."""
     gaps = [
@@ -71,7 +71,7 @@ def logprob_check(
         for reported, record in zip(answer.sample.logprobs or [], answer.records, strict=True)
     ]
     return LogprobCheck(
-        rule=rule,
+        method=method,
         num_tokens=len(gaps),
         origins=origins_of([answer.sample for answer in answers]),
         num_different=sum(gap > rounding for gap in gaps),

@@ -103,7 +103,7 @@ class LongAnswers:
         self._rng = rng
         self.answers: list[ScoredAnswer] = []  # all so far
 
-    async def checks(self, *, rule: str, gamma: int) -> list[DistributionCheck]:
+    async def checks(self, *, method: str, gamma: int) -> list[DistributionCheck]:
         """One for every sampling case and place that blocks of `gamma` tokens have."""
         subjects = [subject for subject, places in PLACES.items() if places.start <= gamma]
         checks: list[DistributionCheck] = []
@@ -115,7 +115,7 @@ class LongAnswers:
                 again = await self._draw(case, REPEATED * self._num_answers)
             checks += [
                 DistributionCheck(
-                    rule=rule,
+                    method=method,
                     subject=subject,
                     sampling=case.name,
                     prompt=f"{len(self._prompts)} prompts",
@@ -167,4 +167,4 @@ def _look(tokens: Iterable[PlacedToken], places: range) -> Look:
 def _origins(tokens: Iterable[PlacedToken], places: range) -> Origins:
     found = [token for token in tokens if token.place in places]
     num_accepted = sum(token.is_drafted for token in found)
-    return Origins(num_tokens=len(found), num_accepted=num_accepted, num_judged=len(found))
+    return Origins(num_tokens=len(found), num_accepted=num_accepted, num_verified=len(found))

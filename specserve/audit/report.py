@@ -17,7 +17,7 @@ FALSE_ALARMS = 1e-6  # of the whole audit
 SCREENING = 1e-3  # of the first look at one test
 REPEATED = 4  # times as many samples for the second look
 DISTANCE = 0.02  # the total variation for which the power is stated
-LEAST_JUDGED = 0.05  # share of tokens that drafts must have decided for a check to say anything
+LEAST_VERIFIED = 0.05  # share of tokens that drafts must have decided for a check to say anything
 LIKELY = 0.9  # the power for which the total variation is stated
 ANSWER_TOKENS = 32  # of a long answer
 LEAST_TOKENS = 40  # at a place of drafted blocks, for a check to say anything
@@ -77,21 +77,21 @@ class Origins(msgspec.Struct, frozen=True, kw_only=True):
 
     num_tokens: int
     num_accepted: int  # drafted, and kept
-    num_judged: int  # of a round that verified a draft: accepted, recovery or bonus
+    num_verified: int  # of a round that verified a draft: accepted, recovery or bonus
 
     @property
     def accepted(self) -> float:
         return self.num_accepted / max(1, self.num_tokens)
 
     @property
-    def judged(self) -> float:
-        return self.num_judged / max(1, self.num_tokens)
+    def verified(self) -> float:
+        return self.num_verified / max(1, self.num_tokens)
 
 
 class EqualityCheck(msgspec.Struct, frozen=True, kw_only=True, tag="equality", tag_field="check"):
     """Seeded requests, off against on: the same answers, token for token."""
 
-    rule: str
+    method: str
     num_requests: int
     num_tokens: int
     origins: Origins
@@ -103,7 +103,7 @@ class EqualityCheck(msgspec.Struct, frozen=True, kw_only=True, tag="equality", t
     def status(self) -> Status:
         if self.num_different and self.promised:
             return Status.FAILED
-        if self.origins.judged < LEAST_JUDGED:
+        if self.origins.verified < LEAST_VERIFIED:
             return Status.NOT_EXERCISED
         return Status.PASSED if self.promised else Status.NOT_PROMISED
 
@@ -125,7 +125,7 @@ class DistributionCheck(
     distribution.
     """
 
-    rule: str
+    method: str
     subject: Subject
     sampling: str
     prompt: str
@@ -160,13 +160,13 @@ class DistributionCheck(
         """Whether drafts decided enough of what was tested."""
         if self.subject.is_of_places and self.screening.num_samples < LEAST_TOKENS:
             return False
-        return self.origins.judged >= LEAST_JUDGED
+        return self.origins.verified >= LEAST_VERIFIED
 
 
 class LogprobCheck(msgspec.Struct, frozen=True, kw_only=True, tag="logprobs", tag_field="check"):
     """Log probabilities that came with unseeded answers, and the target's for the same tokens."""
 
-    rule: str
+    method: str
     num_tokens: int
     origins: Origins
     num_different: int  # by more than `rounding`
@@ -178,7 +178,7 @@ class LogprobCheck(msgspec.Struct, frozen=True, kw_only=True, tag="logprobs", ta
     def status(self) -> Status:
         if self.num_different > self.allowed * self.num_tokens:
             return Status.FAILED
-        return Status.PASSED if self.origins.judged >= LEAST_JUDGED else Status.NOT_EXERCISED
+        return Status.PASSED if self.origins.verified >= LEAST_VERIFIED else Status.NOT_EXERCISED
 
 
 Check = EqualityCheck | DistributionCheck | LogprobCheck

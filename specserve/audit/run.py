@@ -1,5 +1,5 @@
 # pyright: strict
-"""One audit from start to report: plain answers and distributions first, then each rule against
+"""One audit from start to report: plain answers and distributions first, then each method against
 them.
 
 Services are opened one after the other, never two at a time: a model may fill its device.
@@ -42,9 +42,9 @@ Service = Callable[[], AbstractContextManager[str]]  # have it running: host:por
 
 
 class Audited(msgspec.Struct, frozen=True):
-    """One configuration, and the same with every draft judged: long answers come from there.
+    """One configuration, and the same with every draft verified: long answers come from there.
 
-    Drafts are judged only where that pays; few would reach the deep places of blocks. None: the
+    Drafts are verified only where that pays; few would reach the deep places of blocks. None: the
     service as it is has to do.
     """
 
@@ -123,12 +123,12 @@ async def _drafted(plan: Plan, plain: _Plain, address: str, progress: Progress) 
             raise Unsupported(f"the service at {address} does not speculate: nothing to audit")
         answers = await drafted_answers(asker, plain.calls, plan.seed)
         promised = plain.served.deterministic and served.deterministic
-        rule = served.verification
-        equal = compare(plain.answers, answers, rule=rule, promised=promised)
+        method = served.verification
+        equal = compare(plain.answers, answers, method=method, promised=promised)
         chosen = await most_drafted(asker, plain.cases, plan.num_prompts)
         rng = random.Random(plan.seed)
         distributions = await distribution_checks(
-            asker, chosen, rule=rule, num_samples=plan.num_samples, rng=rng
+            asker, chosen, method=method, num_samples=plan.num_samples, rng=rng
         )
     return _Drafted(served, equal, distributions)
 
@@ -138,7 +138,7 @@ async def _long_answers(
 ) -> _Long:
     async with Asker(address, progress) as asker:
         served = await asker.served()
-        rule, rounding, allowed = served.verification, ROUNDING, ALLOWED
+        method, rounding, allowed = served.verification, ROUNDING, ALLOWED
         if served.deterministic:
             rounding, allowed = ROUNDING_DETERMINISTIC, ALLOWED_DETERMINISTIC
         asked = LongAnswers(
@@ -149,6 +149,6 @@ async def _long_answers(
             rounding=rounding,
             rng=random.Random(plan.seed),
         )
-        distributions = await asked.checks(rule=rule, gamma=served.gamma)
-    found = logprob_check(asked.answers, rule=rule, rounding=rounding, allowed=allowed)
+        distributions = await asked.checks(method=method, gamma=served.gamma)
+    found = logprob_check(asked.answers, method=method, rounding=rounding, allowed=allowed)
     return _Long(found, distributions)

@@ -39,7 +39,7 @@ async def most_drafted(asker: Asker, cases: Sequence[Case], count: int) -> list[
 
 
 async def distribution_checks(
-    asker: Asker, cases: Sequence[Case], *, rule: str, num_samples: int, rng: random.Random
+    asker: Asker, cases: Sequence[Case], *, method: str, num_samples: int, rng: random.Random
 ) -> list[DistributionCheck]:
     """Each case twice: the distribution of an answer, and neighbouring answers jointly."""
     checks: list[DistributionCheck] = []
@@ -51,7 +51,7 @@ async def distribution_checks(
             again = _looks(case, await _draw(asker, case, REPEATED * num_samples, rng))
         checks += [
             DistributionCheck(
-                rule=rule,
+                method=method,
                 subject=subject,
                 sampling=case.variant.name,
                 prompt=case.text[:_PROMPT_CHARS],
@@ -105,5 +105,5 @@ def _stakes(samples: Sequence[CompletedSample]) -> tuple[int, int]:
     The second tells prompts apart where every draft is kept, or none is.
     """
     origins = origins_of(samples, DEPTH)
-    num_refused = origins.num_judged - origins.num_accepted
-    return min(origins.num_accepted, num_refused), origins.num_judged
+    num_refused = origins.num_verified - origins.num_accepted
+    return min(origins.num_accepted, num_refused), origins.num_verified

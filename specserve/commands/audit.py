@@ -38,12 +38,12 @@ EXAMPLES = """examples:
   specserve audit --connect 127.0.0.1:7411 --json      a running service, as it is
 """
 
-_RULES = ("rejection", "foreseeable")  # which leave the distribution alone, not the text
+_METHODS = ("rejection", "foreseeable")  # which leave the distribution alone, not the text
 _THOROUGH = {"num_requests": 500, "num_samples": 40_000, "num_candidates": 24}
 _QUICK = {"num_requests": 60, "num_samples": 3_200, "num_candidates": 8}
-_QUICK_HELP = "a tenth of the questions, every draft judged; only large errors show"
+_QUICK_HELP = "a tenth of the questions, every draft verified; only large errors show"
 _SAMPLES_A_LONG_ANSWER = 32  # of three tokens, which take longer
-_MODE, _RULE = "speculation.mode", "speculation.verification"
+_MODE, _METHOD = "speculation.mode", "speculation.verification"
 _SURVIVAL = "speculation.min_survival"
 _TOPOLOGY = "topology.topology"
 _OTHER_HELP = {
@@ -99,25 +99,25 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 def _own_services(
     arguments: argparse.Namespace, stages: "_Stages"
 ) -> tuple["Service", list["Audited"]]:
-    """One that decodes plainly, and two for each rule. Raises InvalidField before any starts."""
+    """One that decodes plainly, and two for each method. Raises InvalidField before any starts."""
     from specserve.audit.run import Audited
 
     flags, given = command_line(arguments), overrides(arguments)
     config = load_config(arguments.config, given)
     topology = parse_topology(config.topology.topology)
-    wanted, rule = config.speculation.mode, config.speculation.verification
+    wanted, method = config.speculation.mode, config.speculation.verification
     if wanted == "off":
         raise InvalidField("--speculation", "is off; there would be nothing to audit")
     if wanted == DEFAULT_MODE and _MODE not in given:  # which might not speculate at all
         wanted = "async" if topology.num_draft_processes else "sync"
-    is_default = rule == SpeculationConfig().verification and _RULE not in given
-    rules = _RULES if is_default else (rule,)
+    is_default = method == SpeculationConfig().verification and _METHOD not in given
+    methods = _METHODS if is_default else (method,)
     # Equal text is promised for arithmetic that does not depend on the batch.
     settings = {"engine.deterministic": "true"} | {
         k: v for k, v in given.items() if k == "engine.deterministic"
     }
     plain = settings | {_MODE: "off", _TOPOLOGY: f"{topology.num_target_ranks}+0"}
-    drafted = [settings | {_MODE: wanted, _RULE: rule} for rule in rules]
+    drafted = [settings | {_MODE: wanted, _METHOD: method} for method in methods]
     for changes in drafted:
         resolve_here(load_config(arguments.config, given | changes))
     started = partial(_started, flags, stages)
@@ -127,7 +127,7 @@ def _own_services(
             Audited(partial(started, changes, _text(changes))) for changes in drafted
         ]
     every = [changes | {_SURVIVAL: "0"} for changes in drafted]
-    judging = [partial(started, c, _text(c) + ", every draft judged") for c in every]
+    judging = [partial(started, c, _text(c) + ", every draft verified") for c in every]
     if arguments.quick:  # no time to start a model once more
         return reference, [Audited(service) for service in judging]
     as_they_are = [partial(started, c, _text(c)) for c in drafted]
@@ -135,7 +135,7 @@ def _own_services(
 
 
 def _text(changes: dict[str, str]) -> str:
-    return f"starting a service, {changes[_RULE]}"
+    return f"starting a service, {changes[_METHOD]}"
 
 
 @contextmanager

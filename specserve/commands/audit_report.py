@@ -19,7 +19,7 @@ from specserve.audit.report import (
     Status,
 )
 
-_HEADINGS = ("check", "rule", "of", "asked", "drafts", "kept", "result", "power", "reach", "")
+_HEADINGS = ("check", "method", "of", "asked", "drafts", "kept", "result", "power", "reach", "")
 _WIDTH = 120  # of a table that goes to a file
 _MORE = "ask more (--samples)"
 _EVERY_DRAFT = "--min-survival 0"  # whatever it costs
@@ -73,7 +73,7 @@ def print_report(report: Report) -> None:
     )
     for check in report.checks:
         if isinstance(check, EqualityCheck) and check.first_difference:
-            console.print(f"first difference under {check.rule}: {check.first_difference}")
+            console.print(f"first difference under {check.method}: {check.first_difference}")
     console.print(f"verdict: {report.verdict.value}{_doubt(report)}", style="bold")
 
 
@@ -100,7 +100,7 @@ def _reach(distributions: list[DistributionCheck]) -> str:
 def _unreached(report: Report) -> str:
     if not report.unreached:
         return ""
-    names = dict.fromkeys(f"{c.rule}, {c.sampling}, {c.subject}" for c in report.unreached)
+    names = dict.fromkeys(f"{c.method}, {c.sampling}, {c.subject}" for c in report.unreached)
     return f"; next to no drafts got to ({'; '.join(names)}): {_EVERY_DRAFT} judges all"
 
 
@@ -117,10 +117,10 @@ def _exact_row(
 ) -> tuple[str, ...]:
     return (
         name,
-        check.rule,
+        check.method,
         what,
         str(count),
-        f"{check.origins.judged:.0%}",
+        f"{check.origins.verified:.0%}",
         f"{check.origins.accepted:.0%}",
         f"{check.num_different} differ",
         "-",
@@ -136,10 +136,10 @@ def _probs_row(check: DistributionCheck, power: float, reach: float) -> tuple[st
         result += f", then {check.repetition.p_value:.2g} of {check.repetition.num_samples}"
     return (
         "distribution of " + check.subject.value,
-        check.rule,
+        check.method,
         check.sampling,
         str(look.num_samples),
-        f"{check.origins.judged:.0%}",
+        f"{check.origins.verified:.0%}",
         f"{check.origins.accepted:.0%}",
         result,
         f"{power:.2f}",

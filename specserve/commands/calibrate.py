@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text("--temperature", type=_temperature, default=1.0, help="of sampling (default 1)")
     text(
         "--verification", default="foreseeable", choices=("rejection", "foreseeable", "coupled"),
-        help="rule that drafts are judged by (default foreseeable)",
+        help="method that drafts are verified by (default foreseeable)",
     )  # fmt: skip
     number("--num-kept", NUM_KEPT, "likeliest tokens that a draft distribution keeps", parser)
     gamma = "drafted tokens of a block; default: the drafter's own, the limit too (64 for lm)"

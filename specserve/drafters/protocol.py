@@ -78,7 +78,7 @@ class SpeculationBatch:
     """B speculations of G tokens, gamma or fewer, on the drafter's device."""
 
     token_ids: Tensor  # [B, G] int64, ids of the target's vocabulary
-    # [B * G] distributions, block by block, from which the tokens were drawn; None where no rule
+    # [B * G] distributions, block by block, from which the tokens were drawn; None where no method
     # needs them.
     draft_probs: DraftProbs | None
     # [B, G] float32: P(token k accepted | those before it were), known before token k is drawn.

@@ -101,7 +101,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[speculation]`: who drafts, and how drafted tokens are judged."""
+    """`[speculation]`: who drafts, and how drafted tokens are verified."""
 
     # off | sync: in the target's process | async: in draft processes | auto: what is fastest now
     mode: str = DEFAULT_MODE

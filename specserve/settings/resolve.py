@@ -13,7 +13,7 @@ from specserve.errors import InvalidField, Unsupported
 from specserve.models.ballast import with_ballast
 from specserve.models.config import ModelSpec
 from specserve.models.dealing import check_ranks, deal_heads
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.config import (
     BLOCK_SIZE,
     Config,
@@ -41,7 +41,7 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DEVICES = ("cpu", "cuda")
 _NAMES = {  # keys of [speculation] that take one of a few names
     "mode": ("off", "sync", "async", "auto"),
-    "verification": tuple(rule.value for rule in VerificationRule),
+    "verification": tuple(method.value for method in VerificationMethod),
     "link": ("shm", "nccl"),
     "miss_policy": ("auto", "skip", "ngram", "draft_here", "draft_now"),
 }

@@ -109,7 +109,7 @@ class Admission:
 
     def to_draft(self, row: Row) -> RowToDraft:
         sequence = row.sequence
-        return RowToDraft(sequence, self.state(sequence), self._sampler.rule(sequence))
+        return RowToDraft(sequence, self.state(sequence), self._sampler.method(sequence))
 
     def state(self, sequence: Sequence) -> SamplingState:
         """At the sequence's next token."""
@@ -165,9 +165,9 @@ class Admission:
             if row.speculation is None or not row.verify_len or result.is_void:
                 continue
             # What ended the sample was cut there: the positions behind it were not judged.
-            judged = result.num_accepted if result.finish_reason else row.verify_len
-            self._history.observe(judged, result.num_accepted)
-            self._num_verified += judged
+            verified = result.num_accepted if result.finish_reason else row.verify_len
+            self._history.observe(verified, result.num_accepted)
+            self._num_verified += verified
             self._num_accepted += result.num_accepted
             records.append(
                 VerifiedRow(

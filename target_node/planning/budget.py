@@ -83,9 +83,9 @@ class AcceptanceHistory:
 
     def observe(self, verify_len: int, num_accepted: int) -> None:
         """One verified block; positions after the first rejection tell nothing."""
-        num_judged = min(verify_len, num_accepted + 1)
-        self._num_looked_at = max(self._num_looked_at, num_judged)
-        for k in range(num_judged):
+        num_verified = min(verify_len, num_accepted + 1)
+        self._num_looked_at = max(self._num_looked_at, num_verified)
+        for k in range(num_verified):
             self._seen[k] = _REMEMBERED * self._seen[k] + 1
             self._accepted[k] = _REMEMBERED * self._accepted[k] + (k < num_accepted)
 

@@ -1,13 +1,12 @@
 # pyright: strict
 """How fast each mode is at each load: what was measured there, and what is like it elsewhere.
 
-A load is how many rows decode, in powers of two, and how they are judged. Logarithms of speeds are
-believed to be normal: those of one mode at two loads go together, the less the further apart the
-loads are, and so do those of two modes of one kind, but for what all modes have in common at a
-load, of which nothing is known beforehand.
-What was measured is off by so much, by how many tokens it was. All else follows (Gaussian process
-regression): a load that was never seen has its neighbours' ratios, and a few hundred tokens of its
-own outweigh them.
+A load is how many rows decode, in powers of two, and how they are verified. Logarithms of speeds
+are believed to be normal: those of one mode at two loads go together, the less the further apart
+the loads are, and so do those of two modes of one kind, but for what all modes have in common at a
+load, of which nothing is known beforehand. What was measured is off by so much, by how many tokens
+it was. All else follows (Gaussian process regression): a load that was never seen has its
+neighbours' ratios, and a few hundred tokens of its own outweigh them.
 
 Doubt counts tokens, since texts differ by so much a token whatever it took: a fast machine knows as
 much in less time. Only what changes with time, how much the past still says, counts seconds.
@@ -31,7 +30,7 @@ _DRAWS, _TEXTS = 1.0, 3.0
 _SPREAD = 0.5  # standard deviation of log speeds of modes at one load, before any is known
 _LEVEL = 10.0  # the same of what modes have in common at a load: anything
 _ALIKE_NEXT = 0.7  # correlation of a mode's speed at a load and at one of twice the rows ...
-_ALIKE_VERIFICATION = 0.5  # ... or of rows that are judged otherwise
+_ALIKE_VERIFICATION = 0.5  # ... or of rows that are verified otherwise
 _ALIKE_KIND = 0.6  # ... and of two modes of one kind
 _MOST_LOADS = 8  # of which something is believed, those most alike
 
@@ -143,7 +142,7 @@ class ModeSpeeds:
             measured.fade(kept)
 
     def is_known(self, verification: str, mode: int) -> bool:
-        """Whether it was measured at any load of rows that are judged so."""
+        """Whether it was measured at any load of rows that are verified so."""
         return any(
             at.verification == verification and of[mode].seconds
             for at, of in self._measured.items()

@@ -3,7 +3,7 @@
 Each mode's speed (tokens a second of decode rounds) is measured while it runs, apart for each
 load (`planning.mode_speeds`), and `planning.mode_chooser` decides by that. This hands
 rounds over. Nothing but speed depends on it: contexts are derived state on both sides, and a
-request's verification rule is the sampler's business.
+request's verification method is the sampler's business.
 
 A round takes from the end of the one before, if it follows at once: what is sent and heard between
 two is the mode's as well, and a draft that keeps another core busy makes it longer.
@@ -12,7 +12,7 @@ What async is worth depends on what is done about misses: with a draft here roun
 drafts are in time, without anything they are short and drafts are not. So each of these is a mode
 of its own to choose from, though one source runs them all; `--speculation async` leaves it at
 these. None of them is while no draft process is attached, unless there is no other, nor a wait
-while nobody would answer: what they do then is not what they are judged by.
+while nobody would answer: what they do then is not what they are verified by.
 
 Rounds that read prompts besides are not measured, so nothing is tried in them: what is preferred
 for all their rows runs, since those will decode soon. A run of that load goes on through some of
@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 
 from specserve.backends.base import Backend
 from specserve.sampling.draft_probs import DraftProbs
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.telemetry import VerifiedRow
 from target_node.planning.mode_chooser import RUN, ModeChooser
 from target_node.planning.mode_speeds import BatchLoad
@@ -50,12 +50,12 @@ MOST_MIXED = 32  # rounds with prompts that a run may go on through
 GREEDY = "greedy"
 
 
-def verification_of(sequence: Sequence, rule: VerificationRule) -> str:
+def verification_of(sequence: Sequence, method: VerificationMethod) -> str:
     """What is measured is kept apart by it.
 
-    The rules are one at temperature 0, where drafts are another matter than at 1.
+    The methods are one at temperature 0, where drafts are another matter than at 1.
     """
-    return GREEDY if sequence.request.sampling.temperature == 0 else rule
+    return GREEDY if sequence.request.sampling.temperature == 0 else method
 
 
 def prevailing(methods: Iterable[str]) -> str:
@@ -90,12 +90,12 @@ class AutoSpeculation:
     def __init__(
         self,
         modes: Mapping[str, SpeculationSource],
-        rule_of: Callable[[Sequence], VerificationRule],
+        method_of: Callable[[Sequence], VerificationMethod],
         backend: Backend,
         misses: Mapping[str, Miss] | None = None,
         policy: MissPolicy | None = None,
     ) -> None:
-        """By name; they share the sampler, whose rule of a row is `rule_of`, and the budget.
+        """By name; they share the sampler, whose method of a row is `method_of`, and the budget.
 
         `misses`: the modes that draft processes draft for, and what each does about misses, which
         `policy` is told. Several may have one source.
@@ -104,7 +104,7 @@ class AutoSpeculation:
         self._sources = list(dict.fromkeys(modes.values()))
         self._misses = dict(misses or {})
         self._policy = policy or MissPolicy()
-        self._rule_of = rule_of
+        self._method_of = method_of
         self._backend = backend
         self.mode = next(iter(modes))
         self._is_drafted_always = set(self._misses) == set(modes)
@@ -155,7 +155,7 @@ class AutoSpeculation:
         self._run.count(is_mixed=is_mixed)
 
     def _unusable(self) -> set[str]:
-        """Modes that could not do what they are judged by."""
+        """Modes that could not do what they are verified by."""
         if not self.num_drafts_attached and not self._is_drafted_always:
             return set(self._misses)
         waits = {name for name, miss in self._misses.items() if miss is Miss.DRAFT_NOW}
@@ -173,7 +173,7 @@ class AutoSpeculation:
     def _load_of(self, rows: list[Row]) -> BatchLoad:
         sequences = [row.sequence for row in rows]
         if sequences != self._sequences:  # mostly those of the round before
-            methods = (verification_of(each, self._rule_of(each)) for each in sequences)
+            methods = (verification_of(each, self._method_of(each)) for each in sequences)
             self._load = BatchLoad.of(len(rows), prevailing(methods))
             self._sequences = sequences
         return (

@@ -40,7 +40,7 @@ from specserve.sampling.draft_sampler import (
 from specserve.sampling.logits_processors import with_processors
 from specserve.sampling.noise_table import NoiseTable
 from specserve.sampling.state import SamplingState
-from specserve.sampling.verification.rule import VerificationRule, judged_by
+from specserve.sampling.verification.method import VerificationMethod, verified_by
 from specserve.types import Speculation
 from target_node.sequence import Sequence
 from target_node.speculation.feature_cache import FeatureCache
@@ -85,7 +85,7 @@ class RowToDraft:
 
     sequence: Sequence
     state: SamplingState
-    rule: VerificationRule
+    method: VerificationMethod
 
 
 @dataclass(frozen=True)
@@ -341,5 +341,5 @@ def _temperatures(rows: Rows[RowToDraft]) -> list[float]:
 
 def needs_probs(row: RowToDraft) -> bool:
     """Whether the row's drafts stand by the ratio test."""
-    rule = judged_by(row.rule, is_greedy=row.state.is_greedy)
-    return rule is not VerificationRule.COUPLED
+    method = verified_by(row.method, is_greedy=row.state.is_greedy)
+    return method is not VerificationMethod.COUPLED

@@ -213,7 +213,7 @@ class OutcomeReports:
             round=sequence.num_rounds,
             seed=state.seed_bits,
             sample_index=state.sample_index,
-            rule=drafting.rule.value,
+            method=drafting.method.value,
             temperature=0.0 if state.is_greedy else state.temperature,
             start=acknowledged.start,
             token_ids=np.array(sequence.token_ids[acknowledged.start :], dtype=np.int32),

@@ -60,13 +60,13 @@ def build_speculation(
         if colocated is not None:
             modes["sync"] = builder.synchronous(_drafting_with(config.speculation, colocated))
         if not arguments.link_fds:
-            return AutoSpeculation(modes, sampler.rule, runner.backend)
+            return AutoSpeculation(modes, sampler.method, runner.backend)
     source = builder.asynchronous(arguments)
     misses = {f"async {miss}": miss for miss in _fallbacks(config.speculation)}
     modes |= dict.fromkeys(misses, source)
     if len(modes) == 1:
         return source
-    return AutoSpeculation(modes, sampler.rule, runner.backend, misses, source.policy)
+    return AutoSpeculation(modes, sampler.method, runner.backend, misses, source.policy)
 
 
 def _fallbacks(speculation: SpeculationConfig) -> list[Miss]:

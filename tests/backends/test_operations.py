@@ -22,7 +22,7 @@ from specserve.noise import Purpose
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.draft_sampler import Greedy
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from tests.device.both_samplers import NUM_TOKENS, random_probs, random_rows
 from tests.exactness.speculative import Models
 from tests.specserve.drafters.checkpoints import DSPARK, options, write_drafter
@@ -107,13 +107,13 @@ def test_samples(both):
         assert same(logits.nan_to_num(), before.nan_to_num())
 
 
-@pytest.mark.parametrize("rule", list(VerificationRule))
-def test_verified_rows(both, rule):
+@pytest.mark.parametrize("method", list(VerificationMethod))
+def test_verified_rows(both, method):
     backend, reference = both
-    source, generator = random.Random(str(rule)), torch.Generator().manual_seed(5)
+    source, generator = random.Random(str(method)), torch.Generator().manual_seed(5)
     num_accepted = 0
     for _ in range(30):
-        rows = random_rows(source, rule)
+        rows = random_rows(source, method)
         draft_probs, logits = random_probs(rows, generator)
         draft_probs = DraftProbs(
             draft_probs.ids.to(backend.device), draft_probs.probs.to(backend.device)
@@ -125,12 +125,12 @@ def test_verified_rows(both, rule):
     assert num_accepted > 20
 
 
-def test_rows_of_several_rules_are_verified_together(both):
+def test_rows_of_several_methods_are_verified_together(both):
     backend, reference = both
     source, generator = random.Random(3), torch.Generator().manual_seed(3)
     for _ in range(10):
-        rows = [row for rule in VerificationRule for row in random_rows(source, rule)]
-        needed = [row for row in rows if row.judged_by is not VerificationRule.COUPLED]
+        rows = [row for method in VerificationMethod for row in random_rows(source, method)]
+        needed = [row for row in rows if row.verified_by is not VerificationMethod.COUPLED]
         draft_probs, _ = random_probs(needed, generator)
         num_logits = sum(len(row.drafted) + 1 for row in rows)
         logits = 3 * torch.randn(num_logits, NUM_TOKENS, generator=generator)
@@ -142,7 +142,7 @@ def test_rows_of_several_rules_are_verified_together(both):
 
 
 def test_drafted_tokens_without_probabilities_are_refused(both):
-    rows = random_rows(random.Random(2), VerificationRule.REJECTION)
+    rows = random_rows(random.Random(2), VerificationMethod.REJECTION)
     _, logits = random_probs(rows, torch.Generator().manual_seed(1))
     for backend in both:
         with pytest.raises(ValueError, match="no draft distribution"):

@@ -7,13 +7,15 @@ from bench.processes import Usage
 from bench.regimes.arms import ASYNC, AUTO, OFF, SYNC, Arm, Service
 from bench.regimes.measure import Group
 from bench.regimes.records import Delta, RowTrace, Setting, Trace
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 LM = DrafterChoice(label="lm", drafter="lm")
 PLAIN = Arm(service=Service(mode=OFF))
 SYNC_LM = Arm(service=Service(mode=SYNC, drafter=LM))
 ASYNC_LM = Arm(service=Service(mode=ASYNC, drafter=LM))
-ASYNC_FORESEEABLE = Arm(service=Service(mode=ASYNC, drafter=LM), rule=VerificationRule.FORESEEABLE)
+ASYNC_FORESEEABLE = Arm(
+    service=Service(mode=ASYNC, drafter=LM), method=VerificationMethod.FORESEEABLE
+)
 AUTO_LM = Arm(service=Service(mode=AUTO, drafter=LM, colocated=LM))
 AT_1 = Setting(contest="lm", ballast="30M", batch_size=1, domain="code", temperature=1.0)
 AT_0 = Setting(contest="lm", ballast="30M", batch_size=1, domain="code", temperature=0.0)

@@ -9,7 +9,7 @@ from specserve.backends.choose import choose_backend
 from specserve.drafters import colocated
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from tests.backends.chosen import BACKEND
 from tests.specserve.drafters.checkpoints import DSPARK, write_drafter, write_target
 
@@ -54,9 +54,9 @@ def job(temperature: float = 1.0, **changes) -> Job:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", list(VerificationRule))
-def test_rounds_account_for_every_token(model, drafter, rule):
-    run = Engine(model, SIZE, Speculating(drafter, rule, gamma=4, num_kept=16)).run(job())
+@pytest.mark.parametrize("method", list(VerificationMethod))
+def test_rounds_account_for_every_token(model, drafter, method):
+    run = Engine(model, SIZE, Speculating(drafter, method, gamma=4, num_kept=16)).run(job())
     for answer in run.answers:
         assert len(answer.token_ids) == 20
         assert 1 + sum(found.num_emitted for found in answer.rounds) == 20
@@ -73,7 +73,7 @@ def test_rounds_account_for_every_token(model, drafter, rule):
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_coupled_text_is_that_of_plain_decoding(model, drafter, temperature):
-    coupled = Speculating(drafter, VerificationRule.COUPLED, gamma=4, num_kept=16)
+    coupled = Speculating(drafter, VerificationMethod.COUPLED, gamma=4, num_kept=16)
     plain = Engine(model, SIZE).run(job(temperature))
     speculated = Engine(model, SIZE, coupled).run(job(temperature))
     assert [answer.token_ids for answer in speculated.answers] == [
@@ -82,8 +82,8 @@ def test_coupled_text_is_that_of_plain_decoding(model, drafter, temperature):
     assert all(found.verify_len == 0 for answer in plain.answers for found in answer.rounds)
 
 
-@pytest.mark.parametrize("rule", list(VerificationRule))
-def test_a_drafter_that_is_the_target_itself_is_never_rejected(model, folder, rule):
+@pytest.mark.parametrize("method", list(VerificationMethod))
+def test_a_drafter_that_is_the_target_itself_is_never_rejected(model, folder, method):
     located = DrafterChoice(label="self", drafter=str(folder), gamma=4).located(folder)
     drafter = colocated.load(
         located,
@@ -94,7 +94,7 @@ def test_a_drafter_that_is_the_target_itself_is_never_rejected(model, folder, ru
         max_positions=SIZE.max_positions(4, model.config),
         bits=32,  # fewer, and it would be another distribution
     )
-    whole_sampling = Speculating(drafter, rule, gamma=4, num_kept=model.config.vocab_size)
+    whole_sampling = Speculating(drafter, method, gamma=4, num_kept=model.config.vocab_size)
     run = Engine(model, SIZE, whole_sampling).run(job())
     rounds = [found for answer in run.answers for found in answer.rounds]
     assert rounds
@@ -102,7 +102,7 @@ def test_a_drafter_that_is_the_target_itself_is_never_rejected(model, folder, ru
 
 
 def test_a_limit_of_the_request_holds_in_every_round(model, drafter):
-    speculating = Speculating(drafter, VerificationRule.FORESEEABLE, gamma=4, num_kept=16)
+    speculating = Speculating(drafter, VerificationMethod.FORESEEABLE, gamma=4, num_kept=16)
     run = Engine(model, SIZE, speculating).run(job(max_verify_len=2))
     lens = {found.verify_len for answer in run.answers for found in answer.rounds}
     assert max(lens) == 2

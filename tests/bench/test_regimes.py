@@ -42,7 +42,7 @@ def test_a_minimal_run_measures_all_modes_and_writes_results_report_and_plots(
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["is_complete"]
     by_sampling = {
-        t: {(row["arm"], row["rule"]): row for row in results["rows"]
+        t: {(row["arm"], row["method"]): row for row in results["rows"]
             if row["setting"]["temperature"] == t}
         for t in (0.0, 1.0)
     }  # fmt: skip
@@ -50,8 +50,8 @@ def test_a_minimal_run_measures_all_modes_and_writes_results_report_and_plots(
     assert by_sampling[0.0].keys() == {
         ("off", "any"), ("sync lm", "any"), (drafter, "any"), ("auto", "any")
     }  # fmt: skip
-    rules = {rule for arm, rule in by_sampling[1.0] if arm == drafter}
-    assert rules == {"coupled", "foreseeable"}
+    methods = {method for arm, method in by_sampling[1.0] if arm == drafter}
+    assert methods == {"coupled", "foreseeable"}
     for row in (*by_sampling[0.0].values(), by_sampling[1.0][drafter, "coupled"]):
         assert row["setting"]["is_looping"] is False
         assert row["equal_texts"] in (None, 1.0)

@@ -20,7 +20,7 @@ from bench.regimes.records import Job, Trace
 from bench.regimes.service import kv_memory_flags
 from specserve.commands.service_options import add_service_options, read_config
 from specserve.processes.launch import resolve_here
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.config import BLOCK_SIZE, SpeculationConfig
 from specserve.settings.drafter_source import locate_drafter
 from specserve.settings.target_source import EMBEDDED_TARGET
@@ -34,7 +34,7 @@ CHOICES = {
     "dels": DrafterChoice(label="dels", drafter="dflash", local_head="dels"),
     "lm": DrafterChoice(label="lm", drafter="lm"),
 }
-COUPLED, REJECTION = VerificationRule.COUPLED, VerificationRule.REJECTION
+COUPLED, REJECTION = VerificationMethod.COUPLED, VerificationMethod.REJECTION
 
 
 def contests(plan: Plan, num_cores: int = 2, choices=CHOICES) -> dict[str, Contest]:
@@ -43,8 +43,8 @@ def contests(plan: Plan, num_cores: int = 2, choices=CHOICES) -> dict[str, Conte
 
 
 def labels(contest: Contest, temperature: float) -> list[tuple[str, str]]:
-    arms = contest.arms(FULL.rules, temperature)
-    return [(arm.service.label, arm.rule.value) for arm in arms]
+    arms = contest.arms(FULL.methods, temperature)
+    return [(arm.service.label, arm.method.value) for arm in arms]
 
 
 def test_every_mode_and_the_equal_hardware_baseline_take_part_in_the_main_contest():
@@ -70,18 +70,18 @@ def test_auto_is_what_a_launch_without_flags_runs():
     assert names == [service.drafter.drafter, service.colocated.drafter]
 
 
-def test_above_temperature_0_every_rule_is_asked_once():
+def test_above_temperature_0_every_method_is_asked_once():
     found = labels(contests(FULL)["lm"], 1.0)
     assert len(found) == len(set(found))
     for label in ("sync lm", "async lm"):
-        assert {rule for name, rule in found if name == label} == set(VerificationRule)
+        assert {method for name, method in found if name == label} == set(VerificationMethod)
     assert ("auto", "foreseeable") in found
 
 
 def test_only_plain_rejection_needs_a_service_of_its_own():
     services = contests(FULL)["lm"].services
-    rules = [service.verification for service in services if service.mode == "async"]
-    assert rules == [VerificationRule.FORESEEABLE, REJECTION]
+    methods = [service.verification for service in services if service.mode == "async"]
+    assert methods == [VerificationMethod.FORESEEABLE, REJECTION]
 
 
 def test_without_a_heavier_drafter_the_draft_process_runs_the_ordinary_one():
@@ -140,7 +140,9 @@ def run(num_groups: int, *, is_late: bool = False, warms_up: bool = False) -> li
     plain, sync = Service(mode=OFF), Service(mode="sync", drafter=CHOICES["dspark"])
     services = {plain: Asked("off", log), sync: Asked("sync", log)}
     arms = [
-        Arm(service=plain), Arm(service=sync), Arm(service=sync, rule=VerificationRule.FORESEEABLE)
+        Arm(service=plain),
+        Arm(service=sync),
+        Arm(service=sync, method=VerificationMethod.FORESEEABLE),
     ]  # fmt: skip
     asking = Interleaved(services, QUICK, is_late=lambda: is_late, advance=lambda what: None)
     groups = list(asking.run(AT_1, arms, [[[n]] for n in range(num_groups)], [[[98]], [[99]]]))
@@ -151,7 +153,11 @@ def run(num_groups: int, *, is_late: bool = False, warms_up: bool = False) -> li
 def test_every_group_goes_to_all_arms_in_rotated_order_with_equal_seeds():
     log = run(2)
     assert [name for name, _ in log] == ["off", "sync", "sync", "sync", "sync", "off"]
-    assert [job.seeds for _, job in log[:3]] == [[0], [0], None]  # unseeded: the service's own rule
+    assert [job.seeds for _, job in log[:3]] == [
+        [0],
+        [0],
+        None,
+    ]  # unseeded: the service's own method
     assert [job.seeds for _, job in log[3:]] == [[1], None, [1]]
     assert all(job.prompts == [[1]] for _, job in log[3:])
 

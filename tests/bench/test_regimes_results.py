@@ -7,7 +7,7 @@ from bench.regimes import theory
 from bench.regimes.measure import Group
 from bench.regimes.results import quiet, rows_of
 from bench.regimes.summary import GOALS, compare, summarise, verdict_on
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from tests.bench.regimes_traces import (
     ASYNC_FORESEEABLE,
     ASYNC_LM,
@@ -24,7 +24,7 @@ NUM_TOKENS = 13
 
 
 def rows(groups: list[Group], setting=AT_1):
-    return {(row.arm, row.rule): row for row in rows_of(setting, groups, NUM_TOKENS)}
+    return {(row.arm, row.method): row for row in rows_of(setting, groups, NUM_TOKENS)}
 
 
 def test_theorem_7_gives_the_figures_of_the_test_vectors():
@@ -62,7 +62,7 @@ def test_hits_are_counted_among_look_ups_and_tell_lengths_apart():
     assert rows([group(0)])["sync lm", "coupled"].hit_rate is None
 
 
-def test_a_rule_is_compared_with_the_synchronous_arm_of_the_same_rule_alone():
+def test_a_method_is_compared_with_the_synchronous_arm_of_the_same_method_alone():
     assert rows([group(0)])["async lm", "foreseeable"].ratio_to_sync is None
 
 
@@ -173,9 +173,9 @@ def test_nothing_measured_gives_no_rows_and_a_summary_of_unknowns():
     assert summarise({AT_0: []}, ["30M"])["async_over_sync_lm"] is None
 
 
-def test_rules_on_the_same_prompts_make_auto_no_more_certain():
+def test_methods_on_the_same_prompts_make_auto_no_more_certain():
     def groups(*others):
-        """`auto` is by 1 to 1.5 as fast as the rest, under every rule."""
+        """`auto` is by 1 to 1.5 as fast as the rest, under every method."""
         return [
             Group(
                 number,
@@ -190,9 +190,9 @@ def test_rules_on_the_same_prompts_make_auto_no_more_certain():
         ]
 
     unseeded = [
-        msgspec.structs.replace(AUTO_LM, rule=rule)
-        for rule in VerificationRule
-        if rule is not VerificationRule.COUPLED
+        msgspec.structs.replace(AUTO_LM, method=method)
+        for method in VerificationMethod
+        if method is not VerificationMethod.COUPLED
     ]
     one = summarise({AT_1: groups()}, ["30M"])
     three = summarise({AT_1: groups(*unseeded)}, ["30M"])

@@ -175,7 +175,7 @@ def of_probs(drawn: SpeculationBatch) -> torch.Tensor | None:
     return dense.view(*drawn.token_ids.shape, -1)
 
 
-def rule_of(kind: int, num_blocks: int, device: torch.device, table: NoiseTable) -> DraftSampler:
+def sampler_of(kind: int, num_blocks: int, device: torch.device, table: NoiseTable) -> DraftSampler:
     temperatures = torch.linspace(0, 1, num_blocks).to(device)
     seeds, zeros = torch.arange(num_blocks, device=device), [0] * num_blocks
     keys = OnceKeys.build(range(num_blocks), zeros, zeros, range(num_blocks), zeros, device)
@@ -196,7 +196,7 @@ def compare_blocks(make: Make, dtype: torch.dtype, device: torch.device, near: f
     both.extend(3, 5, broken=2)
     for step in range(28):
         rows = rng.integers(0, 4, rng.integers(1, 7)).tolist()
-        sampler = rule_of(step % 4, len(rows), device, table)
+        sampler = sampler_of(step % 4, len(rows), device, table)
         kind = step % 7 % 4
         if kind == 0:
             both.assert_drafts_are_near(rows, sampler, near)
@@ -227,7 +227,7 @@ def compare_blocks(make: Make, dtype: torch.dtype, device: torch.device, near: f
 
 
 def compare_cuts(make: Make, device: torch.device) -> None:
-    """Draws of requests some of which truncate, by rules of every kind."""
+    """Draws of requests some of which truncate, by samplers of every kind."""
     both, rng = Both(make, torch.float32, device), np.random.default_rng(8)
     table = NoiseTable(4 * 64 * 40)
     for row, count in enumerate((5, 16, 17, 40)):
@@ -235,7 +235,7 @@ def compare_cuts(make: Make, device: torch.device) -> None:
     cuts = [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.9}]
     for step in range(24):
         rows = rng.integers(0, 4, rng.integers(1, 7)).tolist()
-        sampler = rule_of(step % 4, len(rows), device, table)
+        sampler = sampler_of(step % 4, len(rows), device, table)
         temperatures = [0.0] * len(rows) if step % 4 == 0 else np.linspace(0, 1, len(rows))
         states = [
             state(temperature=float(each), **cuts[rng.integers(0, len(cuts))])

@@ -11,7 +11,7 @@ from specserve.backends.torch.backend import TorchBackend
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_probs import PAD_ID, DraftProbs
 from specserve.sampling.verification.batch import RowToVerify
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from tests.specserve.sampling.random_probs import likeliest_probs
 from tests.specserve.sampling.test_sampling import state
 
@@ -19,12 +19,12 @@ NUM_TOKENS, NUM_KEPT = 301, 9  # more than a nucleus is looked for among at firs
 CUTS = ({"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 40, "top_p": 0.95})
 
 
-def random_rows(source: random.Random, rule: VerificationRule) -> list[RowToVerify]:
+def random_rows(source: random.Random, method: VerificationMethod) -> list[RowToVerify]:
     """In every other round some truncate."""
     cuts = ({}, source.choice(CUTS), source.choice(CUTS)) if source.random() < 0.5 else ({},)
     return [
         RowToVerify(
-            rule,
+            method,
             state(
                 seed=source.getrandbits(63),
                 temperature=source.choice([0.3, 0.8, 1.0, 1.4]),
@@ -69,14 +69,14 @@ def random_probs(
     return draft_probs, logits
 
 
-def compare_tests(device: torch.device, rule: VerificationRule, num_rounds: int) -> int:
+def compare_tests(device: torch.device, method: VerificationMethod, num_rounds: int) -> int:
     """Of random rounds; how many tokens stood."""
     recorded_ratio._recordings.cache_clear()
-    source, generator = random.Random(str(rule)), torch.Generator().manual_seed(5)
+    source, generator = random.Random(str(method)), torch.Generator().manual_seed(5)
     plain, recorded = TorchBackend(device), CudaGraphBackend(device)
     num_accepted = 0
     for _ in range(num_rounds):
-        rows = random_rows(source, rule)
+        rows = random_rows(source, method)
         draft_probs, logits = random_probs(rows, generator)
         draft_probs, logits = (
             DraftProbs(draft_probs.ids.to(device), draft_probs.probs.to(device)),
@@ -101,7 +101,7 @@ def compare_samples(device: torch.device, num_rounds: int) -> None:
     plain, recorded = TorchBackend(device), CudaGraphBackend(device)
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for _ in range(num_rounds):
-        rows = random_rows(source, VerificationRule.COUPLED)
+        rows = random_rows(source, VerificationMethod.COUPLED)
         logits = torch.randn(len(rows), NUM_TOKENS, generator=generator).to(device)
         if source.random() < 0.3:
             logits[0, 3] = torch.nan

@@ -5,7 +5,7 @@ back.
 import pytest
 import torch
 
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from target_node.speculation.miss_policy import Miss
 from tests.device.pretended import PretendedCuda
 from tests.device.test_target import finished
@@ -35,7 +35,7 @@ NAMES = [
 def test_blocks_of_a_draft_process_are_verified(
     cuda: PretendedCuda, models: Models, name: str, dtype: torch.dtype
 ):
-    settings = {"default_rule": VerificationRule.FORESEEABLE, "miss": Miss.DRAFT_NOW}
+    settings = {"default_method": VerificationMethod.FORESEEABLE, "miss": Miss.DRAFT_NOW}
     with pair_on_device(models, name, IN_TIME, dtype=dtype, **settings) as pair:
         finished(pair, both_kinds())
         node = pair.drafts[0].node
@@ -48,7 +48,7 @@ def test_blocks_of_a_draft_process_are_verified(
 @pytest.mark.slow
 def test_plain_rejection(cuda: PretendedCuda, models: Models):
     drafting = Drafting(draft_batch=8, fan_out=32, pace=(8,))
-    settings = {"default_rule": VerificationRule.REJECTION, "miss": Miss.SKIP}
+    settings = {"default_method": VerificationMethod.REJECTION, "miss": Miss.SKIP}
     with pair_on_device(models, "dspark vanilla", drafting, **settings) as pair:
         finished(pair, both_kinds())
         assert pair.sampler.num_broken_laws == 0

@@ -8,19 +8,19 @@ from specserve.drafters.block_drafter import BlockDrafter
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.worlds import drafter_on_device
 from tests.exactness.speculative import DRAFTERS, Models
-from tests.gpu.parity import LENGTHS, RULES, assert_close, drafted
+from tests.gpu.parity import LENGTHS, METHODS, assert_close, drafted
 
 QUICK = ["dspark vanilla", "eagle3", "dflash with a local head", "speculators"]
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", NAMES)
-def test_blocks_are_those_of_the_cpu(cuda: PretendedCuda, models: Models, name: str, rule: str):
+def test_blocks_are_those_of_the_cpu(cuda: PretendedCuda, models: Models, name: str, method: str):
     here = torch.device("cpu")
-    expected = drafted(drafter_on_device(models, name, backend=choose_backend(here)), here, rule)
-    found = drafted(drafter_on_device(models, name), DEVICE, rule)
+    expected = drafted(drafter_on_device(models, name, backend=choose_backend(here)), here, method)
+    found = drafted(drafter_on_device(models, name), DEVICE, method)
     assert_close(found, expected, atol=1e-4)
 
 

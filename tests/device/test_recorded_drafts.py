@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from specserve.sampling.verification.rule import VerificationRule
 
 from specserve import noise
 from specserve.backends.base import Backend
@@ -17,6 +16,7 @@ from specserve.drafters.protocol import Drafter
 from specserve.noise import Purpose
 from specserve.sampling.draft_sampler import Greedy
 from specserve.sampling.logits_processors import with_processors
+from specserve.sampling.verification.method import VerificationMethod
 from target_node.speculation.miss_policy import Miss
 from tests.device.both_drafters import Both, compare_blocks, compare_cuts, compare_noise
 from tests.device.pretended import DEVICE, PretendedCuda
@@ -116,15 +116,15 @@ def texts(found: dict) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("sampler", list(VerificationRule))
+@pytest.mark.parametrize("sampler", list(VerificationMethod))
 def test_a_target_whose_draft_is_recorded(
-    cuda: PretendedCuda, models: Models, name: str, sampler: VerificationRule
+    cuda: PretendedCuda, models: Models, name: str, sampler: VerificationMethod
 ):
     """Seeded requests say what they say without drafts, others end well."""
     asked = partial(both_kinds, max_tokens=12)
     plain = texts(finished(target_on_device(models), asked()))
     backend = CudaGraphBackend(DEVICE)
-    target = target_on_device(models, name, default_rule=sampler, backend=backend)
+    target = target_on_device(models, name, default_method=sampler, backend=backend)
     found = texts(finished(target, asked()))
     assert target.sampler.num_broken_laws == 0
     seeded = [key for key in found if key[0].startswith("seeded")]
@@ -135,7 +135,7 @@ def test_a_target_whose_draft_is_recorded(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dspark vanilla", "dspark rnn", "dflash fill in"])
 def test_a_draft_process_whose_passes_are_recorded(cuda: PretendedCuda, models: Models, name: str):
-    settings = {"default_rule": VerificationRule.FORESEEABLE, "miss": Miss.DRAFT_NOW}
+    settings = {"default_method": VerificationMethod.FORESEEABLE, "miss": Miss.DRAFT_NOW}
     settings |= {"backend": CudaGraphBackend(DEVICE)}
     with pair_on_device(
         models, name, Drafting(draft_batch=4, fan_out=8, pace=(4,)), **settings

@@ -13,7 +13,7 @@ from specserve.backends.cuda.backend import CudaGraphBackend
 from specserve.backends.cuda.graphs import RecordedRows
 from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.verification.batch import RowToVerify
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from tests.device.both_samplers import compare_samples, compare_tests, random_probs, random_rows
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.test_target import finished
@@ -23,8 +23,8 @@ from tests.exactness.speculative import Models
 from tests.specserve.sampling.test_sampling import state
 from tests.target_node.in_process import request
 
-RATIO_RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
-RULE = VerificationRule.FORESEEABLE
+RATIO_METHODS = [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE]
+METHOD = VerificationMethod.FORESEEABLE
 LOGITS = torch.zeros(4, 8)
 
 
@@ -32,15 +32,15 @@ def test_samples(cuda: PretendedCuda):
     compare_samples(DEVICE, 40)
 
 
-@pytest.mark.parametrize("rule", RATIO_RULES)
-def test_the_ratio_test(cuda: PretendedCuda, rule: VerificationRule):
-    assert compare_tests(DEVICE, rule, 30) > 50
+@pytest.mark.parametrize("method", RATIO_METHODS)
+def test_the_ratio_test(cuda: PretendedCuda, method: VerificationMethod):
+    assert compare_tests(DEVICE, method, 30) > 50
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RATIO_RULES)
-def test_many_ratio_tests(cuda: PretendedCuda, rule: VerificationRule):
-    assert compare_tests(DEVICE, rule, 120) > 200
+@pytest.mark.parametrize("method", RATIO_METHODS)
+def test_many_ratio_tests(cuda: PretendedCuda, method: VerificationMethod):
+    assert compare_tests(DEVICE, method, 120) > 200
 
 
 def on_device(draft_probs: DraftProbs) -> DraftProbs:
@@ -49,7 +49,7 @@ def on_device(draft_probs: DraftProbs) -> DraftProbs:
 
 def test_a_round_waits_for_the_device_once(cuda: PretendedCuda):
     cuda_graphs.use()
-    rows = random_rows(random.Random(3), RULE)
+    rows = random_rows(random.Random(3), METHOD)
     draft_probs, logits = random_probs(rows, torch.Generator().manual_seed(0))
     draft_probs, logits = on_device(draft_probs), logits.to(DEVICE)
     recorded_ratio.verify_recorded(logits, rows, draft_probs)
@@ -63,17 +63,17 @@ def test_a_round_waits_for_the_device_once(cuda: PretendedCuda):
 @pytest.mark.parametrize(
     "other",
     [
-        RowToVerify(VerificationRule.COUPLED, state(), [3]),
-        RowToVerify(VerificationRule.REJECTION, state(), [3]),
-        RowToVerify(RULE, state(temperature=0.0), [3]),
-        RowToVerify(RULE, state(frequency_penalty=0.5), [3]),
+        RowToVerify(VerificationMethod.COUPLED, state(), [3]),
+        RowToVerify(VerificationMethod.REJECTION, state(), [3]),
+        RowToVerify(METHOD, state(temperature=0.0), [3]),
+        RowToVerify(METHOD, state(frequency_penalty=0.5), [3]),
     ],
 )
 def test_rows_of_another_kind_are_left_to_verify(
     cuda: PretendedCuda, other: RowToVerify, place: int
 ):
     cuda_graphs.use()
-    rows = [RowToVerify(RULE, state(), [3])] * 2
+    rows = [RowToVerify(METHOD, state(), [3])] * 2
     rows[place] = other
     draft_probs = on_device(DraftProbs.certain(torch.tensor([3, 3])))
     logits = LOGITS.to(DEVICE)
@@ -84,7 +84,7 @@ def test_rows_of_another_kind_are_left_to_verify(
 
 def test_many_logits_are_not_recorded(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch):
     cuda_graphs.use()
-    rows = [RowToVerify(RULE, state(), [3])] * 2
+    rows = [RowToVerify(METHOD, state(), [3])] * 2
     draft_probs = on_device(DraftProbs.certain(torch.tensor([3, 3])))
     monkeypatch.setattr(recorded_ratio, "MOST_RECORDED", 4 * 8 - 1)
     assert recorded_ratio.verify_recorded(LOGITS.to(DEVICE), rows, draft_probs) is None
@@ -96,7 +96,9 @@ def test_many_logits_are_not_recorded(cuda: PretendedCuda, monkeypatch: pytest.M
 def test_every_row_is_cut_as_it_asks_for(cuda: PretendedCuda, cut: dict, other: dict):
     """Whichever stands first: all but the likeliest token are cut of every other one."""
     cuda_graphs.use()
-    rows = [RowToVerify(RULE, state(seed=seed, **(other, cut)[seed % 2]), []) for seed in range(16)]
+    rows = [
+        RowToVerify(METHOD, state(seed=seed, **(other, cut)[seed % 2]), []) for seed in range(16)
+    ]
     are_cut = [bool(place % 2) for place in range(16)]
     logits = torch.linspace(0, 0.1, 8).expand(16, 8).to(DEVICE)
     for given, only_it in ((rows, are_cut), (rows[::-1], are_cut[::-1])):
@@ -110,7 +112,7 @@ def test_every_row_is_cut_as_it_asks_for(cuda: PretendedCuda, cut: dict, other: 
 @pytest.mark.parametrize("num_probs", [None, 1, 3])
 def test_every_drafted_token_has_a_distribution(cuda: PretendedCuda, num_probs: int | None):
     cuda_graphs.use()
-    rows = [RowToVerify(RULE, state(), [3])] * 2
+    rows = [RowToVerify(METHOD, state(), [3])] * 2
     draft_probs = (
         None if num_probs is None else on_device(DraftProbs.certain(torch.zeros(num_probs).long()))
     )
@@ -162,9 +164,9 @@ def test_a_sampler_judges_so(cuda: PretendedCuda, models: Models):
         request("cut", PROMPT, seed=6, max_tokens=12, top_p=0.9),
         replace(request("seeded", PROMPT, seed=7, max_tokens=12), seeded_by_user=True),
     ]
-    plain = finished(target_on_device(models, default_rule=RULE), asked, at_once=1)["samples"]
+    plain = finished(target_on_device(models, default_method=METHOD), asked, at_once=1)["samples"]
     backend = CudaGraphBackend(DEVICE)
-    target = target_on_device(models, "dspark vanilla", default_rule=RULE, backend=backend)
+    target = target_on_device(models, "dspark vanilla", default_method=METHOD, backend=backend)
     found = finished(target, asked, at_once=1)["samples"]
     assert {key.cuts is None for key in recorded_ratio._recordings()._found} == {True, False}
     assert len(recorded_sampling._recorded_samples()) > 0
@@ -173,7 +175,7 @@ def test_a_sampler_judges_so(cuda: PretendedCuda, models: Models):
 
 def test_so_many_logits_are_judged_as_there_are_tokens(cuda: PretendedCuda):
     cuda_graphs.use()
-    rows = [RowToVerify(RULE, state(), [3])] * 2
+    rows = [RowToVerify(METHOD, state(), [3])] * 2
     draft_probs = on_device(DraftProbs.certain(torch.tensor([3, 3])))
     for count in (3, 5):
         with pytest.raises(ValueError, match="logits"):

@@ -9,7 +9,7 @@ import torch
 from specserve.backends.choose import choose_backend
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.types import Terminal
 from target_node.runner import Runner
 from tests.device.pretended import DEVICE, PretendedCuda
@@ -93,7 +93,11 @@ def test_a_drafter_beside_the_target(
     cuda: PretendedCuda, models: Models, name: str, dtype: torch.dtype
 ):
     target = target_on_device(
-        models, name, dtype=dtype, default_rule=VerificationRule.FORESEEABLE, max_batch_tokens=24
+        models,
+        name,
+        dtype=dtype,
+        default_method=VerificationMethod.FORESEEABLE,
+        max_batch_tokens=24,
     )
     finished(target, both_kinds())
     assert target.sampler.num_broken_laws == 0
@@ -101,10 +105,10 @@ def test_a_drafter_beside_the_target(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", list(VerificationRule))
-def test_every_rule(cuda: PretendedCuda, models: Models, rule: VerificationRule):
+@pytest.mark.parametrize("method", list(VerificationMethod))
+def test_every_method(cuda: PretendedCuda, models: Models, method: VerificationMethod):
     target = target_on_device(
-        models, "dspark vanilla", default_rule=rule, budget=RandomBudget(3), max_batch_rows=4
+        models, "dspark vanilla", default_method=method, budget=RandomBudget(3), max_batch_rows=4
     )
     finished(target, every_request())
     assert target.sampler.num_broken_laws == 0

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from target_node.speculation.miss_policy import Miss
 from tests.device.pretended import PretendedCuda
 from tests.device.worlds import pair_on_device, target_on_device
@@ -39,22 +39,22 @@ PLAIN: dict[str, Bound] = {
     "truncated": (3, 17, 0),
     "penalties, bias and logprobs": (5, 24, 0),
 }
-SYNCHRONOUS: dict[VerificationRule, Bound] = {
-    VerificationRule.COUPLED: (6, 27, 0),
-    VerificationRule.FORESEEABLE: (6, 31, 0),
-    VerificationRule.REJECTION: (6, 31, 0),
+SYNCHRONOUS: dict[VerificationMethod, Bound] = {
+    VerificationMethod.COUPLED: (6, 27, 0),
+    VerificationMethod.FORESEEABLE: (6, 31, 0),
+    VerificationMethod.REJECTION: (6, 31, 0),
 }
 A_ROW_BESIDE_A_DRAFTER = (0, 1, 0)
-ASYNCHRONOUS: dict[VerificationRule, Bound] = {
-    VerificationRule.COUPLED: (4, 23, 0),
-    VerificationRule.FORESEEABLE: (4, 24, 0),
-    VerificationRule.REJECTION: (4, 24, 0),
+ASYNCHRONOUS: dict[VerificationMethod, Bound] = {
+    VerificationMethod.COUPLED: (4, 23, 0),
+    VerificationMethod.FORESEEABLE: (4, 24, 0),
+    VerificationMethod.REJECTION: (4, 24, 0),
 }
 # Its features are read; with a distribution it brings two tensors more.
-A_ROW_WITH_A_DRAFT_PROCESS: dict[VerificationRule, Bound] = dict.fromkeys(
-    VerificationRule, (1, 3, 0)
+A_ROW_WITH_A_DRAFT_PROCESS: dict[VerificationMethod, Bound] = dict.fromkeys(
+    VerificationMethod, (1, 3, 0)
 )
-A_ROW_WITH_A_DRAFT_PROCESS[VerificationRule.COUPLED] = (1, 1, 0)
+A_ROW_WITH_A_DRAFT_PROCESS[VerificationMethod.COUPLED] = (1, 1, 0)
 KINDS = ("read", "upload", "shape")
 
 
@@ -107,26 +107,26 @@ def test_plain_decoding(cuda: PretendedCuda, models: Models, name: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
-@pytest.mark.parametrize("rule", list(VerificationRule))
+@pytest.mark.parametrize("method", list(VerificationMethod))
 def test_a_drafter_beside_the_target(
-    cuda: PretendedCuda, models: Models, rule: VerificationRule, num_rows: int
+    cuda: PretendedCuda, models: Models, method: VerificationMethod, num_rows: int
 ):
-    target = target_on_device(models, "dspark vanilla", default_rule=rule)
+    target = target_on_device(models, "dspark vanilla", default_method=method)
     decoding(target, num_rows, {})
-    found = waits_of(cuda, target, f"synchronous, {rule.value}, {num_rows} rows")
-    assert within(found, SYNCHRONOUS[rule], A_ROW_BESIDE_A_DRAFTER, num_rows)
+    found = waits_of(cuda, target, f"synchronous, {method.value}, {num_rows} rows")
+    assert within(found, SYNCHRONOUS[method], A_ROW_BESIDE_A_DRAFTER, num_rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
-@pytest.mark.parametrize("rule", list(VerificationRule))
+@pytest.mark.parametrize("method", list(VerificationMethod))
 def test_blocks_from_a_draft_process(
-    cuda: PretendedCuda, models: Models, rule: VerificationRule, num_rows: int
+    cuda: PretendedCuda, models: Models, method: VerificationMethod, num_rows: int
 ):
     drafting = Drafting(draft_batch=4, fan_out=8, pace=(8,))
-    settings = {"default_rule": rule, "miss": Miss.SKIP}
+    settings = {"default_method": method, "miss": Miss.SKIP}
     with pair_on_device(models, "dspark vanilla", drafting, **settings) as pair:
         decoding(pair, num_rows, {})
-        found = waits_of(cuda, pair, f"asynchronous, {rule.value}, {num_rows} rows")
+        found = waits_of(cuda, pair, f"asynchronous, {method.value}, {num_rows} rows")
         assert pair.asynchronous.status().num_hits > 0
-    assert within(found, ASYNCHRONOUS[rule], A_ROW_WITH_A_DRAFT_PROCESS[rule], num_rows)
+    assert within(found, ASYNCHRONOUS[method], A_ROW_WITH_A_DRAFT_PROCESS[method], num_rows)

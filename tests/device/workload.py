@@ -27,7 +27,7 @@ FIELDS: dict[str, dict] = {
 
 
 def every_request(*, seeded: bool = False, max_tokens: int = 8) -> list[Request]:
-    """With `seeded` they live under the coupled rule, else under the service's."""
+    """With `seeded` they live under the coupled method, else under the service's."""
     made = [
         request(name, PROMPT[: 15 - 3 * place], seed=place + 1, max_tokens=max_tokens, **fields)
         for place, (name, fields) in enumerate(FIELDS.items())
@@ -36,7 +36,7 @@ def every_request(*, seeded: bool = False, max_tokens: int = 8) -> list[Request]
 
 
 def both_kinds(*, max_tokens: int = 8) -> list[Request]:
-    """Seeded ones and others: two rules in one batch."""
+    """Seeded ones and others: two methods in one batch."""
     seeded = every_request(seeded=True, max_tokens=max_tokens)[::2]
     renamed = [msgspec.structs.replace(r, request_id=f"seeded {r.request_id}") for r in seeded]
     return every_request(max_tokens=max_tokens) + renamed

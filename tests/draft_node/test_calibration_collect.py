@@ -12,13 +12,13 @@ from specserve.drafters.load import load_drafter
 from specserve.drafters.probs_confidence import FeatureRecorder, confidence_features
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import Exhausted, InvalidField, Unsupported
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from tests.golden_case import Session
 from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, EAGLE3, options, write_drafter
 from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
 
 PROMPTS = [Prompt("a", (5, 9, 33, 2)), Prompt("b", (8,) * 7), Prompt("a", (40, 41, 42, 43, 44))]
-REJECTION = Conditions(VerificationRule.REJECTION, temperature=1.0, num_kept=64, stride=3)
+REJECTION = Conditions(VerificationMethod.REJECTION, temperature=1.0, num_kept=64, stride=3)
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +101,9 @@ class Spy:
     def __getattr__(self, name):
         return getattr(self._drafter, name)
 
-    def draft(self, batch, rule):
+    def draft(self, batch, method):
         lengths = [self._drafter.context_len(row) for row in batch.rows]
-        drafted = self._drafter.draft(batch, rule)
+        drafted = self._drafter.draft(batch, method)
         self.rounds.append((batch, lengths, drafted))
         return drafted
 
@@ -151,14 +151,14 @@ def test_chances_are_those_of_the_targets_distributions_along_the_drafted_path(
 
 
 @pytest.mark.parametrize(
-    ("rule", "temperature"),
-    [(VerificationRule.COUPLED, 1.0), (VerificationRule.COUPLED, 0.0), (REJECTION.rule, 0.0)],
+    ("method", "temperature"),
+    [(VerificationMethod.COUPLED, 1.0), (VerificationMethod.COUPLED, 0.0), (REJECTION.method, 0.0)],
 )
-def test_a_perfect_drafter_always_stands_where_equality_decides(running, rule, temperature):
+def test_a_perfect_drafter_always_stands_where_equality_decides(running, method, temperature):
     drafter = load_drafter(running.folder, running, options(gamma=3))
     recorder = FeatureRecorder()
     listen(drafter, recorder)
-    conditions = Conditions(rule, temperature=temperature, stride=2)
+    conditions = Conditions(method, temperature=temperature, stride=2)
     texts = write_texts(offline(running), PROMPTS, num_tokens=10, temperature=temperature, seed=3)
     samples = collect(offline(running), drafter, texts, conditions, recorder=recorder)
     assert samples.stands.min() == 1.0

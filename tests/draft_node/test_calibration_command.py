@@ -104,7 +104,7 @@ def test_the_command_writes_a_calibration_that_the_drafter_is_loaded_with(folder
 
     stored = json.loads((drafter / FILE_NAME).read_text())
     assert stored["law"] is None
-    assert (stored["rule"], stored["temperature"]) == ("foreseeable", 1.0)
+    assert (stored["method"], stored["temperature"]) == ("foreseeable", 1.0)
     temperatures = torch.tensor(stored["temperatures"])
     assert len(temperatures) == 4
     calibrated = confidences(folder, drafter)
@@ -127,7 +127,7 @@ def test_a_drafter_without_a_head_gets_confidences_from_its_distributions(folder
 
 
 @pytest.mark.slow
-def test_a_language_model_is_calibrated_under_coupled_and_greedy_rules_too(folder, tmp_path):
+def test_a_language_model_is_calibrated_under_coupled_and_greedy_methods_too(folder, tmp_path):
     drafter = write_checkpoint(
         tmp_path / "lm", QWEN3, vocab_size=VOCAB, num_hidden_layers=1, eos_token_id=0
     )

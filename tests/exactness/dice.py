@@ -19,7 +19,7 @@ from specserve.drafters.protocol import ContextUpdate, DraftBatch, FeatureSpec, 
 from specserve.models.transformer import Transformer
 from specserve.sampling.draft_sampler import BlockLayout
 from specserve.sampling.verification.admission import Allocator
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.telemetry import VerifiedRow
 from target_node.planning.budget import SurvivalBudget
 from target_node.sampler import SampledRow
@@ -126,10 +126,10 @@ class DieDrafter:
     def free(self, row: int) -> None:
         self._lens.pop(row, None)
 
-    def draft(self, batch: DraftBatch, rule) -> SpeculationBatch:
+    def draft(self, batch: DraftBatch, method) -> SpeculationBatch:
         lens = batch.context_lens or [self.context_len(row) for row in batch.rows]
         positions = torch.tensor(lens) + 1
-        sampling = rule.begin(BlockLayout(positions, self.gamma, self._vocab_size, None))
+        sampling = method.begin(BlockLayout(positions, self.gamma, self._vocab_size, None))
         turns = torch.tensor(batch.rows) + positions + 3 * batch.anchor_ids
         logits = self._logits[(turns[:, None] + torch.arange(self.gamma)) % len(self._logits)]
         tokens = sampling.draw(0, logits.clone())
@@ -156,9 +156,9 @@ class MoodyDieDrafter(DieDrafter):
 
 @dataclass(frozen=True)
 class Table:
-    """Who plays: the drafter, how it is judged, what befalls it."""
+    """Who plays: the drafter, how it is verified, what befalls it."""
 
-    rule: VerificationRule = VerificationRule.FORESEEABLE
+    method: VerificationMethod = VerificationMethod.FORESEEABLE
     drafting: Drafting = USUAL
     dice: Dice = FOUR_SIDES
     drafter: Callable[[Dice, int], DieDrafter] = DieDrafter
@@ -253,7 +253,7 @@ def throw(model: Transformer, table: Table, num_answers: int, *, seed: int = 0) 
         miss=table.miss,
         auto=table.auto,
         budget=table.budget,
-        default_rule=table.rule,
+        default_method=table.method,
         num_blocks=table.num_blocks,
         max_batch_rows=ROWS,
         max_batch_tokens=table.places,

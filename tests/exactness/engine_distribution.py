@@ -21,7 +21,7 @@ from specserve.drafters.protocol import Drafter
 from specserve.drafters.weights import TargetWeights
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.admission import Allocator
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.types import Request, SamplingParams
 from target_node.planning.round_prices import RoundPrices
 from tests.exactness.speculative import RandomBudget
@@ -152,10 +152,10 @@ def _any_length() -> Allocator:
 
 @dataclass(frozen=True)
 class Engine:
-    """A loop to ask: who drafts, how drafts are judged, how many are verified."""
+    """A loop to ask: who drafts, how drafts are verified, how many are verified."""
 
     drafter: str
-    rule: VerificationRule
+    method: VerificationMethod
     budget: Callable[[], Allocator] = _any_length
     wrap: Callable[[Drafter], Drafter] | None = None
     prices: Callable[[], RoundPrices] | None = None  # None: nothing costs anything
@@ -184,7 +184,7 @@ def ask(models: Models, engine: Engine, num_samples: int, *, seed: int = 0) -> A
     target = InProcessTarget(
         models.model,
         draft=drafter if engine.wrap is None else engine.wrap(drafter),
-        default_rule=engine.rule,
+        default_method=engine.method,
         budget=engine.budget(),
         prices=None if engine.prices is None else engine.prices(),
         num_blocks=engine.num_blocks,

@@ -149,8 +149,8 @@ def test_equal_where_chains_go_on_by_what_they_drafted(models, plain, name):
         drafter.probs_confidence = lambda slot, logits: logits.softmax(-1).amax(-1) ** 0.25
         draft = drafter.draft
 
-        def recorded(batch, rule):
-            drawn = draft(batch, rule)
+        def recorded(batch, method):
+            drawn = draft(batch, method)
             widths.add(drawn.token_ids.shape[1])
             return drawn
 

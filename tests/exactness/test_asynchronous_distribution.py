@@ -19,7 +19,7 @@ import pytest
 
 from specserve.audit.chi_square import power
 from specserve.models.transformer import Transformer
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from target_node.planning.budget import SurvivalBudget
 from target_node.speculation.miss_policy import Miss
 from tests.exactness.dice import (
@@ -42,7 +42,7 @@ from tests.specserve.transport.link.loopback import Script
 FALSE_ALARMS = 1e-6
 NUM_ANSWERS = 320
 NUM_SIBLINGS = 640  # answers where pairs of samples count
-RULES = REJECTION, FORESEEABLE = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
+METHODS = REJECTION, FORESEEABLE = [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE]
 FAULTS = Script(
     loss=0.05, duplication=0.1, reordering=0.1, bit_flips=0.05, garbage=0.1, stale=0.1, capacity=6
 )
@@ -73,8 +73,8 @@ TABLES = {
     "odd coins": Table(drafting=ONE_OUTCOME, dice=ODD_COINS),
 }
 
-# What goes the same way under both rules is played under one.
-ONE_RULE = {
+# What goes the same way under both methods is played under one.
+ONE_METHOD = {
     "any length": FORESEEABLE,
     "misses wait": REJECTION,
     "misses look up": FORESEEABLE,
@@ -87,10 +87,10 @@ ONE_RULE = {
 # A second and a half each: what mixes up rows, blocks, distributions or keys falls to one of these.
 FAST = {"in time", "misses drafted here", "moody coins drafted here", "any mode"}
 CASES = [
-    pytest.param(name, rule, marks=[] if name in FAST else pytest.mark.slow)
+    pytest.param(name, method, marks=[] if name in FAST else pytest.mark.slow)
     for name in TABLES
-    for rule in RULES
-    if ONE_RULE.get(name, rule) is rule
+    for method in METHODS
+    if ONE_METHOD.get(name, method) is method
 ]
 
 
@@ -106,9 +106,9 @@ def least_p_value(throws: Throws) -> float:
     return min(fit.p_value for fit in fits) * len(fits)
 
 
-@pytest.mark.parametrize(("name", "rule"), CASES)
-def test_throws_have_their_distribution(model, name, rule):
-    throws = throw(model, replace(TABLES[name], rule=rule), NUM_ANSWERS)
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_throws_have_their_distribution(model, name, method):
+    throws = throw(model, replace(TABLES[name], method=method), NUM_ANSWERS)
     assert least_p_value(throws) > FALSE_ALARMS
     assert 0.1 < throws.hit_rate < 0.9
     assert throws.num_accepted > 500
@@ -118,9 +118,9 @@ def test_throws_have_their_distribution(model, name, rule):
     assert throws.num_broken_laws == 0
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_samples_of_a_request_are_independent(model, rule):
-    throws = throw(model, Table(rule, IN_TIME, EVEN_SIDES), NUM_SIBLINGS)
+@pytest.mark.parametrize("method", METHODS)
+def test_samples_of_a_request_are_independent(model, method):
+    throws = throw(model, Table(method, IN_TIME, EVEN_SIDES), NUM_SIBLINGS)
     assert throws.pair_fit().p_value > FALSE_ALARMS
     assert throws.num_accepted > 4000
 
@@ -143,7 +143,7 @@ def test_the_power_is_as_stated():
 
 
 def judged_distribution(target, drawn, judge):
-    """The distribution of a token that is drawn from one distribution and judged by another."""
+    """The distribution of a token that is drawn from one distribution and verified by another."""
     stands = [q * min(1.0, p / r) for p, q, r in zip(target, drawn, judge, strict=True)]
     left = [max(p - r, 0.0) for p, r in zip(target, judge, strict=True)]
     return [s + (1 - sum(stands)) * x / sum(left) for s, x in zip(stands, left, strict=True)]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from specserve.audit.chi_square import power
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from target_node.planning.budget import SurvivalBudget
 from target_node.speculation.miss_policy import Miss
 from tests.exactness.engine_distribution import (
@@ -40,7 +40,7 @@ NUM_SAMPLES = 1000  # a question
 FREEDOM, PAIR_FREEDOM = 99, 15  # of the largest tree at most, and of pairs
 DEPTH = 5  # tokens of an answer that are tested: the first two are not drafted ahead
 ROWS = 64
-RULES = REJECTION, FORESEEABLE = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
+METHODS = REJECTION, FORESEEABLE = [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE]
 USUAL = Drafting(draft_batch=64, fan_out=4, pace=(0, 2, 4, 6), max_extension=8192)
 IN_TIME = replace(USUAL, fan_out=8, pace=(12,))
 
@@ -70,13 +70,15 @@ LOOPS = {
         "language model", replace(USUAL, num_drafts=2, death=0.03), miss=None, auto=True
     ),
 }
-# Where nothing is late, and where misses wait, the rules differ in nothing that dice do not show.
-ONE_RULE = {
+# Where nothing is late, and where misses wait, the methods differ in nothing that dice do not show.
+ONE_METHOD = {
     "the target itself, in time": FORESEEABLE,
     "dspark, misses wait": REJECTION,
     "language model, misses drafted here": REJECTION,
 }
-CASES = [(name, rule) for name in LOOPS for rule in RULES if ONE_RULE.get(name, rule) is rule]
+CASES = [
+    (name, method) for name in LOOPS for method in METHODS if ONE_METHOD.get(name, method) is method
+]
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +92,8 @@ def distributions(models):
 
 
 @pytest.fixture(scope="module")
-def ask(models) -> Callable[[Loop, VerificationRule, int], Answers]:
-    def ask(loop: Loop, rule: VerificationRule, num_samples: int) -> Answers:
+def ask(models) -> Callable[[Loop, VerificationMethod, int], Answers]:
+    def ask(loop: Loop, method: VerificationMethod, num_samples: int) -> Answers:
         with InProcessPair(
             models.model,
             models.drafters[loop.drafter],
@@ -99,7 +101,7 @@ def ask(models) -> Callable[[Loop, VerificationRule, int], Answers]:
             miss=loop.miss,
             auto=loop.auto,
             budget=SurvivalBudget,
-            default_rule=rule,
+            default_method=method,
             num_blocks=2000,
             max_batch_rows=ROWS,
             max_batch_tokens=4 * ROWS,
@@ -113,9 +115,9 @@ def ask(models) -> Callable[[Loop, VerificationRule, int], Answers]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rule"), CASES)
-def test_answers_have_their_distribution(ask, distributions, name, rule):
-    answers = ask(LOOPS[name], rule, NUM_SAMPLES)
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_answers_have_their_distribution(ask, distributions, name, method):
+    answers = ask(LOOPS[name], method, NUM_SAMPLES)
     found = fits(distributions, answers)
     assert max(fit.freedom for fit in found) <= FREEDOM
     assert min(fit.p_value for fit in found) * len(found) > FALSE_ALARMS  # Bonferroni

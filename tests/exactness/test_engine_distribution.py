@@ -19,7 +19,7 @@ from functools import partial
 import pytest
 
 from specserve.audit.chi_square import Fit, power, survival
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from target_node.planning.budget import SurvivalBudget
 from tests.exactness.engine_distribution import (
     QUESTIONS,
@@ -34,7 +34,7 @@ from tests.exactness.speculative import MoodyPrices, confident
 
 FALSE_ALARMS = 1e-6
 FEW, MANY = 800, 2000  # samples a question
-RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
+METHODS = [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE]
 
 # Lengths at random, by confidence, by what was accepted before, and as long as there is room.
 LOOPS = {
@@ -86,12 +86,12 @@ def answers(models):
     """Of one loop, asked once."""
     known: dict[tuple, Answers] = {}
 
-    def answers(name: str, rule: VerificationRule) -> Answers:
-        if (name, rule) not in known:
+    def answers(name: str, method: VerificationMethod) -> Answers:
+        if (name, method) not in known:
             # The same whichever tests are chosen, and another for every case.
-            seed = len(RULES) * list(LOOPS).index(name) + RULES.index(rule)
-            known[name, rule] = ask(models, LOOPS[name](rule=rule), MANY, seed=seed)
-        return known[name, rule]
+            seed = len(METHODS) * list(LOOPS).index(name) + METHODS.index(method)
+            known[name, method] = ask(models, LOOPS[name](method=method), MANY, seed=seed)
+        return known[name, method]
 
     return answers
 
@@ -101,20 +101,20 @@ def least_p_value(found: list[Fit]) -> float:
     return min(fit.p_value for fit in found) * len(found)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_few_answers_have_their_distribution(models, distributions, rule):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_few_answers_have_their_distribution(models, distributions, method):
     """Of blocks that are verified whole: what takes one row's for another's moves most."""
-    engine = Engine("language model", rule, budget=SurvivalBudget)
+    engine = Engine("language model", method, budget=SurvivalBudget)
     found = ask(models, engine, FEW, seed=3)
     assert least_p_value(fits(distributions, found)) > FALSE_ALARMS
     assert found.num_accepted > 500
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", LOOPS)
-def test_answers_have_their_distribution(answers, distributions, name, rule):
-    found = answers(name, rule)
+def test_answers_have_their_distribution(answers, distributions, name, method):
+    found = answers(name, method)
     assert least_p_value(fits(distributions, found)) > FALSE_ALARMS
     assert found.num_accepted > (50 if "short" in name else 100)
     assert (found.num_preemptions > 10) is ("short" in name)
@@ -122,7 +122,7 @@ def test_answers_have_their_distribution(answers, distributions, name, rule):
 
 @pytest.mark.slow
 def test_all_answers_together_have_their_distribution(answers, distributions):
-    everything = [answers(name, rule).tokens for name in LOOPS for rule in RULES]
+    everything = [answers(name, method).tokens for name in LOOPS for method in METHODS]
     together = [
         distribution.fit(answer for tokens in everything for answer in tokens[place])
         for place, distribution in enumerate(distributions)
@@ -136,5 +136,5 @@ def test_the_power_is_as_stated():
     each = FALSE_ALARMS / (2 * len(QUESTIONS))
     assert power(FEW, 39, 0.17, each) > 0.9
     assert power(MANY, 39, 0.11, each) > 0.9
-    num_samples = MANY * len(QUESTIONS) * len(LOOPS) * len(RULES)
+    num_samples = MANY * len(QUESTIONS) * len(LOOPS) * len(METHODS)
     assert power(num_samples, 39 * len(QUESTIONS), 0.02, FALSE_ALARMS) > 0.9

@@ -1,7 +1,7 @@
-"""Tokens that only pad a vocabulary are never answered, whoever drafts and however it is judged.
+"""Tokens that only pad a vocabulary are never answered, whoever drafts and however it is verified.
 
 The models have 24 rows for 16 tokens, and at temperature 100 all rows are about as likely: a
-sampler, a rule or a draft that took the padding for tokens would show it in most answers.
+sampler, a method or a draft that took the padding for tokens would show it in most answers.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specserve.drafters.ngram import NgramDrafter
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.types import RoundEvents, Terminal
 from target_node.planning.budget import SurvivalBudget
 from tests.exactness.engine_distribution import Models, make_models
@@ -23,15 +23,15 @@ from tests.target_node.scripted_drafts import Drafting
 NUM_KNOWN = 16
 PROMPT = [3, 9, 4, 3, 9, 4, 3]
 LOCAL = ["dspark", "language model", "the target itself", "ngram", "padding"]
-CASES = [(name, rule) for name in LOCAL for rule in VerificationRule]
+CASES = [(name, method) for name in LOCAL for method in VerificationMethod]
 HOT = {"temperature": 100.0, "max_tokens": 40, "ignore_eos": True}
 
 
 class Reciting(NgramDrafter):
     """Drafts one padded token after the other, with a distribution that says so."""
 
-    def draft(self, batch, rule):
-        drawn = super().draft(batch, rule)
+    def draft(self, batch, method):
+        drawn = super().draft(batch, method)
         padded = torch.full_like(drawn.token_ids, NUM_KNOWN + 3)
         draft_probs = drawn.draft_probs
         if draft_probs is not None:
@@ -72,12 +72,12 @@ def is_known(found: list[list[int]]) -> bool:
     return len(found) > 25 and max(map(max, found)) < NUM_KNOWN
 
 
-@pytest.mark.parametrize(("name", "rule"), [(None, VerificationRule.COUPLED), *CASES])
-def test_padding_is_never_answered(models, name, rule):
+@pytest.mark.parametrize(("name", "method"), [(None, VerificationMethod.COUPLED), *CASES])
+def test_padding_is_never_answered(models, name, method):
     target = InProcessTarget(
         models.model,
         draft=None if name is None else models.drafters[name](),
-        default_rule=rule,
+        default_method=method,
         budget=SurvivalBudget(0.0),
         max_batch_rows=32,
         max_batch_tokens=256,
@@ -87,9 +87,9 @@ def test_padding_is_never_answered(models, name, rule):
         assert sum(end.stats.num_drafted_tokens for end in target.ends.values()) > 100
 
 
-@pytest.mark.parametrize("rule", list(VerificationRule))
+@pytest.mark.parametrize("method", list(VerificationMethod))
 @pytest.mark.parametrize("name", ["language model", "dspark"])
-def test_padding_is_never_answered_where_drafts_are_pushed(models, name, rule):
+def test_padding_is_never_answered_where_drafts_are_pushed(models, name, method):
     drafting = Drafting(draft_batch=64, fan_out=4, pace=(0, 4, 12), num_drafts=2)
     with InProcessPair(
         models.model,
@@ -97,7 +97,7 @@ def test_padding_is_never_answered_where_drafts_are_pushed(models, name, rule):
         drafting,
         auto=True,
         budget=partial(SurvivalBudget, 0.0),
-        default_rule=rule,
+        default_method=method,
         max_batch_rows=32,
         max_batch_tokens=256,
     ) as pair:

@@ -10,7 +10,7 @@ from specserve.sampling.draft_sampler import Coupled, DraftSampler, Greedy, Samp
 
 LENGTHS = (9, 21)  # of two contexts
 ROWS = [0, 0, 1]  # of three blocks
-RULES = ("greedy", "coupled", "sampled")
+METHODS = ("greedy", "coupled", "sampled")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Drafted:
 
 
 def drafted(
-    drafter: Drafter, device: torch.device, rule: str, dtype: torch.dtype = torch.float32
+    drafter: Drafter, device: torch.device, method: str, dtype: torch.dtype = torch.float32
 ) -> Drafted:
     """Blocks behind two contexts of fixed tokens and features; behind tokens in flight, too.
 
@@ -49,10 +49,10 @@ def drafted(
         gap_ids=None if drafter.holds_tokens_in_flight else [[], [8, 9], [10]],
         keep_logits=True,
     )
-    return _on_host(drafter.draft(batch, _rule(rule, device)))
+    return _on_host(drafter.draft(batch, _method(method, device)))
 
 
-def _rule(name: str, device: torch.device) -> DraftSampler:
+def _method(name: str, device: torch.device) -> DraftSampler:
     temperatures = torch.tensor([1.0, 0.7, 0.0], device=device)
     seeds, samples = torch.tensor([[11, 12, 13], [0, 1, 0]], device=device)
     if name == "coupled":

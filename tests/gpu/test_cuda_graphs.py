@@ -16,7 +16,7 @@ from specserve.backends.cuda.graphs import CudaGraphs
 from specserve.client import Client
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from tests.device.both_drafters import compare_blocks, compare_cuts, compare_noise
 from tests.device.both_samplers import compare_samples, compare_tests
 from tests.device.growing_rows import Rows, assert_near
@@ -78,9 +78,11 @@ def test_recorded_samples_have_the_outcomes_of_others(models: Models):
     compare_samples(DEVICE, 40)
 
 
-@pytest.mark.parametrize("rule", [VerificationRule.REJECTION, VerificationRule.FORESEEABLE])
-def test_recorded_ratio_tests_have_the_outcomes_of_others(models: Models, rule: VerificationRule):
-    assert compare_tests(DEVICE, rule, 100) > 150
+@pytest.mark.parametrize("method", [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE])
+def test_recorded_ratio_tests_have_the_outcomes_of_others(
+    models: Models, method: VerificationMethod
+):
+    assert compare_tests(DEVICE, method, 100) > 150
 
 
 def test_cuts_are_recorded_with_the_draws(models: Models):

@@ -72,11 +72,11 @@ def test_a_service_with_default_dtype_and_measured_memory(
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("rule", ["coupled", "foreseeable"])
+@pytest.mark.parametrize("method", ["coupled", "foreseeable"])
 def test_every_embedded_drafter_beside_the_target(
-    start_service: Callable[..., str], plain: list, name: str, rule: str
+    start_service: Callable[..., str], plain: list, name: str, method: str
 ):
-    flags = ("--speculation", "sync", "--verification", rule)
+    flags = ("--speculation", "sync", "--verification", method)
     address = start_service(*EXACT, *flags, *DRAFTERS[name])
     assert differing(plain, run(address, seeded_requests(40), concurrency=8, shuffle_seed=1)) == []
 

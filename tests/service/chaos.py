@@ -6,7 +6,7 @@
 compares every answer with that of plain decoding: of the service left alone, then of the service
 under attack, as often as the attack lasts. Prints one JSON object; exits with 1 if a request
 failed, a token differs, a draft stayed away or the attack itself came to grief. What there is of
-times is printed and judged by the reader: they depend on what else the machine does.
+times is printed and verified by the reader: they depend on what else the machine does.
 """
 
 import argparse

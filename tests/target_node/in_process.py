@@ -15,7 +15,7 @@ from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.admission import Allocator
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.types import (
     FromTarget,
     Logprobs,
@@ -87,7 +87,7 @@ class InProcessTarget:
         max_model_len: int = 512,
         prefix_cache: bool = True,
         draft: Drafter | None = None,
-        default_rule: VerificationRule = VerificationRule.COUPLED,
+        default_method: VerificationMethod = VerificationMethod.COUPLED,
         budget: Allocator | None = None,
         prices: RoundPrices | None = None,
         max_extension: int = 512,
@@ -109,7 +109,7 @@ class InProcessTarget:
             eos_token_ids=model.config.eos_token_ids,
             max_model_len=max_model_len,
             backend=BACKEND,
-            default_rule=default_rule,
+            default_method=default_method,
         )
         self.prices = prices
         self.speculation = (

@@ -202,7 +202,7 @@ class InProcessPair(InProcessTarget):
     def _measured(self, misses: Collection[Miss]) -> AutoSpeculation:
         names = {f"async {miss}": miss for miss in misses}
         modes = dict.fromkeys(names, self.asynchronous)
-        return AutoSpeculation(modes, self.sampler.rule, self.runner.backend, names, self.policy)
+        return AutoSpeculation(modes, self.sampler.method, self.runner.backend, names, self.policy)
 
     def _auto(self) -> AutoSpeculation:
         draft, misses = self._here, {f"async {miss}": miss for miss in Miss}
@@ -211,7 +211,9 @@ class InProcessPair(InProcessTarget):
             "sync": SynchronousSpeculation(draft, self._admission(draft.gamma)),
         }
         modes |= dict.fromkeys(misses, self.asynchronous)
-        source = AutoSpeculation(modes, self.sampler.rule, self.runner.backend, misses, self.policy)
+        source = AutoSpeculation(
+            modes, self.sampler.method, self.runner.backend, misses, self.policy
+        )
         self.chooser = ScriptedChooser(list(modes), self.drafting.seed)
         source._chooser = self.chooser
         return source

@@ -12,7 +12,7 @@ import torch
 from specserve.noise import OnceKeys, Purpose, once_words
 from specserve.sampling.sampling import NO_TOKEN
 from specserve.sampling.verification.batch import RowToVerify
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 
 class RatioRows(NamedTuple):
@@ -30,7 +30,7 @@ class RatioRows(NamedTuple):
 
 
 def ratio_rows(rows: Sequence[RowToVerify]) -> RatioRows:
-    """Of rows that draw, all under the rule of the first.
+    """Of rows that draw, all under the method of the first.
 
     ValueError for a round or branch too large for its key.
     """
@@ -55,7 +55,9 @@ def ratio_rows(rows: Sequence[RowToVerify]) -> RatioRows:
         positions = range(state.position, state.position + size)
         once.add(positions, sample_word, branch_word, state.seed_bits)
         shared.add(positions, state.sample_index, int(Purpose.OUTPUT), state.seed_bits)
-    keys = shared if rows[0].rule is VerificationRule.FORESEEABLE else once.plus(Purpose.RECOVERY)
+    keys = (
+        shared if rows[0].method is VerificationMethod.FORESEEABLE else once.plus(Purpose.RECOVERY)
+    )
     return RatioRows(
         starts=np.array(starts),
         verify_lens=np.array(sizes) - 1,

@@ -20,14 +20,14 @@ from specserve.noise import exponential_noise_of
 from specserve.sampling.batch import SamplingBatch, Truncation
 from specserve.sampling.draft_probs import PAD_ID, DraftProbs
 from specserve.sampling.verification.batch import RowToVerify
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.sampling.verification.verify import by_ratio
 
 
 def verify_recorded(
     logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftProbs | None
 ) -> VerifiedRows | None:
-    """What `verify` finds; None where not all rows are judged so, or some are edited.
+    """What `verify` finds; None where not all rows are verified so, or some are edited.
 
     `logits` [N, V], row after row, and a distribution for each drafted token, all on the device.
     ValueError for a round or branch too large for its key, and where there are not as many of
@@ -41,7 +41,7 @@ def verify_recorded(
     if draft_probs is not None and len(draft_probs.ids) != num_probs:
         raise ValueError(f"{len(draft_probs.ids)} distributions for {num_probs} drafted tokens")
     if len(logits) != num_probs + len(rows):
-        raise ValueError(f"{len(logits)} rows of logits, {num_probs + len(rows)} are judged")
+        raise ValueError(f"{len(logits)} rows of logits, {num_probs + len(rows)} are verified")
     shape = _Shape(
         num_rows=padded(len(rows)),
         num_logits=padded(len(logits)),
@@ -63,9 +63,10 @@ def verify_recorded(
 
 
 def _are_plain(rows: Sequence[RowToVerify]) -> bool:
-    rule = rows[0].rule
-    return rule is not VerificationRule.COUPLED and all(
-        row.rule is rule and not row.state.is_greedy and not row.state.edits_logits for row in rows
+    method = rows[0].method
+    return method is not VerificationMethod.COUPLED and all(
+        row.method is method and not row.state.is_greedy and not row.state.edits_logits
+        for row in rows
     )
 
 

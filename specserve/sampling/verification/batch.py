@@ -1,9 +1,9 @@
-"""The rows of one round as device tensors, grouped by how their drafted tokens are judged.
+"""The rows of one round as device tensors, grouped by how their drafted tokens are verified.
 
 A row brings `verify_len + 1` logits rows, one after the other: the first judges its first drafted
-token, the last judges none. Rows may differ in length and rule; nothing is padded. Knows no logits
-and no distributions, and receives no confidences: what was admitted is settled before anything
-comes here.
+token, the last judges none. Rows may differ in length and method; nothing is padded. Knows no
+logits and no distributions, and receives no confidences: what was admitted is settled before
+anything comes here.
 """
 
 import itertools
@@ -17,29 +17,29 @@ from specserve.noise import OnceKeys
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import NO_TOKEN
 from specserve.sampling.state import SamplingState
-from specserve.sampling.verification.rule import VerificationRule, judged_by
+from specserve.sampling.verification.method import VerificationMethod, verified_by
 
 
 @dataclass(frozen=True, slots=True)
 class RowToVerify:
     """One row on the host. In the rejection family the seed of `state` is the request's nonce."""
 
-    rule: VerificationRule
+    method: VerificationMethod
     state: SamplingState  # of the token after the anchor
     drafted: Sequence[int] = ()  # those admitted, ids of the vocabulary
     round_id: int = 0  # the sample's rounds, counted; rejection family only, as is branch
     branch: int = 0  # which of the blocks drafted for this round; never one number for two
 
     @property
-    def judged_by(self) -> VerificationRule:
-        return judged_by(self.rule, is_greedy=self.state.is_greedy)
+    def verified_by(self) -> VerificationMethod:
+        return verified_by(self.method, is_greedy=self.state.is_greedy)
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """B rows under one rule, with N logits rows."""
+    """B rows under one method, with N logits rows."""
 
-    rule: VerificationRule
+    method: VerificationMethod
     rows: Tensor  # int64 [B], places in the batch
     logits_rows: Tensor | None  # int64 [N]; None: all, in order
     sampling: SamplingBatch  # of the N logits rows
@@ -47,7 +47,7 @@ class RowGroup:
     starts: Tensor  # int64 [B], where each row begins among the N
     verify_lens: Tensor  # int64 [B]
     max_verify_len: int
-    ratio: "RatioKeys | None"  # None: judged by equality
+    ratio: "RatioKeys | None"  # None: verified by equality
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class VerificationBatch:
     ) -> "VerificationBatch":
         """Snapshot the rows. ValueError for a round or branch too large for its key."""
         num_logits = [len(row.drafted) + 1 for row in rows]
-        needs_probs = [row.judged_by is not VerificationRule.COUPLED for row in rows]
+        needs_probs = [row.verified_by is not VerificationMethod.COUPLED for row in rows]
         num_probs = [
             n - 1 if needs else 0 for n, needs in zip(num_logits, needs_probs, strict=True)
         ]
@@ -91,15 +91,15 @@ class VerificationBatch:
         )
 
 
-# Rows of a group are judged together; under the ratio test those whose distributions nothing edits
-# have a group of their own, since theirs is the faster way.
-_Kind = tuple[VerificationRule, bool]
-_KINDS: tuple[_Kind, ...] = tuple(itertools.product(VerificationRule, (False, True)))
+# Rows of a group are verified together; under the ratio test those whose distributions nothing
+# edits have a group of their own, since theirs is the faster way.
+_Kind = tuple[VerificationMethod, bool]
+_KINDS: tuple[_Kind, ...] = tuple(itertools.product(VerificationMethod, (False, True)))
 
 
 def _kind(row: RowToVerify) -> _Kind:
-    rule = row.judged_by
-    return rule, row.state.edits_logits and rule is not VerificationRule.COUPLED
+    method = row.verified_by
+    return method, row.state.edits_logits and method is not VerificationMethod.COUPLED
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:
@@ -119,14 +119,14 @@ class _Layout:
         places = [i for i, row in enumerate(self.rows) if _kind(row) == kind]
         if not places:
             return None
-        rule, _ = kind
+        method, _ = kind
         rows = [self.rows[i] for i in places]
         states = [state for row in rows for state in row.state.along(row.drafted)]
         verify_lens = [len(row.drafted) for row in rows]
         starts = _starts([n + 1 for n in verify_lens])
         drafted = [token_id for row in rows for token_id in (*row.drafted, NO_TOKEN)]
         return RowGroup(
-            rule=rule,
+            method=method,
             rows=self._ints(places),
             logits_rows=None
             if len(places) == len(self.rows)
@@ -137,7 +137,7 @@ class _Layout:
             verify_lens=self._ints(verify_lens),
             max_verify_len=max(verify_lens),
             ratio=None
-            if rule is VerificationRule.COUPLED
+            if method is VerificationMethod.COUPLED
             else RatioKeys(
                 once=self._once_keys(rows, states),
                 probs_rows=self._ints(_runs([self.probs_starts[i] for i in places], verify_lens)),

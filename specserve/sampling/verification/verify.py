@@ -22,8 +22,8 @@ from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.sampling import NO_TOKEN, sample, target_distributions
 from specserve.sampling.verification.batch import RatioKeys, RowGroup, VerificationBatch
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.sampling.verification.ratio import accept_probs, accepts, residual_probs
-from specserve.sampling.verification.rule import VerificationRule
 
 
 class BlockSpans(Protocol):
@@ -87,14 +87,14 @@ def verify(
     for group in batch.groups:
         rows = logits if group.logits_rows is None else logits[group.logits_rows]
         if group.ratio is None:
-            judged = _by_equality(rows, group)
+            verified = _by_equality(rows, group)
         else:
-            judged = _by_ratio(rows, group, group.ratio, draft_probs)
-        found.num_accepted[group.rows] = judged.num_accepted
-        found.next_tokens[group.rows] = judged.next_tokens
-        found.bad_rows[group.rows] = judged.bad_rows
-        found.broken_distributions[group.rows] = judged.broken_distributions
-        found.spoiled_rows[group.rows] = judged.spoiled_rows
+            verified = _by_ratio(rows, group, group.ratio, draft_probs)
+        found.num_accepted[group.rows] = verified.num_accepted
+        found.next_tokens[group.rows] = verified.next_tokens
+        found.bad_rows[group.rows] = verified.bad_rows
+        found.broken_distributions[group.rows] = verified.broken_distributions
+        found.spoiled_rows[group.rows] = verified.spoiled_rows
     return found
 
 
@@ -175,7 +175,7 @@ def output_noise(group: RowGroup, ratio: RatioKeys, places: Tensor, num_tokens: 
     Foreseeable: keyed by nonce and position alone, so that the draft can have it beforehand. Plain
     rejection: keyed by round and branch too, because nobody needs to know it.
     """
-    if group.rule is VerificationRule.FORESEEABLE:
+    if group.method is VerificationMethod.FORESEEABLE:
         keys = group.sampling
         return exponential_noise(
             keys.seeds[places],

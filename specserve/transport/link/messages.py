@@ -46,7 +46,7 @@ class RowReport:
     round: int
     seed: int  # int64: seed bits of the request's noise; in the rejection family its nonce
     sample_index: int
-    rule: str  # a VerificationRule's value; at temperature 0 every rule is greedy
+    method: str  # a VerificationMethod's value; at temperature 0 every method is greedy
     temperature: float  # 0: greedy
     start: int  # position of the first of `token_ids`
     token_ids: Tokens  # [n + 1] verified since the last report, then the anchor

@@ -14,7 +14,7 @@ import math
 import struct
 from typing import NamedTuple
 
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.transport.link.envelope import Kind, Part, seal
 from specserve.transport.link.frames import (
     FLOAT,
@@ -31,8 +31,8 @@ from specserve.transport.link.messages import DraftTopK, Floats, Report, RowRepo
 
 _MAX_SAMPLE_INDEX = 2**12 - 1
 _MAX_SCORED = 1 << 16  # tokens of a slot
-_RULES: tuple[str, ...] = tuple(rule.value for rule in VerificationRule)
-_RULE_CODES = {rule: code for code, rule in enumerate(_RULES)}
+_METHODS: tuple[str, ...] = tuple(method.value for method in VerificationMethod)
+_METHOD_CODES = {method: code for code, method in enumerate(_METHODS)}
 _COUNTS = struct.Struct("<IIdd")
 _ROW = struct.Struct("<qqqdiiiiiiiBBBx")
 
@@ -51,7 +51,7 @@ class _Row(NamedTuple):
     num_block: int
     num_slots: int  # S of the draft top-k; 0: there is none
     num_scored: int  # M
-    rule: int
+    method: int
     awaits: int
     has_confidences: int
 
@@ -68,7 +68,7 @@ def encode_report(report: Report, epoch: int, sequence: int) -> list[Part]:
         records += _ROW.pack(
             row.stream, row.seed, row.speculation_id, row.temperature, row.round, row.start,
             row.sample_index, len(row.token_ids), len(row.block), num_slots, num_scored,
-            _RULE_CODES[row.rule], row.awaits, has_confidences,
+            _METHOD_CODES[row.method], row.awaits, has_confidences,
         )  # fmt: skip
         tokens += (flat(row.token_ids, TOKEN), flat(row.block, TOKEN))
         if row.features.size:
@@ -150,7 +150,7 @@ def _cut_rows(
                 round=record.round,
                 seed=record.seed,
                 sample_index=record.sample_index,
-                rule=_RULES[record.rule],
+                method=_METHODS[record.method],
                 temperature=record.temperature,
                 start=record.start,
                 token_ids=tokens[token:block],
@@ -179,4 +179,4 @@ def _check_row(row: _Row, limits: LinkLimits) -> None:
     require(0 <= row.num_slots <= row.num_block + 1, "slots out of range")
     require(0 <= row.num_scored <= _MAX_SCORED, "slot size out of range")
     is_flag = row.awaits <= 1 and row.has_confidences <= 1
-    require(row.rule < len(_RULES) and is_flag, "unknown rule or flag")
+    require(row.method < len(_METHODS) and is_flag, "unknown method or flag")

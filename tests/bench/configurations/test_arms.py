@@ -5,7 +5,7 @@ import pytest
 from bench.configurations.arms import PAPER_ARMS, check_arm, read_arm, read_arms
 from bench.regimes.arms import Arm
 from specserve.errors import InvalidField, SpecserveError
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 
 def test_an_arm_is_a_name_and_flags_of_launch():
@@ -17,13 +17,13 @@ def test_an_arm_is_a_name_and_flags_of_launch():
         "--dtype", "float32", "--speculation", "async", "--topology", "1+1", "--gamma", "12",
         "--set", "speculation.fan_out=4", "--drafter", "smollm2",
     ]  # fmt: skip
-    assert arm.verification is VerificationRule.FORESEEABLE
+    assert arm.verification is VerificationMethod.FORESEEABLE
 
 
-def test_what_an_arm_says_of_cores_rules_and_drafters_counts():
+def test_what_an_arm_says_of_cores_methods_and_drafters_counts():
     word = "both: --speculation sync --threads 2 --verification rejection --drafter ngram"
     arm = read_arm(word, [], "smollm2")
-    assert (arm.threads, arm.verification) == (2, VerificationRule.REJECTION)
+    assert (arm.threads, arm.verification) == (2, VerificationMethod.REJECTION)
     assert not arm.has_draft_process
     assert "smollm2" not in arm.flags
     assert read_arm("sync: --set speculation.mode=sync", [], "lm").mode == "sync"

@@ -35,16 +35,16 @@ def test_a_minimal_run_compares_the_arms_on_both_turns(tmp_path, capfd):
         ("qa", 0), ("writing", 0), ("writing", 1),
     ]  # fmt: skip
     rows = {
-        (each["row"]["arm"], each["row"]["rule"], each["row"]["setting"]["temperature"]): each
+        (each["row"]["arm"], each["row"]["method"], each["row"]["setting"]["temperature"]): each
         for each in results["arms"]
     }
     assert rows.keys() == {
         ("plain", "any", 0.0), ("sync", "any", 0.0), ("async", "any", 0.0), ("plain", "any", 1.0),
-        *((arm, rule, 1.0) for arm in ("sync", "async") for rule in ("coupled", "foreseeable")),
+        *((arm, method, 1.0) for arm in ("sync", "async") for method in ("coupled", "foreseeable")),
     }  # fmt: skip
-    for (arm, rule, temperature), each in rows.items():
+    for (arm, method, temperature), each in rows.items():
         assert each["row"]["num_groups"] == 3
-        if arm != "plain" and (temperature == 0 or rule == "coupled"):
+        if arm != "plain" and (temperature == 0 or method == "coupled"):
             assert each["row"]["equal_texts"] == 1.0
     own = rows["async", "any", 0.0]
     assert own["over_best_sync"]["value"] > 0

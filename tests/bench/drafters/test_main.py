@@ -35,7 +35,9 @@ def test_a_minimal_run_with_prompt_lookup_writes_results_report_and_plots(
     )
     assert main([*TINY, "--drafter", "ngram", "--domains", "code", "--out", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
-    samplings = {(c["condition"]["temperature"], c["condition"]["rule"]) for c in results["cells"]}
+    samplings = {
+        (c["condition"]["temperature"], c["condition"]["method"]) for c in results["cells"]
+    }
     assert samplings == {(1.0, "foreseeable"), (1.0, "coupled"), (0.0, "foreseeable")}
     assert all(c["accept_len"]["value"] >= 1 for c in results["cells"])
     assert [c["condition"]["max_verify_len"] for c in results["gamma_sweep"]] == [2, 7]

@@ -6,14 +6,14 @@ from bench.bootstrap import Interval
 from bench.drafters.plan import FULL, Condition
 from bench.drafters.results import Cell, compare, make_cell, summarise
 from bench.rounds import Answer, Round
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
-FORESEEABLE, COUPLED = VerificationRule.FORESEEABLE, VerificationRule.COUPLED
+FORESEEABLE, COUPLED = VerificationMethod.FORESEEABLE, VerificationMethod.COUPLED
 
 
 def cell(drafter: str, accepted: list[int], domain: str = "code", **changes) -> Cell:
     """One prompt for each of `accepted`, each with two rounds of so many accepted tokens."""
-    fields = {"temperature": 1.0, "rule": FORESEEABLE, "max_verify_len": 4} | changes
+    fields = {"temperature": 1.0, "method": FORESEEABLE, "max_verify_len": 4} | changes
     answers = [
         Answer(rounds=[Round(room=30, num_emitted=k + 1, verify_len=4, num_accepted=k)] * 2)
         for k in accepted
@@ -55,10 +55,10 @@ def test_a_drafter_alone_is_compared_with_nobody():
     assert compare([cell("dspark", [3])]) == []
 
 
-def test_the_summary_keeps_rules_and_temperatures_apart():
+def test_the_summary_keeps_methods_and_temperatures_apart():
     cells = [
         cell("dspark", [3]), cell("dflash", [1]), cell("dels", [2]),
-        cell("dspark", [2], rule=COUPLED), cell("dflash", [1], rule=COUPLED),
+        cell("dspark", [2], method=COUPLED), cell("dflash", [1], method=COUPLED),
         cell("dspark", [4], temperature=0.0), cell("dflash", [0], temperature=0.0),
     ]  # fmt: skip
     summary = summarise(compare(cells), [], FULL)
@@ -70,7 +70,7 @@ def test_the_summary_keeps_rules_and_temperatures_apart():
     assert summary["ece_before"] is None
 
 
-def test_greedy_rows_are_of_no_rule_in_particular():
+def test_greedy_rows_are_of_no_method_in_particular():
     found = compare([cell("dspark", [3], temperature=0.0), cell("dflash", [1], temperature=0.0)])
-    assert {row.rule for row in found} == {"any"}
+    assert {row.method for row in found} == {"any"}
     assert all(isinstance(row.ratio, Interval) for row in found)

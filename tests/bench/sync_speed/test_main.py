@@ -22,7 +22,7 @@ def test_a_minimal_run_with_prompt_lookup_writes_results_report_and_plot(
     assert main([*words.split(), "--domains", "code", "--out", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     by_temperature = [
-        {row["rule"]: row for row in results["rows"] if row["setting"]["temperature"] == t}
+        {row["method"]: row for row in results["rows"] if row["setting"]["temperature"] == t}
         for t in (1.0, 0.0)
     ]
     rows = by_temperature[0]
@@ -30,11 +30,11 @@ def test_a_minimal_run_with_prompt_lookup_writes_results_report_and_plot(
     assert rows["any"]["drafter"] == "plain"
     assert rows["any"]["accept_len"]["value"] == 1.0
     assert rows["coupled"]["equal_texts"] == 1.0
-    for rule in ("coupled", "foreseeable", "rejection"):
-        row = rows[rule]
+    for method in ("coupled", "foreseeable", "rejection"):
+        row = rows[method]
         assert row["ratio"]["low"] <= row["ratio"]["value"] <= row["ratio"]["high"]
         assert row["round"]["verify_ms"] > 0
-        assert results["summary"][f"ngram_code_t1_{rule}_none"] == row["ratio"]["value"]
+        assert results["summary"][f"ngram_code_t1_{method}_none"] == row["ratio"]["value"]
     greedy = by_temperature[1]["any"]  # plain decoding comes first, so this is the drafter
     assert (greedy["drafter"], greedy["equal_texts"]) == ("ngram", 1.0)
     assert (tmp_path / "speed.png").exists()

@@ -11,13 +11,13 @@ from bench.sync_speed.measure import Interleaved, Prompts, Setting, arms_of
 from bench.sync_speed.plan import FULL, Plan
 from bench.sync_speed.records import Arm, SpeculateJob, SpeculateTrace
 from bench.sync_speed.results import quiet, rows_of, summarise
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 
 PLAIN = Arm()
 CHOICE = DrafterChoice(label="dspark", drafter="dspark")
 COUPLED, REJECTION = (
-    Arm(drafter=CHOICE, rule=rule)
-    for rule in (VerificationRule.COUPLED, VerificationRule.REJECTION)
+    Arm(drafter=CHOICE, method=method)
+    for method in (VerificationMethod.COUPLED, VerificationMethod.REJECTION)
 )
 AT_1 = Setting(ballast="30M", batch_size=1, domain="code", temperature=1.0)
 AT_0 = Setting(ballast="30M", batch_size=1, domain="code", temperature=0.0)
@@ -47,7 +47,7 @@ def group(waited_s: float = 0.0) -> dict[Arm, SpeculateTrace]:
 
 
 def test_rates_are_those_of_decoding_rounds_and_ratios_pair_the_groups():
-    rows = {(row.drafter, row.rule): row for row in rows_of(AT_1, [group()] * 3)}
+    rows = {(row.drafter, row.method): row for row in rows_of(AT_1, [group()] * 3)}
     plain, coupled = rows["plain", "any"], rows["dspark", "coupled"]
     assert plain.tokens_per_s.value == pytest.approx(6.0)
     assert plain.ratio is None
@@ -77,14 +77,14 @@ def test_the_parts_of_a_round_add_up():
 
 
 def test_at_equal_accept_length_only_the_cost_of_a_round_counts():
-    rows = {row.rule: row for row in rows_of(AT_1, [group()])}
+    rows = {row.method: row for row in rows_of(AT_1, [group()])}
     assert rows["coupled"].common_accept_len == pytest.approx(2.5)
     assert rows["coupled"].ratio_at_common_len == pytest.approx(2.5 / 1.5)
     assert rows["rejection"].ratio_at_common_len == pytest.approx(2.5 / 3.0)
 
 
 def test_texts_are_compared_only_where_equality_is_promised():
-    rows = {row.rule: row for row in rows_of(AT_1, [group()])}
+    rows = {row.method: row for row in rows_of(AT_1, [group()])}
     assert rows["coupled"].equal_texts == 1.0
     assert rows["rejection"].equal_texts is None
     differing = {arm: one for arm, one in group().items() if arm is not COUPLED}
@@ -142,7 +142,7 @@ def test_every_group_goes_to_all_arms_in_rotated_order():
     assert len({job.seeds[0] for job in jobs}) == 12
 
 
-def test_greedy_decoding_uses_sound_prompts_and_one_rule():
+def test_greedy_decoding_uses_sound_prompts_and_one_method():
     run, child = interleaved(FULL, prompts(10))
     assert len(run.run(AT_0)) == 10
     assert {job.arm for job in child.jobs} == {PLAIN, COUPLED}
@@ -151,7 +151,9 @@ def test_greedy_decoding_uses_sound_prompts_and_one_rule():
     assert child.jobs == []
 
 
-def test_at_temperature_0_the_first_rule_of_every_drafter_is_left():
-    other = Arm(drafter=DrafterChoice(label="lm", drafter="lm"), rule=VerificationRule.REJECTION)
+def test_at_temperature_0_the_first_method_of_every_drafter_is_left():
+    other = Arm(
+        drafter=DrafterChoice(label="lm", drafter="lm"), method=VerificationMethod.REJECTION
+    )
     assert arms_of([PLAIN, REJECTION, COUPLED, other], 0.0) == [PLAIN, REJECTION, other]
     assert arms_of([PLAIN, REJECTION, COUPLED], 0.7) == [PLAIN, REJECTION, COUPLED]

@@ -73,7 +73,7 @@ class Rounds:
         settings = {
             "seed": 7 + stream,
             "sample_index": 0,
-            "rule": "coupled",
+            "method": "coupled",
             "temperature": 1.0,
             "speculation_id": 0,
             "features": features_of(new[:-1], start, width),

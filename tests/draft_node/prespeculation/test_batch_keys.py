@@ -16,7 +16,7 @@ from tests.draft_node.prespeculation.rounds import END, TEXT, Rounds, blocks_of,
 
 SEED, EPOCH, ROUND = 41, 5, 9
 SAMPLES, SEEDS = [3, 0, 7, 3], [SEED, SEED, SEED, SEED + 1]  # three of a request, one of another
-KINDS = [*((rule, 1.0) for rule in ("rejection", "foreseeable")), ("rejection", 0.7)]
+KINDS = [*((method, 1.0) for method in ("rejection", "foreseeable")), ("rejection", 0.7)]
 
 
 def take_samples(rounds, seeds, sample_indices, **fields):
@@ -36,15 +36,15 @@ def roots(drafter, seeds, sample_indices, **fields):
     return push.token_ids.tolist()
 
 
-def alone(drafter, anchor_id, rule, gap=()):
-    """What the drafter says by itself, by `rule`."""
+def alone(drafter, anchor_id, method, gap=()):
+    """What the drafter says by itself, by `method`."""
     rounds = Rounds(drafter)
     rounds.take(TEXT, stream=99)
     (stream,) = rounds.streams
     if gap:
         rounds.streams.provide([(stream, gap)])
     batch = DraftBatch([stream.number], torch.tensor([anchor_id]), context_lens=[END + len(gap)])
-    drawn = drafter.draft(batch, rule)
+    drawn = drafter.draft(batch, method)
     rounds.streams.clear()
     return drawn.token_ids[0].tolist()
 
@@ -63,11 +63,11 @@ def holding_drafter(request, target, dspark_drafter):
     return dspark_drafter if request.param == "dspark" else language_model(target)
 
 
-@pytest.mark.parametrize(("rule", "temperature"), KINDS)
+@pytest.mark.parametrize(("method", "temperature"), KINDS)
 def test_samples_of_a_request_are_drafted_for_by_noise_of_their_own(
-    holding_drafter, rule, temperature
+    holding_drafter, method, temperature
 ):
-    found = roots(holding_drafter, SEEDS, SAMPLES, rule=rule, temperature=temperature)
+    found = roots(holding_drafter, SEEDS, SAMPLES, method=method, temperature=temperature)
     for seed, sample_index, token_ids in zip(SEEDS, SAMPLES, found, strict=True):
         own = sampled(seed, sample_index, ROUND, 1, temperature)
         assert token_ids == alone(holding_drafter, TEXT[-1], own)
@@ -75,17 +75,17 @@ def test_samples_of_a_request_are_drafted_for_by_noise_of_their_own(
 
 
 def test_shared_noise_is_that_of_the_sample(holding_drafter):
-    found = roots(holding_drafter, SEEDS, SAMPLES, rule="coupled")
+    found = roots(holding_drafter, SEEDS, SAMPLES, method="coupled")
     for seed, sample_index, token_ids in zip(SEEDS, SAMPLES, found, strict=True):
         assert token_ids == alone(holding_drafter, TEXT[-1], coupled(seed, sample_index))
     assert len(set(map(tuple, found))) == 4
 
 
-@pytest.mark.parametrize("rule", ["rejection", "coupled"])
-def test_the_same_holds_for_what_may_follow(holding_drafter, rule):
+@pytest.mark.parametrize("method", ["rejection", "coupled"])
+def test_the_same_holds_for_what_may_follow(holding_drafter, method):
     """Blocks after outcomes, whose round is the next one."""
     rounds = Rounds(holding_drafter, epoch=EPOCH, draft_batch=8, fan_out=8)
-    take_samples(rounds, SEEDS, SAMPLES, round=ROUND, rule=rule)
+    take_samples(rounds, SEEDS, SAMPLES, round=ROUND, method=method)
     found = blocks_of(rounds.finish())
     rounds.streams.clear()
     branches = dict.fromkeys(range(1, 5), 0)
@@ -93,7 +93,7 @@ def test_the_same_holds_for_what_may_follow(holding_drafter, rule):
         branches[key.stream] += 1
         whose = SEEDS[key.stream - 1], SAMPLES[key.stream - 1]
         own = sampled(*whose, ROUND + 1, branches[key.stream])
-        if rule == "coupled":
+        if method == "coupled":
             own = coupled(*whose)
         assert (key.round, key.position) == (ROUND + 1, END + 1)
         assert token_ids == alone(holding_drafter, key.anchor_id, own, gap=[TEXT[-1]])
@@ -108,7 +108,7 @@ def test_every_part_of_a_key_makes_another_draw(holding_drafter, changes):
 
     def block(seed, sample_index, round, epoch):
         rounds = Rounds(holding_drafter, epoch=epoch)
-        fields = {"seed": seed, "sample_index": sample_index, "round": round, "rule": "rejection"}
+        fields = {"seed": seed, "sample_index": sample_index, "round": round, "method": "rejection"}
         rounds.take(TEXT, awaits=True, **fields)
         rounds.prespeculation.step()
         rounds.streams.clear()
@@ -122,8 +122,8 @@ def keys_of(drafter):
     """Those that blocks are drawn by from now on, as they are packed."""
     found, draft = [], drafter.draft
 
-    def recorded(batch, rule):
-        keys = rule.keys
+    def recorded(batch, sampler):
+        keys = sampler.keys
         found.extend(
             zip(
                 keys.nonces.tolist(),
@@ -132,7 +132,7 @@ def keys_of(drafter):
                 strict=True,
             )
         )
-        return draft(batch, rule)
+        return draft(batch, sampler)
 
     drafter.draft = recorded
     return found
@@ -144,7 +144,7 @@ def test_no_two_blocks_have_one_key_whatever_attachment_made_them(dspark_drafter
     for epoch in (1, 2, 255):
         rounds = Rounds(dspark_drafter, epoch=epoch, fan_out=6)
         for round_id in (1, 2, 2):
-            take_samples(rounds, SEEDS, SAMPLES, round=round_id, rule="rejection", block=[5])
+            take_samples(rounds, SEEDS, SAMPLES, round=round_id, method="rejection", block=[5])
             rounds.finish()
         rounds.streams.clear()
     assert len(found) > 3 * 3 * 4 * 6
@@ -153,7 +153,7 @@ def test_no_two_blocks_have_one_key_whatever_attachment_made_them(dspark_drafter
 
 def test_a_round_of_more_blocks_than_there_are_keys_for_drafts_no_more(dspark_drafter, caplog):
     rounds = Rounds(dspark_drafter)
-    rounds.take(TEXT, round=ROUND, rule="rejection", awaits=True)
+    rounds.take(TEXT, round=ROUND, method="rejection", awaits=True)
     (stream,) = rounds.streams
     stream.num_branches[ROUND] = MAX_BRANCHES
     assert rounds.finish() == []

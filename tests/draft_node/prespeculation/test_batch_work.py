@@ -37,10 +37,10 @@ def passes(monkeypatch):
     return found
 
 
-def draft_batches_of(drafter, passes, rule, size):
+def draft_batches_of(drafter, passes, method, size):
     """Of one round: the gaps of each batch, the tokens of its passes, and what is pushed of it."""
     rounds, found = Rounds(drafter, draft_batch=size, fan_out=12), []
-    in_flight_of(rounds, VERIFY_LEN, rule=rule)
+    in_flight_of(rounds, VERIFY_LEN, method=method)
     while True:
         passes.clear()
         before = len(rounds.pushes)
@@ -59,14 +59,14 @@ def assert_equal_work(draft_batches, size):
     assert sum(work[0]) > 0
 
 
-@pytest.mark.parametrize("rule", ["rejection", "foreseeable"])
+@pytest.mark.parametrize("method", ["rejection", "foreseeable"])
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_work_does_not_depend_on_what_outcomes_accept(target, tmp_path, passes, name, size, rule):
+def test_work_does_not_depend_on_what_outcomes_accept(target, tmp_path, passes, name, size, method):
     """Of drafters that are told the tokens in flight with each block."""
     drafter = make_drafter(tmp_path / "draft", CONFIGS[name], target)
     drafter.holds_tokens_in_flight = False
-    assert_equal_work(draft_batches_of(drafter, passes, rule, size), size)
+    assert_equal_work(draft_batches_of(drafter, passes, method, size), size)
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -1,4 +1,4 @@
-"""Candidates for what follows the tokens in flight, of rows that are judged in different ways."""
+"""Candidates for what follows the tokens in flight, of rows that are verified in different ways."""
 
 import numpy as np
 import pytest
@@ -21,13 +21,13 @@ LOGITS = 0.1 * torch.randn(1, LENGTH + 1, VOCAB, generator=torch.Generator().man
 IDS = LOGITS[0].argmax(dim=1).tolist()
 
 
-def report_of(rule="coupled", temperature=1.0, seed=5, position=30) -> RowReport:
+def report_of(method="coupled", temperature=1.0, seed=5, position=30) -> RowReport:
     return RowReport(
         stream=1,
         round=2,
         seed=seed,
         sample_index=1,
-        rule=rule,
+        method=method,
         temperature=temperature,
         start=position,
         token_ids=np.array([7], dtype=np.int32),
@@ -40,7 +40,7 @@ def report_of(rule="coupled", temperature=1.0, seed=5, position=30) -> RowReport
 def flight_of(report: RowReport, scores: BatchScores | None) -> Flight:
     key = BlockKey(report.stream, report.round, report.position, report.anchor_id)
     block = DraftedBlock(9, key, tuple(IDS), None, scores, place=0)
-    kind = OutcomeKind.of(report.rule, report.temperature)
+    kind = OutcomeKind.of(report.method, report.temperature)
     return Flight(report, kind, block, in_flight(report, block, [0.7] * 5, 100))
 
 
@@ -63,9 +63,9 @@ def order_of(report: RowReport) -> torch.Tensor:
     return scores.argsort(dim=1, descending=True)
 
 
-@pytest.mark.parametrize("rule", ["coupled", "foreseeable"])
-def test_all_tokens_take_part_in_sampling(rule):
-    report = report_of(rule)
+@pytest.mark.parametrize("method", ["coupled", "foreseeable"])
+def test_all_tokens_take_part_in_sampling(method):
+    report = report_of(method)
     (found,) = candidates_of([flight_of(report, scores_of())], 8, NoiseTable(), CPU)
     expected = order_of(report)[:, :8]
     assert found.tolist() == expected.tolist()

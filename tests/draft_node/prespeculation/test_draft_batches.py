@@ -21,8 +21,8 @@ LIMITS = LinkLimits(
 def test_a_confidence_that_is_no_number_costs_no_other_block_its_push(dspark_drafter, monkeypatch):
     draft = dspark_drafter.draft
 
-    def spoilt(batch, rule):
-        drawn = draft(batch, rule)
+    def spoilt(batch, method):
+        drawn = draft(batch, method)
         confidences = drawn.confidences.clone()
         confidences[0, 1] = float("nan")
         return replace(drawn, confidences=confidences)
@@ -50,9 +50,9 @@ def batches_of(drafter):
     """Those that it drafts from now on."""
     found, draft = [], drafter.draft
 
-    def recorded(batch, rule):
+    def recorded(batch, method):
         found.append(batch)
-        return draft(batch, rule)
+        return draft(batch, method)
 
     drafter.draft = recorded
     return found
@@ -60,25 +60,25 @@ def batches_of(drafter):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "rule", ["coupled", "rejection", pytest.param("foreseeable", marks=pytest.mark.slow)]
+    "method", ["coupled", "rejection", pytest.param("foreseeable", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(
     ("confidence", "num_tokens"), [(0.99, 9), (0.7, USUAL)], ids=["sure", "unsure"]
 )
 def test_chains_go_on_where_their_next_tokens_are_likely_to_stand(
-    target, rule, confidence, num_tokens
+    target, method, confidence, num_tokens
 ):
     drafter = language_model(target, gamma=9, num_context_tokens=4096)
     drafter.probs_confidence = sure(confidence)
     rounds = Rounds(drafter, usual_tokens=USUAL, goes_beyond=True)
     for number in range(1, 41):  # what was sure before does not matter to others
-        in_flight_of(rounds, stream=number, rule="coupled")
+        in_flight_of(rounds, stream=number, method="coupled")
         rounds.finish()
     rounds.pushes.clear()
-    in_flight_of(rounds, stream=50, rule=rule)
+    in_flight_of(rounds, stream=50, method=method)
     rounds.pushes.clear()
     widths = {push.token_ids.shape[1] for push in rounds.finish()}
-    assert widths == ({num_tokens} if rule == "coupled" else {USUAL})
+    assert widths == ({num_tokens} if method == "coupled" else {USUAL})
 
 
 def test_a_root_that_is_waited_for_is_no_longer_than_usual(target):
@@ -115,15 +115,15 @@ def test_a_draft_batch_knows_how_likely_its_blocks_are_to_be_asked_for(target):
 
 
 @pytest.mark.parametrize(
-    ("rule", "num_rows", "size"),
+    ("method", "num_rows", "size"),
     [("coupled", 3, 2), ("coupled", 8, 4), ("coupled", 40, 8), ("rejection", 40, 2)],
 )
 def test_a_draft_batch_of_many_rows_is_larger_unless_distributions_travel_with_it(
-    target, rule, num_rows, size
+    target, method, num_rows, size
 ):
     rounds = Rounds(language_model(target, num_context_tokens=4096), draft_batch=2, fan_out=8)
     for stream in range(1, num_rows + 1):
-        in_flight_of(rounds, stream=stream, rule=rule)
+        in_flight_of(rounds, stream=stream, method=method)
     rounds.pushes.clear()
     assert max(len(push.keys) for push in rounds.finish()) == size
 

@@ -137,10 +137,10 @@ def test_weights_are_the_distribution_of_the_number_accepted():
     assert (outcome_weights([1.5, -1.0], 2, 3) == np.array([0.0, 1.0, 0.0])).all()
 
 
-def test_rows_at_temperature_zero_are_greedy_under_any_rule():
-    for rule in ("rejection", "foreseeable", "coupled"):
-        assert OutcomeKind.of(rule, 0.0) is OutcomeKind.GREEDY
-        assert OutcomeKind.of(rule, 0.7) == rule
+def test_rows_at_temperature_zero_are_greedy_under_any_method():
+    for method in ("rejection", "foreseeable", "coupled"):
+        assert OutcomeKind.of(method, 0.0) is OutcomeKind.GREEDY
+        assert OutcomeKind.of(method, 0.7) == method
     with pytest.raises(ValueError, match="nonsense"):
         OutcomeKind.of("nonsense", 1.0)
 

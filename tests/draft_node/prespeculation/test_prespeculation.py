@@ -33,7 +33,7 @@ def coupled(seed, temperature=1.0):
     return Coupled(torch.tensor([temperature]), torch.tensor([seed]), torch.tensor([0]))
 
 
-def draft_alone(drafter, row, key, in_flight, rule):
+def draft_alone(drafter, row, key, in_flight, method):
     """What the drafter says by itself after the outcome that `key` stands for."""
     number = key.position - END - 1
     gap = [TEXT[-1], *in_flight[:number]]
@@ -43,7 +43,7 @@ def draft_alone(drafter, row, key, in_flight, rule):
         drafter.free(row)
         extend(drafter, row, TEXT[:END] + gap)
         batch = DraftBatch([row], torch.tensor([key.anchor_id]))
-    return drafter.draft(batch, rule)
+    return drafter.draft(batch, method)
 
 
 def test_blocks_are_what_the_drafter_says_after_each_outcome(drafter):
@@ -100,10 +100,10 @@ def test_the_likeliest_bonus_token_under_shared_noise_is_the_blocks_own(drafter)
     assert bonus[0].anchor_id == own[2]
 
 
-@pytest.mark.parametrize("rule", ["rejection", "foreseeable"])
-def test_blocks_of_the_rejection_family_ship_the_distribution_they_were_drawn_from(drafter, rule):
+@pytest.mark.parametrize("method", ["rejection", "foreseeable"])
+def test_blocks_of_the_rejection_family_ship_the_distribution_they_were_drawn_from(drafter, method):
     rounds = Rounds(drafter, epoch=258)
-    block = in_flight_of(rounds, rule=rule, temperature=0.8)
+    block = in_flight_of(rounds, method=method, temperature=0.8)
     found = blocks_of(rounds.finish())
     assert len(found) == 8
     extend(drafter, 99, TEXT[:END])
@@ -123,9 +123,9 @@ def test_blocks_of_the_rejection_family_ship_the_distribution_they_were_drawn_fr
 def test_draft_batches_of_the_rejection_family_are_full_and_equally_wide(drafter):
     calls = []
     draft = drafter.draft
-    drafter.draft = lambda batch, rule: calls.append(batch) or draft(batch, rule)
+    drafter.draft = lambda batch, method: calls.append(batch) or draft(batch, method)
     rounds = Rounds(drafter, draft_batch=3, fan_out=8)
-    in_flight_of(rounds, rule="rejection")
+    in_flight_of(rounds, method="rejection")
     calls.clear()
     pushes = rounds.finish()
     assert [len(push.keys) for push in pushes] == [3, 3, 3]  # 8 outcomes and one that fills up
@@ -141,12 +141,12 @@ def test_branches_never_share_a_key(dspark_drafter, monkeypatch):
         lambda *args, **kwargs: seen.append(kwargs) or build(*args, **kwargs),
     )
     rounds = Rounds(dspark_drafter)
-    in_flight_of(rounds, rule="rejection")
+    in_flight_of(rounds, method="rejection")
     rounds.finish()
     known = [*TEXT, 5]
-    rounds.take(known, start=END, round=2, rule="rejection")
+    rounds.take(known, start=END, round=2, method="rejection")
     rounds.finish()
-    rounds.take(known, start=len(known) - 1, round=2, rule="rejection")
+    rounds.take(known, start=len(known) - 1, round=2, method="rejection")
     found = blocks_of(rounds.finish())
     # A round whose block was prepared drafts none behind its anchor, and the next one misses.
     key = next(key for key in found if key.position == len(known))
@@ -154,7 +154,7 @@ def test_branches_never_share_a_key(dspark_drafter, monkeypatch):
         [*known, key.anchor_id],
         start=len(known) - 1,
         round=3,
-        rule="rejection",
+        method="rejection",
         speculation_id=found[key][3],
     )
     found = blocks_of(rounds.finish())
@@ -162,18 +162,18 @@ def test_branches_never_share_a_key(dspark_drafter, monkeypatch):
     prepared = {key.anchor_id for key in found if key.position == len(known) + 1}
     missing = next(token for token in range(VOCAB) if token not in prepared)
     rounds.take(
-        [*known, key.anchor_id, missing], start=len(known), round=4, rule="rejection", awaits=True
+        [*known, key.anchor_id, missing], start=len(known), round=4, method="rejection", awaits=True
     )
     assert rounds.finish()
     keys = [key for call in seen for key in zip(call["rounds"], call["branches"], strict=True)]
     assert len(keys) == len(set(keys)) > 20
 
 
-def test_rules_are_not_mixed_in_one_draft_batch(drafter):
+def test_methods_are_not_mixed_in_one_draft_batch(drafter):
     rounds = Rounds(drafter, draft_batch=16)
-    rounds.take(TEXT, stream=1, rule="coupled")
-    rounds.take(TEXT, stream=2, rule="rejection")
-    rounds.take(TEXT, stream=3, rule="coupled", temperature=0.0)
+    rounds.take(TEXT, stream=1, method="coupled")
+    rounds.take(TEXT, stream=2, method="rejection")
+    rounds.take(TEXT, stream=3, method="coupled", temperature=0.0)
     pushes = rounds.finish()
     assert all({key.stream for key in push.keys} in ({1, 3}, {1}, {3}, {2}) for push in pushes)
     assert {key.stream for push in pushes for key in push.keys} == {1, 2, 3}
@@ -240,7 +240,7 @@ def test_a_failing_drafter_costs_the_round_and_in_the_end_the_process(dspark_dra
     rounds = Rounds(dspark_drafter)
     draft = dspark_drafter.draft
 
-    def fail(batch, rule):
+    def fail(batch, method):
         raise RuntimeError("broken")
 
     dspark_drafter.draft = fail

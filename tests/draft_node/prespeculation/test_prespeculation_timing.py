@@ -24,23 +24,23 @@ class Clock:
         return self.now_s
 
 
-@pytest.mark.parametrize("rule", ["coupled", "foreseeable"])
+@pytest.mark.parametrize("method", ["coupled", "foreseeable"])
 def test_draft_batches_are_as_large_as_the_time_until_the_target_looks(
-    dspark_drafter, monkeypatch, rule
+    dspark_drafter, monkeypatch, method
 ):
     rounds = Rounds(dspark_drafter, draft_batch=8, fan_out=40)
     clock = Clock(monkeypatch, rounds)
-    in_flight_of(rounds, rule=rule)
+    in_flight_of(rounds, method=method)
     rounds.finish()  # nobody said how long: draft batches are whole, and teach what a block costs
     assert {len(push.keys) for push in rounds.pushes} == {8}
     for number, round_latency_s in enumerate((0.030, 0.0125, 0.003)):
         rounds.pushes.clear()
-        row = rounds.row(TEXT, round=3 + number, awaits=True, rule=rule)
+        row = rounds.row(TEXT, round=3 + number, awaits=True, method=method)
         rounds.prespeculation.take(row)
         rounds.streams.extend(1000)
         rounds.prespeculation.step()
         (token_ids, _, _, speculation_id) = blocks_of(rounds.pushes)[(1, 3 + number, END, TEXT[-1])]
-        fields = {"block": token_ids[:3], "speculation_id": speculation_id, "rule": rule}
+        fields = {"block": token_ids[:3], "speculation_id": speculation_id, "method": method}
         rounds.pushes.clear()
         row = rounds.row(TEXT, start=END, round=3 + number, **fields)
         rounds.prespeculation.take(row, round_latency_s)

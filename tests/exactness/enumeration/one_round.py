@@ -18,7 +18,7 @@ from specserve.sampling.sampling import NO_TOKEN, Sampled, target_probs
 from specserve.sampling.verification import batch as batch_module
 from specserve.sampling.verification import verify as verify_module
 from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from tests.exactness.enumeration.shared_noise import joint_distribution
 
 
@@ -28,19 +28,21 @@ class Case:
 
     context: tuple
     drafted: tuple
-    choices: tuple  # ratio rules: accept or not, for each drafted token; equality: target's tokens
-    winner: int = NO_TOKEN  # ratio rules: of the sampling of the next token
+    choices: (
+        tuple  # ratio methods: accept or not, for each drafted token; equality: target's tokens
+    )
+    winner: int = NO_TOKEN  # ratio methods: of the sampling of the next token
 
 
-def outcomes(toy, rule, contexts):
+def outcomes(toy, method, contexts):
     """(context, verify_len) to a list of (probability, drafted, num_accepted, next_token).
 
     All contexts and all lengths 0..gamma go through one call, in one mixed batch; its groups are
     judged one after the other, so cases stand in their order.
     """
     rows = [
-        (RowToVerify(rule, toy.state(case.context), case.drafted), case)
-        for case in _cases(toy, rule, contexts)
+        (RowToVerify(method, toy.state(case.context), case.drafted), case)
+        for case in _cases(toy, method, contexts)
     ]
     rows.sort(key=lambda row: batch_module._kind(row[0]))
     cases = [case for _, case in rows]
@@ -49,7 +51,7 @@ def outcomes(toy, rule, contexts):
     logits = [toy.logits(path) for case in cases for path in _paths(case)]
     logits = torch.tensor(logits, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        if rule is VerificationRule.COUPLED:
+        if method is VerificationMethod.COUPLED:
             chances = _patch_sample(patch, cases, distributions)
             found = verify_module.verify(logits, batch)
         else:
@@ -62,20 +64,24 @@ def outcomes(toy, rule, contexts):
     for case, chance, num_accepted, next_token in zip(
         cases, chances(), found.num_accepted.tolist(), found.next_tokens.tolist(), strict=True
     ):
-        prob = chance if rule is VerificationRule.COUPLED else chance * distributions.of_draft(case)
+        prob = (
+            chance
+            if method is VerificationMethod.COUPLED
+            else chance * distributions.of_draft(case)
+        )
         if prob:
             key = (case.context, len(case.drafted))
             table[key].append((prob, case.drafted, num_accepted, next_token))
     return table
 
 
-def _cases(toy, rule, contexts):
+def _cases(toy, method, contexts):
     """Every combination that has a probability above zero at the draft."""
     tokens = range(toy.num_tokens)
     distributions = _Distributions(toy)
     for context, verify_len in itertools.product(contexts, range(toy.gamma + 1)):
         for drafted in itertools.product(tokens, repeat=verify_len):
-            if rule is VerificationRule.COUPLED:
+            if method is VerificationMethod.COUPLED:
                 for targets in itertools.product(tokens, repeat=verify_len + 1):
                     yield Case(context, drafted, targets)
             elif distributions.of_draft(Case(context, drafted, ())) > 0:

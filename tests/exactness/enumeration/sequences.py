@@ -13,9 +13,9 @@ def all_contexts(toy, num_tokens):
     return [c for n in range(num_tokens) for c in itertools.product(tokens, repeat=n)]
 
 
-def rounds_of(toy, rule, num_tokens):
+def rounds_of(toy, method, num_tokens):
     """Every round that may occur within the first `num_tokens` tokens."""
-    return outcomes(toy, rule, all_contexts(toy, num_tokens))
+    return outcomes(toy, method, all_contexts(toy, num_tokens))
 
 
 def speculative_distribution(toy, rounds, num_tokens, verify_len):

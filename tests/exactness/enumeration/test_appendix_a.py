@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from tests.exactness.enumeration.sequences import rounds_of
 from tests.exactness.enumeration.toy import Toy
 from tests.specserve.sampling.random_probs import likeliest_probs
@@ -50,8 +50,8 @@ def retrospective(first_token):
     return max(range(3), key=lambda n: throughput(survivals(first_token), n))
 
 
-def distribution_of_first_token(schedule, rule):
-    rounds = rounds_of(AppendixA(num_tokens=2, gamma=2, num_kept=2), rule, 1)
+def distribution_of_first_token(schedule, method):
+    rounds = rounds_of(AppendixA(num_tokens=2, gamma=2, num_kept=2), method, 1)
     distribution = defaultdict(float)
     for first_token in (A, B):
         choices = rounds[(), schedule(first_token)]
@@ -63,25 +63,25 @@ def distribution_of_first_token(schedule, rule):
     return [distribution[A], distribution[B]]
 
 
-RATIO_RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
+RATIO_METHODS = [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE]
 
 
-@pytest.mark.parametrize("rule", RATIO_RULES)
-def test_the_causal_schedule_verifies_nothing_and_is_exact(rule):
+@pytest.mark.parametrize("method", RATIO_METHODS)
+def test_the_causal_schedule_verifies_nothing_and_is_exact(method):
     assert [causal(token) for token in (A, B)] == [0, 0]
-    assert distribution_of_first_token(causal, rule) == pytest.approx([0.7, 0.3], abs=1e-12)
+    assert distribution_of_first_token(causal, method) == pytest.approx([0.7, 0.3], abs=1e-12)
 
 
-@pytest.mark.parametrize("rule", RATIO_RULES)
-def test_the_retrospective_schedule_is_caught(rule):
+@pytest.mark.parametrize("method", RATIO_METHODS)
+def test_the_retrospective_schedule_is_caught(method):
     assert [retrospective(token) for token in (A, B)] == [2, 0]
-    assert distribution_of_first_token(retrospective, rule) == pytest.approx(
+    assert distribution_of_first_token(retrospective, method) == pytest.approx(
         [0.85, 0.15], abs=1e-12
     )
 
 
-@pytest.mark.parametrize("rule", RATIO_RULES)
-def test_any_schedule_blind_to_the_token_is_exact(rule):
+@pytest.mark.parametrize("method", RATIO_METHODS)
+def test_any_schedule_blind_to_the_token_is_exact(method):
     for verify_len in range(3):
-        distribution = distribution_of_first_token(lambda token, n=verify_len: n, rule)
+        distribution = distribution_of_first_token(lambda token, n=verify_len: n, method)
         assert distribution == pytest.approx([0.7, 0.3], abs=1e-12)

@@ -46,10 +46,10 @@ class TableDrafter:
             assert start == self.context_len(row)
             self.context_lens[row] = start + count
 
-    def draft(self, batch, rule):
+    def draft(self, batch, method):
         rows = torch.tensor(batch.rows)
         positions = torch.tensor([self.context_len(row) + 1 for row in batch.rows])
-        sampling = rule.begin(BlockLayout(positions, self.gamma, VOCAB_SIZE, None))
+        sampling = method.begin(BlockLayout(positions, self.gamma, VOCAB_SIZE, None))
         drawn = [
             sampling.draw(
                 slot,
@@ -75,7 +75,15 @@ class Streams:
     """
 
     def __init__(
-        self, rule, num_streams, *, pairs=ALL, num_tokens=3, gamma=3, first_nonce=1, are_mixed=False
+        self,
+        method,
+        num_streams,
+        *,
+        pairs=ALL,
+        num_tokens=3,
+        gamma=3,
+        first_nonce=1,
+        are_mixed=False,
     ):
         self.distributions, self.num_tokens, self.gamma = Distributions(pairs), num_tokens, gamma
         self.draft = ColocatedDraft(
@@ -87,7 +95,7 @@ class Streams:
             backend=BACKEND,
         )
         self.sampler = Sampler(
-            eos_token_ids=(), max_model_len=99, backend=BACKEND, default_rule=rule
+            eos_token_ids=(), max_model_len=99, backend=BACKEND, default_method=method
         )
         requests = [
             Request(
@@ -128,7 +136,8 @@ class Streams:
     def play_round(self, running):
         """The rows of these sequences and what was found for them."""
         to_draft = [
-            RowToDraft(each, self.sampler.state(each), self.sampler.rule(each)) for each in running
+            RowToDraft(each, self.sampler.state(each), self.sampler.method(each))
+            for each in running
         ]
         found = self.draft.speculate(to_draft)
         rows = [

@@ -2,12 +2,12 @@
 sampled.
 
 Chi-square over the outputs of three tokens, of all kinds of rows together, by every way in which a
-batch can be judged. False-alarm rate 1e-6 a test; all seeds are fixed, so a test that passes once
+batch can be verified. False-alarm rate 1e-6 a test; all seeds are fixed, so a test that passes once
 always does. With probability above 0.9 a distribution is found that is off by a total variation of
 at least
 
-    0.07    by one rule in one way
-    0.03    by all rules in all ways together
+    0.07    by one method in one way
+    0.03    by all methods in all ways together
     0.02    by all together, in the token at one place
 
 in the direction that is hardest to see. `python -m tests.plants` shows what that is good for.
@@ -24,7 +24,7 @@ from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.slot_scores import SlotScores
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import sample
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from target_node.sampler import Sampler
 from tests.exactness.simulation.distributions import DIFFERENT, VOCAB_SIZE, cells, fit
 from tests.exactness.simulation.streams import PROMPT, Streams
@@ -33,14 +33,14 @@ pytestmark = pytest.mark.slow
 
 FALSE_ALARMS = 1e-6
 NUM_STREAMS = 12_000
-REJECTION, FORESEEABLE, COUPLED = VerificationRule
-RATIO_RULES = [REJECTION, FORESEEABLE]
+REJECTION, FORESEEABLE, COUPLED = VerificationMethod
+RATIO_METHODS = [REJECTION, FORESEEABLE]
 
 # How a batch is verified.
 RATIO = "rows, by ratio"
 MIXED = "beside coupled rows, by ratio"
 EQUALITY = "rows, by equality"
-CASES = [(rule, way) for rule in RATIO_RULES for way in (RATIO, MIXED)]
+CASES = [(method, way) for method in RATIO_METHODS for way in (RATIO, MIXED)]
 CASES.append((COUPLED, EQUALITY))
 
 
@@ -64,20 +64,20 @@ def outputs():
     """The streams of a case, and what they said; each case has noise of its own."""
     known = {}
 
-    def outputs(rule, way):
-        if (rule, way) not in known:
-            first_nonce = 1 + CASES.index((rule, way)) * NUM_STREAMS
-            streams = Streams(rule, NUM_STREAMS, first_nonce=first_nonce, are_mixed=way == MIXED)
+    def outputs(method, way):
+        if (method, way) not in known:
+            first_nonce = 1 + CASES.index((method, way)) * NUM_STREAMS
+            streams = Streams(method, NUM_STREAMS, first_nonce=first_nonce, are_mixed=way == MIXED)
             with verifying(way):
-                known[rule, way] = streams, streams.run()
-        return known[rule, way]
+                known[method, way] = streams, streams.run()
+        return known[method, way]
 
     return outputs
 
 
-@pytest.mark.parametrize(("rule", "way"), CASES)
-def test_outputs_have_their_distribution(outputs, rule, way):
-    streams, tokens = outputs(rule, way)
+@pytest.mark.parametrize(("method", "way"), CASES)
+def test_outputs_have_their_distribution(outputs, method, way):
+    streams, tokens = outputs(method, way)
     assert fit(streams.counts(tokens), streams.expected()).p_value > FALSE_ALARMS
 
 
@@ -99,10 +99,10 @@ def test_tokens_at_one_place_have_their_distribution(outputs, place):
     assert fit(counts, expected).p_value > FALSE_ALARMS
 
 
-@pytest.mark.parametrize(("rule", "way"), CASES)
-def test_the_samples_of_a_request_are_independent(outputs, rule, way):
+@pytest.mark.parametrize(("method", "way"), CASES)
+def test_the_samples_of_a_request_are_independent(outputs, method, way):
     """Jointly, the first tokens of both."""
-    streams, tokens = outputs(rule, way)
+    streams, tokens = outputs(method, way)
     kinds = range(streams.distributions.num_kinds)
     first = [streams.distributions.outputs(kind, len(PROMPT), 1) for kind in kinds]
     # Rows 2 r and 2 r + 1 are of kinds 2 r and 2 r + 1, counted around.
@@ -124,7 +124,7 @@ def test_the_power_is_as_stated(outputs):
     assert power(num_streams, most, 0.02, FALSE_ALARMS) > 0.9
 
 
-def test_p_values_of_sound_rules_are_uniform(outputs):
+def test_p_values_of_sound_methods_are_uniform(outputs):
     """Kolmogorov-Smirnov over 100 independent runs, at 1e-4."""
     values = []
     for case in CASES:
@@ -199,20 +199,20 @@ class Knowing(Foreseeing):
         return torch.where((rejected == NO_TOKEN)[:, None], target, residual)
 
 
-@pytest.mark.parametrize("rule", RATIO_RULES)
-def test_hits_that_depend_on_noise_up_to_their_token_leave_the_distribution_alone(rule):
-    streams = Foreseeing(rule, NUM_STREAMS, first_nonce=10**6)
+@pytest.mark.parametrize("method", RATIO_METHODS)
+def test_hits_that_depend_on_noise_up_to_their_token_leave_the_distribution_alone(method):
+    streams = Foreseeing(method, NUM_STREAMS, first_nonce=10**6)
     tokens = streams.run()
     assert fit(streams.counts(tokens), streams.expected()).p_value > FALSE_ALARMS
     assert 0.15 < streams.num_hits / streams.num_guesses < 0.9
 
 
-@pytest.mark.parametrize("rule", RATIO_RULES)
-def test_the_next_token_can_be_foreseen_under_shared_noise_only(rule):
-    streams = Knowing(rule, 1000, pairs=[DIFFERENT], num_tokens=6)
+@pytest.mark.parametrize("method", RATIO_METHODS)
+def test_the_next_token_can_be_foreseen_under_shared_noise_only(method):
+    streams = Knowing(method, 1000, pairs=[DIFFERENT], num_tokens=6)
     streams.run()
     rate = streams.num_hits / streams.num_guesses
-    assert rate > 0.99 if rule is FORESEEABLE else rate < 0.8
+    assert rate > 0.99 if method is FORESEEABLE else rate < 0.8
 
 
 class Once(Streams):

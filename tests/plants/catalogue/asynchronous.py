@@ -15,7 +15,7 @@ PLANTS = [
         was="block.push.kept_probs[block.place, :length]",
         becomes="block.push.kept_probs[0, :length]",
         tests=(f"{_DISTRIBUTION}::test_throws_have_their_distribution[in time-rejection]",),
-        breaks="every block of a push is judged by the probabilities of its first block",
+        breaks="every block of a push is verified by the probabilities of its first block",
         ways=_ASYNC,
     ),
     Plant(
@@ -43,7 +43,7 @@ PLANTS = [
             return DraftProbs.of_entries(*draft_probs)
         """,
         tests=(_IN_TIME,),
-        breaks="pushed blocks are judged as if they had been drawn at another temperature",
+        breaks="pushed blocks are verified as if they had been drawn at another temperature",
         ways=_ASYNC,
     ),
     Plant(
@@ -59,7 +59,7 @@ PLANTS = [
             probs = block.push.kept_probs[block.place, 1 : length + 1]
         """,
         tests=(_IN_TIME,),
-        breaks="a drafted token is judged by the probabilities of the one behind it",
+        breaks="a drafted token is verified by the probabilities of the one behind it",
         ways=_ASYNC,
     ),
     # --- what may decide whether a block is there ------------------------------------------------
@@ -252,7 +252,7 @@ PLANTS = [
         tests=(
             f"{_DISTRIBUTION}::test_throws_have_their_distribution[misses drafted here-rejection]",
         ),
-        breaks="a local draft is judged by the probabilities of a block pushed for an older round",
+        breaks="a local draft is verified by probabilities of a block pushed for an older round",
         ways=_ASYNC,
     ),
 ]

@@ -39,7 +39,7 @@ PLANTS = [
         ways=frozenset({Way.TORCH, Way.ASYNC}),
     ),
     Plant(
-        name="draft-probs-are-judged-behind-the-draw",
+        name="draft-probs-are-verified-behind-the-draw",
         file="specserve/drafters/block_drafter.py",
         symbol="BlockDrafter._draw_all",
         was="""

@@ -36,7 +36,7 @@ PLANTS = [
             "tests/exactness/simulation/test_distribution.py"
             "::test_outputs_have_their_distribution[rejection-rows, by ratio]",
         ),
-        breaks="drafted tokens are judged by the probabilities of the token before",
+        breaks="drafted tokens are verified by the probabilities of the token before",
         ways=frozenset({Way.SYNC}),
     ),
     Plant(

@@ -40,7 +40,7 @@ PLANTS = [
         was="any(p.top_p < 1 for p in params)",
         becomes="params[0].top_p < 1",
         tests=(f"{_SAMPLING}::test_every_row_is_cut_as_it_asks_for",),
-        breaks="a request with top_p is judged without it beside one that has none",
+        breaks="a request with top_p is verified without it beside one that has none",
         ways=_RECORDED,
     ),
     Plant(
@@ -53,7 +53,7 @@ PLANTS = [
         """,
         becomes="(self.temperatures.view(torch.float64), given.temperatures),",
         tests=(f"{_SAMPLING}::test_the_ratio_test[rejection]",),
-        breaks="tokens are judged by distributions that the rows of a round before had",
+        breaks="tokens are verified by distributions that the rows of a round before had",
         ways=_RECORDED,
     ),
     Plant(

@@ -154,7 +154,7 @@ PLANTS = [
         ways=_TORCH,
     ),
     Plant(
-        name="path-not-with_processors",
+        name="path-not-processed",
         file="specserve/sampling/logits_processors.py",
         symbol="ProcessedSampler._Draws._advance",
         was="""

@@ -141,7 +141,7 @@ PLANTS = [
         was="sequence.num_rounds += 1  # what this round drew is never drawn again",
         becomes="",
         tests=(f"{_SCHEDULER}::test_a_round_that_is_done_again_is_another_one",),
-        breaks="a round that is computed again is judged by noise that decided already",
+        breaks="a round that is computed again is verified by noise that decided already",
         ways=_BOTH,
     ),
     # --- how many are verified -------------------------------------------------------------------

@@ -10,7 +10,7 @@ _DISTRIBUTION = (
 _EQUAL = "tests/exactness/test_speculative_decoding.py::test_a_few_requests_are_those_of_plain"
 _LOSSLESS = f"{_EQUAL}_decoding[language model]"
 _ENUMERATED = (
-    "tests/exactness/enumeration/test_rules.py"
+    "tests/exactness/enumeration/test_methods.py"
     "::test_the_distribution_of_the_output_is_that_of_plain_decoding"
 )
 
@@ -22,7 +22,7 @@ PLANTS = [
         was="found = self.backend.verify(logits, to_verify, draft_probs)",
         becomes="found = self.backend.verify(logits.roll(1, 0), to_verify, draft_probs)",
         tests=(f"{_DISTRIBUTION}[rejection]",),
-        breaks="where rows of several rules meet, each is judged by the logits of the row before",
+        breaks="of rows of several methods, one is verified by the logits of the row before",
         ways=_SYNC | _TORCH,
     ),
     Plant(
@@ -47,7 +47,7 @@ PLANTS = [
             ]
         """,
         tests=(f"{_DISTRIBUTION}[foreseeable]",),
-        breaks="drafted tokens are judged by the probabilities of another row's block",
+        breaks="drafted tokens are verified by the probabilities of another row's block",
         ways=_SYNC,
     ),
     Plant(
@@ -183,8 +183,8 @@ PLANTS = [
         ways=_SYNC | {Way.ASYNC},
     ),
     Plant(
-        name="last-token-judged-by-nothing",
-        file="specserve/sampling/verification/rule.py",
+        name="last-token-verified-by-nothing",
+        file="specserve/sampling/verification/method.py",
         symbol="accepted_prefix",
         was="return AcceptedPrefix(num_accepted, drawn[num_accepted], _NO_TOKEN in drawn)",
         becomes="return AcceptedPrefix(num_accepted, drawn[-1], _NO_TOKEN in drawn)",

@@ -14,7 +14,8 @@ from tests.specserve.models.checkpoints import QWEN3, write_checkpoint
 
 NOISE = 0.1  # in weights of a drafter, by their own spread
 FEW = ("--requests", "24", "--samples", "800", "--quick", "--json")
-# Every draft is judged, whatever it costs on this machine, and prompts leave room for all of them.
+# Every draft is verified, whatever it costs on this machine, and prompts leave room for all of
+# them.
 _SETTINGS = {
     "topology.oversubscribe": "true",
     "speculation.min_survival": "0",
@@ -87,10 +88,10 @@ def statuses(report: dict, kind: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_sound_service_passes_under_both_rules(audit, drafter):
+def test_a_sound_service_passes_under_both_methods(audit, drafter):
     code, report = audit("--drafter", str(drafter))
     assert (code, report["verdict"]) == (0, "passed")
-    assert {check["rule"] for check in report["checks"]} == {"rejection", "foreseeable"}
+    assert {check["method"] for check in report["checks"]} == {"rejection", "foreseeable"}
     distributions = [check for check in report["checks"] if check["check"] == "distribution"]
     placed = [check for check in distributions if check["subject"].startswith("places")]
     first = [check for check in distributions if check not in placed]
@@ -150,7 +151,7 @@ class Forgetful:
             path[-1].num_generated += 1
         return path
 def build(rows, device='cpu'):
-    ratio = [row.judged_by is not batch.VerificationRule.COUPLED for row in rows]
+    ratio = [row.verified_by is not batch.VerificationMethod.COUPLED for row in rows]
     return real(
         [
             dataclasses.replace(row, state=Forgetful(row.state)) if wrong else row
@@ -185,9 +186,9 @@ def wanted(row, end, result):
 sampler._wanted_of_answer = wanted
 """
 ACCEPT_ALL = """
-from specserve.sampling.verification import rule
-prefix = rule.AcceptedPrefix
-rule.accepted_prefix = lambda drafted, drawn: prefix(len(drafted), drawn[-1], False)
+from specserve.sampling.verification import method
+prefix = method.AcceptedPrefix
+method.accepted_prefix = lambda drafted, drawn: prefix(len(drafted), drawn[-1], False)
 """
 
 

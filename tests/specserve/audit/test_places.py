@@ -47,7 +47,7 @@ def test_tokens_without_drafts_are_left_out():
 
 def test_reported_log_probabilities_may_differ_by_rounding_alone():
     near, wrong = answer(*[log(0.5) + 1e-6] * 7), answer(*[log(0.5)] * 6, log(0.4))
-    options = {"rule": "rejection", "rounding": 1e-3, "allowed": 0.0}
+    options = {"method": "rejection", "rounding": 1e-3, "allowed": 0.0}
     assert logprob_check([near], **options).status is Status.PASSED
     check = logprob_check([near, wrong], **options)
     assert (check.num_different, check.num_tokens, check.status) == (1, 14, Status.FAILED)

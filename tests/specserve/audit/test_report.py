@@ -16,13 +16,13 @@ from specserve.audit.report import (
 )
 from specserve.commands.audit_report import print_report
 
-DRAFTED = Origins(num_tokens=100, num_accepted=40, num_judged=90)
-PLAIN = Origins(num_tokens=100, num_accepted=0, num_judged=0)
+DRAFTED = Origins(num_tokens=100, num_accepted=40, num_verified=90)
+PLAIN = Origins(num_tokens=100, num_accepted=0, num_verified=0)
 
 
 def distribution_check(again: float | None = None, origins: Origins = DRAFTED) -> DistributionCheck:
     return DistributionCheck(
-        rule="rejection",
+        method="rejection",
         subject=Subject.TOKENS,
         sampling="whole",
         prompt="Once",
@@ -36,7 +36,7 @@ def distribution_check(again: float | None = None, origins: Origins = DRAFTED) -
 
 def equality(num_different: int = 0, *, promised: bool = True, origins: Origins = DRAFTED):
     return EqualityCheck(
-        rule="rejection",
+        method="rejection",
         num_requests=10,
         num_tokens=100,
         origins=origins,

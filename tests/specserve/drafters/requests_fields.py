@@ -3,7 +3,7 @@
 from specserve.sampling.state import SamplingState
 from specserve.types import SamplingParams
 
-SHAPED = " shaped"  # of a rule's name
+SHAPED = " shaped"  # of a method's name
 _PROMPT = [3, 3, 8, 21, 40]
 _FIELDS: list[dict] = [
     {"top_p": 0.8, "top_k": 30},

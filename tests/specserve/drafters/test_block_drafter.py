@@ -108,7 +108,7 @@ def test_drafting_leaves_the_context_alone(drafter):
     assert all(map(torch.equal, before, drafter.context.read(0, 1)))
 
 
-def test_every_rule_fills_the_block(drafter):
+def test_every_method_fills_the_block(drafter):
     extend(drafter, 0, *verified(21))
     batch = DraftBatch([0] * 3, torch.tensor([1, 2, 3]))
     temperatures, zeros = torch.tensor([0.0, 1.0, 0.7]), torch.zeros(3, dtype=torch.int64)

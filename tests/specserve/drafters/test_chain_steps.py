@@ -11,7 +11,7 @@ from tests.specserve.models.checkpoints import load
 
 
 class Watching:
-    """`ProbsConfidence` by the largest probability, and a rule that says when a token is drawn."""
+    """A `ProbsConfidence` by the largest probability, and a sampler that tells its draws."""
 
     def __init__(self, inner):
         self.inner = inner

@@ -257,7 +257,7 @@ def test_query_and_key_norms_are_told_by_the_tensors(target, tmp_path):
     torch.testing.assert_close(keys[0, 4:], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_reduced_vocabulary_drafts_target_ids_under_every_rule(target, tmp_path):
+def test_a_reduced_vocabulary_drafts_target_ids_under_every_method(target, tmp_path):
     folder = write_drafter(tmp_path / "draft", SPECULATORS)
     drafter = load_drafter(folder, target, options())
     listed = set(load_file(folder / "model.safetensors")["t2d"].nonzero().flatten().tolist())

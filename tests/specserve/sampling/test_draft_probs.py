@@ -39,8 +39,8 @@ def drawn_from(logits, keys, num_kept):
     """Tokens [N] and their distributions, one a row of `logits` [N, V], as drafts of the ratio
     test.
     """
-    rule = Sampled(torch.ones(len(logits)), keys, num_kept)
-    sampling = rule.begin(BlockLayout(keys.positions, 1, logits.shape[1], None))
+    method = Sampled(torch.ones(len(logits)), keys, num_kept)
+    sampling = method.begin(BlockLayout(keys.positions, 1, logits.shape[1], None))
     drawn = sampling.draw(0, logits.unsqueeze(1))
     return drawn.squeeze(1), sampling.draft_probs()
 

@@ -1,4 +1,4 @@
-"""The rule of equality on host values, against the same rule in tensors."""
+"""The method of equality on host values, against the same method in tensors."""
 
 import random
 from dataclasses import replace
@@ -9,7 +9,11 @@ import torch
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import NO_TOKEN, sample
 from specserve.sampling.verification.batch import VerificationBatch
-from specserve.sampling.verification.rule import AcceptedPrefix, VerificationRule, accepted_prefix
+from specserve.sampling.verification.method import (
+    AcceptedPrefix,
+    VerificationMethod,
+    accepted_prefix,
+)
 from specserve.sampling.verification.verify import verify
 from tests.specserve.sampling.test_sampling import state
 from tests.specserve.sampling.test_verification import random_rows
@@ -28,7 +32,7 @@ def with_right_ones(rng, row, logits):
 
 def test_walks_are_those_of_verify():
     rng = random.Random(3)
-    rows, logits, _ = random_rows(rng, 200, [VerificationRule.COUPLED])
+    rows, logits, _ = random_rows(rng, 200, [VerificationMethod.COUPLED])
     flat = torch.cat(logits)
     for place in rng.sample(range(len(flat)), 40):
         flat[place, rng.randrange(flat.shape[1])] = rng.choice([torch.nan, torch.inf])

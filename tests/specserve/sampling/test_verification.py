@@ -12,14 +12,14 @@ from specserve.sampling.draft_probs import PAD_ID, DraftProbs
 from specserve.sampling.sampling import NO_TOKEN, sample, target_probs
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
+from specserve.sampling.verification.method import VerificationMethod, method_for_life
 from specserve.sampling.verification.ratio import accept_probs, accepts, residual_probs
-from specserve.sampling.verification.rule import VerificationRule, rule_for_life
 from specserve.sampling.verification.verify import verify
 from tests.specserve.sampling.random_probs import likeliest_probs
 from tests.specserve.sampling.test_sampling import random_state, state
 
-RULES = list(VerificationRule)
-RATIO_RULES = [VerificationRule.REJECTION, VerificationRule.FORESEEABLE]
+METHODS = list(VerificationMethod)
+RATIO_METHODS = [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE]
 NUM_TOKENS = 23
 
 
@@ -49,7 +49,7 @@ def probs_of(rows):
     return DraftProbs.of_entries(ids, torch.tensor([list(row.values()) for row in rows]))
 
 
-def random_rows(rng, num_rows, rules=RULES):
+def random_rows(rng, num_rows, methods=METHODS):
     """Rows of every kind, with their logits and the distributions of those that need one."""
     rows, logits, draft_probs = [], [], []
     for place in range(num_rows):
@@ -57,7 +57,7 @@ def random_rows(rng, num_rows, rules=RULES):
         choices = [random_probs(rng) for _ in range(verify_len)]
         drafted = [rng.choices(list(probs), probs.values())[0] for probs in choices]
         row = RowToVerify(
-            rng.choice(rules),
+            rng.choice(methods),
             random_state(rng, NUM_TOKENS),
             drafted,
             round_id=rng.randrange(1000),
@@ -65,7 +65,7 @@ def random_rows(rng, num_rows, rules=RULES):
         )
         rows.append(row)
         logits.append(torch.tensor(row_logits(place, [], drafted)))
-        draft_probs.append([] if row.judged_by is VerificationRule.COUPLED else choices)
+        draft_probs.append([] if row.verified_by is VerificationMethod.COUPLED else choices)
     return rows, logits, draft_probs
 
 
@@ -100,13 +100,13 @@ def test_a_row_has_the_same_outcome_alone_and_in_any_mixed_batch():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "rules", [RULES, pytest.param([VerificationRule.COUPLED], marks=pytest.mark.slow)]
+    "methods", [METHODS, pytest.param([VerificationMethod.COUPLED], marks=pytest.mark.slow)]
 )
-def test_coupled_and_greedy_rows_give_the_text_of_plain_decoding(rules):
+def test_coupled_and_greedy_rows_give_the_text_of_plain_decoding(methods):
     """Every sampling field, drafts right and wrong, any length: token for token."""
     rng = random.Random(2)
     states = [random_state(rng, NUM_TOKENS) for _ in range(60)]
-    rules = [rng.choice(rules) if s.is_greedy else VerificationRule.COUPLED for s in states]
+    methods = [rng.choice(methods) if s.is_greedy else VerificationMethod.COUPLED for s in states]
     plain = [plain_text(row, s.fork(), 24) for row, s in enumerate(states)]
     texts = [[] for _ in states]
     drafted_and_accepted = 0
@@ -115,7 +115,7 @@ def test_coupled_and_greedy_rows_give_the_text_of_plain_decoding(rules):
         for row, (text, s) in enumerate(zip(texts, states, strict=True)):
             ahead = plain[row][len(text) : len(text) + rng.randint(0, 5)]
             drafted = [t if rng.random() < 0.8 else rng.randrange(NUM_TOKENS) for t in ahead]
-            rows.append(RowToVerify(rules[row], s, drafted))
+            rows.append(RowToVerify(methods[row], s, drafted))
             logits += row_logits(row, text, drafted)
         found = verify(torch.tensor(logits), VerificationBatch.build(rows))
         for row, num_accepted in enumerate(found.num_accepted.tolist()):
@@ -138,8 +138,8 @@ def plain_text(row, s, length):
     return text
 
 
-@pytest.mark.parametrize("rule", RATIO_RULES)
-def test_the_ratio_test_at_a_one_hot_target_is_the_greedy_rule(rule):
+@pytest.mark.parametrize("method", RATIO_METHODS)
+def test_the_ratio_test_at_a_one_hot_target_is_the_greedy_method(method):
     """The limit from above: at a tiny temperature, through distributions, as at 0, by equality."""
     rng = random.Random(3)
     for _ in range(40):
@@ -151,7 +151,9 @@ def test_the_ratio_test_at_a_one_hot_target_is_the_greedy_rule(rule):
         draft_probs = [{d: 1.0, (d + 1) % NUM_TOKENS: 1.0} for d in drafted]
         cold, zero = (
             outcomes(
-                [RowToVerify(rule, state(seed=4, temperature=t), drafted)], [logits], [draft_probs]
+                [RowToVerify(method, state(seed=4, temperature=t), drafted)],
+                [logits],
+                [draft_probs],
             )
             for t, draft_probs in ((1e-30, draft_probs), (0.0, []))
         )
@@ -162,14 +164,14 @@ def test_the_ratio_test_at_a_one_hot_target_is_the_greedy_rule(rule):
 # --- bad rows, broken distributions ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_bad_logits_end_the_walk_where_it_meets_them(rule, temperature):
+def test_bad_logits_end_the_walk_where_it_meets_them(method, temperature):
     """A certain draft of the target's own token stands, so the prefix goes as far as it can."""
     logits = torch.full((4, NUM_TOKENS), -50.0)
     logits[:, 3] = 50.0
-    rows = [RowToVerify(rule, state(seed=1, temperature=temperature), [3, 3, 3])]
-    draft_probs = [] if rows[0].judged_by is VerificationRule.COUPLED else [{3: 1.0}] * 3
+    rows = [RowToVerify(method, state(seed=1, temperature=temperature), [3, 3, 3])]
+    draft_probs = [] if rows[0].verified_by is VerificationMethod.COUPLED else [{3: 1.0}] * 3
     assert outcomes(rows, [logits], [draft_probs]) == [(3, 3, False, False)]
     for place in range(4):
         for value in (float("nan"), float("inf")):
@@ -178,35 +180,35 @@ def test_bad_logits_end_the_walk_where_it_meets_them(rule, temperature):
             assert outcomes(rows, [broken], [draft_probs]) == [(place, NO_TOKEN, True, False)]
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_bad_logits_behind_a_rejection_harm_nobody(rule):
+@pytest.mark.parametrize("method", METHODS)
+def test_bad_logits_behind_a_rejection_harm_nobody(method):
     logits = torch.full((3, NUM_TOKENS), -50.0)
     logits[:, 3] = 50.0
     logits[1:] = float("nan")
-    rows = [RowToVerify(rule, state(seed=1), [5, 3]), RowToVerify(rule, state(seed=2))]
-    draft_probs = [] if rule is VerificationRule.COUPLED else [{5: 1.0}, {3: 1.0}]
+    rows = [RowToVerify(method, state(seed=1), [5, 3]), RowToVerify(method, state(seed=2))]
+    draft_probs = [] if method is VerificationMethod.COUPLED else [{5: 1.0}, {3: 1.0}]
     found = outcomes(rows, [logits, logits[:1]], [draft_probs, []])
     assert found == [(0, 3, False, False), (0, 3, False, False)]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_bad_row_never_walks_into_the_next(rule, temperature):
+def test_a_bad_row_never_walks_into_the_next(method, temperature):
     """A short one, whose last logits are bad, before a long one that is all right."""
     logits = torch.full((6, NUM_TOKENS), -50.0)
     logits[:, 3] = 50.0
     logits[1] = float("nan")
     rows = [
-        RowToVerify(rule, state(seed=seed, temperature=temperature), drafted)
+        RowToVerify(method, state(seed=seed, temperature=temperature), drafted)
         for seed, drafted in enumerate(([3], [3, 3, 3]))
     ]
-    needs_probs = rows[0].judged_by is not VerificationRule.COUPLED
+    needs_probs = rows[0].verified_by is not VerificationMethod.COUPLED
     draft_probs = [[{3: 1.0}] * len(row.drafted) if needs_probs else [] for row in rows]
     found = outcomes(rows, [logits[:2], logits[2:]], draft_probs)
     assert found == [(1, NO_TOKEN, True, False), (3, 3, False, False)]
 
 
-@pytest.mark.parametrize("rule", RATIO_RULES)
+@pytest.mark.parametrize("method", RATIO_METHODS)
 @pytest.mark.parametrize(
     ("ids", "probs"),
     [
@@ -218,12 +220,12 @@ def test_a_bad_row_never_walks_into_the_next(rule, temperature):
         ([PAD_ID, PAD_ID], [0.0, 0.0]),
     ],
 )
-def test_a_broken_distribution_counts_as_no_draft(rule, ids, probs):
+def test_a_broken_distribution_counts_as_no_draft(method, ids, probs):
     """The next token is then drawn as if nothing had been drafted there."""
     logits = torch.tensor(row_logits(0, [], [3, 5]))
     s = state(seed=8)
-    batch = VerificationBatch.build([RowToVerify(rule, s, [3, 5])])
-    missed = VerificationBatch.build([RowToVerify(rule, s)])
+    batch = VerificationBatch.build([RowToVerify(method, s, [3, 5])])
+    missed = VerificationBatch.build([RowToVerify(method, s)])
     draft_probs = DraftProbs(torch.tensor([ids, [5, PAD_ID]]), torch.tensor([probs, [1.0, 0.0]]))
     found, expected = verify(logits, batch, draft_probs), verify(logits[:1], missed)
     assert found.broken_distributions.tolist() == [True]
@@ -232,7 +234,7 @@ def test_a_broken_distribution_counts_as_no_draft(rule, ids, probs):
 
 
 def test_drafted_tokens_without_a_distribution_are_an_error():
-    batch = VerificationBatch.build([RowToVerify(VerificationRule.REJECTION, state(), [1])])
+    batch = VerificationBatch.build([RowToVerify(VerificationMethod.REJECTION, state(), [1])])
     with pytest.raises(ValueError, match="no draft distribution"):
         verify(torch.zeros(2, NUM_TOKENS), batch)
 
@@ -286,9 +288,9 @@ def test_residuals_at_their_edges():
 
 def test_an_equal_distribution_is_always_accepted():
     rng = random.Random(6)
-    for rule in RATIO_RULES:
+    for method in RATIO_METHODS:
         s = state(seed=rng.getrandbits(64), temperature=0.8)
-        rows = [RowToVerify(rule, s, [t], round_id=n) for n, t in enumerate(range(NUM_TOKENS))]
+        rows = [RowToVerify(method, s, [t], round_id=n) for n, t in enumerate(range(NUM_TOKENS))]
         logits = torch.tensor(row_logits(0, [], [])).expand(2 * NUM_TOKENS, -1)
         probs = target_probs(logits, SamplingBatch.build([s] * len(logits)))
         found = verify(logits, VerificationBatch.build(rows), DraftProbs(*dense(probs[::2])))
@@ -300,17 +302,17 @@ def dense(probs):
     return torch.arange(probs.shape[1]).expand(len(probs), -1), probs
 
 
-# --- rules and their noise -------------------------------------------------------------------
+# --- methods and their noise -------------------------------------------------------------------
 
 
 def test_a_seeded_request_is_coupled_for_life():
-    for default in RULES:
-        assert rule_for_life(default, seeded_by_user=True) is VerificationRule.COUPLED
-        assert rule_for_life(default, seeded_by_user=False) is default
+    for default in METHODS:
+        assert method_for_life(default, seeded_by_user=True) is VerificationMethod.COUPLED
+        assert method_for_life(default, seeded_by_user=False) is default
 
 
-@pytest.mark.parametrize("rule", RATIO_RULES)
-def test_round_and_branch_move_only_what_must_not_repeat(rule):
+@pytest.mark.parametrize("method", RATIO_METHODS)
+def test_round_and_branch_move_only_what_must_not_repeat(method):
     """Acceptance always; the next token under plain rejection, not what the draft foresees."""
     s = state(seed=5)
     draft_probs = {1: 1.0, 2: 1.0}
@@ -319,24 +321,24 @@ def test_round_and_branch_move_only_what_must_not_repeat(rule):
     missed, drafted = set(), set()
     for round_id in range(8):
         for branch in range(8):
-            row = RowToVerify(rule, s, [], round_id, branch)
+            row = RowToVerify(method, s, [], round_id, branch)
             missed.add(outcomes([row], [logits[:1]], [[]])[0])
             row = dataclasses.replace(row, drafted=[2])
             drafted.add(outcomes([row], [logits], [[draft_probs]])[0][0])
     assert drafted == {0, 1}
-    if rule is VerificationRule.FORESEEABLE:
+    if method is VerificationMethod.FORESEEABLE:
         plain = int(sample(logits[:1], SamplingBatch.build([s])).token_ids)
         assert missed == {(0, plain, False, False)}
     else:
         assert len(missed) > 8
 
 
-@pytest.mark.parametrize("rules", [[rule] for rule in RULES] + [RULES])
-def test_no_value_is_read_on_the_way(rules):
+@pytest.mark.parametrize("methods", [[method] for method in METHODS] + [METHODS])
+def test_no_value_is_read_on_the_way(methods):
     """On a device without values; there every step that waits for one raises."""
     rng = random.Random(9)
     rows = []
-    for row in random_rows(rng, 80, rules)[0]:
+    for row in random_rows(rng, 80, methods)[0]:
         params = msgspec.structs.replace(row.state.params, top_p=1.0)  # its short cut may wait
         s = SamplingState(params, seed=1, prompt_token_ids=[1, 2], end_token_ids=(3,))
         rows.append(dataclasses.replace(row, state=s))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specserve.sampling.verification.batch import RowToVerify, VerificationBatch
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.sampling.verification.verify import verify
 from tests.specserve.sampling.random_probs import likeliest_probs
 from tests.specserve.sampling.test_sampling import state
@@ -32,8 +32,8 @@ def random_round(num_rows, device):
         drafted = [rng.randrange(8) for _ in range(rng.randint(0, 5))]
         fields = {"temperature": rng.choice([0.0, 1.0]), "top_k": rng.choice([0, 9])}
         fields["frequency_penalty"] = rng.choice([0.0, 0.5])
-        rule = rng.choice(list(VerificationRule))
-        rows.append(RowToVerify(rule, state(seed=seed, **fields), drafted))
+        method = rng.choice(list(VerificationMethod))
+        rows.append(RowToVerify(method, state(seed=seed, **fields), drafted))
     batch = VerificationBatch.build(rows, device)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(batch.num_logits, NUM_TOKENS, generator=generator)

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from target_node.speculation.auto import AutoSpeculation
 from target_node.speculation.source import NoSpeculation
 from tests.backends.chosen import BACKEND
@@ -33,15 +33,15 @@ class Recording(NoSpeculation):
         self.asked.append("close")
 
 
-def decoding_row(is_decoding: bool = True, temperature: float = 1.0, rule: str = "coupled"):
+def decoding_row(is_decoding: bool = True, temperature: float = 1.0, method: str = "coupled"):
     sampling = SimpleNamespace(temperature=temperature)
-    request = SimpleNamespace(sampling=sampling, rule=VerificationRule(rule))
+    request = SimpleNamespace(sampling=sampling, method=VerificationMethod(method))
     return SimpleNamespace(sequence=SimpleNamespace(is_decoding=is_decoding, request=request))
 
 
 def auto(modes, *drafted) -> AutoSpeculation:
     """`drafted`: what there is to say of draft processes' modes."""
-    return AutoSpeculation(modes, lambda sequence: sequence.request.rule, BACKEND, *drafted)
+    return AutoSpeculation(modes, lambda sequence: sequence.request.method, BACKEND, *drafted)
 
 
 class Choosing:

@@ -51,9 +51,9 @@ class SimulatedLives:
         self.policy = MissPolicy()
         self.drafts = _Drafts()
         modes = {str(miss): self.drafts for miss in misses}
-        rule_of = lambda sequence: sequence.request.rule  # noqa: E731
+        method_of = lambda sequence: sequence.request.method  # noqa: E731
         named = {str(miss): miss for miss in misses}
-        self.auto = AutoSpeculation(modes, rule_of, BACKEND, named, self.policy)
+        self.auto = AutoSpeculation(modes, method_of, BACKEND, named, self.policy)
         self.chosen: Counter[Miss] = Counter()  # by round
         self.life = life
         self.rows = [decoding_row()]

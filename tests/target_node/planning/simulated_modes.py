@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from types import SimpleNamespace
 
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from target_node.speculation.auto import AutoSpeculation
 from target_node.speculation.source import NoSpeculation
 from tests.backends.chosen import BACKEND
@@ -43,7 +43,7 @@ class Text:
         self.left = length
         self.is_told = False  # to draft processes
         sampling = SimpleNamespace(temperature=temperature)
-        request = SimpleNamespace(sampling=sampling, rule=VerificationRule("coupled"))
+        request = SimpleNamespace(sampling=sampling, method=VerificationMethod("coupled"))
         self.sequence = SimpleNamespace(is_decoding=True, request=request)
         self._source = source
         self._text = source.gauss(0, _TEXTS)
@@ -89,7 +89,7 @@ class SimulatedService:
         self.clock = ScriptedTime()
         sources = {name: _Mode(has_to_be_told=name == "async") for name in MODES}
         modes = {name: sources[family_of(name)] for name in KINDS}
-        self.auto = make(modes, lambda sequence: sequence.request.rule, BACKEND)
+        self.auto = make(modes, lambda sequence: sequence.request.method, BACKEND)
         self.random = random.Random(seed)
         self.made = self.lost = 0.0  # tokens
         self.rounds: Counter[tuple[int, str]] = Counter()  # by rows, decoding or not, and mode

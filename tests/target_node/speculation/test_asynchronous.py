@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.types import Abort, Load
 from target_node.speculation.feature_cache import FeatureCache
 from target_node.speculation.miss_policy import Miss
@@ -140,16 +140,16 @@ def test_an_ended_stream_that_comes_back_to_life_is_put_to_rest(models):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [VerificationRule.COUPLED, VerificationRule.FORESEEABLE])
-def test_features_that_are_not_finite_cost_drafts_and_nothing_else(models, monkeypatch, rule):
-    with pair_of(models, miss=Miss.SKIP, default_rule=rule) as pair:
+@pytest.mark.parametrize("method", [VerificationMethod.COUPLED, VerificationMethod.FORESEEABLE])
+def test_features_that_are_not_finite_cost_drafts_and_nothing_else(models, monkeypatch, method):
+    with pair_of(models, miss=Miss.SKIP, default_method=method) as pair:
         expected = answer(pair, temperature=0.0)
 
     def spoil(self, spans):
         return torch.full((sum(end - start for _, start, end in spans), self.size), torch.nan)
 
     monkeypatch.setattr(FeatureCache, "read", spoil)
-    with pair_of(models, miss=Miss.SKIP, default_rule=rule) as pair:
+    with pair_of(models, miss=Miss.SKIP, default_method=method) as pair:
         assert answer(pair, temperature=0.0) == expected
         assert len(answer(pair)) == 20
 
@@ -164,7 +164,7 @@ def test_features_that_are_not_finite_cost_drafts_and_nothing_else(models, monke
     ],
 )
 def test_distributions_that_are_none_cost_drafts_and_nothing_else(models, spoil):
-    options = {"default_rule": VerificationRule.REJECTION}
+    options = {"default_method": VerificationMethod.REJECTION}
     with pair_of(models, **options) as pair:
         receive = pair.links.receive
         pair.links.receive = lambda: [

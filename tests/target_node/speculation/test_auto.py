@@ -45,7 +45,7 @@ def test_a_mode_prepares_before_it_is_used(num_unready):
     rounds(num_waited + 5)
     asked = modes["async"].asked
     assert asked == (num_waited + 1) * ["warm_up"] + 5 * ["propose"]
-    # The others' speed is not judged by what ran meanwhile.
+    # The others' speed is not verified by what ran meanwhile.
     assert chooser.observed[:num_waited] == num_waited * [("off", None)]
     assert chooser.observed[num_waited:] == [("async", age) for age in range(5)]
     if num_unready <= MOST_WARM_UPS:
@@ -133,10 +133,10 @@ def test_rounds_that_compute_prompts_neither_count_nor_end_a_run():
     ("rows", "load"),
     [
         ([decoding_row()], (1, "coupled")),
-        ([decoding_row(temperature=0.0, rule="rejection")], (1, "greedy")),
-        ([decoding_row(), decoding_row(is_decoding=False, rule="rejection")], (2, "rejection")),
+        ([decoding_row(temperature=0.0, method="rejection")], (1, "greedy")),
+        ([decoding_row(), decoding_row(is_decoding=False, method="rejection")], (2, "rejection")),
         (
-            [decoding_row(), decoding_row(rule="rejection"), decoding_row(rule="rejection")],
+            [decoding_row(), decoding_row(method="rejection"), decoding_row(method="rejection")],
             (2, "rejection"),
         ),
         ([decoding_row(temperature=0.0) for _ in range(16)], (5, "greedy")),

@@ -11,7 +11,7 @@ import torch
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys, Purpose
 from specserve.sampling.draft_sampler import Coupled
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from target_node.sequence import Sequence
 from target_node.speculation.drafting import ColocatedDraft, RowToDraft
 from tests.backends.chosen import BACKEND
@@ -23,13 +23,13 @@ from tests.target_node.in_process import request
 __all__ = ["target"]
 
 NUM_KEPT = 16
-REJECTION, COUPLED = VerificationRule.REJECTION, VerificationRule.COUPLED
-RATIO_RULES = [REJECTION, VerificationRule.FORESEEABLE]
+REJECTION, COUPLED = VerificationMethod.REJECTION, VerificationMethod.COUPLED
+RATIO_METHODS = [REJECTION, VerificationMethod.FORESEEABLE]
 # Of all rows: two requests, three samples of one, in different rounds and at different places.
 ROWS = [(41, 3, 2, 20), (41, 0, 2, 20), (41, 7, 2, 20), (42, 3, 2, 20), (41, 3, 6, 30)]
 
 
-def row_of(seed, sample_index, num_rounds, length, rule=REJECTION, temperature=0.8):
+def row_of(seed, sample_index, num_rounds, length, method=REJECTION, temperature=0.8):
     """A decoding row of `length` tokens, of which the last is the anchor."""
     asked = request("r", TEXT[: length - 1], seed=seed, temperature=temperature)
     sequence = Sequence(asked, sample_index, arrival=0, num_rounds=num_rounds)
@@ -39,7 +39,7 @@ def row_of(seed, sample_index, num_rounds, length, rule=REJECTION, temperature=0
         seed, TEXT[: length - 1], TEXT[length - 1 : length], sample_index, temperature=temperature
     )
     assert own.position == length
-    return RowToDraft(sequence, own, rule)
+    return RowToDraft(sequence, own, method)
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def drawn_by_hand(draft_probs, seed, sample_index, round_id, position):
     return draft_probs.ids.gather(1, winners)[:, 0].tolist()
 
 
-@pytest.mark.parametrize("rule", RATIO_RULES)
-def test_blocks_are_drawn_by_the_keys_of_their_rows(colocated, rule):
-    rows = [row_of(*row, rule) for row in ROWS]
+@pytest.mark.parametrize("method", RATIO_METHODS)
+def test_blocks_are_drawn_by_the_keys_of_their_rows(colocated, method):
+    rows = [row_of(*row, method) for row in ROWS]
     blocks = blocks_of(colocated, rows)
     for place, ((seed, sample_index, round_id, length), block) in enumerate(
         zip(ROWS, blocks, strict=True)
@@ -86,10 +86,10 @@ def test_blocks_are_drawn_by_the_keys_of_their_rows(colocated, rule):
     assert len(set(map(tuple, same_text))) == 4
 
 
-@pytest.mark.parametrize("rule", RATIO_RULES)
-def test_another_round_draws_anew_from_the_same_distribution(colocated, rule):
+@pytest.mark.parametrize("method", RATIO_METHODS)
+def test_another_round_draws_anew_from_the_same_distribution(colocated, method):
     """As after a round that verified none of its block."""
-    row, blocks, first = row_of(41, 3, 0, 20, rule), [], []
+    row, blocks, first = row_of(41, 3, 0, 20, method), [], []
     for round_id in range(6):
         row.sequence.num_rounds = round_id
         blocks += blocks_of(colocated, [row])
@@ -111,8 +111,8 @@ def test_shared_noise_is_the_same_in_every_round(colocated, drafter):
         drafter.extend(
             ContextUpdate([99], [0], [length - 1], torch.tensor(TEXT[: length - 1]), None)
         )
-        rule = Coupled(torch.tensor([0.8]), torch.tensor([seed]), torch.tensor([sample_index]))
-        alone = drafter.draft(DraftBatch([99], torch.tensor([TEXT[length - 1]])), rule)
+        method = Coupled(torch.tensor([0.8]), torch.tensor([seed]), torch.tensor([sample_index]))
+        alone = drafter.draft(DraftBatch([99], torch.tensor([TEXT[length - 1]])), method)
         drafter.free(99)
         assert block == alone.token_ids[0].tolist()
     assert blocks_of(colocated, rows) == blocks

@@ -155,10 +155,10 @@ class Wrong(NgramDrafter):
         super().__init__(gamma=3, shortest=1)
         self._right = right
 
-    def draft(self, batch, rule):
+    def draft(self, batch, method):
         time.sleep(0.01)
         self.num_drafts += 1
-        drawn = super().draft(batch, rule)
+        drawn = super().draft(batch, method)
         unlike = next(token for token in range(2, 64) if token not in self._right)
         drawn.token_ids[:] = unlike
         return drawn

@@ -26,20 +26,20 @@ class StubbornDrafter(NgramDrafter):
         super().__init__(gamma=gamma)
         self._token_id = token_id
 
-    def draft(self, batch: DraftBatch, rule: DraftSampler) -> SpeculationBatch:
+    def draft(self, batch: DraftBatch, method: DraftSampler) -> SpeculationBatch:
         token_ids = torch.full((len(batch.rows), self.gamma), self._token_id)
         return SpeculationBatch(token_ids, DraftProbs.certain(token_ids.flatten()), None)
 
 
 class ListeningDrafter(NgramDrafter):
-    """Hears by which rules it is to draw, and drafts nothing."""
+    """Hears by which methods it is to draw, and drafts nothing."""
 
     def __init__(self) -> None:
         super().__init__(gamma=4)
-        self.rules: list[DraftSampler] = []
+        self.methods: list[DraftSampler] = []
 
-    def draft(self, batch: DraftBatch, rule: DraftSampler) -> SpeculationBatch:
-        self.rules.append(rule)
+    def draft(self, batch: DraftBatch, method: DraftSampler) -> SpeculationBatch:
+        self.methods.append(method)
         return super().draft(batch, Greedy())
 
 
@@ -78,13 +78,13 @@ def test_drafts_are_drawn_as_their_rows_are_judged():
         "penalised": ({"temperature": 1.0, "seed": 3, "repetition_penalty": 1.3}, ProcessedSampler),
     }
     for name, (fields, expected) in answers.items():
-        drafter.rules.clear()
+        drafter.methods.clear()
         target.submit(request(name, PROMPT, max_tokens=6, ignore_eos=True, **fields))
         target.run_until_idle()
-        assert {type(rule) for rule in drafter.rules} == {expected}
-        inner = [rule.inner for rule in drafter.rules if isinstance(rule, ProcessedSampler)]
+        assert {type(method) for method in drafter.methods} == {expected}
+        inner = [method.inner for method in drafter.methods if isinstance(method, ProcessedSampler)]
         kind = Coupled if fields["temperature"] else Greedy
-        assert all(isinstance(rule, kind) for rule in inner)
+        assert all(isinstance(method, kind) for method in inner)
 
 
 def test_drafts_take_no_block_that_a_running_row_will_need():
@@ -162,7 +162,7 @@ def test_a_context_that_cannot_grow_gives_its_memory_to_the_others(tmp_path):
 class BrokenDrafter(NgramDrafter):
     """Raises whenever it is asked."""
 
-    def draft(self, batch: DraftBatch, rule: DraftSampler) -> SpeculationBatch:
+    def draft(self, batch: DraftBatch, method: DraftSampler) -> SpeculationBatch:
         raise RuntimeError("out of memory")
 
 
@@ -182,11 +182,11 @@ class FlakyDrafter(NgramDrafter):
 
     num_asked = 0
 
-    def draft(self, batch: DraftBatch, rule: DraftSampler) -> SpeculationBatch:
+    def draft(self, batch: DraftBatch, method: DraftSampler) -> SpeculationBatch:
         self.num_asked += 1
         if self.num_asked % 2:
             raise RuntimeError("out of memory")
-        return super().draft(batch, rule)
+        return super().draft(batch, method)
 
 
 @pytest.mark.slow

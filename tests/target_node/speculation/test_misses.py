@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.types import Load
 from target_node.speculation.drafting import MAX_FAILURES
 from target_node.speculation.miss_policy import Miss
@@ -100,9 +100,9 @@ def test_nobody_waits_beside_a_row_that_has_its_block(models):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", list(VerificationRule))
-def test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen(models, rule):
-    options = {"miss": Miss.LOCAL_DRAFT, "default_rule": rule}
+@pytest.mark.parametrize("method", list(VerificationMethod))
+def test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen(models, method):
+    options = {"miss": Miss.LOCAL_DRAFT, "default_method": method}
     with pair_of(models, "the target itself", **options) as pair:
         (draft,) = pair.drafts
         turns, pass_turn = itertools.count(), draft.pass_turn
@@ -121,11 +121,11 @@ def test_a_miss_is_drafted_for_beside_the_target_and_what_follows_is_foreseen(mo
             for number, follower in enumerate(text[row.position + 1 :][: len(slots)]):
                 # The target's own distribution knows what it will say, unless it was cut for the
                 # ratio test.
-                assert follower in slots[number] or rule is not VerificationRule.COUPLED
+                assert follower in slots[number] or method is not VerificationMethod.COUPLED
                 if number < verify_len and follower != row.block[number]:
                     break
         # After a miss, what the target said of its block is enough.
-        assert pair.hit_rate > (0.6 if rule is VerificationRule.COUPLED else 0.1)
+        assert pair.hit_rate > (0.6 if method is VerificationMethod.COUPLED else 0.1)
 
 
 def test_a_drafter_here_that_breaks_costs_its_drafts_alone(models, caplog):
@@ -151,7 +151,7 @@ def test_no_draft_means_plain_decoding_without_waiting(models):
 
 
 def test_a_block_without_a_distribution_is_a_miss_for_the_ratio_test(models):
-    with pair_of(models, default_rule=VerificationRule.REJECTION) as pair:
+    with pair_of(models, default_method=VerificationMethod.REJECTION) as pair:
         receive = pair.links.receive
         pair.links.receive = lambda: [
             replace(push, kept_ids=push.kept_ids[..., :0], kept_probs=push.kept_probs[..., :0])

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.types import Request, SamplingParams, Speculation
 from target_node.blocks import BlockPool
 from target_node.planning import round_prices
@@ -61,7 +61,7 @@ class Round:
             eos_token_ids=(),
             max_model_len=1000,
             backend=BACKEND,
-            default_rule=VerificationRule.REJECTION,
+            default_method=VerificationMethod.REJECTION,
         )
         self.admission = Admission(
             gamma=gamma,

@@ -17,7 +17,7 @@ LIMITS = LinkLimits(
     max_kept=7,
     max_blocks=9,
 )
-RULES = ("rejection", "foreseeable", "coupled")
+METHODS = ("rejection", "foreseeable", "coupled")
 
 
 def decode_push(frame, epoch, limits=LIMITS):
@@ -45,7 +45,7 @@ def random_row(source, limits=LIMITS, num_verified=None):
         round=int(source.integers(0, 2**20)),
         seed=int(source.integers(-(2**63), 2**63)),
         sample_index=int(source.integers(0, 2**12)),
-        rule=RULES[source.integers(0, 3)],
+        method=METHODS[source.integers(0, 3)],
         temperature=float(source.choice([0.0, source.random() * 2])),
         start=int(source.integers(0, limits.max_positions - n - k)),
         token_ids=source.integers(0, limits.vocab_size, n + 1).astype(np.int32),

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from specserve.transport.link.envelope import HEADER_BYTES, Kind, restamp, seal
 from specserve.transport.link.messages import BlockKey, DraftTopK, Push, Report, RowReport
 from specserve.transport.link.push_frames import encode_push
 from specserve.transport.link.report_frames import encode_report
 from tests.specserve.transport.link.messages import (
     LIMITS,
-    RULES,
+    METHODS,
     decode_push,
     decode_report,
     random_push,
@@ -28,7 +28,7 @@ DRAFT_TOP_K = DraftTopK(
     slot_scores=np.array([[0.0, -1.0, -np.inf], [2.0, 1.0, 0.0]], np.float32),
 )
 ROW = RowReport(
-    stream=1, round=2, seed=-3, sample_index=4, rule="rejection", temperature=0.5, start=5,
+    stream=1, round=2, seed=-3, sample_index=4, method="rejection", temperature=0.5, start=5,
     token_ids=np.array([6, 7], np.int32), features=np.ones((1, 8), np.float32),
     block=np.array([8, 9], np.int32), speculation_id=10, awaits=True,
     draft_top_k=DRAFT_TOP_K,
@@ -82,7 +82,7 @@ def row_within_limits(row):
         row.stream >= 0
         and 0 <= row.round < 2**20
         and 0 <= row.sample_index < 2**12
-        and row.rule in RULES
+        and row.method in METHODS
         and math.isfinite(row.temperature)
         and row.temperature >= 0
         and row.speculation_id >= 0
@@ -151,10 +151,10 @@ def test_rows_with_and_without_news_share_a_report():
     assert same(Report([silent]), decode(report_frame(silent)))
 
 
-def test_every_rule_has_a_code():
-    assert set(RULES) == {rule.value for rule in VerificationRule}
-    for rule in RULES:
-        assert decode(report_frame(replace(ROW, rule=rule))).rows[0].rule == rule
+def test_every_method_has_a_code():
+    assert set(METHODS) == {method.value for method in VerificationMethod}
+    for method in METHODS:
+        assert decode(report_frame(replace(ROW, method=method))).rows[0].method == method
 
 
 ids = np.int32

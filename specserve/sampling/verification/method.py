@@ -1,5 +1,5 @@
 # pyright: strict
-"""The verification rules by name, which one a request lives under, and the one by equality.
+"""The verification methods by name, which one a request lives under, and the one by equality.
 
 Knows no tensors: where all rows of a round stand by equality, the tokens that the target draws are
 all that has to leave the device. `verify` says the same in tensors.
@@ -10,26 +10,26 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class VerificationRule(enum.StrEnum):
-    """How drafted tokens are judged. All are exact; at temperature 0 they are the same rule."""
+class VerificationMethod(enum.StrEnum):
+    """How drafted tokens are verified. All are exact; at temperature 0 they are the same method."""
 
     REJECTION = "rejection"  # ratio test, recovery from the residual by noise nobody else has
     FORESEEABLE = "foreseeable"  # the same, but the draft knows the noise of the recovery token
     COUPLED = "coupled"  # the target's token under shared noise; a draft stands iff it is equal
 
 
-def rule_for_life(default: VerificationRule, *, seeded_by_user: bool) -> VerificationRule:
-    """The rule of a request from its first token to its last; `default` is the server's.
+def method_for_life(default: VerificationMethod, *, seeded_by_user: bool) -> VerificationMethod:
+    """The method of a request from its first token to its last; `default` is the server's.
 
     An explicit seed promises a text, which only coupled keeps. Whoever else comes has a random seed
     that serves the rejection family as its never-reused nonce.
     """
-    return VerificationRule.COUPLED if seeded_by_user else default
+    return VerificationMethod.COUPLED if seeded_by_user else default
 
 
-def judged_by(rule: VerificationRule, *, is_greedy: bool) -> VerificationRule:
-    """Greedy rows are the limit of every rule: a token stands iff it is the target's."""
-    return VerificationRule.COUPLED if is_greedy else rule
+def verified_by(method: VerificationMethod, *, is_greedy: bool) -> VerificationMethod:
+    """Greedy rows are the limit of every method: a token stands iff it is the target's."""
+    return VerificationMethod.COUPLED if is_greedy else method
 
 
 _NO_TOKEN = -1  # as in `specserve.sampling.sampling`, which needs torch

@@ -1,10 +1,10 @@
-"""Every rule leaves the distribution of the output as it is, to 1e-12 in total variation, by
+"""Every method leaves the distribution of the output as it is, to 1e-12 in total variation, by
 enumeration.
 """
 
 import pytest
 
-from specserve.sampling.verification.rule import VerificationRule
+from specserve.sampling.verification.method import VerificationMethod
 from tests.exactness.enumeration.sequences import (
     plain_distribution,
     rounds_of,
@@ -74,22 +74,22 @@ def by_hit(toy):
 SCHEDULES = [always, never, by_position, by_hit]
 
 
-@pytest.mark.parametrize("rule", VerificationRule)
+@pytest.mark.parametrize("method", VerificationMethod)
 @pytest.mark.parametrize("name", QUICK_OR_SLOW)
-def test_the_distribution_of_the_output_is_that_of_plain_decoding(name, rule):
+def test_the_distribution_of_the_output_is_that_of_plain_decoding(name, method):
     toy = TOYS[name]
     expected = plain_distribution(toy, num_tokens=3)
     assert sum(expected.values()) == pytest.approx(1, abs=1e-12)
-    rounds = rounds_of(toy, rule, 3)
+    rounds = rounds_of(toy, method, 3)
     for schedule in SCHEDULES:
         found = speculative_distribution(toy, rounds, 3, schedule(toy))
         assert total_variation(found, expected) < 1e-12, schedule.__name__
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", VerificationRule)
+@pytest.mark.parametrize("method", VerificationMethod)
 @pytest.mark.parametrize("num_tokens", [3, 4])
-def test_longer_drafts_and_larger_vocabularies_too(num_tokens, rule):
+def test_longer_drafts_and_larger_vocabularies_too(num_tokens, method):
     toy = Toy(
         num_tokens=num_tokens,
         gamma=3,
@@ -99,7 +99,7 @@ def test_longer_drafts_and_larger_vocabularies_too(num_tokens, rule):
     )
     length = 3 if num_tokens == 3 else 2
     expected = plain_distribution(toy, length)
-    rounds = rounds_of(toy, rule, length)
+    rounds = rounds_of(toy, method, length)
     for schedule in SCHEDULES:
         found = speculative_distribution(toy, rounds, length, schedule(toy))
         assert total_variation(found, expected) < 1e-12, schedule.__name__
