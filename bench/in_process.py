@@ -48,7 +48,7 @@ _SPARE_BLOCKS = 3  # of a row: a block that is not full, drafts, and what the sc
 
 @dataclass(frozen=True)
 class EngineSize:
-    """Room for `max_rows` rows of up to `max_len` tokens, prompts and answers."""
+    """Setup for `max_rows` rows of up to `max_len` tokens, prompts and answers."""
 
     max_rows: int
     max_len: int

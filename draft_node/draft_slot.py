@@ -6,7 +6,7 @@ Knows no drafter; `streams` does.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draft_node.fields import FollowedFields
+from draft_node.stream_sampling import StreamSampling
 from specserve.transport.link.messages import Floats, RowReport, Tokens
 
 GRACE_S = 0.005  # context and report come by different ways: the slower one may be near
@@ -53,7 +53,7 @@ class DraftSlot:
     last_heard: int = 0  # rows that had been reported by then
     hole: Hole | None = None  # the one that is waited for
     ask_s: float = 0.0  # when to ask for it
-    fields: FollowedFields | None = None  # the request's own; None: it has none, as far as is known
+    sampling: StreamSampling | None = None  # the request's; None: nothing is known of it
     num_branches: dict[int, int] = field(default_factory=dict[int, int])  # by round
 
     @property

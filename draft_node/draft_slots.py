@@ -2,7 +2,7 @@
 
 A context is derived state. Verified tokens arrive with reports and, where those leave a hole, on
 demand; they enter the context in order, a bounded number at a time. Most drafters also hold the
-tokens in flight, once for all branches; as they are verified, entries made of features take their
+pending tokens, once for all branches; as they are verified, entries made of features take their
 place, or, where a drafter reads token ids alone, stand if the tokens are the same.
 
 Knows neither outcomes nor blocks, and no messages but the report.
@@ -17,8 +17,8 @@ import torch
 
 from draft_node.draft_slot import DraftSlot, Hole, Segment, due_hole, num_equal
 from draft_node.failures import Failures
-from draft_node.fields import FollowedFields
-from specserve.drafters.context import ContextRoom
+from draft_node.stream_sampling import StreamSampling
+from specserve.drafters.context import ContextCapacity
 from specserve.drafters.protocol import ContextUpdate, Drafter
 from specserve.errors import Exhausted
 from specserve.transport.link.messages import RowReport
@@ -40,11 +40,11 @@ class DraftSlots:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        room: ContextRoom | None = None,
+        capacity: ContextCapacity | None = None,
     ) -> None:
-        """`room`: of the drafter's contexts; None where nobody will ask what they lack."""
+        """`capacity`: of the drafter's contexts; None where nobody will ask what they lack."""
         self._drafter = drafter
-        self._room = room
+        self._capacity = capacity
         self._dtype = dtype
         self._device = device
         self.failures = Failures()
@@ -78,9 +78,9 @@ class DraftSlots:
         """Verified tokens outside of reports: a prompt, or an answer to a hole."""
         self._add(self._hear(number), segment)
 
-    def take_fields(self, number: int, fields: FollowedFields) -> None:
+    def take_sampling(self, number: int, sampling: StreamSampling) -> None:
         """The request's own."""
-        self._hear(number).fields = fields
+        self._hear(number).sampling = sampling
 
     def free(self, numbers: Iterable[int]) -> None:
         """These have ended. For each, a few starved ones may try again, those that waited longest.
@@ -141,12 +141,12 @@ class DraftSlots:
             self._enter(pieces)
         return max_tokens - room
 
-    def provide(self, in_flight: Sequence[tuple[DraftSlot, Sequence[int]]]) -> None:
-        """Enter tokens in flight, from the anchor on, if the drafter can hold them."""
-        if not self._drafter.holds_tokens_in_flight:
+    def provide(self, pending: Sequence[tuple[DraftSlot, Sequence[int]]]) -> None:
+        """Enter pending tokens, from the anchor on, if the drafter can hold them."""
+        if not self._drafter.holds_pending_tokens:
             return
         pieces: list[tuple[DraftSlot, Segment]] = []
-        for stream, token_ids in in_flight:
+        for stream, token_ids in pending:
             assert stream.report is not None
             position = stream.report.position
             known = position + num_equal(stream.token_ids[position:], token_ids)
@@ -244,7 +244,7 @@ class DraftSlots:
     def _starve(self, stream: DraftSlot, error: Exhausted) -> None:
         if not any(other.is_starved for other in self._streams.values()):
             lengths = [other.length for other in self._streams.values()]
-            why = error if self._room is None else self._room.shortage(lengths)
+            why = error if self._capacity is None else self._capacity.shortage(lengths)
             log.warning("a row is decoded without drafts: %s", why)
         self._drop_context(stream)
         stream.is_starved = True

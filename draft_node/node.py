@@ -14,15 +14,15 @@ from msgspec.structs import replace
 
 from draft_node.draft_slot import Segment
 from draft_node.draft_slots import DraftSlots
-from draft_node.fields import FollowedFields
 from draft_node.prespeculation.prespeculation import PreSpeculation
+from draft_node.stream_sampling import StreamSampling
 from specserve.transport.control.draft_control import (
     Attach,
     Attached,
     Context,
     DraftControlDraft,
-    Fields,
     Free,
+    SamplingParameters,
     ToDraft,
     Wanted,
     context_arrays,
@@ -113,14 +113,14 @@ class DraftNode:
         match message:
             case Attached():
                 self._attach(message)
-            case Context() | Fields() | Free() if (
+            case Context() | SamplingParameters() | Free() if (
                 self._link is None or message.epoch != self._link.epoch
             ):
                 log.debug("dropped a message of epoch %d", message.epoch)
             case Context():
                 self._take_context(message)
-            case Fields():
-                self._take_fields(message)
+            case SamplingParameters():
+                self._take_sampling(message)
             case Free(streams=streams):
                 self._free(streams)
 
@@ -159,13 +159,13 @@ class DraftNode:
             return
         self.streams.take_context(message.stream, Segment(message.start, *arrays))
 
-    def _take_fields(self, message: Fields) -> None:
+    def _take_sampling(self, message: SamplingParameters) -> None:
         assert self._limits is not None
-        fields = FollowedFields.of(message, self._limits.vocab_size)
-        if fields is None:
-            log.warning("dropped fields of stream %d that name no tokens", message.stream)
+        sampling = StreamSampling.of(message, self._limits.vocab_size)
+        if sampling is None:
+            log.warning("dropped sampling of stream %d that name no tokens", message.stream)
             return
-        self.streams.take_fields(message.stream, fields)
+        self.streams.take_sampling(message.stream, sampling)
 
     # --- what is asked -----------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from specserve.backends import choose as backends
 from specserve.backends.base import Backend
 from specserve.backends.choose import choose_backend
 from specserve.drafters.colocated import describe, positions_of
-from specserve.drafters.context import ContextRoom
+from specserve.drafters.context import ContextCapacity
 from specserve.drafters.dialects import read_draft_spec
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.load import (
@@ -133,8 +133,8 @@ def _build(
         # Whose blocks nobody has fixed; others are as long as gamma.
         knows = drafter.probs_confidence is not None
         settings = replace(settings, usual_tokens=USUAL_HIDDEN_TOKENS, goes_beyond=knows)
-    room = _room(config, target.spec, options)
-    streams = DraftSlots(drafter, dtype=dtype, device=device, room=room)
+    capacity = _capacity(config, target.spec, options)
+    streams = DraftSlots(drafter, dtype=dtype, device=device, capacity=capacity)
     introduction = Attach(
         draft=arguments.rank,
         pid=os.getpid(),
@@ -153,13 +153,13 @@ def _build(
     )
 
 
-def _room(config: ResolvedConfig, spec: ModelSpec, options: DrafterOptions) -> ContextRoom:
+def _capacity(config: ResolvedConfig, spec: ModelSpec, options: DrafterOptions) -> ContextCapacity:
     """`spec`: the target's."""
     if config.model.ballast is not None:
         spec = with_ballast(spec, parse_count(config.model.ballast))
     num_ranks = parse_topology(config.topology.topology).num_target_ranks
     token_bytes = kv_bytes_per_token(spec, dtype=config.kv_dtype, tensor_parallel=num_ranks)
-    return ContextRoom(options.num_context_tokens, token_bytes, options.max_positions)
+    return ContextCapacity(options.num_context_tokens, token_bytes, options.max_positions)
 
 
 def _link_opener(

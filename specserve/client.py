@@ -70,7 +70,7 @@ class Options(TypedDict, total=False):
     timeout_s: float | None  # the deadline of the call
 
 
-class Stream:
+class TextStream:
     """Iterates over the deltas of one request; leaving it early cancels the request.
 
     `prompt` is known once the first delta is, `finished` once the iteration has ended.
@@ -152,10 +152,10 @@ class Client:
         request, timeout_s = _request_of(prompt, options)
         return _completion_of(_unary(self._generation.Generate, request, timeout_s))
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
         """Iterate with `for`; errors, SpecserveError all, come from the iteration."""
         request, timeout_s = _request_of(prompt, options)
-        return Stream(_unary(self._generation.GenerateStream, request, timeout_s))
+        return TextStream(_unary(self._generation.GenerateStream, request, timeout_s))
 
     def server_info(self) -> ServerInfo:
         response = _unary(self._control.GetServerInfo, pb.GetServerInfoRequest())
@@ -220,11 +220,11 @@ class AsyncClient:
         request, timeout_s = _request_of(prompt, options)
         return _completion_of(await _aio_unary(self._generation.Generate, request, timeout_s))
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
         """Iterate with `async for`; errors, SpecserveError all, come from the iteration."""
         request, timeout_s = _request_of(prompt, options)
         try:
-            return Stream(self._generation.GenerateStream(request, timeout=timeout_s))
+            return TextStream(self._generation.GenerateStream(request, timeout=timeout_s))
         except grpc.aio.UsageError as error:
             raise Unavailable(_CLOSED) from error
 

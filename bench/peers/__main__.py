@@ -28,7 +28,7 @@ from bench.peers.environments import DEFAULT_FOLDER, INSTALLABLE, Environment
 from bench.peers.measure import Run
 from bench.peers.plan import FULL, QUICK, Plan
 from bench.peers.report import TITLE, conditions, tables, verdict
-from bench.peers.starting import Room, preloaded_with_vllm
+from bench.peers.starting import Setup, preloaded_with_vllm
 from bench.peers.summary import Results, goals_of, rows_of, summary_of
 from bench.peers.weights import BFLOAT16, FLOAT16, Weights
 from bench.progress import progress_bar
@@ -113,7 +113,7 @@ def measure(arguments: argparse.Namespace, plan: Plan, command: str, console: Co
         drafter = _NGRAM
     machine, is_complete = describe_machine(), True
     with asyncio.Runner() as runner, progress_bar(_num_steps(plan, quantised), console) as advance:
-        room = Room(
+        setup = Setup(
             weights=weights,
             envs=envs,
             drafter=drafter,
@@ -122,7 +122,7 @@ def measure(arguments: argparse.Namespace, plan: Plan, command: str, console: Co
             logs=arguments.out / "logs",
             runner=runner,
         )
-        run = Run(plan, room, prompts, quantised, advance)
+        run = Run(plan, setup, prompts, quantised, advance)
         try:
             run.measure()
         except KeyboardInterrupt:

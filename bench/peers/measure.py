@@ -15,7 +15,7 @@ from bench.peers.arms import arms, can_answer
 from bench.peers.engines import Engine, pinned
 from bench.peers.plan import Plan
 from bench.peers.records import Absent, Arm, Job, Measurement
-from bench.peers.starting import ASYNC, AUTO, Room, start
+from bench.peers.starting import ASYNC, AUTO, Setup, start
 from bench.regimes.machine_load import ForeignLoad
 from specserve.errors import SpecserveError
 
@@ -34,7 +34,7 @@ class Run:
     def __init__(
         self,
         plan: Plan,
-        room: Room,
+        setup: Setup,
         prompts: Sequence[list[int]],
         quantised: str | None,
         advance: Callable[[str], None],
@@ -42,7 +42,7 @@ class Run:
         """`advance` is told what comes next."""
         self.found = Found()
         self._plan = plan
-        self._room = room
+        self._setup = setup
         self._prompts = prompts
         self._quantised = quantised
         self._advance = advance
@@ -62,7 +62,7 @@ class Run:
         for arm in arms(self._plan, threads, self._quantised):
             self._advance(f"starting {arm.name}, {threads} threads")
             try:
-                engines[arm] = stack.enter_context(start(self._room, arm, cores))
+                engines[arm] = stack.enter_context(start(self._setup, arm, cores))
             except (SpecserveError, OSError) as error:
                 self._leave(arm, error)
         return engines

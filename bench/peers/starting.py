@@ -41,7 +41,7 @@ _WORKER = Path(__file__).with_name("transformers_worker.py")
 
 
 @dataclass(frozen=True)
-class Room:
+class Setup:
     """What every engine of a run is started for."""
 
     weights: Weights
@@ -59,7 +59,7 @@ class Room:
         return self.logs / f"{arm.name.replace(' ', '-')}-{arm.threads}.log"
 
 
-def start(room: Room, arm: Arm, cores: Collection[int]) -> AbstractContextManager[Engine]:
+def start(setup: Setup, arm: Arm, cores: Collection[int]) -> AbstractContextManager[Engine]:
     """The engine of `arm` on `cores`, ready when it is entered.
 
     Raises Unsupported, when it is entered, for an absent peer, and Failed for one that does not
@@ -71,60 +71,60 @@ def start(room: Room, arm: Arm, cores: Collection[int]) -> AbstractContextManage
         VLLM: _vllm,
         TRANSFORMERS: _transformers,
     }
-    return starts[arm.peer](room, arm, cores)
+    return starts[arm.peer](setup, arm, cores)
 
 
 @contextmanager
-def _specserve(room: Room, arm: Arm, cores: Collection[int]) -> Generator[Engine]:
+def _specserve(setup: Setup, arm: Arm, cores: Collection[int]) -> Generator[Engine]:
     """A draft process takes one of the cores, the target the others."""
     has_draft = arm.threads > 1 and arm.mode in (ASYNC, AUTO)
     if arm.mode == ASYNC and not has_draft:
         raise Unsupported("a draft process needs a core of its own")
-    flags = ["--target", str(room.weights.model), "--speculation", _OUR_MODES[arm.mode]]
+    flags = ["--target", str(setup.weights.model), "--speculation", _OUR_MODES[arm.mode]]
     flags += ["--kv-memory", _KV_MEMORY, "--generation-config", "none"]
-    flags += ["--max-batch-rows", str(room.most_requests)]
+    flags += ["--max-batch-rows", str(setup.most_requests)]
     # By default the file's weights are kept in float16, and arithmetic is in float32.
     flags += [] if arm.weights == FLOAT16 else ["--dtype", arm.weights]
     flags += ["--threads", str(arm.threads - has_draft)]
     flags += ["--topology", "1+1"] if has_draft else []
-    if room.drafter is not None and arm.mode != PLAIN:
-        flags += ["--drafter", room.drafter]
-    with service_engine(room.runner, flags, cores, has_draft=has_draft) as engine:
+    if setup.drafter is not None and arm.mode != PLAIN:
+        flags += ["--drafter", setup.drafter]
+    with service_engine(setup.runner, flags, cores, has_draft=has_draft) as engine:
         yield engine
 
 
 @contextmanager
-def _llama_cpp(room: Room, arm: Arm, cores: Collection[int]) -> Generator[Engine]:
-    environment = room.environment(LLAMA_CPP)
+def _llama_cpp(setup: Setup, arm: Arm, cores: Collection[int]) -> Generator[Engine]:
+    environment = setup.environment(LLAMA_CPP)
     environment.versions()
     dtype = arm.weights if arm.weights in (BFLOAT16, FLOAT16) else None
     port, threads = _free_port(), str(arm.threads)
-    words = [str(environment.llama_server), "--model", str(room.weights.gguf_file(dtype))]
+    words = [str(environment.llama_server), "--model", str(setup.weights.gguf_file(dtype))]
     words += ["--host", "127.0.0.1", "--port", str(port), "--no-ui"]
     words += ["--threads", threads, "--threads-batch", threads]
-    words += ["--parallel", str(room.most_requests), "--kv-unified"]
-    words += ["--ctx-size", str(room.most_requests * room.context), "--cache-ram", "0"]
+    words += ["--parallel", str(setup.most_requests), "--kv-unified"]
+    words += ["--ctx-size", str(setup.most_requests * setup.context), "--cache-ram", "0"]
     if arm.mode == NGRAM:
         words += ["--spec-type", "ngram-simple"]
     if arm.mode == DRAFT:  # the file itself drafts for its 16-bit form
-        words += ["--spec-type", "draft-simple", "--model-draft", str(room.weights.gguf_file())]
+        words += ["--spec-type", "draft-simple", "--model-draft", str(setup.weights.gguf_file())]
         words += ["--spec-draft-threads", threads]
-    child = Child(words, {"OMP_NUM_THREADS": threads}, cores, room.log(arm))
+    child = Child(words, {"OMP_NUM_THREADS": threads}, cores, setup.log(arm))
     client = CompletionsClient(port, {"cache_prompt": False})
-    with http_engine(room.runner, client, child) as engine:
+    with http_engine(setup.runner, client, child) as engine:
         yield engine
 
 
 @contextmanager
-def _vllm(room: Room, arm: Arm, cores: Collection[int]) -> Generator[Engine]:
+def _vllm(setup: Setup, arm: Arm, cores: Collection[int]) -> Generator[Engine]:
     """By its server's module: the `vllm` command wants a distribution of that very name."""
-    own = room.environment(VLLM)
+    own = setup.environment(VLLM)
     own.versions()
     port = _free_port()
     words = [str(own.python), "-m", "vllm.entrypoints.openai.api_server"]
-    words += ["--model", str(room.weights.folder()), "--served-model-name", _MODEL_NAME]
+    words += ["--model", str(setup.weights.folder()), "--served-model-name", _MODEL_NAME]
     words += ["--dtype", arm.weights, "--host", "127.0.0.1", "--port", str(port)]
-    words += ["--max-num-seqs", str(room.most_requests), "--max-model-len", str(room.context)]
+    words += ["--max-num-seqs", str(setup.most_requests), "--max-model-len", str(setup.context)]
     words += ["--no-enable-prefix-caching", "--generation-config", "vllm"]
     if arm.mode == NGRAM:
         words += ["--speculative-config", _LOOKUP]
@@ -137,9 +137,9 @@ def _vllm(room: Room, arm: Arm, cores: Collection[int]) -> Generator[Engine]:
         "HF_HUB_OFFLINE": "1",
         "LD_PRELOAD": ":".join(preloaded_with_vllm(own)),
     }
-    child = Child(words, environment, cores, room.log(arm))
+    child = Child(words, environment, cores, setup.log(arm))
     client = CompletionsClient(port, {"model": _MODEL_NAME})
-    with http_engine(room.runner, client, child) as engine:
+    with http_engine(setup.runner, client, child) as engine:
         yield engine
 
 
@@ -150,15 +150,15 @@ def preloaded_with_vllm(own: Environment) -> list[str]:
 
 
 @contextmanager
-def _transformers(room: Room, arm: Arm, cores: Collection[int]) -> Generator[Engine]:
-    own = room.environment(TRANSFORMERS)
+def _transformers(setup: Setup, arm: Arm, cores: Collection[int]) -> Generator[Engine]:
+    own = setup.environment(TRANSFORMERS)
     own.versions()
     words = [str(own.python), str(_WORKER)]
     environment = {"OMP_NUM_THREADS": str(arm.threads), "HF_HUB_OFFLINE": "1"}
-    child = Child(words, environment, cores, room.log(arm), is_worker=True)
+    child = Child(words, environment, cores, setup.log(arm), is_worker=True)
     try:
-        setup = {"folder": str(room.weights.folder()), "threads": arm.threads}
-        worker_reply(child, setup)
+        model = {"folder": str(setup.weights.folder()), "threads": arm.threads}
+        worker_reply(child, model)
         yield WorkerEngine(child, is_assisted=arm.mode == ASSISTED)
     finally:
         child.stop()

@@ -19,7 +19,7 @@ OFF, SYNC, ASYNC, AUTO = "off", "sync", "async", "auto"
 DSPARK_ASYNC = "dspark-async"  # heavier and conditioned on the gap
 FAN_OUT = "fan-out"  # in the name of a contest of budgets
 DEFAULT_FAN_OUT, DEFAULT_MISS_POLICY = 32, "auto"
-MISS_POLICIES = ("auto", "skip", "ngram", "draft_here", "draft_now")
+MISS_POLICIES = ("auto", "skip", "ngram", "local_draft", "draft_now")
 EQUAL_CORES = 2  # those of a target and one draft process
 
 Drafters = Mapping[str, DrafterChoice]

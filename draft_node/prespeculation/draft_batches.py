@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draft_node.draft_slot import DraftSlot
-from draft_node.fields import PLAIN
 from draft_node.prespeculation.outcomes import OutcomeKind
 from draft_node.prespeculation.speculation_cache import DraftedBlock, SpeculationCache
+from draft_node.stream_sampling import PLAIN
 from specserve.drafters.protocol import DraftBatch, Drafter, SpeculationBatch, StoppingThreshold
 from specserve.drafters.slot_scores import BatchScores
 from specserve.noise import OnceKeys
@@ -71,19 +71,19 @@ class Branch:
     """A block to draft: after the anchor of `key`, which follows `gap` behind the context."""
 
     stream: DraftSlot
-    report: RowReport  # the round in flight
+    report: RowReport  # the pending round
     kind: OutcomeKind
     key: BlockKey
-    gap: tuple[int, ...]  # tokens in flight before the anchor: none for a root
+    gap: tuple[int, ...]  # pending tokens before the anchor: none for a root
     chance: float = 1.0  # that the target asks for it
 
     @property
     def state(self) -> SamplingState:
-        """The request's fields at the block's first token."""
+        """The sampling state at the block's first token."""
         stream, more = self.stream, (*self.gap, self.key.anchor_id)
-        if stream.fields is None:
+        if stream.sampling is None:
             return PLAIN
-        return stream.fields.behind(stream.token_ids, self.report.position, more)
+        return stream.sampling.behind(stream.token_ids, self.report.position, more)
 
     @property
     def is_root(self) -> bool:
@@ -156,7 +156,7 @@ class BatchDrafter:
         """Draft and remember. Branches are of one family; `due_s` is as in `DraftBatch`.
 
         Gaps of the rejection family are laid out `min_gap` long, so that the work of a draft batch
-        does not depend on which of the tokens in flight its outcomes accept.
+        does not depend on which of the pending tokens its outcomes accept.
         """
         began_s = time.perf_counter()
         by_ratio = branches[0].kind.needs_probs
@@ -190,10 +190,10 @@ class BatchDrafter:
         return DraftedBatch(blocks, drawn, draft_probs, time.perf_counter() - began_s)
 
     def _batch(self, branches: Sequence[Branch], *, min_gap: int, keep_logits: bool) -> DraftBatch:
-        has_gaps = not self._drafter.holds_tokens_in_flight
+        has_gaps = not self._drafter.holds_pending_tokens
         gaps = [branch.gap for branch in branches]
         lengths = [branch.report.position for branch in branches]
-        if not has_gaps:  # the tokens in flight are in the context
+        if not has_gaps:  # the pending tokens are in the context
             lengths = [length + len(gap) for length, gap in zip(lengths, gaps, strict=True)]
         anchors = [branch.key.anchor_id for branch in branches]
         return DraftBatch(

@@ -1,6 +1,6 @@
 """The likely outcomes of a verification: candidates for the next token after every prefix.
 
-If k of the tokens in flight are accepted, the next token stands where the k-th (from 0) stood and
+If k of the pending tokens are accepted, the next token stands where the k-th (from 0) stood and
 the block's own distribution of that place says which tokens are likely; the drafted token itself
 was rejected there, unless everything was accepted. Pure functions over slots, one slot for each k.
 """

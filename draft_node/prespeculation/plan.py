@@ -16,12 +16,12 @@ from draft_node.prespeculation.speculation_cache import DraftedBlock
 from specserve.transport.link.messages import RowReport
 
 _Order = tuple[Counts, Counts, Floats, int]  # numbers accepted, ranks, values; how many are due
-# P(a token stands) for a block in flight that is not ours: it has no confidence.
+# P(a token stands) for a pending block that is not ours: it has no confidence.
 _FOREIGN_CONFIDENCE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class PendingBlock:
     """What the target verifies in a round, as far as outcomes can be told from it."""
 
     token_ids: tuple[int, ...]  # behind the anchor
@@ -39,9 +39,9 @@ class InFlight:
         return [*self.token_ids, NO_TOKEN][: self.num_slots]
 
 
-def in_flight(
+def pending_block(
     row: RowReport, block: DraftedBlock, prior: Sequence[float], max_slots: int
-) -> InFlight:
+) -> PendingBlock:
     """What `row` verifies, seen through `block`, which was drafted after the same anchor.
 
     `prior` stands in for confidences where the drafter has none; `max_slots` is above 0.
@@ -60,11 +60,11 @@ def in_flight(
     next_id = ours[shared] if num_slots == shared + 1 else NO_TOKEN
     is_ours = not foreign and block.speculation_id > 0
     confidences = (*known[:shared], *foreign)
-    return InFlight(token_ids, confidences, num_slots, next_id, is_ours)
+    return PendingBlock(token_ids, confidences, num_slots, next_id, is_ours)
 
 
 def _num_shared(token_ids: Sequence[int], ours: Sequence[int]) -> int:
-    """Of the tokens in flight, from the first on."""
+    """Of the pending tokens, from the first on."""
     count = 0
     for theirs, own in zip(token_ids, ours, strict=False):
         if theirs != own:
@@ -77,7 +77,7 @@ def _num_shared(token_ids: Sequence[int], ours: Sequence[int]) -> int:
 class Plan:
     """The outcomes of a round, best first; some of them are drafted already."""
 
-    flight: InFlight
+    pending: PendingBlock
     candidates: NDArray[np.int64]  # [S, R] ids by number accepted and rank
     num_accepted: NDArray[np.int64]  # [N] of each outcome
     ranks: NDArray[np.int64]  # [N]
@@ -125,17 +125,17 @@ class Planner:
     num_spare: int  # outcomes beyond the budget, to fill draft batches with
     curves: HitCurves
 
-    def plan(self, kind: OutcomeKind, flight: InFlight, candidates: NDArray[np.int64]) -> Plan:
+    def plan(self, kind: OutcomeKind, pending: PendingBlock, candidates: NDArray[np.int64]) -> Plan:
         """`candidates` [S, R]: `NO_TOKEN` where there is none."""
-        weights = outcome_weights(flight.confidences, flight.verify_len, flight.num_slots)
+        weights = outcome_weights(pending.confidences, pending.verify_len, pending.num_slots)
         num_candidates = (candidates != NO_TOKEN).sum(axis=1)
-        order = self._order(kind, flight, weights, num_candidates)
-        return Plan(flight, candidates, *order)
+        order = self._order(kind, pending, weights, num_candidates)
+        return Plan(pending, candidates, *order)
 
     def _order(
-        self, kind: OutcomeKind, flight: InFlight, weights: Floats, num_candidates: Counts
+        self, kind: OutcomeKind, pending: PendingBlock, weights: Floats, num_candidates: Counts
     ) -> _Order:
-        rates = self.curves.rates(kind, flight.verify_len, num_candidates)
+        rates = self.curves.rates(kind, pending.verify_len, num_candidates)
         fan_outs = allocate(weights, rates, self.fan_out)
         values = weights[:, None] * rates
         due = np.arange(rates.shape[1]) < fan_outs[:, None]

@@ -1,6 +1,6 @@
 """Pre-speculation: while the target verifies a round, draft for the outcomes that it may have.
 
-    report -> the block in flight, its distributions -> candidates -> plan -> draft batches, the
+    report -> the pending block, its distributions -> candidates -> plan -> draft batches, the
     likeliest first
 
 Draft batches are sized by the time until the target looks for them. A round whose block is neither
@@ -19,7 +19,7 @@ import torch
 
 from draft_node.draft_slots import DraftSlots
 from draft_node.prespeculation.batch_size import BatchSize
-from draft_node.prespeculation.candidates import Flight, candidates_of
+from draft_node.prespeculation.candidates import PendingVerification, candidates_of
 from draft_node.prespeculation.deadline_margin import DeadlineMargin
 from draft_node.prespeculation.draft_batches import (
     BatchDrafter,
@@ -29,7 +29,7 @@ from draft_node.prespeculation.draft_batches import (
 )
 from draft_node.prespeculation.fan_out import AcceptancePrior, HitCurves
 from draft_node.prespeculation.outcomes import OutcomeKind
-from draft_node.prespeculation.plan import Planner, in_flight
+from draft_node.prespeculation.plan import Planner, pending_block
 from draft_node.prespeculation.round import Round, one_family
 from draft_node.prespeculation.speculation_cache import SpeculationCache, told_block
 from specserve.backends.base import Backend
@@ -150,14 +150,14 @@ class PreSpeculation:
         plan, number = before.plan, row.position - before.report.position - 1
         if plan is None or row.round != before.report.round + 1:
             return
-        flight = plan.flight
-        if not 0 <= number <= flight.verify_len:
+        pending = plan.pending
+        if not 0 <= number <= pending.verify_len:
             return
-        if flight.is_ours:
-            self.prior.observe(flight.verify_len, number)
-        if number < flight.num_slots:
+        if pending.is_ours:
+            self.prior.observe(pending.verify_len, number)
+        if number < pending.num_slots:
             rank = plan.rank_of(number, row.anchor_id)
-            is_bonus = number == flight.verify_len
+            is_bonus = number == pending.verify_len
             self.curves.observe(before.kind, rank, is_bonus=is_bonus)
 
     # --- roots -------------------------------------------------------------------------------
@@ -184,24 +184,24 @@ class PreSpeculation:
     # --- outcomes ----------------------------------------------------------------------------
 
     def _plan(self, rounds: Sequence[Round]) -> None:
-        flights: list[Flight] = []
+        verifications: list[PendingVerification] = []
         for each in rounds:
             assert each.block is not None
             # An anchor at the very end of the model's context needs no block.
             max_slots = self._max_positions - 2 - each.report.position
-            flight = in_flight(each.report, each.block, self.prior.confidences, max_slots)
-            flights.append(Flight(each.report, each.kind, each.block, flight))
+            pending = pending_block(each.report, each.block, self.prior.confidences, max_slots)
+            verifications.append(PendingVerification(each.report, each.kind, each.block, pending))
         self._streams.provide(
             [
-                (each.stream, [each.report.anchor_id, *flight.in_flight.token_ids])
-                for each, flight in zip(rounds, flights, strict=True)
+                (each.stream, [each.report.anchor_id, *verification.pending.token_ids])
+                for each, verification in zip(rounds, verifications, strict=True)
             ]
         )
         candidates = candidates_of(
-            flights, self._settings.fan_out, self._draft_batches.noise, self._backend.device
+            verifications, self._settings.fan_out, self._draft_batches.noise, self._backend.device
         )
-        for each, flight, ranked in zip(rounds, flights, candidates, strict=True):
-            each.plan = self._planner.plan(each.kind, flight.in_flight, ranked)
+        for each, verification, ranked in zip(rounds, verifications, candidates, strict=True):
+            each.plan = self._planner.plan(each.kind, verification.pending, ranked)
 
     def _draft_outcomes(self, rounds: Sequence[Round]) -> bool:
         """One draft batch of the most probable outcomes of all rounds; False if none is left."""
@@ -270,9 +270,9 @@ class PreSpeculation:
         self, rounds: Sequence[Round], branches: Sequence[Branch], due_s: float = math.inf
     ) -> DraftedBatch | None:
         """None if the drafter raised, which ends the `rounds` concerned, or had nothing to say."""
-        flights = [each.plan.flight.verify_len for each in rounds if each.plan is not None]
+        verify_lens = [each.plan.pending.verify_len for each in rounds if each.plan is not None]
         try:
-            min_gap = 1 + max(flights, default=-1)
+            min_gap = 1 + max(verify_lens, default=-1)
             draft_batch = self._draft_batches.draft(branches, min_gap, due_s)
         except Exception as error:  # noqa: BLE001
             self.failures.count(error, "drafting")

@@ -62,7 +62,7 @@ class Round:
         chance = self.plan.next_value
         report, (number, next_id) = self.report, self.plan.take()
         key = BlockKey(report.stream, report.round + 1, report.position + 1 + number, next_id)
-        gap = (report.anchor_id, *self.plan.flight.token_ids[:number])
+        gap = (report.anchor_id, *self.plan.pending.token_ids[:number])
         return Branch(self.stream, report, self.kind, key, gap, chance)
 
 

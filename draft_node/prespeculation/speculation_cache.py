@@ -33,7 +33,7 @@ class DraftedBlock:
 
 
 def told_block(row: RowReport, draft_top_k: DraftTopK, device: torch.device) -> DraftedBlock:
-    """The block in flight as the target that drafted it tells of it; its id is 0, as of no push."""
+    """The pending block as the target that drafted it tells of it; its id is 0, as of no push."""
     num_slots = len(draft_top_k.slot_ids)
     scores = BatchScores(
         width=num_slots,
@@ -65,7 +65,7 @@ class CacheStatistics:
 
 
 class SpeculationCache:
-    """Blocks by stream, for the round in flight and the next."""
+    """Blocks by stream, for the pending round and the next."""
 
     def __init__(self) -> None:
         self.statistics = CacheStatistics()

@@ -23,7 +23,7 @@ from specserve.models.config import ModelSpec
 
 _DEVIATION = 0.02
 _RIDGE = 1e-2  # of the mean second moment of what is fitted from
-_EVERY = 4  # one in so many tokens of the sample is fitted as one in flight, besides
+_EVERY = 4  # one in so many tokens of the sample is fitted as one that is pending, besides
 
 
 @torch.no_grad()
@@ -84,7 +84,7 @@ def _fit_context(
 ) -> None:
     """Make keys and values from c_p like those that the target's layers make from their inputs.
 
-    The same weights serve tokens in flight, which enter as in the target: some are fitted along.
+    The same weights serve pending tokens, which enter as in the target: some are fitted along.
     """
     features, _ = target.read(sample, drafter.spec.feature_layers)
     context = drafter.hidden_norm(drafter.fc(features.float())).flatten(0, 1)

@@ -1,1 +1,1 @@
-"""Ways of computing: compiled for a CPU, recorded for CUDA. The definitions are not here."""
+"""Ways of computing: compiled for a CPU, captured for CUDA. The definitions are not here."""

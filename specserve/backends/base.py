@@ -3,7 +3,7 @@
 A backend serves every operation below, on the devices and models it was chosen for. Where it has no
 way of its own it hands the operation to the reference (`specserve.backends.torch`) and says so once
 in the log. Nobody above this seam asks what device this is, whether something can be compiled, or
-how many graphs were recorded, and no operation answers None to mean "try another way".
+how many graphs were captured, and no operation answers None to mean "try another way".
 """
 
 from collections.abc import Callable, Sequence

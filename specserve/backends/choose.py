@@ -15,7 +15,7 @@ def choose_backend(device: torch.device, *, cuda_graphs: bool = False) -> Backen
     """The fastest backend that there is for `device`; the same one for the same arguments.
 
     Called once at the start of a process, which passes it down. `cuda_graphs`: few rows are
-    computed by recordings, on CUDA devices. The choice and its reason are one line of the log.
+    computed by CUDA graphs, on CUDA devices. The choice and its reason are one line of the log.
     """
     backend = _chosen(torch.empty(0, device=device).device, cuda_graphs)
     _LOG.info("backend: %s", backend.description)

@@ -12,7 +12,7 @@ from torch import Tensor
 from specserve.backends.base import Backend
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.confidence_head import ConfidenceHead
-from specserve.drafters.in_flight import InFlightTokens
+from specserve.drafters.pending_tokens import PendingTokens
 from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
@@ -32,7 +32,7 @@ class BlockDrafter:
     Where draws are recorded, confidences have to be there before the first of them.
     """
 
-    holds_tokens_in_flight = True
+    holds_pending_tokens = True
     stops_in_time = False
 
     def __init__(
@@ -64,9 +64,9 @@ class BlockDrafter:
         self.probs_confidence = probs_confidence
         self.target_ids = target_ids
         self._first_slot = 1 if spec.layout is Layout.FILL_IN else 0
-        # Tokens in flight become entries as they do in a block: by the layers' own keys. The next
+        # Pending tokens become entries as they do in a block: by the layers' own keys. The next
         # draft computes them; should they be needed before, this does.
-        self._in_flight = InFlightTokens()
+        self._pending = PendingTokens()
         device = backbone.embedding.device
         self._block_ids = torch.full((1, spec.block_size), spec.mask_token_id, device=device)
         self._draws = backend.block_draws(self._drawn, spec.draft_vocab_size)
@@ -76,28 +76,28 @@ class BlockDrafter:
 
     @torch.inference_mode()
     def extend(self, update: ContextUpdate) -> None:
-        if update.features is not None and any(row in self._in_flight for row in update.rows):
-            self._compute_in_flight()
+        if update.features is not None and any(row in self._pending for row in update.rows):
+            self._compute_pending()
         slots = self.context.rows.append(update.rows, update.starts, update.counts)
         if update.features is None:
             token_ids = update.token_ids.tolist()
-            self._in_flight.add(update.rows, update.starts, update.counts, token_ids)
+            self._pending.add(update.rows, update.starts, update.counts, token_ids)
             return
         positions = flat_positions(update.starts, update.counts)
         self._passes.write_context(update.features, positions.numpy(), slots)
 
-    def _compute_in_flight(self) -> None:
-        entering = self._in_flight.all()
+    def _compute_pending(self) -> None:
+        entering = self._pending.all()
         if entering is not None:
             self._passes.enter(entering)
-            self._in_flight.computed()
+            self._pending.computed()
 
     def truncate(self, row: int, length: int) -> None:
-        self._in_flight.truncate(row, length)
+        self._pending.truncate(row, length)
         self.context.rows.truncate(row, length)
 
     def free(self, row: int) -> None:
-        self._in_flight.truncate(row, 0)
+        self._pending.truncate(row, 0)
         self.context.rows.free(row)
 
     @torch.inference_mode()
@@ -136,11 +136,11 @@ class BlockDrafter:
         """Final hidden states [B, block_size, H] of all slots."""
         token_ids = self._block_ids.repeat(len(batch.rows), 1)
         token_ids[:, 0] = batch.anchor_ids
-        entering = self._in_flight.all()
+        entering = self._pending.all()
         hidden = self._passes.blocks(
             batch.rows, lengths, token_ids, entering, batch.gap_ids, batch.max_gap()
         )
-        self._in_flight.computed()
+        self._pending.computed()
         return hidden
 
     def _anchor_positions(self, batch: DraftBatch, lengths: Sequence[int]) -> Tensor:

@@ -24,7 +24,7 @@ class BlockPasses(Protocol):
         ...
 
     def enter(self, entering: Entering) -> None:
-        """Compute tokens in flight alone."""
+        """Compute pending tokens alone."""
         ...
 
     def blocks(
@@ -39,6 +39,6 @@ class BlockPasses(Protocol):
         """Final hidden states [B, T, H] of blocks token_ids [B, T], whose tokens see each other.
 
         They stand behind the first `lengths` positions of their `rows` and the tokens of their
-        gaps, which see each other causally and no block. Tokens in flight are computed along.
+        gaps, which see each other causally and no block. Pending tokens are computed along.
         """
         ...

@@ -1,6 +1,6 @@
-"""Attention of draft blocks over their rows' contexts, and of tokens in flight that come first.
+"""Attention of draft blocks over their rows' contexts, and of pending tokens that come first.
 
-One pass carries, row by row, tokens in flight (each becomes an entry of its row's context and sees
+One pass carries, row by row, pending tokens (each becomes an entry of its row's context and sees
 what is before it) and then blocks behind some prefix of that context, whose tokens see each other
 in any order. All of it is one fused product a layer: what a token sees is a mask made once a pass.
 Knows no model: queries, keys and values come in ready to use.
@@ -20,7 +20,7 @@ from specserve.drafters.row_layout import RowLayout, pages_of, places_within
 
 @dataclass(frozen=True)
 class Entering:
-    """Tokens in flight whose places in the context are reserved: N = sum(counts)."""
+    """Pending tokens whose places in the context are reserved: N = sum(counts)."""
 
     rows: Sequence[int]  # distinct
     starts: Sequence[int]

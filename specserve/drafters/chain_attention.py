@@ -3,7 +3,7 @@
 Each token sees its row's context and the tokens of its own chain before it. A layer's keys lie in
 one array a row, gathered once: the context first, and then a column a pass and chain. So every pass
 is one fused product over what has been written so far; whose columns are whose is a mask made once.
-Tokens in flight may enter with the first pass. Knows no model.
+Pending tokens may enter with the first pass. Knows no model.
 """
 
 import math
@@ -89,7 +89,7 @@ class ChainAttention:
         lengths: Sequence[int],
         entering: Entering | None,
     ) -> None:
-        """Of the first pass: its queries, what they see, and where tokens in flight are kept."""
+        """Of the first pass: its queries, what they see, and where pending tokens are kept."""
         self._num_entering, self._flat_slots = 0, None
         self._first, self._first_mask = self._layout, None
         if entering is None:
@@ -159,7 +159,7 @@ class ChainAttention:
         return layout.outputs(out, q)
 
     def _begin(self, layer_index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take tokens in flight into the context and gather it; entries of the chains alone."""
+        """Take pending tokens into the context and gather it; entries of the chains alone."""
         cache, first = self._context.cache, self._num_entering
         if self._flat_slots is not None:
             cache.write(layer_index, self._flat_slots, k[:first], v[:first])

@@ -18,7 +18,7 @@ class ChainPasses(Protocol):
     def context(self) -> Context[Any]: ...
 
     def enter(self, entering: Entering) -> None:
-        """Compute tokens in flight alone."""
+        """Compute pending tokens alone."""
         ...
 
     def plan(

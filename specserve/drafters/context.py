@@ -22,7 +22,7 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True)
-class ContextRoom:
+class ContextCapacity:
     """How much the contexts of one drafter hold, in words of the settings that decide it.
 
     A target's prefix cache lends a block to many rows, and contexts are never shared: a pool that

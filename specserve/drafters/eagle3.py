@@ -4,7 +4,7 @@ Entry p of its context pairs the feature of position p with the token at p + 1. 
 feature waits for a token: the anchor, which every draft call brings itself. Only one layer deep,
 the context needs keys and values, never an output.
 
-Tokens in flight have no features yet: behind them the chain runs on its own, as it does in a block.
+Pending tokens have no features yet: behind them the chain runs on its own, as it does in a block.
 """
 
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class Eagle3Decoder:
 class Eagle3Drafter:
     """`Drafter`: a chain of gamma steps, each feeding on the features of the one before."""
 
-    holds_tokens_in_flight = False
+    holds_pending_tokens = False
     stops_in_time = True
 
     def __init__(
@@ -194,7 +194,7 @@ class Eagle3Drafter:
     def _bridge(
         self, batch: DraftBatch, hidden: Tensor, positions: Tensor, pads: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The chain's own features [B, H] of the tokens in flight, and the position of the last.
+        """The chain's own features [B, H] of the pending tokens, and the position of the last.
 
         Shorter gaps are padded on the left with steps that leave a block as it is.
         """

@@ -11,7 +11,7 @@ import torch
 from specserve.backends.base import Backend
 from specserve.drafters.chain_steps import ChainSteps
 from specserve.drafters.chain_stopping import ChainEnding
-from specserve.drafters.in_flight import InFlightTokens
+from specserve.drafters.pending_tokens import PendingTokens
 from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
@@ -31,7 +31,7 @@ _MOST_WAITING, _MOST_AREA = 32, 128
 class LanguageModelDrafter:
     """`Drafter`: gamma forward passes of one token a block, or as many as are in time and pay."""
 
-    holds_tokens_in_flight = True
+    holds_pending_tokens = True
     stops_in_time = True
 
     def __init__(
@@ -51,7 +51,7 @@ class LanguageModelDrafter:
         self.probs_confidence = probs_confidence
         self._passes = backend.chain_passes(model, num_tokens=num_context_tokens, longest=gamma)
         self.context = self._passes.context
-        self._waiting = InFlightTokens()
+        self._waiting = PendingTokens()
         self._ending = ChainEnding()
 
     def context_len(self, row: int) -> int:

@@ -18,7 +18,7 @@ _WIDTH = array("i").itemsize
 class NgramDrafter:
     """`Drafter`; a block without a match has length 0 and padding for tokens."""
 
-    holds_tokens_in_flight = True
+    holds_pending_tokens = True
     stops_in_time = False
 
     def __init__(self, *, gamma: int, longest: int = 4, shortest: int = 2) -> None:

@@ -31,7 +31,7 @@ class ContextUpdate:
     starts: Sequence[int]
     counts: Sequence[int]
     token_ids: Tensor  # [N] int64
-    # [N, feature_size], as projected by `FeatureSpec`; None where unused, and of tokens in flight.
+    # [N, feature_size], as projected by `FeatureSpec`; None where unused, and of pending tokens.
     features: Tensor | None
 
 
@@ -52,7 +52,7 @@ class DraftBatch:
 
     rows: Sequence[int]  # B context rows, not necessarily distinct
     anchor_ids: Tensor  # [B] int64
-    # Tokens in flight between context and anchor, whose features have not arrived; None: nowhere.
+    # Pending tokens between context and anchor, whose features have not arrived; None: nowhere.
     gap_ids: Sequence[Sequence[int]] | None = None
     # How much of its row's context a block follows, at least 1; None: all of it.
     context_lens: Sequence[int] | None = None
@@ -104,10 +104,10 @@ class Drafter(Protocol):
     """One draft model with the contexts of all its rows. Not thread-safe."""
 
     name: str  # of the architecture, for people
-    # Whether `extend` takes tokens in flight, without features: what follows drafts behind any
+    # Whether `extend` takes pending tokens, without features: what follows drafts behind any
     # prefix of them by `context_lens`, and they are truncated when their features arrive. Else
     # every block has to bring them as its gap.
-    holds_tokens_in_flight: bool
+    holds_pending_tokens: bool
     # Whether `draft` goes token by token, and stops when `DraftBatch.due_s` comes.
     stops_in_time: bool
 

@@ -46,7 +46,7 @@ class StepTimer:
         self._usual_s = _smoothed(self._usual_s, took_s)
         if self._num_passes > 1:
             self.further_s = _smoothed(self.further_s, took_s)
-        # The first pass takes longer: tokens in flight enter with it.
+        # The first pass takes longer: pending tokens enter with it.
         pass_s = self.further_s or self._usual_s
         return self._num_passes < LEAST_PASSES or now_s + pass_s + self._after_s <= self._due_s
 

@@ -12,13 +12,13 @@ from specserve.noise import OnceKeys
 from specserve.sampling.draft_sampler import Coupled, DraftSampler, Greedy, Sampled
 
 _ROW = -1  # nobody's
-_NUM_TOKENS, _NUM_IN_FLIGHT = 16, 4
+_NUM_TOKENS, _NUM_PENDING = 16, 4
 
 
 def warm_up(drafter: Drafter, options: DrafterOptions, *, size: int, num_kept: int) -> None:
     """One draft of `size` blocks by every sampler, on a row of its own."""
     dtype, device = options.dtype, options.device
-    num_tokens = max(1, min(_NUM_TOKENS, options.max_positions - _NUM_IN_FLIGHT))
+    num_tokens = max(1, min(_NUM_TOKENS, options.max_positions - _NUM_PENDING))
     features = None
     if drafter.feature_size:
         features = torch.zeros(num_tokens, drafter.feature_size, dtype=dtype, device=device)
@@ -27,14 +27,14 @@ def warm_up(drafter: Drafter, options: DrafterOptions, *, size: int, num_kept: i
     batch = DraftBatch(
         rows=[_ROW] * size,
         anchor_ids=torch.zeros(size, dtype=torch.int64, device=device),
-        gap_ids=None if drafter.holds_tokens_in_flight else [[1]] * size,
+        gap_ids=None if drafter.holds_pending_tokens else [[1]] * size,
         keep_logits=True,
     )
     for sampler in _samplers(size, num_kept, device):
         drafter.draft(batch, sampler)
-    if drafter.holds_tokens_in_flight:
-        more = torch.zeros(_NUM_IN_FLIGHT, dtype=torch.int64, device=device)
-        drafter.extend(ContextUpdate([_ROW], [num_tokens], [_NUM_IN_FLIGHT], more, None))
+    if drafter.holds_pending_tokens:
+        more = torch.zeros(_NUM_PENDING, dtype=torch.int64, device=device)
+        drafter.extend(ContextUpdate([_ROW], [num_tokens], [_NUM_PENDING], more, None))
     drafter.free(_ROW)
 
 

@@ -86,7 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_batch_tokens: Annotated[int, Meta(ge=1, le=2**20)] = 512
     prefix_cache: bool = True
     deterministic: bool | None = None  # None: on for CPU, off for CUDA
-    # Forwards of few tokens are recorded. None: on for CUDA, unless `deterministic`.
+    # Forwards of few tokens are captured. None: on for CUDA, unless `deterministic`.
     cuda_graphs: bool | None = None
     # A longer round ends the service.
     hang_timeout_s: Annotated[float, Meta(ge=2, le=DAY_S)] = 120.0
@@ -119,7 +119,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     min_survival: Annotated[float, Meta(ge=0, le=1)] | None = None
     # A draft process prepares blocks for this many outcomes a row and round at most.
     fan_out: Annotated[int, Meta(ge=1, le=1024)] = 32
-    # A row for whose outcome nothing was prepared: auto | skip | ngram | draft_here |
+    # A row for whose outcome nothing was prepared: auto | skip | ngram | local_draft |
     # draft_now.
     miss_policy: str = "auto"
     # A draft process whose loop is silent for longer is killed and started again.

@@ -43,7 +43,7 @@ _NAMES = {  # keys of [speculation] that take one of a few names
     "mode": ("off", "sync", "async", "auto"),
     "verification": tuple(method.value for method in VerificationMethod),
     "link": ("shm", "nccl"),
-    "miss_policy": ("auto", "skip", "ngram", "draft_here", "draft_now"),
+    "miss_policy": ("auto", "skip", "ngram", "local_draft", "draft_now"),
 }
 
 _KV_SHARE_OF_MEMORY = 0.25  # of host memory, all ranks together
@@ -161,8 +161,9 @@ def _check_uses(speculation: SpeculationConfig, topology: Topology) -> None:
         problem = "1: the last token of a block that is pushed is never verified, so 2 is the least"
         raise InvalidField("speculation.gamma", problem)
     misses = speculation.mode in ("async", "auto") and topology.num_draft_processes
-    if misses and speculation.miss_policy == "draft_here" and speculation.colocated_drafter is None:
-        problem = "draft_here needs a speculation.colocated_drafter"
+    is_local = misses and speculation.miss_policy == "local_draft"
+    if is_local and speculation.colocated_drafter is None:
+        problem = "local_draft needs a speculation.colocated_drafter"
         raise InvalidField("speculation.miss_policy", problem)
 
 
@@ -321,7 +322,7 @@ def _resolve_engine(
 
 
 def _resolve_cuda_graphs(wish: bool | None, obstacle: str | None) -> bool:
-    """`obstacle`: why forwards cannot be recorded, if they cannot; InvalidField for a wish then."""
+    """`obstacle`: why forwards cannot be captured, if they cannot; InvalidField for a wish then."""
     if wish and obstacle is not None:
         raise InvalidField("engine.cuda_graphs", f"cannot be on: {obstacle}")
     return obstacle is None and wish is not False

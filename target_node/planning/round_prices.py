@@ -43,8 +43,8 @@ class RoundPrices:
         self._may_pause = may_pause
         self._backend = backend
         self._timed = forwards or ForwardTimes()
-        self._loads: dict[tuple[int, bool], _BatchLoad] = {}
-        self._load = _BatchLoad(backend.turning_point, 1, None)  # before the first round
+        self._loads: dict[tuple[int, bool], _BatchTimes] = {}
+        self._load = _BatchTimes(backend.turning_point, 1, None)  # before the first round
         self._began_s = self._launched_s = 0.0
         self._num_tokens = self._num_first_calls = self._num_rows = 0
         self._is_mixed = False
@@ -87,19 +87,19 @@ class RoundPrices:
         """Nothing costs anything before a few rounds, or forwards beforehand, were measured."""
         return self._load.threshold
 
-    def _of(self, num_decoding: int, *, is_mixed: bool) -> "_BatchLoad":
+    def _of(self, num_decoding: int, *, is_mixed: bool) -> "_BatchTimes":
         bits = max(num_decoding, 1).bit_length()
         load = self._loads.get((bits, is_mixed))
         if load is None:
             num_rows = 1 << (bits - 1)
             line = None if is_mixed else self._timed.line(num_rows)
-            load = self._loads[bits, is_mixed] = _BatchLoad(
+            load = self._loads[bits, is_mixed] = _BatchTimes(
                 self._backend.turning_point, num_rows, line
             )
         return load
 
 
-class _BatchLoad:
+class _BatchTimes:
     """Running means of the rounds of one load."""
 
     def __init__(self, turning_point: float, num_rows: int, timed: Line | None) -> None:

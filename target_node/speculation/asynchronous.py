@@ -105,7 +105,7 @@ class AsynchronousSpeculation:
                 self.links.free(wanted.epoch, wanted.stream)
             else:
                 stream.num_sent = min(stream.num_sent, wanted.start)
-                stream.knows_fields = False  # what lost the one may have lost the other
+                stream.knows_sampling = False  # what lost the one may have lost the other
         for row in rows:
             self._reports.send_context(row.sequence)
         return was_warm

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from specserve.backends.base import Backend
-from specserve.drafters.context import ContextRoom
+from specserve.drafters.context import ContextCapacity
 from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
@@ -118,7 +118,7 @@ class ColocatedDraft:
         """
         self.gamma = min(drafter.gamma, gamma or drafter.gamma)
         self.name = drafter.name
-        self.room: ContextRoom | None = None  # of its contexts; known to whoever sized them
+        self.capacity: ContextCapacity | None = None  # of its contexts; known to whoever sized them
         self._drafter = drafter
         self._features = features
         self._vocab_size = vocab_size
@@ -245,7 +245,7 @@ class ColocatedDraft:
         """A context that cannot grow drafts nothing: what it holds may be what others lack."""
         if not self._starved:
             lengths = [sequence.num_computed for sequence in self._row_of]
-            why = error if self.room is None else self.room.shortage(lengths)
+            why = error if self.capacity is None else self.capacity.shortage(lengths)
             log.warning("a row is decoded without drafts: %s", why)
         self._starved.add(update.sequence)
         self._drafter.free(update.place)

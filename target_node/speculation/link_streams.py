@@ -18,12 +18,12 @@ class LinkStream:
     sequence: Sequence
     epoch: int = 0  # of the draft that was told; 0: nobody
     num_sent: int = 0  # positions below this were sent to it
-    knows_fields: bool = False  # whether the request's own fields were
+    knows_sampling: bool = False  # whether the request's own sampling parameters were
 
     def acknowledged(self, epoch: int) -> int:
         """From which position on the draft of this epoch has to be told."""
         if epoch != self.epoch:
-            self.epoch, self.num_sent, self.knows_fields = epoch, 0, False
+            self.epoch, self.num_sent, self.knows_sampling = epoch, 0, False
         return self.num_sent
 
 

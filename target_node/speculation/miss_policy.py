@@ -19,7 +19,7 @@ import time
 class Miss(enum.StrEnum):
     """What to do with a row that has no block."""
 
-    LOCAL_DRAFT = "draft_here"  # by the drafter on the target's device
+    LOCAL_DRAFT = "local_draft"  # by the drafter on the target's device
     NGRAM = "ngram"  # look in its own text
     DRAFT_NOW = "draft_now"  # by the draft process; the target waits if no row has a block
     SKIP = "skip"

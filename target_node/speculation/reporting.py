@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from specserve.sampling.logits_processors import has_processors
-from specserve.transport.control.draft_control import Context, Fields, feature_bytes
+from specserve.transport.control.draft_control import Context, SamplingParameters, feature_bytes
 from specserve.transport.link.frames import MAX_FRAME_BYTES
 from specserve.transport.link.messages import Floats, Report, RowReport
 from target_node.planning.admission import Admission
@@ -122,16 +122,16 @@ class OutcomeReports:
         if stream.epoch != peer.epoch:
             self._links.free(stream.epoch, stream.number)
         start = stream.acknowledged(peer.epoch)
-        if not stream.knows_fields:
-            stream.knows_fields = self._tell_fields(stream, peer)
+        if not stream.knows_sampling:
+            stream.knows_sampling = self._send_sampling(stream, peer)
         return start
 
-    def _tell_fields(self, stream: LinkStream, peer: DraftPeer) -> bool:
+    def _send_sampling(self, stream: LinkStream, peer: DraftPeer) -> bool:
         """Whether that is done, or there is nothing to tell."""
         state = self._admission.state(stream.sequence)
         if not has_processors(state):
             return True
-        message = Fields(
+        message = SamplingParameters(
             epoch=peer.epoch,
             stream=stream.number,
             num_prompt=stream.sequence.num_prompt,

@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from specserve.drafters import colocated as colocated_drafters
-from specserve.drafters.context import ContextRoom
+from specserve.drafters.context import ContextCapacity
 from specserve.processes.process import ChildArguments
 from specserve.settings.config import NUM_KEPT, ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
@@ -233,15 +233,15 @@ class _Builder:
             max_extension=self._config.engine.max_batch_tokens,
             backend=runner.backend,
         )
-        draft.room = self._room(num_tokens, max_len)
+        draft.capacity = self._capacity(num_tokens, max_len)
         return draft
 
-    def _room(self, num_tokens: int, max_len: int) -> ContextRoom:
+    def _capacity(self, num_tokens: int, max_len: int) -> ContextCapacity:
         model = self._runner.model
         token_bytes = kv_bytes_per_token(
             model.config, dtype=self._config.kv_dtype, tensor_parallel=model.parallel.size
         )
-        return ContextRoom(num_tokens, token_bytes, max_len)
+        return ContextCapacity(num_tokens, token_bytes, max_len)
 
     def _features_of(self, folder: str) -> FeatureCache | None:
         """What the drafter in `folder` reads; kept once for all that use it."""

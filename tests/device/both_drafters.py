@@ -1,4 +1,4 @@
-"""A drafter of blocks whose passes are recorded and one whose are not, asked the same."""
+"""A drafter of blocks whose passes are captured and one whose are not, asked the same."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ import torch
 
 from specserve import noise
 from specserve.backends.base import Backend
-from specserve.backends.cuda import noise as recorded_noise
+from specserve.backends.cuda import noise as captured_noise
 from specserve.backends.cuda.backend import CudaGraphBackend
-from specserve.backends.cuda.block_draws import RecordedDraws
-from specserve.backends.cuda.block_passes import RecordedBlockPasses
+from specserve.backends.cuda.block_draws import CapturedDraws
+from specserve.backends.cuda.block_passes import CapturedBlockPasses
 from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter, SpeculationBatch
@@ -56,17 +56,17 @@ class Noted:
 
 
 class Both:
-    """A drafter whose passes are recorded and one whose are not, with the same contexts."""
+    """A drafter whose passes are captured and one whose are not, with the same contexts."""
 
     def __init__(self, make: Make, dtype: torch.dtype, device: torch.device) -> None:
         plain = make(dtype, TorchBackend(device))
-        recorded = make(dtype, CudaGraphBackend(device))
+        captured = make(dtype, CudaGraphBackend(device))
         assert isinstance(plain, BlockDrafter)
-        assert isinstance(recorded, BlockDrafter)
-        assert isinstance(recorded._passes, RecordedBlockPasses)
-        assert isinstance(recorded._draws, RecordedDraws)
-        self.recorded, self.passes, self.draws = recorded, recorded._passes, recorded._draws
-        self.drafters = plain, recorded
+        assert isinstance(captured, BlockDrafter)
+        assert isinstance(captured._passes, CapturedBlockPasses)
+        assert isinstance(captured._draws, CapturedDraws)
+        self.captured, self.passes, self.draws = captured, captured._passes, captured._draws
+        self.drafters = plain, captured
         self._read: list[tuple[torch.Tensor, torch.Tensor]] = []  # results, and copies of then
         self._same: list[torch.Tensor] = []  # of every token
         self._errors: list[torch.Tensor] = []  # of every logit
@@ -74,18 +74,18 @@ class Both:
         self._rng = np.random.default_rng(3)
 
     def extend(
-        self, row: int, count: int, *, in_flight: bool = False, broken: int | None = None
+        self, row: int, count: int, *, pending: bool = False, broken: int | None = None
     ) -> None:
         """`broken`: a token whose features are not finite."""
-        features = torch.from_numpy(self._rng.normal(size=(count, self.recorded.feature_size)))
+        features = torch.from_numpy(self._rng.normal(size=(count, self.captured.feature_size)))
         if broken is not None:
             features[broken] = torch.nan
         update = ContextUpdate(
             rows=[row],
-            starts=[self.recorded.context_len(row)],
+            starts=[self.captured.context_len(row)],
             counts=[count],
             token_ids=self._ints(1, 60, count),
-            features=None if in_flight else features.to(self.device, self._dtype),
+            features=None if pending else features.to(self.device, self._dtype),
         )
         for drafter in self.drafters:
             drafter.extend(update)
@@ -140,7 +140,7 @@ class Both:
         assert errors.square().mean().sqrt() < _ERROR * near
 
     def assert_nothing_has_changed(self) -> None:
-        """Of what was read of recordings that were replayed since."""
+        """Of what was read of CUDA graphs that were replayed since."""
         for result, copy in self._read:
             assert torch.equal(result.nan_to_num(), copy.nan_to_num())
 
@@ -204,9 +204,9 @@ def compare_blocks(make: Make, dtype: torch.dtype, device: torch.device, near: f
             gaps = [rng.integers(1, 60, rng.integers(0, 5)).tolist() for _ in rows]
             both.assert_drafts_are_near(rows, sampler, near, gap_ids=gaps, min_gap=step % 3)
         elif kind == 2:
-            row, length = rows[0], both.recorded.context_len(rows[0])
-            both.extend(row, int(rng.integers(1, 6)), in_flight=True)
-            ends = [int(rng.integers(1, both.recorded.context_len(each) + 1)) for each in rows]
+            row, length = rows[0], both.captured.context_len(rows[0])
+            both.extend(row, int(rng.integers(1, 6)), pending=True)
+            ends = [int(rng.integers(1, both.captured.context_len(each) + 1)) for each in rows]
             both.assert_drafts_are_near(rows, sampler, near, context_lens=ends)
             both.assert_drafts_are_near(rows, sampler, near)  # its entries are there
             both.truncate(row, length)
@@ -214,13 +214,13 @@ def compare_blocks(make: Make, dtype: torch.dtype, device: torch.device, near: f
             both.extend(rows[0], int(rng.integers(1, 4)))
     both.assert_nothing_has_changed()
     both.assert_most_is_the_same(near)
-    entered, drafted = both.passes.num_recordings
+    entered, drafted = both.passes.num_graphs
     assert entered > 1
     assert drafted > 4
     assert len(both.passes._entries) > 3
     assert len(both.draws) > 4
     for row in range(4):
-        for layer in range(both.recorded.backbone.spec.decoder.num_layers):
+        for layer in range(both.captured.backbone.spec.decoder.num_layers):
             plain, found = (each.context.read(row, layer) for each in both.drafters)
             for ours, theirs in zip(found, plain, strict=True):
                 torch.testing.assert_close(ours.cpu(), theirs.cpu(), atol=near, rtol=near)
@@ -243,7 +243,7 @@ def compare_cuts(make: Make, device: torch.device) -> None:
         ]
         both.assert_drafts_are_near(rows, with_processors(sampler, states), 2e-3, unshaped=sampler)
     both.assert_most_is_the_same(2e-3)
-    kinds = {key.kind for key in both.draws._recordings._found}
+    kinds = {key.kind for key in both.draws._graphs._found}
     assert len([kind for kind in kinds if len(kind) == 2]) == 2  # coupled and sampled, cut
 
 
@@ -253,7 +253,7 @@ def compare_noise(device: torch.device) -> None:
     def on_device(numbers: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(numbers).to(device)
 
-    recorded_noise._recordings.cache_clear()
+    captured_noise._graphs.cache_clear()
     rng = np.random.default_rng(0)
     wanted = []
     for num_rows in (1, 2, 3, 5, 5, 8, 3):
@@ -272,8 +272,6 @@ def compare_noise(device: torch.device) -> None:
     plain = [make().cpu() for make in wanted]
     CudaGraphBackend(device)
     found = [make() for make in wanted]
-    assert (
-        len(recorded_noise._recordings()) == 4 * 4
-    )  # numbers of rows, and kinds that share no shape
+    assert len(captured_noise._graphs()) == 4 * 4  # numbers of rows, and kinds that share no shape
     for ours, theirs in zip(found, plain, strict=True):
         assert torch.equal(ours.cpu(), theirs)

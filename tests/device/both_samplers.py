@@ -1,11 +1,11 @@
-"""Sampling and the ratio test, recorded and not recorded, asked the same."""
+"""Sampling and the ratio test, captured and not captured, asked the same."""
 
 import random
 
 import torch
 
-from specserve.backends.cuda import sampling as recorded_sampling
-from specserve.backends.cuda import verification as recorded_ratio
+from specserve.backends.cuda import sampling as captured_sampling
+from specserve.backends.cuda import verification as captured_ratio
 from specserve.backends.cuda.backend import CudaGraphBackend
 from specserve.backends.torch.backend import TorchBackend
 from specserve.sampling.batch import SamplingBatch
@@ -71,9 +71,9 @@ def random_probs(
 
 def compare_tests(device: torch.device, method: VerificationMethod, num_rounds: int) -> int:
     """Of random rounds; how many tokens stood."""
-    recorded_ratio._recordings.cache_clear()
+    captured_ratio._graphs.cache_clear()
     source, generator = random.Random(str(method)), torch.Generator().manual_seed(5)
-    plain, recorded = TorchBackend(device), CudaGraphBackend(device)
+    plain, captured = TorchBackend(device), CudaGraphBackend(device)
     num_accepted = 0
     for _ in range(num_rounds):
         rows = random_rows(source, method)
@@ -84,21 +84,21 @@ def compare_tests(device: torch.device, method: VerificationMethod, num_rounds: 
         )
         kept = logits.clone()
         given = draft_probs if draft_probs.ids.numel() or source.random() < 0.5 else None
-        found = recorded.verify(logits, rows, given)
+        found = captured.verify(logits, rows, given)
         assert found == plain.verify(logits, rows, draft_probs)
         assert torch.equal(logits.nan_to_num(), kept.nan_to_num())
         num_accepted += sum(found.num_accepted)
-    kinds = {(key.num_rows, key.cuts) for key in recorded_ratio._recordings()._found}
+    kinds = {(key.num_rows, key.cuts) for key in captured_ratio._graphs()._found}
     assert len(kinds) > 8
-    assert len(recorded_ratio._recordings()) < 128  # which is what is kept
+    assert len(captured_ratio._graphs()) < 128  # which is what is kept
     return num_accepted
 
 
 def compare_samples(device: torch.device, num_rounds: int) -> None:
     """Of random batches that draw, unedited, from all tokens."""
-    recorded_sampling._recorded_samples.cache_clear()
+    captured_sampling._captured_samples.cache_clear()
     source, generator = random.Random(7), torch.Generator().manual_seed(6)
-    plain, recorded = TorchBackend(device), CudaGraphBackend(device)
+    plain, captured = TorchBackend(device), CudaGraphBackend(device)
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for _ in range(num_rounds):
         rows = random_rows(source, VerificationMethod.COUPLED)
@@ -106,8 +106,8 @@ def compare_samples(device: torch.device, num_rounds: int) -> None:
         if source.random() < 0.3:
             logits[0, 3] = torch.nan
         batch = SamplingBatch.build([row.state for row in rows], device)
-        ours = recorded.sample(logits, batch).token_ids
+        ours = captured.sample(logits, batch).token_ids
         found.append((ours, plain.sample(logits, batch).token_ids))
     for ours, theirs in found:  # at last: nothing overwrites what was found before
         assert torch.equal(ours, theirs)
-    assert len(recorded_sampling._recorded_samples()) > 10  # of 1, 2, 4, 8 and 16 rows, cut or not
+    assert len(captured_sampling._captured_samples()) > 10  # of 1, 2, 4, 8 and 16 rows, cut or not

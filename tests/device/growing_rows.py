@@ -1,11 +1,11 @@
-"""The same batches to a forward that is recorded and to one that is not."""
+"""The same batches to a forward that is captured and to one that is not."""
 
 from typing import Any
 
 import numpy as np
 import torch
 
-from specserve.backends.cuda.forward import RecordedForward
+from specserve.backends.cuda.forward import CapturedForward
 from specserve.backends.torch.forward import TorchForward
 from specserve.models.attention import AttentionBatch
 from specserve.models.transformer import Transformer
@@ -15,12 +15,12 @@ TAPS = (-1, 1)
 
 
 class Rows:
-    """Rows that grow, and two forwards over them: plain and recorded."""
+    """Rows that grow, and two forwards over them: plain and captured."""
 
     def __init__(self, model: Transformer, kv_dtype: torch.dtype, graphs: Any) -> None:
         sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK, "deterministic": False}
         plain, behind = (TorchForward(model, **sizes, kv_dtype=kv_dtype) for _ in range(2))
-        self.plain, self.recorded = plain, RecordedForward(model, behind, graphs)
+        self.plain, self.captured = plain, CapturedForward(model, behind, graphs)
         self._device = model.embedding.device
         self._rng = np.random.default_rng(0)
         self._vocab_size = model.config.vocab_size
@@ -44,7 +44,7 @@ class Rows:
         ids = self._rng.integers(0, self._vocab_size, counts.sum())
         token_ids = torch.from_numpy(ids).to(self._device)
         found = []
-        for forward in (self.plain, self.recorded):
+        for forward in (self.plain, self.captured):
             forward.plan(batch)
             hidden, tapped = forward.run(token_ids, taps)
             found.append([x.cpu() for x in (hidden, *tapped)])
@@ -56,7 +56,7 @@ class Rows:
         fresh = [
             self._tables[row][first:end] for row, first, end in zip(rows, begun, ends, strict=True)
         ]
-        for forward in (self.plain, self.recorded):
+        for forward in (self.plain, self.captured):
             forward.cache.zero_blocks(np.concatenate(fresh))
 
     def forget(self, row: int, num_tokens: int) -> None:
@@ -64,10 +64,10 @@ class Rows:
         self._lengths[row] -= num_tokens
 
     def kept(self) -> list[torch.Tensor]:
-        """Keys and values of all rows in the cache of the recorded forward, then of the other."""
+        """Keys and values of all rows in the cache of the captured forward, then of the other."""
         used = zip(self._tables, -(-self._lengths // BLOCK), strict=True)
         blocks = torch.from_numpy(np.concatenate([table[:count] for table, count in used]))
-        caches = (self.recorded.cache, self.plain.cache)
+        caches = (self.captured.cache, self.plain.cache)
         return [
             torch.cat([x.cpu() for layer in range(2) for x in cache.read(layer, blocks)])
             for cache in caches
@@ -75,5 +75,5 @@ class Rows:
 
 
 def assert_near(found: list[list[torch.Tensor]], near: float) -> None:
-    for plain, recorded in zip(*found, strict=True):
-        torch.testing.assert_close(recorded, plain, atol=near, rtol=near)
+    for plain, captured in zip(*found, strict=True):
+        torch.testing.assert_close(captured, plain, atol=near, rtol=near)

@@ -22,9 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specserve import noise
 from specserve.backends.cuda import graphs as cuda_graphs
-from specserve.backends.cuda import noise as recorded_noise
-from specserve.backends.cuda import sampling as recorded_sampling
-from specserve.backends.cuda import verification as recorded_ratio
+from specserve.backends.cuda import noise as captured_noise
+from specserve.backends.cuda import sampling as captured_sampling
+from specserve.backends.cuda import verification as captured_ratio
 from tests.device.tape import Tape
 from tests.device.tensors import PretendedTensor, as_on, values_of
 
@@ -265,7 +265,7 @@ def _word_bits(
 ) -> torch.Tensor:
     """As torch's dispatcher would choose, which a mode comes before."""
     on_device = seeds.device.type == "cuda"
-    bits = recorded_noise.philox_floats if on_device else torch.ops.specserve.philox_floats
+    bits = captured_noise.philox_floats if on_device else torch.ops.specserve.philox_floats
     return bits(blocks, positions, sample_words, purpose_words, seeds)
 
 
@@ -274,9 +274,9 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
     """A machine with CUDA devices while inside. Fails at the end if devices were ever mixed."""
     caches: list[Callable[[], None]] = [
         noise._constants.cache_clear,
-        recorded_noise._recordings.cache_clear,
-        recorded_sampling._recorded_samples.cache_clear,
-        recorded_ratio._recordings.cache_clear,
+        captured_noise._graphs.cache_clear,
+        captured_sampling._captured_samples.cache_clear,
+        captured_ratio._graphs.cache_clear,
     ]
     current = [DEVICE]
     cuda = {
@@ -295,7 +295,7 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
         stack.enter_context(_WithIndex())
         mode = stack.enter_context(PretendedCuda())
         stack.enter_context(mock.patch.object(noise, "_word_bits", _word_bits))
-        stack.enter_context(mock.patch.object(cuda_graphs, "CudaGraphs", partial(Tape, mode)))
+        stack.enter_context(mock.patch.object(cuda_graphs, "GraphCapture", partial(Tape, mode)))
         stack.enter_context(mock.patch.object(cuda_graphs, "_process", cuda_graphs._Process()))
         yield mode
     assert not mode.mixes, "\n".join(mode.mixes)

@@ -1,8 +1,8 @@
 """What a CUDA graph is to a function, without CUDA: operations kept with their memory, done again.
 
-Whatever the host knew while they were recorded is what they go by forever; a result lies where it
-lay then; and what is recorded together shares memory, so that whoever reads a result too late finds
-another's. What a recording must not depend on shows as a wrong result.
+Whatever the host knew while they were captured is what they go by forever; a result lies where it
+lay then; and what is captured together shares memory, so that whoever reads a result too late finds
+another's. What a graph must not depend on shows as a wrong result.
 """
 
 from collections.abc import Callable
@@ -39,20 +39,20 @@ class _Listener(TorchDispatchMode):
 
 
 class Tape:
-    """Stands in for `CudaGraphs`; fails where a device would have to wait for the host."""
+    """Stands in for `GraphCapture`; fails where a device would have to wait for the host."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._made: list[torch.Tensor] = []  # by all that was recorded
-        self.num_recorded = 0
+        self._made: list[torch.Tensor] = []  # by all that was captured
+        self.num_captured = 0
 
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         function()
         waits = self._device.num_waits()
         with _Listener() as listener:
             function()
-        assert self._device.num_waits() == waits, "a recorded function waits for its device"
-        self.num_recorded += 1
+        assert self._device.num_waits() == waits, "a captured function waits for its device"
+        self.num_captured += 1
         self._made += listener.made()
 
         def replay() -> None:

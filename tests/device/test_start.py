@@ -15,8 +15,8 @@ import specserve.processes.launch
 import target_node.planning.forward_times
 import target_node.speculation.start
 import target_node.start
-from specserve.backends.cuda.block_passes import RecordedBlockPasses
-from specserve.backends.cuda.forward import RecordedForward
+from specserve.backends.cuda.block_passes import CapturedBlockPasses
+from specserve.backends.cuda.forward import CapturedForward
 from specserve.backends.torch.backend import TorchBackend
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.errors import Exhausted
@@ -174,7 +174,7 @@ def with_graphs(config: ResolvedConfig, wish: bool | None) -> ResolvedConfig:
     return msgspec.structs.replace(config, engine=engine)
 
 
-def test_drafters_by_default_are_those_whose_passes_are_recorded():
+def test_drafters_by_default_are_those_whose_passes_are_captured():
     names = [
         Path(folder or "").name
         for mode in ("sync", "auto", "async")
@@ -186,17 +186,17 @@ def test_drafters_by_default_are_those_whose_passes_are_recorded():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wish", [None, False])
-def test_forwards_of_a_leader_are_recorded(cuda: PretendedCuda, tmp_path: Path, wish: bool | None):
+def test_forwards_of_a_leader_are_captured(cuda: PretendedCuda, tmp_path: Path, wish: bool | None):
     node = leader(with_graphs(resolved(mode="sync"), wish), arguments(tmp_path))
     passes = node.runner.passes
-    assert isinstance(passes, RecordedForward) is (wish is None)
-    if isinstance(passes, RecordedForward):
-        assert passes.num_recordings > 3  # of the sizes that were timed
+    assert isinstance(passes, CapturedForward) is (wish is None)
+    if isinstance(passes, CapturedForward):
+        assert passes.num_graphs > 3  # of the sizes that were timed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wish", [None, False])
-def test_passes_of_a_draft_process_are_recorded(
+def test_passes_of_a_draft_process_are_captured(
     cuda: PretendedCuda, tmp_path: Path, wish: bool | None
 ):
     config = with_graphs(resolved("1+1", mode="async", drafter="dspark"), wish)
@@ -204,7 +204,7 @@ def test_passes_of_a_draft_process_are_recorded(
         node = draft_node.start._build(config, arguments(tmp_path, fd), region, mock.Mock())
         drafter = node.prespeculation._drafter
         assert isinstance(drafter, BlockDrafter)
-        assert isinstance(drafter._passes, RecordedBlockPasses) is (wish is None)
+        assert isinstance(drafter._passes, CapturedBlockPasses) is (wish is None)
 
 
 @pytest.mark.parametrize(
@@ -244,10 +244,10 @@ def test_processes_that_share_a_device_are_hosts_of_their_own_to_nccl(
 @pytest.mark.parametrize(
     ("changes", "modes", "local"),
     [
-        ({}, ["off", "sync", "draft_here", "draft_now", "skip"], {Miss.LOCAL_DRAFT}),
+        ({}, ["off", "sync", "local_draft", "draft_now", "skip"], {Miss.LOCAL_DRAFT}),
         (
             {"mode": "async"},
-            ["draft_here", "ngram", "draft_now", "skip"],
+            ["local_draft", "ngram", "draft_now", "skip"],
             {Miss.LOCAL_DRAFT, Miss.NGRAM},
         ),
         ({"miss_policy": "ngram"}, ["off", "sync", "ngram"], {Miss.NGRAM}),

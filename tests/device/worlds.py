@@ -51,7 +51,7 @@ def drafter_on_device(
 
 
 def _use_torch_forwards(target: InProcessTarget, *, deterministic: bool) -> None:
-    """Forwards are torch's own, and not recorded, whatever else the backend records."""
+    """Forwards are torch's own, and not captured, whatever else the backend captures."""
     cache = target.runner.cache
     target.runner.passes = TorchBackend(DEVICE).make_forward(
         target.runner.model,
@@ -70,7 +70,7 @@ def target_on_device(
     backend: Backend | None = None,
     **settings: Any,
 ) -> InProcessTarget:
-    """Plain decoding, or a drafter beside the target; its forwards are not recorded."""
+    """Plain decoding, or a drafter beside the target; its forwards are not captured."""
     backend = backend or TorchBackend(DEVICE)
     with mock.patch.object(in_process, "BACKEND", backend):
         target = InProcessTarget(

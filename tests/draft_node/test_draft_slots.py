@@ -10,7 +10,7 @@ import torch
 
 from draft_node.draft_slot import ASK_AGAIN_S, GRACE_S, Hole, Segment
 from draft_node.draft_slots import IDLE_ROUNDS, DraftSlots
-from specserve.drafters.context import ContextRoom, ContextRows
+from specserve.drafters.context import ContextCapacity, ContextRows
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.protocol import DraftBatch
 from specserve.sampling.draft_sampler import Greedy
@@ -125,7 +125,7 @@ def test_branch_numbers_rise_within_a_round_even_if_the_context_is_lost(streams,
     assert list(stream.num_branches) == [6]
 
 
-def test_tokens_in_flight_enter_and_leave_a_context_of_token_ids(target):
+def test_pending_tokens_enter_and_leave_a_context_of_token_ids(target):
     drafter = language_model(target)
     streams = DraftSlots(drafter, dtype=torch.float32, device=CPU)
     stream = streams.take_report(row(drafter, TEXT[:20], round=1))
@@ -159,7 +159,7 @@ IN_FLIGHT = [TEXT[19], 1, 2, 3]  # an anchor and the block behind it
 @pytest.mark.parametrize("is_drafted", [True, False], ids=["drafted behind", "never used"])
 @pytest.mark.parametrize("num_accepted", range(4))
 @pytest.mark.parametrize("config", [DSPARK, DFLASH], ids=["dspark", "dflash"])
-def test_features_take_the_place_of_tokens_in_flight(
+def test_features_take_the_place_of_pending_tokens(
     target, tmp_path, config, num_accepted, is_drafted
 ):
     """Those that stand, too: the context is the one that verified tokens alone would have made."""
@@ -232,8 +232,8 @@ def test_a_shortage_names_the_setting_and_a_value_that_would_do(target, caplog, 
         drafter = LanguageModelDrafter(
             load(target.folder), backend=BACKEND, gamma=2, num_context_tokens=num_tokens
         )
-        room = ContextRoom(num_tokens, 2**20, max_len=40)  # a MiB each
-        streams = DraftSlots(drafter, dtype=torch.float32, device=CPU, room=room)
+        capacity = ContextCapacity(num_tokens, 2**20, max_len=40)  # a MiB each
+        streams = DraftSlots(drafter, dtype=torch.float32, device=CPU, capacity=capacity)
         for number, length in enumerate(lengths):
             known = TEXT[: min(length + more, 40)]
             streams.take_report(row(drafter, known, stream=number, round=1))
@@ -266,7 +266,7 @@ def test_contexts_that_nobody_reports_on_make_room_first(small):
 class Pages:
     """The memory of a drafter that computes nothing."""
 
-    gamma, feature_size, holds_tokens_in_flight, stops_in_time = 2, 0, True, True
+    gamma, feature_size, holds_pending_tokens, stops_in_time = 2, 0, True, True
 
     def __init__(self, num_pages):
         self._rows = ContextRows(num_pages + 1)

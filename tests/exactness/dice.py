@@ -102,7 +102,7 @@ class DieDrafter:
     name = "die"
     feature_size = 0
     features: FeatureSpec | None = None
-    holds_tokens_in_flight = True
+    holds_pending_tokens = True
     stops_in_time = False
 
     def __init__(self, dice: Dice, vocab_size: int) -> None:

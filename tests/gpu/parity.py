@@ -26,7 +26,7 @@ class Drafted:
 def drafted(
     drafter: Drafter, device: torch.device, method: str, dtype: torch.dtype = torch.float32
 ) -> Drafted:
-    """Blocks behind two contexts of fixed tokens and features; behind tokens in flight, too.
+    """Blocks behind two contexts of fixed tokens and features; behind pending tokens, too.
 
     `dtype` is what the drafter computes in, and its target, whose the features are.
     """
@@ -46,7 +46,7 @@ def drafted(
     batch = DraftBatch(
         rows=ROWS,
         anchor_ids=torch.tensor([5, 6, 7], device=device),
-        gap_ids=None if drafter.holds_tokens_in_flight else [[], [8, 9], [10]],
+        gap_ids=None if drafter.holds_pending_tokens else [[], [8, 9], [10]],
         keep_logits=True,
     )
     return _on_host(drafter.draft(batch, _method(method, device)))

@@ -12,7 +12,7 @@ import torch
 
 from specserve.backends.choose import choose_backend
 from specserve.backends.cuda import graphs as cuda_graphs
-from specserve.backends.cuda.graphs import CudaGraphs
+from specserve.backends.cuda.graphs import GraphCapture
 from specserve.client import Client
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
@@ -54,44 +54,44 @@ def test_what_is_replayed_is_what_would_have_been_run(
         deterministic=False,
     )
     with torch.inference_mode():
-        rows, rng = Rows(model, kv_dtype, CudaGraphs()), np.random.default_rng(1)
+        rows, rng = Rows(model, kv_dtype, GraphCapture()), np.random.default_rng(1)
         for _ in range(40):
             chosen = rng.permutation(9)[: rng.integers(1, 10)]
             counts = {f"r{row}": int(rng.integers(1, 9)) for row in chosen}
             assert_near(rows.forward(**counts), near)
         torch.testing.assert_close(*rows.kept(), atol=near, rtol=near)
-    assert 3 <= rows.recorded.num_recordings <= 30
+    assert 3 <= rows.captured.num_graphs <= 30
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> Iterator[Models]:
-    """Of tests in which recording begins."""
+    """Of tests in which graph begins."""
     yield make_models(tmp_path)
     cuda_graphs._process.uses = False
 
 
-def test_recorded_noise_has_the_bits_of_other_noise(models: Models):
+def test_captured_noise_has_the_bits_of_other_noise(models: Models):
     compare_noise(DEVICE)
 
 
-def test_recorded_samples_have_the_outcomes_of_others(models: Models):
+def test_captured_samples_have_the_outcomes_of_others(models: Models):
     compare_samples(DEVICE, 40)
 
 
 @pytest.mark.parametrize("method", [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE])
-def test_recorded_ratio_tests_have_the_outcomes_of_others(
+def test_captured_ratio_tests_have_the_outcomes_of_others(
     models: Models, method: VerificationMethod
 ):
     assert compare_tests(DEVICE, method, 100) > 150
 
 
-def test_cuts_are_recorded_with_the_draws(models: Models):
+def test_cuts_are_captured_with_the_draws(models: Models):
     compare_cuts(partial(drafter_on_device, models, "dspark vanilla"), DEVICE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["dspark vanilla", "dspark rnn", "dflash fill in"])
-def test_blocks_are_those_of_a_pass_that_is_not_recorded(
+def test_blocks_are_those_of_a_pass_that_is_not_captured(
     models: Models, name: str, dtype: torch.dtype
 ):
     near = 2e-3 if dtype is torch.float32 else 0.3
@@ -114,25 +114,25 @@ def test_services_say_what_they_say_without(start_service: Callable[..., str], d
     """In float32, where two tokens are hardly ever so near that the order of a sum decides."""
     flags = ("--speculation", "off") if drafter is None else ("--speculation", "sync")
     flags = (*SMALL, "--dtype", "float32", *flags, *(("--drafter", drafter) if drafter else ()))
-    recorded, plain = start_service(*flags), start_service(*flags, "--no-cuda-graphs")
-    assert model_info(recorded).cuda_graphs
+    captured, plain = start_service(*flags), start_service(*flags, "--no-cuda-graphs")
+    assert model_info(captured).cuda_graphs
     assert not model_info(plain).cuda_graphs
-    assert greedy(recorded) == greedy(plain)
+    assert greedy(captured) == greedy(plain)
 
 
 @pytest.mark.slow
 def test_two_ranks_record_their_collectives_and_stop_at_once(
     start_service: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """NCCL does not end a group whose collectives are still in a recording."""
+    """NCCL does not end a group whose collectives are still in a graph."""
     flags = (*SMALL, "--dtype", "float32", "--speculation", "off")
     plain = start_service(*flags, "--no-cuda-graphs")
     run_first(monkeypatch, tmp_path, ["specserve"], NCCL_ON_ONE_DEVICE)
     launched = Launched(*flags, "--topology", "2+0", "--oversubscribe")
     try:
-        recorded = launched.address()
-        assert model_info(recorded).cuda_graphs
-        assert greedy(recorded) == greedy(plain)
+        captured = launched.address()
+        assert model_info(captured).cuda_graphs
+        assert greedy(captured) == greedy(plain)
     finally:
         launched.process.send_signal(signal.SIGTERM)
         began_s = time.monotonic()

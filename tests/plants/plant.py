@@ -12,7 +12,7 @@ class Way(enum.StrEnum):
 
     TORCH = "torch"
     COMPILED = "compiled"
-    RECORDED = "recorded"
+    CAPTURED = "captured"
     SYNC = "sync"
     ASYNC = "async"
 

@@ -104,7 +104,7 @@ class CpuBackend(TorchBackend):
     def block_passes(self, backbone: Backbone, *, num_tokens: int) -> BlockPasses:
         model = _as_transformer(backbone)
         if model is not None and _is_compiled(model):
-            # A gap is what was verified of the block in flight, and the token that followed it.
+            # A gap is what was verified of the pending block, and the token that followed it.
             longest = 2 * backbone.spec.block_size + 1
             return CompiledPasses(model, num_tokens=num_tokens, longest=longest, backbone=backbone)
         _hand_over(f"passes of {backbone.spec.name}")

@@ -25,7 +25,7 @@ from specserve.backends.cpu.kernel_arguments import (
     Weights,
     Workspace,
 )
-from specserve.backends.cpu.kernel_layout import Record, entry
+from specserve.backends.cpu.kernel_layout import KernelLayout, entry
 from specserve.backends.cpu.kv_cache import TiledKVCache
 from specserve.backends.cpu.layer_kernels import LANES
 from specserve.backends.cpu.machine_code import Team
@@ -88,19 +88,19 @@ class CompiledForward:
             queries=num_heads * spec.head_dim,
             block_rows=attention.most_rows,
         )
-        self._room: Workspace | None = None
+        self._workspace: Workspace | None = None
         self._num_keys = 0
         self._run = _ENTRY(entry())
-        self._record = record = Record(entry())
+        self._layout = layout = KernelLayout(entry())
         norms, rotary = compiled_weights.norms(model), model.rotary.table.numpy()
         if num_spare_positions:
             rotary = np.concatenate([rotary, rotary[-1:].repeat(num_spare_positions, axis=0)])
         functions = np.array([kernels.addresses for kernels in rows])
         kept = attention.keep_key, attention.keep_value
         others = np.array([attention.soften, *kept, team.barrier])
-        record.set_arrays(Weights(*norms, rotary, products, self._widths))
-        record.set_arrays(Code(functions, attention.by_size, others))
-        record.set_arrays(Cache(*self.cache.as_bytes()))
+        layout.set_arrays(Weights(*norms, rotary, products, self._widths))
+        layout.set_arrays(Code(functions, attention.by_size, others))
+        layout.set_arrays(Cache(*self.cache.as_bytes()))
 
     def plan(self, batch: AttentionBatch) -> None:
         """Lay out one forward of `batch`."""
@@ -112,7 +112,7 @@ class CompiledForward:
     def lay_out(self, batch: Batch, num_more: int = 0) -> None:
         """Like `plan`; `batch.rows` may grow by so many positions from forward to forward."""
         self._num_keys = _num_keys(batch, num_more)
-        self._record.set_arrays(batch)
+        self._layout.set_arrays(batch)
 
     def run(self, token_ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor]]:
         x = self._embedded(token_ids.numpy())
@@ -126,8 +126,8 @@ class CompiledForward:
             raise ValueError("a forward of no tokens")
         tapped = np.empty((len(layers), *x.shape), np.float32)
         tokens = Tokens(x, np.empty_like(x), np.array(layers, dtype=np.int64), tapped)
-        self._record.set_arrays(tokens)
-        self._make_room(len(x))
+        self._layout.set_arrays(tokens)
+        self._make_workspace(len(x))
         if torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
             with torch.profiler.record_function("specserve::layers"):
                 self._run_parts(len(x))
@@ -142,7 +142,7 @@ class CompiledForward:
             raise IndexError(f"token {token_ids.min()} is not there")
         return self.embedding.take(token_ids, axis=0)  # torch dispatches longer
 
-    def _make_room(self, num_tokens: int) -> None:
+    def _make_workspace(self, num_tokens: int) -> None:
         """Kept from forward to forward: fresh pages of memory cost more than what is written."""
         shape = self._shape
         wanted = (
@@ -154,29 +154,29 @@ class CompiledForward:
             num_tokens * 2,
             1,
         )
-        kept = self._room
+        kept = self._workspace
         if kept and all(_serves(len(a), n) for a, n in zip(kept, wanted, strict=True)):
             return
         *floats, places, status = (size + size // _MARGIN for size in wanted)
         rooms = [np.empty(size, np.float32) for size in floats]
-        self._room = Workspace._make(
+        self._workspace = Workspace._make(
             [*rooms, np.empty(places, np.int64), np.empty(status, np.int64)]
         )
-        self._record.set_arrays(self._room)
+        self._layout.set_arrays(self._workspace)
 
     def _run_parts(self, num_tokens: int) -> None:
         layers = self._model.layers
         num_parts = 2 * len(layers) + 1
         if self._model.parallel.size == 1:
             return self._call(0, num_parts)
-        assert self._room is not None
-        added = self._room.added[: num_tokens * self._shape.outputs].reshape(num_tokens, -1)
+        assert self._workspace is not None
+        added = self._workspace.added[: num_tokens * self._shape.outputs].reshape(num_tokens, -1)
         for part in range(num_parts):
             self._call(part, part + 1)
             if part + 1 < num_parts:
                 layer, is_gate = layers[part // 2], part % 2
                 width = self._widths[part // 2] if is_gate else self._shape.queries
-                inner = self._room.inner[: num_tokens * width].reshape(num_tokens, width)
+                inner = self._workspace.inner[: num_tokens * width].reshape(num_tokens, width)
                 closed = (layer.down_proj if is_gate else layer.o_proj)(torch.from_numpy(inner))
                 added[:, : closed.shape[1]] = closed.numpy()
 
@@ -187,15 +187,15 @@ class CompiledForward:
         return Sizes(first_part, end_part, block_size, *of_token, *of_pages)
 
     def _call(self, first_part: int, end_part: int) -> None:
-        record, num_threads = self._record, torch.get_num_threads()
-        record.set_sizes(self._sizes(first_part, end_part))
-        assert self._room is not None
-        status = self._room.status
+        layout, num_threads = self._layout, torch.get_num_threads()
+        layout.set_sizes(self._sizes(first_part, end_part))
+        assert self._workspace is not None
+        status = self._workspace.status
         status[0] = layer_kernels.PENDING
         if num_threads == 1:
-            self._run(record.address, 0, 1)
+            self._run(layout.address, 0, 1)
         else:
-            self._team.run(record.address, num_threads)
+            self._team.run(layout.address, num_threads)
         if status[0] == layer_kernels.REFUSED:
             raise IndexError("the batch names tokens, positions or blocks that are not there")
         if status[0] != layer_kernels.DONE:

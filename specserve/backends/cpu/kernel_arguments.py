@@ -88,7 +88,7 @@ class Sizes(NamedTuple):
     tile: int  # keys
 
 
-class Job(NamedTuple):
+class KernelArguments(NamedTuple):
     """All of it, as kernels pass it on."""
 
     sizes: Sizes
@@ -97,7 +97,7 @@ class Job(NamedTuple):
     batch: Batch
     cache: Cache
     tokens: Tokens
-    room: Workspace
+    workspace: Workspace
 
 
 class Thread(NamedTuple):

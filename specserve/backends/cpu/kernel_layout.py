@@ -1,4 +1,6 @@
-"""A job's arrays by address in one array of words, and what reads them: the way into a forward."""
+"""A kernel's arguments by address in one array of words, and what reads them: the way into a
+forward.
+"""
 
 import functools
 import logging
@@ -16,7 +18,7 @@ from specserve.backends.cpu.kernel_arguments import (
     Batch,
     Cache,
     Code,
-    Job,
+    KernelArguments,
     Shape,
     Sizes,
     Thread,
@@ -36,7 +38,7 @@ GROUPS = (Weights, Code, Batch, Cache, Tokens, Workspace)
 ARRAY_WORDS = 6
 NUM_SIZES = len(Sizes._fields)
 FIRST_ARRAY = 1 + NUM_SIZES
-RECORD_WORDS = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in GROUPS)
+LAYOUT_WORDS = FIRST_ARRAY + ARRAY_WORDS * sum(len(group._fields) for group in GROUPS)
 _PLACES = {
     group: FIRST_ARRAY + ARRAY_WORDS * sum(len(before._fields) for before in GROUPS[:place])
     for place, group in enumerate(GROUPS)
@@ -45,11 +47,11 @@ _NOTHING = (0,) * (ARRAY_WORDS - 1)  # dimensions that an array has not
 _KINDS = "".join(np.dtype(kind).char for kind in (np.float32, np.int64, np.uint8))
 
 
-class Record:
+class KernelLayout:
     """Words: the address of what reads them, the sizes, every array's address and shape."""
 
     def __init__(self, entry: int) -> None:
-        self._words = np.zeros(RECORD_WORDS, np.int64)
+        self._words = np.zeros(LAYOUT_WORDS, np.int64)
         self._words[0] = entry
         self._kept: dict[type, tuple[Array, ...]] = {}  # what addresses are of
         self.address = self._words.ctypes.data
@@ -86,79 +88,79 @@ if compiled.numba is not None:
 
 
 @_compiled
-def _array(record: Array, place: int, ndim: int, dtype: Any) -> Any:  # noqa: ANN401
+def _array(layout: Array, place: int, ndim: int, dtype: Any) -> Any:  # noqa: ANN401
     """The array at `place` of all groups'."""
     at = FIRST_ARRAY + ARRAY_WORDS * place
-    shape = to_fixed_tuple(record[at + 1 : at + ARRAY_WORDS], ndim)
-    return carray(pointer(record[at]), shape, dtype)
+    shape = to_fixed_tuple(layout[at + 1 : at + ARRAY_WORDS], ndim)
+    return carray(pointer(layout[at]), shape, dtype)
 
 
 @_compiled
-def _weights_of(record: Array) -> Weights:
+def _weights_of(layout: Array) -> Weights:
     floats = np.float32
     return Weights(
-        _array(record, 0, 2, floats),
-        _array(record, 1, 1, floats),
-        _array(record, 2, 3, floats),
-        _array(record, 3, 1, floats),
-        _array(record, 4, 3, floats),
-        _array(record, 5, 3, np.int64),
-        _array(record, 6, 1, np.int64),
+        _array(layout, 0, 2, floats),
+        _array(layout, 1, 1, floats),
+        _array(layout, 2, 3, floats),
+        _array(layout, 3, 1, floats),
+        _array(layout, 4, 3, floats),
+        _array(layout, 5, 3, np.int64),
+        _array(layout, 6, 1, np.int64),
     )
 
 
 @_compiled
-def _processed(record: Array, place: int, dtype: Any, shape: Any) -> Any:  # noqa: ANN401
+def _shaped(layout: Array, place: int, dtype: Any, shape: Any) -> Any:  # noqa: ANN401
     """The first elements of a flat array."""
-    return carray(pointer(record[FIRST_ARRAY + ARRAY_WORDS * place]), shape, dtype)
+    return carray(pointer(layout[FIRST_ARRAY + ARRAY_WORDS * place]), shape, dtype)
 
 
 @_compiled
-def _room_of(record: Array, sizes: Sizes, kept: Shape, blocks: Shape) -> Workspace:
+def _workspace_of(layout: Array, sizes: Sizes, kept: Shape, blocks: Shape) -> Workspace:
     """kept: N, KV, D; blocks: threads, rows of a block."""
     num_tokens, num_kv_heads, size = kept
     per_kv, floats = sizes.num_heads // num_kv_heads, np.float32
     return Workspace(
-        _processed(record, 19, floats, (num_tokens, sizes.outputs)),
-        _array(record, 20, 1, floats),
-        _array(record, 21, 1, floats),
-        _processed(record, 22, floats, (num_kv_heads, num_tokens, per_kv, size)),
-        _processed(record, 23, floats, (blocks[0], blocks[1], sizes.num_keys)),
-        _processed(record, 24, np.int64, (2, num_tokens)),
-        _array(record, 25, 1, np.int64),
+        _shaped(layout, 19, floats, (num_tokens, sizes.outputs)),
+        _array(layout, 20, 1, floats),
+        _array(layout, 21, 1, floats),
+        _shaped(layout, 22, floats, (num_kv_heads, num_tokens, per_kv, size)),
+        _shaped(layout, 23, floats, (blocks[0], blocks[1], sizes.num_keys)),
+        _shaped(layout, 24, np.int64, (2, num_tokens)),
+        _array(layout, 25, 1, np.int64),
     )
 
 
 def _reader(sources: int) -> Callable[..., None]:
-    """What reads records. numba keeps it for what it encloses, too: these sources and no others."""
+    """What reads layouts. numba keeps it for what it encloses, too: these sources and no others."""
 
-    def run_record(address: Any, number: int, team: int) -> None:  # noqa: ANN401
+    def run_layout(address: Any, number: int, team: int) -> None:  # noqa: ANN401
         if not sources:
             return
-        record, words, floats = carray(address, RECORD_WORDS, np.int64), np.int64, np.float32
-        sizes = Sizes(*to_fixed_tuple(record[1:FIRST_ARRAY], NUM_SIZES))
-        rows, attention = _array(record, 7, 2, words), _array(record, 8, 2, words)
-        pages, shared = _array(record, 11, 2, words), _array(record, 12, 2, words)
-        cache = Cache(_array(record, 13, 5, np.uint8), _array(record, 14, 5, np.uint8))
-        x, hidden = _array(record, 15, 2, floats), _array(record, 16, 2, floats)
+        layout, words, floats = carray(address, LAYOUT_WORDS, np.int64), np.int64, np.float32
+        sizes = Sizes(*to_fixed_tuple(layout[1:FIRST_ARRAY], NUM_SIZES))
+        rows, attention = _array(layout, 7, 2, words), _array(layout, 8, 2, words)
+        pages, shared = _array(layout, 11, 2, words), _array(layout, 12, 2, words)
+        cache = Cache(_array(layout, 13, 5, np.uint8), _array(layout, 14, 5, np.uint8))
+        x, hidden = _array(layout, 15, 2, floats), _array(layout, 16, 2, floats)
         kept = len(x), cache.values.shape[2], sizes.head_dim
-        job = Job(
+        args = KernelArguments(
             sizes,
-            _weights_of(record),
-            Code(rows, attention, _array(record, 9, 1, words)),
-            Batch(_array(record, 10, 2, words), pages, shared),
+            _weights_of(layout),
+            Code(rows, attention, _array(layout, 9, 1, words)),
+            Batch(_array(layout, 10, 2, words), pages, shared),
             cache,
-            Tokens(x, hidden, _array(record, 17, 1, words), _array(record, 18, 3, floats)),
-            _room_of(record, sizes, kept, (team, attention.shape[1])),
+            Tokens(x, hidden, _array(layout, 17, 1, words), _array(layout, 18, 3, floats)),
+            _workspace_of(layout, sizes, kept, (team, attention.shape[1])),
         )
-        run_parts(job, Thread(number, team))
+        run_parts(args, Thread(number, team))
 
-    return run_record
+    return run_layout
 
 
 @functools.cache
 def entry() -> int:
-    """Address of `run_parts` for a record: (address of the record, thread, threads).
+    """Address of `run_parts` for a layout: (its address, thread, threads).
 
     Compiles, unless that was done before, which takes a dozen seconds.
     """

@@ -191,7 +191,7 @@ class CompiledPasses:
         pages: Integers,
         entering: Entering | None,
     ) -> Batch:
-        """Tokens in flight, and then what is drafted behind the `rows`, in `pages` of its own."""
+        """Pending tokens, and then what is drafted behind the `rows`, in `pages` of its own."""
         shared = self._tables_of(rows)
         if drafted[:, SHARED].max() > shared.shape[1] * BLOCK_SIZE:
             raise ValueError(f"drafts behind {drafted[:, SHARED].max()} positions: not there")

@@ -1,4 +1,4 @@
-"""Operations of few rows recorded as CUDA graphs; whatever has no recording is the reference's."""
+"""Operations of few rows captured as CUDA graphs; whatever has no graph is the reference's."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 from specserve.backends.base import BlockDraws, DrawBlocks, VerifiedRows
 from specserve.backends.cuda import graphs, noise
-from specserve.backends.cuda.block_draws import RecordedDraws
-from specserve.backends.cuda.block_passes import RecordedBlockPasses
-from specserve.backends.cuda.forward import RecordedForward
-from specserve.backends.cuda.sampling import recorded_sample
-from specserve.backends.cuda.verification import verify_recorded
+from specserve.backends.cuda.block_draws import CapturedDraws
+from specserve.backends.cuda.block_passes import CapturedBlockPasses
+from specserve.backends.cuda.forward import CapturedForward
+from specserve.backends.cuda.sampling import captured_sample
+from specserve.backends.cuda.verification import verify_captured
 from specserve.backends.torch.backend import TorchBackend
 from specserve.backends.torch.block_passes import TorchBlockPasses
 from specserve.backends.torch.forward import TorchForward
@@ -27,7 +27,7 @@ from specserve.sampling.verification.batch import RowToVerify
 
 
 class CudaGraphBackend(TorchBackend):
-    """See `Backend`, and docs/decisions/0024-cuda-graphs.md for what is recorded."""
+    """See `Backend`, and docs/decisions/0024-cuda-graphs.md for what is captured."""
 
     name = "cuda"
 
@@ -38,7 +38,7 @@ class CudaGraphBackend(TorchBackend):
 
     @property
     def num_first_calls(self) -> int:
-        return graphs.num_recorded()
+        return graphs.num_captured()
 
     def make_forward(
         self,
@@ -56,12 +56,12 @@ class CudaGraphBackend(TorchBackend):
             deterministic=deterministic,
             kv_dtype=kv_dtype,
         )
-        # Padding to a recorded shape changes a sum's order, which `deterministic` fixes.
-        return plain if deterministic else RecordedForward(model, plain)
+        # Padding to a captured shape changes a sum's order, which `deterministic` fixes.
+        return plain if deterministic else CapturedForward(model, plain)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         if batch.edits is None and batch.random_rows is not None and batch.greedy_rows is None:
-            winners = recorded_sample(logits, batch)
+            winners = captured_sample(logits, batch)
             if winners is not None:
                 return Sampled(winners)
         return super().sample(logits, batch)
@@ -69,17 +69,17 @@ class CudaGraphBackend(TorchBackend):
     def verify(
         self, logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftProbs | None
     ) -> VerifiedRows:
-        found = verify_recorded(logits, rows, draft_probs)
+        found = verify_captured(logits, rows, draft_probs)
         return super().verify(logits, rows, draft_probs) if found is None else found
 
     def block_passes(self, backbone: Backbone, *, num_tokens: int) -> BlockPasses:
         context = torch_context(
             backbone.spec.decoder, num_tokens, dtype=backbone.embedding.dtype, device=self.device
         )
-        return RecordedBlockPasses(backbone, TorchBlockPasses(backbone, context))
+        return CapturedBlockPasses(backbone, TorchBlockPasses(backbone, context))
 
     def block_draws(self, draw: DrawBlocks, vocab_size: int) -> BlockDraws:
-        return RecordedDraws(draw, vocab_size, self.device)
+        return CapturedDraws(draw, vocab_size, self.device)
 
     def forget(self) -> None:
         graphs.forget()

@@ -1,4 +1,4 @@
-"""What follows a parallel pass, recorded: logits, draws slot by slot, confidences.
+"""What follows a parallel pass, captured: logits, draws slot by slot, confidences.
 
 A serial head makes every slot a few kernels of its own, and drawing from a distribution twenty.
 """
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specserve.backends.base import DrawBlocks
-from specserve.backends.cuda.graphs import Recordings, padded
+from specserve.backends.cuda.graphs import CapturedGraphs, padded
 from specserve.drafters.protocol import SpeculationBatch
 from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.draft_sampler import DraftSampling, TensorSampling
@@ -30,7 +30,7 @@ class _Key(NamedTuple):
     inputs: tuple[_Input, ...]
 
 
-class RecordedDraws:
+class CapturedDraws:
     """Of one drafter: `draws` waits for nothing on the device."""
 
     def __init__(self, draws: DrawBlocks, vocab_size: int, device: torch.device) -> None:
@@ -38,10 +38,10 @@ class RecordedDraws:
         self._draws = draws
         self._vocab_size = vocab_size
         self._device = device
-        self._recordings = Recordings(self._make)
+        self._graphs = CapturedGraphs(self._make)
 
     def __len__(self) -> int:
-        return len(self._recordings)
+        return len(self._graphs)
 
     def draw(
         self, hidden: Tensor, anchor_ids: Tensor, sampling: DraftSampling, *, keep_logits: bool
@@ -54,7 +54,7 @@ class RecordedDraws:
         tensors = {"hidden": hidden, "anchor_ids": anchor_ids, **sampling.tensors()}
         inputs = (_Input(name, (num_blocks, *x.shape[1:]), x.dtype) for name, x in tensors.items())
         key = _Key(sampling.kind, keep_logits, tuple(inputs))
-        made = self._recordings.run(key, lambda each: each.fill(tensors, sampling))
+        made = self._graphs.run(key, lambda each: each.fill(tensors, sampling))
         if made is None:
             return self._draws(hidden, anchor_ids, sampling)
         return _first(made.found, len(hidden))
@@ -64,7 +64,7 @@ class RecordedDraws:
 
 
 class _Drawn:
-    """What is recorded: draws of one kind from inputs of one shape."""
+    """What is captured: draws of one kind from inputs of one shape."""
 
     def __init__(self, draws: DrawBlocks, key: _Key, device: torch.device) -> None:
         self._draws = draws

@@ -1,6 +1,6 @@
-"""Parallel passes of a block drafter, recorded once a shape and replayed: see `block_passes`.
+"""Parallel passes of a block drafter, captured once a shape and replayed: see `block_passes`.
 
-Tokens in flight are computed by a recording of their own before the blocks. What fits no shape is
+Pending tokens are computed by a graph of their own before the blocks. What fits no shape is
 run by torch's own operations.
 """
 
@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specserve.backends.cuda.context_entries import RecordedEntries
-from specserve.backends.cuda.graphs import Recordings
+from specserve.backends.cuda.context_entries import CapturedEntries
+from specserve.backends.cuda.graphs import CapturedGraphs
 from specserve.backends.cuda.padded_attention import PaddedAttention, PaddedShape
 from specserve.backends.cuda.padded_blocks import BlockBatch, BlockShape, PaddedBlocks
 from specserve.backends.torch.block_passes import TorchBlockPasses
@@ -22,23 +22,23 @@ from specserve.drafters.context import BLOCK_SIZE, TorchContext
 from specserve.models.attention import AttentionBatch
 
 
-class RecordedBlockPasses:
-    """`TorchBlockPasses`, and a recording of every shape that was met."""
+class CapturedBlockPasses:
+    """`TorchBlockPasses`, and a graph of every shape that was met."""
 
     def __init__(self, backbone: Backbone, plain: TorchBlockPasses) -> None:
         self._backbone = backbone
         self._plain = plain
-        self._entries = RecordedEntries(backbone, plain.context)
-        self._entered = Recordings(self._make_entered)
-        self._drafted = Recordings(self._make_drafted)
+        self._entries = CapturedEntries(backbone, plain.context)
+        self._entered = CapturedGraphs(self._make_entered)
+        self._drafted = CapturedGraphs(self._make_drafted)
 
     @property
     def context(self) -> TorchContext:
         return self._plain.context
 
     @property
-    def num_recordings(self) -> tuple[int, int]:
-        """Of tokens in flight, and of blocks."""
+    def num_graphs(self) -> tuple[int, int]:
+        """Of pending tokens, and of blocks."""
         return len(self._entered), len(self._drafted)
 
     def write_context(
@@ -97,7 +97,7 @@ class RecordedBlockPasses:
 
 
 class _Entered:
-    """What is recorded of tokens in flight: they become entries of their rows' contexts."""
+    """What is captured of pending tokens: they become entries of their rows' contexts."""
 
     def __init__(self, backbone: Backbone, attention: PaddedAttention) -> None:
         self._backbone = backbone
@@ -116,7 +116,7 @@ class _Entered:
 
 
 class _Drafted:
-    """What is recorded of blocks."""
+    """What is captured of blocks."""
 
     def __init__(self, backbone: Backbone, attention: PaddedBlocks) -> None:
         self._backbone = backbone

@@ -1,27 +1,27 @@
-"""Entries that a block drafter's context gets of verified tokens, recorded once a shape."""
+"""Entries that a block drafter's context gets of verified tokens, captured once a shape."""
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specserve.backends.cuda.graphs import Recordings, padded
+from specserve.backends.cuda.graphs import CapturedGraphs, padded
 from specserve.backends.cuda.padded_attention import MOST_PADDED_TOKENS
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.context import TorchContext
 
 
-class RecordedEntries:
+class CapturedEntries:
     """Of one drafter and its contexts."""
 
     def __init__(self, backbone: Backbone, context: TorchContext) -> None:
         def make(num_tokens: int) -> _Entries:
             return _Entries(backbone, context, num_tokens)
 
-        self._recordings = Recordings(make)
+        self._graphs = CapturedGraphs(make)
 
     def __len__(self) -> int:
-        return len(self._recordings)
+        return len(self._graphs)
 
     def keep(
         self, features: Tensor, positions: NDArray[np.int64], slots: NDArray[np.int64]
@@ -29,14 +29,14 @@ class RecordedEntries:
         """Of N tokens: features [N, H]; False where they have to be computed otherwise."""
         if len(slots) > MOST_PADDED_TOKENS:
             return False
-        made = self._recordings.run(
+        made = self._graphs.run(
             padded(len(slots)), lambda each: each.fill(features, positions, slots)
         )
         return made is not None
 
 
 class _Entries:
-    """What is recorded: so many tokens, of which those that pad them repeat the first."""
+    """What is captured: so many tokens, of which those that pad them repeat the first."""
 
     def __init__(self, backbone: Backbone, context: TorchContext, num_tokens: int) -> None:
         self._backbone = backbone

@@ -1,4 +1,4 @@
-"""Forwards of few tokens a row, recorded once a shape and replayed: see `forward`.
+"""Forwards of few tokens a row, captured once a shape and replayed: see `forward`.
 
 Rows, tokens and keys are padded to powers of two. What fits no shape (pieces of prompts, mostly) is
 run by torch's own operations.
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from specserve.backends.cuda.graphs import Recorder, Recordings
+from specserve.backends.cuda.graphs import Capture, CapturedGraphs
 from specserve.backends.cuda.padded_attention import PaddedAttention, PaddedShape
 from specserve.backends.torch.forward import TorchForward
 from specserve.models.attention import AttentionBatch
@@ -21,17 +21,17 @@ class _Key(NamedTuple):
     taps: tuple[int, ...]
 
 
-class RecordedForward:
-    """A `TorchForward`, and a recording of every shape that was met."""
+class CapturedForward:
+    """A `TorchForward`, and a graph of every shape that was met."""
 
     def __init__(
-        self, model: Transformer, plain: TorchForward, recorder: Recorder | None = None
+        self, model: Transformer, plain: TorchForward, capture: Capture | None = None
     ) -> None:
         self._model = model
         self._plain = plain
         # A rank that went on without would not pad what it exchanges with others.
         is_alone = model.parallel.size == 1
-        self._recordings = Recordings(self._make, recorder, may_fail=is_alone)
+        self._graphs = CapturedGraphs(self._make, capture, may_fail=is_alone)
         self._shape: PaddedShape | None = None
 
     @property
@@ -39,8 +39,8 @@ class RecordedForward:
         return self._plain.cache
 
     @property
-    def num_recordings(self) -> int:
-        return len(self._recordings)
+    def num_graphs(self) -> int:
+        return len(self._graphs)
 
     def plan(self, batch: AttentionBatch) -> None:
         self._batch = batch
@@ -53,7 +53,7 @@ class RecordedForward:
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """See `Forward`; what it returned is overwritten by the next one."""
         if self._shape is not None:
-            made = self._recordings.run(
+            made = self._graphs.run(
                 _Key(self._shape, taps), lambda each: each.fill(self._batch, token_ids)
             )
             if made is not None:
@@ -68,7 +68,7 @@ class RecordedForward:
 
 
 class _PaddedForward:
-    """What is recorded: a forward of one shape."""
+    """What is captured: a forward of one shape."""
 
     def __init__(
         self, model: Transformer, attention: PaddedAttention, taps: tuple[int, ...]

@@ -2,7 +2,7 @@
 
 Beginning a kernel from Python takes several microseconds, and most kernels of a round last no
 longer. Only what has the same shapes has the same kernels on the same memory, so functions are
-recorded by shape, when it is first met. See docs/decisions/0024-cuda-graphs.md.
+captured by shape, when it is first met. See docs/decisions/0024-cuda-graphs.md.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-MOST_RECORDINGS = 128  # of one kind that are kept: those of the shapes that were met last
+MOST_GRAPHS = 128  # of one kind that are kept: those of the shapes that were met last
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Made = TypeVar("_Made", bound=Callable[[], None])
@@ -24,8 +24,8 @@ _Made = TypeVar("_Made", bound=Callable[[], None])
 log = logging.getLogger(__name__)
 
 
-class Recorder(Protocol):
-    def record(self, function: Callable[[], None]) -> Callable[[], object]:
+class Capture(Protocol):
+    def capture(self, function: Callable[[], None]) -> Callable[[], object]:
         """What does again what `function` does, on the same memory.
 
         `function` waits for nothing on the device, and decides nothing by what is there. It has
@@ -34,22 +34,22 @@ class Recorder(Protocol):
         ...
 
 
-class CudaGraphs:
-    """What it records shares memory: what one function made is overwritten by any other.
+class GraphCapture:
+    """What it captures shares memory: what one function made is overwritten by any other.
 
-    Recording waits for nothing: a transfer of a link may stand still on the device meanwhile.
+    Capture waits for nothing: a transfer of a link may stand still on the device meanwhile.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
 
-    def record(self, function: Callable[[], None]) -> Callable[[], object]:
+    def capture(self, function: Callable[[], None]) -> Callable[[], object]:
         self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(self._stream):
-                function()  # what a first call makes for all others must not be in the recording
+                function()  # what a first call makes for all others must not be in the graph
                 # Other threads, of links, may ask anything of the device meanwhile.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
@@ -61,8 +61,8 @@ class CudaGraphs:
         return graph.replay
 
 
-class Recordings(Generic[_Key, _Made]):
-    """Recorded calls of what `make` makes for a key; each has memory of its own for its inputs.
+class CapturedGraphs(Generic[_Key, _Made]):
+    """Captured calls of what `make` makes for a key; each has memory of its own for its inputs.
 
     What one of them found is overwritten by the next call of any of them, and by nothing else.
     """
@@ -70,13 +70,13 @@ class Recordings(Generic[_Key, _Made]):
     def __init__(
         self,
         make: Callable[[_Key], _Made],
-        recorder: Recorder | None = None,
+        capture: Capture | None = None,
         *,
         may_fail: bool = True,
     ) -> None:
-        """`recorder`: by default one of CUDA graphs. `may_fail`: who calls can do without."""
+        """`capture`: by default one of CUDA graphs. `may_fail`: who calls can do without."""
         self._make = make
-        self._recorder = recorder or CudaGraphs()
+        self._capture = capture or GraphCapture()
         self._may_fail = may_fail
         self._found: OrderedDict[_Key, tuple[_Made, Callable[[], object]]] = OrderedDict()
         self._has_failed = False
@@ -89,7 +89,7 @@ class Recordings(Generic[_Key, _Made]):
     def run(self, key: _Key, fill: Callable[[_Made], None]) -> _Made | None:
         """What was made for `key`, called again with the inputs that `fill` gives it.
 
-        None, now and from now on, where nothing can be recorded. RuntimeError if that may not be.
+        None, now and from now on, where nothing can be captured. RuntimeError if that may not be.
         """
         if self._has_failed:
             return None
@@ -98,12 +98,12 @@ class Recordings(Generic[_Key, _Made]):
             made, replay = self._found[key]
             fill(made)
         else:
-            _process.num_recorded += 1
-            _process.is_recording = True  # what is recorded calls functions that would record
+            _process.num_captured += 1
+            _process.is_capturing = True  # what is captured calls functions that would capture
             try:
                 made = self._make(key)
                 fill(made)
-                replay = self._recorder.record(made)
+                replay = self._capture.capture(made)
             except RuntimeError as error:
                 if not self._may_fail:
                     raise
@@ -112,52 +112,52 @@ class Recordings(Generic[_Key, _Made]):
                 self.forget()
                 return None
             finally:
-                _process.is_recording = False
+                _process.is_capturing = False
             self._found[key] = made, replay
-            if len(self._found) > MOST_RECORDINGS:
+            if len(self._found) > MOST_GRAPHS:
                 self._found.popitem(last=False)
         replay()
         return made
 
     def forget(self) -> None:
-        """Give the memory of all recordings back."""
+        """Give the memory of all CUDA graphs back."""
         self._found.clear()
 
 
-_all: weakref.WeakSet[Recordings] = weakref.WeakSet()
+_all: weakref.WeakSet[CapturedGraphs] = weakref.WeakSet()
 
 
 def forget() -> None:
-    """All recordings of this process: NCCL does not end a group whose collectives are in one."""
-    for recordings in tuple(_all):
-        recordings.forget()
+    """All CUDA graphs of this process: NCCL does not end a group whose collectives are in one."""
+    for graphs in tuple(_all):
+        graphs.forget()
 
 
 @dataclass
 class _Process:
-    """This one; its only loop records."""
+    """This one; its only loop captures."""
 
     uses: bool = False
-    is_recording: bool = False
-    num_recorded: int = 0
+    is_capturing: bool = False
+    num_captured: int = 0
 
 
 _process = _Process()
 
 
 def use() -> None:
-    """From now on what is made for CUDA devices in this process is recorded."""
+    """From now on what is made for CUDA devices in this process is captured."""
     _process.uses = True
 
 
 def are_used(device: torch.device) -> bool:
-    """Whether to record what is done there now; not within another recording."""
-    return device.type == "cuda" and _process.uses and not _process.is_recording
+    """Whether to capture what is done there now; not within another graph."""
+    return device.type == "cuda" and _process.uses and not _process.is_capturing
 
 
-def num_recorded() -> int:
+def num_captured() -> int:
     """So far; what took a while in which it grew says nothing of the next time."""
-    return _process.num_recorded
+    return _process.num_captured
 
 
 def padded(count: int) -> int:
@@ -165,8 +165,8 @@ def padded(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-class RecordedRows:
-    """A function that finds one number for each of R rows, recorded by the padded number of them.
+class CapturedRows:
+    """A function that finds one number for each of R rows, captured by the padded number of them.
 
     A row's number depends on that row alone: what pads it are rows of some call before.
     """
@@ -174,17 +174,17 @@ class RecordedRows:
     def __init__(self, function: Callable[..., torch.Tensor], most: int) -> None:
         """`function` takes tensors [R, ...], of up to `most` elements each when padded.
 
-        And numbers by name, which belong to a recording as the shapes do.
+        And numbers by name, which belong to a graph as the shapes do.
         """
         self._function = function
         self._most = most
-        self._recordings = Recordings(self._make)
+        self._graphs = CapturedGraphs(self._make)
 
     def __len__(self) -> int:
-        return len(self._recordings)
+        return len(self._graphs)
 
     def __call__(self, *rows: torch.Tensor, **numbers: int) -> torch.Tensor | None:
-        """[R]; None where it is not recorded."""
+        """[R]; None where it is not captured."""
         if not len(rows[0]):
             return None
         sizes = [(padded(len(x)), *x.shape[1:]) for x in rows]
@@ -192,7 +192,7 @@ class RecordedRows:
             return None
         places = tuple((size, x.dtype, x.device) for size, x in zip(sizes, rows, strict=True))
         key = _RowsKey(places, tuple(numbers.items()))
-        made = self._recordings.run(key, lambda each: each.fill(rows))
+        made = self._graphs.run(key, lambda each: each.fill(rows))
         return None if made is None else made.found[: len(rows[0])].clone()
 
     def _make(self, key: "_RowsKey") -> "_PaddedRows":
@@ -208,7 +208,7 @@ class _RowsKey(NamedTuple):
 
 
 class _PaddedRows:
-    """What is recorded."""
+    """What is captured."""
 
     def __init__(self, function: Callable[..., torch.Tensor], places: tuple[_Place, ...]) -> None:
         self._function = function

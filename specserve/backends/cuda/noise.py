@@ -1,4 +1,4 @@
-"""`specserve.noise.philox_floats` on CUDA devices, recorded: else it is eighty small kernels."""
+"""`specserve.noise.philox_floats` on CUDA devices, captured: else it is eighty small kernels."""
 
 import functools
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specserve import noise
 from specserve.backends.cuda import graphs
-from specserve.backends.cuda.graphs import Recordings, padded
+from specserve.backends.cuda.graphs import CapturedGraphs, padded
 
 _MOST_LANES = 1 << 19  # whose kernels take no longer than beginning them does
 
@@ -17,13 +17,13 @@ _MOST_LANES = 1 << 19  # whose kernels take no longer than beginning them does
 def philox_floats(
     blocks: Tensor, positions: Tensor, sample_words: Tensor, purpose_words: Tensor, seeds: Tensor
 ) -> Tensor:
-    """As `specserve.noise.philox_floats`; within another recording it is part of that."""
+    """As `specserve.noise.philox_floats`; within another graph it is part of that."""
     num_rows = padded(max(1, len(seeds)))
     num_lanes = num_rows * blocks.shape[1] if len(seeds) else 0
     if graphs.are_used(seeds.device) and 0 < num_lanes <= _MOST_LANES:
         key = _Shape(num_rows, blocks.shape[1], len(blocks) == 1, seeds.device)
         rows = (positions, sample_words, purpose_words, seeds)
-        made = _recordings().run(key, lambda each: each.fill(rows, blocks))
+        made = _graphs().run(key, lambda each: each.fill(rows, blocks))
         if made is not None:
             return made.bits[: len(seeds)].clone()  # which callers write to
     return noise.philox_floats(blocks, positions, sample_words, purpose_words, seeds)
@@ -49,7 +49,7 @@ class _Shape(NamedTuple):
 
 
 class _Bits:
-    """What is recorded: the words of a shape."""
+    """What is captured: the words of a shape."""
 
     def __init__(self, shape: _Shape) -> None:
         self._rows = torch.zeros(4, shape.num_rows, dtype=torch.int64, device=shape.device)
@@ -66,5 +66,5 @@ class _Bits:
 
 
 @functools.cache
-def _recordings() -> Recordings[_Shape, _Bits]:
-    return Recordings(_Bits)
+def _graphs() -> CapturedGraphs[_Shape, _Bits]:
+    return CapturedGraphs(_Bits)

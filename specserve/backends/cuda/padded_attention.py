@@ -1,4 +1,4 @@
-"""Attention of a batch padded to a shape: what a forward that is recorded once can attend with.
+"""Attention of a batch padded to a shape: what a forward that is captured once can attend with.
 
 All sizes are the shape's, and what tells one batch from another is in one tensor of integers, which
 is filled before a forward and read by it on the device. So the operations of two batches of one
@@ -45,7 +45,7 @@ class PaddedShape:
 
 
 class PaddedAttention:
-    """See `Attention`; `fill` is its `plan`, and `begin` comes first of what is recorded."""
+    """See `Attention`; `fill` is its `plan`, and `begin` comes first of what is captured."""
 
     def __init__(
         self, cache: KVCache, *, num_heads: int, shape: PaddedShape, scale: float | None = None
@@ -107,7 +107,7 @@ class PaddedAttention:
         self._mask = mask.reshape(shape.num_rows, 1, -1, shape.num_keys)
 
     def end(self) -> None:
-        """Give back what `begin` made: a recording makes it again, and keeps nothing for it."""
+        """Give back what `begin` made: a graph makes it again, and keeps nothing for it."""
         del self._flat_slots, self._flat_blocks, self._mask
 
     def run(

@@ -1,4 +1,4 @@
-"""Attention of draft blocks padded to a shape, for passes that are recorded: see `cuda_graphs`.
+"""Attention of draft blocks padded to a shape, for passes that are captured: see `cuda_graphs`.
 
 Every block is a row of its own, so that branches of one request gather its context once each: that
 is memory's time, of which there is more than of kernels. What tells one batch from another is in
@@ -62,7 +62,7 @@ class BlockShape(NamedTuple):
 
 
 class PaddedBlocks:
-    """`run` in every layer of a recorded pass, behind `begin`; `fill` before it."""
+    """`run` in every layer of a captured pass, behind `begin`; `fill` before it."""
 
     def __init__(
         self, context: TorchContext, shape: BlockShape, *, num_heads: int, scale: float
@@ -129,7 +129,7 @@ class PaddedBlocks:
         return torch.cat([self._gap_ids, self._own_ids], dim=1).flatten()
 
     def end(self) -> None:
-        """Give back what `begin` made: a recording makes it again, and keeps nothing for it."""
+        """Give back what `begin` made: a graph makes it again, and keeps nothing for it."""
         del self._flat_pages, self._mask
 
     def run(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

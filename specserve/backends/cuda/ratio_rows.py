@@ -1,4 +1,4 @@
-"""A round's rows under the ratio test as arrays on the host, read at once by a recording.
+"""A round's rows under the ratio test as arrays on the host, read at once by a graph.
 
 Making a batch of tensors of them takes as long as judging them.
 """

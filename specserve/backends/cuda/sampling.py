@@ -1,4 +1,4 @@
-"""Tokens of a batch as one recording, on a device: by itself it is dozens of small kernels.
+"""Tokens of a batch as one graph, on a device: by itself it is dozens of small kernels.
 
 See `specserve.sampling.sampling` for the definition, and `specserve.backends.cuda.graphs`.
 """
@@ -7,25 +7,25 @@ import functools
 
 from torch import Tensor
 
-from specserve.backends.cuda.graphs import RecordedRows, padded
+from specserve.backends.cuda.graphs import CapturedRows, padded
 from specserve.sampling.batch import SamplingBatch, Truncation
 from specserve.sampling.sampling import sample
 
-MOST_RECORDED = 1 << 22  # logits, whose kernels take no longer than beginning them does
+MOST_CAPTURED = 1 << 22  # logits, whose kernels take no longer than beginning them does
 
 
 def padded_top_k(max_top_k: int) -> int:
-    """Of a recording: few values that are no less, and 0 where nobody asks for any."""
+    """Of a graph: few values that are no less, and 0 where nobody asks for any."""
     return padded(max_top_k) if max_top_k else 0
 
 
-def recorded_sample(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
+def captured_sample(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
     """The tokens int64 [R] of rows that all draw and that nobody edits; None where none is kept."""
     columns = logits, batch.temperatures, batch.keys.T
     if batch.truncation is None:
-        return _recorded_samples()(*columns)
+        return _captured_samples()(*columns)
     cuts = batch.truncation.spread(batch.num_rows)
-    return _recorded_samples()(
+    return _captured_samples()(
         *columns,
         cuts.top_k,
         cuts.top_p,
@@ -36,8 +36,8 @@ def recorded_sample(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
 
 
 @functools.cache
-def _recorded_samples() -> RecordedRows:
-    return RecordedRows(_draw, MOST_RECORDED)
+def _captured_samples() -> CapturedRows:
+    return CapturedRows(_draw, MOST_CAPTURED)
 
 
 def _draw(

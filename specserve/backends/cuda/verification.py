@@ -1,4 +1,4 @@
-"""The ratio test of `verify` as one recording, on a device: by itself it is a hundred kernels.
+"""The ratio test of `verify` as one graph, on a device: by itself it is a hundred kernels.
 
 Rows, logits rows and distributions are padded to powers of two; what tells rounds of a shape apart
 is one tensor of 64-bit words, beside logits and distributions. Every step is a row's own, so that
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from specserve.backends.base import VerifiedRows
-from specserve.backends.cuda.graphs import Recordings, padded
+from specserve.backends.cuda.graphs import CapturedGraphs, padded
 from specserve.backends.cuda.ratio_rows import RatioRows, ratio_rows
-from specserve.backends.cuda.sampling import MOST_RECORDED, padded_top_k
+from specserve.backends.cuda.sampling import MOST_CAPTURED, padded_top_k
 from specserve.noise import exponential_noise_of
 from specserve.sampling.batch import SamplingBatch, Truncation
 from specserve.sampling.draft_probs import PAD_ID, DraftProbs
@@ -24,7 +24,7 @@ from specserve.sampling.verification.method import VerificationMethod
 from specserve.sampling.verification.verify import by_ratio
 
 
-def verify_recorded(
+def verify_captured(
     logits: Tensor, rows: Sequence[RowToVerify], draft_probs: DraftProbs | None
 ) -> VerifiedRows | None:
     """What `verify` finds; None where not all rows are verified so, or some are edited.
@@ -50,10 +50,10 @@ def verify_recorded(
         vocab_size=logits.shape[1],
         device=logits.device,
     )
-    if shape.num_logits * shape.vocab_size > MOST_RECORDED:
+    if shape.num_logits * shape.vocab_size > MOST_CAPTURED:
         return None
     given = ratio_rows(rows)
-    made = _recordings().run(shape, lambda each: each.fill(logits, given, draft_probs))
+    made = _graphs().run(shape, lambda each: each.fill(logits, given, draft_probs))
     if made is None:
         return None
     num_accepted, next_tokens, broken, spoiled = made.found[:, : len(rows)].tolist()
@@ -102,8 +102,8 @@ class _Cuts(NamedTuple):
         return cls(padded_top_k(max(p.top_k for p in params)), any(p.top_p < 1 for p in params))
 
 
-class _RecordedRatio:
-    """What is recorded: the test of one shape."""
+class _CapturedRatio:
+    """What is captured: the test of one shape."""
 
     def __init__(self, shape: _Shape) -> None:
         self._shape = shape
@@ -215,5 +215,5 @@ class _Packed(NamedTuple):
 
 
 @functools.cache
-def _recordings() -> Recordings[_Shape, _RecordedRatio]:
-    return Recordings(_RecordedRatio)
+def _graphs() -> CapturedGraphs[_Shape, _CapturedRatio]:
+    return CapturedGraphs(_CapturedRatio)

@@ -1,8 +1,9 @@
 # pyright: strict
 """The control plane between the target leader and its draft processes: everything but the rounds.
 
-Attaching, context for a draft to catch up with, requests' own fields, and letting streams go. Knows
-sockets and framing; what a stream is, or why its context is wanted, is the nodes' affair.
+Attaching, context for a draft to catch up with, requests' own sampling parameters, and letting
+streams go. Knows sockets and framing; what a stream is, or why its context is wanted, is the nodes'
+affair.
 
 As in `control` beside this, each side binds the socket it reads and connects those it writes, in
 the same folder. Unlike there, nothing waits for an absent reader and nothing is promised: a frame
@@ -88,7 +89,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, tag="context"):
     features: bytes  # little-endian float32 [n, H]; empty for drafters that read token ids alone
 
 
-class Fields(msgspec.Struct, frozen=True, kw_only=True, tag="fields"):
+class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True, tag="sampling"):
     """How the request of a stream samples, where that changes what is worth drafting for it."""
 
     epoch: Epoch
@@ -105,7 +106,7 @@ class Free(msgspec.Struct, frozen=True, kw_only=True, tag="free"):
     streams: list[Identity]
 
 
-ToDraft = Attached | Context | Fields | Free
+ToDraft = Attached | Context | SamplingParameters | Free
 
 
 def feature_bytes(features: Floats) -> bytes:

@@ -51,7 +51,7 @@ class RowReport:
     start: int  # position of the first of `token_ids`
     token_ids: Tokens  # [n + 1] verified since the last report, then the anchor
     features: Floats  # [n, H] of the verified ones; [n, 0] for drafters that read token ids alone
-    block: Tokens  # [verify_len] drafted tokens in flight behind the anchor
+    block: Tokens  # [verify_len] drafted pending tokens behind the anchor
     speculation_id: int  # of the push they come from; 0: from none, or there are none
     awaits: bool = False  # the target waits for a block after this anchor, in this round
     draft_top_k: DraftTopK | None = None  # of a block that comes from no push

@@ -123,7 +123,7 @@ def blocks_of(pushes):
     return found
 
 
-def in_flight_of(rounds, verify_len=3, **fields):
+def pending_of(rounds, verify_len=3, **fields):
     """Take a round whose block has been pushed: the root that the target waited for."""
     rounds.take(TEXT, round=1, awaits=True, **fields)
     assert rounds.prespeculation.step()

@@ -1,6 +1,6 @@
 """A draft batch of the rejection family is the same work, whichever outcomes it is for.
 
-How many of the tokens in flight an outcome accepts is how long its gap is. A draft batch that took
+How many of the pending tokens an outcome accepts is how long its gap is. A draft batch that took
 longer behind a longer gap would be late by what was accepted. Counted is what real drafters
 compute.
 """
@@ -11,10 +11,10 @@ from specserve.backends.cpu.forward import CompiledForward
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.eagle3 import Eagle3Decoder
 from specserve.transport.link.push_frames import encode_push
-from tests.draft_node.prespeculation.rounds import END, Rounds, in_flight_of
+from tests.draft_node.prespeculation.rounds import END, Rounds, pending_of
 from tests.specserve.drafters.checkpoints import DFLASH, DSPARK, EAGLE3, make_drafter
 
-VERIFY_LEN = 3  # of the round in flight: gaps are one to four tokens long
+VERIFY_LEN = 3  # of the pending round: gaps are one to four tokens long
 CONFIGS = {"dspark": DSPARK, "dflash": DFLASH, "eagle3": EAGLE3}
 
 
@@ -40,7 +40,7 @@ def passes(monkeypatch):
 def draft_batches_of(drafter, passes, method, size):
     """Of one round: the gaps of each batch, the tokens of its passes, and what is pushed of it."""
     rounds, found = Rounds(drafter, draft_batch=size, fan_out=12), []
-    in_flight_of(rounds, VERIFY_LEN, method=method)
+    pending_of(rounds, VERIFY_LEN, method=method)
     while True:
         passes.clear()
         before = len(rounds.pushes)
@@ -63,18 +63,18 @@ def assert_equal_work(draft_batches, size):
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_work_does_not_depend_on_what_outcomes_accept(target, tmp_path, passes, name, size, method):
-    """Of drafters that are told the tokens in flight with each block."""
+    """Of drafters that are told the pending tokens with each block."""
     drafter = make_drafter(tmp_path / "draft", CONFIGS[name], target)
-    drafter.holds_tokens_in_flight = False
+    drafter.holds_pending_tokens = False
     assert_equal_work(draft_batches_of(drafter, passes, method, size), size)
 
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("name", ["dspark", "dflash"])
-def test_nor_where_a_context_holds_what_is_in_flight(target, tmp_path, passes, name, size):
+def test_nor_where_a_context_holds_what_is_pending(target, tmp_path, passes, name, size):
     drafter = make_drafter(tmp_path / "draft", CONFIGS[name], target)
     draft_batches = draft_batches_of(drafter, passes, "rejection", size)
-    # Whatever the first one is for, it computes the tokens in flight as well.
+    # Whatever the first one is for, it computes the pending tokens as well.
     assert sum(draft_batches[0][1]) == sum(draft_batches[1][1]) + 1 + VERIFY_LEN
     assert_equal_work(draft_batches[1:], size)
 

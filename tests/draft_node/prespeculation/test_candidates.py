@@ -1,12 +1,12 @@
-"""Candidates for what follows the tokens in flight, of rows that are verified in different ways."""
+"""Candidates for what follows the pending tokens, of rows that are verified in different ways."""
 
 import numpy as np
 import pytest
 import torch
 
-from draft_node.prespeculation.candidates import Flight, candidates_of
+from draft_node.prespeculation.candidates import PendingVerification, candidates_of
 from draft_node.prespeculation.outcomes import OutcomeKind
-from draft_node.prespeculation.plan import in_flight
+from draft_node.prespeculation.plan import pending_block
 from draft_node.prespeculation.speculation_cache import DraftedBlock, told_block
 from specserve.drafters.protocol import SpeculationBatch
 from specserve.drafters.slot_scores import BatchScores
@@ -37,11 +37,11 @@ def report_of(method="coupled", temperature=1.0, seed=5, position=30) -> RowRepo
     )
 
 
-def flight_of(report: RowReport, scores: BatchScores | None) -> Flight:
+def flight_of(report: RowReport, scores: BatchScores | None) -> PendingVerification:
     key = BlockKey(report.stream, report.round, report.position, report.anchor_id)
     block = DraftedBlock(9, key, tuple(IDS), None, scores, place=0)
     kind = OutcomeKind.of(report.method, report.temperature)
-    return Flight(report, kind, block, in_flight(report, block, [0.7] * 5, 100))
+    return PendingVerification(report, kind, block, pending_block(report, block, [0.7] * 5, 100))
 
 
 def scores_of(logits=LOGITS, draft_probs=None) -> BatchScores | None:
@@ -85,7 +85,7 @@ def test_rows_of_every_form_are_ranked_as_if_alone():
         ),
         CPU,
     )
-    flights = [
+    verifications = [
         flight_of(report_of(), scores_of()),
         flight_of(report_of("rejection"), scores_of(None, draft_probs)),
         flight_of(report_of(temperature=0.0), scores_of()),
@@ -93,9 +93,9 @@ def test_rows_of_every_form_are_ranked_as_if_alone():
         flight_of(report_of(seed=6), told.scores),
         flight_of(report_of("foreseeable", seed=8, position=31), scores_of()),
     ]
-    together = candidates_of(flights, 8, NoiseTable(), CPU)
-    for flight, found in zip(flights, together, strict=True):
-        (alone,) = candidates_of([flight], 8, NoiseTable(), CPU)
+    together = candidates_of(verifications, 8, NoiseTable(), CPU)
+    for pending, found in zip(verifications, together, strict=True):
+        (alone,) = candidates_of([pending], 8, NoiseTable(), CPU)
         assert found.tolist() == alone.tolist()
     greedy = LOGITS[0].argsort(dim=1, descending=True)
     assert together[2][:, 0].tolist() == [*greedy[:LENGTH, 1].tolist(), int(greedy[LENGTH, 0])]

@@ -10,7 +10,7 @@ from draft_node.prespeculation.draft_batches import BatchSettings
 from specserve.drafters.ngram import NgramDrafter
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.push_frames import encode_push
-from tests.draft_node.prespeculation.rounds import TEXT, VOCAB, Rounds, in_flight_of, language_model
+from tests.draft_node.prespeculation.rounds import TEXT, VOCAB, Rounds, language_model, pending_of
 from tests.specserve.transport.link.messages import decode_push
 
 LIMITS = LinkLimits(
@@ -72,10 +72,10 @@ def test_chains_go_on_where_their_next_tokens_are_likely_to_stand(
     drafter.probs_confidence = sure(confidence)
     rounds = Rounds(drafter, usual_tokens=USUAL, goes_beyond=True)
     for number in range(1, 41):  # what was sure before does not matter to others
-        in_flight_of(rounds, stream=number, method="coupled")
+        pending_of(rounds, stream=number, method="coupled")
         rounds.finish()
     rounds.pushes.clear()
-    in_flight_of(rounds, stream=50, method=method)
+    pending_of(rounds, stream=50, method=method)
     rounds.pushes.clear()
     widths = {push.token_ids.shape[1] for push in rounds.finish()}
     assert widths == ({num_tokens} if method == "coupled" else {USUAL})
@@ -97,7 +97,7 @@ def test_a_root_that_is_waited_for_is_no_longer_than_usual(target):
 )
 def test_chains_that_know_nothing_are_as_long_as_usual(target, settings, num_tokens):
     rounds = Rounds(language_model(target, gamma=9), **settings)
-    in_flight_of(rounds)
+    pending_of(rounds)
     assert {push.token_ids.shape[1] for push in rounds.pushes + rounds.finish()} == {num_tokens}
 
 
@@ -105,7 +105,7 @@ def test_a_draft_batch_knows_how_likely_its_blocks_are_to_be_asked_for(target):
     drafter = language_model(target, gamma=9)
     drafter.probs_confidence = sure(0.8)
     rounds = Rounds(drafter, usual_tokens=USUAL, goes_beyond=True, draft_batch=8, fan_out=8)
-    in_flight_of(rounds)
+    pending_of(rounds)
     batches = batches_of(drafter)
     rounds.finish()
     chances = list(batches[0].chances)
@@ -123,7 +123,7 @@ def test_a_draft_batch_of_many_rows_is_larger_unless_distributions_travel_with_i
 ):
     rounds = Rounds(language_model(target, num_context_tokens=4096), draft_batch=2, fan_out=8)
     for stream in range(1, num_rows + 1):
-        in_flight_of(rounds, stream=stream, method=method)
+        pending_of(rounds, stream=stream, method=method)
     rounds.pushes.clear()
     assert max(len(push.keys) for push in rounds.finish()) == size
 
@@ -136,7 +136,7 @@ def test_a_chain_of_many_rows_has_to_bring_more(target):
         drafter.probs_confidence = sure(0.9)
         rounds = Rounds(drafter, usual_tokens=USUAL, goes_beyond=True, draft_batch=8)
         for stream in range(1, num_rows + 1):
-            in_flight_of(rounds, stream=stream)
+            pending_of(rounds, stream=stream)
         batches = batches_of(drafter)
         rounds.finish()
         threshold[num_rows] = max(batch.threshold.tokens_per_s for batch in batches)

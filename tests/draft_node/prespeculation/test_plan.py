@@ -3,7 +3,7 @@ import pytest
 
 from draft_node.prespeculation.fan_out import NO_RANK, HitCurves
 from draft_node.prespeculation.outcomes import NO_TOKEN, OutcomeKind
-from draft_node.prespeculation.plan import InFlight, Planner, in_flight
+from draft_node.prespeculation.plan import PendingBlock, Planner, pending_block
 from draft_node.prespeculation.speculation_cache import DraftedBlock
 from specserve.transport.link.messages import BlockKey
 from tests.draft_node.prespeculation.rounds import Rounds
@@ -30,16 +30,18 @@ def candidates(num_slots, num_ranks=8):
 
 
 def test_every_prefix_of_our_own_block_is_an_outcome_and_what_follows_it_is_known():
-    flight = in_flight(row([1, 2]), block_of((1, 2, 3, 4), (0.9, 0.8, 0.7, 0.6)), [0.5] * 4, 99)
-    assert flight == InFlight((1, 2), (0.9, 0.8), 3, 3)
-    assert flight.excluded_ids() == [1, 2, NO_TOKEN]
+    pending = pending_block(
+        row([1, 2]), block_of((1, 2, 3, 4), (0.9, 0.8, 0.7, 0.6)), [0.5] * 4, 99
+    )
+    assert pending == PendingBlock((1, 2), (0.9, 0.8), 3, 3)
+    assert pending.excluded_ids() == [1, 2, NO_TOKEN]
 
 
 def test_after_the_last_slot_of_a_block_nothing_is_known():
-    flight = in_flight(row([1, 2, 3, 4]), block_of((1, 2, 3, 4)), [0.5] * 4, 99)
-    assert (flight.num_slots, flight.next_id) == (4, NO_TOKEN)
-    assert flight.confidences == (0.5,) * 4
-    assert flight.excluded_ids() == [1, 2, 3, 4]
+    pending = pending_block(row([1, 2, 3, 4]), block_of((1, 2, 3, 4)), [0.5] * 4, 99)
+    assert (pending.num_slots, pending.next_id) == (4, NO_TOKEN)
+    assert pending.confidences == (0.5,) * 4
+    assert pending.excluded_ids() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -54,20 +56,20 @@ def test_after_the_last_slot_of_a_block_nothing_is_known():
 def test_a_foreign_block_is_known_as_far_as_ours_goes_along(
     theirs, confidences, num_slots, next_id
 ):
-    flight = in_flight(row(theirs), block_of((1, 2, 3, 4), (0.9, 0.2, 0.7, 0.6)), [], 99)
-    assert flight.confidences == pytest.approx(confidences)
-    assert (flight.num_slots, flight.next_id, flight.is_ours) == (num_slots, next_id, False)
-    assert flight.excluded_ids() == theirs[:num_slots]
+    pending = pending_block(row(theirs), block_of((1, 2, 3, 4), (0.9, 0.2, 0.7, 0.6)), [], 99)
+    assert pending.confidences == pytest.approx(confidences)
+    assert (pending.num_slots, pending.next_id, pending.is_ours) == (num_slots, next_id, False)
+    assert pending.excluded_ids() == theirs[:num_slots]
 
 
 def test_outcomes_beyond_the_models_context_are_left_out():
-    flight = in_flight(row([1, 2]), block_of((1, 2, 3, 4)), [0.5] * 4, 2)
-    assert (flight.num_slots, flight.next_id) == (2, NO_TOKEN)  # what is known follows both
+    pending = pending_block(row([1, 2]), block_of((1, 2, 3, 4)), [0.5] * 4, 2)
+    assert (pending.num_slots, pending.next_id) == (2, NO_TOKEN)  # what is known follows both
 
 
 def test_outcomes_come_in_order_of_probability_and_the_spare_ones_last():
-    flight = InFlight((1, 2), (0.9, 0.3), 3, 3)
-    plan = planner().plan(OutcomeKind.COUPLED, flight, candidates(3))
+    pending = PendingBlock((1, 2), (0.9, 0.3), 3, 3)
+    plan = planner().plan(OutcomeKind.COUPLED, pending, candidates(3))
     assert plan.num_due == 6
     assert len(plan.values) == 10
     assert (np.diff(plan.values[:6]) <= 0).all()
@@ -83,10 +85,10 @@ def test_outcomes_come_in_order_of_probability_and_the_spare_ones_last():
 
 
 def test_the_order_does_not_depend_on_which_tokens_are_candidates():
-    flight = InFlight((1, 2), (0.9, 0.3), 3, 3)
-    first = planner().plan(OutcomeKind.FORESEEABLE, flight, candidates(3))
+    pending = PendingBlock((1, 2), (0.9, 0.3), 3, 3)
+    first = planner().plan(OutcomeKind.FORESEEABLE, pending, candidates(3))
     shuffled = np.random.default_rng(0).permutation(candidates(3).ravel()).reshape(3, 8)
-    second = planner().plan(OutcomeKind.FORESEEABLE, flight, shuffled)
+    second = planner().plan(OutcomeKind.FORESEEABLE, pending, shuffled)
     assert (first.num_accepted == second.num_accepted).all()
     assert (first.ranks == second.ranks).all()
 
@@ -94,15 +96,15 @@ def test_the_order_does_not_depend_on_which_tokens_are_candidates():
 def test_missing_candidates_are_never_taken():
     few = candidates(3)
     few[0, 1:] = few[1, :] = NO_TOKEN
-    flight = InFlight((1, 2), (0.9, 0.3), 3, 3)
-    plan = planner(fan_out=30).plan(OutcomeKind.GREEDY, flight, few)
+    pending = PendingBlock((1, 2), (0.9, 0.3), 3, 3)
+    plan = planner(fan_out=30).plan(OutcomeKind.GREEDY, pending, few)
     taken = [plan.take() for _ in range(len(plan.values))]
     assert len(taken) == 9
     assert all(token_id != NO_TOKEN for _, token_id in taken)
 
 
 def test_ranks_are_those_of_the_candidates():
-    plan = planner().plan(OutcomeKind.GREEDY, InFlight((), (), 1, 3), candidates(1))
+    plan = planner().plan(OutcomeKind.GREEDY, PendingBlock((), (), 1, 3), candidates(1))
     assert plan.rank_of(0, 5) == 5
     assert plan.rank_of(0, 77) == NO_RANK
 

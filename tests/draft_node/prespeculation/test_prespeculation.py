@@ -17,7 +17,7 @@ from tests.draft_node.prespeculation.rounds import (
     Rounds,
     blocks_of,
     features_of,
-    in_flight_of,
+    pending_of,
     tokens,
 )
 
@@ -33,10 +33,10 @@ def coupled(seed, temperature=1.0):
     return Coupled(torch.tensor([temperature]), torch.tensor([seed]), torch.tensor([0]))
 
 
-def draft_alone(drafter, row, key, in_flight, method):
+def draft_alone(drafter, row, key, pending, method):
     """What the drafter says by itself after the outcome that `key` stands for."""
     number = key.position - END - 1
-    gap = [TEXT[-1], *in_flight[:number]]
+    gap = [TEXT[-1], *pending[:number]]
     if drafter.feature_size:
         batch = DraftBatch([row], torch.tensor([key.anchor_id]), [gap], [END])
     else:
@@ -48,7 +48,7 @@ def draft_alone(drafter, row, key, in_flight, method):
 
 def test_blocks_are_what_the_drafter_says_after_each_outcome(drafter):
     rounds = Rounds(drafter)
-    block = in_flight_of(rounds)
+    block = pending_of(rounds)
     found = blocks_of(rounds.finish())
     assert len(found) == 8
     extend(drafter, 99, TEXT[:END])
@@ -64,7 +64,7 @@ def test_blocks_are_what_the_drafter_says_after_each_outcome(drafter):
 
 def test_no_outcome_repeats_what_was_rejected(drafter):
     rounds = Rounds(drafter, fan_out=40)
-    block = in_flight_of(rounds)
+    block = pending_of(rounds)
     for key in blocks_of(rounds.finish()):
         number = key.position - END - 1
         if number < len(block):
@@ -103,7 +103,7 @@ def test_the_likeliest_bonus_token_under_shared_noise_is_the_blocks_own(drafter)
 @pytest.mark.parametrize("method", ["rejection", "foreseeable"])
 def test_blocks_of_the_rejection_family_ship_the_distribution_they_were_drawn_from(drafter, method):
     rounds = Rounds(drafter, epoch=258)
-    block = in_flight_of(rounds, method=method, temperature=0.8)
+    block = pending_of(rounds, method=method, temperature=0.8)
     found = blocks_of(rounds.finish())
     assert len(found) == 8
     extend(drafter, 99, TEXT[:END])
@@ -125,11 +125,11 @@ def test_draft_batches_of_the_rejection_family_are_full_and_equally_wide(drafter
     draft = drafter.draft
     drafter.draft = lambda batch, method: calls.append(batch) or draft(batch, method)
     rounds = Rounds(drafter, draft_batch=3, fan_out=8)
-    in_flight_of(rounds, method="rejection")
+    pending_of(rounds, method="rejection")
     calls.clear()
     pushes = rounds.finish()
     assert [len(push.keys) for push in pushes] == [3, 3, 3]  # 8 outcomes and one that fills up
-    assert {batch.max_gap() for batch in calls} == {0 if drafter.holds_tokens_in_flight else 4}
+    assert {batch.max_gap() for batch in calls} == {0 if drafter.holds_pending_tokens else 4}
 
 
 def test_branches_never_share_a_key(dspark_drafter, monkeypatch):
@@ -141,7 +141,7 @@ def test_branches_never_share_a_key(dspark_drafter, monkeypatch):
         lambda *args, **kwargs: seen.append(kwargs) or build(*args, **kwargs),
     )
     rounds = Rounds(dspark_drafter)
-    in_flight_of(rounds, method="rejection")
+    pending_of(rounds, method="rejection")
     rounds.finish()
     known = [*TEXT, 5]
     rounds.take(known, start=END, round=2, method="rejection")
@@ -191,7 +191,7 @@ def test_rows_that_are_likely_to_hit_come_first(dspark_drafter):
 @pytest.mark.parametrize("num_shared", [0, 1, 2])
 def test_a_foreign_block_is_followed_to_where_it_leaves_ours(drafter, num_shared):
     rounds = Rounds(drafter, fan_out=60)
-    ours = in_flight_of(rounds)
+    ours = pending_of(rounds)
     theirs = [*ours[:num_shared], (ours[num_shared] + 1) % VOCAB, 3]
     rounds.take(TEXT, start=END, block=theirs, speculation_id=0)
     keys = list(blocks_of(rounds.finish()))
@@ -207,7 +207,7 @@ def test_a_foreign_block_is_followed_to_where_it_leaves_ours(drafter, num_shared
 
 def test_the_rank_of_what_came_is_learnt(dspark_drafter):
     rounds = Rounds(dspark_drafter)
-    block = in_flight_of(rounds)
+    block = pending_of(rounds)
     rounds.finish()
     kind = rounds.prespeculation._rounds[1].kind
     candidates = rounds.prespeculation._rounds[1].plan.candidates

@@ -3,7 +3,7 @@
 import pytest
 
 from specserve.transport.link.messages import Report
-from tests.draft_node.prespeculation.rounds import END, TEXT, Rounds, blocks_of, in_flight_of
+from tests.draft_node.prespeculation.rounds import END, TEXT, Rounds, blocks_of, pending_of
 
 
 class Clock:
@@ -30,7 +30,7 @@ def test_draft_batches_are_as_large_as_the_time_until_the_target_looks(
 ):
     rounds = Rounds(dspark_drafter, draft_batch=8, fan_out=40)
     clock = Clock(monkeypatch, rounds)
-    in_flight_of(rounds, method=method)
+    pending_of(rounds, method=method)
     rounds.finish()  # nobody said how long: draft batches are whole, and teach what a block costs
     assert {len(push.keys) for push in rounds.pushes} == {8}
     for number, round_latency_s in enumerate((0.030, 0.0125, 0.003)):
@@ -60,7 +60,7 @@ def test_draft_batches_are_as_large_as_the_time_until_the_target_looks(
 def test_what_became_of_blocks_says_how_much_of_a_round_is_drafted_in(drafter, was_late):
     rounds, shares = Rounds(drafter), []
     for stream in (1, 2, 3):
-        block = in_flight_of(rounds, stream=stream, round_latency_s=0.5)
+        block = pending_of(rounds, stream=stream, round_latency_s=0.5)
         found = blocks_of(rounds.finish())
         key = next(key for key in found if key.position == END + 1)
         speculation_id = 0 if was_late else found[key][3]
@@ -81,7 +81,7 @@ def test_a_draft_batch_that_had_no_time_from_the_start_says_nothing_of_deadline_
     rounds.prespeculation._sizes.observe(
         needs_probs=False, num_blocks=4, num_tokens=4, seconds=50.0
     )
-    in_flight_of(rounds, round_latency_s=0.5)
+    pending_of(rounds, round_latency_s=0.5)
     key = next(key for key in blocks_of(rounds.finish()) if key.position == END + 1)
     before = rounds.prespeculation.deadline_margin.share
     row = rounds.row([*TEXT, key.anchor_id], round=2, start=END)  # verified without its block
@@ -94,7 +94,7 @@ def test_blocks_in_time_count_even_where_there_was_no_time(drafter):
     rounds.prespeculation._sizes.observe(
         needs_probs=False, num_blocks=4, num_tokens=4, seconds=50.0
     )
-    in_flight_of(rounds, round_latency_s=0.5)
+    pending_of(rounds, round_latency_s=0.5)
     found = blocks_of(rounds.finish())
     key = next(key for key in found if key.position == END + 1)
     before = rounds.prespeculation.deadline_margin.share
@@ -107,7 +107,7 @@ def test_blocks_in_time_count_even_where_there_was_no_time(drafter):
 @pytest.mark.parametrize("awaits", [False, True])
 @pytest.mark.parametrize("block", [(), (3, 4, 5)], ids=["nothing in flight", "text in flight"])
 def test_a_chain_that_only_tells_what_may_follow_is_short(drafter, awaits, block):
-    """Behind tokens in flight that are nobody's draft, a whole one may turn out to be equal."""
+    """Behind pending tokens that are nobody's draft, a whole one may turn out to be equal."""
     rounds = Rounds(drafter)
     rounds.take(TEXT, awaits=awaits, block=block)
     assert rounds.prespeculation.step()
@@ -119,7 +119,7 @@ def test_a_chain_that_only_tells_what_may_follow_is_short(drafter, awaits, block
 
 def test_a_round_of_unknown_length_says_nothing_of_deadline_margin(drafter):
     rounds = Rounds(drafter)
-    in_flight_of(rounds)
+    pending_of(rounds)
     key = next(key for key in blocks_of(rounds.finish()) if key.position == END + 1)
     before = rounds.prespeculation.deadline_margin.share
     row = rounds.row([*TEXT, key.anchor_id], round=2, start=END)  # verified without its block
@@ -137,7 +137,7 @@ def test_less_of_a_round_is_drafted_in_after_late_blocks(dspark_drafter, monkeyp
         )
         rounds.prespeculation.deadline_margin.share = share
         began_s = clock.now_s
-        in_flight_of(rounds, round_latency_s=0.016)
+        pending_of(rounds, round_latency_s=0.016)
         rounds.finish()
         sizes[share] = clock.now_s - began_s
         rounds.streams.free([1])
@@ -146,7 +146,7 @@ def test_less_of_a_round_is_drafted_in_after_late_blocks(dspark_drafter, monkeyp
 
 def test_a_newer_report_drops_what_is_left_of_a_round(drafter):
     rounds = Rounds(drafter, draft_batch=2)
-    in_flight_of(rounds)
+    pending_of(rounds)
     assert rounds.prespeculation.step()
     known = [*TEXT, 11]
     rounds.take(known, start=END, round=2)
@@ -162,7 +162,7 @@ def test_an_older_report_changes_nothing(drafter):
 
 def test_nothing_is_begun_while_the_target_waits_for_what_is_on_its_way(drafter):
     rounds = Rounds(drafter)
-    in_flight_of(rounds)
+    pending_of(rounds)
     found = blocks_of(rounds.finish())
     key, (token_ids, _, _, speculation_id) = next(iter(found.items()))
     text = [*TEXT, *[0] * (key.position - END - 1), key.anchor_id]
@@ -175,7 +175,7 @@ def test_nothing_is_begun_while_the_target_waits_for_what_is_on_its_way(drafter)
 
 def test_what_found_no_room_in_the_ring_is_drafted_again_when_it_is_waited_for(drafter):
     rounds = Rounds(drafter)
-    in_flight_of(rounds)
+    pending_of(rounds)
     send, lost = rounds.prespeculation._send_push, []
     rounds.prespeculation._send_push = lambda push: bool(lost.append(push))
     rounds.finish()
@@ -251,7 +251,7 @@ def test_where_no_time_is_left_nobody_looks_again(drafter, monkeypatch):
     rounds, sizes = Rounds(drafter, draft_batch=4, fan_out=40), [4, 0, 4, 0]
     asked = []
     for stream in (2, 3):
-        in_flight_of(rounds, stream=stream)
+        pending_of(rounds, stream=stream)
     clock = Clock(monkeypatch, rounds)
     for stream, round_latency_s in ((2, 1.0), (3, 2.0)):
         now = rounds.prespeculation._rounds[stream]

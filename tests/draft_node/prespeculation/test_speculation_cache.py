@@ -56,7 +56,7 @@ def test_a_block_that_came_too_late_still_tells_what_follows():
     assert (cache.statistics.num_late, cache.statistics.num_hits) == (1, 0)
 
 
-def test_only_the_block_in_flight_and_those_for_later_rounds_are_kept():
+def test_only_the_block_pending_and_those_for_later_rounds_are_kept():
     cache = SpeculationCache()
     block = add(cache, 4)
     for anchor_id in range(5):

@@ -28,7 +28,7 @@ class TableDrafter:
     """`Drafter` of blocks whose distributions stand in a table; its rows are those of `Streams`."""
 
     name = "table"
-    holds_tokens_in_flight = True
+    holds_pending_tokens = True
     stops_in_time = False
     feature_size = 0
     features = None

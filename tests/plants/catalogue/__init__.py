@@ -2,13 +2,13 @@
 
 from tests.plants.catalogue import (
     asynchronous,
+    captured,
     draft_batches,
     drafters,
     drafting,
     kernels,
     link,
     outcomes,
-    recorded,
     sampling,
     scheduling,
     serving,
@@ -21,7 +21,7 @@ _ROOMS = (
     verification,
     sampling,
     kernels,
-    recorded,
+    captured,
     scheduling,
     serving,
     asynchronous,

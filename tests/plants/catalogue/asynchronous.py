@@ -171,8 +171,8 @@ PLANTS = [
         name="successor-untold",
         file="target_node/speculation/link_streams.py",
         symbol="LinkStream.acknowledged",
-        was="self.epoch, self.num_sent, self.knows_fields = epoch, 0, False",
-        becomes="self.epoch, self.knows_fields = epoch, False",
+        was="self.epoch, self.num_sent, self.knows_sampling = epoch, 0, False",
+        becomes="self.epoch, self.knows_sampling = epoch, False",
         tests=(
             "tests/target_node/speculation/test_link_streams.py"
             "::test_what_was_told_to_one_attachment_is_unknown_to_the_next",
@@ -184,7 +184,7 @@ PLANTS = [
         name="fields-told-once",
         file="target_node/speculation/link_streams.py",
         symbol="LinkStream.acknowledged",
-        was="self.epoch, self.num_sent, self.knows_fields = epoch, 0, False",
+        was="self.epoch, self.num_sent, self.knows_sampling = epoch, 0, False",
         becomes="self.epoch, self.num_sent = epoch, 0",
         tests=(
             "tests/target_node/speculation/test_reporting.py"

@@ -82,8 +82,8 @@ PLANTS = [
         name="gaps-with-the-rejected-token",
         file="draft_node/prespeculation/round.py",
         symbol="Round.take_branch",
-        was="*self.plan.flight.token_ids[:number])",
-        becomes="*self.plan.flight.token_ids[: number + 1])",
+        was="*self.plan.pending.token_ids[:number])",
+        becomes="*self.plan.pending.token_ids[: number + 1])",
         tests=(f"{_PRESPECULATION}::test_blocks_are_what_the_drafter_says_after_each_outcome",),
         breaks="blocks are drafted behind the token that their outcome rejects",
         ways=_ASYNC,
@@ -100,12 +100,12 @@ PLANTS = [
     ),
     Plant(
         name="penalties-of-branches-add-up",
-        file="draft_node/fields.py",
-        symbol="FollowedFields.behind",
+        file="draft_node/stream_sampling.py",
+        symbol="StreamSampling.behind",
         was="state = state.fork()",
         becomes="pass",
         tests=(
-            "tests/draft_node/test_fields.py"
+            "tests/draft_node/test_stream_sampling.py"
             "::test_states_are_those_of_the_text_whatever_was_asked_before",
         ),
         breaks="blocks are penalised for tokens of other branches, and are refused",
@@ -118,17 +118,17 @@ PLANTS = [
         was="min_gap=min_gap if by_ratio else 0,",
         becomes="min_gap=0,",
         tests=("tests/draft_node/prespeculation/test_batch_work.py",),
-        breaks="how long a draft batch takes depends on which tokens in flight its outcomes accept",
+        breaks="how long a draft batch takes depends on which pending tokens its outcomes accept",
         ways=_ASYNC,
     ),
     Plant(
         name="gaps-as-long-as-none",
         file="draft_node/prespeculation/prespeculation.py",
         symbol="PreSpeculation._draft",
-        was="min_gap = 1 + max(flights, default=-1)",
+        was="min_gap = 1 + max(verify_lens, default=-1)",
         becomes="min_gap = 1",
         tests=("tests/draft_node/prespeculation/test_batch_work.py",),
-        breaks="how long a draft batch takes depends on which tokens in flight its outcomes accept",
+        breaks="how long a draft batch takes depends on which pending tokens its outcomes accept",
         ways=_ASYNC,
     ),
     Plant(

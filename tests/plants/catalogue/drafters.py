@@ -34,7 +34,7 @@ PLANTS = [
         symbol="Eagle3Drafter._bridge",
         was="is_real = pads <= place",
         becomes="is_real = pads < place",
-        tests=(f"{_EAGLE3}::test_behind_tokens_in_flight_the_chain_feeds_on_its_own_features",),
+        tests=(f"{_EAGLE3}::test_behind_pending_tokens_the_chain_feeds_on_its_own_features",),
         breaks="branches are drafted as if the first token in flight were not there",
         ways=frozenset({Way.TORCH, Way.ASYNC}),
     ),
@@ -55,7 +55,7 @@ PLANTS = [
         tests=(
             f"{_BLOCKS}::test_probs_confidences_are_asked_before_the_draw_and_only_without_a_head",
         ),
-        breaks="confidences are those of distributions that requests' own fields have changed",
+        breaks="confidences are those of distributions that requests have changed",
         ways=_ANYWHERE,
     ),
     Plant(
@@ -142,12 +142,12 @@ PLANTS = [
     ),
     Plant(
         name="tokens-in-flight-cut-one-late",
-        file="specserve/drafters/in_flight.py",
-        symbol="InFlightTokens.truncate",
+        file="specserve/drafters/pending_tokens.py",
+        symbol="PendingTokens.truncate",
         was="del tokens[max(0, length - start) :]",
         becomes="del tokens[max(0, length - start + 1) :]",
         tests=(
-            "tests/specserve/drafters/test_in_flight.py::test_what_was_cut_off_is_not_computed",
+            "tests/specserve/drafters/test_pending_tokens.py::test_what_was_cut_off_is_not_computed",
         ),
         breaks="a rejected token is computed into the place of the one that was verified",
         ways=_ANYWHERE,

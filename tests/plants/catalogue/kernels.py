@@ -53,7 +53,7 @@ PLANTS = [
         was="of_pages.append(self._spare[-1])",
         becomes="of_pages.append(pages[place])",
         tests=(f"{_BLOCKS}::test_a_gap_laid_out_longer_than_it_is_changes_nothing",),
-        breaks="what pads a gap is written over the tokens in flight that were accepted",
+        breaks="what pads a gap is written over the pending tokens that were accepted",
         ways=frozenset({Way.COMPILED, Way.ASYNC}),
     ),
 ]

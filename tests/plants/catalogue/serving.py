@@ -111,7 +111,7 @@ PLANTS = [
     Plant(
         name="pages-of-all-rows-together",
         file="specserve/drafters/context.py",
-        symbol="ContextRoom._memory",
+        symbol="ContextCapacity._memory",
         was="num_tokens = sum(-(-length // BLOCK_SIZE) * BLOCK_SIZE for length in lengths)",
         becomes="num_tokens = -(-sum(lengths) // BLOCK_SIZE) * BLOCK_SIZE",
         tests=(

@@ -107,7 +107,7 @@ PLANTS = [
         symbol="by_ratio",
         was="sound = draft_probs.sound(logits.shape[1]) & (draft_probs.at(spans.drafted) > 0)",
         becomes="sound = draft_probs.sound(logits.shape[1])",
-        tests=("tests/device/test_recorded_sampling.py::test_the_ratio_test[rejection]",),
+        tests=("tests/device/test_captured_sampling.py::test_the_ratio_test[rejection]",),
         breaks="a distribution that was not its token's is subtracted all the same",
         ways=_TORCH,
     ),
@@ -219,9 +219,9 @@ PLANTS = [
         symbol="_uniforms",
         was="branch_words, nonces = torch.from_numpy(once.array())",
         becomes="branch_words, nonces = torch.from_numpy(once.plus(Purpose.DRAFT).array())",
-        tests=("tests/device/test_recorded_sampling.py::test_the_ratio_test[rejection]",),
+        tests=("tests/device/test_captured_sampling.py::test_the_ratio_test[rejection]",),
         breaks="what follows a rejected token is drawn by the noise that rejected it",
-        ways=frozenset({Way.RECORDED}),
+        ways=frozenset({Way.CAPTURED}),
     ),
     # --- penalties along the drafted path --------------------------------------------------------
     Plant(

@@ -267,7 +267,7 @@ def test_a_gap_laid_out_longer_than_it_is_changes_nothing(drafter):
 
 
 def test_blocks_without_gaps_are_not_laid_out_longer(drafter, monkeypatch):
-    """Tokens in flight that the context holds need no places before each block."""
+    """Pending tokens that the context holds need no places before each block."""
     extend(drafter, 0, *verified(10))
     asked, blocks = [], drafter._passes.blocks
     monkeypatch.setattr(
@@ -278,24 +278,24 @@ def test_blocks_without_gaps_are_not_laid_out_longer(drafter, monkeypatch):
     assert asked == [0, 6]
 
 
-def test_tokens_in_flight_in_the_context_are_what_they_are_as_gaps(drafter):
+def test_pending_tokens_in_the_context_are_what_they_are_as_gaps(drafter):
     extend(drafter, 0, *verified(20))
     extend(drafter, 1, *verified(20))
     for row in (1, 2):
         extend(drafter, row, *verified(30, seed=4))
-    in_flight = [4, 5, 6, 33]
-    drafter.extend(ContextUpdate([0], [20], [4], torch.tensor(in_flight), None))
+    pending = [4, 5, 6, 33]
+    drafter.extend(ContextUpdate([0], [20], [4], torch.tensor(pending), None))
     drafter.truncate(1, 20)
     for num_taken in (1, 2, 3, 4):
         held = logits_of(drafter, 0, 9, context_lens=[20 + num_taken])
-        close(held, logits_of(drafter, 1, 9, gap_ids=[in_flight[:num_taken]]))
+        close(held, logits_of(drafter, 1, 9, gap_ids=[pending[:num_taken]]))
     drafter.truncate(0, 20)
     close(logits_of(drafter, 0, 9), logits_of(drafter, 1, 9))
 
 
 @pytest.mark.parametrize("size", [1, 2, 33, 64])
 def test_blocks_of_any_size_may_stand_behind_a_whole_one(target, tmp_path, size):
-    """What was verified of a block in flight, and the token that followed: the longest gap."""
+    """What was verified of a pending block, and the token that followed: the longest gap."""
     made = make_drafter(tmp_path / "draft", DFLASH, target, block_size=size)
     drafters = [made, by_torch(made)]
     gap = [token % VOCAB for token in range(size + 1)]

@@ -1,4 +1,4 @@
-"""Blocks and tokens in flight see what they should, one query at a time by hand."""
+"""Blocks and pending tokens see what they should, one query at a time by hand."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_blocks_see_their_row_and_themselves(rows, lengths, masked):
         ([(0, 1)], [1, 0, 1, 2, 1], [33, 21, 12, 1, 33]),
     ],
 )
-def test_tokens_in_flight_become_entries_before_blocks_look_at_them(entering, rows, lengths):
+def test_pending_tokens_become_entries_before_blocks_look_at_them(entering, rows, lengths):
     context = make_context()
     known = {0: 20, 1: 33, 2: 1}
     entries = {row: fill(context, row, count) for row, count in known.items()}

@@ -80,7 +80,7 @@ def test_padding_is_seen_by_nobody_but_itself(rows, lengths):
 
 @pytest.mark.parametrize(("rows", "lengths"), CHAINS)
 def test_tokens_that_enter_with_the_first_pass_are_seen_in_all(rows, lengths):
-    # Chains of row 0 behind some, all or none of three tokens in flight.
+    # Chains of row 0 behind some, all or none of three pending tokens.
     lengths = [
         length + place % 4 if row == 0 and length == 20 else length
         for place, (row, length) in enumerate(zip(rows, lengths, strict=True))

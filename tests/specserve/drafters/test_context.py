@@ -119,7 +119,7 @@ def test_a_page_is_given_to_another_row_without_what_it_held():
     flat = context.cache.flat_slots(torch.from_numpy(slots))
     broken = torch.full((len(slots), KV_HEADS, DIM), torch.nan)
     for layer in range(2):
-        context.cache.write(layer, flat, broken, broken)  # as tokens in flight are
+        context.cache.write(layer, flat, broken, broken)  # as pending tokens are
     context.rows.truncate(0, BLOCK_SIZE)
     context.rows.append([1], [0], [BLOCK_SIZE])
     assert context.read(0, 0)[0].isnan().all()

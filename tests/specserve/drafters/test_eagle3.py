@@ -139,7 +139,7 @@ def logits_of(drafter, row, anchor_id, path=None, **batch):
     return recorder.logits
 
 
-def test_behind_tokens_in_flight_the_chain_feeds_on_its_own_features(drafter):
+def test_behind_pending_tokens_the_chain_feeds_on_its_own_features(drafter):
     extend(drafter, 0, torch.randint(64, (21,)), torch.randn(21, HIDDEN))
     path = torch.tensor([9, 5, 2, 8])
     forced = logits_of(drafter, 0, 33, path)

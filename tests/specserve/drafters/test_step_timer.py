@@ -57,7 +57,7 @@ def test_one_slow_pass_does_not_end_a_chain_that_has_time(time):
 
 
 def test_a_long_first_pass_does_not_make_further_ones_look_long(time):
-    """Tokens in flight enter with it; chains of two passes would never be longer again."""
+    """Pending tokens enter with it; chains of two passes would never be longer again."""
     clock = StepTimer()
     for _ in range(20):
         passes(clock, time, 0.0, [5.0, 1.0])

@@ -260,7 +260,7 @@ def test_what_no_row_wrote_is_never_read(qwen3, kv_dtype):
 def test_room_of_a_larger_batch_serves_a_smaller_one(qwen3):
     forward = make(qwen3)
     results(forward)
-    for kept in forward._room:
+    for kept in forward._workspace:
         kept.fill(1e30 if kept.dtype == np.float32 else 1 << 60)
     assert_same_bits(results(forward), results(make(qwen3)))
 

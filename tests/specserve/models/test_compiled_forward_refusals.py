@@ -7,7 +7,7 @@ import torch
 from specserve.backends.cpu.backend import CpuBackend
 from specserve.backends.cpu.forward import CompiledForward
 from specserve.backends.cpu.kernel_arguments import Batch
-from specserve.backends.cpu.kernel_layout import Record
+from specserve.backends.cpu.kernel_layout import KernelLayout
 from specserve.models.attention import AttentionBatch
 
 pytestmark = pytest.mark.skipif(
@@ -110,10 +110,10 @@ def test_shared_blocks_that_are_not_there_are_refused(forward, block):
 
 
 def test_a_record_refuses_what_kernels_would_misread():
-    record = Record(0)
+    layout = KernelLayout(0)
     right = np.zeros((1, 2), np.int64)
-    record.set_arrays(Batch(right, right, right))
+    layout.set_arrays(Batch(right, right, right))
     with pytest.raises(TypeError, match="kernels cannot read int32"):
-        record.set_arrays(Batch(right.astype(np.int32), right, right))
+        layout.set_arrays(Batch(right.astype(np.int32), right, right))
     with pytest.raises(TypeError, match="kernels cannot read int64"):
-        record.set_arrays(Batch(np.zeros((4, 4), np.int64)[:, :2], right, right))
+        layout.set_arrays(Batch(np.zeros((4, 4), np.int64)[:, :2], right, right))

@@ -1,5 +1,5 @@
-"""Drafts under a request's own fields: the target's distribution of the same logits, and nobody
-else's.
+"""Drafts under a request's own sampling parameters: the target's distribution of the same logits,
+and nobody else's.
 """
 
 import pytest

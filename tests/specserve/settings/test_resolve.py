@@ -96,8 +96,8 @@ def test_nccl_is_for_cuda_devices_and_chosen_for_ranks_with_one_each():
         (speculating("async"), "speculation.mode: async needs a draft process"),
         (speculating("off", "1+1"), "topology.topology: 1+1 has draft processes"),
         (
-            speculating("async", "1+1", miss_policy="draft_here"),
-            "speculation.miss_policy: draft_here needs a speculation.colocated_drafter",
+            speculating("async", "1+1", miss_policy="local_draft"),
+            "speculation.miss_policy: local_draft needs a speculation.colocated_drafter",
         ),
         (
             speculating("sync", draft_threads=2),
@@ -111,7 +111,7 @@ def test_nccl_is_for_cuda_devices_and_chosen_for_ranks_with_one_each():
         (
             speculating("auto", miss_policy="wait"),
             "speculation.miss_policy: 'wait' is not known "
-            "(auto, skip, ngram, draft_here, draft_now)",
+            "(auto, skip, ngram, local_draft, draft_now)",
         ),
         (speculating("auto", link="gloo"), "speculation.link: 'gloo' is not known (shm, nccl)"),
     ],
@@ -200,4 +200,4 @@ def test_times_no_timer_can_hold_are_refused(seconds: str):
 
 def test_what_is_read_by_nobody_in_one_mode_may_stand_in_a_file_for_another():
     for mode in ("off", "sync"):
-        assert resolved(speculating(mode, miss_policy="draft_here")).speculation.mode == mode
+        assert resolved(speculating(mode, miss_policy="local_draft")).speculation.mode == mode

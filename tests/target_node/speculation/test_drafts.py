@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specserve.drafters.context import ContextRoom
+from specserve.drafters.context import ContextCapacity
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import DraftBatch, SpeculationBatch
 from specserve.sampling.draft_probs import DraftProbs
@@ -68,7 +68,7 @@ def test_a_draft_that_spoils_its_own_kv_changes_nothing():
 
 
 def test_drafts_are_drawn_as_their_rows_are_judged():
-    """Greedy ones need no noise; a request's own fields shape them all the same."""
+    """Greedy ones need no noise; a request's own sampling parameters shape them all the same."""
     drafter = ListeningDrafter()
     target = InProcessTarget(fixture_model(), draft=drafter)
     answers = {
@@ -118,7 +118,9 @@ def test_a_row_without_memory_for_its_context_is_decoded_without_drafts(tmp_path
     drafter = models.drafter("dspark vanilla")
     drafter.context.rows._free = drafter.context.rows._free[:2]  # two pages of 16 positions
     target = InProcessTarget(models.model(), draft=drafter)
-    target.speculation._draft.room = ContextRoom(num_tokens=32, token_bytes=2**10, max_len=128)
+    target.speculation._draft.capacity = ContextCapacity(
+        num_tokens=32, token_bytes=2**10, max_len=128
+    )
     for name, prompt in (("long", list(range(2, 60))), ("short", [4, 5, 6])):
         target.submit(request(name, prompt, seed=1, max_tokens=8, ignore_eos=True))
     target.run_until_idle()

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from draft_node.fields import FollowedFields
+from draft_node.stream_sampling import StreamSampling
 from specserve.drafters.slot_scores import SlotScores
 from specserve.sampling.state import SamplingState
-from specserve.transport.control.draft_control import Context, Fields
+from specserve.transport.control.draft_control import Context, SamplingParameters
 from specserve.types import Speculation
 from target_node.speculation.local_drafts import LocalDrafts
 from target_node.speculation.miss_policy import Miss
@@ -258,7 +258,7 @@ def accepted_share(models, *, is_told: bool, deaths: int = 0, **fields) -> float
     with pair_of(models, "the target itself", miss=Miss.SKIP) as pair:
         if not is_told:
             tell = pair.links.tell
-            lost = lambda message: isinstance(message, Fields)  # noqa: E731
+            lost = lambda message: isinstance(message, SamplingParameters)  # noqa: E731
             pair.links.tell = lambda peer, message: lost(message) or tell(peer, message)
         pair.submit(request("r0", PROMPT, **{"max_tokens": 40, "ignore_eos": True} | fields))
         for _ in range(deaths):
@@ -271,7 +271,7 @@ def accepted_share(models, *, is_told: bool, deaths: int = 0, **fields) -> float
 
 
 @pytest.mark.parametrize("fields", SHAPING, ids=lambda fields: next(iter(fields)))
-def test_drafts_know_a_requests_fields_and_so_what_the_target_will_say(models, fields):
+def test_drafts_know_a_requests_parameters_and_so_what_the_target_will_say(models, fields):
     """By the target itself: all that it drafts then stands."""
     fields = {"temperature": 1.3, "seed": 4, "request_seeded_by_user": True} | fields
     assert accepted_share(models, is_told=True, **fields) == 1.0
@@ -289,9 +289,9 @@ def test_requests_without_fields_cost_no_message(models):
         pair.links.tell = lambda peer, message: acknowledged.append(message) or tell(peer, message)
         answer(pair, temperature=0.0, top_p=0.5)  # which cuts nothing at temperature 0
         answer(pair)
-        assert not [each for each in acknowledged if isinstance(each, Fields)]
+        assert not [each for each in acknowledged if isinstance(each, SamplingParameters)]
         answer(pair, top_p=0.5)
-        assert len([each for each in acknowledged if isinstance(each, Fields)]) == 1
+        assert len([each for each in acknowledged if isinstance(each, SamplingParameters)]) == 1
 
 
 def test_a_draft_that_asks_for_what_it_lost_is_told_of_fields_too(models):
@@ -305,24 +305,24 @@ def test_a_draft_that_asks_for_what_it_lost_is_told_of_fields_too(models):
         (number,) = [stream.number for stream in streams]
         streams.free([number])  # as one that was not heard of for long
         pair.run_until_idle()
-        assert len([each for each in acknowledged if isinstance(each, Fields)]) == 2
+        assert len([each for each in acknowledged if isinstance(each, SamplingParameters)]) == 2
 
 
 @pytest.mark.parametrize("name", ["the target itself", "dspark vanilla", "ngram"])
 def test_a_branchs_state_is_the_targets_behind_the_same_tokens(models, name, monkeypatch):
     """Whatever a draft was told by which way, and whatever is in flight."""
     fields = {"presence_penalty": 0.7, "repetition_penalty": 1.3, "min_tokens": 9, "top_p": 0.9}
-    behind, num_asked = FollowedFields.behind, 0
+    behind, num_asked = StreamSampling.behind, 0
 
     def checked(self, token_ids, length, more):
         nonlocal num_asked
         num_asked += 1
         found, text = behind(self, token_ids, length, more), [*token_ids[:length], *more]
         truth = SamplingState(
-            self._fields.sampling,
+            self._given.sampling,
             seed=0,
             prompt_token_ids=PROMPT,
-            end_token_ids=self._fields.end_token_ids,
+            end_token_ids=self._given.end_token_ids,
         )
         for token_id in text[len(PROMPT) :]:
             truth.append(token_id)
@@ -331,7 +331,7 @@ def test_a_branchs_state_is_the_targets_behind_the_same_tokens(models, name, mon
         assert dict(seen) == dict(zip(truth.penalties.ids, truth.penalties.counts, strict=True))
         return found
 
-    monkeypatch.setattr(FollowedFields, "behind", checked)
+    monkeypatch.setattr(StreamSampling, "behind", checked)
     asked = {"temperature": 1.0, "max_tokens": 40, "stop_token_ids": (7, 8)} | fields
     with pair_of(models, name, drafting=Drafting(pace=(12,), death=0.02)) as pair:
         for number in range(3):

@@ -22,9 +22,9 @@ from specserve.transport.control.draft_control import (
     Context,
     DraftControlDraft,
     DraftControlTarget,
-    Fields,
     Free,
     FromDraft,
+    SamplingParameters,
     ToDraft,
     Wanted,
     context_arrays,
@@ -42,7 +42,9 @@ ATTACHED = Attached(epoch=1, vocab_size=100, max_positions=50, max_rows=4, max_k
 CONTEXT = Context(epoch=1, stream=3, start=4, token_ids=[5, 6], features=bytes(range(24)))
 FREE = Free(epoch=1, streams=[1, 2**63 - 1])
 SAMPLING = SamplingParams(top_p=0.9, top_k=20, logit_bias={7: -2.5}, stop_token_ids=(4, 5))
-FIELDS = Fields(epoch=1, stream=3, num_prompt=9, end_token_ids=(2, 4), sampling=SAMPLING)
+FIELDS = SamplingParameters(
+    epoch=1, stream=3, num_prompt=9, end_token_ids=(2, 4), sampling=SAMPLING
+)
 DRAFT_PROGRAM = """
 import sys, time
 from pathlib import Path

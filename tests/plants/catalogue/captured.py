@@ -1,47 +1,47 @@
-"""Bugs of what is recorded once and replayed, as CUDA graphs are."""
+"""Bugs of what is captured once and replayed, as CUDA graphs are."""
 
 from tests.plants.plant import Plant, Way
 
-_RECORDED = frozenset({Way.RECORDED, Way.SYNC, Way.ASYNC})
-_FORWARD = "tests/device/test_recorded.py"
-_DRAFTS = "tests/device/test_recorded_drafts.py"
-_SAMPLING = "tests/device/test_recorded_sampling.py"
+_CAPTURED = frozenset({Way.CAPTURED, Way.SYNC, Way.ASYNC})
+_FORWARD = "tests/device/test_captured.py"
+_DRAFTS = "tests/device/test_captured_drafts.py"
+_SAMPLING = "tests/device/test_captured_sampling.py"
 _REPLAYED = f"{_FORWARD}::test_what_is_replayed_is_what_would_have_been_run"
-_PASSES = f"{_DRAFTS}::test_blocks_are_those_of_a_pass_that_is_not_recorded"
+_PASSES = f"{_DRAFTS}::test_blocks_are_those_of_a_pass_that_is_not_captured"
 
 PLANTS = [
     Plant(
         name="samples-overwritten-by-the-next",
         file="specserve/backends/cuda/graphs.py",
-        symbol="RecordedRows.__call__",
+        symbol="CapturedRows.__call__",
         was="made.found[: len(rows[0])].clone()",
         becomes="made.found[: len(rows[0])]",
         tests=(f"{_SAMPLING}::test_samples",),
         breaks="tokens that are read a little late are those of the next batch",
-        ways=_RECORDED,
+        ways=_CAPTURED,
     ),
     Plant(
         name="inputs-only-of-the-first-replay",
         file="specserve/backends/cuda/graphs.py",
-        symbol="Recordings.run",
+        symbol="CapturedGraphs.run",
         was="""
             made, replay = self._found[key]
             fill(made)
         """,
         becomes="made, replay = self._found[key]",
-        tests=(f"{_DRAFTS}::test_recorded_noise_has_the_bits_of_other_noise",),
-        breaks="a replay computes again what the recording was made with",
-        ways=_RECORDED,
+        tests=(f"{_DRAFTS}::test_captured_noise_has_the_bits_of_other_noise",),
+        breaks="a replay computes again what the graph was made with",
+        ways=_CAPTURED,
     ),
     Plant(
-        name="recordings-for-any-nucleus",
+        name="graphs-for-any-nucleus",
         file="specserve/backends/cuda/verification.py",
         symbol="_Cuts.of",
         was="any(p.top_p < 1 for p in params)",
         becomes="params[0].top_p < 1",
         tests=(f"{_SAMPLING}::test_every_row_is_cut_as_it_asks_for",),
         breaks="a request with top_p is verified without it beside one that has none",
-        ways=_RECORDED,
+        ways=_CAPTURED,
     ),
     Plant(
         name="draft-probs-of-the-round-before",
@@ -54,7 +54,7 @@ PLANTS = [
         becomes="(self.temperatures.view(torch.float64), given.temperatures),",
         tests=(f"{_SAMPLING}::test_the_ratio_test[rejection]",),
         breaks="tokens are verified by distributions that the rows of a round before had",
-        ways=_RECORDED,
+        ways=_CAPTURED,
     ),
     Plant(
         name="keys-of-the-round-before",
@@ -64,7 +64,7 @@ PLANTS = [
         becomes="self.keys.numpy()[:3, :num_logits] = given.keys[:3]",
         tests=(f"{_SAMPLING}::test_the_ratio_test[rejection]",),
         breaks="recoveries are drawn by the seeds of a round before",
-        ways=_RECORDED,
+        ways=_CAPTURED,
     ),
     Plant(
         name="padding-rows-in-the-null-block",
@@ -74,7 +74,7 @@ PLANTS = [
         becomes="blocks[num_rows:] = NULL_BLOCK",
         tests=(f"{_REPLAYED}[qwen3-dtype0-kv_dtype0]",),
         breaks="what pads a batch is written where every row's missing keys are read",
-        ways=_RECORDED,
+        ways=_CAPTURED,
     ),
     Plant(
         name="padded-tokens-in-place-of-own",
@@ -84,17 +84,17 @@ PLANTS = [
         becomes="return x[: self._num_outputs]",
         tests=(f"{_REPLAYED}[qwen3-dtype0-kv_dtype0]",),
         breaks="rows of different lengths get the states of tokens that pad others",
-        ways=_RECORDED,
+        ways=_CAPTURED,
     ),
     Plant(
-        name="taps-in-any-order-share-a-recording",
+        name="taps-in-any-order-share-a-graph",
         file="specserve/backends/cuda/forward.py",
-        symbol="RecordedForward.run",
+        symbol="CapturedForward.run",
         was="_Key(self._shape, taps)",
         becomes="_Key(self._shape, tuple(sorted(taps)))",
-        tests=(f"{_FORWARD}::test_what_is_tapped_belongs_to_a_recording",),
+        tests=(f"{_FORWARD}::test_what_is_tapped_belongs_to_a_graph",),
         breaks="features of layers come in another order than the drafter was trained with",
-        ways=_RECORDED,
+        ways=_CAPTURED,
     ),
     Plant(
         name="blocks-see-one-key-too-many",
@@ -104,7 +104,7 @@ PLANTS = [
         becomes="(self._columns <= self._seen[:, None])[:, None]",
         tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
         breaks="blocks attend to a key behind their context, whoever it belongs to",
-        ways=_RECORDED,
+        ways=_CAPTURED,
     ),
     Plant(
         name="padding-of-gaps-is-seen",
@@ -114,7 +114,7 @@ PLANTS = [
         becomes="sees = sees.expand(shape.num_blocks, -1, -1) | self._itself",
         tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
         breaks="branches of few accepted tokens are drafted behind tokens that are not there",
-        ways=_RECORDED,
+        ways=_CAPTURED,
     ),
     Plant(
         name="padding-keeps-old-features",
@@ -128,7 +128,7 @@ PLANTS = [
         becomes="self._features[:num_tokens].copy_(features)",
         tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
         breaks="the first token of an update gets features of another request",
-        ways=_RECORDED,
+        ways=_CAPTURED,
     ),
     Plant(
         name="drafts-overwritten-by-the-next",
@@ -138,7 +138,7 @@ PLANTS = [
         becomes="x[:num_blocks]",
         tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
         breaks="confidences and logits of a batch become those of the next while it is ranked",
-        ways=_RECORDED,
+        ways=_CAPTURED,
     ),
     Plant(
         name="draft-probs-of-draws-overwritten-by-the-next",
@@ -148,6 +148,6 @@ PLANTS = [
         becomes="DraftProbs(draft_probs.ids[:count].clone(), draft_probs.probs[:count])",
         tests=(f"{_PASSES}[dspark vanilla-dtype0]",),
         breaks="what is shipped is of a later draft batch: the output's distribution changes",
-        ways=_RECORDED,
+        ways=_CAPTURED,
     ),
 ]

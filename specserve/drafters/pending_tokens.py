@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from specserve.drafters.branch_attention import Entering
 
 
-class InFlightTokens:
+class PendingTokens:
     """By row: where they start, and which they are."""
 
     def __init__(self) -> None:

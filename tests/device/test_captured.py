@@ -1,4 +1,4 @@
-"""Recorded forwards: padded to few shapes, replayed with what is in memory alone."""
+"""Captured forwards: padded to few shapes, replayed with what is in memory alone."""
 
 import logging
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 
 from specserve.backends.choose import choose_backend
 from specserve.backends.cuda import graphs as cuda_graphs
-from specserve.backends.cuda.forward import RecordedForward
+from specserve.backends.cuda.forward import CapturedForward
 from specserve.backends.cuda.padded_attention import PaddedShape
 from specserve.models.attention import AttentionBatch
 from specserve.models.loader import load_model
@@ -61,25 +61,25 @@ def test_what_is_replayed_is_what_would_have_been_run(
     rows, near = make(dtype, kv_dtype), max(NEAR[dtype], NEAR[kv_dtype])
     forward = rows.forward
     assert_near(forward(r0=40, r1=5), near)  # a piece of a prompt: of no shape
-    assert rows.recorded.num_recordings == 0
+    assert rows.captured.num_graphs == 0
     for _ in range(3):
         assert_near(forward(r0=1), near)
-    assert rows.recorded.num_recordings == 1
-    assert_near(forward(r1=1), near)  # another row: the same recording
-    assert rows.recorded.num_recordings == 1
+    assert rows.captured.num_graphs == 1
+    assert_near(forward(r1=1), near)  # another row: the same graph
+    assert rows.captured.num_graphs == 1
     assert_near(forward(r0=4, r1=1), near)
     rows.forget(0, 3)
     assert_near(forward(r0=3, r1=2), near)
     assert_near(forward(r1=4, r0=4), near)
-    assert rows.recorded.num_recordings == 2
+    assert rows.captured.num_graphs == 2
     assert_near(forward(r2=7, r3=1, r4=3), near)  # new rows, and one that is none
     assert_near(forward(r4=2, r2=1, r3=5, r5=8), near)
-    assert rows.recorded.num_recordings == 3
+    assert rows.captured.num_graphs == 3
     assert_near(forward(r0=100), near)
     assert_near(forward(r0=2, r1=2), near)  # past the first tile of keys
-    assert rows.recorded.num_recordings == 4
+    assert rows.captured.num_graphs == 4
     torch.testing.assert_close(*rows.kept(), atol=near, rtol=near)
-    assert not rows.recorded.cache.keys.cpu()[:, :, :BLOCK].any()  # the null block
+    assert not rows.captured.cache.keys.cpu()[:, :, :BLOCK].any()  # the null block
 
 
 @pytest.mark.slow
@@ -89,35 +89,35 @@ def test_many_random_batches(make: Callable[..., Rows]):
         chosen = rng.permutation(9)[: rng.integers(1, 10)]
         assert_near(rows.forward(**{f"r{row}": int(rng.integers(1, 9)) for row in chosen}), 1e-4)
         rows.forget(chosen[0], int(rng.integers(0, 2)))
-    assert 3 <= rows.recorded.num_recordings <= 30
+    assert 3 <= rows.captured.num_graphs <= 30
 
 
-def test_what_is_tapped_belongs_to_a_recording(make: Callable[..., Rows]):
+def test_what_is_tapped_belongs_to_a_graph(make: Callable[..., Rows]):
     rows = make()
     for taps in ((), (1,), (1, -1), (-1, 1), (1,), ()):
         found = rows.forward(taps, r0=1)
         assert len(found[1]) == 1 + len(taps)
         assert_near(found, 1e-4)
-    assert rows.recorded.num_recordings == 4
+    assert rows.captured.num_graphs == 4
 
 
 def test_no_more_are_kept_than_there_is_room_for(
     make: Callable[..., Rows], monkeypatch: pytest.MonkeyPatch, cuda: PretendedCuda
 ):
-    monkeypatch.setattr(cuda_graphs, "MOST_RECORDINGS", 2)
+    monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 2)
     tape = Tape(cuda)
     rows = make(graphs=tape)
     for counts in ({"r0": 1}, {"r0": 2}, {"r0": 1}, {"r0": 4}, {"r0": 1}, {"r0": 2}):
         assert_near(rows.forward(**counts), 1e-4)
-    assert rows.recorded.num_recordings == 2
-    assert tape.num_recorded == 4  # one token thrice, two tokens twice: forgotten in between
+    assert rows.captured.num_graphs == 2
+    assert tape.num_captured == 4  # one token thrice, two tokens twice: forgotten in between
 
 
-def test_where_nothing_can_be_recorded_forwards_are_run(
+def test_where_nothing_can_be_captured_forwards_are_run(
     make: Callable[..., Rows], caplog: pytest.LogCaptureFixture
 ):
     class Broken:
-        def record(self, function: Callable[[], None]) -> None:
+        def capture(self, function: Callable[[], None]) -> None:
             function()
             raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -125,7 +125,7 @@ def test_where_nothing_can_be_recorded_forwards_are_run(
     for counts in ({"r0": 1, "r1": 3}, {"r0": 1, "r1": 3}, {"r0": 1}):
         assert_near(rows.forward(**counts), 1e-5)
     torch.testing.assert_close(*rows.kept(), atol=1e-5, rtol=1e-5)
-    assert rows.recorded.num_recordings == 0
+    assert rows.captured.num_graphs == 0
     assert len(caplog.records) == 1
     (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "not permitted" in record.getMessage()
@@ -138,17 +138,17 @@ class Failing:
         self._tape = Tape(cuda)
         self._count = count
 
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        if self._tape.num_recorded == self._count:
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        if self._tape.num_captured == self._count:
             raise torch.OutOfMemoryError("out of memory")
-        return self._tape.record(function)
+        return self._tape.capture(function)
 
 
-def test_a_failure_forgets_what_was_recorded_before(make: Callable[..., Rows], cuda: PretendedCuda):
+def test_a_failure_forgets_what_was_captured_before(make: Callable[..., Rows], cuda: PretendedCuda):
     rows = make(graphs=Failing(cuda, 2))
     for num_tokens, kept in ((1, 1), (2, 2), (4, 0), (1, 0)):
         assert_near(rows.forward(r0=num_tokens), 1e-4)
-        assert rows.recorded.num_recordings == kept
+        assert rows.captured.num_graphs == kept
     torch.testing.assert_close(*rows.kept(), atol=1e-4, rtol=1e-4)
 
 
@@ -157,17 +157,17 @@ def test_several_ranks_record_all_or_end(
 ):
     """One that went on without would exchange other sizes than the rest."""
     rows = make(graphs=Failing(cuda, 0))
-    monkeypatch.setattr(rows.recorded._recordings, "_may_fail", False)
+    monkeypatch.setattr(rows.captured._graphs, "_may_fail", False)
     with pytest.raises(torch.OutOfMemoryError):
         rows.forward(r0=1)
 
 
-def test_all_recordings_of_a_process_are_forgotten_at_once(make: Callable[..., Rows]):
+def test_all_graphs_of_a_process_are_forgotten_at_once(make: Callable[..., Rows]):
     rows = make()
     rows.forward(r0=1)
-    assert rows.recorded.num_recordings == 1
+    assert rows.captured.num_graphs == 1
     cuda_graphs.forget()
-    assert rows.recorded.num_recordings == 0
+    assert rows.captured.num_graphs == 0
     assert_near(rows.forward(r0=1), 1e-4)
 
 
@@ -197,8 +197,8 @@ def test_keys_are_whole_blocks():
     assert PaddedShape.of(batch, 1024) == PaddedShape(1, 1, 1024)
 
 
-def recording(target: InProcessTarget, tape: Tape) -> InProcessTarget:
-    target.runner.passes = RecordedForward(target.runner.model, target.runner.passes, tape)
+def graph(target: InProcessTarget, tape: Tape) -> InProcessTarget:
+    target.runner.passes = CapturedForward(target.runner.model, target.runner.passes, tape)
     return target
 
 
@@ -208,8 +208,8 @@ def test_a_target_says_what_it_says_without(cuda: PretendedCuda, models: Models,
     tape = Tape(cuda)
     asked = partial(both_kinds, max_tokens=12)
     plain = finished(target_on_device(models), asked())["samples"]
-    found = finished(recording(target_on_device(models, name), tape), asked())["samples"]
-    assert tape.num_recorded > 2
+    found = finished(graph(target_on_device(models, name), tape), asked())["samples"]
+    assert tape.num_captured > 2
     assert {key: tokens for key, (tokens, *_) in found.items()} == {
         key: tokens for key, (tokens, *_) in plain.items()
     }

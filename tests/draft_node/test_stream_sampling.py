@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from draft_node.fields import FollowedFields
+from draft_node.stream_sampling import StreamSampling
 from specserve.sampling.state import SamplingState
-from specserve.transport.control.draft_control import Fields
+from specserve.transport.control.draft_control import SamplingParameters
 from specserve.types import SamplingParams
 
 PROMPT, VOCAB = [5, 9, 3, 7, 5, 9, 3], 60
@@ -15,8 +15,8 @@ PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.5}
 HELD = {"min_tokens": 4, "stop_token_ids": (11, 12)}
 
 
-def fields_of(**sampling) -> Fields:
-    return Fields(
+def fields_of(**sampling) -> SamplingParameters:
+    return SamplingParameters(
         epoch=1,
         stream=3,
         num_prompt=len(PROMPT),
@@ -49,7 +49,7 @@ def assert_same(found, wanted):
 )
 def test_states_are_those_of_the_text_whatever_was_asked_before(sampling, lengths):
     """A context may be lost and come again: then the text is shorter than it was."""
-    followed = FollowedFields.of(fields_of(**sampling), VOCAB)
+    followed = StreamSampling.of(fields_of(**sampling), VOCAB)
     for length in lengths:
         for branch in ([8], [8, 33, 8]):
             branch = [PROMPT[-1], *branch] if length < len(PROMPT) else branch
@@ -60,9 +60,9 @@ def test_states_are_those_of_the_text_whatever_was_asked_before(sampling, length
 
 
 def test_a_state_that_no_token_changes_is_shared():
-    followed = FollowedFields.of(fields_of(**CUT), VOCAB)
+    followed = StreamSampling.of(fields_of(**CUT), VOCAB)
     assert followed.behind(TEXT, 9, [1]) is followed.behind(TEXT, 9, [2, 3])
-    penalised = FollowedFields.of(fields_of(**PENALTIES), VOCAB)
+    penalised = StreamSampling.of(fields_of(**PENALTIES), VOCAB)
     assert penalised.behind(TEXT, 9, [1]) is not penalised.behind(TEXT, 9, [1])
 
 
@@ -70,18 +70,20 @@ def test_a_state_that_no_token_changes_is_shared():
 @pytest.mark.parametrize("where", ["logit_bias", "stop_token_ids", "end_token_ids"])
 def test_fields_that_name_no_tokens_are_refused(where, bad):
     fields = fields_of(logit_bias={1: 2.0}, stop_token_ids=(4,))
-    assert FollowedFields.of(fields, VOCAB) is not None
+    assert StreamSampling.of(fields, VOCAB) is not None
     sampling = fields.sampling
     if where == "logit_bias":
         sampling = SamplingParams(logit_bias={1: 2.0, bad: 2.0})
     elif where == "stop_token_ids":
         sampling = SamplingParams(stop_token_ids=(4, bad))
     ends = (bad,) if where == "end_token_ids" else (2,)
-    changed = Fields(epoch=1, stream=3, num_prompt=2, end_token_ids=ends, sampling=sampling)
-    assert FollowedFields.of(changed, VOCAB) is None
+    changed = SamplingParameters(
+        epoch=1, stream=3, num_prompt=2, end_token_ids=ends, sampling=sampling
+    )
+    assert StreamSampling.of(changed, VOCAB) is None
 
 
 def test_a_prompt_of_which_less_is_known_is_no_error():
-    followed = FollowedFields.of(fields_of(**PENALTIES), VOCAB)
+    followed = StreamSampling.of(fields_of(**PENALTIES), VOCAB)
     state = followed.behind(TEXT[:3], 3, [])
     assert np.array_equal(state.penalties.ids, TEXT[:3])

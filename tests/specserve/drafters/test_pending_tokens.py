@@ -1,4 +1,4 @@
-"""Tokens in flight computed with the next pass leave the contexts that computing at once would."""
+"""Pending tokens computed with the next pass leave the contexts that computing at once would."""
 
 import random
 
@@ -9,7 +9,7 @@ from specserve.backends.cpu.backend import CpuBackend
 from specserve.backends.cpu.passes import CompiledPasses
 from specserve.backends.torch.backend import TorchBackend
 from specserve.backends.torch.block_passes import TorchBlockPasses
-from specserve.drafters.in_flight import InFlightTokens
+from specserve.drafters.pending_tokens import PendingTokens
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.sampling.draft_sampler import Greedy
 from tests.draft_node.prespeculation.rounds import VOCAB, dspark
@@ -17,18 +17,18 @@ from tests.specserve.drafters import checkpoints
 
 
 class Twins:
-    """A drafter, and one that computes tokens in flight at once; everything is done to both."""
+    """A drafter, and one that computes pending tokens at once; everything is done to both."""
 
     def __init__(self, lazy, eager, seed):
         self.lazy, self.eager = lazy, eager
         self.source = random.Random(seed)
         self.lengths = dict.fromkeys(range(4), 0)
-        self.num_both = 0  # passes of tokens in flight and of gaps together
+        self.num_both = 0  # passes of pending tokens and of gaps together
 
     def do(self, act):
         found = act(self.lazy), act(self.eager)
         with torch.inference_mode():
-            self.eager._compute_in_flight()
+            self.eager._compute_pending()
         return found
 
     def extend(self, *, is_verified):
@@ -65,7 +65,7 @@ class Twins:
                 for _ in rows
             ]
         batch = DraftBatch(rows, anchors, gaps, lengths, keep_logits=True)
-        self.num_both += gaps is not None and self.lazy._in_flight.most > 0
+        self.num_both += gaps is not None and self.lazy._pending.most > 0
         lazy, eager = self.do(lambda d: d.draft(batch, Greedy()))
         assert lazy.logits.isfinite().all()
         torch.testing.assert_close(lazy.logits[:, 0], eager.logits[:, 0], atol=1e-3, rtol=1e-3)
@@ -106,7 +106,7 @@ def test_when_they_are_computed_makes_no_difference(
 
 
 def test_what_was_cut_off_is_not_computed():
-    tokens = InFlightTokens()
+    tokens = PendingTokens()
     tokens.add([1, 2], [10, 5], [3, 2], [7, 8, 9, 4, 3])
     tokens.truncate(1, 11)
     tokens.truncate(2, 0)
@@ -119,7 +119,7 @@ def test_what_was_cut_off_is_not_computed():
     assert tokens.all() is None
 
 
-def in_flight(drafter):
+def pending(drafter):
     drafter.extend(
         ContextUpdate([0], [0], [3], torch.tensor([5, 6, 7]), torch.zeros(3, drafter.feature_size))
     )
@@ -129,7 +129,7 @@ def in_flight(drafter):
 
 def test_a_pass_that_failed_leaves_them_for_the_next(target, tmp_path, monkeypatch):
     drafters = [dspark(tmp_path / "a", target) for _ in range(2)]
-    sound, shaken = [(drafter, in_flight(drafter)) for drafter in drafters]
+    sound, shaken = [(drafter, pending(drafter)) for drafter in drafters]
     with monkeypatch.context() as broken:
         broken.setattr(shaken[0]._passes, "blocks", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -140,11 +140,11 @@ def test_a_pass_that_failed_leaves_them_for_the_next(target, tmp_path, monkeypat
 
 def test_features_that_are_not_finite_spoil_no_row_but_their_own(target, tmp_path):
     drafter = dspark(tmp_path / "a", target)
-    batch = in_flight(drafter)
+    batch = pending(drafter)
     expected = drafter.draft(batch, Greedy()).logits
     broken = torch.full((40, drafter.feature_size), torch.nan)
     drafter.extend(ContextUpdate([1], [0], [40], torch.zeros(40, dtype=torch.long), broken))
     drafter.free(0)
     drafter.free(1)  # its pages are the next that anybody gets
-    found = drafter.draft(in_flight(drafter), Greedy()).logits
+    found = drafter.draft(pending(drafter), Greedy()).logits
     torch.testing.assert_close(found, expected)

@@ -1,4 +1,4 @@
-"""A request's own fields in a draft process: the sampling state that follows its stream.
+"""How a request samples, in a draft process: the sampling state that follows its stream.
 
 Blocks are drawn under it as beside the target: what the target will refuse need not be drafted.
 Who was not told of any drafts as ever; nothing but acceptance depends on it.
@@ -7,31 +7,31 @@ Who was not told of any drafts as ever; nothing but acceptance depends on it.
 from collections.abc import Sequence
 
 from specserve.sampling.state import SamplingState
-from specserve.transport.control.draft_control import Fields
+from specserve.transport.control.draft_control import SamplingParameters
 from specserve.types import SamplingParams
 
-# Of who has no fields, where others of a draft batch have some.
+# Of who has none, where others of a draft batch have some.
 PLAIN = SamplingState(SamplingParams(), seed=0, prompt_token_ids=())
 
 
-class FollowedFields:
+class StreamSampling:
     """Of one stream."""
 
-    def __init__(self, fields: Fields) -> None:
-        self._fields = fields
+    def __init__(self, given: SamplingParameters) -> None:
+        self._given = given
         self._state: SamplingState | None = None  # behind the verified tokens it has been told of
 
     @staticmethod
-    def of(fields: Fields, vocab_size: int) -> "FollowedFields | None":
-        """None for fields that name tokens which are not there."""
-        sampling = fields.sampling
-        named = (*fields.end_token_ids, *sampling.stop_token_ids, *sampling.logit_bias)
+    def of(given: SamplingParameters, vocab_size: int) -> "StreamSampling | None":
+        """None for parameters that name tokens which are not there."""
+        sampling = given.sampling
+        named = (*given.end_token_ids, *sampling.stop_token_ids, *sampling.logit_bias)
         are_there = all(0 <= token_id < vocab_size for token_id in named)
-        return FollowedFields(fields) if are_there else None
+        return StreamSampling(given) if are_there else None
 
     def behind(self, token_ids: Sequence[int], length: int, more: Sequence[int]) -> SamplingState:
         """Behind the first `length` of the verified `token_ids`, and `more` of a branch."""
-        if length < self._fields.num_prompt:  # the round that ends a prompt
+        if length < self._given.num_prompt:  # the round that ends a prompt
             return self._state_of([*token_ids[:length], *more])
         state = self._followed(token_ids, length)
         if state.penalties is None and not state.forbidden_ids:
@@ -44,18 +44,18 @@ class FollowedFields:
     def _followed(self, token_ids: Sequence[int], length: int) -> SamplingState:
         state = self._state
         if state is None or state.position > length:
-            state = self._state = self._state_of(token_ids[: self._fields.num_prompt])
+            state = self._state = self._state_of(token_ids[: self._given.num_prompt])
         for token_id in token_ids[state.position : length]:
             state.append(token_id)
         return state
 
     def _state_of(self, text: Sequence[int]) -> SamplingState:
-        num_prompt = self._fields.num_prompt
+        num_prompt = self._given.num_prompt
         state = SamplingState(
-            self._fields.sampling,
+            self._given.sampling,
             seed=0,  # noise is the report's affair
             prompt_token_ids=text[:num_prompt],
-            end_token_ids=self._fields.end_token_ids,
+            end_token_ids=self._given.end_token_ids,
         )
         for token_id in text[num_prompt:]:
             state.append(token_id)

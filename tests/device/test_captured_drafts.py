@@ -1,4 +1,4 @@
-"""Recorded noise and recorded passes of block drafters: those of torch's own operations."""
+"""Captured noise and captured passes of block drafters: those of torch's own operations."""
 
 from functools import partial
 from pathlib import Path
@@ -8,8 +8,8 @@ import torch
 
 from specserve import noise
 from specserve.backends.base import Backend
-from specserve.backends.cuda import block_draws as recorded_draws
-from specserve.backends.cuda import noise as recorded_noise
+from specserve.backends.cuda import block_draws as captured_draws
+from specserve.backends.cuda import noise as captured_noise
 from specserve.backends.cuda.backend import CudaGraphBackend
 from specserve.drafters.load import load_drafter
 from specserve.drafters.protocol import Drafter
@@ -33,15 +33,15 @@ NAMES = ["dspark vanilla", "dspark gated", "dspark rnn", "dflash fill in", "spec
 QUICK = ["dspark vanilla", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
 
 
-def test_recorded_noise_has_the_bits_of_other_noise(cuda: PretendedCuda):
+def test_captured_noise_has_the_bits_of_other_noise(cuda: PretendedCuda):
     compare_noise(DEVICE)
 
 
-def test_noise_of_many_lanes_is_not_recorded(cuda: PretendedCuda):
+def test_noise_of_many_lanes_is_not_captured(cuda: PretendedCuda):
     CudaGraphBackend(DEVICE)
     rows = torch.tensor([1, 2], device=DEVICE)
-    noise.exponential_noise(rows, rows, rows, Purpose.OUTPUT, recorded_noise._MOST_LANES * 4)
-    assert len(recorded_noise._recordings()) == 0
+    noise.exponential_noise(rows, rows, rows, Purpose.OUTPUT, captured_noise._MOST_LANES * 4)
+    assert len(captured_noise._graphs()) == 0
 
 
 def near(dtype: torch.dtype) -> float:
@@ -52,7 +52,7 @@ def near(dtype: torch.dtype) -> float:
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", QUICK)
-def test_blocks_are_those_of_a_pass_that_is_not_recorded(
+def test_blocks_are_those_of_a_pass_that_is_not_captured(
     cuda: PretendedCuda, models: Models, name: str, dtype: torch.dtype
 ):
     compare_blocks(partial(drafter_on_device, models, name), dtype, DEVICE, near(dtype))
@@ -60,7 +60,7 @@ def test_blocks_are_those_of_a_pass_that_is_not_recorded(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dflash anchor first", "dflash with a local head"])
-def test_confidences_of_distributions_are_recorded_with_the_draws(
+def test_confidences_of_distributions_are_captured_with_the_draws(
     cuda: PretendedCuda, models: Models, name: str
 ):
     def make(dtype: torch.dtype, backend: Backend) -> Drafter:
@@ -79,35 +79,35 @@ def test_layers_of_gemma4(cuda: PretendedCuda, dtype: torch.dtype):
     compare_blocks(make, dtype, DEVICE, 2 * near(dtype))
 
 
-def test_many_logits_are_not_recorded(
+def test_many_logits_are_not_captured(
     cuda: PretendedCuda, models: Models, monkeypatch: pytest.MonkeyPatch
 ):
     both = Both(partial(drafter_on_device, models, "dspark vanilla"), torch.float32, DEVICE)
     both.extend(0, 9)
-    monkeypatch.setattr(recorded_draws, "_MOST_LOGITS", 4 * 64 * both.recorded.gamma)
-    for count, num_recordings in ((5, 0), (4, 1)):
+    monkeypatch.setattr(captured_draws, "_MOST_LOGITS", 4 * 64 * both.captured.gamma)
+    for count, num_graphs in ((5, 0), (4, 1)):
         both.assert_drafts_are_near([0] * count, Greedy(), 1e-4)
-        assert len(both.draws) == num_recordings
+        assert len(both.draws) == num_graphs
 
 
 def test_gaps_are_as_long_as_they_are_laid_out_at_least(cuda: PretendedCuda, models: Models):
     both = Both(partial(drafter_on_device, models, "dspark vanilla"), torch.float32, DEVICE)
     both.extend(0, 9)
-    for min_gap, num_recordings in ((0, 1), (2, 2), (1, 3), (2, 3)):
+    for min_gap, num_graphs in ((0, 1), (2, 2), (1, 3), (2, 3)):
         gap = [1] if min_gap else []
         both.assert_drafts_are_near([0], Greedy(), 1e-4, gap_ids=[gap], min_gap=min_gap)
-        assert both.passes.num_recordings == (0, num_recordings)
+        assert both.passes.num_graphs == (0, num_graphs)
 
 
-def test_what_fits_no_shape_is_not_recorded(cuda: PretendedCuda, models: Models):
+def test_what_fits_no_shape_is_not_captured(cuda: PretendedCuda, models: Models):
     both = Both(partial(drafter_on_device, models, "dspark vanilla"), torch.float32, DEVICE)
     both.extend(0, 30)
-    both.extend(0, 20, in_flight=True)  # more than a recording takes
+    both.extend(0, 20, pending=True)  # more than a graph takes
     both.assert_drafts_are_near([0], Greedy(), 1e-4)
-    assert both.passes.num_recordings == (0, 1)
+    assert both.passes.num_graphs == (0, 1)
     gap = list(range(1, 30))
     both.assert_drafts_are_near([0], Greedy(), 1e-4, gap_ids=[gap])
-    assert both.passes.num_recordings == (0, 1)
+    assert both.passes.num_graphs == (0, 1)
 
 
 def texts(found: dict) -> dict:
@@ -117,7 +117,7 @@ def texts(found: dict) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("sampler", list(VerificationMethod))
-def test_a_target_whose_draft_is_recorded(
+def test_a_target_whose_draft_is_captured(
     cuda: PretendedCuda, models: Models, name: str, sampler: VerificationMethod
 ):
     """Seeded requests say what they say without drafts, others end well."""
@@ -134,7 +134,7 @@ def test_a_target_whose_draft_is_recorded(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dspark vanilla", "dspark rnn", "dflash fill in"])
-def test_a_draft_process_whose_passes_are_recorded(cuda: PretendedCuda, models: Models, name: str):
+def test_a_draft_process_whose_passes_are_captured(cuda: PretendedCuda, models: Models, name: str):
     settings = {"default_method": VerificationMethod.FORESEEABLE, "miss": Miss.DRAFT_NOW}
     settings |= {"backend": CudaGraphBackend(DEVICE)}
     with pair_on_device(
@@ -148,11 +148,11 @@ def test_a_draft_process_whose_passes_are_recorded(cuda: PretendedCuda, models: 
         assert pair.asynchronous.status().num_hits > 2
 
 
-def test_cuts_are_recorded_with_the_draws(cuda: PretendedCuda, models: Models):
+def test_cuts_are_captured_with_the_draws(cuda: PretendedCuda, models: Models):
     compare_cuts(partial(drafter_on_device, models, "dspark vanilla"), DEVICE)
 
 
-def test_edits_are_not_recorded(cuda: PretendedCuda, models: Models):
+def test_edits_are_not_captured(cuda: PretendedCuda, models: Models):
     both = Both(partial(drafter_on_device, models, "dspark vanilla"), torch.float32, DEVICE)
     both.extend(0, 9)
     edited = with_processors(Greedy(), [state(temperature=0.0, frequency_penalty=0.5)])

@@ -1,4 +1,4 @@
-"""Recorded sampling and ratio tests: the outcomes of those that are not recorded, bit for bit."""
+"""Captured sampling and ratio tests: the outcomes of those that are not captured, bit for bit."""
 
 import random
 
@@ -7,10 +7,10 @@ import torch
 from msgspec.structs import replace
 
 from specserve.backends.cuda import graphs as cuda_graphs
-from specserve.backends.cuda import sampling as recorded_sampling
-from specserve.backends.cuda import verification as recorded_ratio
+from specserve.backends.cuda import sampling as captured_sampling
+from specserve.backends.cuda import verification as captured_ratio
 from specserve.backends.cuda.backend import CudaGraphBackend
-from specserve.backends.cuda.graphs import RecordedRows
+from specserve.backends.cuda.graphs import CapturedRows
 from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.verification.batch import RowToVerify
 from specserve.sampling.verification.method import VerificationMethod
@@ -52,9 +52,9 @@ def test_a_round_waits_for_the_device_once(cuda: PretendedCuda):
     rows = random_rows(random.Random(3), METHOD)
     draft_probs, logits = random_probs(rows, torch.Generator().manual_seed(0))
     draft_probs, logits = on_device(draft_probs), logits.to(DEVICE)
-    recorded_ratio.verify_recorded(logits, rows, draft_probs)
+    captured_ratio.verify_captured(logits, rows, draft_probs)
     before = cuda.waits.copy()
-    recorded_ratio.verify_recorded(logits, rows, draft_probs)
+    captured_ratio.verify_captured(logits, rows, draft_probs)
     waits = cuda.waits - before
     assert sorted(kind for kind, _ in waits.elements()) == ["read", "upload"]
 
@@ -77,18 +77,18 @@ def test_rows_of_another_kind_are_left_to_verify(
     rows[place] = other
     draft_probs = on_device(DraftProbs.certain(torch.tensor([3, 3])))
     logits = LOGITS.to(DEVICE)
-    assert recorded_ratio.verify_recorded(logits, rows, draft_probs) is None
+    assert captured_ratio.verify_captured(logits, rows, draft_probs) is None
     twice = [rows[1 - place]] * 2
-    assert recorded_ratio.verify_recorded(logits, twice, draft_probs) is not None
+    assert captured_ratio.verify_captured(logits, twice, draft_probs) is not None
 
 
-def test_many_logits_are_not_recorded(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch):
+def test_many_logits_are_not_captured(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch):
     cuda_graphs.use()
     rows = [RowToVerify(METHOD, state(), [3])] * 2
     draft_probs = on_device(DraftProbs.certain(torch.tensor([3, 3])))
-    monkeypatch.setattr(recorded_ratio, "MOST_RECORDED", 4 * 8 - 1)
-    assert recorded_ratio.verify_recorded(LOGITS.to(DEVICE), rows, draft_probs) is None
-    assert recorded_ratio.verify_recorded(LOGITS[:, :7].to(DEVICE), rows, draft_probs) is not None
+    monkeypatch.setattr(captured_ratio, "MOST_CAPTURED", 4 * 8 - 1)
+    assert captured_ratio.verify_captured(LOGITS.to(DEVICE), rows, draft_probs) is None
+    assert captured_ratio.verify_captured(LOGITS[:, :7].to(DEVICE), rows, draft_probs) is not None
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 0.999}])
@@ -102,7 +102,7 @@ def test_every_row_is_cut_as_it_asks_for(cuda: PretendedCuda, cut: dict, other: 
     are_cut = [bool(place % 2) for place in range(16)]
     logits = torch.linspace(0, 0.1, 8).expand(16, 8).to(DEVICE)
     for given, only_it in ((rows, are_cut), (rows[::-1], are_cut[::-1])):
-        found = recorded_ratio.verify_recorded(logits, given, None)
+        found = captured_ratio.verify_captured(logits, given, None)
         assert found is not None
         likeliest = [token == 7 for token in found.next_tokens]
         assert all(each for each, only in zip(likeliest, only_it, strict=True) if only)
@@ -117,22 +117,22 @@ def test_every_drafted_token_has_a_distribution(cuda: PretendedCuda, num_probs: 
         None if num_probs is None else on_device(DraftProbs.certain(torch.zeros(num_probs).long()))
     )
     with pytest.raises(ValueError, match="draft"):
-        recorded_ratio.verify_recorded(LOGITS.to(DEVICE), rows, draft_probs)
+        captured_ratio.verify_captured(LOGITS.to(DEVICE), rows, draft_probs)
 
 
-def test_so_many_rows_are_recorded_at_most(cuda: PretendedCuda):
+def test_so_many_rows_are_captured_at_most(cuda: PretendedCuda):
     cuda_graphs.use()
-    sums = RecordedRows(lambda x, y: x.sum(1) + y, most=16)
-    for count, is_recorded in ((0, False), (1, True), (3, True), (4, True), (5, False)):
+    sums = CapturedRows(lambda x, y: x.sum(1) + y, most=16)
+    for count, is_captured in ((0, False), (1, True), (3, True), (4, True), (5, False)):
         x = torch.arange(4.0 * count, device=DEVICE).view(count, 4)
         found = sums(x, x[:, 0])
-        assert (found is not None) == is_recorded
+        assert (found is not None) == is_captured
         if found is not None:
             assert torch.equal(found.cpu(), (x.sum(1) + x[:, 0]).cpu())
     assert len(sums) == 2
 
 
-def test_within_a_recording_nothing_else_is_recorded(cuda: PretendedCuda):
+def test_within_a_graph_nothing_else_is_captured(cuda: PretendedCuda):
     cuda_graphs.use()
     found: list[bool] = []
 
@@ -140,19 +140,19 @@ def test_within_a_recording_nothing_else_is_recorded(cuda: PretendedCuda):
         found.append(cuda_graphs.are_used(DEVICE))
         return x + 1
 
-    RecordedRows(function, most=16)(torch.zeros(1, device=DEVICE))
+    CapturedRows(function, most=16)(torch.zeros(1, device=DEVICE))
     assert found
     assert not any(found)
     assert cuda_graphs.are_used(DEVICE)
 
 
-def test_a_failure_leaves_other_recordings_alone(cuda: PretendedCuda, caplog):
+def test_a_failure_leaves_other_graphs_alone(cuda: PretendedCuda, caplog):
     cuda_graphs.use()
 
     def function(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    assert RecordedRows(function, most=16)(torch.zeros(1, device=DEVICE)) is None
+    assert CapturedRows(function, most=16)(torch.zeros(1, device=DEVICE)) is None
     assert cuda_graphs.are_used(DEVICE)
     assert "not permitted" in caplog.text
 
@@ -168,8 +168,8 @@ def test_a_sampler_judges_so(cuda: PretendedCuda, models: Models):
     backend = CudaGraphBackend(DEVICE)
     target = target_on_device(models, "dspark vanilla", default_method=METHOD, backend=backend)
     found = finished(target, asked, at_once=1)["samples"]
-    assert {key.cuts is None for key in recorded_ratio._recordings()._found} == {True, False}
-    assert len(recorded_sampling._recorded_samples()) > 0
+    assert {key.cuts is None for key in captured_ratio._graphs()._found} == {True, False}
+    assert len(captured_sampling._captured_samples()) > 0
     assert found["seeded", 0][0] == plain["seeded", 0][0]
 
 
@@ -179,4 +179,4 @@ def test_so_many_logits_are_judged_as_there_are_tokens(cuda: PretendedCuda):
     draft_probs = on_device(DraftProbs.certain(torch.tensor([3, 3])))
     for count in (3, 5):
         with pytest.raises(ValueError, match="logits"):
-            recorded_ratio.verify_recorded(torch.zeros(count, 8).to(DEVICE), rows, draft_probs)
+            captured_ratio.verify_captured(torch.zeros(count, 8).to(DEVICE), rows, draft_probs)
