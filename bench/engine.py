@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from bench.command_line import TARGET_HELP, default_ballasts, num_params, progress_bar
 from bench.comparison import Comparison, Measurements, Plan
 from bench.conversations import prepare_questions
 from bench.machine import describe_machine
 from bench.pinned_child import ChildFailed, PinnedChild
-from bench.progress import progress_bar
 from bench.prompt_choice import MAX_TOKENS, add_prompt_options, read_prompts
 from bench.records import (
     BatchTrace,
@@ -36,7 +36,6 @@ from bench.records import (
 from bench.report import write_report
 from bench.served import Served, serve
 from bench.summary import Results, Target, summarise
-from bench.targets import TARGET_HELP, default_ballasts, num_params
 from bench.workload import Workload
 from bench.writing import make_results_folder, show_failure
 from specserve.errors import InvalidField, SpecserveError, Unavailable

@@ -26,18 +26,17 @@ import msgspec
 from rich.console import Console
 
 from bench.bootstrap import Interval, Rate, against, ratio
+from bench.command_line import TARGET_HELP, default_ballasts, num_params, progress_bar
 from bench.conversations import Questions, prepare_questions
 from bench.drafter_choice import LANGUAGE_MODEL, parse_choice
 from bench.figures import panels, spreads
 from bench.machine import Machine, describe_machine
-from bench.progress import progress_bar
 from bench.prompt_choice import MAX_TOKENS, add_prompt_options, read_prompts
 from bench.regimes.arms import ASYNC, OFF, Service
 from bench.regimes.plan import LEAST_TOKENS
 from bench.regimes.records import Job, Trace
 from bench.regimes.service import Running, kv_memory_flags, running
 from bench.tables import Table, with_spread
-from bench.targets import TARGET_HELP, default_ballasts, num_params
 from bench.writing import (
     make_results_folder,
     show_failure,

@@ -9,7 +9,7 @@ import itertools
 import msgspec
 
 from bench.processes import Usage
-from bench.window import decode_window
+from bench.rounds import decode_window
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,8 @@ demand; they enter the context in order, a bounded number at a time. Most drafte
 pending tokens, once for all branches; as they are verified, entries made of features take their
 place, or, where a drafter reads token ids alone, stand if the tokens are the same.
 
-Knows neither outcomes nor blocks, and no messages but the report.
+Knows neither outcomes nor blocks, and no messages but the report. What a drafter raises is counted
+and logged, and in the end too much.
 """
 
 import logging
@@ -16,12 +17,44 @@ import numpy as np
 import torch
 
 from draft_node.draft_slot import DraftSlot, Hole, Segment, due_hole, num_equal
-from draft_node.failures import Failures
 from draft_node.stream_sampling import StreamSampling
 from specserve.drafters.context import ContextCapacity
 from specserve.drafters.protocol import ContextUpdate, Drafter
 from specserve.errors import Exhausted
 from specserve.transport.link.messages import RowReport
+
+MAX_FAILURES = 16  # in a row, then the process is of no use
+
+log = logging.getLogger(__name__)
+
+
+class DraftingFailed(Exception):
+    """The drafter has raised `MAX_FAILURES` times in a row."""
+
+
+class Failures:
+    """One count for contexts and blocks: either costs what it was meant for, nothing else."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._in_a_row = 0
+
+    def count(self, error: Exception, what: str) -> None:
+        """To be called while `error` is handled. Raises `DraftingFailed` once there are too many.
+
+        Logs at powers of two only: a broken drafter must not become a flood of log lines.
+        """
+        self.total += 1
+        self._in_a_row += 1
+        if self.total & (self.total - 1) == 0:
+            log.error("%s failed, time %d", what, self.total, exc_info=error)
+        if self._in_a_row >= MAX_FAILURES:
+            raise DraftingFailed(f"{what}: {MAX_FAILURES} times in a row") from error
+
+    def end(self) -> None:
+        """Something worked."""
+        self._in_a_row = 0
+
 
 MAX_STREAMS = 4096  # the target's word that a stream has ended may be lost, too
 IDLE_ROUNDS = 8  # a stream not heard of while all could report so often may lose its context

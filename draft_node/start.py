@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from draft_node.draft_slots import DraftSlots
-from draft_node.failures import DraftingFailed
+from draft_node.draft_slots import DraftingFailed, DraftSlots
 from draft_node.node import DraftNode
 from draft_node.prespeculation.draft_batches import BatchSettings
 from draft_node.prespeculation.prespeculation import PreSpeculation
@@ -56,10 +55,10 @@ from specserve.settings.topology import parse_topology
 from specserve.telemetry import setup_logging
 from specserve.transport.control.draft_control import Attach, DraftControlDraft
 from specserve.transport.group_link.ends import GroupDraftEnd, Meeting
+from specserve.transport.group_link.nccl import set_nccl_environment
 from specserve.transport.link.ends import DraftLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingDraftEnd, SharedRegion
-from specserve.transport.nccl_environment import set_nccl_environment
 from specserve.types import DRAFT_BATCH_SIZE
 
 CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and draft batches need the rest

@@ -23,8 +23,7 @@ import grpc.aio
 
 from specserve.api import from_proto, to_proto
 from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
-from specserve.api.completion import CompletedSample, Completion
-from specserve.api.events import Finished, PromptInfo, TokenDelta
+from specserve.api.events import CompletedSample, Completion, Finished, PromptInfo, TokenDelta
 from specserve.api.grpc_gen import generation_pb2 as pb
 from specserve.api.grpc_gen import generation_pb2_grpc as stubs
 from specserve.api.info import ModelInfo, ServerInfo, ServerLoad, SpecConfig, SpecStats

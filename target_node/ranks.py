@@ -1,11 +1,17 @@
 """Rank 0 tells the other target ranks what to compute next. They decide nothing themselves.
 
 Orders travel over a gloo group of the host, beside the tensors' own group, as integers: a fixed
-header (order, length) and a payload. A single rank has nobody to tell.
+header (order, length) and a payload. A single rank has nobody to tell. A watchdog ends a rank whose
+loop stops turning: one that hangs must not look like a quiet one.
 """
 
 import enum
+import faulthandler
+import logging
+import os
+import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -53,3 +59,33 @@ class Ranks:
         if length:
             dist.broadcast(data, src=0)
         return Order(order), data.numpy()
+
+
+log = logging.getLogger(__name__)
+
+
+def watch(
+    progress: Callable[[], int], timeout_s: float, tell: Callable[[str], None]
+) -> threading.Thread:
+    """Start a daemon thread that exits the process with 1 if `progress()` stands still.
+
+    Before that it calls `tell` with what happened.
+    """
+
+    def run() -> None:
+        last = progress()
+        while True:
+            wake.wait(timeout_s)
+            now = progress()
+            if now == last:
+                problem = f"no round ended for {timeout_s:g} s (engine.hang_timeout_s)"
+                log.critical("%s; stacks follow, then this rank exits", problem)
+                faulthandler.dump_traceback(all_threads=True)
+                tell(problem)
+                os._exit(1)
+            last = now
+
+    wake = threading.Event()
+    thread = threading.Thread(target=run, name="watchdog", daemon=True)
+    thread.start()
+    return thread

@@ -30,19 +30,18 @@ from specserve.settings.resolve import kv_bytes_per_token
 from specserve.settings.sizes import parse_count
 from specserve.telemetry import setup_logging
 from specserve.transport.control.control import TargetControl
-from specserve.transport.nccl_environment import set_nccl_environment
+from specserve.transport.group_link.nccl import set_nccl_environment
 from specserve.types import Ready
 from specserve.validation import Limits
 from target_node.batch import ForwardBatch
 from target_node.blocks import BlockPool
 from target_node.node import TargetNode, follow
 from target_node.planning.forward_times import ForwardTimes
-from target_node.ranks import Ranks
+from target_node.ranks import Ranks, watch
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
 from target_node.speculation.start import build_speculation
-from target_node.watchdog import watch
 
 log = logging.getLogger(__name__)
 

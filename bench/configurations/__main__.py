@@ -22,19 +22,17 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench.configurations.arms import PAPER_ARMS, check_arm, read_arms
-from bench.configurations.plan import FULL, QUICK, Plan
+from bench.command_line import TARGET_HELP, num_params, progress_bar
+from bench.configurations.arms import FULL, PAPER_ARMS, QUICK, Plan, check_arm, read_arms
 from bench.configurations.report import TITLE, conditions, tables, verdict
 from bench.configurations.results import Results, arm_rows, summarise
 from bench.configurations.run import Options, Run, num_steps
 from bench.conversations import Questions, prepare_questions
 from bench.drafter_choice import LANGUAGE_MODEL
 from bench.machine import describe_machine
-from bench.progress import progress_bar
 from bench.prompt_choice import ChosenPrompts, add_prompt_options, read_prompts
+from bench.regimes.plan import SAMPLING_FIELDS, read_sampling
 from bench.regimes.results import loops_in
-from bench.regimes.sampling import SAMPLING_FIELDS, read_sampling
-from bench.targets import TARGET_HELP, num_params
 from bench.writing import (
     make_results_folder,
     show_failure,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from bench.bootstrap import Interval
-from bench.configurations.plan import Plan
+from bench.configurations.arms import Plan
 from bench.conversations import Questions
 from bench.loops import LoopCount
 from bench.machine import Machine

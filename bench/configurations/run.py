@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.configurations.plan import Plan
+from bench.configurations.arms import Plan
 from bench.conversations import Question, Questions
 from bench.regimes.arms import Arm, Contest, Service
-from bench.regimes.client_core import client_beside
+from bench.regimes.machine_load import client_beside
 from bench.regimes.measure import Found, Group
 from bench.regimes.records import Job, Setting, Trace
 from bench.regimes.service import Running, kv_memory_flags, running

@@ -19,6 +19,7 @@ import msgspec
 import torch
 from rich.console import Console
 
+from bench.command_line import TARGET_HELP, progress_bar
 from bench.conversations import prepare_questions
 from bench.domains import DOMAINS, draw_prompts
 from bench.drafter_choice import (
@@ -29,7 +30,7 @@ from bench.drafter_choice import (
 )
 from bench.drafters.calibration import calibration_error
 from bench.drafters.measure import Loaded, Measurer
-from bench.drafters.plan import FULL, QUICK, Plan
+from bench.drafters.plan import FULL, QUICK, Plan, read_budget
 from bench.drafters.plots import draw
 from bench.drafters.report import TITLE, conditions, tables, verdict
 from bench.drafters.results import (
@@ -42,11 +43,8 @@ from bench.drafters.results import (
     compare,
     summarise,
 )
-from bench.drafters.training_budget import read_budget
 from bench.machine import describe_machine
-from bench.progress import progress_bar
 from bench.prompt_choice import add_domain_option, add_prompt_options, read_domains, read_prompts
-from bench.targets import TARGET_HELP
 from bench.writing import (
     make_results_folder,
     show_failure,

@@ -1,5 +1,7 @@
 # pyright: strict
-"""How much `bench.drafters` measures, and under which conditions."""
+"""How much `bench.drafters` measures, under which conditions, and how long they were trained."""
+
+from pathlib import Path
 
 import msgspec
 
@@ -80,3 +82,25 @@ QUICK = msgspec.structs.replace(
     thresholds=(0.1, 0.5),
     calibration_tokens=32,
 )
+
+
+_FILE = "held_out.json"  # what `specserve train` writes beside the weights
+
+
+class TrainingBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the run that wrote the weights; what it went on from is not counted."""
+
+    steps: int
+    tokens: int
+
+
+class _Figures(msgspec.Struct, frozen=True):
+    training: TrainingBudget | None = None
+
+
+def read_budget(folder: Path) -> TrainingBudget | None:
+    """None for a folder that does not say."""
+    try:
+        return msgspec.json.decode((folder / _FILE).read_bytes(), type=_Figures).training
+    except (OSError, msgspec.DecodeError):
+        return None

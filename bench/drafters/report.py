@@ -4,8 +4,8 @@
 from collections.abc import Sequence
 
 from bench.domains import greedy_table
+from bench.drafters.plan import TrainingBudget
 from bench.drafters.results import Cell, RatioRow, Results
-from bench.drafters.training_budget import TrainingBudget
 from bench.loops import loops_line
 from bench.tables import Table, with_spread
 

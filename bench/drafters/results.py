@@ -15,8 +15,7 @@ from bench.acceptance import (
 from bench.bootstrap import Interval, Rate, interval, mean_ratio, ratio
 from bench.domains import GreedyCheck
 from bench.drafter_choice import DFLASH, DSPARK, LOCAL_HEAD, DrafterChoice
-from bench.drafters.plan import Condition, Plan
-from bench.drafters.training_budget import TrainingBudget
+from bench.drafters.plan import Condition, Plan, TrainingBudget
 from bench.loops import LoopCount
 from bench.machine import Machine
 from bench.rounds import Answer

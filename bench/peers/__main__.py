@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from bench.command_line import progress_bar
 from bench.conversations import prepare_questions
 from bench.machine import describe_machine
 from bench.peers.arms import MODES, PEERS, arms
@@ -31,7 +32,6 @@ from bench.peers.report import TITLE, conditions, tables, verdict
 from bench.peers.starting import Setup, preloaded_with_vllm
 from bench.peers.summary import Results, goals_of, rows_of, summary_of
 from bench.peers.weights import BFLOAT16, FLOAT16, Weights
-from bench.progress import progress_bar
 from bench.prompt_choice import add_prompt_options, read_prompts
 from bench.writing import (
     make_results_folder,

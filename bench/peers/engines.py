@@ -18,9 +18,8 @@ from typing import Protocol
 
 import msgspec
 
-from bench.peers.http_client import CompletionsClient
+from bench.peers.http_client import CompletionsClient, together
 from bench.peers.records import Answer, Call, Job
-from bench.peers.together import together
 from bench.processes import descendants
 from specserve.client import AsyncClient
 from specserve.errors import Failed

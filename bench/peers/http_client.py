@@ -7,12 +7,11 @@ Standard library alone, since the client runs beside what is measured. One conne
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.peers.records import Answer, Call, Job
-from bench.peers.together import together
 from specserve.errors import Failed
 
 _EVENT, _DONE = b"data: ", b"[DONE]"
@@ -119,3 +118,20 @@ def _parsed(text: bytes) -> dict[str, Any]:
     if "error" in event:
         raise Failed(f"the server says: {event['error']}")
     return event
+
+
+_T = TypeVar("_T")
+
+
+async def together(streams: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """All results in order. The first failure is raised once every other stream has stopped.
+
+    Without that they would go on beside whoever is measured next.
+    """
+    tasks = [asyncio.ensure_future(stream) for stream in streams]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from bench.command_line import TARGET_HELP, default_ballasts, num_params
 from bench.domains import DOMAINS
 from bench.drafter_choice import (
     DFLASH,
@@ -30,13 +31,11 @@ from bench.drafter_choice import (
 )
 from bench.prompt_choice import add_domain_option, add_prompt_options, read_domains, read_prompts
 from bench.regimes.arms import DSPARK_ASYNC
-from bench.regimes.plan import FAMILIES, FULL, QUICK, Plan
+from bench.regimes.plan import FAMILIES, FULL, QUICK, SAMPLING_FIELDS, Plan, read_sampling
 from bench.regimes.plots import draw
 from bench.regimes.report import TITLE, conditions, tables, verdict
 from bench.regimes.results import Results
 from bench.regimes.run import Options, Run
-from bench.regimes.sampling import SAMPLING_FIELDS, read_sampling
-from bench.targets import TARGET_HELP, default_ballasts, num_params
 from bench.writing import (
     make_results_folder,
     show_failure,

@@ -3,12 +3,14 @@
 
 With a draft process the service has no core to spare: its own API process may keep the target
 waiting, so that waiting says nothing of others. What others ran is counted, in nanoseconds: a job
-takes a tenth of a second, of which the ticks of processor time alone are a tenth.
+takes a tenth of a second, of which the ticks of processor time alone are a tenth. The client leaves
+the target's core alone.
 """
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,3 +78,23 @@ def _ran(pid: int) -> _Ran:
 def _stolen_s() -> float:
     columns = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
     return int(columns[_STOLEN]) * _TICK_S
+
+
+@contextmanager
+def client_beside(cores: Sequence[int], *, is_pinned: bool) -> Generator[None]:
+    """This process on all of `cores` but the first, the target's; anywhere unless `is_pinned`."""
+    if is_pinned:
+        _move_to(cores[1:] or cores)
+    try:
+        yield
+    finally:
+        _move_to(cores)  # services inherit what this process may use
+
+
+def _move_to(cores: Sequence[int]) -> None:
+    """All threads of this process: gRPC has some of its own."""
+    for task in os.listdir("/proc/self/task"):
+        try:
+            os.sched_setaffinity(int(task), cores)
+        except ProcessLookupError:  # the thread has ended
+            continue

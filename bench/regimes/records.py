@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from bench.processes import Usage
-from bench.window import decode_window
+from bench.rounds import decode_window
 from specserve.client import Prompt
 
 

@@ -13,7 +13,7 @@ from bench.bootstrap import Interval
 from bench.domains import GreedyCheck
 from bench.loops import LoopCount, count_loops
 from bench.machine import Machine
-from bench.regimes import rates, theory
+from bench.regimes import rates
 from bench.regimes.arms import SYNC, Arm
 from bench.regimes.measure import Group
 from bench.regimes.plan import Plan
@@ -292,9 +292,9 @@ def predicted(own: Sequence[Trace], off: Sequence[Trace]) -> float | None:
     hit_len, miss_len = rates.value(own, rates.hit_len), rates.value(own, rates.miss_len)
     if after_hit is None or after_miss is None or hit_len is None or miss_len is None:
         return length / (cost + wait)  # nobody looked anything up, or always with one outcome
-    share = theory.hit_rate(after_hit, after_miss) if after_miss else 0.0
+    share = rates.hit_rate(after_hit, after_miss) if after_miss else 0.0
     backup = wait / cost / (1 - share) if share < 1 else 0.0
-    return theory.speedup(share, hit_len, miss_len, draft_time=0.0, backup_time=backup) / cost
+    return rates.speedup(share, hit_len, miss_len, draft_time=0.0, backup_time=backup) / cost
 
 
 def _costs(own: Sequence[Trace], off: Sequence[Trace]) -> tuple[float, float] | None:

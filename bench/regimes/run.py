@@ -14,15 +14,15 @@ import msgspec
 import torch
 from rich.console import Console
 
+from bench.command_line import progress_bar
 from bench.conversations import prepare_questions
 from bench.domains import CHECKED_TOKENS
 from bench.drafter_choice import DrafterChoice
 from bench.in_process import Engine, EngineSize
 from bench.machine import describe_machine
-from bench.progress import progress_bar
 from bench.prompt_choice import ChosenPrompts
 from bench.regimes.arms import FAN_OUT, Contest, Entrants
-from bench.regimes.client_core import client_beside
+from bench.regimes.machine_load import client_beside
 from bench.regimes.measure import Found, Interleaved
 from bench.regimes.plan import Plan
 from bench.regimes.prompts import CHECK_BATCH, PromptChoice, Prompts, choose_prompts

@@ -18,6 +18,7 @@ import msgspec
 import torch
 from rich.console import Console
 
+from bench.command_line import TARGET_HELP, default_ballasts, num_params, progress_bar
 from bench.conversations import prepare_questions
 from bench.domains import (
     CHECKED_TOKENS,
@@ -32,7 +33,6 @@ from bench.in_process import Engine, EngineSize
 from bench.loops import LoopCount, count_loops
 from bench.machine import describe_machine
 from bench.pinned_child import ChildFailed, PinnedChild
-from bench.progress import progress_bar
 from bench.prompt_choice import add_domain_option, add_prompt_options, read_domains, read_prompts
 from bench.records import Setup
 from bench.sync_speed.measure import Group, Interleaved, Prompts, Setting
@@ -41,7 +41,6 @@ from bench.sync_speed.plots import draw
 from bench.sync_speed.records import Arm, SpeculateJob, SpeculateTrace
 from bench.sync_speed.report import TITLE, conditions, tables, verdict
 from bench.sync_speed.results import Results, Row, Target, rows_of, summarise
-from bench.targets import TARGET_HELP, default_ballasts, num_params
 from bench.writing import (
     make_results_folder,
     show_failure,

@@ -4,6 +4,11 @@
 What is drafted token by token ends in time whatever the size, so there more blocks are shorter
 ones: a draft batch prepares more outcomes, and each brings fewer tokens. Receives probabilities,
 counts and times, never tokens.
+
+The target says how long its rounds usually take. The next one may be shorter, blocks have to be
+scored and sent when they are drafted, and others may have had the core. All of that shows in what
+became of the blocks for the outcomes that came (`DeadlineMargin`): they were verified, or the
+target had looked before they were there.
 """
 
 import math
@@ -88,3 +93,28 @@ def _threshold(confidences: Sequence[float]) -> list[float]:
     """What a hit is worth with a block of 1, 2, ... tokens, the last of which stays behind."""
     tokens = 1 + np.concatenate([[0.0], np.cumprod(confidences[:-1])]).cumsum()
     return np.maximum(tokens - _MISS * tokens[-1], _LEAST_WORTH).tolist()
+
+
+_FIRST, _LEAST, _MOST = 0.85, 0.5, 1.0
+# With a block in time, and with a late one: one in eleven is late then.
+_UP, _DOWN = 0.004, 0.04
+
+
+class DeadlineMargin:
+    """How much of the time until the target looks may be drafted in; of one draft process."""
+
+    def __init__(self) -> None:
+        self.share = _FIRST  # of the time there is
+        self._num_blocks = self._num_late = 0  # of the report that is being read
+
+    def observe(self, *, was_late: bool) -> None:
+        """A row's outcome had a block."""
+        self._num_blocks += 1
+        self._num_late += was_late
+
+    def settle(self) -> None:
+        """All rows of a report were observed: they had one round, and count as one."""
+        if self._num_blocks:
+            late = self._num_late / self._num_blocks
+            self.share = min(_MOST, max(_LEAST, self.share + _UP * (1 - late) - _DOWN * late))
+        self._num_blocks = self._num_late = 0

@@ -18,9 +18,8 @@ from operator import attrgetter
 import torch
 
 from draft_node.draft_slots import DraftSlots
-from draft_node.prespeculation.batch_size import BatchSize
+from draft_node.prespeculation.batch_size import BatchSize, DeadlineMargin
 from draft_node.prespeculation.candidates import PendingVerification, candidates_of
-from draft_node.prespeculation.deadline_margin import DeadlineMargin
 from draft_node.prespeculation.draft_batches import (
     BatchDrafter,
     BatchSettings,

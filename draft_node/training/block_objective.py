@@ -17,7 +17,7 @@ from draft_node.training import losses, warm_start
 from draft_node.training.batches import tokens_of
 from draft_node.training.block_model import BlockModel
 from draft_node.training.blocks import Blocks, cut_blocks, draw_anchors, gather_rows
-from draft_node.training.compiled_loss import stays_eager
+from draft_node.training.device import stays_eager
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.losses import LossWeights

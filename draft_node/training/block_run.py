@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from draft_node.training import divergence, losses, memory, text_source
+from draft_node.training import losses, text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.block_export import TrainingRecord, rounded, write_drafter
 from draft_node.training.block_model import BlockModel
@@ -17,16 +17,16 @@ from draft_node.training.block_objective import (
     ObjectiveConfig,
 )
 from draft_node.training.block_start import starting_point
+from draft_node.training.device import is_cpu, keep_freed_memory
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.optimizer import OptimizerConfig
 from draft_node.training.options import work_folder
-from draft_node.training.precision import is_cpu
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
 from draft_node.training.self_text import weights_digest
 from draft_node.training.text_source import Streams, TextConfig, TextSource
-from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
+from draft_node.training.trainer import Trainer, TrainerConfig, num_threads, refuse_numbers
 from specserve.drafters.spec import Eagle3Spec
 from specserve.errors import InvalidField
 
@@ -46,7 +46,7 @@ def train(arguments: argparse.Namespace, command: str) -> int:
     """0 when the drafter is exported, 130 when a signal came first. `command` gives this run."""
     console = start_logging()
     if is_cpu(arguments.device):
-        memory.keep_freed_memory()
+        keep_freed_memory()
     with num_threads(arguments.threads):
         target = load_target(arguments)
         spec, initial = starting_point(arguments, target)
@@ -130,7 +130,7 @@ def _export(
     with trainer.autocast():
         figures = measure(objective, source.held_out, trainer.config.evaluate_tokens * 4)
     tokens = (found.tokens_per_round for by_gap in figures.values() for found in by_gap.values())
-    divergence.refuse_numbers("a figure of the stored weights", tokens, progress.step)
+    refuse_numbers("a figure of the stored weights", tokens, progress.step)
     record = TrainingRecord(
         command=command,
         target=f"{arguments.target.name} ({weights_digest(arguments.target)[:12]})",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from draft_node.training import evaluate
-from draft_node.training.precision import is_cpu
+from draft_node.training.device import is_cpu
 
 EVALUATION_WINDOW = 512
 

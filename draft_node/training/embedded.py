@@ -23,13 +23,13 @@ from draft_node.training import (
     checkpoint,
     dataset,
     export,
-    memory,
     prompts,
     report,
     run_settings,
 )
 from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import Decoder, DecoderConfig
+from draft_node.training.device import keep_freed_memory
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
 from draft_node.training.options import positive_float, positive_int, whole_number
 from draft_node.training.run_folder import is_begun, locked
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0: the model is exported, 1: it ended before that, 2: it cannot begin."""
     arguments = _arguments(argv)
     console = start_logging()
-    memory.keep_freed_memory()
+    keep_freed_memory()
     try:
         make_output_folder(arguments.work, "--work")
         with locked(arguments.work, "--work", arguments.work), num_threads(arguments.threads):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from draft_node.training.precision import is_cpu
+from draft_node.training.device import is_cpu
 from specserve.backends.choose import choose_backend
 from specserve.drafters.weights import EMBEDDING, LM_HEAD, TargetWeights
 from specserve.models.checkpoint import Checkpoint

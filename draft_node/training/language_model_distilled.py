@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from draft_node.training.compiled_loss import stays_eager
 from draft_node.training.decoder import Decoder, DecoderConfig
+from draft_node.training.device import stays_eager
 from draft_node.training.frozen_target import FrozenTarget
 from specserve.models.transformer import EMBEDDING_TAP
 

@@ -7,22 +7,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draft_node.training import divergence, memory, text_source
+from draft_node.training import text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import DecoderConfig
+from draft_node.training.device import is_cpu, keep_freed_memory
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import given_weights
 from draft_node.training.language_model_distilled import DistilledDecoder, micro_tokens
 from draft_node.training.language_model_export import ModelRecord, write_language_model
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
 from draft_node.training.options import work_folder
-from draft_node.training.precision import is_cpu
 from draft_node.training.pruning import cut
 from draft_node.training.run_folder import claim, is_begun, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
 from draft_node.training.text_source import Streams, TextConfig
-from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
+from draft_node.training.trainer import Trainer, TrainerConfig, num_threads, refuse_numbers
 from specserve.errors import InvalidField
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def train(arguments: argparse.Namespace, command: str) -> int:
     """0 when the model is exported, 130 when a signal came first. `command` gives this run."""
     console = start_logging()
     if is_cpu(arguments.device):
-        memory.keep_freed_memory()
+        keep_freed_memory()
     with num_threads(arguments.threads):
         target = load_target(arguments)
         with claim(arguments) as folder:
@@ -143,7 +143,7 @@ def _export(
     limit = trainer.config.evaluate_tokens
     figures = model.evaluate({domain: stream[:limit] for domain, stream in held_out.items()})
     progress = trainer.progress
-    divergence.refuse_numbers("a figure of the stored weights", figures.values(), progress.step)
+    refuse_numbers("a figure of the stored weights", figures.values(), progress.step)
     record = ModelRecord(
         command=command,
         target=arguments.target.name,

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from draft_node.training import divergence, memory, text_source
+from draft_node.training import text_source
 from draft_node.training.batches import BatchSource
+from draft_node.training.device import is_cpu, keep_freed_memory
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import refuse_unless_dflash
 from draft_node.training.local_head_export import HeadRecord, write_head
@@ -15,12 +16,11 @@ from draft_node.training.local_head_fusion import choose_weights
 from draft_node.training.local_head_model import LocalHeadModel, unigram_counts
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
 from draft_node.training.options import work_folder
-from draft_node.training.precision import is_cpu
 from draft_node.training.run_folder import claim, load_target
 from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
 from draft_node.training.text_source import TextConfig, TextSource
-from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
+from draft_node.training.trainer import Trainer, TrainerConfig, num_threads, refuse_numbers
 from specserve.drafters.spec import LocalHeadSpec
 from specserve.errors import InvalidField
 
@@ -38,7 +38,7 @@ def train(arguments: argparse.Namespace, command: str) -> int:
     """0 when the head is exported, 130 when a signal came first. `command` gives this run."""
     console = start_logging()
     if is_cpu(arguments.device):
-        memory.keep_freed_memory()
+        keep_freed_memory()
     if arguments.window < 2:
         raise InvalidField("--window", "a block of one token leaves nothing to a local head")
     with num_threads(arguments.threads):
@@ -117,7 +117,7 @@ def _export(
     figures = {d: model.slot_losses(s[:limit]).tolist() for d, s in source.held_out.items()}
     progress = trainer.progress
     nats = (slot for slots in figures.values() for slot in slots)
-    divergence.refuse_numbers("a figure of the stored weights", nats, progress.step)
+    refuse_numbers("a figure of the stored weights", nats, progress.step)
     record = HeadRecord(
         command=command,
         target=arguments.target.name,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draft_node.training.precision import fast_bfloat16
+from draft_node.training.device import fast_bfloat16
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that drives singular values towards 1
 _STEPS = 5

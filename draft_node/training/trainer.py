@@ -1,11 +1,13 @@
 """The training loop: batches in, checkpoints and progress out.
 
-Trains any `Trainable`. Knows nothing about where the text comes from or what the weights are for.
+Trains any `Trainable`. Knows nothing about where the text comes from or what the weights are for. A
+run whose numbers are no numbers any more ends before it stores or exports any of them.
 """
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +16,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft_node.training import checkpoint, divergence
+from draft_node.training import checkpoint
 from draft_node.training.batches import BatchSource
 from draft_node.training.checkpoint import Progress
-from draft_node.training.compiled_loss import compiled_loss
+from draft_node.training.device import compiled_loss, fast_bfloat16
 from draft_node.training.optimizer import Optimizer, OptimizerConfig
-from draft_node.training.precision import fast_bfloat16
 from draft_node.training.schedule import ActiveClock, Schedule
 from draft_node.training.trainable import Trainable
+from specserve.drafters.weights import is_finite
+from specserve.errors import Failed
+
+
+def refuse_numbers(what: str, numbers: Iterable[float], step: int) -> None:
+    """Raise Failed naming what is not finite, and after which step, unless all numbers are."""
+    for number in numbers:
+        if not math.isfinite(number):
+            raise _diverged(f"{what} is {number}", step)
+
+
+def refuse_tensors(tensors: Mapping[str, Tensor], step: int) -> None:
+    """Raise Failed naming the first tensor that holds NaN or infinity, and after which step."""
+    for name, tensor in tensors.items():
+        if not is_finite(tensor):
+            raise _diverged(f"{name} holds NaN or infinity", step)
+
+
+def _diverged(problem: str, step: int) -> Failed:
+    way_out = "nothing is exported; --restart with a lower --rate begins anew"
+    return Failed(f"training diverged, at step {step} {problem}; {way_out}")
+
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +126,8 @@ class Trainer:
         self.progress.recent_step_s = self._active.recent
         self.progress.cursors = dict(self.batches.cursors)
         model, optimizer = self.model.state_dict(), self.optimizer.state_tensors()
-        divergence.refuse_tensors(model, self.progress.step)
-        divergence.refuse_tensors(optimizer, self.progress.step)
+        refuse_tensors(model, self.progress.step)
+        refuse_tensors(optimizer, self.progress.step)
         checkpoint.save(self.path, model, optimizer, self.progress)
 
     def _length(self, schedule: Schedule) -> int:
@@ -158,7 +181,7 @@ class Trainer:
         with self.autocast():
             figures = self.model.evaluate(streams)
         for name, figure in figures.items():
-            divergence.refuse_numbers(f"the held-out figure {name}", [figure], self.progress.step)
+            refuse_numbers(f"the held-out figure {name}", [figure], self.progress.step)
         self.progress.history.append(
             {"active_s": self._active.active_s, "tokens": self.progress.tokens, **figures}
         )
@@ -175,7 +198,7 @@ class Trainer:
         while not self.stop and not schedule.finished(self.elapsed(schedule)):
             before = self._clock()
             loss = self._step(schedule).item()
-            divergence.refuse_numbers("the loss", [loss], self.progress.step)
+            refuse_numbers("the loss", [loss], self.progress.step)
             window_loss += loss
             window_steps += 1
             window_s += self._active.add(self._clock() - before)

@@ -1,9 +1,10 @@
 # pyright: strict
-"""What a caller asks for, in no wire's terms."""
+"""What a caller asks for, in no wire's terms, and the limits that it is held against."""
 
 import msgspec
 
-from specserve.types import SamplingParams
+from specserve.types import Ready, SamplingParams
+from specserve.validation import Limits
 
 ROLES = ("system", "user", "assistant")
 
@@ -35,3 +36,16 @@ class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_s: float | None = None  # CLOCK_MONOTONIC seconds, the clock of the event loop
     spec: SpecOptions = SpecOptions()
+
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # of the API
+STREAM_BUFFER_ROUNDS = 4096  # that a slow reader may lag before it is cut off
+
+
+def limits_of(ready: Ready) -> Limits:
+    """What the requests of a target that has announced itself are held against."""
+    return Limits(
+        vocab_size=ready.vocab_size,
+        max_model_len=ready.max_model_len,
+        fills_pool=ready.max_model_len == ready.num_blocks * ready.block_size,
+    )

@@ -2,7 +2,8 @@
 """What a client learns about its request, in no wire's terms.
 
 A stream is one `PromptInfo` (more of them while prompt logprobs arrive), any number of
-`TokenDelta`, and one `Finished`, or else it raises a `SpecserveError`; never both, never neither.
+`TokenDelta`, and one `Finished`, or else it raises a `SpecserveError`; never both, never neither. A
+`Completion` is all of it in one record, as the Python client returns it.
 """
 
 import msgspec
@@ -75,3 +76,32 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Event = PromptInfo | TokenDelta | Finished
+
+
+class CompletedSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the n answers; the records per token are in the order of `token_ids`."""
+
+    sample_index: int
+    text: str
+    token_ids: list[int]
+    origins: list[TokenOrigin]
+    finish_reason: FinishReason
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+    logprobs: list[Logprobs] | None = None
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished request with all its samples."""
+
+    request_id: str
+    samples: list[CompletedSample]
+    prompt: PromptInfo
+    usage: Usage
+    timings: Timings
+    spec: SpecRecord | None = None
+
+    @property
+    def text(self) -> str:
+        """Of the first sample."""
+        return self.samples[0].text

@@ -9,9 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from specserve.api.call import GenerateCall
+from specserve.api.call import MAX_MESSAGE_BYTES, STREAM_BUFFER_ROUNDS, GenerateCall, limits_of
 from specserve.api.hub import Hub
-from specserve.api.limits import MAX_MESSAGE_BYTES, STREAM_BUFFER_ROUNDS, limits_of
 from specserve.api.session import Session
 from specserve.api.tokenizer import TextTokenizer
 from specserve.errors import Unavailable

@@ -16,10 +16,9 @@ from typing import TypeVar
 
 import msgspec
 
-from specserve.api.call import ChatMessage, GenerateCall, SpecOptions
+from specserve.api.call import ChatMessage, GenerateCall, SpecOptions, limits_of
 from specserve.api.events import Event, Finished, PromptInfo, SpecRecord, Timings, Usage
 from specserve.api.hub import Hub
-from specserve.api.limits import limits_of
 from specserve.api.open_request import OpenRequest
 from specserve.api.sample_text import SampleText
 from specserve.api.tokenizer import TextTokenizer

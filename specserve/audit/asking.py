@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from specserve.api.call import SpecOptions
-from specserve.api.completion import Completion
+from specserve.api.events import Completion
 from specserve.audit.report import Served
 from specserve.client import AsyncClient, Options, Prompt
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from specserve.api.call import SpecOptions
-from specserve.api.completion import CompletedSample, Completion
+from specserve.api.events import CompletedSample, Completion
 from specserve.audit.asking import PLAIN, Asker
 from specserve.audit.report import EqualityCheck, Origins
 from specserve.audit.workload import SeededCall

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specserve.api.call import SpecOptions
-from specserve.api.completion import CompletedSample
+from specserve.api.events import CompletedSample
 from specserve.audit.asking import PLAIN, Asker
 from specserve.audit.equality import origins_of
 from specserve.audit.report import ANSWER_TOKENS, LogprobCheck

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from specserve.api.completion import Completion
+from specserve.api.events import Completion
 from specserve.audit.asking import Asker, Progress
 from specserve.audit.cases import Case, cases_of
 from specserve.audit.equality import compare, drafted_answers, plain_answers

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 
 from specserve.api.call import SpecOptions
-from specserve.api.completion import CompletedSample
+from specserve.api.events import CompletedSample
 from specserve.audit.asking import Asker
 from specserve.audit.cases import DEPTH, VARIANTS, Case
 from specserve.audit.chi_square import Fit

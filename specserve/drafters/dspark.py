@@ -4,10 +4,16 @@ from specserve.drafters import confidence_head
 from specserve.drafters.backbone import backbone_tensors, load_backbone
 from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.confidence_head import load_confidence_head
-from specserve.drafters.draft_vocabulary import TABLE_DTYPES, draft_vocabulary, table_shapes
 from specserve.drafters.markov_head import load_markov_head, markov_tensors
 from specserve.drafters.spec import BlockSpec
-from specserve.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights
+from specserve.drafters.weights import (
+    EMBEDDING,
+    LM_HEAD,
+    TABLE_DTYPES,
+    DraftWeights,
+    draft_vocabulary,
+    table_shapes,
+)
 
 
 def block_tensors(spec: BlockSpec) -> dict[str, tuple[int, ...]]:

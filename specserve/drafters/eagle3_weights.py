@@ -9,10 +9,17 @@ import torch
 from specserve.drafters.backbone import ContextEntries, FeatureProjector
 from specserve.drafters.context import torch_context
 from specserve.drafters.dialect_eagle3 import default_layers
-from specserve.drafters.draft_vocabulary import TABLE_DTYPES, draft_vocabulary, table_shapes
 from specserve.drafters.eagle3 import Eagle3Decoder, Eagle3Drafter
 from specserve.drafters.spec import Eagle3Spec, FeaturesNorm
-from specserve.drafters.weights import EMBEDDING, LM_HEAD, DraftWeights, decoder_layer
+from specserve.drafters.weights import (
+    EMBEDDING,
+    LM_HEAD,
+    TABLE_DTYPES,
+    DraftWeights,
+    decoder_layer,
+    draft_vocabulary,
+    table_shapes,
+)
 from specserve.errors import Unsupported
 from specserve.models.checkpoint import Checkpoint
 from specserve.models.config import ModelSpec

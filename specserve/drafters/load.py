@@ -11,8 +11,8 @@ import torch
 
 from specserve.backends.base import Backend
 from specserve.drafters.attach_calibration import attach
-from specserve.drafters.backbone import load_projector
-from specserve.drafters.dflash import load_dflash
+from specserve.drafters.backbone import load_backbone, load_projector
+from specserve.drafters.block_drafter import BlockDrafter
 from specserve.drafters.dialects import read_draft_spec
 from specserve.drafters.dspark import check_block_tensors, load_dspark
 from specserve.drafters.eagle3_weights import (
@@ -38,13 +38,14 @@ from specserve.drafters.weights import (
     IGNORED,
     DraftWeights,
     TargetWeights,
+    draft_vocabulary,
     refuse_non_finite,
 )
 from specserve.errors import Unsupported
 from specserve.models.checkpoint import Checkpoint
 from specserve.models.loader import load_with
 from specserve.models.parallel import TensorParallel
-from specserve.models.pickles import refuse_pickles
+from specserve.models.tokenizer_files import refuse_pickles
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
@@ -295,4 +296,25 @@ def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDraft
         backend=options.backend,
         gamma=gamma,
         num_context_tokens=options.num_context_tokens,
+    )
+
+
+def load_dflash(
+    weights: DraftWeights,
+    spec: BlockSpec,
+    *,
+    num_context_tokens: int,
+    max_positions: int,
+    head: SerialHead | None = None,
+) -> BlockDrafter:
+    """The drafter of a checked checkpoint, with a local head if one is given."""
+    if head is not None and spec.reduces_vocab:
+        raise Unsupported("local head: the drafter's vocabulary is only a part of the target's")
+    backbone = load_backbone(weights, spec, max_positions + spec.block_size)
+    return BlockDrafter(
+        backbone,
+        backend=weights.backend,
+        num_context_tokens=num_context_tokens,
+        head=head,
+        target_ids=draft_vocabulary(weights, spec.decoder.vocab_size),
     )

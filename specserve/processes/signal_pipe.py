@@ -1,5 +1,8 @@
 # pyright: strict
-"""Signals as bytes on a socket, so that one selector sees everything. Decides nothing."""
+"""Signals as bytes on a socket, so that one selector sees everything. Decides nothing.
+
+Each byte is the number of a signal. A full socket takes no more, and has a byte to wake up by.
+"""
 
 import signal
 import socket

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specserve.sampling.batch import LogitEdits, SamplingBatch
+from specserve.sampling.batch import LogitEdits, SamplingBatch, apply_edits
 from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.draft_sampler import (
     BlockLayout,
@@ -24,7 +24,6 @@ from specserve.sampling.draft_sampler import (
     TensorSampling,
     likeliest,
 )
-from specserve.sampling.logit_edits import apply_edits
 from specserve.sampling.state import SamplingState
 
 _CUT = "cut "  # before names of tensors

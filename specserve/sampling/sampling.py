@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from specserve.noise import Purpose, exponential_noise
-from specserve.sampling.batch import SamplingBatch
-from specserve.sampling.logit_edits import apply_edits
+from specserve.sampling.batch import SamplingBatch, apply_edits
 from specserve.sampling.truncation import fixed_point_mass, mass_bits, truncate
 
 NO_TOKEN = -1  # in place of a token where none can be drawn

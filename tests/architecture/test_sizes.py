@@ -4,7 +4,7 @@ import ast
 
 from tests.architecture.sources import ROOT, parse, source_files
 
-MAX_FILE_LINES = 400
+MIN_FILE_LINES, MAX_FILE_LINES = 40, 400
 MAX_FUNCTION_LINES = 60
 SHAPELESS_NAMES = {"utils", "helpers", "common", "core", "misc"}
 
@@ -55,3 +55,36 @@ def test_every_module_says_what_it_is_for():
         if path.read_text(encoding="utf-8").strip() and not ast.get_docstring(parse(path))
     ]
     assert silent == []
+
+
+def test_no_module_is_too_small_to_be_one():
+    """But interfaces, which other modules implement, and entry points."""
+    small = {
+        str(path.relative_to(ROOT)): path
+        for path in source_files()
+        if path.name not in ("__init__.py", "__main__.py")
+        and len(path.read_text(encoding="utf-8").splitlines()) < MIN_FILE_LINES
+    }
+    interfaces = {name for name, path in small.items() if is_interface(parse(path))}
+    assert set(small) - interfaces == set()
+
+
+def is_interface(tree: ast.Module) -> bool:
+    """Whether every class of a module is a protocol, and there is nothing else to call."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return (
+        bool(classes)
+        and not functions
+        and all("Protocol" in map(ast.unparse, node.bases) for node in classes)
+    )
+
+
+def test_what_is_an_interface():
+    def found(source: str) -> bool:
+        return is_interface(ast.parse(source))
+
+    assert found("class A(Protocol):\n    def f(self): ...")
+    assert not found("class A:\n    pass")
+    assert not found("class A(Protocol):\n    pass\n\ndef f(): ...")
+    assert not found("X = 1")

@@ -7,8 +7,8 @@ import torch
 
 from specserve.backends import choose
 from specserve.backends.choose import choose_backend
-from specserve.backends.cpu import attention_kernels as attention_module
 from specserve.backends.cpu import compiled, noise, self_test
+from specserve.backends.cpu import forward as attention_module
 from specserve.backends.cpu.backend import CpuBackend
 from specserve.backends.cpu.forward import CompiledForward
 from specserve.backends.cpu.machine_code import host_machine

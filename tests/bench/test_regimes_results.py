@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from bench.regimes import theory
+from bench.regimes import rates
 from bench.regimes.measure import Group
 from bench.regimes.results import quiet, rows_of
 from bench.regimes.summary import GOALS, compare, summarise, verdict_on
@@ -28,13 +28,13 @@ def rows(groups: list[Group], setting=AT_1):
 
 
 def test_theorem_7_gives_the_figures_of_the_test_vectors():
-    assert theory.hit_rate(0.9, 0.6) == pytest.approx(0.857143, abs=1e-6)
+    assert rates.hit_rate(0.9, 0.6) == pytest.approx(0.857143, abs=1e-6)
     for p, hit_len, miss_len, draft, backup, expected in (
         (0.857142857, 4, 1.5, 0.8, 0.1, 3.591549),
         (0.85, 4.161139, 4.161139, 0.6, 0.6, 3.817559),
         (0.75, 4.161139, 1, 1.2, 0, 2.931178),
     ):
-        found = theory.speedup(p, hit_len, miss_len, draft_time=draft, backup_time=backup)
+        found = rates.speedup(p, hit_len, miss_len, draft_time=draft, backup_time=backup)
         assert found == pytest.approx(expected, abs=1e-5)
 
 

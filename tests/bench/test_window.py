@@ -4,7 +4,7 @@ import pytest
 
 from bench.regimes.rates import seconds_per_round, tokens_per_s
 from bench.regimes.records import Delta, RowTrace, Trace
-from bench.window import decode_window
+from bench.rounds import decode_window
 
 ROUND_S, APART_S = 0.02, 0.0005
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specserve.transport.nccl_environment import set_nccl_environment
+from specserve.transport.group_link.nccl import set_nccl_environment
 from tests.specserve.transport.group_link.group_peer import TIMEOUT_S
 from tests.specserve.transport.group_link.test_process_group import (  # noqa: F401
     PROMPT_S,

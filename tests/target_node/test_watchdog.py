@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import itertools, sys, time
-from target_node.watchdog import watch
+from target_node.ranks import watch
 turns = itertools.count()
 moves = sys.argv[1] == "turning"
 watch(lambda: next(turns) if moves else 0, 0.2, lambda problem: print(problem, flush=True))

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from specserve.backends.cpu import compiled
-from specserve.backends.cpu.address_call import pointer
 from specserve.backends.cpu.compiled_sources import key_of
 from specserve.backends.cpu.kernel_arguments import (
     Array,
@@ -27,6 +26,7 @@ from specserve.backends.cpu.kernel_arguments import (
     Workspace,
 )
 from specserve.backends.cpu.layer_kernels import run_parts
+from specserve.backends.cpu.primitives import pointer
 
 _LONG_S = 3.0  # to find what was kept takes less
 _LOG = logging.getLogger(__name__)

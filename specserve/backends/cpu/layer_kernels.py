@@ -20,9 +20,8 @@ from typing import TypeVar
 import numpy as np
 
 from specserve.backends.cpu import compiled
-from specserve.backends.cpu.address_call import call
-from specserve.backends.cpu.exp32 import exp32
 from specserve.backends.cpu.kernel_arguments import Array, Batch, KernelArguments, Shape, Thread
+from specserve.backends.cpu.primitives import call, exp32
 
 LANES = 16  # of a sum
 PENDING, RUNNING, REFUSED, DONE = range(4)  # a call

@@ -16,13 +16,14 @@ import time
 
 import msgspec
 
-from specserve.processes.forkserver.command_line import ROOM, show
 from specserve.processes.forkserver.messages import (
     MAX_DESCRIPTORS,
     MAX_PACKET_BYTES,
+    ROOM,
     Born,
     Fork,
     Preload,
+    show,
 )
 from specserve.processes.process import command_line, descriptor_words, die_with_parent
 from specserve.telemetry import setup_logging

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from specserve.processes.forkserver.command_line import ROOM
-from specserve.processes.forkserver.messages import MAX_PACKET_BYTES, Born, Fork, Preload
+from specserve.processes.forkserver.messages import MAX_PACKET_BYTES, ROOM, Born, Fork, Preload
 
 
 class ForkedProcess:

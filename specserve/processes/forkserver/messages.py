@@ -1,5 +1,13 @@
 # pyright: strict
-"""What a supervisor and its forkserver say to each other: one JSON object a packet."""
+"""What a supervisor and its forkserver say to each other: one JSON object a packet.
+
+A forked process also gets a command line of its own, for those who list processes.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -30,3 +38,19 @@ class Born(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     pid: int
+
+
+ROOM = "_" * 512  # as a last argument, for longer lines than that of the start
+_FIRST_FIELD = 3  # behind the name, which may hold anything
+_START, _END = 48 - _FIRST_FIELD, 49 - _FIRST_FIELD  # of the line; see proc(5)
+
+
+def show(words: Sequence[str]) -> None:
+    """Words that do not fit into the room there is are cut off."""
+    stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+    fields = stat.rpartition(")")[2].split()
+    start, num_bytes = int(fields[_START]), int(fields[_END]) - int(fields[_START])
+    if num_bytes <= 0:  # a kernel that does not say
+        return
+    line = b"".join(os.fsencode(word) + b"\0" for word in words)[: num_bytes - 1]
+    ctypes.memmove(start, line.ljust(num_bytes, b"\0"), num_bytes)

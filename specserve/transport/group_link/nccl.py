@@ -1,4 +1,4 @@
-"""Lanes over NCCL between two GPUs, or between two processes on one: see `nccl_environment`.
+"""Lanes over NCCL between two GPUs, or between two processes on one: see `set_nccl_environment`.
 
 Each direction has a communicator and a stream of its own: transfers of one communicator happen one
 after the other, so two processes that both send first would wait for each other for ever. A frame
@@ -188,3 +188,15 @@ def _close(lanes: Sequence[NcclLane]) -> None:
         thread.join()
     if failures:
         raise failures[0]
+
+
+def set_nccl_environment(process: str, *, shares_device: bool) -> None:
+    """All sockets on loopback; a process that shares its device becomes a host of its own.
+
+    NCCL refuses two processes of one host on one device. Of two hosts it takes them, and carries
+    everything through sockets: slowly, but by the code that runs between devices. `process` tells
+    one from the other.
+    """
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    if shares_device:
+        os.environ["NCCL_HOSTID"] = f"specserve {process}"

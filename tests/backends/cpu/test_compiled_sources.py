@@ -76,7 +76,7 @@ def kept_functions() -> dict[str, object]:
 
 def test_the_sources_of_a_file_are_all_that_it_imports_in_the_end():
     record = {path.name for path in sources_of(Path(kernel_layout.__file__))}
-    assert {"layer_kernels.py", "kernel_arguments.py", "address_call.py", "exp32.py"} <= record
+    assert {"layer_kernels.py", "kernel_arguments.py", "primitives.py"} <= record
     assert len(record) < 12  # whatever else changes does not compile all of it again
 
 
@@ -133,7 +133,7 @@ def test_nobody_else_asks_numba():
 
 def test_make_knows_what_is_compiled():
     found = {str(path) for path in compiled_sources.all_sources()}
-    names = ("layer_kernels", "kernel_arguments", "exp32", "noise")
+    names = ("layer_kernels", "kernel_arguments", "primitives", "noise")
     assert {f"specserve/backends/cpu/{name}.py" for name in names} <= found
     assert len(found) < 20
     command = [sys.executable, "-m", "specserve.backends.cpu.compiled_sources"]

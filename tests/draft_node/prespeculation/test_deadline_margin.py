@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from draft_node.prespeculation.deadline_margin import DeadlineMargin
+from draft_node.prespeculation.batch_size import DeadlineMargin
 
 
 def used_by(usable, num_rows=1, num_rounds=4000):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from draft_node.failures import MAX_FAILURES, DraftingFailed
+from draft_node.draft_slots import MAX_FAILURES, DraftingFailed
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.noise import OnceKeys

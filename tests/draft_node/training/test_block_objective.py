@@ -8,7 +8,7 @@ from draft_node.training import block_objective, losses
 from draft_node.training.batches import BatchSource, tokens_of
 from draft_node.training.block_objective import BlockObjective
 from draft_node.training.checkpoint import load
-from draft_node.training.compiled_loss import compiled_loss
+from draft_node.training.device import compiled_loss
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.optimizer import OptimizerConfig
 from draft_node.training.schedule import Schedule

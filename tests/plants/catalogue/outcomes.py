@@ -66,7 +66,7 @@ PLANTS = [
     ),
     Plant(
         name="lateness-of-a-row-counts-as-a-rounds",
-        file="draft_node/prespeculation/deadline_margin.py",
+        file="draft_node/prespeculation/batch_size.py",
         symbol="DeadlineMargin.settle",
         was="late = self._num_late / self._num_blocks",
         becomes="late = float(self._num_late)",

@@ -13,7 +13,7 @@ PLANTS = [
     # --- edits -----------------------------------------------------------------------------------
     Plant(
         name="repetition-rewards",
-        file="specserve/sampling/logit_edits.py",
+        file="specserve/sampling/batch.py",
         symbol="apply_edits",
         was="values = (values / repetition).where(values > 0, values * repetition)",
         becomes="values = values / repetition",
@@ -23,7 +23,7 @@ PLANTS = [
     ),
     Plant(
         name="presence-of-the-prompt",
-        file="specserve/sampling/logit_edits.py",
+        file="specserve/sampling/batch.py",
         symbol="apply_edits",
         was="values -= presence * (edits.counts > 0)",
         becomes="values -= presence",

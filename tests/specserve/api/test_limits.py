@@ -2,7 +2,7 @@
 
 import pytest
 
-from specserve.api.limits import limits_of
+from specserve.api.call import limits_of
 from tests.specserve.api.scripted_target import ready
 
 

@@ -5,7 +5,7 @@ from math import log
 
 import pytest
 
-from specserve.api.completion import CompletedSample
+from specserve.api.events import CompletedSample
 from specserve.audit.long_answers import ScoredAnswer, logprob_check
 from specserve.audit.places import placed_tokens, places_of
 from specserve.audit.report import Status

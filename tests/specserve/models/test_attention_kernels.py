@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specserve.backends.cpu.attention_kernels import attention_kernels
+from specserve.backends.cpu.forward import attention_kernels
 from specserve.backends.cpu.machine_code import host_machine
 
 pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled attention here")
@@ -17,7 +17,7 @@ _BESIDE_A_GUARD = """
 import ctypes, math, mmap, sys
 import numpy as np
 from specserve.backends.cpu.codegen.attention_code import Shape
-from specserve.backends.cpu.attention_kernels import AttentionKernels
+from specserve.backends.cpu.forward import AttentionKernels
 
 # Page numbers end where memory ends: one more of them, and this process is no more.
 memory = mmap.mmap(-1, 3 * mmap.PAGESIZE)

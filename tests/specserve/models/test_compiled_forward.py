@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specserve.backends.cpu import attention_kernels as attention_module
+from specserve.backends.cpu import forward as attention_module
 from specserve.backends.cpu import machine_code
 from specserve.backends.cpu.backend import CpuBackend
 from specserve.backends.cpu.forward import CompiledForward

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from specserve.api.limits import MAX_MESSAGE_BYTES, STREAM_BUFFER_ROUNDS
+from specserve.api.call import MAX_MESSAGE_BYTES, STREAM_BUFFER_ROUNDS
 from specserve.commands.config_table import in_words
 from specserve.commands.service_options import add_service_options, flag_of, read_config
 from specserve.errors import InvalidField

@@ -8,7 +8,7 @@ import pytest
 import draft_node.training.chats
 from draft_node.training.chats.overlap import Overlap
 from draft_node.training.chats.store import ChatStore
-from draft_node.training.chats.turns import UserTurns
+from draft_node.training.chats.writing import UserTurns
 from draft_node.training.text_source import chats
 from specserve.api.tokenizer import TextTokenizer
 from specserve.models.config import read_spec

@@ -11,8 +11,7 @@ from draft_node.training.chats.overlap import Overlap
 from draft_node.training.chats.questions import Questions
 from draft_node.training.chats.store import ChatStore
 from draft_node.training.chats.writing import ChatWriter, QuestionFeeds, WritingConfig
-from specserve.api.completion import CompletedSample, Completion
-from specserve.api.events import PromptInfo, Timings, Usage
+from specserve.api.events import CompletedSample, Completion, PromptInfo, Timings, Usage
 from specserve.api.tokenizer import TextTokenizer
 from specserve.client import AsyncClient
 from specserve.settings.target_source import EMBEDDED_TARGET

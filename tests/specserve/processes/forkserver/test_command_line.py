@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from specserve.processes.forkserver.command_line import ROOM
+from specserve.processes.forkserver.messages import ROOM
 
 PROGRAM = """
 import sys
-from specserve.processes.forkserver.command_line import show
+from specserve.processes.forkserver.messages import show
 show(sys.stdin.readline().strip().split(","))
 print("shown", flush=True)
 sys.stdin.read()

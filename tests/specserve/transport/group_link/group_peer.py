@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from specserve.transport.group_link.ends import GroupDraftEnd, Meeting
+from specserve.transport.group_link.nccl import set_nccl_environment
 from specserve.transport.link.ring import SharedRegion
-from specserve.transport.nccl_environment import set_nccl_environment
 from tests.specserve.transport.group_link.gloo import GlooMeeting
 from tests.specserve.transport.link.messages import LIMITS, numbered_push
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from specserve.transport.nccl_environment import set_nccl_environment
+from specserve.transport.group_link.nccl import set_nccl_environment
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,15 @@
 # pyright: strict
-"""The progress bar of the benches."""
+"""What the command lines of the benches share: targets by default, and the progress bar."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from specserve.settings.sizes import parse_count
+from specserve.settings.target_source import EMBEDDED_TARGET
 
 
 @contextmanager
@@ -32,3 +36,17 @@ def progress_bar(total: int, console: Console) -> Generator[Callable[[str], None
 
         yield advance
         progress.update(task, advance=1, what="done", refresh=True)
+
+
+TARGET_HELP = "folder, .gguf file, hub id, smollm2 or tiny (default: smollm2 if installed)"
+NO_BALLAST = "none"
+
+
+def default_ballasts(target: Path, of_tiny: Sequence[str]) -> tuple[str, ...]:
+    """Only the tiny model has to be padded to cost what a model costs."""
+    return tuple(of_tiny) if target == EMBEDDED_TARGET else (NO_BALLAST,)
+
+
+def num_params(ballast: str) -> int:
+    """0 for none. Raises InvalidField."""
+    return 0 if ballast == NO_BALLAST else parse_count(ballast, "--ballast")
