@@ -1,7 +1,7 @@
 # pyright: strict
 """Reports as bytes of fixed layout, and back, with every field in its range.
 
-    rows u32, feature size u32, lead and when it was sent f64; a record a row;
+    rows u32, feature size u32, the round latency and when it was sent f64; a record a row;
     int32 tokens and block of each row in turn; float32 features of each row in turn;
     then of each row with draft top-k
     float32 confidences, int32 slot ids [S, M], float32 slot scores [S, M]
@@ -88,7 +88,7 @@ def unpack_report(payload: memoryview, limits: LinkLimits) -> Report:
     """
     require(len(payload) >= _COUNTS.size, "payload shorter than its counts")
     num_rows, feature_size, round_latency_s, sent_s = _COUNTS.unpack_from(payload)
-    require(math.isfinite(round_latency_s) and round_latency_s >= 0, "lead out of range")
+    require(math.isfinite(round_latency_s) and round_latency_s >= 0, "round latency out of range")
     require(math.isfinite(sent_s) and sent_s >= 0, "time out of range")
     require(num_rows <= limits.max_rows, "too many rows")
     require(feature_size in (0, limits.feature_size), "wrong feature size")

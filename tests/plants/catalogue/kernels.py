@@ -29,7 +29,7 @@ PLANTS = [
         was="end - count + 1 + (query + i) // per_kv",
         becomes="end - count + 1 + (query + i + 1) // per_kv",
         tests=(
-            "tests/specserve/models/test_compiled_forward.py::test_keys_and_values_are_torchs[qwen3]",
+            "tests/backends/cpu/test_compiled_forward.py::test_keys_and_values_are_torchs[qwen3]",
         ),
         breaks="the last head of every group looks one token ahead: prompts are read wrong",
         ways=_COMPILED,
@@ -41,7 +41,7 @@ PLANTS = [
         was="if (batch.shared[other] != batch.shared[place]).any():",
         becomes="if len(batch.shared[other]) != len(batch.shared[place]):",
         tests=(
-            "tests/specserve/drafters/test_compiled_passes.py::test_chains_are_those_of_torch[qwen3-rows3-lengths3]",
+            "tests/backends/cpu/test_compiled_passes.py::test_chains_are_those_of_torch[qwen3-rows3-lengths3]",
         ),
         breaks="branches behind contexts of one length are drafted behind the first of these",
         ways=frozenset({Way.COMPILED, Way.ASYNC}),

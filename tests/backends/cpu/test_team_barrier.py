@@ -53,7 +53,7 @@ def wait_together(num_threads: int) -> None:
 
 ALL_SIZES = """
 import torch
-from tests.specserve.models.test_team_barrier import wait_together
+from tests.backends.cpu.test_team_barrier import wait_together
 for num_threads in (1, 2, 5):
     wait_together(num_threads)
     print(num_threads, end=" ")
@@ -95,7 +95,7 @@ import ctypes, os, sys, time
 import torch
 from specserve.backends.cpu.machine_code import Functions, Team
 from specserve.backends.cpu.codegen.team_barrier import TEAM_BARRIER
-from tests.specserve.models.test_team_barrier import INSIDE, LOOP
+from tests.backends.cpu.test_team_barrier import INSIDE, LOOP
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # and all threads that begin after
 team, loop, barrier = Team.of_torch(), Functions(LOOP), Functions(TEAM_BARRIER + INSIDE)
 record = (ctypes.c_int64 * 2)(loop.address("loop"), barrier.address("wait"))
