@@ -79,11 +79,3 @@ def unseal(frame: Part, kind: Kind) -> Envelope:
     if zlib.crc32(view[_CRC.size :]) != _CRC.unpack_from(frame)[0]:
         raise Unsound("checksum differs")
     return Envelope(epoch, sequence, view[HEADER_BYTES:])
-
-
-def restamp(frame: bytes, epoch: int) -> bytes:
-    """The same frame, soundly sealed, of another epoch: what a sender of the past would send."""
-    fields = list(_BODY.unpack_from(frame, _CRC.size))
-    fields[3] = epoch
-    rest = _BODY.pack(*fields) + frame[HEADER_BYTES:]
-    return _CRC.pack(zlib.crc32(rest)) + rest

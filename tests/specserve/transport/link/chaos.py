@@ -5,14 +5,27 @@ For tests and chaos runs. Everything follows from a seed, so a run that found so
 """
 
 import random
+import struct
+import zlib
 from collections import deque
 from collections.abc import Callable
 
-from specserve.transport.link.envelope import HEADER_BYTES, MAX_EPOCH, restamp
+from specserve.transport.link.envelope import HEADER_BYTES, MAX_EPOCH
 from specserve.transport.link.ring import ByteRing
 
 _MAX_NOISE_BYTES = 512
 _MAX_REMEMBERED = 64
+
+
+_CRC_BYTES, _EPOCH = 4, slice(8, 12)  # of a header: see `specserve.transport.link.envelope`
+
+
+def restamp(frame: bytes, epoch: int) -> bytes:
+    """The same frame, soundly sealed, of another epoch: what a sender of the past would send."""
+    changed = bytearray(frame)
+    changed[_EPOCH] = struct.pack("<I", epoch)
+    changed[:_CRC_BYTES] = struct.pack("<I", zlib.crc32(changed[_CRC_BYTES:]))
+    return bytes(changed)
 
 
 class Corruptor:

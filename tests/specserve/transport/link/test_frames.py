@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specserve.sampling.verification.method import VerificationMethod
-from specserve.transport.link.envelope import HEADER_BYTES, Kind, restamp, seal
+from specserve.transport.link.envelope import HEADER_BYTES, Kind, seal
 from specserve.transport.link.messages import BlockKey, DraftTopK, Push, Report, RowReport
 from specserve.transport.link.push_frames import encode_push
 from specserve.transport.link.report_frames import encode_report
@@ -42,6 +42,7 @@ PUSH = Push(
     kept_ids=np.array([[[8], [9]]], np.int32),
     kept_probs=np.array([[[1.0], [1.0]]], np.float32),
 )
+from tests.specserve.transport.link.chaos import restamp
 
 
 def report_frame(*rows, epoch=EPOCH):
