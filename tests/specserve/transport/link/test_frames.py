@@ -11,6 +11,7 @@ from specserve.transport.link.envelope import HEADER_BYTES, Kind, seal
 from specserve.transport.link.messages import BlockKey, DraftTopK, Push, Report, RowReport
 from specserve.transport.link.push_frames import encode_push
 from specserve.transport.link.report_frames import encode_report
+from tests.specserve.transport.link.chaos import restamp
 from tests.specserve.transport.link.messages import (
     LIMITS,
     METHODS,
@@ -42,7 +43,6 @@ PUSH = Push(
     kept_ids=np.array([[[8], [9]]], np.int32),
     kept_probs=np.array([[[1.0], [1.0]]], np.float32),
 )
-from tests.specserve.transport.link.chaos import restamp
 
 
 def report_frame(*rows, epoch=EPOCH):
