@@ -48,7 +48,7 @@ _SPARE_BLOCKS = 3  # of a row: a block that is not full, drafts, and what the sc
 
 @dataclass(frozen=True)
 class EngineSize:
-    """Setup for `max_rows` rows of up to `max_len` tokens, prompts and answers."""
+    """What `max_rows` rows of up to `max_len` tokens need, prompts and answers included."""
 
     max_rows: int
     max_len: int
@@ -75,7 +75,7 @@ class EngineSize:
 
 @dataclass(frozen=True)
 class Speculating:
-    """How drafts are made and judged."""
+    """How drafts are made and verified."""
 
     drafter: Drafter
     method: VerificationMethod

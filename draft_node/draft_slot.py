@@ -1,6 +1,6 @@
 """One stream: what of it is in the drafter's context, what has arrived, and what is missing.
 
-Knows no drafter; `streams` does.
+Knows no drafter; `draft_slots` does.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class DraftSlot:
 
     number: int
     token_ids: list[int] = field(default_factory=list[int])  # in its context, position by position
-    num_verified: int = 0  # how many of them were; the others are in flight
+    num_verified: int = 0  # how many of them were; the others are pending
     report: RowReport | None = None  # the newest
     segments: list[Segment] = field(default_factory=list[Segment])  # arrived, not yet entered
     is_starved: bool = False  # no memory for its context

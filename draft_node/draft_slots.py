@@ -61,8 +61,6 @@ IDLE_ROUNDS = 8  # a stream not heard of while all could report so often may los
 
 _TRIES = 2  # of starved streams for one that ends: more than one, as contexts differ in length
 
-log = logging.getLogger(__name__)
-
 
 class DraftSlots:
     """The live streams of one attachment."""

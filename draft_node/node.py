@@ -163,7 +163,7 @@ class DraftNode:
         assert self._limits is not None
         sampling = StreamSampling.of(message, self._limits.vocab_size)
         if sampling is None:
-            log.warning("dropped sampling of stream %d that name no tokens", message.stream)
+            log.warning("dropped sampling parameters of stream %d: unknown tokens", message.stream)
             return
         self.streams.take_sampling(message.stream, sampling)
 

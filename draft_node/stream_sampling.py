@@ -1,7 +1,7 @@
 """How a request samples, in a draft process: the sampling state that follows its stream.
 
 Blocks are drawn under it as beside the target: what the target will refuse need not be drafted.
-Who was not told of any drafts as ever; nothing but acceptance depends on it.
+A stream without any is drafted for as ever: nothing but acceptance depends on them.
 """
 
 from collections.abc import Sequence

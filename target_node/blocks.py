@@ -12,7 +12,7 @@ import hashlib
 import secrets
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence
 
 NULL_BLOCK = 0  # never allocated: the cache pads block tables with it
 
@@ -62,7 +62,7 @@ class BlockPool:
         fresh, self._fresh = self._fresh, []
         return fresh
 
-    def release(self, block_ids: Tokens[int]) -> None:
+    def release(self, block_ids: Sequence[int]) -> None:
         """Give references back, last block first: a prefix is evicted from its tail."""
         for block in reversed(block_ids):
             if self._references[block] <= 0:
@@ -78,12 +78,12 @@ class BlockPool:
         """The parent hash of a first block."""
         return hashlib.blake2b(salt.encode(), key=self._key, digest_size=16).digest()
 
-    def child(self, parent: bytes, tokens: Tokens[int]) -> bytes:
+    def child(self, parent: bytes, tokens: Sequence[int]) -> bytes:
         """The hash of a full block of `tokens` after `parent`."""
         data = parent + array("q", tokens).tobytes()
         return hashlib.blake2b(data, key=self._key, digest_size=16).digest()
 
-    def find(self, tokens: Tokens[int], salt: str, hashes: list[bytes]) -> list[int]:
+    def find(self, tokens: Sequence[int], salt: str, hashes: list[bytes]) -> list[int]:
         """The blocks of the longest cached prefix of `tokens`. Takes nothing.
 
         `hashes` are those of the first full blocks of `tokens`, as far as somebody had to know
@@ -103,17 +103,17 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def touch(self, cached: Tokens[int]) -> None:
+    def touch(self, cached: Sequence[int]) -> None:
         """Somebody waits for these: they are evicted after all others, tails first."""
         for block in reversed(cached):
             if block in self._evictable:
                 self._evictable.move_to_end(block)
 
-    def num_free_without(self, cached: Tokens[int]) -> int:
+    def num_free_without(self, cached: Sequence[int]) -> int:
         """Blocks that `allocate` could hand out once these cached ones are taken."""
         return self.num_free - sum(block in self._evictable for block in cached)
 
-    def take(self, cached: Tokens[int]) -> None:
+    def take(self, cached: Sequence[int]) -> None:
         """References to blocks that `find` has found."""
         for block in cached:
             self._references[block] += 1
@@ -125,7 +125,7 @@ class BlockPool:
             self._block_of[digest] = block
             self._hash_of[block] = digest
 
-    def forget(self, block_ids: Tokens[int]) -> None:
+    def forget(self, block_ids: Sequence[int]) -> None:
         """Withdraw blocks from the prefix cache: their contents cannot be trusted."""
         for block in block_ids:
             digest = self._hash_of.pop(block, None)

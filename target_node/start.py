@@ -83,7 +83,7 @@ def run_rank(arguments: ChildArguments) -> int:
         return 2
     try:
         if node is not None:
-            round_latency(node, config, arguments)
+            serve(node, config, arguments)
         else:
             report_ready(arguments.ready_fd)
             if await_leader(arguments.control_dir):
@@ -247,7 +247,7 @@ def context_len(wanted: int, pool: BlockPool) -> int:
 
 
 def _default_method(config: ResolvedConfig) -> VerificationMethod:
-    """Without drafts there is nothing to judge, and coupled is what `sample` does anyway."""
+    """Without drafts there is nothing to verify, and coupled is what `sample` does anyway."""
     if config.speculation.mode == "off":
         return VerificationMethod.COUPLED
     return VerificationMethod(config.speculation.verification)
@@ -272,7 +272,7 @@ def _begin_to_lead(
         time_forwards(node, forwards)
 
 
-def round_latency(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
+def serve(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
     """Announce what is served and run the loop until SIGTERM."""
     node.control.announce(_ready(node, config))
     report_ready(arguments.ready_fd)

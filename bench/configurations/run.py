@@ -146,7 +146,7 @@ class Run:
             prompts=[said if isinstance(said, str) else list(said)],
             num_tokens=self._plan.max_tokens,
             temperature=setting.temperature,
-            # Without a seed the service's own method judges the drafts.
+            # Without a seed drafts are verified by the service's own method.
             seeds=[seed] if arm.method is VerificationMethod.COUPLED else None,
             sampling=self._plan.sampling,
             ignore_eos=not self._questions.is_chat,

@@ -22,7 +22,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     gamma: int
     gammas: tuple[int, ...]  # limits of the gamma sweep, beside `gamma`
     thresholds: tuple[float, ...]  # of survival, beside 0
-    calibration_tokens: int  # of the texts that confidences are verified on
+    calibration_tokens: int  # of the texts that confidences are evaluated on
     temperatures: tuple[float, ...] = (1.0, 0.0)
     methods: tuple[VerificationMethod, ...] = RATIO_METHODS  # at temperatures above 0
     domains: tuple[str, ...] = ()  # of held-out texts; none: prompts are asked

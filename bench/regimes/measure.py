@@ -106,7 +106,7 @@ class Interleaved:
             temperature=setting.temperature,
             sampling=self._plan.sampling,
             ignore_eos=self._plan.ignore_eos,
-            # Without a seed the service's own method judges the drafts.
+            # Without a seed drafts are verified by the service's own method.
             seeds=list(range(first_seed, first_seed + len(prompts))) if is_seeded else None,
         )
         return self._services[arm.service].ask(job)

@@ -22,7 +22,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prompts: Sequence[Prompt]
     num_tokens: int
     temperature: float
-    seeds: list[int] | None  # None: not seeded, so the service's own method judges the drafts
+    seeds: list[int] | None  # None: not seeded, so drafts are verified by the service's own method
     sampling: dict[str, float] = {}  # fields besides the temperature
     ignore_eos: bool = True
 

@@ -31,9 +31,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     verify_ms: float | None  # the target's forward
     draft_ms: float | None  # on the target's path: drafting, or looking up and reporting
     wait_ms: float | None  # of that, waiting for a draft process
-    draft_node_ms: (
-        float | None
-    )  # what the draft process spent on its draft batches, beside the target
+    draft_node_ms: float | None  # of the draft process's batches, beside the target
     target_cpu_ms: float
     draft_cpu_ms: float  # polling included
 

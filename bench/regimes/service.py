@@ -154,7 +154,7 @@ async def _connect(address: str) -> tuple[AsyncClient, CounterReader]:
 
 
 def kv_memory_flags(target: Path, ballast: int, num_tokens: int) -> list[str]:
-    """Setup for rows of `num_tokens` tokens in all, twice, on the target padded to `ballast`.
+    """A KV pool for twice `num_tokens` tokens, of the target padded to `ballast`.
 
     The context is no longer than that, of which a launch would warn.
     """

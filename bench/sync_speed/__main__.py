@@ -171,9 +171,7 @@ def _arms(choices: Sequence[DrafterChoice], plan: Plan) -> list[Arm]:
 
 
 def _prompts(folder: Path, plan: Plan, console: Console) -> Prompts:
-    """Drawn, and looked at under greedy decoding by the model without ballast: the same
-    distribution.
-    """
+    """Drawn, and looked at under greedy decoding by the model without ballast."""
     by_domain = {d: draw_prompts(d, folder, plan.num_candidates) for d in plan.domains}
     prompts = Prompts(by_domain, {})
     if 0.0 not in plan.temperatures:

@@ -24,7 +24,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 class SpeculateJob(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts that one arm continues side by side.
 
-    `max_rows` and `max_len` are the room of the arm's engine, the same in all jobs.
+    `max_rows` and `max_len` are what the arm's engine is sized for, the same in all jobs.
     """
 
     arm: Arm

@@ -1,7 +1,7 @@
 """What a drafter is worth along the target's own texts: confidences, and whether drafts stand.
 
 At anchors every few tokens of a text the drafter's context is extended by what the target saw, a
-block is drafted through the `Drafter` protocol, and the target judges it in one forward, which is
+block is drafted through the `Drafter` protocol, and the target verifies it in one forward, which is
 then rolled back. So a block is verified in contexts of the target's own distribution, and nothing
 drafted enters them.
 
@@ -106,7 +106,7 @@ def collect(
     recorder: FeatureRecorder | None = None,
     advance: Callable[[int], None] = lambda num_anchors: None,
 ) -> Samples:
-    """Draft and judge at every anchor of all texts; `recorder` is one the drafter asks.
+    """Draft and verify at every anchor of all texts; `recorder` is one the drafter asks.
 
     Raises `Unsupported` for a drafter that gives no confidences, or none that are numbers, and for
     texts without an anchor.
@@ -153,7 +153,7 @@ class _Replay:
         anchors = [self._texts[i].token_ids[self._target.length(i)] for i in rows]
         drafted = self._drafter.draft(
             DraftBatch(rows, torch.tensor(anchors, device=self._target.device)),
-            self._method(states),
+            self._sampler(states),
         )
         if drafted.confidences is None:
             raise Unsupported("the drafter gives no confidences to calibrate")
@@ -216,7 +216,7 @@ class _Replay:
             prompt_token_ids=text.token_ids[: self._target.length(row) + 1],
         )
 
-    def _method(self, states: Sequence[SamplingState]) -> DraftSampler:
+    def _sampler(self, states: Sequence[SamplingState]) -> DraftSampler:
         device = self._target.device
         temperatures = torch.full((len(states),), self._conditions.temperature, device=device)
         seeds = [state.seed_bits for state in states]

@@ -27,9 +27,7 @@ _LEAST_WORTH = 0.1  # tokens
 
 
 class BatchSize:
-    """Of one drafter, by family of methods: distributions have to be computed and sent, or need not
-    be.
-    """
+    """Of one drafter, by family of methods: with distributions to compute and send, or not."""
 
     def __init__(self, prior: AcceptancePrior, *, by_token: bool, usual_tokens: int) -> None:
         """`by_token`: blocks are chains that end in time, after two tokens at least.
@@ -39,8 +37,7 @@ class BatchSize:
         self._prior = prior
         self._by_token = by_token
         self._usual_tokens = usual_tokens
-        # Of a draft batch, or of one of chains of a single token; and what a token more of each
-        # takes.
+        # Of a draft batch (of chains: of one token each), and of one more token of each chain.
         self._costs = {True: BatchCost(), False: BatchCost()}
         self._token_costs = {True: BatchCost(), False: BatchCost()}
 
@@ -75,21 +72,21 @@ class BatchSize:
         if not self._by_token:
             return int(min(most, max(0.0, cost.largest_within(left_s))))
         ranked = np.sort(np.concatenate(list(values)))[::-1][:most]
-        threshold = _threshold(self._prior.confidences[: self._usual_tokens])
+        worth = _worth_by_length(self._prior.confidences[: self._usual_tokens])
         best, best_gain, probability = 0, 0.0, 0.0
         for size, value in enumerate(ranked.tolist(), start=1):
             probability += value
             more = (left_s - cost.seconds(size)) / self._token_costs[needs_probs].seconds(size)
-            num_tokens = int(min(1 + more, len(threshold)))
+            num_tokens = int(min(1 + more, len(worth)))
             if num_tokens < LEAST_PASSES:
                 break
-            gain = probability * threshold[num_tokens - 1]
+            gain = probability * worth[num_tokens - 1]
             if gain > best_gain:
                 best, best_gain = size, gain
         return best
 
 
-def _threshold(confidences: Sequence[float]) -> list[float]:
+def _worth_by_length(confidences: Sequence[float]) -> list[float]:
     """What a hit is worth with a block of 1, 2, ... tokens, the last of which stays behind."""
     tokens = 1 + np.concatenate([[0.0], np.cumprod(confidences[:-1])]).cumsum()
     return np.maximum(tokens - _MISS * tokens[-1], _LEAST_WORTH).tolist()

@@ -24,7 +24,7 @@ from specserve.transport.link.messages import RowReport
 
 @dataclass(frozen=True, slots=True)
 class PendingVerification:
-    """A row whose block is in flight."""
+    """A row whose block is being verified."""
 
     report: RowReport
     kind: OutcomeKind

@@ -1,7 +1,7 @@
 """One draft batch: blocks drafted together after given anchors, as a push and for the cache.
 
-All blocks of a draft batch stand by one family of methods: shared noise (or none) for coupled and
-greedy rows, noise used once for the rejection family. Knows nothing of outcomes.
+All blocks of a draft batch are verified by one family of methods: shared noise (or none) for
+coupled and greedy rows, noise used once for the rejection family. Knows nothing of outcomes.
 """
 
 import math
@@ -39,14 +39,14 @@ MAX_BRANCHES = (1 << _BRANCH_BITS) - 1  # of a stream and round
 _PRICE = 0.25
 _TOKENS_PER_S = 10.0  # ... and bring so much a row for its time, as other outcomes would
 _ROWS_OF_BATCH, _MOST_BATCHES = 4, 4
-_MIN_SCORED = 1024  # tokens of a slot, of many, among which a sampled winner is looked for
+_MIN_SCORED = 1024  # tokens of a slot, of many, among which a sampled token is looked for
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
     """What does not change while the process lives."""
 
-    size: int = DRAFT_BATCH_SIZE  # W, branches of a draft batch at most, but see `most_blocks`
+    size: int = DRAFT_BATCH_SIZE  # branches of a draft batch at most, but see `most_blocks`
     fan_out: int = 32  # outcomes of a row and round
     num_kept: int = NUM_KEPT  # entries of a distribution
     usual_tokens: int | None = None  # of a chain; None: gamma
@@ -54,9 +54,7 @@ class BatchSettings:
     goes_beyond: bool = False
 
     def most_blocks(self, num_rows: int) -> int:
-        """Of a batch without distributions: of many rows more, as one of many costs less than one
-        of few.
-        """
+        """Of a batch without distributions; more for many rows, as one large one costs less."""
         wanted = self.size * min(_MOST_BATCHES, max(1, num_rows // _ROWS_OF_BATCH))
         return min(wanted, MAX_BLOCKS)
 

@@ -2,7 +2,7 @@
 """How many outcomes are prepared for each number of accepted tokens: fan-out under a budget.
 
 An outcome is (num_accepted, next token); its probability is that of the number, a product of
-confidences, times the hit rate of the token's rank among the candidates (`equations.md` section 4).
+confidences, times the hit rate of the token's rank among the candidates (SSD, section 4.2).
 Hit rates are measured: averages over all rows and rounds of one kind.
 
 Receives probabilities and ranks alone, never tokens and never noise: in the rejection family the

@@ -87,7 +87,7 @@ def rank_all(
     excluded_ids: Tensor,
     num_candidates: int,
 ) -> NDArray[np.int64]:
-    """`rank_candidates` where every token runs: none is missing.
+    """`rank_candidates` over all tokens: none is missing.
 
     `scores` [N, DV]; `target_ids` int64 [DV] of their columns, None: the same. `output_noise`: log
     noise [D, DV] and which of it a slot has, [N], if its noise is shared at all.

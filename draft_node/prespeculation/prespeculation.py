@@ -41,7 +41,7 @@ _LATEST_S = 1.0  # that a report may be behind: a clock that says more is anothe
 
 
 class PreSpeculation:
-    """Rounds of all streams, and the draft batches drafted for them."""
+    """Rounds of all streams, and the draft batches made for them."""
 
     def __init__(
         self,
@@ -262,8 +262,7 @@ class PreSpeculation:
             branches.append(max(left, key=attrgetter("best_value")).take_branch())
         return branches
 
-    # --- draft batches
-    # -------------------------------------------------------------------------------
+    # --- draft batches -------------------------------------------------------------------------
 
     def _draft(
         self, rounds: Sequence[Round], branches: Sequence[Branch], due_s: float = math.inf

@@ -23,8 +23,7 @@ class Round:
     look_s: float  # when the target will look for them, as far as it knows; infinity: unknown
     plan: Plan | None = None
     is_closed: bool = False  # nothing more is drafted for it
-    # Its first draft batch began when there was no time left for one: that it was late says
-    # nothing.
+    # Its first draft batch began when there was no time left: that it was late says nothing.
     is_rushed: bool = False
 
     def is_late(self, now_s: float) -> bool:
@@ -67,5 +66,5 @@ class Round:
 
 
 def one_family(rounds: Sequence[Round]) -> list[Round]:
-    """Those whose blocks are drawn by the same method as the first one's."""
+    """Those whose blocks are drawn by the same family of methods as the first one's."""
     return [each for each in rounds if each.kind.needs_probs is rounds[0].kind.needs_probs]

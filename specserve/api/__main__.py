@@ -1,7 +1,7 @@
 """The API process: `python -m specserve.api`, started by the launcher, not for hands.
 
-Binds its port first, so that one in use is reported within a second; says ready once the target
-is. SIGTERM drains and exits with 0; a second one ends the drain. One JSON line on stdin
+Binds its port before the target has loaded, so that one in use is told early; says ready once the
+target is. SIGTERM drains and exits with 0; a second one ends the drain. One JSON line on stdin
 (`{"event": "target_lost", "detail": ...}`) ends every open stream with an error.
 """
 

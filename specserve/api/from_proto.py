@@ -39,7 +39,7 @@ def call_of(
 ) -> GenerateCall:
     """The call a request message asks for; raises InvalidField without a prompt.
 
-    `defaults` are the sampling fields that it leaves unset.
+    `defaults` are the sampling parameters that it leaves unset.
     """
     spec = _present(request.spec, ("mode", "max_verify_len", "return_stats"))
     optional = _present(request, ("request_id", "model", "seed", "cache_salt", "priority"))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a request's unset sampling fields are: as whoever published the model wishes, or plain.
+"""What a request's unset sampling parameters are: as whoever published the model wishes, or plain.
 
 A folder says so in transformers' generation_config.json, of which as in vLLM and SGLang `do_sample`
 is not read; a GGUF file in its metadata.

@@ -32,7 +32,7 @@ class Service:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         buffer_rounds: int = STREAM_BUFFER_ROUNDS,
     ) -> None:
-        """`sampling_defaults`: what requests leave unset; None: what changes no distribution.
+        """`sampling_defaults`: what requests leave unset; None: neutral values.
 
         `buffer_rounds` may a slow reader lag.
         """

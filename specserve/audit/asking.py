@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 _MAX_AT_ONCE = 16  # requests
 PLAIN = SpecOptions(mode="off")
 # What nobody asks for here, a model's own file may want otherwise.
-_CHANGES_NO_DISTRIBUTION: Options = {
+_NEUTRAL: Options = {
     "temperature": 1.0,
     "top_p": 1.0,
     "top_k": 0,
@@ -52,9 +52,7 @@ class Asker:
         await self._client.__aexit__(kind, error, trace)
 
     async def generate(self, prompt: Prompt, options: Options, spec: SpecOptions) -> Completion:
-        return await self._client.generate(
-            prompt, **{**_CHANGES_NO_DISTRIBUTION, **options, "spec": spec}
-        )
+        return await self._client.generate(prompt, **{**_NEUTRAL, **options, "spec": spec})
 
     async def all_of(self, text: str, work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
         """The results of all, in order; `text` is what people are told meanwhile."""

@@ -74,9 +74,7 @@ def critical_value(freedom: int, false_alarms: float) -> float:
 
 
 def power(num_samples: int, freedom: int, distance: float, false_alarms: float) -> float:
-    """P(a distribution at a total variation of `distance` is found), at least, by this many
-    samples.
-    """
+    """P(a distribution at a total variation of `distance` is found by these samples), at least."""
     noncentrality = 4 * num_samples * distance**2
     return survival(critical_value(freedom, false_alarms), freedom, noncentrality)
 

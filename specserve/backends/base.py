@@ -18,7 +18,7 @@ from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.sampling import Sampled
 from specserve.sampling.verification.batch import RowToVerify
 
-if TYPE_CHECKING:  # these rooms are above the reference, and know this protocol
+if TYPE_CHECKING:  # these packages are above the reference, and know this protocol
     from specserve.drafters.backbone import Backbone
     from specserve.drafters.block_passes import BlockPasses
     from specserve.drafters.chain_passes import ChainPasses

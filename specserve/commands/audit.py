@@ -127,11 +127,11 @@ def _own_services(
             Audited(partial(started, changes, _text(changes))) for changes in drafted
         ]
     every = [changes | {_SURVIVAL: "0"} for changes in drafted]
-    judging = [partial(started, c, _text(c) + ", every draft verified") for c in every]
+    every_draft = [partial(started, c, _text(c) + ", every draft verified") for c in every]
     if arguments.quick:  # no time to start a model once more
-        return reference, [Audited(service) for service in judging]
+        return reference, [Audited(service) for service in every_draft]
     as_they_are = [partial(started, c, _text(c)) for c in drafted]
-    return reference, [Audited(*pair) for pair in zip(as_they_are, judging, strict=True)]
+    return reference, [Audited(*pair) for pair in zip(as_they_are, every_draft, strict=True)]
 
 
 def _text(changes: dict[str, str]) -> str:

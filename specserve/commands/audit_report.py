@@ -80,7 +80,7 @@ def print_report(report: Report) -> None:
 def _doubt(report: Report) -> str:
     """What would have passed all the same, or would say more."""
     if report.verdict is Status.NOT_EXERCISED:
-        return f"; drafts decided too little: {_EVERY_DRAFT} has all of them judged"
+        return f"; drafts decided too little: {_EVERY_DRAFT} verifies all of them"
     distributions = [check for check in report.checks if isinstance(check, DistributionCheck)]
     if report.verdict is not Status.PASSED or not distributions:
         return ""
@@ -101,7 +101,7 @@ def _unreached(report: Report) -> str:
     if not report.unreached:
         return ""
     names = dict.fromkeys(f"{c.method}, {c.sampling}, {c.subject}" for c in report.unreached)
-    return f"; next to no drafts got to ({'; '.join(names)}): {_EVERY_DRAFT} judges all"
+    return f"; next to no drafts got to ({'; '.join(names)}): {_EVERY_DRAFT} verifies all"
 
 
 def _sureness(report: Report, check: Check) -> dict[str, float]:

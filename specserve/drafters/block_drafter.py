@@ -1,6 +1,6 @@
 """A drafter of whole blocks: one parallel pass, then draws, serial where a head needs them so.
 
-DSpark and DFlash are settings of this class: see `dspark` and `dflash`.
+DSpark and DFlash are settings of this class: see `dspark` and `load`.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,6 @@ from torch import Tensor
 from specserve.backends.base import Backend
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.confidence_head import ConfidenceHead
-from specserve.drafters.pending_tokens import PendingTokens
 from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
@@ -23,13 +22,14 @@ from specserve.drafters.protocol import (
 from specserve.drafters.row_layout import context_lens, flat_positions
 from specserve.drafters.serial_head import SerialHead
 from specserve.drafters.spec import Layout
+from specserve.drafters.uncomputed_tokens import UncomputedTokens
 from specserve.sampling.draft_sampler import BlockLayout, DraftSampler, DraftSampling
 
 
 class BlockDrafter:
     """`Drafter` over a `Backbone`; every part beyond it may be absent.
 
-    Where draws are recorded, confidences have to be there before the first of them.
+    Where draws are captured, confidences have to be there before the first of them.
     """
 
     holds_pending_tokens = True
@@ -66,7 +66,7 @@ class BlockDrafter:
         self._first_slot = 1 if spec.layout is Layout.FILL_IN else 0
         # Pending tokens become entries as they do in a block: by the layers' own keys. The next
         # draft computes them; should they be needed before, this does.
-        self._pending = PendingTokens()
+        self._uncomputed = UncomputedTokens()
         device = backbone.embedding.device
         self._block_ids = torch.full((1, spec.block_size), spec.mask_token_id, device=device)
         self._draws = backend.block_draws(self._drawn, spec.draft_vocab_size)
@@ -76,28 +76,28 @@ class BlockDrafter:
 
     @torch.inference_mode()
     def extend(self, update: ContextUpdate) -> None:
-        if update.features is not None and any(row in self._pending for row in update.rows):
-            self._compute_pending()
+        if update.features is not None and any(row in self._uncomputed for row in update.rows):
+            self._compute_entering()
         slots = self.context.rows.append(update.rows, update.starts, update.counts)
         if update.features is None:
             token_ids = update.token_ids.tolist()
-            self._pending.add(update.rows, update.starts, update.counts, token_ids)
+            self._uncomputed.add(update.rows, update.starts, update.counts, token_ids)
             return
         positions = flat_positions(update.starts, update.counts)
         self._passes.write_context(update.features, positions.numpy(), slots)
 
-    def _compute_pending(self) -> None:
-        entering = self._pending.all()
+    def _compute_entering(self) -> None:
+        entering = self._uncomputed.all()
         if entering is not None:
             self._passes.enter(entering)
-            self._pending.computed()
+            self._uncomputed.computed()
 
     def truncate(self, row: int, length: int) -> None:
-        self._pending.truncate(row, length)
+        self._uncomputed.truncate(row, length)
         self.context.rows.truncate(row, length)
 
     def free(self, row: int) -> None:
-        self._pending.truncate(row, 0)
+        self._uncomputed.truncate(row, 0)
         self.context.rows.free(row)
 
     @torch.inference_mode()
@@ -136,11 +136,11 @@ class BlockDrafter:
         """Final hidden states [B, block_size, H] of all slots."""
         token_ids = self._block_ids.repeat(len(batch.rows), 1)
         token_ids[:, 0] = batch.anchor_ids
-        entering = self._pending.all()
+        entering = self._uncomputed.all()
         hidden = self._passes.blocks(
             batch.rows, lengths, token_ids, entering, batch.gap_ids, batch.max_gap()
         )
-        self._pending.computed()
+        self._uncomputed.computed()
         return hidden
 
     def _anchor_positions(self, batch: DraftBatch, lengths: Sequence[int]) -> Tensor:

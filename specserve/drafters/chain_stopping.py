@@ -21,9 +21,8 @@ class ChainStopping:
 
     def __init__(self) -> None:
         self._stands = _FIRST  # P(a token stands | those before it do), usually
-        self._threshold: StoppingThreshold | None = (
-            None  # of this call; without one no pass is too dear
-        )
+        # Of this call; without one no pass is too dear.
+        self._threshold: StoppingThreshold | None = None
         self._num_left = 0  # passes that are made whatever they are worth
         self._survivals = self._chances = np.empty(0)  # [B]
 
@@ -63,27 +62,27 @@ class ChainStopping:
 
 
 class ChainEnding:
-    """Of one drafter: `begin`, `goes_on` after every pass, `clock.end`."""
+    """Of one drafter: `begin`, `goes_on` after every pass, `timer.end`."""
 
     def __init__(self) -> None:
-        self.clock = StepTimer()
-        self.threshold = ChainStopping()
+        self.timer = StepTimer()
+        self.stopping = ChainStopping()
         self._has_confidences = False
 
     def begin(self, batch: DraftBatch, *, has_confidences: bool) -> None:
         """A draft call; without confidences nobody knows what a pass is worth."""
         self._has_confidences = has_confidences
-        self.clock.begin(batch.due_s, len(batch.rows))
-        self.threshold.begin(batch)
+        self.timer.begin(batch.due_s, len(batch.rows))
+        self.stopping.begin(batch)
 
     def goes_on(self, last_confidences: Callable[[], Sequence[float]]) -> bool:
         """After a pass, before its tokens are drawn: whether another is in time and pays.
 
         `last_confidences`: of the tokens about to be drawn, asked for where somebody looks.
         """
-        if not self.clock.goes_on():
+        if not self.timer.goes_on():
             return False
         if not self._has_confidences:
             return True
-        known = last_confidences() if self.threshold.is_looking else ()
-        return self.threshold.goes_on(known, self.clock.further_s)
+        known = last_confidences() if self.stopping.is_looking else ()
+        return self.stopping.goes_on(known, self.timer.further_s)

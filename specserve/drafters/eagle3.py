@@ -175,14 +175,14 @@ class Eagle3Drafter:
             token_ids = drawn[-1][:, 0]
             if not goes_on:
                 break
-        self._ending.clock.end()
+        self._ending.timer.end()
         return SpeculationBatch(
             torch.cat(drawn, dim=1),
             sampling.draft_probs(),
             torch.cat(confidences, dim=1) if confidences else None,
             logits=torch.cat(kept, dim=1) if kept else None,
             target_ids=self.target_ids if kept else None,
-            token_s=self._ending.clock.further_s,
+            token_s=self._ending.timer.further_s,
         )
 
     def _step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 from specserve.backends.base import Backend
 from specserve.drafters.chain_steps import ChainSteps
 from specserve.drafters.chain_stopping import ChainEnding
-from specserve.drafters.pending_tokens import PendingTokens
 from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
@@ -20,6 +19,7 @@ from specserve.drafters.protocol import (
     SpeculationBatch,
 )
 from specserve.drafters.row_layout import context_lens, refuse_gap
+from specserve.drafters.uncomputed_tokens import UncomputedTokens
 from specserve.models.transformer import Transformer
 from specserve.sampling.draft_sampler import BlockLayout, DraftSampler
 
@@ -51,7 +51,7 @@ class LanguageModelDrafter:
         self.probs_confidence = probs_confidence
         self._passes = backend.chain_passes(model, num_tokens=num_context_tokens, longest=gamma)
         self.context = self._passes.context
-        self._waiting = PendingTokens()
+        self._waiting = UncomputedTokens()
         self._ending = ChainEnding()
 
     def context_len(self, row: int) -> int:
@@ -94,5 +94,5 @@ class LanguageModelDrafter:
         self._ending.begin(batch, has_confidences=self.probs_confidence is not None)
         drawn = steps.run(self._ending)
         self._waiting.computed()
-        self._ending.clock.end()
-        return replace(drawn, token_s=self._ending.clock.further_s)
+        self._ending.timer.end()
+        return replace(drawn, token_s=self._ending.timer.further_s)

@@ -37,7 +37,7 @@ class ContextUpdate:
 
 @dataclass(frozen=True)
 class StoppingThreshold:
-    """What time and places in a forward are worth to whoever verifies, in tokens."""
+    """What another pass of a chain has to bring: its time and its places, in tokens."""
 
     tokens_per_s: float  # made while a draft takes its time
     token_price: float  # what verifying one more token costs
@@ -91,9 +91,7 @@ class SpeculationBatch:
 
 
 class ProbsConfidence(Protocol):
-    """Confidences for drafters without a head: calibrated functions of the distribution, not of the
-    draw.
-    """
+    """Confidences for drafters without a head: functions of probabilities, never of a draw."""
 
     def __call__(self, first_slot: int, logits: Tensor) -> Tensor:
         """Draft logits [B, S, V] of slots first_slot .. first_slot + S - 1: [B, S] in 0..1."""

@@ -77,9 +77,7 @@ class DraftProbs:
         return DraftProbs(ids, probs)
 
     def sound(self, num_tokens: int) -> Tensor:
-        """Which rows are distributions over a vocabulary of `num_tokens`, in canonical form; bool
-        [N].
-        """
+        """Which rows are distributions over `num_tokens` tokens, in canonical form; bool [N]."""
         padded = self.ids == PAD_ID
         possible = (self.probs > 0) & (self.ids >= 0) & (self.ids < num_tokens)
         entries = torch.where(padded, self.probs == 0, possible).all(dim=1)
@@ -96,9 +94,7 @@ class DraftProbs:
         )
 
     def subtracted_from(self, probs: Tensor) -> Tensor:
-        """`probs` [N, V] less these distributions, entry by entry, unclamped; of sound
-        distributions only.
-        """
+        """`probs` [N, V] less these, entry by entry, unclamped; of sound distributions only."""
         # Padding subtracts zero from the last token. One real entry meets each id, so the order
         # in which a device adds cannot show.
         ids = self.ids.clamp(max=probs.shape[1] - 1)

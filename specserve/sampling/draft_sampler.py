@@ -81,7 +81,7 @@ class DraftSampling(Protocol):
 
 @runtime_checkable
 class TensorSampling(DraftSampling, Protocol):
-    """One that only tensors tell from others of its drafter and kind, for who records it."""
+    """One that only tensors tell from others of its drafter and kind, for who captures it."""
 
     @property
     def kind(self) -> tuple[type, ...]: ...

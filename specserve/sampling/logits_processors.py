@@ -31,8 +31,7 @@ _NUM_CANDIDATES = 512  # tokens among which a nucleus is looked for; a larger on
 
 
 def with_processors(sampler: DraftSampler, states: Sequence[SamplingState]) -> DraftSampler:
-    """`sampler` under the fields of the requests; `states` [B] are those of each block's first
-    token.
+    """`sampler` behind the requests' logits processors; `states` [B]: of each block's first token.
 
     `sampler` itself where no request has any that edits or cuts.
     """
@@ -63,14 +62,14 @@ class ProcessedSampler:
         inner: DraftSampling
         layout: BlockLayout
         states: list[SamplingState]  # of the next slot's tokens
-        shape: "_Shape | None" = None  # of `states`, each once for every slot of a draw
+        processing: "_Processing | None" = None  # of `states`, each once for every slot of a draw
 
         def draw(self, first_slot: int, logits: Tensor) -> Tensor:
-            if self.shape is None:
+            if self.processing is None:
                 states = [state for state in self.states for _ in range(logits.shape[1])]
                 batch = SamplingBatch.build(states, logits.device)
-                self.shape = _Shape(batch.edits, _Cut.of(batch), self.layout)
-            rows = self.shape.applied_to(logits.flatten(0, 1))
+                self.processing = _Processing(batch.edits, _Cut.of(batch), self.layout)
+            rows = self.processing.applied_to(logits.flatten(0, 1))
             token_ids = self.inner.draw(first_slot, logits.copy_(rows.view(logits.shape)))
             self._advance(token_ids)
             return token_ids
@@ -85,7 +84,7 @@ class ProcessedSampler:
             for state, drawn in zip(self.states, token_ids.tolist(), strict=True):
                 for token_id in drawn:
                     state.append(token_id)
-            self.shape = None
+            self.processing = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def _cuts_of(state: SamplingState) -> tuple[float, int, float, float]:
 
 
 @dataclass(frozen=True)
-class _Shape:
+class _Processing:
     """What is done to N rows of draft logits."""
 
     edits: LogitEdits | None

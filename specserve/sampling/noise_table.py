@@ -48,8 +48,8 @@ class NoiseTable:
             table = _noise_of(list(distinct), layout, device)
             place_of = {key: place for place, key in enumerate(distinct)}
         places = np.array([place_of[key] for key in keys], dtype=np.int64)
-        with_processors = torch.from_numpy(places.reshape(len(seeds), layout.num_slots))
-        return table, with_processors.to(device)
+        by_slot = torch.from_numpy(places.reshape(len(seeds), layout.num_slots))
+        return table, by_slot.to(device)
 
     def _fill(self, table: Tensor, keys: list[Key], layout: BlockLayout) -> None:
         """See to it that the table has a row of every key."""

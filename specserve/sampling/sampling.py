@@ -103,9 +103,7 @@ def target_distributions(logits: Tensor, batch: SamplingBatch) -> TargetDistribu
 
 
 def target_probs(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """`target_distributions` as probabilities, [R, V] in the dtype of `logits`; bad rows are all
-    NaN.
-    """
+    """`target_distributions` as probabilities, [R, V] in the dtype of `logits`; NaN in bad rows."""
     return target_distributions(logits, batch).rows(slice(None))
 
 

@@ -48,17 +48,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     target: Text | None = None
     name: Text | None = None  # the name clients see; None: see `specserve.settings.model_name`
     # float32 | bfloat16 | float16; None: float32 on CPU, else the file's, and float16 for quantised
-    # weights. On CPU it is that of
-    # weights and, if bfloat16, of what they are multiplied by and of keys and values (kv_dtype);
-    # all else is float32 there, and weights that are stored in 16 bits stay so.
+    # weights. On CPU it is that of weights and, if bfloat16, of what they are multiplied by and of
+    # keys and values (kv_dtype); all else is float32 there, and weights stored in 16 bits stay so.
     dtype: Text | None = None
-    # What sampling fields are that a request leaves unset. auto: what the folder's
+    # Sampling parameters that a request leaves unset. auto: what the folder's
     # generation_config.json says of temperature, top_p, top_k, min_p and repetition_penalty, and
-    # for the rest what changes no distribution | none: that for all.
+    # neutral values for the rest | none: those for all.
     generation_config: str = "auto"
-    ballast: str | None = (
-        None  # e.g. "60M": pad the target to this cost with the identical distribution
-    )
+    ballast: str | None = None  # e.g. "60M": pad the target to this cost; it says the same
     # Tokens, prompt and answer; None: the model's own.
     max_model_len: Annotated[int, Meta(ge=2)] | None = None
 
@@ -119,8 +116,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     min_survival: Annotated[float, Meta(ge=0, le=1)] | None = None
     # A draft process prepares blocks for this many outcomes a row and round at most.
     fan_out: Annotated[int, Meta(ge=1, le=1024)] = 32
-    # A row for whose outcome nothing was prepared: auto | skip | ngram | local_draft |
-    # draft_now.
+    # A row for whose outcome nothing was prepared: auto|skip|ngram|local_draft|draft_now.
     miss_policy: str = "auto"
     # A draft process whose loop is silent for longer is killed and started again.
     draft_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 1.0

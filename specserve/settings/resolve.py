@@ -57,7 +57,7 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
     Raises InvalidField for a wrong value, Unsupported for a wish this machine or model cannot meet.
     """
     topology = parse_topology(config.topology.topology)
-    _check_seams(config, topology)
+    _check_wishes(config, topology)
     _check_batch(config.engine)
     check_ranks(spec, topology.num_target_ranks)
     device = resolve_device(config, topology, hardware)
@@ -135,7 +135,7 @@ def _draft_bytes_per_token(speculation: SpeculationConfig, spec: ModelSpec, *, d
     return (len(drafters) * spec.hidden_size + context) * _DTYPE_BYTES[dtype]
 
 
-def _check_seams(config: Config, topology: Topology) -> None:
+def _check_wishes(config: Config, topology: Topology) -> None:
     """The wishes that no machine meets: later versions will, or nobody should."""
     _check_names(config.speculation)
     _check_generation_config(config.model.generation_config)

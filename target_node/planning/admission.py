@@ -73,7 +73,7 @@ class Admission:
         return self._prices is not None and not self._prices.drafts
 
     def threshold(self, rows: list[Row], num_drafted: int) -> StoppingThreshold | None:
-        """Of time and places in the round of `rows`; None: whatever is drafted is worth it.
+        """When chains stop in the round of `rows`; None: never for what a token costs.
 
         Where `num_drafted` blocks might compete for places, no chain may end by what was drafted.
         All chains end together, so a token that ended its neighbours' would make room for itself,
@@ -164,7 +164,7 @@ class Admission:
         for row, result in zip(rows, sampled, strict=True):
             if row.speculation is None or not row.verify_len or result.is_void:
                 continue
-            # What ended the sample was cut there: the positions behind it were not judged.
+            # What ended the sample was cut there: the positions behind it were not verified.
             verified = result.num_accepted if result.finish_reason else row.verify_len
             self._history.observe(verified, result.num_accepted)
             self._num_verified += verified

@@ -185,8 +185,7 @@ class AsynchronousSpeculation:
     def _usable(self, row: Row, block: PushedBlock | None) -> Speculation | None:
         if block is None or (self._needs_probs(row) and not block.has_probs):
             return None
-        # The last token stays behind: its distribution foretells what follows when all others
-        # stand.
+        # The last token stays behind: its distribution foretells what follows if all others stand.
         token_ids = block.token_ids[:-1]
         if not token_ids:
             return None

@@ -12,7 +12,7 @@ What async is worth depends on what is done about misses: with a draft here roun
 drafts are in time, without anything they are short and drafts are not. So each of these is a mode
 of its own to choose from, though one source runs them all; `--speculation async` leaves it at
 these. None of them is while no draft process is attached, unless there is no other, nor a wait
-while nobody would answer: what they do then is not what they are verified by.
+while nobody would answer: what they do then is not what they are measured for.
 
 Rounds that read prompts besides are not measured, so nothing is tried in them: what is preferred
 for all their rows runs, since those will decode soon. A run of that load goes on through some of
@@ -155,7 +155,7 @@ class AutoSpeculation:
         self._run.count(is_mixed=is_mixed)
 
     def _unusable(self) -> set[str]:
-        """Modes that could not do what they are verified by."""
+        """Modes that could not do what they are measured for."""
         if not self.num_drafts_attached and not self._is_drafted_always:
             return set(self._misses)
         waits = {name for name, miss in self._misses.items() if miss is Miss.DRAFT_NOW}

@@ -76,9 +76,6 @@ class CircuitBreaker:
         return drafted
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class RowToDraft:
     """A decoding row: `state` is that of the token after its anchor."""
@@ -150,8 +147,7 @@ class ColocatedDraft:
         num_scored: int = 0,
         threshold: StoppingThreshold | None = None,
     ) -> dict[Sequence, Speculation]:
-        """A speculation for each row that can have one; forgets the distributions of the round
-        before.
+        """A speculation for each row that can have one; forgets the last round's distributions.
 
         With `num_scored` that many likely tokens of every slot are there for `scores`. Chains end
         where `threshold` says.
@@ -177,9 +173,7 @@ class ColocatedDraft:
         return found
 
     def draft_probs(self, places: Rows[tuple[int, int]]) -> DraftProbs | None:
-        """The distributions of the first tokens of blocks, given as (place, verify_len), one by
-        one.
-        """
+        """Distributions of blocks' first tokens, one by one, given as (place, verify_len)."""
         if self._drawn is None or self._drawn.draft_probs is None:
             return None
         draft_probs, size = self._drawn.draft_probs, self._drawn.token_ids.shape[1]
@@ -340,6 +334,6 @@ def _temperatures(rows: Rows[RowToDraft]) -> list[float]:
 
 
 def needs_probs(row: RowToDraft) -> bool:
-    """Whether the row's drafts stand by the ratio test."""
+    """Whether the row's drafts are verified by the ratio test."""
     method = verified_by(row.method, is_greedy=row.state.is_greedy)
     return method is not VerificationMethod.COUPLED

@@ -20,7 +20,7 @@ class LinkStream:
     num_sent: int = 0  # positions below this were sent to it
     knows_sampling: bool = False  # whether the request's own sampling parameters were
 
-    def acknowledged(self, epoch: int) -> int:
+    def told_up_to(self, epoch: int) -> int:
         """From which position on the draft of this epoch has to be told."""
         if epoch != self.epoch:
             self.epoch, self.num_sent, self.knows_sampling = epoch, 0, False

@@ -55,8 +55,7 @@ class LocalDrafts:
         found = dict(ask(lambda: draft.speculate(rows, num_scored=num_scored, threshold=threshold)))
         self._kind_of |= dict.fromkeys(found, miss)
         if num_scored:
-            # As of a pushed block, the last token stays behind: its distribution foretells what
-            # follows.
+            # As of a pushed block, the last token stays behind: it foretells what follows.
             found = {
                 sequence: msgspec.structs.replace(
                     each, token_ids=each.token_ids[: max(1, len(each.token_ids) - 1)]

@@ -4,7 +4,7 @@ A context that is long, or that a draft lost, goes by control in chunks; what wa
 last report travels with the next. Nothing here waits: what finds no room is sent again later.
 
 Drafters that read token ids alone hear of a prompt while the target computes it. The round that
-ends it is then reported as any other: its last token is an anchor with nothing in flight behind it.
+ends it is then reported as any other: its last token is an anchor with nothing pending behind it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ class _KnownRow:
     end: int  # position of the anchor
 
     def num_known(self) -> int:
-        """Of its tokens to the draft, less all: the further behind the less."""
+        """Minus the tokens that its draft has yet to hear of: who is furthest behind goes first."""
         return self.start - self.end
 
     @property
@@ -86,7 +86,7 @@ class OutcomeReports:
         if peer is None or not self._admission.wants_drafts(sequence):
             return
         stream = self._streams.of(sequence)
-        start = self._acknowledged(stream, peer)
+        start = self._told_up_to(stream, peer)
         missing = self._end(sequence) - start
         if (missing <= self._max_inline and sequence.is_decoding) or missing <= 0:
             return
@@ -117,11 +117,11 @@ class OutcomeReports:
         """Up to which position there is something to tell: the anchor, or what has features."""
         return len(sequence.token_ids) - 1 if self._features is None else sequence.num_computed
 
-    def _acknowledged(self, stream: LinkStream, peer: DraftPeer) -> int:
+    def _told_up_to(self, stream: LinkStream, peer: DraftPeer) -> int:
         """From which position on the peer has to be told; who was told before may forget."""
         if stream.epoch != peer.epoch:
             self._links.free(stream.epoch, stream.number)
-        start = stream.acknowledged(peer.epoch)
+        start = stream.told_up_to(peer.epoch)
         if not stream.knows_sampling:
             stream.knows_sampling = self._send_sampling(stream, peer)
         return start
@@ -153,10 +153,10 @@ class OutcomeReports:
         Whose drafts hear of it is returned: not of rows that they are still being told of.
         """
         # Where the link had no room for all, those left out come first.
-        acknowledged = sorted(self._known_rows(rows), key=_KnownRow.num_known)
-        features = self._read([each.span for each in acknowledged])
+        known_rows = sorted(self._known_rows(rows), key=_KnownRow.num_known)
+        features = self._read([each.span for each in known_rows])
         reports: dict[int, list[tuple[_KnownRow, RowReport]]] = {}  # by epoch
-        for each, read in zip(acknowledged, features, strict=True):
+        for each, read in zip(known_rows, features, strict=True):
             block = blocks.get(each.row.sequence)
             report = self._row_report(each, read, block)
             if awaits:
@@ -187,7 +187,7 @@ class OutcomeReports:
             if end < len(sequence.token_ids) - 1:
                 continue  # features of the prompt are about to be computed
             stream = self._streams.of(sequence)
-            start = min(self._acknowledged(stream, peer), end)
+            start = min(self._told_up_to(stream, peer), end)
             if end - start <= self._max_inline:
                 yield _KnownRow(row, peer, stream, start, end)
 
@@ -203,20 +203,20 @@ class OutcomeReports:
         return True
 
     def _row_report(
-        self, acknowledged: _KnownRow, features: Floats, block: PushedBlock | None
+        self, known: _KnownRow, features: Floats, block: PushedBlock | None
     ) -> RowReport:
-        row, sequence = acknowledged.row, acknowledged.row.sequence
+        row, sequence = known.row, known.row.sequence
         drafting = self._admission.to_draft(row)
         state = drafting.state
         return RowReport(
-            stream=acknowledged.stream.number,
+            stream=known.stream.number,
             round=sequence.num_rounds,
             seed=state.seed_bits,
             sample_index=state.sample_index,
             method=drafting.method.value,
             temperature=0.0 if state.is_greedy else state.temperature,
-            start=acknowledged.start,
-            token_ids=np.array(sequence.token_ids[acknowledged.start :], dtype=np.int32),
+            start=known.start,
+            token_ids=np.array(sequence.token_ids[known.start :], dtype=np.int32),
             features=features,
             block=np.array(row.drafted, dtype=np.int32) if row.verify_len else _NOTHING,
             speculation_id=0 if block is None else block.speculation_id,
@@ -240,14 +240,14 @@ def _frames(
     """As many rows together as a frame takes; a row that is larger has one of its own."""
     part: list[tuple[_KnownRow, RowReport]] = []
     num_bytes = 0
-    for acknowledged, report in reports:
+    for known, report in reports:
         row_bytes = _REPORT_BYTES + report.features.nbytes
         if report.draft_top_k is not None:
             row_bytes += report.draft_top_k.slot_ids.nbytes + report.draft_top_k.slot_scores.nbytes
         if part and num_bytes + row_bytes > MAX_FRAME_BYTES:
             yield part
             part, num_bytes = [], 0
-        part.append((acknowledged, report))
+        part.append((known, report))
         num_bytes += row_bytes
     if part:
         yield part

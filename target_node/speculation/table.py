@@ -14,9 +14,7 @@ MAX_BLOCKS = 2048  # of one stream and round: a draft that floods fills no memor
 
 @dataclass(frozen=True, slots=True)
 class PushedBlock:
-    """One block of a push, which holds the tokens, confidences and distributions of all of its
-    blocks.
-    """
+    """One block of a push, which holds tokens, confidences and distributions of all of them."""
 
     push: Push
     place: int

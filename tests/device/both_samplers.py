@@ -42,9 +42,7 @@ def random_rows(source: random.Random, method: VerificationMethod) -> list[RowTo
 def random_probs(
     rows: list[RowToVerify], generator: torch.Generator
 ) -> tuple[DraftProbs, torch.Tensor]:
-    """And logits [N, V] under which some tokens stand; a few distributions are broken, a few rows
-    bad.
-    """
+    """And logits [N, V] under which some tokens stand; a few distributions and rows are broken."""
     drafted = torch.tensor([token for row in rows for token in row.drafted], dtype=torch.int64)
     scores = 2 * torch.randn(len(drafted), NUM_TOKENS, generator=generator)
     scores[torch.arange(len(drafted)), drafted] += 8

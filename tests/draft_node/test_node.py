@@ -291,9 +291,7 @@ def test_warming_up_leaves_nothing_behind(drafter, size, max_positions):
 
 
 def test_the_largest_push_there_may_be_fits_a_link():
-    """Blocks as long as may be asked for, with whole distributions, in a batch as large as they
-    get.
-    """
+    """Blocks as long as may be asked for, with whole distributions, in the largest batch."""
     most = 64
     with pytest.raises(InvalidField, match=f"expected int from 1 to {most}"):
         load_config(None, {"speculation.gamma": str(most + 1)})

@@ -1,4 +1,4 @@
-"""Attention of draft blocks padded to a shape, for passes that are captured: see `cuda_graphs`.
+"""Attention of draft blocks padded to a shape, for passes that are captured: see `graphs`.
 
 Every block is a row of its own, so that branches of one request gather its context once each: that
 is memory's time, of which there is more than of kernels. What tells one batch from another is in

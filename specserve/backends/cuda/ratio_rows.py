@@ -22,7 +22,7 @@ class RatioRows(NamedTuple):
     verify_lens: np.ndarray  # int64 [B]
     drafted: np.ndarray  # int64 [N]
     # int64 [N]: which of the draft distributions belongs to a logits row that judges a token.
-    draft_probs: np.ndarray
+    probs_rows: np.ndarray
     temperatures: np.ndarray  # float32 [N]
     cuts: np.ndarray  # float64 [N, 3]: top_k, top_p and min_p; 0, 1 and 0 are off
     uniforms: np.ndarray  # float32 [N]
@@ -36,7 +36,7 @@ def ratio_rows(rows: Sequence[RowToVerify]) -> RatioRows:
     """
     sizes = [len(row.drafted) + 1 for row in rows]
     # Lists of the few numbers there are: every array that is begun costs as much as all of them.
-    starts, drafted, draft_probs, temperatures = (
+    starts, drafted, probs_rows, temperatures = (
         list[int](),
         list[int](),
         list[int](),
@@ -45,10 +45,10 @@ def ratio_rows(rows: Sequence[RowToVerify]) -> RatioRows:
     cuts: list[tuple[float, float, float]] = []
     once, shared = _Words([], [], [], []), _Words([], [], [], [])
     for row, size in zip(rows, sizes, strict=True):
-        state, first_probs = row.state, len(draft_probs) - len(starts)
+        state, first_probs = row.state, len(probs_rows) - len(starts)
         starts.append(len(drafted))
         drafted += (*row.drafted, NO_TOKEN)
-        draft_probs += (*range(first_probs, first_probs + size - 1), 0)
+        probs_rows += (*range(first_probs, first_probs + size - 1), 0)
         temperatures += [state.temperature] * size
         cuts += [(state.params.top_k, state.params.top_p, state.params.min_p)] * size
         sample_word, branch_word = once_words(state.sample_index, row.round_id, row.branch)
@@ -62,7 +62,7 @@ def ratio_rows(rows: Sequence[RowToVerify]) -> RatioRows:
         starts=np.array(starts),
         verify_lens=np.array(sizes) - 1,
         drafted=np.array(drafted),
-        draft_probs=np.array(draft_probs),
+        probs_rows=np.array(probs_rows),
         temperatures=np.array(temperatures, np.float32),
         cuts=np.array(cuts, np.float64),
         uniforms=_uniforms(once),

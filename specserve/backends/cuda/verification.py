@@ -141,11 +141,11 @@ class _CapturedRatio:
             self._logits,
             sampling,
             _Spans(words.drafted, words.starts, words.verify_lens, self._shape.num_logits - 1),
-            DraftProbs(self._kept_ids, self._kept_probs).rows(words.draft_probs),
+            DraftProbs(self._kept_ids, self._kept_probs).rows(words.probs_rows),
             uniforms=words.uniforms.view(torch.float64),
             noise_at=lambda ends: exponential_noise_of(words.keys[:, ends], self._shape.vocab_size),
         )
-        flags = found.broken_distributions, found.spoiled_rows
+        flags = found.broken_probs, found.spoiled_rows
         self.found = torch.stack((found.num_accepted, found.next_tokens, *map(Tensor.long, flags)))
 
     def _truncation(self, words: "_Packed") -> Truncation | None:
@@ -173,7 +173,7 @@ class _Packed(NamedTuple):
     starts: Tensor  # [B]
     verify_lens: Tensor  # [B]
     drafted: Tensor  # [N]
-    draft_probs: Tensor  # [N]
+    probs_rows: Tensor  # [N]
     temperatures: Tensor  # [N] bits of float64
     uniforms: Tensor  # [N] bits of float64
     top_k: Tensor  # [N]
@@ -202,7 +202,7 @@ class _Packed(NamedTuple):
             (self.starts, given.starts),
             (self.verify_lens, given.verify_lens),
             (self.drafted, given.drafted),
-            (self.draft_probs, given.draft_probs),
+            (self.probs_rows, given.probs_rows),
             (self.temperatures.view(torch.float64), given.temperatures),
             (self.uniforms.view(torch.float64), given.uniforms),
             (self.top_k, top_k),

@@ -86,7 +86,7 @@ class TorchBackend:
     ) -> VerifiedRows:
         found = verify(logits, VerificationBatch.build(rows, self.device), draft_probs)
         # One table, because each copy from a device waits for it.
-        flags = found.spoiled_rows.long(), found.broken_distributions.long()
+        flags = found.spoiled_rows.long(), found.broken_probs.long()
         table = torch.stack((found.num_accepted, found.next_tokens, *flags))
         num_accepted, next_tokens, spoiled, broken = table.tolist()
         return VerifiedRows(

@@ -62,9 +62,7 @@ class RatioKeys:
 
 @dataclass(frozen=True, slots=True)
 class VerificationBatch:
-    """`num_rows` rows with `num_logits` logits rows; `num_probs` drafted tokens need a
-    distribution.
-    """
+    """`num_rows` rows with `num_logits` logits rows; `num_probs` drafted tokens need probabilities."""
 
     num_rows: int
     num_logits: int

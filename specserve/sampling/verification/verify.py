@@ -61,9 +61,7 @@ class VerificationOutcomes:
     num_accepted: Tensor  # int64, drafted tokens that stand: 0..verify_len
     next_tokens: Tensor  # int64: recovery or bonus token, NO_TOKEN in bad rows
     bad_rows: Tensor  # bool
-    broken_distributions: (
-        Tensor  # bool: a distribution was none, or not of its token; it counted as no draft
-    )
+    broken_probs: Tensor  # bool: probabilities were none, or not their token's; no draft then
     spoiled_rows: Tensor  # bool: logits nobody can sample from, the prefix's end or beyond it
 
 
@@ -81,7 +79,7 @@ def verify(
         num_accepted=torch.zeros(batch.num_rows, dtype=torch.int64, device=device),
         next_tokens=torch.full((batch.num_rows,), NO_TOKEN, dtype=torch.int64, device=device),
         bad_rows=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
-        broken_distributions=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
+        broken_probs=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
         spoiled_rows=torch.zeros(batch.num_rows, dtype=torch.bool, device=device),
     )
     for group in batch.groups:
@@ -93,7 +91,7 @@ def verify(
         found.num_accepted[group.rows] = verified.num_accepted
         found.next_tokens[group.rows] = verified.next_tokens
         found.bad_rows[group.rows] = verified.bad_rows
-        found.broken_distributions[group.rows] = verified.broken_distributions
+        found.broken_probs[group.rows] = verified.broken_probs
         found.spoiled_rows[group.rows] = verified.spoiled_rows
     return found
 
@@ -106,7 +104,7 @@ def _by_equality(logits: Tensor, group: RowGroup) -> VerificationOutcomes:
         num_accepted=num_accepted,
         next_tokens=sampled.token_ids[ends],
         bad_rows=sampled.bad_rows[ends],
-        broken_distributions=torch.zeros_like(ends, dtype=torch.bool),
+        broken_probs=torch.zeros_like(ends, dtype=torch.bool),
         spoiled_rows=_spoiled(sampled.bad_rows, group),
     )
 
@@ -159,7 +157,7 @@ def by_ratio(
         num_accepted=num_accepted,
         next_tokens=exponential_sample(noise_at(ends), weights).masked_fill(bad_rows, NO_TOKEN),
         bad_rows=bad_rows,
-        broken_distributions=_any_in_row(~sound, spans),
+        broken_probs=_any_in_row(~sound, spans),
         spoiled_rows=_spoiled(target.bad_rows, spans),
     )
 

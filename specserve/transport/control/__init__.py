@@ -1,1 +1,1 @@
-"""How processes of one service talk: the control plane, later the round link."""
+"""The control plane: messages between the API, the target leader and its draft processes."""

@@ -2,6 +2,6 @@
 
 `lanes` says what a way between two processes must offer, `nccl` is one (tests have another, gloo);
 `transit` puts frames on one, `attachment` makes and ends it in a thread, `ends` fits it below
-the link. It is apart from that package because light processes import that one, and torch
-is for ranks alone. Knows neither node, nor what a frame says.
+the link. Apart from `specserve.transport.link`, which light processes import: torch is for ranks.
+Knows neither node, nor what a frame says.
 """

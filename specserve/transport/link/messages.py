@@ -1,8 +1,8 @@
 """What a round's exchange says: a `Report` to the draft, `Push`es to the target.
 
 A *stream* is one running sample; the target numbers streams and never uses a number twice. The
-target reports every round as it starts: what was verified since, the anchor, and the block in
-flight behind it. The draft answers with blocks for the outcomes that it thinks likely.
+target reports every round as it starts: what was verified since, the anchor, and the block that
+is pending behind it. The draft answers with blocks for the outcomes that it thinks likely.
 
 All arrays are numpy, contiguous and on the host. Positions are absolute, rounds those of a stream.
 """
@@ -51,7 +51,7 @@ class RowReport:
     start: int  # position of the first of `token_ids`
     token_ids: Tokens  # [n + 1] verified since the last report, then the anchor
     features: Floats  # [n, H] of the verified ones; [n, 0] for drafters that read token ids alone
-    block: Tokens  # [verify_len] drafted pending tokens behind the anchor
+    block: Tokens  # [verify_len] the drafted tokens under verification
     speculation_id: int  # of the push they come from; 0: from none, or there are none
     awaits: bool = False  # the target waits for a block after this anchor, in this round
     draft_top_k: DraftTopK | None = None  # of a block that comes from no push

@@ -6,7 +6,7 @@
     distribution ids, float32 probs [B, G, M]
 
 Tokens and confidences behind a block's length are padding and must be in range too; zeros do.
-Distributions are checked for their shape alone, since `DraftProbs.sound` judges the form of those
+Distributions are checked for their shape alone, since `DraftProbs.sound` checks the form of those
 that are used.
 """
 

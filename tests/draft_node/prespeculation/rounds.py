@@ -102,9 +102,7 @@ class Rounds:
 
 
 def blocks_of(pushes):
-    """(tokens, confidences, distribution, speculation id) by key; a key that comes twice is an
-    error.
-    """
+    """(tokens, confidences, distribution, speculation id) by key; none may come twice."""
     found: dict[BlockKey, tuple] = {}
     for push in pushes:
         for place, key in enumerate(push.keys):

@@ -59,7 +59,7 @@ def outcomes(toy, method, contexts):
             drafted = [distribution for case in cases for distribution in distributions.along(case)]
             found = verify_module.verify(logits, batch, _stack(drafted))
     assert not found.bad_rows.any()
-    assert not found.broken_distributions.any()
+    assert not found.broken_probs.any()
     table = defaultdict(list)
     for case, chance, num_accepted, next_token in zip(
         cases, chances(), found.num_accepted.tolist(), found.next_tokens.tolist(), strict=True

@@ -170,7 +170,7 @@ PLANTS = [
     Plant(
         name="successor-untold",
         file="target_node/speculation/link_streams.py",
-        symbol="LinkStream.acknowledged",
+        symbol="LinkStream.told_up_to",
         was="self.epoch, self.num_sent, self.knows_sampling = epoch, 0, False",
         becomes="self.epoch, self.knows_sampling = epoch, False",
         tests=(
@@ -183,7 +183,7 @@ PLANTS = [
     Plant(
         name="fields-told-once",
         file="target_node/speculation/link_streams.py",
-        symbol="LinkStream.acknowledged",
+        symbol="LinkStream.told_up_to",
         was="self.epoch, self.num_sent, self.knows_sampling = epoch, 0, False",
         becomes="self.epoch, self.num_sent = epoch, 0",
         tests=(

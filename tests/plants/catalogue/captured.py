@@ -48,7 +48,7 @@ PLANTS = [
         file="specserve/backends/cuda/verification.py",
         symbol="_Packed.fill",
         was="""
-            (self.draft_probs, given.draft_probs),
+            (self.probs_rows, given.probs_rows),
             (self.temperatures.view(torch.float64), given.temperatures),
         """,
         becomes="(self.temperatures.view(torch.float64), given.temperatures),",

@@ -142,12 +142,12 @@ PLANTS = [
     ),
     Plant(
         name="tokens-in-flight-cut-one-late",
-        file="specserve/drafters/pending_tokens.py",
-        symbol="PendingTokens.truncate",
+        file="specserve/drafters/uncomputed_tokens.py",
+        symbol="UncomputedTokens.truncate",
         was="del tokens[max(0, length - start) :]",
         becomes="del tokens[max(0, length - start + 1) :]",
         tests=(
-            "tests/specserve/drafters/test_pending_tokens.py::test_what_was_cut_off_is_not_computed",
+            "tests/specserve/drafters/test_uncomputed_tokens.py::test_what_was_cut_off_is_not_computed",
         ),
         breaks="a rejected token is computed into the place of the one that was verified",
         ways=_ANYWHERE,

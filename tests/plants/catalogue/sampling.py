@@ -104,7 +104,7 @@ PLANTS = [
         was="branch << _PURPOSE_BITS",
         becomes="branch",
         tests=(f"{_KEYS}::test_no_branch_of_one_purpose_meets_the_noise_of_another",),
-        breaks="a block is drawn by the noise that judges another one",
+        breaks="a block is drawn by the noise that verifies another one",
         ways=_TORCH | _COMPILED,
     ),
     Plant(
@@ -161,7 +161,7 @@ PLANTS = [
             for state, drawn in zip(self.states, token_ids.tolist(), strict=True):
                 for token_id in drawn:
                     state.append(token_id)
-            self.shape = None
+            self.processing = None
         """,
         becomes="""
             for state, drawn in zip(self.states, token_ids.tolist(), strict=True):

@@ -134,4 +134,4 @@ def test_tokens_that_entered_with_a_draft_wait_no_longer_and_its_end_is_timed(dr
     assert drafter._waiting.most == 4
     drafter.draft(DraftBatch([0], torch.tensor([3])), Greedy())
     assert drafter._waiting.most == 0
-    assert drafter._ending.clock._after_s > 0
+    assert drafter._ending.timer._after_s > 0

@@ -36,9 +36,7 @@ def test_a_weight_that_vanishes_when_it_is_divided_is_no_entry():
 
 
 def drawn_from(logits, keys, num_kept):
-    """Tokens [N] and their distributions, one a row of `logits` [N, V], as drafts of the ratio
-    test.
-    """
+    """Tokens [N] and their distributions, one a row of `logits` [N, V], as by the ratio test."""
     method = Sampled(torch.ones(len(logits)), keys, num_kept)
     sampling = method.begin(BlockLayout(keys.positions, 1, logits.shape[1], None))
     drawn = sampling.draw(0, logits.unsqueeze(1))

@@ -79,7 +79,7 @@ def outcomes(rows, logits, draft_probs):
             found.num_accepted.tolist(),
             found.next_tokens.tolist(),
             found.bad_rows.tolist(),
-            found.broken_distributions.tolist(),
+            found.broken_probs.tolist(),
             strict=True,
         )
     )
@@ -228,7 +228,7 @@ def test_a_broken_distribution_counts_as_no_draft(method, ids, probs):
     missed = VerificationBatch.build([RowToVerify(method, s)])
     draft_probs = DraftProbs(torch.tensor([ids, [5, PAD_ID]]), torch.tensor([probs, [1.0, 0.0]]))
     found, expected = verify(logits, batch, draft_probs), verify(logits[:1], missed)
-    assert found.broken_distributions.tolist() == [True]
+    assert found.broken_probs.tolist() == [True]
     assert found.num_accepted.tolist() == [0]
     assert found.next_tokens.tolist() == expected.next_tokens.tolist()
 

@@ -57,5 +57,5 @@ def test_a_gpu_judges_as_the_cpu_does_and_nobody_waits_for_it():
     # Floats agree within 2 ulp, so a race in a hundred thousand may end otherwise.
     assert int((~same).sum()) <= 1
     assert not found.bad_rows.any()
-    assert not found.broken_distributions.any()
+    assert not found.broken_probs.any()
     assert expected.num_accepted.sum() > 100

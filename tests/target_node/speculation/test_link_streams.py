@@ -31,11 +31,11 @@ def test_an_ended_sample_is_unknown():
 
 def test_what_was_told_to_one_attachment_is_unknown_to_the_next():
     stream = LinkStreams().of(sequence())
-    assert stream.acknowledged(epoch=4) == 0
+    assert stream.told_up_to(epoch=4) == 0
     stream.num_sent = 17
-    assert stream.acknowledged(epoch=4) == 17
-    assert stream.acknowledged(epoch=5) == 0
-    assert stream.acknowledged(epoch=5) == 0
+    assert stream.told_up_to(epoch=4) == 17
+    assert stream.told_up_to(epoch=5) == 0
+    assert stream.told_up_to(epoch=5) == 0
 
 
 def test_rounds_are_those_of_the_samples():

@@ -31,8 +31,8 @@ class Told:
         self.answers: list[dict[str, bool]] = []
         listen(pair.speculation._chooser, "observe", self._observe)
         listen(pair.speculation, "propose", self._attach)
-        listen(pair.policy, "waited", lambda **acknowledged: self.waits.append(acknowledged))
-        listen(pair.policy, "heard", lambda **acknowledged: self.answers.append(acknowledged))
+        listen(pair.policy, "waited", lambda **told: self.waits.append(told))
+        listen(pair.policy, "heard", lambda **told: self.answers.append(told))
 
     def _observe(self, load, mode, num_tokens, seconds, **_):
         self.loads.append(load)
@@ -60,7 +60,7 @@ def listen(whom, method: str, hear) -> None:
     setattr(whom, method, hearing)
 
 
-def acknowledged(
+def heard_of(
     models, drafting, *misses, num_requests=1, at_once=False, idle=0, asked=None, **options
 ):
     options = {"max_model_len": MAX_LEN, "misses": misses} | options
@@ -82,25 +82,25 @@ def close_to(seconds):
 
 
 def test_a_round_counts_from_the_end_of_the_one_before(models):
-    heard = acknowledged(models, MUTE, Miss.SKIP)
+    heard = heard_of(models, MUTE, Miss.SKIP)
     assert len(heard.rounds) >= 19
     assert heard.seconds[2:] == [close_to(TURN_S)] * len(heard.rounds[2:])
 
 
 def test_time_without_work_is_nobodys(models):
-    heard = acknowledged(models, MUTE, Miss.SKIP, num_requests=3, idle=50)
+    heard = heard_of(models, MUTE, Miss.SKIP, num_requests=3, idle=50)
     assert max(heard.seconds) <= TURN_S + 1e-9
 
 
 @pytest.mark.parametrize("drafting", [MUTE, QUICK])
 def test_every_token_of_decode_rounds_counts(models, drafting):
-    heard = acknowledged(models, drafting, Miss.SKIP)
+    heard = heard_of(models, drafting, Miss.SKIP)
     made = sum(num_tokens for num_tokens, _ in heard.rounds)
     assert made == NUM_TOKENS - 1  # the first is the prompt's
 
 
 def test_what_was_waited_for_is_part_of_a_round(models):
-    heard = acknowledged(models, Drafting(pace=(0, 12)), Miss.DRAFT_NOW)
+    heard = heard_of(models, Drafting(pace=(0, 12)), Miss.DRAFT_NOW)
     assert {"in_vain": False} in heard.waits
     assert max(heard.seconds) > TURN_S + 1e-9
     assert len(heard.answers) >= heard.waits.count({"in_vain": False})
@@ -109,19 +109,19 @@ def test_what_was_waited_for_is_part_of_a_round(models):
 def test_the_load_is_told_as_it_is(models):
     for temperature, verification in ((0.0, "greedy"), (1.0, "coupled")):
         asked = {"temperature": temperature, "seed": 1}
-        heard = acknowledged(models, QUICK, Miss.SKIP, num_requests=3, at_once=True, asked=asked)
+        heard = heard_of(models, QUICK, Miss.SKIP, num_requests=3, at_once=True, asked=asked)
         # The first round may come before a draft process does.
         assert {load.verification for load in heard.loads[1:]} == {verification}
         assert {load.num_rows for load in heard.loads} <= {1, 2}  # three rows count as two
 
 
 def test_rounds_that_read_prompts_are_not_counted(models):
-    heard = acknowledged(models, MUTE, Miss.SKIP, num_requests=4, at_once=True, max_batch_tokens=8)
+    heard = heard_of(models, MUTE, Miss.SKIP, num_requests=4, at_once=True, max_batch_tokens=8)
     assert heard.num_mixed
     assert len(heard.rounds) == heard.num_decoding
 
 
 @pytest.mark.slow
 def test_all_that_may_be_done_about_misses_is_done_and_told_apart(models):
-    heard = acknowledged(models, Drafting(pace=(0, 12)), *Miss, num_requests=24)
+    heard = heard_of(models, Drafting(pace=(0, 12)), *Miss, num_requests=24)
     assert heard.modes == {f"async {miss}" for miss in Miss}

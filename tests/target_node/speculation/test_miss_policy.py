@@ -114,9 +114,9 @@ def test_what_was_told_is_done_as_far_as_can_be(miss, monkeypatch):
     """And nobody waits again for a draft that has not answered, before a second has passed."""
     clock = ScriptedTime()
     monkeypatch.setattr(target_node.speculation.miss_policy, "time", clock)
-    acknowledged, waits = MissPolicy(), miss is Miss.DRAFT_NOW
-    acknowledged.tell(miss)
-    for policy in (MissPolicy(miss), acknowledged):
+    told, waits = MissPolicy(), miss is Miss.DRAFT_NOW
+    told.tell(miss)
+    for policy in (MissPolicy(miss), told):
         assert policy.choose() is miss
         for pause_s, becomes_heard in ((0.5, True), (1.5, False)):
             policy.waited(in_vain=True)

@@ -136,12 +136,12 @@ def test_the_larger_features_are_the_fewer_tokens_travel_with_a_report(models, m
     monkeypatch.setattr("target_node.speculation.reporting.MAX_INLINE_BYTES", 12 * token_bytes)
     monkeypatch.setattr("target_node.speculation.reporting.MAX_CHUNK_BYTES", 20 * token_bytes)
     with pair_of(models) as pair:
-        rows, acknowledged = reports_of(pair), []
+        rows, told = reports_of(pair), []
         tell = pair.links.tell
-        pair.links.tell = lambda peer, message: acknowledged.append(message) or tell(peer, message)
+        pair.links.tell = lambda peer, message: told.append(message) or tell(peer, message)
         answer(pair, prompt=[1 + (7 * i) % 60 for i in range(50)])
         assert max(len(row.token_ids) for row in rows) <= 12 + 1
-        contexts = [message for message in acknowledged if isinstance(message, Context)]
+        contexts = [message for message in told if isinstance(message, Context)]
         assert [len(message.token_ids) for message in contexts] == [20, 20]
         assert pair.asynchronous.status().num_hits
 
@@ -285,27 +285,27 @@ def test_who_takes_a_drafts_place_is_told_of_fields_again(models):
 
 def test_requests_without_fields_cost_no_message(models):
     with pair_of(models) as pair:
-        acknowledged, tell = [], pair.links.tell
-        pair.links.tell = lambda peer, message: acknowledged.append(message) or tell(peer, message)
+        told, tell = [], pair.links.tell
+        pair.links.tell = lambda peer, message: told.append(message) or tell(peer, message)
         answer(pair, temperature=0.0, top_p=0.5)  # which cuts nothing at temperature 0
         answer(pair)
-        assert not [each for each in acknowledged if isinstance(each, SamplingParameters)]
+        assert not [each for each in told if isinstance(each, SamplingParameters)]
         answer(pair, top_p=0.5)
-        assert len([each for each in acknowledged if isinstance(each, SamplingParameters)]) == 1
+        assert len([each for each in told if isinstance(each, SamplingParameters)]) == 1
 
 
 def test_a_draft_that_asks_for_what_it_lost_is_told_of_fields_too(models):
     fields = {"temperature": 1.3, "top_k": 2, "max_tokens": 40, "ignore_eos": True}
     with pair_of(models, "the target itself") as pair:
-        acknowledged, tell = [], pair.links.tell
-        pair.links.tell = lambda peer, message: acknowledged.append(message) or tell(peer, message)
+        told, tell = [], pair.links.tell
+        pair.links.tell = lambda peer, message: told.append(message) or tell(peer, message)
         pair.submit(request("r0", PROMPT, **fields))
         pair.turn(5)
         streams = pair.drafts[0].node.streams
         (number,) = [stream.number for stream in streams]
         streams.free([number])  # as one that was not heard of for long
         pair.run_until_idle()
-        assert len([each for each in acknowledged if isinstance(each, SamplingParameters)]) == 2
+        assert len([each for each in told if isinstance(each, SamplingParameters)]) == 2
 
 
 @pytest.mark.parametrize("name", ["the target itself", "dspark vanilla", "ngram"])

@@ -9,8 +9,8 @@ from specserve.backends.cpu.backend import CpuBackend
 from specserve.backends.cpu.passes import CompiledPasses
 from specserve.backends.torch.backend import TorchBackend
 from specserve.backends.torch.block_passes import TorchBlockPasses
-from specserve.drafters.pending_tokens import PendingTokens
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.drafters.uncomputed_tokens import UncomputedTokens
 from specserve.sampling.draft_sampler import Greedy
 from tests.draft_node.prespeculation.rounds import VOCAB, dspark
 from tests.specserve.drafters import checkpoints
@@ -28,7 +28,7 @@ class Twins:
     def do(self, act):
         found = act(self.lazy), act(self.eager)
         with torch.inference_mode():
-            self.eager._compute_pending()
+            self.eager._compute_entering()
         return found
 
     def extend(self, *, is_verified):
@@ -65,7 +65,7 @@ class Twins:
                 for _ in rows
             ]
         batch = DraftBatch(rows, anchors, gaps, lengths, keep_logits=True)
-        self.num_both += gaps is not None and self.lazy._pending.most > 0
+        self.num_both += gaps is not None and self.lazy._uncomputed.most > 0
         lazy, eager = self.do(lambda d: d.draft(batch, Greedy()))
         assert lazy.logits.isfinite().all()
         torch.testing.assert_close(lazy.logits[:, 0], eager.logits[:, 0], atol=1e-3, rtol=1e-3)
@@ -106,7 +106,7 @@ def test_when_they_are_computed_makes_no_difference(
 
 
 def test_what_was_cut_off_is_not_computed():
-    tokens = PendingTokens()
+    tokens = UncomputedTokens()
     tokens.add([1, 2], [10, 5], [3, 2], [7, 8, 9, 4, 3])
     tokens.truncate(1, 11)
     tokens.truncate(2, 0)

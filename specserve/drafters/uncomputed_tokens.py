@@ -1,4 +1,4 @@
-"""Tokens that have a place in a context but no entries yet: those in flight, and few others.
+"""Tokens that have a place in a context but no entries yet: pending ones, and few others.
 
 The next pass over the model computes them along with what it is for, which costs little more than
 that pass alone. Whatever needs their entries earlier takes them from here.
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from specserve.drafters.branch_attention import Entering
 
 
-class PendingTokens:
+class UncomputedTokens:
     """By row: where they start, and which they are."""
 
     def __init__(self) -> None:
