@@ -62,7 +62,7 @@ class RatioKeys:
 
 @dataclass(frozen=True, slots=True)
 class VerificationBatch:
-    """`num_rows` rows with `num_logits` logits rows; `num_probs` drafted tokens need probabilities."""
+    """Rows, their `num_logits` logits rows, and `num_probs` tokens that need draft probabilities."""
 
     num_rows: int
     num_logits: int

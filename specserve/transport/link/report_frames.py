@@ -38,7 +38,11 @@ _ROW = struct.Struct("<qqqdiiiiiiiBBBx")
 
 
 class _Row(NamedTuple):
-    """The record of a row."""
+    """The record of a row, 64 bytes: its own numbers, and how long each of its arrays is.
+
+    i64 stream, seed and speculation id; f64 temperature; i32 from `round` to `num_scored`; u8
+    method, `awaits` and `has_confidences`; a byte that pads.
+    """
 
     stream: int
     seed: int
