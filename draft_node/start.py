@@ -36,6 +36,7 @@ from specserve.models.ballast import with_ballast
 from specserve.models.config import ModelSpec
 from specserve.processes.process import (
     ChildArguments,
+    keep_freed_memory,
     pin,
     report_failure,
     report_ready,
@@ -91,6 +92,7 @@ def run_draft(arguments: ChildArguments) -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed_memory()
     report_ready(arguments.ready_fd)
     try:
         node.run()

@@ -19,6 +19,7 @@ from specserve.models.parallel import TensorParallel
 from specserve.models.transformer import Transformer
 from specserve.processes.process import (
     ChildArguments,
+    keep_freed_memory,
     pin,
     report_failure,
     report_ready,
@@ -160,6 +161,7 @@ def _build(config: ResolvedConfig, arguments: ChildArguments) -> tuple[Ranks, Ru
         deterministic=bool(config.engine.deterministic),
         kv_dtype=getattr(torch, config.kv_dtype),
     )
+    keep_freed_memory()
     ranks = Ranks(arguments.world_size, hang_timeout_s=config.engine.hang_timeout_s)
     return ranks, runner
 

@@ -17,7 +17,7 @@ from draft_node.training.block_objective import (
     ObjectiveConfig,
 )
 from draft_node.training.block_start import starting_point
-from draft_node.training.device import is_cpu, keep_freed_memory
+from draft_node.training.device import is_cpu
 from draft_node.training.eagle3_model import Eagle3Model
 from draft_node.training.optimizer import OptimizerConfig
 from draft_node.training.options import work_folder
@@ -29,6 +29,7 @@ from draft_node.training.text_source import Streams, TextConfig, TextSource
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads, refuse_numbers
 from specserve.drafters.spec import Eagle3Spec
 from specserve.errors import InvalidField
+from specserve.processes.process import keep_freed_memory
 
 log = logging.getLogger(__name__)
 

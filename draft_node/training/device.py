@@ -1,11 +1,9 @@
-"""What training does on one kind of device and not on another: number formats, memory, compilation.
+"""What training does on one kind of device and not on another: number formats, compilation.
 
 `torch.compiler.disable` on a method says what `stays_eager` does, and imports the compiler with the
 module: two seconds for everybody who compiles nothing.
 """
 
-import ctypes
-import ctypes.util
 import inspect
 from collections.abc import Callable
 from typing import TypeVar
@@ -26,24 +24,6 @@ def fast_bfloat16(device: torch.device | str) -> bool:
 def is_cpu(device: torch.device | str) -> bool:
     """Where memory is the system's, and bfloat16 and fused attention may be slow."""
     return str(device).partition(":")[0] == "cpu"
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-_NEVER = 2**31 - 1
-
-
-def keep_freed_memory() -> bool:
-    """Make glibc keep large freed blocks instead of returning them to the system.
-
-    A training step allocates and frees gigabytes of activations, and taking each page fault anew is
-    slow, most of all in virtual machines. Measured only roughly (other work was running): 2,100
-    tokens/s without, 5,000 with.
-    """
-    library = ctypes.util.find_library("c")
-    mallopt = getattr(ctypes.CDLL(library), "mallopt", None) if library else None
-    if mallopt is None:
-        return False
-    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER))
 
 
 Method = TypeVar("Method", bound=Callable[..., object])

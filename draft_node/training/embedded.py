@@ -29,7 +29,6 @@ from draft_node.training import (
 )
 from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import Decoder, DecoderConfig
-from draft_node.training.device import keep_freed_memory
 from draft_node.training.optimizer import ADAM_LR, MUON_LR, OptimizerConfig
 from draft_node.training.options import positive_float, positive_int, whole_number
 from draft_node.training.run_folder import is_begun, locked
@@ -37,6 +36,7 @@ from draft_node.training.running import run_until_stopped, start_logging
 from draft_node.training.schedule import Schedule
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads
 from specserve.errors import Failed, InvalidField, SpecserveError
+from specserve.processes.process import keep_freed_memory
 from specserve.processes.run_dir import make_output_folder
 from specserve.processes.standard_streams import complain
 

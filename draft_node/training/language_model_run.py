@@ -10,7 +10,7 @@ from torch import Tensor
 from draft_node.training import text_source
 from draft_node.training.batches import BatchSource
 from draft_node.training.decoder import DecoderConfig
-from draft_node.training.device import is_cpu, keep_freed_memory
+from draft_node.training.device import is_cpu
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import given_weights
 from draft_node.training.language_model_distilled import DistilledDecoder, micro_tokens
@@ -24,6 +24,7 @@ from draft_node.training.schedule import Schedule
 from draft_node.training.text_source import Streams, TextConfig
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads, refuse_numbers
 from specserve.errors import InvalidField
+from specserve.processes.process import keep_freed_memory
 
 log = logging.getLogger(__name__)
 

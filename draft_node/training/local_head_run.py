@@ -8,7 +8,7 @@ import torch
 
 from draft_node.training import text_source
 from draft_node.training.batches import BatchSource
-from draft_node.training.device import is_cpu, keep_freed_memory
+from draft_node.training.device import is_cpu
 from draft_node.training.frozen_target import FrozenTarget
 from draft_node.training.given_drafter import refuse_unless_dflash
 from draft_node.training.local_head_export import HeadRecord, write_head
@@ -23,6 +23,7 @@ from draft_node.training.text_source import TextConfig, TextSource
 from draft_node.training.trainer import Trainer, TrainerConfig, num_threads, refuse_numbers
 from specserve.drafters.spec import LocalHeadSpec
 from specserve.errors import InvalidField
+from specserve.processes.process import keep_freed_memory
 
 log = logging.getLogger(__name__)
 

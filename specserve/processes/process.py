@@ -9,6 +9,7 @@ does.
 
 import argparse
 import ctypes
+import ctypes.util
 import os
 import signal
 import sys
@@ -24,6 +25,8 @@ from specserve.settings.config import Placement
 
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK, _PR_SET_CHILD_SUBREAPER = 1, 29, 36
 _SLACK_NS = 1000
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_NEVER = 2**31 - 1
 
 
 class ChildArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +115,20 @@ def reap_strays(known: Callable[[], Collection[int]]) -> None:
 def sleep_exactly() -> None:
     """Let short sleeps of this thread be short: Linux adds 50 us, to wake for several at once."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc keep large freed blocks instead of returning them to the system.
+
+    Verification makes tensors of several megabytes a round and training gigabytes a step; to have
+    each of their pages mapped and erased anew takes up to ten times as long as what is computed.
+    What was freed before (while a model was loaded) has gone back, so call this behind it.
+    """
+    library = ctypes.util.find_library("c")
+    mallopt = getattr(ctypes.CDLL(library), "mallopt", None) if library else None
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER))
 
 
 def pin(placement: Placement) -> None:

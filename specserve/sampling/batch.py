@@ -77,6 +77,7 @@ class Truncation:
     max_top_k: int  # or more
     any_top_p: bool
     any_min_p: bool
+    all_top_k: bool = False  # whether each of these rows has a top_k
     may_wait: bool = True  # for the device, to look at no more tokens than there have to be
 
     def spread(self, num_random: int) -> "Truncation":
@@ -184,6 +185,7 @@ def _truncation(random: Sequence[SamplingState], device: torch.device | str) -> 
         max_top_k=max(p.top_k for p in params),
         any_top_p=any(p.top_p < 1 for p in params),
         any_min_p=any(p.min_p > 0 for p in params),
+        all_top_k=all(p.top_k for p in params),
     )
 
 

@@ -84,7 +84,7 @@ class TensorSampling(DraftSampling, Protocol):
     """One that only tensors tell from others of its drafter and kind, for who captures it."""
 
     @property
-    def kind(self) -> tuple[type, ...]: ...
+    def kind(self) -> tuple[object, ...]: ...
 
     def tensors(self) -> dict[str, Tensor]:
         """By name; the first dimension counts blocks."""
@@ -116,7 +116,7 @@ class Greedy:
             return None
 
         @property
-        def kind(self) -> tuple[type, ...]:
+        def kind(self) -> tuple[object, ...]:
             return (type(self),)
 
         def tensors(self) -> dict[str, Tensor]:
@@ -169,7 +169,7 @@ class Coupled:
             return None
 
         @property
-        def kind(self) -> tuple[type, ...]:
+        def kind(self) -> tuple[object, ...]:
             return (type(self),)
 
         def tensors(self) -> dict[str, Tensor]:
@@ -247,7 +247,7 @@ class Sampled:
             return DraftProbs(ids.flatten(0, 1), probs.flatten(0, 1))
 
         @property
-        def kind(self) -> tuple[type, ...]:
+        def kind(self) -> tuple[object, ...]:
             return (type(self),)
 
         def tensors(self) -> dict[str, Tensor]:

@@ -102,8 +102,8 @@ class _CutDraws:
         return self.inner.draft_probs()
 
     @property
-    def kind(self) -> tuple[type, ...]:
-        return (type(self), *self.inner.kind)
+    def kind(self) -> tuple[object, ...]:
+        return (type(self), self.cut.max_top_k, *self.inner.kind)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.inner.tensors() | {_CUT + name: x for name, x in self.cut.tensors().items()}
@@ -120,6 +120,16 @@ def _cuts_of(state: SamplingState) -> tuple[float, int, float, float]:
     if state.is_greedy:
         return 1.0, 0, 1.0, 0.0
     return state.temperature, own.top_k, own.top_p, own.min_p
+
+
+def _most(top_k: Sequence[int]) -> int | None:
+    """The largest, rounded up to a power of two; None where one is off or too large to help.
+
+    Few sizes are few shapes for whoever captures what is done.
+    """
+    if not all(top_k) or max(top_k) > _NUM_CANDIDATES:
+        return None
+    return 1 << (max(top_k) - 1).bit_length()
 
 
 @dataclass(frozen=True)
@@ -154,6 +164,7 @@ class _Cut:
     least: Tensor  # log of min_p
     top_k: Tensor | None  # int64, 0 is off; None: nobody's
     top_p: Tensor | None
+    max_top_k: int | None  # of rows that all have a top_k; None: some that are cut have none
 
     @staticmethod
     def of_blocks(states: Sequence[SamplingState], device: torch.device) -> "_Cut | None":
@@ -170,6 +181,7 @@ class _Cut:
             least=min_p.log().float(),
             top_k=top_k.long() if any(own.top_k for own in params) else None,
             top_p=top_p.float() if any(own.top_p < 1 for own in params) else None,
+            max_top_k=_most([own.top_k for own in params]),
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -204,6 +216,7 @@ class _Cut:
             least=truncation.min_p.log().float().unsqueeze(1),
             top_k=truncation.top_k.unsqueeze(1) if truncation.max_top_k else None,
             top_p=truncation.top_p.float().unsqueeze(1) if truncation.any_top_p else None,
+            max_top_k=_most([truncation.max_top_k] if truncation.all_top_k else [0]),
         )
 
     def applied_to(self, rows: Tensor) -> Tensor:
@@ -217,7 +230,7 @@ class _Cut:
         """The least scaled logit that stays, [R, 1]; the largest of each row of `scaled` is 0."""
         if self.top_k is None and self.top_p is None:
             return self.least
-        num_candidates = min(_NUM_CANDIDATES, scaled.shape[1])
+        num_candidates = min(self.max_top_k or _NUM_CANDIDATES, scaled.shape[1])
         ordered = likeliest(scaled, num_candidates)[0].sort(dim=1, descending=True).values
         least, last, is_short = self.least, None, None
         if self.top_k is not None:
@@ -227,9 +240,12 @@ class _Cut:
         if self.top_p is None:
             return least
         held = ordered.exp().cumsum(dim=1)
-        total = scaled.exp().sum(dim=1, keepdim=True)
-        if last is not None and is_short is not None:
-            total = torch.where(is_short, held.gather(1, last), total)
+        if last is None or is_short is None:
+            total = scaled.exp().sum(dim=1, keepdim=True)
+        else:
+            total = held.gather(1, last)
+            if self.max_top_k is None:
+                total = torch.where(is_short, total, scaled.exp().sum(dim=1, keepdim=True))
         place = (held < total * self.top_p).sum(dim=1, keepdim=True)
         is_found = (place < num_candidates) & (self.top_p < 1)
         nucleus = ordered.gather(1, place.clamp_(max=num_candidates - 1))

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specserve.noise import Purpose, exponential_noise
+from specserve.noise import Purpose, exponential_noise, exponential_noise_at
 from specserve.sampling.batch import SamplingBatch, apply_edits
-from specserve.sampling.truncation import fixed_point_mass, mass_bits, truncate
+from specserve.sampling.truncation import Kept, fixed_point_mass, kept, mass_bits, truncate
 
 NO_TOKEN = -1  # in place of a token where none can be drawn
 
@@ -88,18 +88,24 @@ def target_distributions(logits: Tensor, batch: SamplingBatch) -> TargetDistribu
     Greedy rows are one-hot at the lowest id among the largest logits.
     """
     edited, bad_rows = _edited(logits, batch)
+    num_tokens = logits.shape[1]
     if batch.greedy_rows is None:
+        if (few := _few(edited, batch)) is not None:
+            weights = torch.zeros_like(edited).scatter_(1, few.ids, few.weights)
+            return TargetDistributions(weights, _totals(few.weights, num_tokens), bad_rows)
         weights = _weights(edited, batch)
     else:
         weights = torch.zeros_like(edited)
         weights[batch.greedy_rows, edited[batch.greedy_rows].argmax(dim=1)] = 1.0
         if batch.random_rows is not None:
             weights[batch.random_rows] = _weights(edited, batch)
-    # Summed in integers: a float sum would depend on how the backend splits the reduction.
-    mass = fixed_point_mass(weights, weights.shape[1]).sum(dim=1)
-    return TargetDistributions(
-        weights, mass.double() * 2.0 ** -mass_bits(weights.shape[1]), bad_rows
-    )
+    return TargetDistributions(weights, _totals(weights, num_tokens), bad_rows)
+
+
+def _totals(weights: Tensor, num_tokens: int) -> Tensor:
+    """float64 [R]. Summed in integers: a float sum would depend on how a backend splits it."""
+    mass = fixed_point_mass(weights, num_tokens).sum(dim=1)
+    return mass.double() * 2.0 ** -mass_bits(num_tokens)
 
 
 def target_probs(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -144,9 +150,38 @@ def _scaled(rows: Tensor, temperatures: Tensor) -> Tensor:
 
 def _draw(edited: Tensor, batch: SamplingBatch) -> Tensor:
     """The winners of the random rows, int64 [R_random]; a zero weight never wins."""
+    if (token_ids := _draw_of_few(edited, batch)) is not None:
+        return token_ids
     weights = _weights(edited, batch)
     noise = exponential_noise(
         batch.seeds, batch.sample_indices, batch.positions, Purpose.OUTPUT, weights.shape[1]
     )
     # Noise is finite and above zero, so noise / 0 is infinity and loses to the likeliest token.
     return noise.div_(weights).argmin(dim=1)
+
+
+def _draw_of_few(edited: Tensor, batch: SamplingBatch) -> Tensor | None:
+    """`_draw` by the noise of the tokens that truncation leaves; None where some row does not."""
+    few = _few(edited, batch)
+    if few is None:
+        return None
+    noise = exponential_noise_at(
+        batch.seeds, batch.sample_indices, batch.positions, Purpose.OUTPUT, few.ids
+    )
+    winners = noise.div_(few.weights).argmin(dim=1, keepdim=True)  # the lowest id among equals
+    return few.ids.gather(1, winners).squeeze(1)
+
+
+def _few(edited: Tensor, batch: SamplingBatch) -> Kept | None:
+    """The tokens that truncation leaves of the random rows; None where some row does not truncate.
+
+    Whether they are few is read on the way, so that it is asked for a nucleus alone.
+    """
+    cuts = batch.truncation
+    if cuts is None or len(cuts.places) != len(batch.temperatures):
+        return None
+    if not (cuts.may_wait and cuts.any_top_p):
+        return None
+    rows = edited if batch.greedy_rows is None else edited[batch.random_rows]
+    scaled = _scaled(rows, batch.temperatures)
+    return kept(scaled, scaled.exp(), cuts)

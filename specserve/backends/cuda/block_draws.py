@@ -25,7 +25,7 @@ class _Input(NamedTuple):
 
 
 class _Key(NamedTuple):
-    kind: tuple[type, ...]
+    kind: tuple[object, ...]
     keep_logits: bool
     inputs: tuple[_Input, ...]
 

@@ -62,7 +62,7 @@ class RatioKeys:
 
 @dataclass(frozen=True, slots=True)
 class VerificationBatch:
-    """Rows, their `num_logits` logits rows, and `num_probs` tokens that need draft probabilities."""
+    """Rows with their `num_logits` logits rows; `num_probs` tokens need draft probabilities."""
 
     num_rows: int
     num_logits: int

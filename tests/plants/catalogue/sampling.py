@@ -5,6 +5,7 @@ from tests.plants.plant import Plant, Way
 _TORCH = frozenset({Way.TORCH})
 _COMPILED = frozenset({Way.COMPILED})
 _SAMPLING = "tests/specserve/sampling/test_sampling.py"
+_LIKELIEST = f"{_SAMPLING}::test_the_likeliest_tokens_are_enough_wherever_they_are_taken_for_all"
 _DEFINED = f"{_SAMPLING}::test_float64_probs_equal_the_definition"
 _DRAWING = "tests/specserve/sampling/test_draft_sampler.py"
 _KEYS = "tests/specserve/sampling/test_draft_probs.py"
@@ -45,7 +46,7 @@ PLANTS = [
     Plant(
         name="nucleus-before-top-k",
         file="specserve/sampling/truncation.py",
-        symbol="truncate",
+        symbol="_truncated",
         was="""
             if truncation.max_top_k > 0:
                 weights = _apply_top_k(scaled, weights, truncation)
@@ -84,6 +85,60 @@ PLANTS = [
         """,
         tests=(f"{_SAMPLING}::test_tokens_that_tie_at_a_threshold_stay_together",),
         breaks="of tokens that are equally likely top_k keeps those with low ids",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="ties-behind-the-likeliest-forgotten",
+        file="specserve/sampling/truncation.py",
+        symbol="kept",
+        was="""
+            threshold = torch.where(cuts, ordered.gather(1, place).squeeze(1), float("-inf"))
+            few = few.masked_fill(ordered < threshold.unsqueeze(1), 0.0)
+            is_all |= last < threshold
+        """,
+        becomes="""
+            threshold = torch.where(cuts, ordered.gather(1, place).squeeze(1), float("-inf"))
+            few = few.masked_fill(ordered < threshold.unsqueeze(1), 0.0)
+            is_all |= last <= threshold
+        """,
+        tests=(_LIKELIEST,),
+        breaks="of tokens that are equally likely top_p keeps those that were looked at",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="nucleus-of-a-torn-top-k",
+        file="specserve/sampling/truncation.py",
+        symbol="kept",
+        was="if not bool((is_all & ~is_torn).all()):",
+        becomes="if not bool(is_all.all()):",
+        tests=(_LIKELIEST,),
+        breaks="where many tokens tie with the k-th, top_p is of those that were looked at",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="nucleus-of-all-mass",
+        file="specserve/sampling/truncation.py",
+        symbol="kept",
+        was="mass = torch.where(is_all, mass, fixed_point_mass(weights, num_tokens).sum(dim=1))",
+        becomes="mass = fixed_point_mass(weights, num_tokens).sum(dim=1)",
+        tests=(_LIKELIEST,),
+        breaks="top_p is of all tokens instead of those that top_k leaves, in mixed batches",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="noise-of-few-by-place",
+        file="specserve/sampling/sampling.py",
+        symbol="_draw_of_few",
+        was="batch.seeds, batch.sample_indices, batch.positions, Purpose.OUTPUT, few.ids",
+        becomes="""
+            batch.seeds,
+            batch.sample_indices,
+            batch.positions,
+            Purpose.OUTPUT,
+            torch.arange(few.ids.shape[1]).expand_as(few.ids),
+        """,
+        tests=(_LIKELIEST,),
+        breaks="a request with top_p draws by other noise than its drafts and its batch know",
         ways=_TORCH,
     ),
     # --- noise -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from specserve.sampling import truncation
+from specserve.sampling import sampling, truncation
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.sampling import NO_TOKEN, sample, target_probs
 from specserve.sampling.state import SamplingState
@@ -133,7 +133,47 @@ def expected_distribution(logits, s, num_tokens):
     return [math.exp(z[i]) / total if i in kept else 0.0 for i in range(num_tokens)]
 
 
-def test_float64_probs_equal_the_definition():
+FEW = pytest.mark.parametrize("few", [True, False], ids=["likeliest", "all"])
+
+
+def look_at(monkeypatch, few):
+    """The likeliest tokens alone where they do, or always at all of them."""
+    if not few:
+        monkeypatch.setattr(truncation, "kept", lambda *_: None)
+        monkeypatch.setattr(sampling, "kept", lambda *_: None)
+
+
+def test_the_likeliest_tokens_are_enough_wherever_they_are_taken_for_all(monkeypatch):
+    """Whatever ties where, and whichever rows stand together: the tokens of a look at all."""
+    rng, generator = random.Random(7), torch.Generator().manual_seed(7)
+    monkeypatch.setattr(truncation, "_NUM_CANDIDATES", (24, 96))
+    num_few = 0
+    for _ in range(200):
+        states = [
+            state(
+                seed=rng.randrange(99),
+                temperature=rng.choice([0.3, 1.0, 1.7]),
+                top_k=rng.choice([0, 1, 3, 20, 150]),
+                top_p=rng.choice([1.0, 0.05, 0.6, 0.95, 0.999]),
+                min_p=rng.choice([0.0, 0.0, 0.2]),
+            )
+            for _ in range(rng.randint(1, 4))
+        ]
+        logits = torch.randn(len(states), 200, generator=generator) * rng.choice([1, 4])
+        logits = (logits * 2).round() / 2 if rng.random() < 0.5 else logits
+        batch = SamplingBatch.build(states)
+        num_few += sampling._few(logits, batch) is not None
+        found = sample(logits, batch).token_ids, target_probs(logits, batch)
+        with monkeypatch.context() as patch:
+            look_at(patch, few=False)
+            expected = sample(logits, batch).token_ids, target_probs(logits, batch)
+        assert all(map(torch.equal, found, expected))
+    assert 40 < num_few < 180
+
+
+@FEW
+def test_float64_probs_equal_the_definition(few, monkeypatch):
+    look_at(monkeypatch, few)
     rng = random.Random(2)
     num_tokens = 50
     states = [random_state(rng, num_tokens) for _ in range(300)]
@@ -236,7 +276,9 @@ def test_greedy_takes_the_lowest_id_among_the_largest():
     assert target_probs(logits, batch).tolist() == [[0.0, 1.0, 0.0, 0.0]]
 
 
-def test_tokens_that_tie_at_a_threshold_stay_together():
+@FEW
+def test_tokens_that_tie_at_a_threshold_stay_together(few, monkeypatch):
+    look_at(monkeypatch, few)
     logits = torch.tensor([[2.0, 1.0, 1.0, 0.0]])
     for fields in ({"top_k": 2}, {"top_p": 0.6}):
         probs = target_probs(logits, SamplingBatch.build([state(**fields)]))[0]
