@@ -9,16 +9,14 @@ from safetensors.torch import load_file, save_file
 
 from specserve.backends.cpu import forward as attention_module
 from specserve.backends.cpu import machine_code
-from specserve.backends.cpu.backend import CpuBackend
 from specserve.backends.cpu.forward import CompiledForward
 from specserve.backends.torch.forward import TorchForward
 from specserve.models.attention import AttentionBatch
+from tests.backends.chosen import can_compile
 from tests.specserve.models.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
 # Not where the trial says that they are wrong: that is what this is to tell.
-pytestmark = pytest.mark.skipif(
-    CpuBackend.why_not() != "", reason="no numba, or no vectors that we know"
-)
+pytestmark = pytest.mark.skipif(not can_compile(), reason="no numba, or no vectors that we know")
 TAPS = (1, -1, 0)
 HALF = torch.bfloat16
 SLOW = pytest.mark.slow

@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from specserve.backends.cpu.backend import CpuBackend
 from specserve.backends.cpu.forward import CompiledForward
 from specserve.backends.cpu.kernel_arguments import Batch
 from specserve.backends.cpu.kernel_layout import KernelLayout
 from specserve.models.attention import AttentionBatch
+from tests.backends.chosen import can_compile
 
-pytestmark = pytest.mark.skipif(
-    CpuBackend.why_not() != "", reason="no numba, or no vectors that we know"
-)
+pytestmark = pytest.mark.skipif(not can_compile(), reason="no numba, or no vectors that we know")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from specserve.backends.cpu.parts import can_halve_exactly
 from specserve.backends.cpu.row_kernels import row_kernels
 
 pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled products here")
+from tests.backends.chosen import can_compile
 
 
 @pytest.mark.slow
@@ -80,3 +81,9 @@ def test_where_they_cannot_be_had_the_reference_serves(anew, monkeypatch, missin
     CpuBackend.why_not.cache_clear()
     assert CpuBackend.why_not() == "no machine code can be made for this processor"
     CpuBackend.why_not.cache_clear()
+
+
+@pytest.mark.skipif(not can_compile(), reason="no numba, or no vectors that we know")
+def test_what_is_compiled_here_passes_its_self_test():
+    """Else services would quietly compute by the reference."""
+    assert CpuBackend.why_not() == ""

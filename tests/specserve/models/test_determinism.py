@@ -4,7 +4,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specserve.backends.cpu.backend import CpuBackend
 from specserve.backends.cpu.parts import CompiledLinear, CpuParts, can_halve_exactly
 from specserve.backends.torch.backend import TorchBackend
 from specserve.backends.torch.linear import PlainLinear, TiledLinear, fixed_pieces
@@ -15,13 +14,14 @@ from specserve.models.loader import load_with
 from specserve.models.parallel import TensorParallel
 from specserve.models.rope import rotate
 from tests import golden_case
+from tests.backends.chosen import can_compile
 from tests.golden import Session
 from tests.specserve.models import checkpoints
 from tests.specserve.models.checkpoints import LLAMA, QWEN3, load, write_checkpoint
 
 CPU = torch.device("cpu")
 PROMPT = torch.arange(64) * 11 % 64
-needs_compiling = pytest.mark.skipif(CpuBackend.why_not() != "", reason="no compiled products here")
+needs_compiling = pytest.mark.skipif(not can_compile(), reason="no compiled products here")
 needs_halves = pytest.mark.skipif(not can_halve_exactly(), reason="no 16-bit weights here")
 
 
