@@ -12,9 +12,9 @@ from specserve.backends.cpu.codegen.row_code import Storage
 from specserve.backends.cpu.machine_code import Team, host_machine
 from specserve.backends.cpu.parts import can_halve_exactly
 from specserve.backends.cpu.row_kernels import row_kernels
+from tests.backends.chosen import can_compile
 
 pytestmark = pytest.mark.skipif(host_machine() is None, reason="no compiled products here")
-from tests.backends.chosen import can_compile
 
 
 @pytest.mark.slow
