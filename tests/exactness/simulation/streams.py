@@ -59,7 +59,7 @@ class TableDrafter:
             )
             for slot in range(self.gamma)
         ]
-        return SpeculationBatch(torch.cat(drawn, dim=1), sampling.distribution(), None)
+        return SpeculationBatch(torch.cat(drawn, dim=1), sampling.draft_probs(), None)
 
     def truncate(self, row, length):
         self.context_lens[row] = length
@@ -149,7 +149,7 @@ class Streams:
             for row, drafted in zip(rows, to_draft, strict=True)
             if row.verify_len and needs_probs(drafted)
         ]
-        distributions = self.draft.distributions(places) if places else None
+        distributions = self.draft.draft_probs(places) if places else None
         results = self.sampler.sample(rows, self.target_logits(rows), distributions)
         self.observe(rows, results)
         for row, result in zip(rows, results, strict=True):
