@@ -40,7 +40,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     drafter_hash: str
     target_hash: str
-    method: str
+    method: str = msgspec.field(name="rule")  # as files know it
     temperature: float  # of the request
     num_texts: int  # fitted and evaluated
     num_blocks: int  # fitted

@@ -9,7 +9,6 @@ does.
 
 import argparse
 import ctypes
-import ctypes.util
 import os
 import signal
 import sys
@@ -124,8 +123,7 @@ def keep_freed_memory() -> bool:
     each of their pages mapped and erased anew takes up to ten times as long as what is computed.
     What was freed before (while a model was loaded) has gone back, so call this behind it.
     """
-    library = ctypes.util.find_library("c")
-    mallopt = getattr(ctypes.CDLL(library), "mallopt", None) if library else None
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
     return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER))

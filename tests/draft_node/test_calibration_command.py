@@ -104,7 +104,7 @@ def test_the_command_writes_a_calibration_that_the_drafter_is_loaded_with(folder
 
     stored = json.loads((drafter / FILE_NAME).read_text())
     assert stored["law"] is None
-    assert (stored["method"], stored["temperature"]) == ("foreseeable", 1.0)
+    assert (stored["rule"], stored["temperature"]) == ("foreseeable", 1.0)
     temperatures = torch.tensor(stored["temperatures"])
     assert len(temperatures) == 4
     calibrated = confidences(folder, drafter)

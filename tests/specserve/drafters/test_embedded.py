@@ -7,6 +7,7 @@ from draft_node.training import export
 from specserve.drafters.load import load_drafter
 from specserve.drafters.local_head import UNIGRAM_COUNTS
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
+from specserve.drafters.stored_calibration import find_calibration
 from specserve.drafters.weights import TargetWeights
 from specserve.models.checkpoint import Checkpoint
 from specserve.sampling.draft_sampler import Greedy
@@ -54,3 +55,12 @@ def test_each_drafts_for_the_embedded_target():
 def test_the_local_head_knows_how_often_tokens_occur():
     with Checkpoint(EMBEDDED_DRAFTERS / "dels") as checkpoint:
         assert checkpoint.read(UNIGRAM_COUNTS).sum() > 1_000_000
+
+
+@pytest.mark.parametrize("name", ["lm", "dspark", "dspark-async"])
+def test_a_calibration_that_ships_is_used(name, caplog):
+    """Whatever its fields are called in code, files keep the names they were written with."""
+    found = find_calibration([EMBEDDED_DRAFTERS / name], EMBEDDED_TARGET)
+    assert found is not None
+    assert found.method == "foreseeable"
+    assert not caplog.records
