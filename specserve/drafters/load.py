@@ -43,9 +43,9 @@ from specserve.drafters.weights import (
 )
 from specserve.errors import Unsupported
 from specserve.models.checkpoint import Checkpoint
+from specserve.models.config import refuse_pickles
 from specserve.models.loader import load_with
 from specserve.models.parallel import TensorParallel
-from specserve.models.tokenizer_files import refuse_pickles
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none

@@ -1,7 +1,6 @@
 """Reading a model's tokenizer and chat template, from its folder or its GGUF file.
 
-Only byte-level tokenizers are served. Renders nothing and executes nothing: pickled weights are
-refused, too.
+Only byte-level tokenizers are served. Renders nothing and executes nothing.
 """
 
 import json
@@ -78,26 +77,3 @@ def _read_text(path: Path) -> str:
 def _token_text(token: Any) -> str:  # noqa: ANN401 - parsed JSON: a string or an object
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else ""
-
-
-_SUFFIXES = (".bin", ".pt", ".pth")
-
-
-def refuse_pickles(folder: Path) -> None:
-    """Raise `Unsupported` where a folder's weights are pickles alone."""
-    if (problem := only_pickles(folder)) is not None:
-        raise Unsupported(f"{folder}: {problem}")
-
-
-def only_pickles(folder: Path) -> str | None:
-    """What is wrong with a folder whose weights are pickles alone, and what to do; else None."""
-    if any(folder.glob("*.safetensors")):
-        return None
-    names = sorted(path.name for path in folder.glob("*") if path.suffix in _SUFFIXES)
-    if not names:
-        return None
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return (
-        f"only pickled weights ({names[0]}{more}), which are never read because they can run code; "
-        "convert them to safetensors, as model.safetensors beside config.json"
-    )
