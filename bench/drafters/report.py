@@ -51,7 +51,7 @@ def conditions(results: Results) -> str:
     target, plan = results.target, results.plan
     drafters = "; ".join(
         f"{info.choice.label}: {info.kind}, gamma {info.gamma}, "
-        f"the {info.choice.num_kept} likeliest tokens of a sampling kept"
+        f"the {info.choice.num_kept} likeliest tokens of a distribution kept"
         for info in results.drafters
     )
     depths = ", ".join(info.layers for info in results.depth_drafters)

@@ -159,7 +159,7 @@ class _Replay:
             raise Unsupported("the drafter gives no confidences to calibrate")
         self._refuse_nan("confidences", drafted.confidences)
         features = self._recorder.take() if self._recorder is not None else None
-        stands, expected = self._judge(rows, anchors, states, drafted)
+        stands, expected = self._verify(rows, anchors, states, drafted)
         self._refuse_nan("draft_probs", expected)
         confidences = drafted.confidences.double().cpu().numpy()
         found = Samples(
@@ -227,7 +227,7 @@ class _Replay:
         keys = OnceKeys.build(seeds, zeros, [self._round] * len(states), zeros, zeros, device)
         return SampledDrafts(temperatures, keys, self._conditions.num_kept)
 
-    def _judge(
+    def _verify(
         self,
         rows: Sequence[int],
         anchors: Sequence[int],

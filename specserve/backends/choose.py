@@ -53,5 +53,7 @@ def _choose(device: torch.device, cuda_graphs: bool) -> tuple[Backend, str]:
         obstacle = CpuBackend.why_not()
         if not obstacle:
             return CpuBackend(device), "forwards and noise are compiled for this processor"
-        return TorchBackend(device), f"{obstacle}; pip install 'specserve[cpu]' brings numba"
+        return TorchBackend(
+            device
+        ), f"{obstacle}; pip install 'specserve[cpu]' brings numba and llvmlite"
     return TorchBackend(device), "nothing faster is made for this kind of device"

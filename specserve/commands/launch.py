@@ -37,7 +37,7 @@ EXAMPLES = """examples:
   specserve launch --topology 1+1 --speculation async   a draft process that drafts ahead
   specserve launch --target ./Qwen3-0.6B --port 0       a local folder, any free port
   specserve launch --target model-Q4_K_M.gguf           a GGUF file
-  specserve launch --ballast 60M                        the output of now, at the cost of 60M
+  specserve launch --ballast 60M                        the same text at the cost of 60M
   specserve launch --config serve.toml --set engine.max_batch_rows=32
 
 exit codes: 0 after Ctrl-C or SIGTERM, once running requests are finished; 130 (143) if a second

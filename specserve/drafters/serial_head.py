@@ -1,7 +1,7 @@
 """The serial part of a block: what turns a slot's base logits into those its token is drawn from.
 
 A head sees the tokens drawn so far and nothing else, so that confidences and distributions never
-depend on a token they judge.
+depend on a token they are about.
 """
 
 from typing import Protocol

@@ -46,6 +46,8 @@ _NAMES = {  # keys of [speculation] that take one of a few names
     "miss_policy": ("auto", "skip", "ngram", "local_draft", "draft_now"),
 }
 
+_RENAMED = {"draft_here": "local_draft"}
+
 _KV_SHARE_OF_MEMORY = 0.25  # of host memory, all ranks together
 _DRAFT_LAYERS = 5  # of a large drafter
 _FULL_CONTEXTS = 16  # more full-length contexts at once than this rarely pays on CPU
@@ -171,7 +173,9 @@ def _check_names(speculation: SpeculationConfig) -> None:
     for key, known in _NAMES.items():
         value: str = getattr(speculation, key)
         if value not in known:
-            raise InvalidField(f"speculation.{key}", f"{value!r} is not known ({', '.join(known)})")
+            hint = f"; it is called {_RENAMED[value]} now" if value in _RENAMED else ""
+            problem = f"{value!r} is not known ({', '.join(known)}){hint}"
+            raise InvalidField(f"speculation.{key}", problem)
 
 
 def _check_mode(mode: str, topology: Topology) -> None:

@@ -21,7 +21,7 @@ class RatioRows(NamedTuple):
     starts: np.ndarray  # int64 [B]
     verify_lens: np.ndarray  # int64 [B]
     drafted: np.ndarray  # int64 [N]
-    # int64 [N]: which of the draft distributions belongs to a logits row that judges a token.
+    # int64 [N]: which of the draft distributions belongs to a logits row that verifies a token.
     probs_rows: np.ndarray
     temperatures: np.ndarray  # float32 [N]
     cuts: np.ndarray  # float64 [N, 3]: top_k, top_p and min_p; 0, 1 and 0 are off

@@ -117,7 +117,7 @@ class _CapturedRatio:
         self._numbers = self._words.numbers.to(shape.device)
 
     def fill(self, logits: Tensor, given: RatioRows, draft_probs: DraftProbs | None) -> None:
-        """What is behind them are those of some round before, judged for nobody."""
+        """What is behind them are those of some round before, verified for nobody."""
         self._logits[: len(logits)].copy_(logits)
         if draft_probs is not None:
             self._kept_ids[: len(draft_probs.ids)].copy_(draft_probs.ids)

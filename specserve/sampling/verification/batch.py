@@ -1,7 +1,7 @@
 """The rows of one round as device tensors, grouped by how their drafted tokens are verified.
 
-A row brings `verify_len + 1` logits rows, one after the other: the first judges its first drafted
-token, the last judges none. Rows may differ in length and method; nothing is padded. Knows no
+A row brings `verify_len + 1` logits rows, one after the other: the first verifies its first drafted
+token, the last verifies none. Rows may differ in length and method; nothing is padded. Knows no
 logits and no distributions, and receives no confidences: what was admitted is settled before
 anything comes here.
 """
@@ -43,7 +43,7 @@ class RowGroup:
     rows: Tensor  # int64 [B], places in the batch
     logits_rows: Tensor | None  # int64 [N]; None: all, in order
     sampling: SamplingBatch  # of the N logits rows
-    drafted: Tensor  # int64 [N], the token each judges; NO_TOKEN where a row ends
+    drafted: Tensor  # int64 [N], the token each verifies; NO_TOKEN where a row ends
     starts: Tensor  # int64 [B], where each row begins among the N
     verify_lens: Tensor  # int64 [B]
     max_verify_len: int

@@ -1,6 +1,6 @@
 """The arithmetic of the ratio test: two functions that code and enumeration share.
 
-For a token drafted from q and judged under p: it stands with probability min(1, p/q), else the
+For a token drafted from q and verified under p: it stands with probability min(1, p/q), else the
 recovery token is drawn from (p - q)+. Summed over the drafted token that is p, whatever q.
 """
 

@@ -1,6 +1,6 @@
 """Target logits and drafted tokens to outcomes: how far each row's draft stands, and what follows.
 
-Every logits row says whether the drafted token it judges stands; the first that does not, or the
+Every logits row says whether the drafted token it verifies stands; the first that does not, or the
 last of the row, gives the next token. Under equality that token is what `sample` draws there, so
 the text is that of plain decoding bit for bit. Under the ratio test it is drawn from the residual,
 which is the target's own distribution where nothing was drafted: miss, bonus and recovery are one
@@ -31,7 +31,7 @@ class BlockSpans(Protocol):
 
     @property
     def drafted(self) -> Tensor:
-        """int64 [N], the token each judges; NO_TOKEN where a row ends"""
+        """int64 [N], the token each verifies; NO_TOKEN where a row ends"""
         ...
 
     @property
@@ -68,7 +68,7 @@ class VerificationOutcomes:
 def verify(
     logits: Tensor, batch: VerificationBatch, draft_probs: DraftProbs | None = None
 ) -> VerificationOutcomes:
-    """Judge the drafted tokens of every row.
+    """Verify the drafted tokens of every row.
 
     `logits` float32 [num_logits, V], row after row of the batch. `draft_probs` has one distribution
     for each drafted token of the rows under the ratio test, in the same order (num_probs in all);

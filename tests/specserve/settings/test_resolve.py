@@ -113,6 +113,11 @@ def test_nccl_is_for_cuda_devices_and_chosen_for_ranks_with_one_each():
             "speculation.miss_policy: 'wait' is not known "
             "(auto, skip, ngram, local_draft, draft_now)",
         ),
+        (
+            speculating("auto", miss_policy="draft_here"),
+            "speculation.miss_policy: 'draft_here' is not known "
+            "(auto, skip, ngram, local_draft, draft_now); it is called local_draft now",
+        ),
         (speculating("auto", link="gloo"), "speculation.link: 'gloo' is not known (shm, nccl)"),
     ],
 )
