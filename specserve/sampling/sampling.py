@@ -18,7 +18,14 @@ from torch import Tensor
 
 from specserve.noise import Purpose, exponential_noise, exponential_noise_at
 from specserve.sampling.batch import SamplingBatch, apply_edits
-from specserve.sampling.truncation import Kept, fixed_point_mass, kept, mass_bits, truncate
+from specserve.sampling.truncation import (
+    Likeliest,
+    can_be_few,
+    fixed_point_mass,
+    likeliest,
+    mass_bits,
+    truncate,
+)
 
 NO_TOKEN = -1  # in place of a token where none can be drawn
 
@@ -90,7 +97,7 @@ def target_distributions(logits: Tensor, batch: SamplingBatch) -> TargetDistribu
     edited, bad_rows = _edited(logits, batch)
     num_tokens = logits.shape[1]
     if batch.greedy_rows is None:
-        if (few := _few(edited, batch)) is not None:
+        if _can_be_few(batch) and (few := _likeliest_tokens(edited, batch)).are_all:
             weights = torch.zeros_like(edited).scatter_(1, few.ids, few.weights)
             return TargetDistributions(weights, _totals(few.weights, num_tokens), bad_rows)
         weights = _weights(edited, batch)
@@ -150,8 +157,8 @@ def _scaled(rows: Tensor, temperatures: Tensor) -> Tensor:
 
 def _draw(edited: Tensor, batch: SamplingBatch) -> Tensor:
     """The winners of the random rows, int64 [R_random]; a zero weight never wins."""
-    if (token_ids := _draw_of_few(edited, batch)) is not None:
-        return token_ids
+    if _can_be_few(batch) and (few := _likeliest_tokens(edited, batch)).are_all:
+        return _draw_of_few(few, batch)
     weights = _weights(edited, batch)
     noise = exponential_noise(
         batch.seeds, batch.sample_indices, batch.positions, Purpose.OUTPUT, weights.shape[1]
@@ -160,11 +167,8 @@ def _draw(edited: Tensor, batch: SamplingBatch) -> Tensor:
     return noise.div_(weights).argmin(dim=1)
 
 
-def _draw_of_few(edited: Tensor, batch: SamplingBatch) -> Tensor | None:
-    """`_draw` by the noise of the tokens that truncation leaves; None where some row does not."""
-    few = _few(edited, batch)
-    if few is None:
-        return None
+def _draw_of_few(few: Likeliest, batch: SamplingBatch) -> Tensor:
+    """`_draw` by the noise of the tokens that truncation leaves."""
     noise = exponential_noise_at(
         batch.seeds, batch.sample_indices, batch.positions, Purpose.OUTPUT, few.ids
     )
@@ -172,16 +176,15 @@ def _draw_of_few(edited: Tensor, batch: SamplingBatch) -> Tensor | None:
     return few.ids.gather(1, winners).squeeze(1)
 
 
-def _few(edited: Tensor, batch: SamplingBatch) -> Kept | None:
-    """The tokens that truncation leaves of the random rows; None where some row does not truncate.
-
-    Whether they are few is read on the way, so that it is asked for a nucleus alone.
-    """
+def _can_be_few(batch: SamplingBatch) -> bool:
+    """Whether all random rows truncate, and may leave few tokens by it."""
     cuts = batch.truncation
-    if cuts is None or len(cuts.places) != len(batch.temperatures):
-        return None
-    if not (cuts.may_wait and cuts.any_top_p):
-        return None
+    return cuts is not None and len(cuts.places) == len(batch.temperatures) and can_be_few(cuts)
+
+
+def _likeliest_tokens(edited: Tensor, batch: SamplingBatch) -> Likeliest:
+    """The likeliest tokens of the random rows, all of which truncate."""
+    assert batch.truncation is not None
     rows = edited if batch.greedy_rows is None else edited[batch.random_rows]
     scaled = _scaled(rows, batch.temperatures)
-    return kept(scaled, scaled.exp(), cuts)
+    return likeliest(scaled, scaled.exp(), batch.truncation)

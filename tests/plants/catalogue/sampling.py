@@ -6,6 +6,7 @@ _TORCH = frozenset({Way.TORCH})
 _COMPILED = frozenset({Way.COMPILED})
 _SAMPLING = "tests/specserve/sampling/test_sampling.py"
 _LIKELIEST = f"{_SAMPLING}::test_the_likeliest_tokens_are_enough_wherever_they_are_taken_for_all"
+_BINS = f"{_SAMPLING}::test_thresholds_by_bins_have_the_bits_of_the_full_sort"
 _DEFINED = f"{_SAMPLING}::test_float64_probs_equal_the_definition"
 _DRAWING = "tests/specserve/sampling/test_draft_sampler.py"
 _KEYS = "tests/specserve/sampling/test_draft_probs.py"
@@ -46,7 +47,7 @@ PLANTS = [
     Plant(
         name="nucleus-before-top-k",
         file="specserve/sampling/truncation.py",
-        symbol="_truncated",
+        symbol="truncate",
         was="""
             if truncation.max_top_k > 0:
                 weights = _apply_top_k(scaled, weights, truncation)
@@ -66,9 +67,9 @@ PLANTS = [
     Plant(
         name="nucleus-too-small",
         file="specserve/sampling/truncation.py",
-        symbol="_nucleus",
-        was="place = (~enough).sum(dim=1, keepdim=True).clamp_(max=num_candidates - 1)",
-        becomes="place = ((~enough).sum(dim=1, keepdim=True) - 1).clamp_(0, num_candidates - 1)",
+        symbol="_place_of",
+        was="return is_short.sum(dim=1, keepdim=True).clamp_(max=held.shape[1] - 1)",
+        becomes="return (is_short.sum(dim=1, keepdim=True) - 1).clamp_(0, held.shape[1] - 1)",
         tests=(_DEFINED,),
         breaks="the nucleus of top_p lacks the token that completes it",
         ways=_TORCH,
@@ -90,7 +91,7 @@ PLANTS = [
     Plant(
         name="ties-behind-the-likeliest-forgotten",
         file="specserve/sampling/truncation.py",
-        symbol="kept",
+        symbol="likeliest",
         was="""
             threshold = torch.where(cuts, ordered.gather(1, place).squeeze(1), float("-inf"))
             few = few.masked_fill(ordered < threshold.unsqueeze(1), 0.0)
@@ -108,9 +109,9 @@ PLANTS = [
     Plant(
         name="nucleus-of-a-torn-top-k",
         file="specserve/sampling/truncation.py",
-        symbol="kept",
-        was="if not bool((is_all & ~is_torn).all()):",
-        becomes="if not bool(is_all.all()):",
+        symbol="likeliest",
+        was="are_all=bool((is_all & ~is_torn).all())",
+        becomes="are_all=bool(is_all.all())",
         tests=(_LIKELIEST,),
         breaks="where many tokens tie with the k-th, top_p is of those that were looked at",
         ways=_TORCH,
@@ -118,11 +119,31 @@ PLANTS = [
     Plant(
         name="nucleus-of-all-mass",
         file="specserve/sampling/truncation.py",
-        symbol="kept",
+        symbol="likeliest",
         was="mass = torch.where(is_all, mass, fixed_point_mass(weights, num_tokens).sum(dim=1))",
         becomes="mass = fixed_point_mass(weights, num_tokens).sum(dim=1)",
         tests=(_LIKELIEST,),
         breaks="top_p is of all tokens instead of those that top_k leaves, in mixed batches",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="bin-forgets-what-is-above",
+        file="specserve/sampling/truncation.py",
+        symbol="_threshold_by_bins",
+        was="held = member_mass.gather(1, order).cumsum(dim=1).add_(above)",
+        becomes="held = member_mass.gather(1, order).cumsum(dim=1)",
+        tests=(_BINS,),
+        breaks="a nucleus of many tokens has some more of them than top_p asks for",
+        ways=_TORCH,
+    ),
+    Plant(
+        name="bin-in-the-order-of-ids",
+        file="specserve/sampling/truncation.py",
+        symbol="_threshold_by_bins",
+        was="held = member_mass.gather(1, order).cumsum(dim=1).add_(above)",
+        becomes="held = member_mass.cumsum(dim=1).add_(above)",
+        tests=(_BINS,),
+        breaks="which tokens end a nucleus of many hangs on their ids",
         ways=_TORCH,
     ),
     Plant(

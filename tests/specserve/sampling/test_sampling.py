@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,17 +83,37 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(num_tokens, device):
                 assert token_ids[place] == alone[r][1][0]
 
 
-def test_the_short_cut_of_top_p_has_the_bits_of_the_full_sort(monkeypatch):
+@pytest.mark.parametrize("bins_per_unit", [64, 1, 1 / 64, 4096])
+def test_thresholds_by_bins_have_the_bits_of_the_full_sort(bins_per_unit, monkeypatch):
+    """However wide a bin is: with the whole row in the first, or nearly all of it in the last."""
     rng = random.Random(5)
     states = [
-        state(seed=r, top_p=rng.uniform(0.1, 0.999), top_k=rng.choice([0, 30])) for r in range(64)
+        state(
+            seed=r,
+            temperature=rng.choice([0.02, 0.7, 1.5]),
+            top_p=rng.choice([1.0, 0.3, rng.uniform(0.1, 0.999), 1 - 1e-12]),
+            top_k=rng.choice([0, 30, 300, 600]),
+        )
+        for r in range(96)
     ]
+    logits = random_logits(96, 500)
+    logits[::3] = logits[::3].mul(2).round() / 2  # many ties
+    logits[5, 20:] = -torch.inf
+    batch = SamplingBatch.build(states)
+    monkeypatch.setattr(truncation, "_BINS_PER_UNIT", bins_per_unit)
+    found = target_probs(logits, batch)
+    monkeypatch.setattr(truncation, "_threshold_by_bins", truncation._threshold_by_sort)
+    assert torch.equal(target_probs(logits, batch), found)
+
+
+def test_a_captured_truncation_has_the_bits_of_one_that_may_wait():
+    rng = random.Random(6)
+    states = [state(seed=r, top_p=rng.uniform(0.1, 0.999), top_k=r % 7 * 50) for r in range(64)]
     logits = random_logits(64, 500)
     batch = SamplingBatch.build(states)
-    found = target_probs(logits, batch)
-    for num_candidates in ((1,), (7, 20), (500,), (600, 700)):
-        monkeypatch.setattr(truncation, "_NUM_CANDIDATES", num_candidates)
-        assert torch.equal(target_probs(logits, batch), found)
+    captured = replace(batch, truncation=replace(batch.truncation, may_wait=False))
+    assert torch.equal(target_probs(logits, captured), target_probs(logits, batch))
+    assert torch.equal(sample(logits, captured).token_ids, sample(logits, batch).token_ids)
 
 
 def expected_distribution(logits, s, num_tokens):
@@ -139,14 +160,13 @@ FEW = pytest.mark.parametrize("few", [True, False], ids=["likeliest", "all"])
 def look_at(monkeypatch, few):
     """The likeliest tokens alone where they do, or always at all of them."""
     if not few:
-        monkeypatch.setattr(truncation, "kept", lambda *_: None)
-        monkeypatch.setattr(sampling, "kept", lambda *_: None)
+        monkeypatch.setattr(sampling, "can_be_few", lambda _: False)
 
 
 def test_the_likeliest_tokens_are_enough_wherever_they_are_taken_for_all(monkeypatch):
     """Whatever ties where, and whichever rows stand together: the tokens of a look at all."""
     rng, generator = random.Random(7), torch.Generator().manual_seed(7)
-    monkeypatch.setattr(truncation, "_NUM_CANDIDATES", (24, 96))
+    monkeypatch.setattr(truncation, "_NUM_LIKELIEST", 24)
     num_few = 0
     for _ in range(200):
         states = [
@@ -162,7 +182,7 @@ def test_the_likeliest_tokens_are_enough_wherever_they_are_taken_for_all(monkeyp
         logits = torch.randn(len(states), 200, generator=generator) * rng.choice([1, 4])
         logits = (logits * 2).round() / 2 if rng.random() < 0.5 else logits
         batch = SamplingBatch.build(states)
-        num_few += sampling._few(logits, batch) is not None
+        num_few += sampling._can_be_few(batch) and sampling._likeliest_tokens(logits, batch).are_all
         found = sample(logits, batch).token_ids, target_probs(logits, batch)
         with monkeypatch.context() as patch:
             look_at(patch, few=False)
