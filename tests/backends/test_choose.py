@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity
 
 from specserve.backends import choose
 from specserve.backends.choose import choose_backend
@@ -95,6 +96,12 @@ def test_an_unknown_processor_is_served_by_the_reference(anew, monkeypatch, capl
         assert type(choose_backend(CPU)) is TorchBackend
     assert "no machine code can be made for this processor" in caplog.text
     assert "pip install" not in caplog.text
+
+
+def test_a_profile_records_the_host_and_the_device_that_computes():
+    assert TorchBackend(CPU).profiler_activities == (ProfilerActivity.CPU,)
+    on_gpu = TorchBackend(torch.device("cuda", 0))
+    assert on_gpu.profiler_activities == (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
 
 def test_the_choice_is_said_by_every_process_that_was_forked(caplog):
