@@ -1,9 +1,11 @@
 # pyright: strict
-"""What the command lines of the benches share: targets by default, and the progress bar."""
+"""What the command lines of the benches share: targets, flags that were renamed, progress."""
 
+import argparse
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -36,6 +38,18 @@ def progress_bar(total: int, console: Console) -> Generator[Callable[[str], None
 
         yield advance
         progress.update(task, advance=1, what="done", refresh=True)
+
+
+class _Renamed(argparse.Action):
+    """Refuses a flag; `const` is what it is called now."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:  # noqa: ANN401
+        parser.error(f"{self.option_strings[0]} is now {self.const}")
+
+
+def add_renamed_flag(parser: argparse.ArgumentParser, old: str, new: str) -> None:
+    """A flag that was `old` is answered with what it is called now."""
+    parser.add_argument(old, nargs="*", action=_Renamed, const=new, help=argparse.SUPPRESS)
 
 
 TARGET_HELP = "folder, .gguf file, hub id, smollm2 or tiny (default: smollm2 if installed)"

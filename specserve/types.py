@@ -263,10 +263,10 @@ class Load(msgspec.Struct, frozen=True, tag="load", omit_defaults=True):
     num_hits: int = 0  # those for which there was one
     bytes_sent: int = 0  # to draft processes, over the links
     bytes_received: int = 0
-    num_waves: int = 0  # pushes that arrived
-    num_late_waves: int = 0  # those that no round could use any more
+    num_draft_batches: int = 0  # pushes that arrived
+    num_late_draft_batches: int = 0  # those that no round could use any more
     num_broken_laws: int = 0  # rows whose drafted tokens came with distributions that are none
-    wave_s: float = 0.0  # that draft processes took for those that arrived
+    draft_batch_s: float = 0.0  # that draft processes took for those that arrived
     wait_s: float = 0.0  # for drafts, where the miss policy waits; part of `draft_s`
     num_decode_rounds: int = 0  # without prefill; the times are of these
     draft_s: float = 0.0  # before the forwards: drafting, looking up, reporting

@@ -73,7 +73,7 @@ class TargetNode:
         self._arrivals = 0
         self._draining = False
         self._drained_sent = False
-        self._profiler = RoundProfiler(control.send)
+        self._profiler = RoundProfiler(control.send, runner.backend.profiler_activities)
         self._load = LoadMeter()
 
     @property

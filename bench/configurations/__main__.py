@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench.command_line import TARGET_HELP, num_params, progress_bar
+from bench.command_line import TARGET_HELP, add_renamed_flag, num_params, progress_bar
 from bench.configurations.arms import FULL, PAPER_ARMS, QUICK, Plan, check_arm, read_arms
 from bench.configurations.report import TITLE, conditions, tables, verdict
 from bench.configurations.results import Results, arm_rows, summarise
@@ -70,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=[method.value for method in VerificationMethod],
         metavar="METHOD",
     )
+    add_renamed_flag(parser, "--rules", "--methods")
     add("--sampling", nargs="+", default=[], metavar="FIELD=VALUE",
         help=f"of every request, besides: {', '.join(SAMPLING_FIELDS)}")  # fmt: skip
     add("--passes", type=int, metavar="N", help="how often every arm is started")

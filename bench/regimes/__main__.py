@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench.command_line import TARGET_HELP, default_ballasts, num_params
+from bench.command_line import TARGET_HELP, add_renamed_flag, default_ballasts, num_params
 from bench.domains import DOMAINS
 from bench.drafter_choice import (
     DFLASH,
@@ -76,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=[method.value for method in VerificationMethod],
         metavar="METHOD",
     )
+    add_renamed_flag(parser, "--rules", "--methods")
     add("--batch-sizes", type=int, nargs="+", metavar="B")
     add("--fan-outs", type=int, nargs="+", metavar="N", help="budgets of the hit-rate curves")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="of targets and drafts")

@@ -117,7 +117,7 @@ class DraftedBatch:
             kept_probs=np.empty((len(blocks), width, 0), np.float32)
             if draft_probs is None
             else _on_host(draft_probs.probs.view(shape), np.float32)[places],
-            wave_s=self.seconds,
+            draft_batch_s=self.seconds,
         )
 
 

@@ -210,13 +210,15 @@ def spec_stats_of(load: Load) -> pb.SpecStats:
     """What speculation has achieved since the target started."""
     names = (
         "uptime_s", "num_rounds", "num_drafts", "num_accepted_tokens", "num_lookups", "num_hits",
-        "bytes_sent", "bytes_received", "num_waves", "num_late_waves", "wave_s", "num_broken_laws",
-        "wait_s", "num_decode_rounds", "draft_s", "forward_s", "num_stand_in_draft_tokens",
-        "num_stand_in_accepted_tokens", *_DRAFTS,
+        "bytes_sent", "bytes_received", "num_broken_laws", "wait_s", "num_decode_rounds", "draft_s",
+        "forward_s", "num_stand_in_draft_tokens", "num_stand_in_accepted_tokens", *_DRAFTS,
     )  # fmt: skip
     return pb.SpecStats(
         num_draft_tokens=load.num_drafted_tokens,
         num_accepted_tokens_per_pos=load.num_accepted_per_position,
+        num_waves=load.num_draft_batches,
+        num_late_waves=load.num_late_draft_batches,
+        wave_s=load.draft_batch_s,
         **{name: getattr(load, name) for name in names},
     )
 

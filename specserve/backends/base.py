@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity
 
 from specserve.sampling.batch import SamplingBatch
 from specserve.sampling.draft_probs import DraftProbs
@@ -82,6 +83,11 @@ class Backend(Protocol):
 
         Before anything was measured: a forward of n tokens takes 1 + n / this.
         """
+        ...
+
+    @property
+    def profiler_activities(self) -> Sequence[ProfilerActivity]:
+        """What torch's profiler has to record to see all that is computed."""
         ...
 
     def free_bytes(self) -> int:

@@ -53,7 +53,5 @@ def _choose(device: torch.device, cuda_graphs: bool) -> tuple[Backend, str]:
         obstacle = CpuBackend.why_not()
         if not obstacle:
             return CpuBackend(device), "forwards and noise are compiled for this processor"
-        return TorchBackend(
-            device
-        ), f"{obstacle}; pip install 'specserve[cpu]' brings numba and llvmlite"
+        return TorchBackend(device), obstacle
     return TorchBackend(device), "nothing faster is made for this kind of device"

@@ -90,7 +90,8 @@ class Truncation:
             for each, off in columns
         )
         places = _all_places(num_random, self.places.device)
-        return replace(self, places=places, top_k=top_k, top_p=top_p, min_p=min_p)
+        # Rows are added that have no top_k.
+        return replace(self, places=places, top_k=top_k, top_p=top_p, min_p=min_p, all_top_k=False)
 
 
 @dataclass(frozen=True, slots=True)

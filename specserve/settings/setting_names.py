@@ -31,8 +31,9 @@ REMOVED = {
     "speculation.layout": "write sample_from_anchor into the drafter's config.json: true, or false "
     "if the first slot of a block is not drafted",
     "speculation.num_kept": "leave it out: draft probabilities keep their 512 likeliest tokens",
-    "speculation.wave": "leave it out: as many blocks are drafted together as are ready in time; "
-    "speculation.fan_out (--fan-out) limits all",
+    "speculation.wave": "leave it out: as many blocks are drafted together as are ready in time, "
+    "up to 16, or to 64 for many rows; speculation.fan_out (--fan-out) limits those of a row and "
+    "round",
     "speculation.fan_out_rule": "leave it out: blocks are shared out by measured hit rates",
     "speculation.draft_wait_ms": "leave it out: a round waits for drafts for 50 ms at most; write "
     "speculation.miss_policy (--miss-policy) = skip for no waits",

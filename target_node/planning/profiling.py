@@ -3,10 +3,11 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity
 
 from specserve.types import FromTarget, Profiled
 
@@ -18,8 +19,12 @@ log = logging.getLogger(__name__)
 class RoundProfiler:
     """Off costs one comparison a round."""
 
-    def __init__(self, send: Callable[[FromTarget], bool]) -> None:
+    def __init__(
+        self, send: Callable[[FromTarget], bool], activities: Sequence[ProfilerActivity]
+    ) -> None:
+        """`activities`: see `Backend`."""
         self._send = send
+        self._activities = activities
         self._remaining = 0
         self._path = Path()
         self._is_empty = True
@@ -40,12 +45,9 @@ class RoundProfiler:
         if self._profiler is not None:
             self._send(Profiled(str(path), "profile: another profile is being recorded"))
             return
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._remaining, self._path, self._is_empty = num_rounds, path, True
         self._ends_s = time.monotonic() + IDLE_LIMIT_S
-        profiler = torch.profiler.profile(activities=activities)
+        profiler = torch.profiler.profile(activities=self._activities)
         try:
             profiler.start()
         except RuntimeError as problem:  # another profiler has the device, say

@@ -147,9 +147,9 @@ class AsynchronousSpeculation:
             num_hits=self._num_hits,
             bytes_sent=sent,
             bytes_received=received,
-            num_waves=self._table.num_waves,
-            num_late_waves=self._table.num_late_waves,
-            wave_s=self._table.wave_s,
+            num_draft_batches=self._table.num_draft_batches,
+            num_late_draft_batches=self._table.num_late_draft_batches,
+            draft_batch_s=self._table.draft_batch_s,
             wait_s=self._wait_s,
         )
 

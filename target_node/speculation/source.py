@@ -27,9 +27,9 @@ class SpeculationStatus:
     num_hits: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
-    num_waves: int = 0
-    num_late_waves: int = 0
-    wave_s: float = 0.0
+    num_draft_batches: int = 0
+    num_late_draft_batches: int = 0
+    draft_batch_s: float = 0.0
     wait_s: float = 0.0
 
 

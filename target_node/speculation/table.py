@@ -43,14 +43,14 @@ class SpeculationTable:
 
     def __init__(self) -> None:
         self._places: dict[int, dict[BlockKey, tuple[Push, int]]] = {}  # by stream
-        self.num_waves = 0
-        self.num_late_waves = 0  # without a block that could still be used
-        self.wave_s = 0.0
+        self.num_draft_batches = 0
+        self.num_late_draft_batches = 0  # without a block that could still be used
+        self.draft_batch_s = 0.0
 
     def add(self, push: Push, round_of: Callable[[int], int | None]) -> None:
         """Take over the blocks for the coming round of each stream, None for one that has ended."""
-        self.num_waves += 1
-        self.wave_s += push.wave_s
+        self.num_draft_batches += 1
+        self.draft_batch_s += push.draft_batch_s
         is_late = True
         for place, key in enumerate(push.keys):
             if round_of(key.stream) != key.round:
@@ -59,7 +59,7 @@ class SpeculationTable:
             places = self._places.setdefault(key.stream, {})
             if len(places) < MAX_BLOCKS:
                 places.setdefault(key, (push, place))
-        self.num_late_waves += is_late
+        self.num_late_draft_batches += is_late
 
     def find(self, key: BlockKey) -> PushedBlock | None:
         """The block with this key; all others of its stream are dropped."""

@@ -18,7 +18,7 @@ MAY = (
 
 
 def named(tree: ast.AST) -> Iterator[int]:
-    """Lines that compare with a kind of device, or ask a tensor for it."""
+    """Lines that compare with a kind of device, ask a tensor for it, or use its module of torch."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             values = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
@@ -26,8 +26,23 @@ def named(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
         if isinstance(node, ast.Attribute):
             is_type = node.attr == "type" and "device" in ast.unparse(node.value)
-            if is_type or node.attr in ("is_cuda", "is_cpu", "is_mps"):
+            is_module = node.attr in KINDS and ast.unparse(node.value) in (
+                "torch",
+                "torch.backends",
+            )
+            if is_type or is_module or node.attr in ("is_cuda", "is_cpu", "is_mps"):
                 yield node.lineno
+        if isinstance(node, ast.Import | ast.ImportFrom) and KINDS & set(imported(node)):
+            yield node.lineno
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    """Modules of torch, and what is taken from it, by their names below it."""
+    of = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+    for name in (of + alias.name for alias in node.names):
+        package, _, below = name.partition(".")
+        if package == "torch":
+            yield below.removeprefix("backends.").partition(".")[0]
 
 
 def product() -> Iterator[Path]:
@@ -46,9 +61,14 @@ def test_only_backends_and_settings_name_a_kind_of_device():
 
 
 def test_such_lines_are_found():
-    for line in ("x = device.type", "if a == 'cuda': pass", "t.is_cuda", "d.device.type in kinds"):
-        assert list(named(ast.parse(line))) == [1]
-    assert not list(named(ast.parse("kind = type(device); y = {'cpu': 3}")))
+    for line in (
+        "x = device.type", "if a == 'cuda': pass", "t.is_cuda", "d.device.type in kinds",
+        "torch.cuda.is_available()", "torch.cuda.Stream(device)", "torch.backends.mps.is_built()",
+        "import torch.cuda", "from torch import cuda", "from torch.cuda import is_available",
+    ):  # fmt: skip
+        assert list(named(ast.parse(line))) == [1], line
+    for line in ("kind = type(device); y = {'cpu': 3}", "import torch; from torch import Tensor"):
+        assert not list(named(ast.parse(line))), line
 
 
 def test_whoever_needs_a_backend_is_given_one():

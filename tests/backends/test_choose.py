@@ -1,13 +1,16 @@
 """Which backend computes: the fastest that there is and that is right; the reference elsewhere."""
 
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity
 
 from specserve.backends import choose
 from specserve.backends.choose import choose_backend
-from specserve.backends.cpu import compiled, noise, self_test
+from specserve.backends.cpu import compiled, machine_code, noise, self_test
 from specserve.backends.cpu import forward as attention_module
 from specserve.backends.cpu.backend import CpuBackend
 from specserve.backends.cpu.forward import CompiledForward
@@ -55,13 +58,36 @@ def test_a_processor_that_we_know_has_compiled_forwards(anew, qwen3, caplog):
     assert line == "backend: cpu on cpu: forwards and noise are compiled for this processor"
 
 
-def test_without_numba_the_reference_serves_and_says_what_to_install(anew, monkeypatch, caplog):
-    monkeypatch.setattr(compiled, "numba", None)
+@pytest.mark.parametrize(
+    ("module", "place", "name"),
+    [(compiled, "numba", "numba"), (machine_code, "llvm", "llvmlite")],
+)
+def test_without_a_package_the_reference_serves_and_says_what_to_install(
+    anew, monkeypatch, caplog, module, place, name
+):
+    monkeypatch.setattr(module, place, None)
+    monkeypatch.setattr(module, "WHY_NOT", "it is not there")
     with caplog.at_level(logging.INFO):
         backend = choose_backend(CPU)
     assert type(backend) is TorchBackend
-    assert "backend: torch on cpu: " in caplog.text
+    assert f"backend: torch on cpu: cannot import {name} (it is not there)" in caplog.text
     assert "pip install 'specserve[cpu]'" in caplog.text
+
+
+@pytest.mark.parametrize("hidden", [["numba"], ["llvmlite", "numba"]])
+def test_what_is_not_installed_is_named(hidden):
+    """In a process of its own, since modules import these packages once."""
+    code = (
+        "import sys; "
+        f"sys.modules.update(dict.fromkeys({hidden})); "
+        "from specserve.backends.cpu.backend import CpuBackend; "
+        "print(CpuBackend.why_not())"
+    )
+    words = [sys.executable, "-c", code]
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert told.startswith(f"cannot import {hidden[0]} (")
+    assert all(f"{name} (" in told for name in hidden)
+    assert told.endswith("; pip install 'specserve[cpu]' brings numba and llvmlite\n")
 
 
 def test_an_unknown_processor_is_served_by_the_reference(anew, monkeypatch, caplog):
@@ -69,6 +95,13 @@ def test_an_unknown_processor_is_served_by_the_reference(anew, monkeypatch, capl
     with caplog.at_level(logging.INFO):
         assert type(choose_backend(CPU)) is TorchBackend
     assert "no machine code can be made for this processor" in caplog.text
+    assert "pip install" not in caplog.text
+
+
+def test_a_profile_records_the_host_and_the_device_that_computes():
+    assert TorchBackend(CPU).profiler_activities == (ProfilerActivity.CPU,)
+    on_gpu = TorchBackend(torch.device("cuda", 0))
+    assert on_gpu.profiler_activities == (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
 
 def test_the_choice_is_said_by_every_process_that_was_forked(caplog):

@@ -9,7 +9,7 @@ import logging
 
 import torch
 
-from specserve.backends.cpu import noise
+from specserve.backends.cpu import compiled, machine_code, noise
 from specserve.backends.cpu.codegen.row_code import Storage
 from specserve.backends.cpu.forward import CompiledForward
 from specserve.backends.cpu.parts import CpuParts, can_halve_exactly
@@ -43,10 +43,18 @@ class CpuBackend(TorchBackend):
 
         Compiles all there is, unless that was done before: some half a minute.
         """
+        packages = {
+            "llvmlite": (machine_code.llvm, machine_code.WHY_NOT),
+            "numba": (compiled.numba, compiled.WHY_NOT),
+        }
+        lacking = [f"{name} ({why})" for name, (module, why) in packages.items() if module is None]
+        if lacking:
+            hint = "pip install 'specserve[cpu]' brings numba and llvmlite"
+            return f"cannot import {' and '.join(lacking)}; {hint}"
         if row_kernels(Storage.FLOAT32) is None:
             return "no machine code can be made for this processor"
         if not (noise.register() and are_usable()):
-            return "numba is not installed, or does not work"
+            return "what numba compiles does not work here"
         return ""
 
     def target_parts(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity
 
 from specserve.backends.base import BlockDraws, DrawBlocks, VerifiedRows
 from specserve.backends.torch.block_passes import TorchBlockPasses
@@ -41,6 +42,8 @@ class TorchBackend:
         is_gpu = device.type == "cuda"
         self.is_asynchronous = is_gpu
         self.turning_point = 256.0 if is_gpu else 26.0
+        of_device = (ProfilerActivity.CUDA,) if is_gpu else ()
+        self.profiler_activities = (ProfilerActivity.CPU, *of_device)
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.device)

@@ -92,4 +92,4 @@ class Push:
     confidences: Floats  # [B, G]; [B, 0] where the drafter has none
     kept_ids: Tokens  # [B, G, M]; M = 0 without a distribution
     kept_probs: Floats  # [B, G, M]
-    wave_s: float = 0.0  # seconds that drafting them took
+    draft_batch_s: float = 0.0  # seconds that drafting them took

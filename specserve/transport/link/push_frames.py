@@ -53,7 +53,7 @@ def encode_push(push: Push, epoch: int, sequence: int) -> list[Part]:
     width, num_kept = push.token_ids.shape[1], push.kept_ids.shape[2]
     has_confidences = push.confidences.shape[1] > 0
     counts = (len(push.keys), width, has_confidences, num_kept)
-    parts: list[Part] = [_COUNTS.pack(*counts, push.wave_s)]
+    parts: list[Part] = [_COUNTS.pack(*counts, push.draft_batch_s)]
     fields = zip(push.keys, push.speculation_ids, push.lengths, strict=True)
     parts += [
         _BLOCK.pack(key.stream, speculation_id, key.round, key.position, key.anchor_id, length)
@@ -75,12 +75,12 @@ def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
         Unsound: a length or a field out of range.
     """
     require(len(payload) >= _COUNTS.size, "payload shorter than its counts")
-    num_blocks, width, has_confidences, num_kept, wave_s = _COUNTS.unpack_from(payload)
+    num_blocks, width, has_confidences, num_kept, draft_batch_s = _COUNTS.unpack_from(payload)
     require(num_blocks <= limits.max_blocks, "too many blocks")
     require(1 <= width <= limits.gamma, "block width out of range")
     require(has_confidences <= 1, "neither with nor without confidences")
     require(num_kept <= limits.max_kept, "too many distribution entries")
-    require(0 <= wave_s <= _MOST_BATCH_S, "seconds out of range")
+    require(0 <= draft_batch_s <= _MOST_BATCH_S, "seconds out of range")
     cursor = Cursor(payload, _COUNTS.size)
     records = _BLOCK.iter_unpack(cursor.take(num_blocks * _BLOCK.size))
     blocks = _Blocks(*zip(*records, strict=True)) if num_blocks else _NO_BLOCKS
@@ -103,7 +103,7 @@ def unpack_push(payload: memoryview, limits: LinkLimits) -> Push:
         confidences=confidences.reshape(num_blocks, width * has_confidences),
         kept_ids=kept_ids.reshape(num_blocks, width, num_kept),
         kept_probs=kept_probs.reshape(num_blocks, width, num_kept),
-        wave_s=wave_s,
+        draft_batch_s=draft_batch_s,
     )
 
 

@@ -86,6 +86,9 @@ def test_every_statistic_of_speculation_arrives_as_what_it_is():
     renamed = {
         "num_draft_tokens": "num_drafted_tokens",
         "num_accepted_tokens_per_pos": "num_accepted_per_position",
+        "num_waves": "num_draft_batches",
+        "num_late_waves": "num_late_draft_batches",
+        "wave_s": "draft_batch_s",
     }
     special = {"num_accepted_tokens_per_pos": [5, 3], "speculation_regime": "async"}
     known = {

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from draft_node.prespeculation.draft_batches import BatchSettings
 from specserve.api.call import MAX_MESSAGE_BYTES, STREAM_BUFFER_ROUNDS
 from specserve.commands.config_table import in_words
 from specserve.commands.service_options import add_service_options, flag_of, read_config
@@ -170,6 +171,7 @@ def test_what_is_advised_instead_exists():
 def test_what_is_told_of_constants_is_so():
     mib = MAX_MESSAGE_BYTES / 2**20
     wait_ms = MissPolicy().max_wait_s * 1e3
+    batches = BatchSettings()
     for dotted, words in {
         "engine.block_size": f"have {BLOCK_SIZE} tokens",
         "server.host": f"listens on {HOST} alone",
@@ -178,6 +180,7 @@ def test_what_is_told_of_constants_is_so():
         "server.max_message_bytes": f"up to {mib:g} MiB",
         "server.stream_buffer_rounds": f"lag {STREAM_BUFFER_ROUNDS} rounds",
         "speculation.num_kept": f"their {NUM_KEPT} likeliest",
+        "speculation.wave": f"up to {batches.size}, or to {batches.most_blocks(10**6)} for many",
         "speculation.draft_wait_ms": f"for {wait_ms:g} ms",
         "speculation.drafter_bits": f"in {DRAFTER_BITS} bits",
     }.items():

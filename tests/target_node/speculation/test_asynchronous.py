@@ -187,7 +187,7 @@ def test_the_same_script_gives_the_same_run(models):
                 pair.submit(each)
             pair.run_until_idle()
             status = pair.asynchronous.status()
-            assert status.wave_s > 0
-            return replace(status, wave_s=0.0), [draft.num_lives for draft in pair.drafts]
+            assert status.draft_batch_s > 0
+            return replace(status, draft_batch_s=0.0), [draft.num_lives for draft in pair.drafts]
 
     assert run() == run()

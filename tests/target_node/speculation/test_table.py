@@ -96,6 +96,10 @@ def test_what_is_behind_a_blocks_length_does_not_count():
 def test_the_time_of_draft_batches_adds_up_whether_or_not_they_were_of_use():
     table = SpeculationTable()
     for round_id, seconds in ((5, 0.25), (4, 0.5)):
-        draft_batch = replace(push(KEY._replace(round=round_id)), wave_s=seconds)
+        draft_batch = replace(push(KEY._replace(round=round_id)), draft_batch_s=seconds)
         table.add(draft_batch, {3: 5}.get)
-    assert (table.num_waves, table.num_late_waves, table.wave_s) == (2, 1, 0.75)
+    assert (table.num_draft_batches, table.num_late_draft_batches, table.draft_batch_s) == (
+        2,
+        1,
+        0.75,
+    )

@@ -96,7 +96,7 @@ def random_push(source, limits=LIMITS):
         confidences=source.random((num_blocks, width * with_confidences), dtype=np.float32),
         kept_ids=source.integers(0, 2**31, (*shape, num_kept)).astype(np.int32),
         kept_probs=source.random((*shape, num_kept), dtype=np.float32),
-        wave_s=float(source.random()),
+        draft_batch_s=float(source.random()),
     )
 
 

@@ -232,9 +232,9 @@ def test_a_row_with_a_field_out_of_range_is_nothing(fields):
         {"kept_ids": np.zeros((1, 1, 1), ids)},
         {"kept_probs": np.zeros((1, 2, 2), np.float32)},
         {"kept_ids": np.zeros((1, 2, 8), ids), "kept_probs": np.zeros((1, 2, 8), np.float32)},
-        {"wave_s": -0.001},
-        {"wave_s": math.nan},
-        {"wave_s": 3601.0},
+        {"draft_batch_s": -0.001},
+        {"draft_batch_s": math.nan},
+        {"draft_batch_s": 3601.0},
     ],
     ids=str,
 )
