@@ -151,7 +151,7 @@ def _threshold_by_bins(scaled: Tensor, mass: Tensor, needed: Tensor) -> Tensor:
     num_members = rows.bincount(minlength=num_rows)
     place = torch.arange(len(rows), device=rows.device)
     place -= (num_members.cumsum(dim=0) - num_members)[rows]
-    shape = num_rows, int(num_members.max())
+    shape = num_rows, max(1, int(num_members.max()))  # none where all rows are bad
     members = scaled.new_full(shape, float("-inf")).index_put_((rows, place), scaled[rows, ids])
     member_mass = mass.new_zeros(shape).index_put_((rows, place), mass[rows, ids])
     above = (held - in_bins).gather(1, chosen)

@@ -325,6 +325,18 @@ def test_a_bad_row_is_marked_and_disturbs_nobody():
     assert target_probs(broken, batch).isnan().all(dim=1).tolist() == found.bad_rows.tolist()
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_p": 0.9, "top_k": 5}, {"top_k": 300}])
+def test_a_bad_row_that_truncates_is_marked_when_it_is_alone(bad, fields):
+    logits = random_logits(1, 600)
+    logits[0, :3] = bad
+    if bad < 0:
+        logits[:] = bad
+    for num_rows in (1, 2):
+        batch = SamplingBatch.build([state(**fields)] * num_rows)
+        assert sample(logits.repeat(num_rows, 1), batch).token_ids.tolist() == [NO_TOKEN] * num_rows
+
+
 def test_a_nan_under_a_forbidden_token_is_still_noticed():
     logits = torch.zeros(1, 4)
     logits[0, 2] = float("nan")
