@@ -32,8 +32,8 @@ from specserve.validation import Limits
 from target_node.blocks import BlockPool
 from target_node.node import TargetNode
 from target_node.planning.admission import Admission
-from target_node.planning.budget import PricedBudget, SurvivalBudget
 from target_node.planning.forward_times import ForwardTimes
+from target_node.planning.policies import PricePolicy, ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
 from target_node.ranks import Ranks
 from target_node.runner import Runner
@@ -177,7 +177,7 @@ def _speculation(
         gamma=draft.gamma,
         scheduler=scheduler,
         sampler=sampler,
-        budget=SurvivalBudget(least or 0.0) if prices is None else PricedBudget(prices),
+        budget=ThresholdPolicy(least or 0.0) if prices is None else PricePolicy(),
         prices=prices,
     )
     return SynchronousSpeculation(draft, admission)

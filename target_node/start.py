@@ -270,7 +270,7 @@ def _begin_to_lead(
         report_failure(arguments.ready_fd, problem, is_consequence=is_consequence)
 
     watch(lambda: node.progress, config.engine.hang_timeout_s, tell)
-    if node.speculation.gamma and config.speculation.min_survival is None:
+    if node.speculation.gamma and config.speculation.weighs_costs:
         time_forwards(node, forwards)
 
 

@@ -43,6 +43,8 @@ _VALUE_FLAGS = (
     ("--fan-out", "speculation.fan_out", "BLOCKS", "drafted ahead for each row (default 32)"),
     ("--min-survival", "speculation.min_survival", "CHANCE",
      "0 to 1: drafted tokens less likely to be reached are not verified (default: by cost)"),
+    ("--verify-policy", "speculation.verify_policy", "POLICY",
+     "fixed|threshold|price|causal|barrier|global: how many drafted tokens (default price)"),
     ("--miss-policy", "speculation.miss_policy", "POLICY", "auto|skip|ngram|local_draft|draft_now"),
     ("--draft-timeout-s", "speculation.draft_timeout_s", "SECONDS",
      "a draft process that is silent for longer is started again (default 1)"),

@@ -114,6 +114,9 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # Tokens less likely than this to be reached are not verified; None: those that would cost more
     # than they bring, by the times of the rounds so far.
     min_survival: Annotated[float, Meta(ge=0, le=1)] | None = None
+    # How many drafted tokens of a round are verified: see `target_node.planning.policies`. None:
+    # price, or threshold where `min_survival` is given.
+    verify_policy: str | None = None
     # A draft process prepares blocks for this many outcomes a row and round at most.
     fan_out: Annotated[int, Meta(ge=1, le=1024)] = 32
     # A row for whose outcome nothing was prepared: auto|skip|ngram|local_draft|draft_now.
@@ -123,6 +126,16 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # Rounds travel by: shm, memory that both processes share | nccl: between GPUs.
     link: str = "shm"
     draft_threads: Positive | None = None  # cores per draft process on CPU; None: as for a rank
+
+    @property
+    def policy(self) -> str:
+        """`verify_policy`, or what it is by default."""
+        return self.verify_policy or ("price" if self.min_survival is None else "threshold")
+
+    @property
+    def weighs_costs(self) -> bool:
+        """Whether what forwards take decides how many tokens are verified."""
+        return self.policy not in ("fixed", "threshold")
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

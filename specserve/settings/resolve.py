@@ -43,6 +43,7 @@ _NAMES = {  # keys of [speculation] that take one of a few names
     "mode": ("off", "sync", "async", "auto"),
     "verification": tuple(method.value for method in VerificationMethod),
     "link": ("shm", "nccl"),
+    "verify_policy": ("fixed", "threshold", "price", "causal", "barrier", "global"),
     "miss_policy": ("auto", "skip", "ngram", "local_draft", "draft_now"),
 }
 
@@ -140,6 +141,7 @@ def _draft_bytes_per_token(speculation: SpeculationConfig, spec: ModelSpec, *, d
 def _check_wishes(config: Config, topology: Topology) -> None:
     """The wishes that no machine meets: later versions will, or nobody should."""
     _check_names(config.speculation)
+    _check_policy(config.speculation)
     _check_generation_config(config.model.generation_config)
     _check_mode(config.speculation.mode, topology)
     _check_uses(config.speculation, topology)
@@ -171,11 +173,28 @@ def _check_uses(speculation: SpeculationConfig, topology: Topology) -> None:
 
 def _check_names(speculation: SpeculationConfig) -> None:
     for key, known in _NAMES.items():
-        value: str = getattr(speculation, key)
-        if value not in known:
+        value: str | None = getattr(speculation, key)
+        if value is not None and value not in known:
             hint = f"; it is called {_RENAMED[value]} now" if value in _RENAMED else ""
             problem = f"{value!r} is not known ({', '.join(known)}){hint}"
             raise InvalidField(f"speculation.{key}", problem)
+
+
+def _check_policy(speculation: SpeculationConfig) -> None:
+    """What a policy needs, and what it is not exact for."""
+    policy, least = speculation.policy, speculation.min_survival
+    if policy == "threshold" and least is None:
+        problem = "threshold needs a speculation.min_survival (--min-survival)"
+        raise InvalidField("speculation.verify_policy", problem)
+    if policy != "threshold" and least is not None:
+        problem = f"is the threshold's: leave it out with the policy {policy}"
+        raise InvalidField("speculation.min_survival", problem)
+    if policy == "global" and speculation.verification != VerificationMethod.COUPLED:
+        problem = (
+            f"global is not exact for {speculation.verification}: it looks at what was drafted; "
+            "use --verification coupled, or price, causal or barrier"
+        )
+        raise InvalidField("speculation.verify_policy", problem)
 
 
 def _check_mode(mode: str, topology: Topology) -> None:

@@ -8,14 +8,19 @@ import logging
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import replace
+from typing import NamedTuple
 
 from specserve.drafters.protocol import StoppingThreshold
 from specserve.sampling.state import SamplingState
-from specserve.sampling.verification.admission import Allocator
+from specserve.sampling.verification.admission import (
+    Allocator,
+    PlanningSnapshot,
+    RoundFacts,
+)
 from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
-from target_node.planning.budget import AcceptanceHistory, survival_of
-from target_node.planning.round_prices import RoundPrices
+from target_node.planning.acceptance import AcceptanceHistory, survival_of
+from target_node.planning.round_prices import FrozenPrices, LoadView, RoundPrices
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
@@ -40,10 +45,13 @@ class Admission:
         budget: Allocator,
         prices: RoundPrices | None = None,
         max_positions: int | None = None,
+        is_asynchronous: bool = False,
     ) -> None:
         """`gamma`: drafted tokens of a block at most; `prices`: what they cost, if anybody asks.
 
         Nothing is drafted at `max_positions` and beyond, which is what the drafter was made for.
+        `is_asynchronous`: blocks are drawn while the round before theirs is verified, so that what
+        is known of times and acceptance is written down before that begins.
         """
         self.gamma = gamma
         self._scheduler = scheduler
@@ -52,6 +60,11 @@ class Admission:
         self._prices = prices
         self._max_positions = max_positions
         self._history = AcceptanceHistory(gamma)
+        self._is_asynchronous = is_asynchronous
+        self._known = self._write_down()  # what this round may read
+        self._known_next: _Known | None = None  # ... and the next one, where it is another
+        self._load: LoadView | None = None  # of this round, as it was known
+        self._last_survivals: dict[Sequence, _TwoRounds] = {}
         self._has_drafts = False  # in this round
         self._num_rounds = 0  # in which somebody could be drafted for
         self._wanted_drafts = False  # some row, in this round
@@ -61,16 +74,20 @@ class Admission:
     def begin(self, rows: list[Row]) -> None:
         """A round begins, in which rows are drafted for next."""
         self._wanted_drafts = any(map(self.may_speculate, rows))
+        num_decoding = sum(row.sequence.is_decoding for row in rows)
         if self._prices is not None:
-            num_decoding = sum(row.sequence.is_decoding for row in rows)
             self._prices.begin(num_decoding, is_mixed=num_decoding < len(rows))
             if self._prices.tries_again:  # what was seen before the pause spoke against drafts
                 self._history = AcceptanceHistory(self.gamma)
+        self._known = self._known_next or self._write_down()
+        if self._known.prices is not None:
+            is_mixed = num_decoding < len(rows)
+            self._load = self._known.prices.of(num_decoding, is_mixed=is_mixed)
 
     @property
     def pauses(self) -> bool:
         """Whether nobody is to be asked for drafts in this round: they brought too little."""
-        return self._prices is not None and not self._prices.drafts
+        return self._load is not None and not self._load.drafts
 
     def threshold(self, rows: list[Row], num_drafted: int) -> StoppingThreshold | None:
         """When chains stop in the round of `rows`; None: never for what a token costs.
@@ -79,10 +96,10 @@ class Admission:
         All chains end together, so a token that ended its neighbours' would make room for itself,
         and by way of its place decide whether it is verified.
         """
-        if self._prices is None:
+        if self._load is None:
             return None
         has_room = num_drafted * self.gamma <= self._scheduler.room_for_drafts(rows)
-        return replace(self._prices.threshold, may_look=has_room)
+        return replace(self._load.threshold, may_look=has_room)
 
     def may_speculate(self, row: Row) -> bool:
         """Whether drafted tokens may be verified in this round."""
@@ -137,15 +154,48 @@ class Admission:
         ]
         self._has_drafts = bool(drafted)
         survivals = [self._survival(speculation, limit) for _, speculation, limit in drafted]
-        verify_lens = self._budget.allocate(survivals, self._scheduler.room_for_drafts(rows))
+        facts = self._facts(rows, [row for row, _, _ in drafted], survivals)
+        capacity = self._scheduler.room_for_drafts(rows)
+        verify_lens = self._budget.allocate(survivals, capacity, facts)
         admitted = {
             row.sequence: self._scheduler.with_drafts(row, speculation, verify_len)
             for (row, speculation, _), verify_len in zip(drafted, verify_lens, strict=True)
         }
         admitted_rows = [admitted.get(row.sequence, row) for row in rows]
+        if self._is_asynchronous:  # from now on blocks of the next round are drawn
+            self._known_next = self._write_down()
         if self._prices is not None:
             self._prices.launch(sum(row.num_tokens for row in admitted_rows))
         return admitted_rows
+
+    def _write_down(self) -> "_Known":
+        """What is known now of times and acceptance."""
+        prices = None if self._prices is None else self._prices.freeze()
+        return _Known(prices, tuple(self._history.confidences))
+
+    def _facts(
+        self, rows: list[Row], drafted: list[Row], survivals: Rows[Rows[float]]
+    ) -> RoundFacts:
+        """Of a round; the survivals of its blocks are kept for the round after the next."""
+        prior = tuple(survival_of(self._known.confidences))
+        two_before: list[Rows[float]] = []
+        for row, survival in zip(drafted, survivals, strict=True):
+            rounds = self._last_survivals.setdefault(row.sequence, _TwoRounds())
+            two_before.append(rounds.pushed(row.sequence.num_rounds, survival, prior))
+        load = self._load
+        snapshot = PlanningSnapshot(prior=prior)
+        if load is not None:
+            snapshot = PlanningSnapshot(load.threshold.token_price, load.costs, prior)
+        return RoundFacts(
+            snapshot=snapshot,
+            num_tokens=sum(row.num_tokens for row in rows),
+            before=two_before,
+            by_ratio=[self.needs_probs(row) for row in drafted],
+        )
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended, or gives its blocks back."""
+        self._last_survivals.pop(sequence, None)
 
     def observe(
         self,
@@ -230,5 +280,26 @@ class Admission:
 
     def _survival(self, speculation: Speculation, limit: int) -> Rows[float]:
         """Of the positions that may be verified."""
-        confidences = speculation.confidences or self._history.confidences
+        confidences = speculation.confidences or self._known.confidences
         return survival_of(confidences[: min(limit, len(speculation.token_ids))])
+
+
+class _Known(NamedTuple):
+    """What admission knew at one moment."""
+
+    prices: FrozenPrices | None
+    confidences: tuple[float, ...]  # usual ones, by position
+
+
+class _TwoRounds:
+    """Survivals of a row's blocks in its latest rounds."""
+
+    def __init__(self) -> None:
+        self._by_round: dict[int, Rows[float]] = {}
+
+    def pushed(self, number: int, survival: Rows[float], prior: Rows[float]) -> Rows[float]:
+        """Those of two rounds before round `number`, or as many of the prior; keeps this one's."""
+        before = self._by_round.get(number - 2, prior[: len(survival)])
+        self._by_round = {n: s for n, s in self._by_round.items() if n > number - 2}
+        self._by_round[number] = survival
+        return before

@@ -13,9 +13,12 @@ Receives counts and times, never tokens: a price says nothing of what was drawn 
 """
 
 import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from specserve.backends.base import Backend
 from specserve.drafters.protocol import StoppingThreshold
+from specserve.sampling.verification.admission import StepCosts
 from target_node.planning.forward_times import ForwardTimes, Line
 from target_node.planning.token_times import MOST, SMOOTHING, TokenTimes
 from target_node.speculation.draft_pauses import DraftPauses
@@ -38,7 +41,6 @@ class RoundPrices:
 
         `may_pause`: rounds of a load stop drafting where that costs more than it brings.
         """
-        self.drafts = True  # whether the round that began may draft
         self.num_pauses = 0  # begun so far, of all loads
         self._may_pause = may_pause
         self._backend = backend
@@ -56,13 +58,13 @@ class RoundPrices:
         """
         self._load = self._of(num_decoding, is_mixed=is_mixed)
         self._num_rows, self._is_mixed = num_decoding, is_mixed
-        self.drafts = not self._may_pause or self._load.pauses.drafts
         self._began_s, self._num_first_calls = time.perf_counter(), self._backend.num_first_calls
 
     @property
     def tries_again(self) -> bool:
         """Whether the round that began is the first with drafts after a pause."""
-        return self.drafts and self._may_pause and self._load.pauses.tries_again
+        pauses = self._load.pauses
+        return pauses.drafts and self._may_pause and pauses.tries_again
 
     def launch(self, num_tokens: int) -> None:
         """The forward of so many tokens begins."""
@@ -82,21 +84,53 @@ class RoundPrices:
             self.num_pauses += self._load.pauses.num_pauses - before
         self._load.add(self._num_tokens, now_s - self._launched_s, round_s, num_emitted)
 
-    @property
-    def threshold(self) -> StoppingThreshold:
-        """Nothing costs anything before a few rounds, or forwards beforehand, were measured."""
-        return self._load.threshold
+    def freeze(self) -> "FrozenPrices":
+        """As they are now, of every load: nothing that is measured later changes it."""
+        views = {key: self._view(load) for key, load in self._loads.items()}
+        return FrozenPrices(views, self._view_of_new)
+
+    def _view(self, load: "_BatchTimes") -> "LoadView":
+        drafts = not self._may_pause or load.pauses.drafts
+        return LoadView(load.threshold, load.costs, drafts)
+
+    def _view_of_new(self, bits: int, *, is_mixed: bool) -> "LoadView":
+        """Of a load that had no round yet: what was timed at start, and nothing else."""
+        return self._view(self._new(bits, is_mixed=is_mixed))
 
     def _of(self, num_decoding: int, *, is_mixed: bool) -> "_BatchTimes":
         bits = max(num_decoding, 1).bit_length()
         load = self._loads.get((bits, is_mixed))
         if load is None:
-            num_rows = 1 << (bits - 1)
-            line = None if is_mixed else self._timed.line(num_rows)
-            load = self._loads[bits, is_mixed] = _BatchTimes(
-                self._backend.turning_point, num_rows, line
-            )
+            load = self._loads[bits, is_mixed] = self._new(bits, is_mixed=is_mixed)
         return load
+
+    def _new(self, bits: int, *, is_mixed: bool) -> "_BatchTimes":
+        num_rows = 1 << (bits - 1)
+        line = None if is_mixed else self._timed.line(num_rows)
+        return _BatchTimes(self._backend.turning_point, num_rows, line)
+
+
+class LoadView(NamedTuple):
+    """What was known of a load when a snapshot was taken."""
+
+    threshold: StoppingThreshold
+    costs: StepCosts
+    drafts: bool  # whether its rounds may draft
+
+
+class FrozenPrices:
+    """`RoundPrices` at one moment."""
+
+    def __init__(
+        self, views: Mapping[tuple[int, bool], LoadView], of_new: Callable[..., LoadView]
+    ) -> None:
+        self._views = views
+        self._of_new = of_new
+
+    def of(self, num_decoding: int, *, is_mixed: bool) -> LoadView:
+        bits = max(num_decoding, 1).bit_length()
+        view = self._views.get((bits, is_mixed))
+        return self._of_new(bits, is_mixed=is_mixed) if view is None else view
 
 
 class _BatchTimes:
@@ -125,7 +159,15 @@ class _BatchTimes:
         self._num_emitted += weight * (num_emitted - self._num_emitted)
 
     @property
+    def costs(self) -> Line:
+        """Seconds of forwards by tokens, as a line; where nothing is known all take the same."""
+        if not self._forwards.num_rounds:
+            return Line(1.0, 0.0) if self._timed is None else self._timed
+        return Line(self._forwards.expected(0), self._forwards.slope)
+
+    @property
     def threshold(self) -> StoppingThreshold:
+        """Nothing costs anything before a few rounds, or forwards beforehand, were measured."""
         if self._timed is not None:
             return self._threshold(self._timed)
         if self._num_rounds < _LEAST_ROUNDS or not self._round_s:

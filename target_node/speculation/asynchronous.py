@@ -154,6 +154,7 @@ class AsynchronousSpeculation:
         )
 
     def forget(self, sequence: Sequence) -> None:
+        self._admission.forget(sequence)
         self._local.forget(sequence)
         stream = self._streams.forget(sequence)
         if stream is None:

@@ -171,6 +171,7 @@ class SynchronousSpeculation:
 
     def forget(self, sequence: Sequence) -> None:
         self._draft.forget(sequence)
+        self._admission.forget(sequence)
 
     def close(self) -> None:
         pass

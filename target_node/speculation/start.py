@@ -18,8 +18,8 @@ from specserve.transport.link.ends import TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingTargetEnd, SharedRegion
 from target_node.planning.admission import Admission
-from target_node.planning.budget import PricedBudget, SurvivalBudget
 from target_node.planning.forward_times import ForwardTimes
+from target_node.planning.policies import policy_named
 from target_node.planning.round_prices import RoundPrices
 from target_node.runner import Runner
 from target_node.sampler import Sampler
@@ -126,7 +126,7 @@ class _Builder:
         limits = self._limits(gamma, feature_size, positions)
         return AsynchronousSpeculation(
             self._links(arguments, name, limits),
-            admission=self._admission(gamma, positions),
+            admission=self._admission(gamma, positions, is_asynchronous=True),
             features=features,
             policy=MissPolicy(_fallbacks(speculation)[0]),
             local=local,
@@ -256,17 +256,22 @@ class _Builder:
         return self._features[folder]
 
     def _admission(
-        self, gamma: int, positions: int | None, *, may_pause: bool = False
+        self,
+        gamma: int,
+        positions: int | None,
+        *,
+        may_pause: bool = False,
+        is_asynchronous: bool = False,
     ) -> Admission:
-        least = self._config.speculation.min_survival
-        prices = None
-        if least is None:
+        speculation, prices = self._config.speculation, None
+        if speculation.weighs_costs:
             prices = RoundPrices(self._runner.backend, self._forwards, may_pause=may_pause)
         return Admission(
             gamma=gamma,
             scheduler=self._scheduler,
             sampler=self._sampler,
-            budget=SurvivalBudget(least or 0.0) if prices is None else PricedBudget(prices),
+            budget=policy_named(speculation.policy, speculation.min_survival),
             prices=prices,
             max_positions=positions,
+            is_asynchronous=is_asynchronous,
         )

@@ -21,7 +21,7 @@ from specserve.sampling.draft_sampler import BlockLayout
 from specserve.sampling.verification.admission import Allocator
 from specserve.sampling.verification.method import VerificationMethod
 from specserve.telemetry import VerifiedRow
-from target_node.planning.budget import SurvivalBudget
+from target_node.planning.policies import ThresholdPolicy
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
@@ -164,7 +164,7 @@ class Table:
     drafter: Callable[[Dice, int], DieDrafter] = DieDrafter
     miss: Miss | None = Miss.SKIP
     auto: bool = False
-    budget: Callable[[], Allocator] = SurvivalBudget
+    budget: Callable[[], Allocator] = ThresholdPolicy
     places: int = 4 * ROWS  # tokens of a forward
     num_blocks: int = 4096
 

@@ -6,8 +6,9 @@ right.
 """
 
 import random
+from bisect import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from specserve.drafters.protocol import Drafter, StoppingThreshold
 from specserve.drafters.weights import TargetWeights
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
+from specserve.sampling.verification.admission import NOTHING, PlanningSnapshot, RoundFacts
 from specserve.types import Request, SamplingParams
-from target_node.planning.round_prices import RoundPrices
+from target_node.planning.policies import policy_named
+from target_node.planning.round_prices import FrozenPrices, LoadView, RoundPrices
 from tests.backends.chosen import BACKEND
 from tests.specserve.drafters.checkpoints import (
     DFLASH,
@@ -123,12 +126,28 @@ class RandomBudget:
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
 
-    def allocate(self, survivals: Sequence[Sequence[float]], capacity: int) -> list[int]:
+    def allocate(
+        self, survivals: Sequence[Sequence[float]], capacity: int, facts: RoundFacts = NOTHING
+    ) -> list[int]:
         lens = []
         for survival in survivals:
             lens.append(min(self._rng.randint(0, len(survival)), capacity))
             capacity -= lens[-1]
         return lens
+
+
+class Jagged:
+    """A policy that is shipped, under a table and a price that are others in every round."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self._policy, self._rng = policy_named(name), random.Random(seed)
+
+    def allocate(
+        self, survivals: Sequence[Sequence[float]], capacity: int, facts: RoundFacts = NOTHING
+    ) -> list[int]:
+        costs = Stairs(self._rng.randrange(10**6))
+        snapshot = PlanningSnapshot(self._rng.random() ** 2, costs, facts.snapshot.prior)
+        return self._policy.allocate(survivals, capacity, replace(facts, snapshot=snapshot))
 
 
 def confident(drafter):
@@ -138,22 +157,33 @@ def confident(drafter):
 
 
 class MoodyPrices(RoundPrices):
-    """`Prices` that are others in every round: of tokens, and of the time that a pass takes."""
+    """`RoundPrices` that are others in every round: of tokens, and of the time a pass takes."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(BACKEND)
         self._rng = random.Random(seed)
-        self._mood = StoppingThreshold(0.0, 0.0)
 
-    def begin(self, num_decoding: int, *, is_mixed: bool = False) -> None:
+    def freeze(self) -> FrozenPrices:
         # From nothing, where chains are whole, to more than any pass can bring.
         pace = self._rng.choice([0.0, 1.0, 1e2, 1e3, 1e9])
-        self._mood = StoppingThreshold(tokens_per_s=pace, token_price=self._rng.random() ** 2)
-        self.drafts = self._rng.random() < 0.9  # else the round is a pause
+        mood = LoadView(
+            StoppingThreshold(tokens_per_s=pace, token_price=self._rng.random() ** 2),
+            Stairs(self._rng.randrange(1000)),
+            drafts=self._rng.random() < 0.9,  # else the round is a pause
+        )
+        return FrozenPrices({}, lambda bits, *, is_mixed: mood)
 
-    @property
-    def threshold(self) -> StoppingThreshold:
-        return self._mood
+
+class Stairs:
+    """`StepCosts` in steps of any height and length, downwards too: a jagged table."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)
+        self._edges = sorted(rng.sample(range(1, 80), 8))
+        self._seconds = [rng.choice([1.0, 1.1, 1.5, 2.0, 4.0]) for _ in range(9)]
+
+    def seconds(self, num_tokens: int) -> float:
+        return self._seconds[bisect(self._edges, num_tokens)]
 
 
 MIXTURES: list[dict] = [

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from specserve.types import Request
-from target_node.planning.budget import SurvivalBudget
+from target_node.planning.policies import ThresholdPolicy
 from target_node.speculation.miss_policy import Miss
 from tests.exactness.speculative import Models, RandomBudget, make_models, requests, run
 from tests.specserve.transport.link.loopback import Script
@@ -50,7 +50,7 @@ WORLDS = {
     "blocks run out": (USUAL, SHORT),
     "little room for drafts": (QUICK, {"max_batch_tokens": 9, "miss": Miss.SKIP}),
     "no prefix cache": (USUAL, {"prefix_cache": False}),
-    "everything is verified": (QUICK, {"budget": SurvivalBudget, "miss": Miss.SKIP}),
+    "everything is verified": (QUICK, {"budget": ThresholdPolicy, "miss": Miss.SKIP}),
     "contexts grow slowly": (replace(QUICK, max_extension=3), {"miss": Miss.SKIP}),
 }
 
@@ -158,7 +158,7 @@ def test_equal_where_chains_go_on_by_what_they_drafted(models, plain, name):
         return drafter
 
     drafting = replace(QUICK, usual_tokens=2)
-    settings = {"max_model_len": MODEL_LEN, "miss": Miss.SKIP, "budget": SurvivalBudget}
+    settings = {"max_model_len": MODEL_LEN, "miss": Miss.SKIP, "budget": ThresholdPolicy}
     with InProcessPair(models.model(), make, drafting, **settings) as pair:
         found = run(pair, with_any_length(requests(500)[:30]), at_once=6)
     assert_equal(found, plain)
@@ -171,7 +171,7 @@ def test_equal_where_chains_go_on_by_what_they_drafted(models, plain, name):
 def test_most_rows_find_a_block_that_was_prepared_in_time(models, plain):
     """Where shared noise foretells nearly everything; else the other tests might test little."""
     found, pair = drafted(
-        models, "the target itself", 60, QUICK, miss=Miss.SKIP, budget=SurvivalBudget
+        models, "the target itself", 60, QUICK, miss=Miss.SKIP, budget=ThresholdPolicy
     )
     assert_equal(found, plain)
     assert pair.hit_rate > 0.6

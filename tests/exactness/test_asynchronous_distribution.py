@@ -20,7 +20,7 @@ import pytest
 from specserve.audit.chi_square import power
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.method import VerificationMethod
-from target_node.planning.budget import SurvivalBudget
+from target_node.planning.policies import ThresholdPolicy
 from target_node.speculation.miss_policy import Miss
 from tests.exactness.dice import (
     ANSWER_LEN,
@@ -35,7 +35,7 @@ from tests.exactness.dice import (
     Throws,
     throw,
 )
-from tests.exactness.speculative import RandomBudget
+from tests.exactness.speculative import Jagged, RandomBudget
 from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
 from tests.specserve.transport.link.loopback import Script
 
@@ -64,7 +64,11 @@ TABLES = {
     "few blocks": Table(drafting=IN_TIME, num_blocks=300),
     "moody coins": Table(drafting=ONE_OUTCOME, dice=COINS, drafter=MoodyDieDrafter),
     "moody lengths": Table(
-        drafting=IN_TIME, drafter=MoodyDieDrafter, budget=partial(SurvivalBudget, 0.3)
+        drafting=IN_TIME, drafter=MoodyDieDrafter, budget=partial(ThresholdPolicy, 0.3)
+    ),
+    "causal": Table(drafting=IN_TIME, drafter=MoodyDieDrafter, budget=partial(Jagged, "causal", 3)),
+    "barrier": Table(
+        drafting=IN_TIME, drafter=MoodyDieDrafter, budget=partial(Jagged, "barrier", 4)
     ),
     # What was drafted here decides whether there is a block for the next round.
     "moody coins drafted here": Table(
@@ -79,13 +83,15 @@ ONE_METHOD = {
     "misses wait": REJECTION,
     "misses look up": FORESEEABLE,
     "any miss": REJECTION,
+    "causal": FORESEEABLE,
+    "barrier": REJECTION,
     "any mode": FORESEEABLE,
     "few places": FORESEEABLE,
     "few blocks": REJECTION,
     "moody coins drafted here": REJECTION,
 }
 # A second and a half each: what mixes up rows, blocks, distributions or keys falls to one of these.
-FAST = {"in time", "misses drafted here", "moody coins drafted here", "any mode"}
+FAST = {"in time", "barrier", "misses drafted here", "moody coins drafted here", "any mode"}
 CASES = [
     pytest.param(name, method, marks=[] if name in FAST else pytest.mark.slow)
     for name in TABLES

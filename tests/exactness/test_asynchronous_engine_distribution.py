@@ -22,7 +22,7 @@ import pytest
 
 from specserve.audit.chi_square import power
 from specserve.sampling.verification.method import VerificationMethod
-from target_node.planning.budget import SurvivalBudget
+from target_node.planning.policies import ThresholdPolicy
 from target_node.speculation.miss_policy import Miss
 from tests.exactness.engine_distribution import (
     QUESTIONS,
@@ -100,7 +100,7 @@ def ask(models) -> Callable[[Loop, VerificationMethod, int], Answers]:
             loop.drafting,
             miss=loop.miss,
             auto=loop.auto,
-            budget=SurvivalBudget,
+            budget=ThresholdPolicy,
             default_method=method,
             num_blocks=2000,
             max_batch_rows=ROWS,

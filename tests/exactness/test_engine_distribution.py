@@ -20,7 +20,7 @@ import pytest
 
 from specserve.audit.chi_square import Fit, power, survival
 from specserve.sampling.verification.method import VerificationMethod
-from target_node.planning.budget import SurvivalBudget
+from target_node.planning.policies import ThresholdPolicy
 from tests.exactness.engine_distribution import (
     QUESTIONS,
     Answers,
@@ -30,7 +30,7 @@ from tests.exactness.engine_distribution import (
     fits,
     make_models,
 )
-from tests.exactness.speculative import MoodyPrices, confident
+from tests.exactness.speculative import Jagged, MoodyPrices, confident
 
 FALSE_ALARMS = 1e-6
 FEW, MANY = 800, 2000  # samples a question
@@ -39,14 +39,14 @@ METHODS = [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE]
 # Lengths at random, by confidence, by what was accepted before, and as long as there is room.
 LOOPS = {
     "dspark, any length": partial(Engine, "dspark"),
-    "dspark, by confidence": partial(Engine, "dspark", budget=partial(SurvivalBudget, 0.3)),
+    "dspark, by confidence": partial(Engine, "dspark", budget=partial(ThresholdPolicy, 0.3)),
     "language model, by history": partial(
-        Engine, "language model", budget=partial(SurvivalBudget, 0.2)
+        Engine, "language model", budget=partial(ThresholdPolicy, 0.2)
     ),
     "language model, by confidence": partial(
         Engine,
         "language model",
-        budget=partial(SurvivalBudget, 0.15),
+        budget=partial(ThresholdPolicy, 0.15),
         wrap=confident,
     ),
     "language model, ending where it does not pay": partial(
@@ -61,9 +61,13 @@ LOOPS = {
         "language model",
         wrap=confident,
         prices=partial(MoodyPrices, 6),
-        budget=SurvivalBudget,
+        budget=ThresholdPolicy,
     ),
-    "the target itself, all": partial(Engine, "the target itself", budget=SurvivalBudget),
+    "dspark, causal": partial(Engine, "dspark", budget=partial(Jagged, "causal", 7)),
+    "language model, barrier": partial(
+        Engine, "language model", wrap=confident, budget=partial(Jagged, "barrier", 8)
+    ),
+    "the target itself, all": partial(Engine, "the target itself", budget=ThresholdPolicy),
     "ngram, any length": partial(Engine, "ngram"),
     "language model, short of blocks": partial(
         Engine, "language model", num_blocks=200, block_size=1
@@ -104,7 +108,7 @@ def least_p_value(found: list[Fit]) -> float:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_few_answers_have_their_distribution(models, distributions, method):
     """Of blocks that are verified whole: what takes one row's for another's moves most."""
-    engine = Engine("language model", method, budget=SurvivalBudget)
+    engine = Engine("language model", method, budget=ThresholdPolicy)
     found = ask(models, engine, FEW, seed=3)
     assert least_p_value(fits(distributions, found)) > FALSE_ALARMS
     assert found.num_accepted > 500

@@ -13,7 +13,7 @@ import torch
 from specserve.drafters.ngram import NgramDrafter
 from specserve.sampling.verification.method import VerificationMethod
 from specserve.types import RoundEvents, Terminal
-from target_node.planning.budget import SurvivalBudget
+from target_node.planning.policies import ThresholdPolicy
 from tests.exactness.engine_distribution import Models, make_models
 from tests.specserve.models.checkpoints import load, write_tokenizer
 from tests.target_node.in_process import InProcessTarget, request
@@ -78,7 +78,7 @@ def test_padding_is_never_answered(models, name, method):
         models.model,
         draft=None if name is None else models.drafters[name](),
         default_method=method,
-        budget=SurvivalBudget(0.0),
+        budget=ThresholdPolicy(0.0),
         max_batch_rows=32,
         max_batch_tokens=256,
     )
@@ -96,7 +96,7 @@ def test_padding_is_never_answered_where_drafts_are_pushed(models, name, method)
         models.drafters[name],
         drafting,
         auto=True,
-        budget=partial(SurvivalBudget, 0.0),
+        budget=partial(ThresholdPolicy, 0.0),
         default_method=method,
         max_batch_rows=32,
         max_batch_tokens=256,

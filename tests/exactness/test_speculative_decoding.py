@@ -5,7 +5,7 @@ sampling fields, against plain decoding of the same seeded requests.
 import pytest
 
 from specserve.types import TokenOrigin
-from target_node.planning.budget import PricedBudget
+from target_node.planning.policies import PricePolicy
 from tests.exactness.speculative import (
     DRAFTERS,
     QUICK_OR_SLOW,
@@ -101,7 +101,7 @@ def test_equal_whatever_tokens_and_passes_cost(models, plain, name):
         drafter = confident(drafter)
     prices = MoodyPrices(4)
     target = InProcessTarget(
-        models.model(), draft=drafter, prices=prices, budget=PricedBudget(prices), max_model_len=90
+        models.model(), draft=drafter, prices=prices, budget=PricePolicy(), max_model_len=90
     )
     assert_equal(run(target, requests(500)[:60], at_once=6), plain)
     stats = [end.stats for end in target.ends.values()]

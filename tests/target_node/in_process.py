@@ -31,7 +31,7 @@ from specserve.validation import Limits
 from target_node.blocks import BlockPool
 from target_node.node import TargetNode
 from target_node.planning.admission import Admission
-from target_node.planning.budget import SurvivalBudget
+from target_node.planning.policies import ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
 from target_node.ranks import Ranks
 from target_node.runner import Runner
@@ -146,7 +146,7 @@ class InProcessTarget:
             gamma=colocated.gamma,
             scheduler=self.scheduler,
             sampler=self.sampler,
-            budget=budget or SurvivalBudget(),
+            budget=budget or ThresholdPolicy(),
             prices=self.prices,
         )
         return SynchronousSpeculation(colocated, admission)

@@ -23,7 +23,7 @@ from specserve.models.transformer import Transformer
 from specserve.sampling.verification.admission import Allocator
 from specserve.transport.link.frames import LinkLimits
 from target_node.planning.admission import Admission
-from target_node.planning.budget import SurvivalBudget
+from target_node.planning.policies import ThresholdPolicy
 from target_node.speculation.asynchronous import AsynchronousSpeculation
 from target_node.speculation.auto import AutoSpeculation
 from target_node.speculation.draft_links import DraftLinks, DraftPeer
@@ -98,7 +98,7 @@ class InProcessPair(InProcessTarget):
         miss: Miss | None = None,
         misses: Collection[Miss] = (),
         auto: bool = False,
-        budget: Callable[[], Allocator] = SurvivalBudget,
+        budget: Callable[[], Allocator] = ThresholdPolicy,
         max_extension: int = 512,
         **target,
     ) -> None:

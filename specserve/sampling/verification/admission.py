@@ -2,17 +2,66 @@
 """The seam between drafting and verification: who decides how many drafted tokens are verified.
 
 Under the ratio test a token may be left out only for reasons that do not know it. The signature
-says so: an allocator receives no tokens, no distributions, no logits and no noise.
+says so: an allocator receives no tokens, no distributions, no logits and no noise, and what it
+knows of times and of acceptance was written down before any token of these blocks was drawn.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
+
+
+class StepCosts(Protocol):
+    """What a forward takes, as it was known when the snapshot was taken."""
+
+    def seconds(self, num_tokens: int) -> float:
+        """Of a forward of so many tokens, anchors and prompt tokens included."""
+        ...
+
+
+class FreeSteps:
+    """`StepCosts` of who has measured nothing yet: every forward takes the same."""
+
+    def seconds(self, num_tokens: int) -> float:
+        return 1.0
+
+
+_FREE = FreeSteps()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningSnapshot:
+    """What planning may read in a round, taken before any token of its blocks was drawn.
+
+    Synchronous: before the round's drafting. Asynchronous: before the verification of the round
+    before it begins, since the round's blocks are drawn meanwhile (DSpark, section 5.2).
+    """
+
+    token_price: float = 0.0  # tokens that the time of one more drafted token would bring
+    costs: StepCosts = _FREE
+    prior: tuple[float, ...] = ()  # usual survivals, by position
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """What an allocator knows of a round besides its survivals."""
+
+    snapshot: PlanningSnapshot = field(default_factory=PlanningSnapshot)
+    num_tokens: int = 0  # of the forward without drafted ones: anchors, prompts
+    # By row: survivals of its block two rounds before, or the prior's where it had none then.
+    before: Sequence[Sequence[float]] = ()
+    by_ratio: Sequence[bool] = ()  # by row: verified by the ratio test
+
+
+NOTHING = RoundFacts()
 
 
 class Allocator(Protocol):
     """Distributes places of the next target forward among rows."""
 
-    def allocate(self, survivals: Sequence[Sequence[float]], capacity: int) -> list[int]:
+    def allocate(
+        self, survivals: Sequence[Sequence[float]], capacity: int, facts: RoundFacts = NOTHING
+    ) -> list[int]:
         """verify_len of every row.
 
         `survivals[r][k]` is the estimated probability that tokens 0..k of row r all stand, each

@@ -6,7 +6,9 @@ from collections import defaultdict
 import pytest
 import torch
 
+from specserve.sampling.verification.admission import PlanningSnapshot, RoundFacts
 from specserve.sampling.verification.method import VerificationMethod
+from target_node.planning.policies import EXACT_FOR, policy_named
 from tests.exactness.enumeration.sequences import rounds_of
 from tests.exactness.enumeration.toy import Toy
 from tests.specserve.sampling.random_probs import likeliest_probs
@@ -15,6 +17,7 @@ A, B = 0, 1
 TARGET, DRAFT = [0.7, 0.3], [0.5, 0.5]
 STEPS_PER_SECOND = [1.0, 0.5, 0.45]  # by verified tokens, 1 to 3
 FIRST_CONFIDENCE = 0.8
+RATIO_METHODS = [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE]
 
 
 class AppendixA(Toy):
@@ -30,24 +33,34 @@ def survivals(first_token):
     return [FIRST_CONFIDENCE, FIRST_CONFIDENCE * (0.9 if first_token == A else 0.0)]
 
 
-def throughput(survival, verify_len):
-    return (1 + sum(survival[:verify_len])) * STEPS_PER_SECOND[verify_len]
+class Table:
+    """`StepCosts` of the counterexample; the anchor is the first token."""
+
+    def seconds(self, num_tokens):
+        return 1 / STEPS_PER_SECOND[num_tokens - 1]
 
 
-def causal(first_token):
-    """Stops at the first place that does not pay, before it looks at what follows."""
-    verify_len = 0
-    survival = survivals(first_token)
-    while verify_len < 2 and throughput(survival, verify_len + 1) > throughput(
-        survival, verify_len
-    ):
-        verify_len += 1
+def scheduled(name, before=None):
+    """What a policy that is shipped verifies of the block, by its first token."""
+
+    def verify_len(first_token):
+        facts = RoundFacts(
+            PlanningSnapshot(costs=Table()), num_tokens=1, before=[before or survivals(A)]
+        )
+        return policy_named(name).allocate([survivals(first_token)], 2, facts)[0]
+
     return verify_len
 
 
-def retrospective(first_token):
-    """The best of all lengths, drafted tokens known."""
-    return max(range(3), key=lambda n: throughput(survivals(first_token), n))
+causal, retrospective = scheduled("causal"), scheduled("global")
+
+
+@pytest.mark.parametrize(("before", "verify_len"), [([0.8, 0.72], 2), ([0.8, 0.0], 0)])
+@pytest.mark.parametrize("method", RATIO_METHODS)
+def test_the_barrier_is_exact_whatever_it_saw_two_rounds_before(method, before, verify_len):
+    barrier = scheduled("barrier", before)
+    assert barrier(A) == verify_len
+    assert distribution_of_first_token(barrier, method) == pytest.approx([0.7, 0.3], abs=1e-12)
 
 
 def distribution_of_first_token(schedule, method):
@@ -63,9 +76,6 @@ def distribution_of_first_token(schedule, method):
     return [distribution[A], distribution[B]]
 
 
-RATIO_METHODS = [VerificationMethod.REJECTION, VerificationMethod.FORESEEABLE]
-
-
 @pytest.mark.parametrize("method", RATIO_METHODS)
 def test_the_causal_schedule_verifies_nothing_and_is_exact(method):
     assert [causal(token) for token in (A, B)] == [0, 0]
@@ -74,6 +84,8 @@ def test_the_causal_schedule_verifies_nothing_and_is_exact(method):
 
 @pytest.mark.parametrize("method", RATIO_METHODS)
 def test_the_retrospective_schedule_is_caught(method):
+    """And refused: see `EXACT_FOR`."""
+    assert method not in EXACT_FOR["global"]
     assert [retrospective(token) for token in (A, B)] == [2, 0]
     assert distribution_of_first_token(retrospective, method) == pytest.approx(
         [0.85, 0.15], abs=1e-12

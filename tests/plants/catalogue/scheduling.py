@@ -189,7 +189,7 @@ PLANTS = [
     ),
     Plant(
         name="survival-of-the-last",
-        file="target_node/planning/budget.py",
+        file="target_node/planning/acceptance.py",
         symbol="survival_of",
         was="product *= min(max(confidence, 0.0), 1.0)",
         becomes="product = min(max(confidence, 0.0), 1.0)",

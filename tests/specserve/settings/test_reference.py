@@ -63,6 +63,7 @@ VALUES: dict[str, Any] = {
     "speculation.verification": "coupled",
     "speculation.gamma": 3,
     "speculation.min_survival": 0.25,
+    "speculation.verify_policy": "threshold",
     "speculation.fan_out": 4,
     "speculation.miss_policy": "skip",
     "speculation.draft_timeout_s": 2.5,

@@ -4,13 +4,14 @@ import pytest
 
 from target_node.blocks import BlockPool
 from target_node.planning import forward_times, round_prices
-from target_node.planning.budget import PricedBudget
 from target_node.planning.forward_times import ForwardTimes
+from target_node.planning.policies import PricePolicy
 from target_node.planning.round_prices import RoundPrices
 from target_node.runner import Runner
 from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
 from tests.target_node.in_process import fixture_model
+from tests.target_node.planning.known import facts, now
 
 
 @pytest.fixture
@@ -146,11 +147,11 @@ def test_a_price_is_known_before_the_first_round(time):
     """Plain decoding of four rows makes 4 tokens in 4 ms, and one more takes .5 ms."""
     prices = RoundPrices(BACKEND, measured(time))
     prices.begin(4)
-    assert prices.threshold.tokens_per_s == pytest.approx(1000)
-    assert prices.threshold.token_price == pytest.approx(0.5, rel=0.02)
-    assert PricedBudget(prices).allocate([[0.9, 0.6, 0.4], [0.45], [0.55]], 99) == [2, 0, 1]
+    assert now(prices).threshold.tokens_per_s == pytest.approx(1000)
+    assert now(prices).threshold.token_price == pytest.approx(0.5, rel=0.02)
+    assert PricePolicy().allocate([[0.9, 0.6, 0.4], [0.45], [0.55]], 99, facts(prices)) == [2, 0, 1]
     prices.begin(4, is_mixed=True)
-    assert prices.threshold.token_price == 0
+    assert now(prices).threshold.token_price == 0
 
 
 def test_forwards_may_be_timed_after_the_prices_were_made(time):
@@ -163,7 +164,7 @@ def test_forwards_may_be_timed_after_the_prices_were_made(time):
 
     forwards.measure(forward, pool, max_tokens=512)
     prices.begin(1)
-    assert prices.threshold.token_price > 0
+    assert now(prices).threshold.token_price > 0
 
 
 @pytest.mark.parametrize("factor", [0.1, 10.0])
@@ -174,27 +175,31 @@ def test_a_dozen_rounds_outweigh_a_start_on_a_busy_machine(factor, draft_s, time
     prices, plain = RoundPrices(BACKEND, slow), RoundPrices(BACKEND)
     for each in (prices, plain):
         rounds(each, time, 12, draft_s=draft_s)
-    assert prices.threshold.tokens_per_s == pytest.approx(plain.threshold.tokens_per_s, rel=0.03)
-    assert prices.threshold.token_price == pytest.approx(plain.threshold.token_price, rel=0.2)
+    assert now(prices).threshold.tokens_per_s == pytest.approx(
+        now(plain).threshold.tokens_per_s, rel=0.03
+    )
+    assert now(prices).threshold.token_price == pytest.approx(
+        now(plain).threshold.token_price, rel=0.2
+    )
 
 
 @pytest.mark.parametrize("wrong", [{4: 0.03, 8: 0.03, 16: 0.03}, {4: 1e-3, 8: 0.1, 16: 0.2}])
 def test_a_few_rounds_outweigh_a_wrong_slope(wrong, time):
     prices = RoundPrices(BACKEND, timed(wrong))
     rounds(prices, time, 15)
-    assert prices.threshold.token_price == pytest.approx(0.1 * 12 / 3.8, rel=0.3)
+    assert now(prices).threshold.token_price == pytest.approx(0.1 * 12 / 3.8, rel=0.3)
 
 
 def test_a_first_round_that_reads_contexts_does_not_make_tokens_cheap(time):
     prices = RoundPrices(BACKEND, measured(time))
     prices.begin(4)
-    before = prices.threshold.token_price
+    before = now(prices).threshold.token_price
     time.now_s += 0.05
     prices.launch(4)
     time.now_s += 4e-3
     prices.observe(4)
     prices.begin(4)
-    assert prices.threshold.token_price == pytest.approx(before, rel=0.05)
+    assert now(prices).threshold.token_price == pytest.approx(before, rel=0.05)
 
 
 def test_rounds_of_many_drafts_are_not_taken_for_stalls(time):
@@ -206,4 +211,4 @@ def test_rounds_of_many_drafts_are_not_taken_for_stalls(time):
         time.now_s += 11e-3
         prices.observe(3)
     prices.begin(1)
-    assert prices.threshold.tokens_per_s == pytest.approx(3 / 11e-3, rel=0.02)
+    assert now(prices).threshold.tokens_per_s == pytest.approx(3 / 11e-3, rel=0.02)

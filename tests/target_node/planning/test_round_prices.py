@@ -5,10 +5,11 @@ import random
 import pytest
 
 from target_node.planning import round_prices
-from target_node.planning.budget import PricedBudget
+from target_node.planning.policies import PricePolicy
 from target_node.planning.round_prices import RoundPrices
 from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
+from tests.target_node.planning.known import facts, now
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def play(
 
 def price(prices, num_rows=1):
     prices.begin(num_rows)
-    return prices.threshold.token_price
+    return now(prices).threshold.token_price
 
 
 def test_nothing_costs_anything_before_rounds_were_measured(prices, time):
@@ -51,13 +52,13 @@ def test_nothing_costs_anything_before_rounds_were_measured(prices, time):
 def test_a_round_in_which_something_was_recorded_does_not_count(prices, time, monkeypatch):
     for _ in range(8):
         play(prices, time, 5, forward_s=0.03, num_emitted=3)
-    before = price(prices), prices.threshold.tokens_per_s
+    before = price(prices), now(prices).threshold.tokens_per_s
     prices.begin(1)
     prices.launch(5)
     time.now_s += 5
     monkeypatch.setattr(BACKEND, "num_first_calls", 1)
     prices.observe(1)
-    assert (price(prices), prices.threshold.tokens_per_s) == before
+    assert (price(prices), now(prices).threshold.tokens_per_s) == before
 
 
 def test_a_token_costs_what_it_adds_to_a_forward_at_the_speed_of_late(prices, time):
@@ -67,8 +68,8 @@ def test_a_token_costs_what_it_adds_to_a_forward_at_the_speed_of_late(prices, ti
         play(prices, time, size, forward_s=0.02 + 0.001 * size, draft_s=0.005, num_emitted=3)
     prices.begin(1)
     mean_round_s = 0.005 + 0.02 + 0.001 * 5
-    assert prices.threshold.tokens_per_s == pytest.approx(3 / mean_round_s, rel=0.03)
-    assert prices.threshold.token_price == pytest.approx(0.001 * 3 / mean_round_s, rel=0.1)
+    assert now(prices).threshold.tokens_per_s == pytest.approx(3 / mean_round_s, rel=0.03)
+    assert now(prices).threshold.token_price == pytest.approx(0.001 * 3 / mean_round_s, rel=0.1)
 
 
 def test_without_forwards_of_other_sizes_the_usual_course_is_assumed(prices, time):
@@ -115,14 +116,14 @@ def test_a_token_costs_nothing_at_least_and_its_share_at_most(prices, time):
     for size in [2, 3] * 30:
         play(prices, time, size, forward_s=0.01 * 20**size, num_emitted=1)
     prices.begin(1)
-    assert 0 < prices.threshold.token_price <= 1
+    assert 0 < now(prices).threshold.token_price <= 1
 
 
 def test_what_brings_less_than_it_costs_is_not_verified(prices, time):
     for _ in range(50):
         play(prices, time, 6, forward_s=0.032, num_emitted=8)  # 8 / 32: a quarter of a token
     prices.begin(1)
-    assert PricedBudget(prices).allocate([[0.9, 0.3, 0.2], [0.24], [0.26]], 9) == [2, 0, 1]
+    assert PricePolicy().allocate([[0.9, 0.3, 0.2], [0.24], [0.26]], 9, facts(prices)) == [2, 0, 1]
 
 
 def test_rounds_beside_prompts_have_prices_of_their_own(prices, time):
@@ -130,19 +131,19 @@ def test_rounds_beside_prompts_have_prices_of_their_own(prices, time):
         play(prices, time, size, forward_s=0.02, num_emitted=2)
         play(prices, time, 200 + size, is_mixed=True, forward_s=0.2 + 0.002 * size, num_emitted=2)
     prices.begin(1, is_mixed=True)
-    assert prices.threshold.tokens_per_s < 12
+    assert now(prices).threshold.tokens_per_s < 12
     prices.begin(1)
-    assert prices.threshold.tokens_per_s > 90
+    assert now(prices).threshold.tokens_per_s > 90
 
 
 def test_a_wrong_price_is_tried_out_now_and_then(prices, time):
     """Forwards are far flatter than assumed, and too dear is what is never verified."""
-    budget, verified = PricedBudget(prices), []
+    budget, verified = PricePolicy(), []
     for _ in range(10):
         play(prices, time, 1, forward_s=0.02, num_emitted=8)
     for _ in range(600):
         prices.begin(1)
-        lens = budget.allocate([[0.2, 0.1]], 9)
+        lens = budget.allocate([[0.2, 0.1]], 9, facts(prices))
         verified.append(sum(lens))
         play(prices, time, 1 + sum(lens), forward_s=0.02, num_emitted=8)
     assert verified[:15] == [0] * 15

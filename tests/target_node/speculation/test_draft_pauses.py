@@ -12,6 +12,7 @@ from target_node.speculation.draft_pauses import DraftPauses
 from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
 from tests.target_node.in_process import InProcessTarget, fixture_model, request
+from tests.target_node.planning.known import now
 
 PLAIN_S = 0.01
 
@@ -90,7 +91,7 @@ def test_drafting_goes_on_once_it_pays_again():
 def play(prices, time, *, num_emitted, num_rows=4, is_mixed=False):
     """One round: drafts take half of a plain forward, and 20 tokens more a fifth."""
     prices.begin(num_rows, is_mixed=is_mixed)
-    drafts = prices.drafts
+    drafts = now(prices).drafts
     time.now_s += 0.01 if drafts else 0.0
     prices.launch(num_rows * 6 if drafts else num_rows)
     time.now_s += 0.024 if drafts else 0.02
@@ -133,7 +134,7 @@ def test_rounds_in_which_nobody_wants_drafts_say_nothing_of_them(monkeypatch):
     prices = RoundPrices(BACKEND, may_pause=True)
     for _ in range(300):
         prices.begin(1)
-        assert prices.drafts
+        assert now(prices).drafts
         prices.launch(1)
         time.now_s += 0.02
         prices.observe(1, wanted_drafts=False)

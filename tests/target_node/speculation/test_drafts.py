@@ -10,7 +10,8 @@ from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.draft_sampler import Coupled, DraftSampler, Greedy
 from specserve.sampling.logits_processors import ProcessedSampler
 from specserve.types import Terminal
-from target_node.planning.budget import SurvivalBudget, survival_of
+from target_node.planning.acceptance import survival_of
+from target_node.planning.policies import ThresholdPolicy
 from target_node.speculation.drafting import MAX_FAILURES
 from tests.exactness.speculative import make_models
 from tests.target_node.in_process import InProcessTarget, fixture_model, request
@@ -225,8 +226,8 @@ def test_rejected_drafts_leave_no_blocks_behind():
 
 def test_likely_positions_get_the_places_and_never_out_of_order():
     survivals = [survival_of([0.9, 0.9, 0.9]), survival_of([0.5, 1.0, 1.0]), []]
-    assert SurvivalBudget().allocate(survivals, 9) == [3, 3, 0]
-    assert SurvivalBudget().allocate(survivals, 4) == [3, 1, 0]
-    assert SurvivalBudget(0.6).allocate(survivals, 9) == [3, 0, 0]
-    assert SurvivalBudget().allocate(survivals, 0) == [0, 0, 0]
-    assert SurvivalBudget().allocate([survival_of([float("nan")])], 3) == [0]
+    assert ThresholdPolicy().allocate(survivals, 9) == [3, 3, 0]
+    assert ThresholdPolicy().allocate(survivals, 4) == [3, 1, 0]
+    assert ThresholdPolicy(0.6).allocate(survivals, 9) == [3, 0, 0]
+    assert ThresholdPolicy().allocate(survivals, 0) == [0, 0, 0]
+    assert ThresholdPolicy().allocate([survival_of([float("nan")])], 3) == [0]

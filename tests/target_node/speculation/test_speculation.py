@@ -10,7 +10,7 @@ from specserve.types import Request, SamplingParams, Speculation
 from target_node.blocks import BlockPool
 from target_node.planning import round_prices
 from target_node.planning.admission import Admission
-from target_node.planning.budget import SurvivalBudget
+from target_node.planning.policies import ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
@@ -48,7 +48,8 @@ class Round:
         gamma: int,
         prices: RoundPrices | None = None,
         max_positions: int | None = None,
-        budget: SurvivalBudget | None = None,
+        budget: ThresholdPolicy | None = None,
+        is_asynchronous: bool = False,
     ) -> None:
         held = [-(-length // BLOCK_SIZE) for length in lengths]
         self.pool = BlockPool(1 + sum(held) + len(lengths) + spare, BLOCK_SIZE, prefix_cache=False)
@@ -67,9 +68,10 @@ class Round:
             gamma=gamma,
             scheduler=self.scheduler,
             sampler=sampler,
-            budget=budget or SurvivalBudget(),
+            budget=budget or ThresholdPolicy(),
             prices=prices,
             max_positions=max_positions,
+            is_asynchronous=is_asynchronous,
         )
         self.source = SynchronousSpeculation(self.draft, self.admission)
 
@@ -114,7 +116,7 @@ def test_after_a_pause_drafts_are_judged_anew(monkeypatch):
     monkeypatch.setattr(round_prices, "time", time)
     prices = RoundPrices(BACKEND, may_pause=True)
     # The first token is expected to survive as long as none of its place was rejected.
-    round_ = Round([5], places=3, spare=4, gamma=3, prices=prices, budget=SurvivalBudget(0.69))
+    round_ = Round([5], places=3, spare=4, gamma=3, prices=prices, budget=ThresholdPolicy(0.69))
     admission, rows = round_.admission, round_.rows
     pauses, verified = [], []
     for _ in range(340):

@@ -1,6 +1,6 @@
 """What is known of acceptance without confidences, and how soon it follows the texts."""
 
-from target_node.planning.budget import AcceptanceHistory
+from target_node.planning.acceptance import AcceptanceHistory
 
 
 def see(history: AcceptanceHistory, count: int, verify_len: int, num_accepted: int) -> None:

@@ -1,0 +1,231 @@
+# pyright: strict
+"""Verification policies: how many drafted tokens of a round are verified, and whose.
+
+All rank places in one order (`by_survival`); they differ in how many there are. The throughput that
+they make largest is DSpark's Theta(K) = (rows + survivals of the K places) / seconds of the forward
+(section 3.2.2), in tokens a second. What each is exact for is said where it is chosen
+(`EXACT_FOR`): see docs/decisions/0033-verification-policies.md.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from specserve.sampling.verification.admission import (
+    NOTHING,
+    Allocator,
+    PlanningSnapshot,
+    RoundFacts,
+)
+from specserve.sampling.verification.method import VerificationMethod
+
+Survivals = Sequence[Sequence[float]]
+
+
+class Place(NamedTuple):
+    """One drafted token of a forward."""
+
+    survival: float
+    position: int
+    row: int
+
+
+_TRY_EVERY = 16
+
+_ALL = frozenset(VerificationMethod)
+_COUPLED = frozenset({VerificationMethod.COUPLED})
+EXACT_FOR = {
+    "fixed": _ALL,
+    "threshold": _ALL,
+    "price": _ALL,
+    "causal": _ALL,
+    "barrier": _ALL,
+    "global": _COUPLED,  # and greedy rows, which are coupled ones
+}
+
+
+def by_survival(survivals: Survivals) -> list[Place]:
+    """All places that may be worth something, the likeliest first.
+
+    Equals go by position, then by row. Survival falls along a row, so that no place of a row comes
+    before an earlier one of it. Rows stand in an order that the caller turns every round.
+    """
+    places = [
+        Place(survival, position, row)
+        for row, values in enumerate(survivals)
+        for position, survival in enumerate(_falling(values))
+    ]
+    return sorted(places, key=lambda place: (-place.survival, place.position, place.row))
+
+
+def _falling(survival: Sequence[float]) -> Iterator[float]:
+    """Up to the first that is zero or none at all; none is larger than the one before it."""
+    least = 1.0
+    for value in survival:
+        if not value > 0:
+            return
+        least = min(least, value)
+        yield least
+
+
+def lengths_of(places: Sequence[Place], num_rows: int) -> list[int]:
+    """verify_len of every row, from the places it got: prefixes of its block."""
+    verify_lens = [0] * num_rows
+    for place in places:
+        verify_lens[place.row] += 1
+    return verify_lens
+
+
+class ThresholdPolicy:
+    """Positions whose survival reaches `least`, the likeliest first (DSpark, Figure 5).
+
+    With 0 it is `fixed`: whatever is drafted.
+    """
+
+    def __init__(self, least: float = 0.0) -> None:
+        self.least = least
+
+    def allocate(
+        self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
+    ) -> list[int]:
+        return _above(survivals, self.least, capacity)
+
+
+class PricePolicy:
+    """Positions that bring more than a token costs at the snapshot's speed, the likeliest first.
+
+    Where that is none for long, one round in some verifies first tokens all the same: without
+    forwards of other sizes a price that is wrong would stay so.
+    """
+
+    def __init__(self) -> None:
+        self._num_empty = 0  # rounds
+
+    def allocate(
+        self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
+    ) -> list[int]:
+        verify_lens = _above(survivals, facts.snapshot.token_price, capacity)
+        if any(verify_lens):
+            return verify_lens
+        # First tokens know no other token of this round, so neither does the number of such rounds.
+        self._num_empty += 1
+        if self._num_empty % _TRY_EVERY:
+            return verify_lens
+        return _above([row[:1] for row in survivals], 0.0, capacity)
+
+
+class CausalPolicy:
+    """DSpark's Algorithm 1: places are taken in order until one does not pay.
+
+    It stops before it looks at what follows, so that the last place taken knows of no token behind
+    it: the early stop is what makes it exact under the ratio test (Appendix A).
+    """
+
+    def allocate(
+        self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
+    ) -> list[int]:
+        costs, taken = facts.snapshot.costs, 0
+        places = by_survival(survivals)
+        tokens = float(len(survivals))
+        best = tokens / costs.seconds(facts.num_tokens)
+        for place in islice(places, capacity):
+            tokens += place.survival
+            throughput = tokens / costs.seconds(facts.num_tokens + taken + 1)
+            if not throughput > best:
+                break
+            best, taken = throughput, taken + 1
+        return lengths_of(places[:taken], len(survivals))
+
+
+class BarrierPolicy:
+    """The asynchronous barrier (DSpark, section 5.2): K from the confidences of two rounds before.
+
+    K is the best of all numbers of places, for the rows of this round as their blocks were then:
+    nothing of that knows a token of this round's blocks. Current survivals only rank who gets the
+    places. Anchors are tokens of the forward, and none of the K.
+    """
+
+    def allocate(
+        self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
+    ) -> list[int]:
+        count = best_count(facts.before, len(survivals), facts.num_tokens, facts.snapshot)
+        return lengths_of(by_survival(survivals)[: min(count, capacity)], len(survivals))
+
+
+class GlobalPolicy:
+    """The best number of places by current confidences: exact where tokens stand by equality.
+
+    Rows under the ratio test get theirs from `others` first, which has to be exact for them, and
+    the search sees the confidences of the other rows alone.
+    """
+
+    def __init__(self) -> None:
+        self._others = PricePolicy()
+
+    def allocate(
+        self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
+    ) -> list[int]:
+        by_ratio = facts.by_ratio or [False] * len(survivals)
+        fixed = [row if is_ratio else () for row, is_ratio in zip(survivals, by_ratio, strict=True)]
+        free = [() if is_ratio else row for row, is_ratio in zip(survivals, by_ratio, strict=True)]
+        verify_lens = self._others.allocate(fixed, capacity, facts) if any(by_ratio) else []
+        num_fixed = sum(verify_lens)
+        count = best_count(free, len(survivals), facts.num_tokens + num_fixed, facts.snapshot)
+        found = lengths_of(by_survival(free)[: min(count, capacity - num_fixed)], len(survivals))
+        return [a + b for a, b in zip(found, verify_lens, strict=True)] if verify_lens else found
+
+
+def best_count(
+    survivals: Survivals, num_rows: int, num_tokens: int, snapshot: PlanningSnapshot
+) -> int:
+    """How many of the likeliest places make most tokens a second; the fewest of equals.
+
+    All numbers are looked at: costs are stairs (graph buckets, tiles), and a step that does not pay
+    may lie before one that does.
+    """
+    costs, best_number = snapshot.costs, 0
+    tokens = float(num_rows)
+    best = tokens / costs.seconds(num_tokens)
+    for number, place in enumerate(by_survival(survivals), start=1):
+        tokens += place.survival
+        throughput = tokens / costs.seconds(num_tokens + number)
+        if throughput > best:
+            best, best_number = throughput, number
+    return best_number
+
+
+def _above(survivals: Survivals, least: float, capacity: int) -> list[int]:
+    worthy = [_leading(row, least) for row in survivals]
+    if sum(worthy) <= capacity:
+        return worthy
+    places = [
+        Place(survivals[row][position], position, row)
+        for row, length in enumerate(worthy)
+        for position in range(length)
+    ]
+    places.sort(key=lambda place: (-place.survival, place.position, place.row))
+    return lengths_of(places[:capacity], len(survivals))
+
+
+def _leading(survival: Sequence[float], least: float) -> int:
+    """How many positions from the first on reach `least`."""
+    for k, value in enumerate(survival):
+        if not value >= least:
+            return k
+    return len(survival)
+
+
+def policy_named(name: str, least: float | None = None) -> Allocator:
+    """The policy of a setting; `least` is the threshold's."""
+    if name == "threshold":
+        return ThresholdPolicy(least or 0.0)
+    return _POLICIES[name]()
+
+
+_POLICIES: dict[str, Callable[[], Allocator]] = {
+    "fixed": ThresholdPolicy,
+    "price": PricePolicy,
+    "causal": CausalPolicy,
+    "barrier": BarrierPolicy,
+    "global": GlobalPolicy,
+}

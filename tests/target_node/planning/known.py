@@ -1,0 +1,14 @@
+"""What prices are known to be, as a snapshot has them."""
+
+from specserve.sampling.verification.admission import PlanningSnapshot, RoundFacts
+from target_node.planning.round_prices import LoadView, RoundPrices
+
+
+def now(prices: RoundPrices) -> LoadView:
+    """Of the load of the round that began last."""
+    return prices._view(prices._load)
+
+
+def facts(prices: RoundPrices) -> RoundFacts:
+    view = now(prices)
+    return RoundFacts(snapshot=PlanningSnapshot(view.threshold.token_price, view.costs))
