@@ -1,5 +1,7 @@
 """What a launch decides once, from wishes and the machine."""
 
+import re
+
 import msgspec
 import pytest
 
@@ -75,6 +77,41 @@ def test_nccl_is_for_cuda_devices_and_chosen_for_ranks_with_one_each():
     assert (config.speculation.link, config.collectives) == ("nccl", "gloo")
     config = resolved(speculating("async", "1+1"))
     assert (config.speculation.link, config.collectives) == ("shm", "gloo")
+
+
+@pytest.mark.parametrize(
+    ("speculation", "message"),
+    [
+        (
+            {"verify_policy": "best"},
+            "speculation.verify_policy: 'best' is not known "
+            "(fixed, threshold, price, causal, barrier, global)",
+        ),
+        ({"verify_policy": "threshold"}, "threshold needs a speculation.min_survival"),
+        (
+            {"verify_policy": "causal", "min_survival": 0.2},
+            "speculation.min_survival: is the threshold's",
+        ),
+        ({"verify_policy": "global"}, "global is not exact for foreseeable"),
+        ({"verify_policy": "global", "verification": "rejection"}, "not exact for rejection"),
+    ],
+)
+def test_a_policy_is_refused_where_it_is_not_exact_or_lacks_something(speculation, message):
+    with pytest.raises(InvalidField, match=re.escape(message)):
+        resolved(speculating("sync", **speculation))
+
+
+@pytest.mark.parametrize(
+    ("speculation", "policy"),
+    [
+        ({}, "price"),
+        ({"min_survival": 0.2}, "threshold"),
+        ({"verify_policy": "barrier"}, "barrier"),
+        ({"verify_policy": "global", "verification": "coupled"}, "global"),
+    ],
+)
+def test_the_policy_by_default_is_the_price_or_a_threshold_that_was_given(speculation, policy):
+    assert resolved(speculating("sync", **speculation)).speculation.policy == policy
 
 
 @pytest.mark.parametrize(

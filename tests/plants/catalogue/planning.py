@@ -1,0 +1,110 @@
+"""Bugs of verification policies and of what they may read."""
+
+from tests.plants.plant import Plant, Way
+
+_BOTH = frozenset({Way.SYNC, Way.ASYNC})
+_POLICIES = "tests/target_node/planning/test_policies.py"
+_APPENDIX_A = "tests/exactness/enumeration/test_appendix_a.py"
+_SNAPSHOT = "tests/target_node/planning/test_snapshot.py"
+
+PLANTS = [
+    Plant(
+        name="early-stop-dropped",
+        file="target_node/planning/policies.py",
+        symbol="CausalPolicy.allocate",
+        was="""
+            if not throughput > best:
+                break
+            best, taken = throughput, taken + 1
+        """,
+        becomes="""
+            if throughput > best:
+                best, taken = throughput, places.index(place) + 1
+        """,
+        tests=(
+            f"{_APPENDIX_A}::test_the_causal_schedule_verifies_nothing_and_is_exact",
+            f"{_POLICIES}::test_the_causal_policy_stops_where_the_first_token_loses",
+        ),
+        breaks="what follows a drafted token decides whether it is verified",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="k-of-this-rounds-confidences",
+        file="target_node/planning/policies.py",
+        symbol="BarrierPolicy.allocate",
+        was="count = best_count(facts.before, len(survivals),",
+        becomes="count = best_count(survivals, len(survivals),",
+        tests=(f"{_POLICIES}::test_no_token_decides_whether_it_is_verified[barrier]",),
+        breaks="the barrier's number of places knows the tokens that it admits",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="k-of-the-round-before",
+        file="target_node/planning/admission.py",
+        symbol="_TwoRounds.pushed",
+        was="before = self._by_round.get(number - 2, prior[: len(survival)])",
+        becomes="before = self._by_round.get(number - 1, prior[: len(survival)])",
+        tests=(
+            f"{_SNAPSHOT}"
+            "::test_survivals_of_two_rounds_before_are_told_and_the_priors_where_there_are_none",
+        ),
+        breaks="the barrier's number of places is that of blocks whose round is not over",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="k-with-anchors",
+        file="target_node/planning/policies.py",
+        symbol="best_count",
+        was="best, best_number = throughput, number",
+        becomes="best, best_number = throughput, number + num_rows",
+        tests=(f"{_POLICIES}::test_k_does_not_count_anchors",),
+        breaks="as many tokens more are verified as there are rows",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="ended-rows-left-in-k",
+        file="target_node/planning/admission.py",
+        symbol="Admission.forget",
+        was="self._last_survivals.pop(sequence, None)",
+        becomes="self._last_survivals.setdefault(sequence, _TwoRounds())",
+        tests=(f"{_SNAPSHOT}::test_nothing_is_kept_of_a_sequence_that_has_ended",),
+        breaks="what is kept of requests that have ended grows for ever",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="ties-by-row-first",
+        file="target_node/planning/policies.py",
+        symbol="by_survival",
+        was="key=lambda place: (-place.survival, place.position, place.row)",
+        becomes="key=lambda place: (-place.survival, -place.position, place.row)",
+        tests=(
+            f"{_POLICIES}::test_equal_places_go_by_position_and_then_by_row",
+            f"{_POLICIES}::test_no_token_decides_whether_it_is_verified[barrier]",
+        ),
+        breaks="a later token of a row takes the place of an earlier one, and so admits it",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="costs-of-the-round-before-in-the-snapshot",
+        file="target_node/planning/admission.py",
+        symbol="Admission.begin",
+        was="self._known = self._known_next or self._write_down()",
+        becomes="self._known = self._write_down()",
+        tests=(f"{_SNAPSHOT}::test_a_rounds_time_is_known_one_round_later_or_two[True-2]",),
+        breaks="how long drafting this round's blocks held up the target decides on their tokens",
+        ways=frozenset({Way.ASYNC}),
+    ),
+    Plant(
+        name="global-under-the-ratio-test",
+        file="specserve/settings/resolve.py",
+        symbol="_check_policy",
+        was='if policy == "global" and speculation.verification != VerificationMethod.COUPLED:',
+        becomes='if policy == "global" and speculation.verification == "rejection":',
+        tests=(
+            "tests/specserve/settings/test_resolve.py"
+            "::test_a_policy_is_refused_where_it_is_not_exact_or_lacks_something",
+        ),
+        breaks="a search over current confidences runs under the foreseeable method",
+        ways=_BOTH,
+    ),
+]
