@@ -32,7 +32,8 @@ from specserve.validation import Limits
 from target_node.blocks import BlockPool
 from target_node.node import TargetNode
 from target_node.planning.admission import Admission
-from target_node.planning.forward_times import ForwardTimes
+from target_node.planning import step_profile
+from target_node.planning.step_table import StepTable
 from target_node.planning.policies import PricePolicy, ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
 from target_node.ranks import Ranks
@@ -138,15 +139,19 @@ def build_node(
         backend=runner.backend,
         default_method=VerificationMethod.COUPLED if speculating is None else speculating.method,
     )
+    steps = StepTable()
     speculation: SpeculationSource = NoSpeculation()
     if speculating is not None:
-        speculation = _speculation(speculating, runner, scheduler, sampler)
+        if speculating.min_survival is None:
+            profile(steps, runner, scheduler)
+        speculation = _speculation(speculating, runner, scheduler, sampler, steps)
     return TargetNode(
         control=control,
         scheduler=scheduler,
         runner=runner,
         sampler=sampler,
         speculation=speculation,
+        steps=steps,
         ranks=Ranks(1),
         limits=Limits(
             vocab_size=spec.vocab_size,
@@ -158,7 +163,11 @@ def build_node(
 
 
 def _speculation(
-    speculating: Speculating, runner: Runner, scheduler: Scheduler, sampler: Sampler
+    speculating: Speculating,
+    runner: Runner,
+    scheduler: Scheduler,
+    sampler: Sampler,
+    steps: StepTable,
 ) -> SynchronousSpeculation:
     model, spec = runner.model, speculating.drafter.features
     draft = ColocatedDraft(
@@ -172,7 +181,7 @@ def _speculation(
     least = speculating.min_survival
     prices = None
     if least is None:
-        prices = RoundPrices(runner.backend, timed_forwards(runner, scheduler))
+        prices = RoundPrices(runner.backend, steps)
     admission = Admission(
         gamma=draft.gamma,
         scheduler=scheduler,
@@ -183,11 +192,11 @@ def _speculation(
     return SynchronousSpeculation(draft, admission)
 
 
-def timed_forwards(runner: Runner, scheduler: Scheduler) -> ForwardTimes:
-    """As a service times them at start."""
-    forwards = ForwardTimes()
-    forwards.measure(runner.forward, scheduler.pool, max_tokens=scheduler.max_batch_tokens)
-    return forwards
+def profile(steps: StepTable, runner: Runner, scheduler: Scheduler) -> None:
+    """As a service profiles them at start."""
+    step_profile.measure(
+        steps, runner.forward, scheduler.pool, max_tokens=scheduler.max_batch_tokens
+    )
 
 
 class Engine:

@@ -37,7 +37,8 @@ from specserve.validation import Limits
 from target_node.batch import ForwardBatch
 from target_node.blocks import BlockPool
 from target_node.node import TargetNode, follow
-from target_node.planning.forward_times import ForwardTimes
+from target_node.planning import step_profile
+from target_node.planning.step_table import StepTable
 from target_node.ranks import Ranks, watch
 from target_node.runner import Runner
 from target_node.sampler import Sampler
@@ -68,11 +69,10 @@ def run_rank(arguments: ChildArguments) -> int:
         config = read_resolved(arguments.config)
         setup_logging(f"target {arguments.rank}", config.telemetry.log_level)
         ranks, runner = _build(config, arguments)
-        forwards = ForwardTimes()
         node = None
         if arguments.rank == 0:
-            node = _leader(config, arguments, ranks, runner, forwards)
-            _begin_to_lead(node, config, arguments, forwards)
+            node = _leader(config, arguments, ranks, runner)
+            _begin_to_lead(node, config, arguments)
     except (SpecserveError, OSError, RuntimeError, ValueError) as error:
         if (loss := loss_of_peer(error, arguments.rank)) is not None:
             report_failure(arguments.ready_fd, loss, is_consequence=True)
@@ -207,10 +207,9 @@ def _leader(
     arguments: ChildArguments,
     ranks: Ranks,
     runner: Runner,
-    forwards: ForwardTimes,
 ) -> TargetNode:
-    """Rank 0's node, its control plane open. `forwards` are measured before it serves."""
-    spec, engine = runner.model.config, config.engine
+    """Rank 0's node, its control plane open."""
+    spec, engine, steps = runner.model.config, config.engine, StepTable()
     pool = BlockPool(runner.cache.num_blocks, BLOCK_SIZE, prefix_cache=engine.prefix_cache)
     max_model_len = context_len(config.model.max_model_len or spec.max_position_embeddings, pool)
     scheduler = Scheduler(
@@ -227,7 +226,8 @@ def _leader(
         scheduler=scheduler,
         runner=runner,
         sampler=sampler,
-        speculation=build_speculation(config, arguments, runner, scheduler, sampler, forwards),
+        speculation=build_speculation(config, arguments, runner, scheduler, sampler, steps),
+        steps=steps,
         ranks=ranks,
         limits=Limits(vocab_size=spec.num_known_tokens, max_model_len=max_model_len),
     )
@@ -255,9 +255,7 @@ def _default_method(config: ResolvedConfig) -> VerificationMethod:
     return VerificationMethod(config.speculation.verification)
 
 
-def _begin_to_lead(
-    node: TargetNode, config: ResolvedConfig, arguments: ChildArguments, forwards: ForwardTimes
-) -> None:
+def _begin_to_lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
     """The other ranks follow from now on."""
     signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -271,7 +269,7 @@ def _begin_to_lead(
 
     watch(lambda: node.progress, config.engine.hang_timeout_s, tell)
     if node.speculation.gamma and config.speculation.weighs_costs:
-        time_forwards(node, forwards)
+        profile_steps(node)
 
 
 def serve(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
@@ -287,8 +285,8 @@ def serve(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -
             node.speculation.close()
 
 
-def time_forwards(node: TargetNode, forwards: ForwardTimes) -> None:
-    """As rounds will run them, on every rank."""
+def profile_steps(node: TargetNode) -> None:
+    """Forwards as rounds will run them, on every rank."""
 
     def forward(batch: ForwardBatch) -> None:
         node.progress += 1  # which the watchdog looks at
@@ -296,10 +294,12 @@ def time_forwards(node: TargetNode, forwards: ForwardTimes) -> None:
         if logits is not None:
             logits[0, 0].item()  # which a device has to compute first
 
-    forwards.measure(
+    step_profile.measure(
+        node.steps,
         forward,
         node.scheduler.pool,
         max_tokens=node.scheduler.max_batch_tokens,
+        max_keys=node.limits.max_model_len,
         rehearse=node.runner.backend.is_asynchronous,
     )
 

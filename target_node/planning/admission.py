@@ -182,10 +182,12 @@ class Admission:
         for row, survival in zip(drafted, survivals, strict=True):
             rounds = self._last_survivals.setdefault(row.sequence, _TwoRounds())
             two_before.append(rounds.pushed(row.sequence.num_rounds, survival, prior))
-        load = self._load
+        load, prices = self._load, self._known.prices
         snapshot = PlanningSnapshot(prior=prior)
-        if load is not None:
-            snapshot = PlanningSnapshot(load.threshold.token_price, load.costs, prior)
+        if load is not None and prices is not None:
+            num_keys = sum(row.sequence.num_computed + row.num_tokens for row in rows)
+            costs = prices.steps.at(len(rows), num_keys)
+            snapshot = PlanningSnapshot(load.threshold.token_price, costs, prior)
         return RoundFacts(
             snapshot=snapshot,
             num_tokens=sum(row.num_tokens for row in rows),

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from specserve.backends.base import Backend
 from specserve.drafters.protocol import StoppingThreshold
-from specserve.sampling.verification.admission import StepCosts
-from target_node.planning.forward_times import ForwardTimes, Line
+from target_node.planning.step_table import FrozenSteps, Line, StepTable
 from target_node.planning.token_times import MOST, SMOOTHING, TokenTimes
 from target_node.speculation.draft_pauses import DraftPauses
 
@@ -33,18 +32,18 @@ class RoundPrices:
     def __init__(
         self,
         backend: Backend,
-        forwards: ForwardTimes | None = None,
+        steps: StepTable | None = None,
         *,
         may_pause: bool = False,
     ) -> None:
-        """`forwards`: what was timed beforehand, if anything; may be measured later.
+        """`steps`: what forwards take; may be measured later, and is by whoever runs them.
 
         `may_pause`: rounds of a load stop drafting where that costs more than it brings.
         """
         self.num_pauses = 0  # begun so far, of all loads
         self._may_pause = may_pause
         self._backend = backend
-        self._timed = forwards or ForwardTimes()
+        self._steps = steps or StepTable()
         self._loads: dict[tuple[int, bool], _BatchTimes] = {}
         self._load = _BatchTimes(backend.turning_point, 1, None)  # before the first round
         self._began_s = self._launched_s = 0.0
@@ -87,26 +86,30 @@ class RoundPrices:
     def freeze(self) -> "FrozenPrices":
         """As they are now, of every load: nothing that is measured later changes it."""
         views = {key: self._view(load) for key, load in self._loads.items()}
-        return FrozenPrices(views, self._view_of_new)
+        steps = self._steps.freeze()
+
+        def of_new(bits: int, *, is_mixed: bool) -> LoadView:
+            """Of a load that had no round yet: what forwards were known to take, nothing else."""
+            return self._view(self._new(bits, steps, is_mixed=is_mixed))
+
+        return FrozenPrices(views, of_new, steps)
 
     def _view(self, load: "_BatchTimes") -> "LoadView":
         drafts = not self._may_pause or load.pauses.drafts
-        return LoadView(load.threshold, load.costs, drafts)
-
-    def _view_of_new(self, bits: int, *, is_mixed: bool) -> "LoadView":
-        """Of a load that had no round yet: what was timed at start, and nothing else."""
-        return self._view(self._new(bits, is_mixed=is_mixed))
+        return LoadView(load.threshold, drafts)
 
     def _of(self, num_decoding: int, *, is_mixed: bool) -> "_BatchTimes":
         bits = max(num_decoding, 1).bit_length()
         load = self._loads.get((bits, is_mixed))
         if load is None:
-            load = self._loads[bits, is_mixed] = self._new(bits, is_mixed=is_mixed)
+            load = self._loads[bits, is_mixed] = self._new(
+                bits, self._steps.freeze(), is_mixed=is_mixed
+            )
         return load
 
-    def _new(self, bits: int, *, is_mixed: bool) -> "_BatchTimes":
+    def _new(self, bits: int, steps: FrozenSteps, *, is_mixed: bool) -> "_BatchTimes":
         num_rows = 1 << (bits - 1)
-        line = None if is_mixed else self._timed.line(num_rows)
+        line = None if is_mixed else steps.line(num_rows)
         return _BatchTimes(self._backend.turning_point, num_rows, line)
 
 
@@ -114,7 +117,6 @@ class LoadView(NamedTuple):
     """What was known of a load when a snapshot was taken."""
 
     threshold: StoppingThreshold
-    costs: StepCosts
     drafts: bool  # whether its rounds may draft
 
 
@@ -122,8 +124,12 @@ class FrozenPrices:
     """`RoundPrices` at one moment."""
 
     def __init__(
-        self, views: Mapping[tuple[int, bool], LoadView], of_new: Callable[..., LoadView]
+        self,
+        views: Mapping[tuple[int, bool], LoadView],
+        of_new: Callable[..., LoadView],
+        steps: FrozenSteps,
     ) -> None:
+        self.steps = steps
         self._views = views
         self._of_new = of_new
 
@@ -157,13 +163,6 @@ class _BatchTimes:
         weight = max(SMOOTHING, 1 / self._num_rounds)
         self._round_s += weight * (round_s - self._round_s)
         self._num_emitted += weight * (num_emitted - self._num_emitted)
-
-    @property
-    def costs(self) -> Line:
-        """Seconds of forwards by tokens, as a line; where nothing is known all take the same."""
-        if not self._forwards.num_rounds:
-            return Line(1.0, 0.0) if self._timed is None else self._timed
-        return Line(self._forwards.expected(0), self._forwards.slope)
 
     @property
     def threshold(self) -> StoppingThreshold:

@@ -12,7 +12,7 @@ import torch
 
 import draft_node.start
 import specserve.processes.launch
-import target_node.planning.forward_times
+import target_node.planning.step_profile
 import target_node.speculation.start
 import target_node.start
 from specserve.backends.cuda.block_passes import CapturedBlockPasses
@@ -26,7 +26,6 @@ from specserve.settings.hardware import CudaDevice, Hardware
 from specserve.transport.link.ring import SharedRegion
 from specserve.types import RequestEnd, Submit, Terminal
 from target_node.node import TargetNode
-from target_node.planning.forward_times import ForwardTimes
 from target_node.speculation.asynchronous import AsynchronousSpeculation
 from target_node.speculation.auto import AutoSpeculation
 from target_node.speculation.miss_policy import Miss
@@ -34,6 +33,7 @@ from tests.device import pretended
 from tests.device.pretended import PretendedCuda
 from tests.device.workload import both_kinds
 from tests.target_node.in_process import ScriptedControl
+from tests.target_node.planning.known import now
 
 # Those that come with the embedded target.
 DRAFTERS = {
@@ -79,13 +79,12 @@ def leader(config: ResolvedConfig, given: ChildArguments) -> TargetNode:
         mock.patch.object(target_node.start, "signal", mock.MagicMock()),
         mock.patch.object(target_node.start, "watch") as watch,
         # A pretended forward is slow, and how slow the machine's business: the same ones anywhere.
-        mock.patch.object(target_node.planning.forward_times, "_SIZES", (1, 2, 4, 8)),
-        mock.patch.object(target_node.planning.forward_times, "_MOST_S", float("inf")),
+        mock.patch.object(target_node.planning.step_profile, "_SIZES", (1, 2, 4, 8)),
+        mock.patch.object(target_node.planning.step_profile, "_MOST_S", float("inf")),
     ):
         ranks, runner = target_node.start._build(config, given)
-        forwards = ForwardTimes()
-        node = target_node.start._leader(config, given, ranks, runner, forwards)
-        target_node.start._begin_to_lead(node, config, given, forwards)
+        node = target_node.start._leader(config, given, ranks, runner)
+        target_node.start._begin_to_lead(node, config, given)
         look_at_progress, *_ = watch.call_args.args
         assert look_at_progress() >= 1 + 3 * 4  # forwards: one, and three of each size
         return node
@@ -113,7 +112,7 @@ def test_a_leader_serves_with_every_embedded_drafter(
     assert node.runner.model.embedding.device == torch.device("cuda", 0)
     prices = node.speculation._admission._prices
     prices.begin(2)
-    assert prices.threshold.tokens_per_s > 0  # before the first round
+    assert now(prices).threshold.tokens_per_s > 0  # before the first round
     assert not config.engine.deterministic
     node.control.inbox += [Submit(request) for request in both_kinds()[::2]]
     for _ in range(200):

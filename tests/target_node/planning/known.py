@@ -11,4 +11,4 @@ def now(prices: RoundPrices) -> LoadView:
 
 def facts(prices: RoundPrices) -> RoundFacts:
     view = now(prices)
-    return RoundFacts(snapshot=PlanningSnapshot(view.threshold.token_price, view.costs))
+    return RoundFacts(snapshot=PlanningSnapshot(view.threshold.token_price))

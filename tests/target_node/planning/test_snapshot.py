@@ -10,6 +10,7 @@ from specserve.types import Speculation
 from target_node.planning import round_prices
 from target_node.planning.policies import ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
+from target_node.planning.step_table import StepSize, StepTable
 from target_node.sampler import SampledRow
 from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
@@ -40,12 +41,13 @@ class Rounds:
 
     def __init__(self, time, *, is_asynchronous: bool) -> None:
         self.policy, self._time = Listening(), time
+        self.steps = StepTable()
         self._round = Round(
             [5],
             places=3,
             spare=4,
             gamma=3,
-            prices=RoundPrices(BACKEND),
+            prices=RoundPrices(BACKEND, self.steps),
             budget=self.policy,
             is_asynchronous=is_asynchronous,
         )
@@ -58,6 +60,8 @@ class Rounds:
         admitted = admission.admit(rows, found)
         self._time.now_s += forward_s
         admission.observe(admitted, [SampledRow(token_ids=[2], num_accepted=num_accepted)])
+        num_tokens = sum(row.num_tokens for row in admitted)
+        self.steps.observe(StepSize(1, num_tokens, num_tokens), forward_s)
         self._round.end()
         rows[0].sequence.num_rounds += 1
         return self.policy.told[-1]

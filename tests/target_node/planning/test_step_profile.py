@@ -3,10 +3,10 @@
 import pytest
 
 from target_node.blocks import BlockPool
-from target_node.planning import forward_times, round_prices
-from target_node.planning.forward_times import ForwardTimes
+from target_node.planning import round_prices, step_profile
 from target_node.planning.policies import PricePolicy
 from target_node.planning.round_prices import RoundPrices
+from target_node.planning.step_table import Cell, Slopes, StepTable
 from target_node.runner import Runner
 from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
@@ -17,45 +17,45 @@ from tests.target_node.planning.known import facts, now
 @pytest.fixture
 def time(monkeypatch):
     found = ScriptedTime()
-    for module in (forward_times, round_prices):
+    for module in (step_profile, round_prices):
         monkeypatch.setattr(module, "time", found)
     return found
 
 
 def measured(
     time, *, a_token_s=0.5e-3, num_blocks=100, max_tokens=512, stalls=(), rehearse=False
-) -> ForwardTimes:
+) -> StepTable:
     """Forwards of 2 ms and `a_token_s` a token; the calls in `stalls` take 1 s more."""
-    forwards, pool, calls = ForwardTimes(), BlockPool(num_blocks, 16, prefix_cache=True), []
+    steps, pool, calls = StepTable(), BlockPool(num_blocks, 16, prefix_cache=True), []
 
     def forward(batch):
         calls.append(len(batch.token_ids))
         time.now_s += 2e-3 + a_token_s * len(batch.token_ids)
         time.now_s += len(calls) in stalls
 
-    forwards.measure(forward, pool, max_tokens=max_tokens, rehearse=rehearse)
+    step_profile.measure(steps, forward, pool, max_tokens=max_tokens, rehearse=rehearse)
     assert pool.num_free == pool.num_blocks
     assert not pool.num_cached
-    return forwards
+    return steps
 
 
-def timed(seconds: dict[int, float]) -> ForwardTimes:
-    forwards = ForwardTimes()
-    forwards._seconds = seconds
-    return forwards
+def timed(seconds: dict[int, float]) -> StepTable:
+    steps = StepTable()
+    steps.learn({size: Cell(s, 3) for size, s in seconds.items()}, Slopes())
+    return steps
 
 
 def test_what_a_first_forward_of_a_size_prepares_is_not_timed(time):
     """One second each, so long that timed ones would be the last, too."""
     stalls = range(1, 16)
-    line = measured(time, stalls=stalls, rehearse=True).line(4)
+    line = measured(time, stalls=stalls, rehearse=True).freeze().line(4)
     assert line.turning_point == pytest.approx(4)
-    assert measured(time, stalls=stalls).line(4) is None
+    assert measured(time, stalls=stalls).freeze().line(4) is None
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 4, 8, 16])
 def test_every_load_has_its_line(num_rows, time):
-    line = measured(time).line(num_rows)
+    line = measured(time).freeze().line(num_rows)
     assert line.seconds(2 * num_rows) == pytest.approx(2e-3 + 0.5e-3 * 2 * num_rows)
     assert line.turning_point == pytest.approx(4)
 
@@ -63,57 +63,61 @@ def test_every_load_has_its_line(num_rows, time):
 def test_a_load_sees_a_token_a_row_to_a_block_a_row():
     """Where a curve bends, what is left of a load and right of it says nothing."""
     bent = {size: 1.0 + max(0, size - 16) for size in (1, 2, 4, 8, 16, 32, 64, 128)}
-    assert timed(bent).line(1).token_s == pytest.approx(0)
-    assert timed(bent).line(1).turning_point > 1e6
-    assert timed(bent).line(16).token_s == pytest.approx(1)
+    assert timed(bent).freeze().line(1).token_s == pytest.approx(0)
+    assert timed(bent).freeze().line(1).turning_point > 1e6
+    assert timed(bent).freeze().line(16).token_s == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
     "bent", [{16: 1.0, 32: 17.0, 64: 49.0, 128: 113.0}, {16: 1.0, 32: 1.0, 64: 1.0, 128: 20.0}]
 )
 def test_where_tokens_are_dear_at_last_a_plain_round_takes_what_it_took(bent):
-    line = timed(bent).line(16)
+    line = timed(bent).freeze().line(16)
     assert line.seconds(16) == pytest.approx(1)
     assert line.token_s > 0.1
     assert line.turning_point == 0
 
 
 def test_no_forward_is_larger_than_rounds_may_be_or_blocks_allow(time):
-    assert max(measured(time, max_tokens=5)._seconds) == 4
-    assert max(measured(time, num_blocks=1 + 2)._seconds) == 16
-    assert measured(time, num_blocks=1).line(1) is None
-    assert measured(time, max_tokens=1).line(1) is None  # of which no line can be made
+    assert max(measured(time, max_tokens=5).cells) == 4
+    assert max(measured(time, num_blocks=1 + 2).cells) == 16
+    assert measured(time, num_blocks=1).freeze().line(1) is None
+    assert measured(time, max_tokens=1).freeze().line(1) is None  # of which no line can be made
 
 
 def test_a_single_size_is_timed_once(time):
-    forwards, calls = ForwardTimes(), []
+    steps, calls = StepTable(), []
     pool = BlockPool(10, 16, prefix_cache=True)
-    forwards.measure(lambda batch: calls.append(len(batch.token_ids)), pool, max_tokens=1)
+    step_profile.measure(
+        steps, lambda batch: calls.append(len(batch.token_ids)), pool, max_tokens=1
+    )
     assert calls == [1, 1]  # and the first of all
 
 
 @pytest.mark.parametrize("stalls", [{1}, {3}, {5}, {16}, {1, 5, 30}])
 def test_a_stall_costs_sizes_at_most(stalls, time):
-    assert measured(time, stalls=stalls).line(1).token_s == pytest.approx(0.5e-3)
+    assert measured(time, stalls=stalls).freeze().line(1).token_s == pytest.approx(0.5e-3)
 
 
 def test_what_takes_longer_than_more_tokens_was_held_up():
     noisy = {1: 0.028, 2: 0.029, 3: 0.036, 4: 0.045, 6: 0.048, 8: 0.010, 12: 0.012, 16: 0.014}
-    assert timed(noisy).line(1).seconds(1) <= 0.010
-    assert timed({1: 3.0, 2: 0.1, 3: 0.15, 4: 0.2}).line(1).token_s > 0.02
+    assert timed(noisy).freeze().line(1).seconds(1) <= 0.010
+    assert timed({1: 3.0, 2: 0.1, 3: 0.15, 4: 0.2}).freeze().line(1).token_s > 0.02
 
 
 def test_a_slow_model_is_measured_as_far_as_a_second_goes(time):
     now_s = time.now_s
-    forwards = measured(time, a_token_s=0.3)
-    assert max(forwards._seconds) == 2
-    assert time.now_s - now_s < 3.1
-    assert measured(time, a_token_s=5.0).line(1) is None
+    steps = measured(time, a_token_s=0.3)
+    assert max(steps.cells) == 3
+    assert time.now_s - now_s < 8
+    assert measured(time, a_token_s=5.0).freeze().line(1) is None
 
 
 def test_blocks_that_were_borrowed_are_erased_before_anybody_reads_them():
-    forwards, pool, fresh = ForwardTimes(), BlockPool(3, 16, prefix_cache=False), []
-    forwards.measure(lambda batch: fresh.extend(batch.fresh_blocks), pool, max_tokens=16)
+    pool, fresh = BlockPool(3, 16, prefix_cache=False), []
+    step_profile.measure(
+        StepTable(), lambda batch: fresh.extend(batch.fresh_blocks), pool, max_tokens=16
+    )
     assert sorted(fresh) == [1, 2]
     taken = pool.allocate(2)
     assert set(pool.take_fresh()) == set(taken)
@@ -123,10 +127,12 @@ def test_forwards_of_a_model_are_timed():
     runner = Runner(
         fixture_model(), backend=BACKEND, num_blocks=20, block_size=4, deterministic=True
     )
-    forwards = ForwardTimes()
-    forwards.measure(runner.forward, BlockPool(20, 4, prefix_cache=True), max_tokens=64)
-    assert max(forwards._seconds) == 64
-    assert forwards.line(4).seconds(4) > 0
+    steps = StepTable()
+    step_profile.measure(
+        steps, runner.forward, BlockPool(20, 4, prefix_cache=True), max_tokens=64
+    )
+    assert max(steps.cells) == 64
+    assert steps.freeze().line(4).seconds(4) > 0
 
 
 # --- what it is for ----------------------------------------------------------------------------
@@ -155,14 +161,14 @@ def test_a_price_is_known_before_the_first_round(time):
 
 
 def test_forwards_may_be_timed_after_the_prices_were_made(time):
-    forwards = ForwardTimes()
-    prices = RoundPrices(BACKEND, forwards)
+    steps = StepTable()
+    prices = RoundPrices(BACKEND, steps)
     pool = BlockPool(100, 16, prefix_cache=True)
 
     def forward(batch):
         time.now_s += 1e-3 * len(batch.token_ids)
 
-    forwards.measure(forward, pool, max_tokens=512)
+    step_profile.measure(steps, forward, pool, max_tokens=512)
     prices.begin(1)
     assert now(prices).threshold.token_price > 0
 

@@ -1,0 +1,223 @@
+# pyright: strict
+"""Steps a second over (rows, tokens, context): what a forward of any size takes.
+
+DSpark's scheduler (section 3.2.2) divides by such a table. This one is measured at start
+(`step_profile`), kept on disk (`step_files`) and refreshed by every round. Tokens are kept as they
+were timed, size by size: graph buckets and tiles make stairs of them, which no line may smooth.
+What rows and keys add is a straight line each, and what else changes the machine's pace, such as
+other work on it, changes all sizes alike.
+
+Receives counts and times, never tokens. What planning reads is a `FrozenSteps`.
+"""
+
+import bisect
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specserve.models.attention import AttentionBatch
+from target_node.planning.token_times import MOST
+
+_A_ROW = 8  # tokens of one: a block and what stands before it
+_LEAST_WEIGHT = 0.05  # of the newest round in the mean of its size
+_PACE_WEIGHT = 0.1  # ... and in the pace of all
+_PACE_RANGE = 0.25, 4.0
+_KEY_WEIGHT = 0.02  # ... and in what a key adds
+_NUM_ERRORS = 512  # latest rounds whose predictions are remembered
+
+
+class StepSize(NamedTuple):
+    """What the time of a forward depends on."""
+
+    num_rows: int
+    num_tokens: int  # new ones, of all rows
+    num_keys: int  # that they attend to, new ones included: the rows' contexts, summed
+
+    @classmethod
+    def of(cls, batch: AttentionBatch) -> "StepSize":
+        rows, tokens = len(batch.num_tokens), int(batch.num_tokens.sum())
+        return cls(rows, tokens, int(batch.context_lens.sum()))
+
+
+class Line(NamedTuple):
+    """Seconds of a forward of n tokens: fixed_s + n * token_s, from a load's plain rounds on."""
+
+    fixed_s: float
+    token_s: float
+
+    def seconds(self, num_tokens: float) -> float:
+        return self.fixed_s + num_tokens * self.token_s
+
+    @property
+    def turning_point(self) -> float:
+        """Tokens that take as long as what every forward takes; infinite where they are free."""
+        return max(0.0, self.fixed_s / self.token_s) if self.token_s else np.inf
+
+
+class Cell(NamedTuple):
+    """Forwards of one number of tokens."""
+
+    seconds: float  # without what rows and keys add, at the usual pace
+    num_takes: int
+
+
+class Slopes(NamedTuple):
+    """Seconds that a row and a key add."""
+
+    row_s: float = 0.0
+    key_s: float = 0.0
+
+    def seconds(self, num_rows: int, num_keys: int) -> float:
+        return num_rows * self.row_s + num_keys * self.key_s
+
+
+class StepTable:
+    """Of one target; knows nothing until it was profiled, or a round has run."""
+
+    def __init__(self, edges: Sequence[int] = ()) -> None:
+        """`edges`: numbers of tokens at which steps end, where the backend pads to such."""
+        self.edges = tuple(edges)
+        self.slopes = Slopes()
+        self.cells: dict[int, Cell] = {}
+        self._pace = 1.0
+        self._mean_keys, self._keys_variance = 0.0, 0.0
+        self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
+        self._frozen: FrozenSteps | None = None
+
+    def learn(self, cells: Mapping[int, Cell], slopes: Slopes) -> None:
+        """What was profiled, now or by an earlier service."""
+        self.cells, self.slopes, self._frozen = dict(cells), slopes, None
+
+    def observe(self, size: StepSize, seconds: float) -> None:
+        """One round's forward, and the verification of what it computed."""
+        steps, added_s = self.freeze(), self.slopes.seconds(size.num_rows, size.num_keys)
+        if self.cells:
+            expected_s = steps.at(size.num_rows, size.num_keys).seconds(size.num_tokens)
+            self._errors.append(abs(expected_s / seconds - 1))
+            seconds = min(seconds, MOST * expected_s)  # others may have had the core
+            at_usual_pace_s = seconds / self._pace
+            self._adjust(size, at_usual_pace_s - expected_s / self._pace, at_usual_pace_s)
+            self._pace += _PACE_WEIGHT * (seconds / (expected_s / self._pace) - self._pace)
+            self._pace = min(max(self._pace, _PACE_RANGE[0]), _PACE_RANGE[1])
+            own_s = max(0.0, at_usual_pace_s - added_s)
+        else:
+            own_s = max(0.0, seconds - added_s)
+        end = end_of_step(self.edges, size.num_tokens)
+        known = self.cells.get(end)
+        if known is None and self.cells:  # what lies between its neighbours counts as one take
+            known = Cell(steps.own_s(end), 1)
+        known = known or Cell(own_s, 0)
+        weight = max(_LEAST_WEIGHT, 1 / (known.num_takes + 1))
+        mean_s = known.seconds + weight * (own_s - known.seconds)
+        self.cells[end] = Cell(mean_s, known.num_takes + 1)
+        self._frozen = None
+
+    def _adjust(self, size: StepSize, missed_s: float, seconds: float) -> None:
+        """What a key adds, by what was missed where there were more or fewer than usual."""
+        more = size.num_keys - self._mean_keys
+        self._mean_keys += _KEY_WEIGHT * more
+        self._keys_variance += _KEY_WEIGHT * (more * more - self._keys_variance)
+        if self._keys_variance:
+            share = _KEY_WEIGHT * missed_s * more / (self._keys_variance + more * more)
+            most = seconds / max(1, size.num_keys)
+            self.slopes = self.slopes._replace(
+                key_s=min(max(self.slopes.key_s + share, 0.0), most)
+            )
+
+    @property
+    def median_error(self) -> float | None:
+        """How far predictions of the latest rounds were off, as a share; None before any."""
+        return statistics.median(self._errors) if self._errors else None
+
+    def freeze(self) -> "FrozenSteps":
+        """As it is now: nothing that is measured later changes it."""
+        if self._frozen is None:
+            cells = sorted((tokens, cell.seconds) for tokens, cell in self.cells.items())
+            self._frozen = FrozenSteps(cells, self.slopes, self._pace, self.edges)
+        return self._frozen
+
+
+class FrozenSteps:
+    """A `StepTable` at one moment."""
+
+    def __init__(
+        self,
+        cells: Iterable[tuple[int, float]],
+        slopes: Slopes,
+        pace: float,
+        edges: Sequence[int],
+    ) -> None:
+        """`cells`: tokens and seconds, ascending."""
+        self._ends: list[int] = []
+        self._seconds: list[float] = []
+        for end, seconds in cells:
+            self._ends.append(end)
+            self._seconds.append(seconds)
+        self._slopes, self._pace, self._edges = slopes, pace, edges
+
+    def at(self, num_rows: int, num_keys: int) -> "Steps":
+        """Forwards of so many rows, which attend to so many keys in all."""
+        return Steps(self, self._slopes.seconds(num_rows, num_keys), self._pace)
+
+    def line(self, num_rows: int) -> Line | None:
+        """Through rounds of so many rows, with up to a block each; None where too few are known.
+
+        A forward takes no longer than one of more tokens: what seems to was held up.
+        """
+        steps, most = self.at(num_rows, 0), _A_ROW * num_rows
+        seconds = {size: steps.seconds(size) for size in self._ends if size >= num_rows}
+        sizes = [size for size in seconds if size <= most]
+        if len(sizes) < 2:
+            return None
+        least = [min(s for n, s in seconds.items() if n >= size) for size in sizes]
+        token_s, fixed_s = np.polyfit(sizes, least, 1)
+        if fixed_s < 0:  # a bend upwards; a plain round takes what it took all the same
+            fixed_s = least[0] - token_s * sizes[0]
+        return Line(float(fixed_s), max(0.0, float(token_s)))
+
+    def is_extrapolated(self, num_tokens: int) -> bool:
+        """Whether nothing of so many tokens or more was ever timed."""
+        return not self._ends or end_of_step(self._edges, num_tokens) > self._ends[-1]
+
+    def own_s(self, num_tokens: int) -> float:
+        """Seconds of so many tokens, without what rows and keys add, at the usual pace.
+
+        Between two known sizes on the line through them, beyond the last on the line through the
+        last two. One second where nothing is known: all forwards take the same.
+        """
+        ends, seconds = self._ends, self._seconds
+        if not ends:
+            return 1.0
+        end = end_of_step(self._edges, num_tokens)
+        place = bisect.bisect_left(ends, end)
+        if place < len(ends) and ends[place] == end:
+            return seconds[place]
+        if place == 0 or len(ends) == 1:
+            return seconds[0]
+        place = min(place, len(ends) - 1)
+        left, right = ends[place - 1], ends[place]
+        token_s = (seconds[place] - seconds[place - 1]) / (right - left)
+        if end > right:
+            return seconds[place] + max(0.0, token_s) * (end - right)
+        return seconds[place - 1] + token_s * (end - left)
+
+
+class Steps(NamedTuple):
+    """`StepCosts` of one round."""
+
+    table: FrozenSteps
+    added_s: float  # by its rows and keys
+    pace: float
+
+    def seconds(self, num_tokens: int) -> float:
+        """Of its forward with so many tokens, anchors and prompt tokens included."""
+        return self.pace * (self.table.own_s(num_tokens) + self.added_s)
+
+
+def end_of_step(edges: Sequence[int], num_tokens: int) -> int:
+    """The number of tokens that so many are padded to; beyond the last edge nothing is."""
+    place = bisect.bisect_left(edges, num_tokens)
+    return edges[place] if place < len(edges) else num_tokens
