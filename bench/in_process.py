@@ -31,9 +31,8 @@ from specserve.types import (
 from specserve.validation import Limits
 from target_node.blocks import BlockPool
 from target_node.node import TargetNode
-from target_node.planning.admission import Admission
 from target_node.planning import step_profile
-from target_node.planning.step_table import StepTable
+from target_node.planning.admission import Admission
 from target_node.planning.policies import PricePolicy, ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
 from target_node.ranks import Ranks
@@ -139,19 +138,17 @@ def build_node(
         backend=runner.backend,
         default_method=VerificationMethod.COUPLED if speculating is None else speculating.method,
     )
-    steps = StepTable()
     speculation: SpeculationSource = NoSpeculation()
     if speculating is not None:
         if speculating.min_survival is None:
-            profile(steps, runner, scheduler)
-        speculation = _speculation(speculating, runner, scheduler, sampler, steps)
+            profile(runner, scheduler)
+        speculation = _speculation(speculating, runner, scheduler, sampler)
     return TargetNode(
         control=control,
         scheduler=scheduler,
         runner=runner,
         sampler=sampler,
         speculation=speculation,
-        steps=steps,
         ranks=Ranks(1),
         limits=Limits(
             vocab_size=spec.vocab_size,
@@ -167,7 +164,6 @@ def _speculation(
     runner: Runner,
     scheduler: Scheduler,
     sampler: Sampler,
-    steps: StepTable,
 ) -> SynchronousSpeculation:
     model, spec = runner.model, speculating.drafter.features
     draft = ColocatedDraft(
@@ -181,7 +177,7 @@ def _speculation(
     least = speculating.min_survival
     prices = None
     if least is None:
-        prices = RoundPrices(runner.backend, steps)
+        prices = RoundPrices(runner.backend, runner.steps)
     admission = Admission(
         gamma=draft.gamma,
         scheduler=scheduler,
@@ -192,10 +188,10 @@ def _speculation(
     return SynchronousSpeculation(draft, admission)
 
 
-def profile(steps: StepTable, runner: Runner, scheduler: Scheduler) -> None:
+def profile(runner: Runner, scheduler: Scheduler) -> None:
     """As a service profiles them at start."""
     step_profile.measure(
-        steps, runner.forward, scheduler.pool, max_tokens=scheduler.max_batch_tokens
+        runner.steps, runner.forward, scheduler.pool, max_tokens=scheduler.max_batch_tokens
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from specserve import __version__
-from specserve.commands import audit, calibrate, chat, generate, info, launch, train
+from specserve.commands import audit, calibrate, chat, generate, info, launch, profile, train
 from specserve.commands.foreign_flags import refuse_foreign_flags
 from specserve.errors import SpecserveError
 from specserve.processes.standard_streams import complain, is_stdout_open, write_stdout
@@ -31,6 +31,7 @@ _COMMANDS = {
     "info": info,
     "calibrate": calibrate,
     "audit": audit,
+    "profile": profile,
 }
 _USAGE_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
@@ -43,6 +44,7 @@ EXAMPLES = """examples:
   specserve info                                versions, machine, the model
   specserve calibrate --drafter dspark          make a drafter's confidences probabilities
   specserve audit --quick --drafter ngram       check that speculation is lossless
+  specserve profile                             what forwards of the target take here
 """
 
 

@@ -34,7 +34,7 @@ from specserve.validation import Limits, validate_request
 from target_node.batch import ForwardBatch
 from target_node.planning.load import DRAFT_PERIOD_S, LOAD_PERIOD_S, LoadMeter
 from target_node.planning.profiling import RoundProfiler
-from target_node.planning.step_table import StepSize, StepTable
+from target_node.planning.step_table import StepSize
 from target_node.ranks import Order, Ranks
 from target_node.requests import LiveRequest, rejection
 from target_node.runner import Runner
@@ -57,17 +57,14 @@ class TargetNode:
         runner: Runner,
         sampler: Sampler,
         speculation: SpeculationSource,
-        steps: StepTable | None = None,
         ranks: Ranks,
         limits: Limits,
     ) -> None:
-        """`steps`: what forwards take, which `speculation` plans by and every round refreshes."""
         self.control = control
         self.scheduler = scheduler
         self.runner = runner
         self.sampler = sampler
         self.speculation = speculation
-        self.steps = steps or StepTable()
         self.ranks = ranks
         self.limits = limits
         self.progress = 0  # counts turns of the loop; a watchdog looks at it
@@ -123,7 +120,7 @@ class TargetNode:
             record.rows = self.speculation.observe(rows, sampled)
             if num_first_calls == self.runner.backend.num_first_calls:  # else it took longer once
                 seconds = record.spans_s["forward"] + record.spans_s["sample"]
-                self.steps.observe(StepSize.of(batch.attention), seconds)
+                self.runner.steps.observe(StepSize.of(batch.attention), seconds)
             self._load.count_prefill(rows)
             deltas = [
                 delta

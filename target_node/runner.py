@@ -12,6 +12,7 @@ from specserve.drafters.protocol import FeatureSpec
 from specserve.models.forward import Cache
 from specserve.models.transformer import Transformer
 from target_node.batch import ForwardBatch
+from target_node.planning.step_table import StepTable
 from target_node.speculation.feature_cache import FeatureCache
 
 
@@ -31,6 +32,7 @@ class Runner:
         """`kv_dtype`: see `Backend.make_forward`."""
         self.model = model
         self.features: list[FeatureCache] = []  # one for each drafter that reads any
+        self.steps = StepTable()  # what forwards take, as far as it was measured
         self.backend = backend
         self.passes = backend.make_forward(
             model,

@@ -27,8 +27,10 @@ from specserve.processes.process import (
 )
 from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.config import BLOCK_SIZE, ResolvedConfig, read_resolved
+from specserve.settings.hardware import probe
 from specserve.settings.resolve import kv_bytes_per_token
 from specserve.settings.sizes import parse_count
+from specserve.settings.step_files import StepFile
 from specserve.telemetry import setup_logging
 from specserve.transport.control.control import TargetControl
 from specserve.transport.group_link.nccl import set_nccl_environment
@@ -38,7 +40,6 @@ from target_node.batch import ForwardBatch
 from target_node.blocks import BlockPool
 from target_node.node import TargetNode, follow
 from target_node.planning import step_profile
-from target_node.planning.step_table import StepTable
 from target_node.ranks import Ranks, watch
 from target_node.runner import Runner
 from target_node.sampler import Sampler
@@ -209,7 +210,7 @@ def _leader(
     runner: Runner,
 ) -> TargetNode:
     """Rank 0's node, its control plane open."""
-    spec, engine, steps = runner.model.config, config.engine, StepTable()
+    spec, engine = runner.model.config, config.engine
     pool = BlockPool(runner.cache.num_blocks, BLOCK_SIZE, prefix_cache=engine.prefix_cache)
     max_model_len = context_len(config.model.max_model_len or spec.max_position_embeddings, pool)
     scheduler = Scheduler(
@@ -226,8 +227,7 @@ def _leader(
         scheduler=scheduler,
         runner=runner,
         sampler=sampler,
-        speculation=build_speculation(config, arguments, runner, scheduler, sampler, steps),
-        steps=steps,
+        speculation=build_speculation(config, arguments, runner, scheduler, sampler),
         ranks=ranks,
         limits=Limits(vocab_size=spec.num_known_tokens, max_model_len=max_model_len),
     )
@@ -268,8 +268,8 @@ def _begin_to_lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArg
         report_failure(arguments.ready_fd, problem, is_consequence=is_consequence)
 
     watch(lambda: node.progress, config.engine.hang_timeout_s, tell)
-    if node.speculation.gamma and config.speculation.weighs_costs:
-        profile_steps(node)
+    if plans_by_steps(node, config):
+        know_steps(node, StepFile(config, probe()))
 
 
 def serve(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
@@ -283,6 +283,34 @@ def serve(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -
             node.control.close()  # first: what it still has to say is for clients
         finally:
             node.speculation.close()
+        if plans_by_steps(node, config):
+            keep_steps(node, StepFile(config, probe()))
+
+
+def plans_by_steps(node: TargetNode, config: ResolvedConfig) -> bool:
+    """Whether anybody asks what forwards take."""
+    return bool(node.speculation.gamma) and config.speculation.weighs_costs
+
+
+def know_steps(node: TargetNode, file: StepFile) -> None:
+    """What forwards take, from an earlier start or by running some."""
+    if (record := file.read()) is not None:
+        node.runner.steps.recall(record)
+        return
+    profile_steps(node)
+    if node.runner.steps.cells:
+        file.write(node.runner.steps.as_record(file.made_for))
+
+
+def keep_steps(node: TargetNode, file: StepFile) -> None:
+    """What rounds have taught, for the next start."""
+    if not node.runner.steps.num_predicted:
+        return
+    file.write(node.runner.steps.as_record(file.made_for))
+    log.info(
+        "the time of %d forwards was predicted; the median is off by %.1f %%",
+        node.runner.steps.num_predicted, 100 * (node.runner.steps.median_error or 0.0),
+    )  # fmt: skip
 
 
 def profile_steps(node: TargetNode) -> None:
@@ -295,7 +323,7 @@ def profile_steps(node: TargetNode) -> None:
             logits[0, 0].item()  # which a device has to compute first
 
     step_profile.measure(
-        node.steps,
+        node.runner.steps,
         forward,
         node.scheduler.pool,
         max_tokens=node.scheduler.max_batch_tokens,

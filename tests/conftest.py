@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from specserve.processes.local_service import local_service
+from specserve.settings.step_files import FOLDER_VARIABLE
 from specserve.settings.target_source import EMBEDDED_TARGET
 
 # Inherited by every process a test starts, so that orphans of this run can be told from others.
@@ -21,6 +23,10 @@ _SHARED_MEMORY_PREFIXES = ("specserve", "torch_")
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.update([_MARK.split("=")])
+    # What one test's service has measured is no business of another's, nor of this machine's user.
+    folder = tempfile.TemporaryDirectory(prefix="specserve-tests-")
+    config.add_cleanup(folder.cleanup)
+    os.environ[FOLDER_VARIABLE] = folder.name
     # What a shell runs in the background does not hear Ctrl-C, nor does anything it starts.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

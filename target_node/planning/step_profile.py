@@ -71,7 +71,9 @@ def measure(
     cells = {shape.num_tokens: Cell(s, _ROUNDS) for shape, s in seconds.items()}
     table.learn(cells, Slopes())
     slopes = _slopes(table, _Takes(forward, pool, rehearse=rehearse), room, max_keys)
-    own = {tokens: _without_rows(tokens, row_tokens, cell, slopes) for tokens, cell in cells.items()}
+    own = {
+        tokens: _without_rows(tokens, row_tokens, cell, slopes) for tokens, cell in cells.items()
+    }
     table.learn(own, slopes)
     log.debug("seconds of forwards by tokens: %s; %s", own, slopes)
 
@@ -141,9 +143,7 @@ class _Takes:
         return found
 
 
-def _batch(
-    shape: _Shape, block_ids: list[int], fresh: list[int], block_size: int
-) -> ForwardBatch:
+def _batch(shape: _Shape, block_ids: list[int], fresh: list[int], block_size: int) -> ForwardBatch:
     """Its rows, in blocks of their own; all tokens want logits."""
     num_rows, size = shape.num_rows, shape.num_tokens
     counts = np.full(num_rows, shape.row_tokens, dtype=np.int64)

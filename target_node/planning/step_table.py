@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specserve.models.attention import AttentionBatch
+from specserve.settings.step_files import StepCell, StepRecord
 from target_node.planning.token_times import MOST
 
 _A_ROW = 8  # tokens of one: a block and what stands before it
@@ -26,6 +27,7 @@ _LEAST_WEIGHT = 0.05  # of the newest round in the mean of its size
 _PACE_WEIGHT = 0.1  # ... and in the pace of all
 _PACE_RANGE = 0.25, 4.0
 _KEY_WEIGHT = 0.02  # ... and in what a key adds
+_MOST_RECALLED = 16  # rounds that a size of an earlier service counts as
 _NUM_ERRORS = 512  # latest rounds whose predictions are remembered
 
 
@@ -84,6 +86,8 @@ class StepTable:
         self.cells: dict[int, Cell] = {}
         self._pace = 1.0
         self._mean_keys, self._keys_variance = 0.0, 0.0
+        self._num_predicted = 0
+        self._num_rounds = 0  # that refreshed it, those of earlier services included
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
         self._frozen: FrozenSteps | None = None
 
@@ -91,10 +95,38 @@ class StepTable:
         """What was profiled, now or by an earlier service."""
         self.cells, self.slopes, self._frozen = dict(cells), slopes, None
 
+    def recall(self, record: StepRecord) -> None:
+        """What an earlier service knew; its rounds weigh little against this one's."""
+        cells = {
+            c.num_tokens: Cell(c.seconds, min(c.num_takes, _MOST_RECALLED)) for c in record.cells
+        }
+        self.learn(cells, Slopes(record.row_s, record.key_s))
+        self._num_rounds = record.num_rounds
+
+    def as_record(self, made_for: dict[str, str]) -> StepRecord:
+        """What the next service is to know, of forwards `made_for` these settings and machine."""
+        return StepRecord(
+            made_for=made_for,
+            cells=[
+                StepCell(n, cell.seconds, cell.num_takes) for n, cell in sorted(self.cells.items())
+            ],
+            row_s=self.slopes.row_s,
+            key_s=self.slopes.key_s,
+            num_rounds=self._num_rounds,
+            median_error=self.median_error,
+        )
+
+    @property
+    def num_predicted(self) -> int:
+        """Rounds of this service whose time was predicted and measured."""
+        return self._num_predicted
+
     def observe(self, size: StepSize, seconds: float) -> None:
         """One round's forward, and the verification of what it computed."""
         steps, added_s = self.freeze(), self.slopes.seconds(size.num_rows, size.num_keys)
+        self._num_rounds += 1
         if self.cells:
+            self._num_predicted += 1
             expected_s = steps.at(size.num_rows, size.num_keys).seconds(size.num_tokens)
             self._errors.append(abs(expected_s / seconds - 1))
             seconds = min(seconds, MOST * expected_s)  # others may have had the core
@@ -123,9 +155,7 @@ class StepTable:
         if self._keys_variance:
             share = _KEY_WEIGHT * missed_s * more / (self._keys_variance + more * more)
             most = seconds / max(1, size.num_keys)
-            self.slopes = self.slopes._replace(
-                key_s=min(max(self.slopes.key_s + share, 0.0), most)
-            )
+            self.slopes = self.slopes._replace(key_s=min(max(self.slopes.key_s + share, 0.0), most))
 
     @property
     def median_error(self) -> float | None:

@@ -20,7 +20,6 @@ from specserve.transport.link.ring import RingTargetEnd, SharedRegion
 from target_node.planning.admission import Admission
 from target_node.planning.policies import policy_named
 from target_node.planning.round_prices import RoundPrices
-from target_node.planning.step_table import StepTable
 from target_node.runner import Runner
 from target_node.sampler import Sampler
 from target_node.scheduler import Scheduler
@@ -42,16 +41,12 @@ def build_speculation(
     runner: Runner,
     scheduler: Scheduler,
     sampler: Sampler,
-    steps: StepTable,
 ) -> SpeculationSource:
-    """What the configured mode drafts with. Raises `Unsupported` for a drafter that cannot.
-
-    `steps` may be measured later, before the first round.
-    """
+    """What the configured mode drafts with. Raises `Unsupported` for a drafter that cannot."""
     mode, colocated = config.speculation.mode, config.speculation.colocated_drafter
     if mode == "off":
         return NoSpeculation()
-    builder = _Builder(config, runner, scheduler, sampler, steps)
+    builder = _Builder(config, runner, scheduler, sampler)
     if mode == "sync":
         return builder.synchronous(config.speculation)
     modes: dict[str, SpeculationSource] = {}
@@ -94,13 +89,11 @@ class _Builder:
         runner: Runner,
         scheduler: Scheduler,
         sampler: Sampler,
-        steps: StepTable,
     ) -> None:
         self._config = config
         self._runner = runner
         self._scheduler = scheduler
         self._sampler = sampler
-        self._steps = steps
         self._target = Path(config.model.target or "")
         self._features: dict[str, FeatureCache | None] = {}  # by drafter
         self._drafts: dict[str, ColocatedDraft] = {}  # by drafter
@@ -265,7 +258,7 @@ class _Builder:
     ) -> Admission:
         speculation, prices = self._config.speculation, None
         if speculation.weighs_costs:
-            prices = RoundPrices(self._runner.backend, self._steps, may_pause=may_pause)
+            prices = RoundPrices(self._runner.backend, self._runner.steps, may_pause=may_pause)
         return Admission(
             gamma=gamma,
             scheduler=self._scheduler,

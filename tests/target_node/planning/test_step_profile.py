@@ -128,9 +128,7 @@ def test_forwards_of_a_model_are_timed():
         fixture_model(), backend=BACKEND, num_blocks=20, block_size=4, deterministic=True
     )
     steps = StepTable()
-    step_profile.measure(
-        steps, runner.forward, BlockPool(20, 4, prefix_cache=True), max_tokens=64
-    )
+    step_profile.measure(steps, runner.forward, BlockPool(20, 4, prefix_cache=True), max_tokens=64)
     assert max(steps.cells) == 64
     assert steps.freeze().line(4).seconds(4) > 0
 
