@@ -95,7 +95,9 @@ def resolve(config: Config, hardware: Hardware, spec: ModelSpec, folder: Path) -
         engine=_with_pool(engine, num_blocks, pool),
         server=config.server,
         speculation=msgspec.structs.replace(
-            config.speculation, draft_threads=_draft_threads(config)
+            config.speculation,
+            draft_threads=_draft_threads(config),
+            verify_policy=config.speculation.policy,
         ),
         telemetry=config.telemetry,
         placements=placements,

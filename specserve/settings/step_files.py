@@ -134,5 +134,6 @@ def _version(package: str) -> str:
 def _files(target: Path) -> str:
     """Sizes and times of change: enough to notice another model of the same name."""
     files = sorted(target.iterdir()) if target.is_dir() else [target]
-    marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    known = [(file.name, file.stat()) for file in files if file.is_file()]
+    marks = [(name, each.st_size, each.st_mtime_ns) for name, each in known]
     return hashlib.sha256(msgspec.json.encode(marks)).hexdigest()[:16]

@@ -5,6 +5,7 @@ from tests.plants.plant import Plant, Way
 _BOTH = frozenset({Way.SYNC, Way.ASYNC})
 _POLICIES = "tests/target_node/planning/test_policies.py"
 _APPENDIX_A = "tests/exactness/enumeration/test_appendix_a.py"
+_STEPS = "tests/target_node/planning/test_step_table.py"
 _SNAPSHOT = "tests/target_node/planning/test_snapshot.py"
 
 PLANTS = [
@@ -93,6 +94,39 @@ PLANTS = [
         tests=(f"{_SNAPSHOT}::test_a_rounds_time_is_known_one_round_later_or_two[True-2]",),
         breaks="how long drafting this round's blocks held up the target decides on their tokens",
         ways=frozenset({Way.ASYNC}),
+    ),
+    Plant(
+        name="table-refreshed-within-the-snapshot",
+        file="target_node/planning/admission.py",
+        symbol="Admission._facts",
+        was="costs = prices.steps.at(len(rows), num_keys)",
+        becomes="""
+            assert self._prices is not None
+            costs = self._prices.freeze().steps.at(len(rows), num_keys)
+        """,
+        tests=(f"{_SNAPSHOT}::test_a_rounds_time_is_known_one_round_later_or_two[True-2]",),
+        breaks="what a step takes is read after the blocks were drawn that it decides about",
+        ways=frozenset({Way.ASYNC}),
+    ),
+    Plant(
+        name="stairs-become-a-slope",
+        file="target_node/planning/step_table.py",
+        symbol="end_of_step",
+        was="return edges[place] if place < len(edges) else num_tokens",
+        becomes="return num_tokens",
+        tests=(f"{_STEPS}::test_what_is_padded_takes_what_it_is_padded_to",),
+        breaks="a forward that is padded to a graph's size seems to grow dearer token by token",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="rows-and-keys-are-free",
+        file="target_node/planning/step_table.py",
+        symbol="FrozenSteps.at",
+        was="return Steps(self, self._slopes.seconds(num_rows, num_keys), self._pace)",
+        becomes="return Steps(self, 0.0, self._pace)",
+        tests=(f"{_STEPS}::test_rows_and_keys_add_their_share",),
+        breaks="rounds over long contexts are planned as if these cost nothing",
+        ways=_BOTH,
     ),
     Plant(
         name="global-under-the-ratio-test",

@@ -29,7 +29,7 @@ def test_resolution_survives_the_trip_to_a_child(tmp_path):
 def test_nothing_is_left_undecided_on_cpu():
     config = resolved()
     wishes = {
-        "drafter", "colocated_drafter", "local_head", "gamma", "min_survival", "verify_policy",
+        "drafter", "colocated_drafter", "local_head", "gamma", "min_survival",
     }  # fmt: skip
     optional = {"model.ballast"} | {f"speculation.{key}" for key in wishes}
     undecided = {

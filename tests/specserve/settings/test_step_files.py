@@ -1,0 +1,108 @@
+"""What forwards take is kept for the next start, and thrown away once it says nothing any more."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from specserve.settings import step_files
+from specserve.settings.config import Config, ModelConfig
+from specserve.settings.step_files import StepCell, StepFile, StepRecord, cache_folder
+from tests.specserve.settings.resolving import MACHINE, resolved
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path) -> Path:
+    monkeypatch.setenv("SPECSERVE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def file_of(config: Config | None = None, hardware=MACHINE) -> StepFile:
+    return StepFile(resolved() if config is None else resolved(config), hardware)
+
+
+def kept(file: StepFile) -> StepRecord:
+    record = StepRecord(
+        made_for=file.made_for,
+        cells=[StepCell(1, 0.01, 8), StepCell(2, 0.012, 30)],
+        row_s=1e-4,
+        key_s=2e-6,
+        num_rounds=22,
+        median_error=0.04,
+    )
+    file.write(record)
+    return record
+
+
+def test_what_is_kept_is_read_again():
+    file = file_of()
+    assert file.read() is None
+    record = kept(file)
+    assert file_of().read() == record
+    assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]
+    file.forget()
+    file.forget()
+    assert file_of().read() is None
+
+
+def test_another_dtype_or_ballast_has_a_file_of_its_own():
+    wishes = [{}, {"dtype": "bfloat16"}, {"ballast": "12M"}]
+    paths = {file_of(Config(model=ModelConfig(**wish))).path for wish in wishes}
+    assert len(paths) == 3
+
+
+@pytest.mark.parametrize("changed", ["hardware", "torch", "specserve", "format", "model's files"])
+def test_what_was_measured_for_something_else_is_of_no_use(changed, monkeypatch, caplog):
+    record = kept(file_of())
+    hardware = MACHINE
+    match changed:
+        case "hardware":
+            hardware = msgspec.structs.replace(MACHINE, cpu_name="another")
+        case "torch":
+            monkeypatch.setattr(step_files, "_version", lambda package: "0.1")
+        case "specserve":
+            monkeypatch.setattr(step_files, "__version__", "0.0.0")
+        case "format":
+            file_of().write(msgspec.structs.replace(record, format=0))
+        case _:
+            monkeypatch.setattr(step_files, "_files", lambda target: "others")
+    caplog.set_level("INFO")
+    assert file_of(hardware=hardware).read() is None
+    assert "timed again" in caplog.text
+    assert changed == "format" or changed in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"format": 1}', "[1, 2]"])
+def test_a_broken_file_is_measured_again(text, caplog):
+    file = file_of()
+    file.path.parent.mkdir(parents=True)
+    file.path.write_text(text)
+    assert file.read() is None
+    assert str(file.path) in caplog.text
+
+
+def test_a_folder_that_takes_no_file_costs_nothing_but_a_line(folder, caplog):
+    folder.write_text("a file")
+    kept(file_of())
+    assert "not kept for the next start" in caplog.text
+    assert file_of().read() is None
+
+
+def test_another_model_of_the_same_name_is_noticed(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    weights.write_text("some")
+    before = step_files._files(tmp_path), step_files._files(weights)
+    os.utime(weights, (1, 1))
+    after = step_files._files(tmp_path), step_files._files(weights)
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+def test_the_folder_is_where_caches_are(monkeypatch):
+    monkeypatch.delenv("SPECSERVE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_folder() == Path("/somewhere/specserve")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert cache_folder() == Path("/home/me/.cache/specserve")
