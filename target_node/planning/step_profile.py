@@ -28,7 +28,8 @@ _TAKES = 3  # of each size; together they count as ...
 _ROUNDS = 8  # ... so many rounds
 _MOST_S = 1.0  # for one take of each: of a model that takes longer fewer sizes are timed
 _MANY_ROWS, _MANY_KEYS = 32, 512  # of the forwards that tell what rows and keys add, ...
-_MOST_OF_THESE_S = 0.1  # ... each of which may take so long
+_MOST_OF_THESE_S = 0.1  # ... each of which may take so long, ...
+_MOST_OF_ONE_S = 0.25  # ... or that of a single token
 
 
 class _Shape(NamedTuple):
@@ -86,18 +87,20 @@ def _without_rows(tokens: int, row_tokens: int, cell: Cell, slopes: Slopes) -> C
 def _slopes(table: StepTable, takes: "_Takes", room: int, max_keys: int) -> Slopes:
     """What a row and a key add, by forwards that differ in nothing else."""
     quick = [tokens for tokens, cell in table.cells.items() if cell.seconds < _MOST_OF_THESE_S]
-    size = min(_MANY_ROWS, room, max(quick, default=0), takes.pool.num_free)
-    row_tokens = min(_A_ROW, takes.pool.block_size)
-    few, many = _Shape(size, row_tokens), _Shape(size, 1)
-    num_before = min(_MANY_KEYS, max_keys - 1, takes.room_for(size)) if size > 1 else 0
-    if few.num_rows == many.num_rows or num_before < takes.pool.block_size:
+    size = min(_MANY_ROWS, room, max(quick, default=1), takes.pool.num_free)
+    num_before = min(_MANY_KEYS, max_keys - 1, takes.room_for(size))
+    is_slow = min(cell.seconds for cell in table.cells.values()) > _MOST_OF_ONE_S
+    if is_slow or len(table.cells) < 2 or num_before < takes.pool.block_size:
         return Slopes()
+    few, many = _Shape(size, min(_A_ROW, takes.pool.block_size)), _Shape(size, 1)
     long = many._replace(num_before=num_before)
-    seconds = takes.of([few, many, long])
-    if len(seconds) < 3:
+    shapes = list(dict.fromkeys([few, many, long]))
+    seconds = takes.of(shapes)
+    if len(seconds) < len(shapes):
         return Slopes()
+    more_rows = many.num_rows - few.num_rows
+    row_s = max(0.0, (seconds[many] - seconds[few]) / more_rows) if more_rows else 0.0
     key_s = max(0.0, (seconds[long] - seconds[many]) / (size * num_before))
-    row_s = max(0.0, (seconds[many] - seconds[few]) / (many.num_rows - few.num_rows))
     return Slopes(row_s, key_s)
 
 

@@ -4,8 +4,9 @@
 DSpark's scheduler (section 3.2.2) divides by such a table. This one is measured at start
 (`step_profile`), kept on disk (`step_files`) and refreshed by every round. Tokens are kept as they
 were timed, size by size: graph buckets and tiles make stairs of them, which no line may smooth.
-What rows and keys add is a straight line each, and what else changes the machine's pace, such as
-other work on it, changes all sizes alike.
+What rows and keys add is a straight line each, which the profile alone knows: in rounds their
+numbers rise and fall together. What else changes the machine's pace, such as other work on it,
+changes all sizes alike.
 
 Receives counts and times, never tokens. What planning reads is a `FrozenSteps`.
 """
@@ -26,7 +27,6 @@ _A_ROW = 8  # tokens of one: a block and what stands before it
 _LEAST_WEIGHT = 0.05  # of the newest round in the mean of its size
 _PACE_WEIGHT = 0.1  # ... and in the pace of all
 _PACE_RANGE = 0.25, 4.0
-_KEY_WEIGHT = 0.02  # ... and in what a key adds
 _MOST_RECALLED = 16  # rounds that a size of an earlier service counts as
 _NUM_ERRORS = 512  # latest rounds whose predictions are remembered
 
@@ -85,7 +85,6 @@ class StepTable:
         self.slopes = Slopes()
         self.cells: dict[int, Cell] = {}
         self._pace = 1.0
-        self._mean_keys, self._keys_variance = 0.0, 0.0
         self._num_predicted = 0
         self._num_rounds = 0  # that refreshed it, those of earlier services included
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
@@ -130,11 +129,9 @@ class StepTable:
             expected_s = steps.at(size.num_rows, size.num_keys).seconds(size.num_tokens)
             self._errors.append(abs(expected_s / seconds - 1))
             seconds = min(seconds, MOST * expected_s)  # others may have had the core
-            at_usual_pace_s = seconds / self._pace
-            self._adjust(size, at_usual_pace_s - expected_s / self._pace, at_usual_pace_s)
+            own_s = max(0.0, seconds / self._pace - added_s)
             self._pace += _PACE_WEIGHT * (seconds / (expected_s / self._pace) - self._pace)
             self._pace = min(max(self._pace, _PACE_RANGE[0]), _PACE_RANGE[1])
-            own_s = max(0.0, at_usual_pace_s - added_s)
         else:
             own_s = max(0.0, seconds - added_s)
         end = end_of_step(self.edges, size.num_tokens)
@@ -146,16 +143,6 @@ class StepTable:
         mean_s = known.seconds + weight * (own_s - known.seconds)
         self.cells[end] = Cell(mean_s, known.num_takes + 1)
         self._frozen = None
-
-    def _adjust(self, size: StepSize, missed_s: float, seconds: float) -> None:
-        """What a key adds, by what was missed where there were more or fewer than usual."""
-        more = size.num_keys - self._mean_keys
-        self._mean_keys += _KEY_WEIGHT * more
-        self._keys_variance += _KEY_WEIGHT * (more * more - self._keys_variance)
-        if self._keys_variance:
-            share = _KEY_WEIGHT * missed_s * more / (self._keys_variance + more * more)
-            most = seconds / max(1, size.num_keys)
-            self.slopes = self.slopes._replace(key_s=min(max(self.slopes.key_s + share, 0.0), most))
 
     @property
     def median_error(self) -> float | None:

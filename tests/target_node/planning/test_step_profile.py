@@ -216,3 +216,35 @@ def test_rounds_of_many_drafts_are_not_taken_for_stalls(time):
         prices.observe(3)
     prices.begin(1)
     assert now(prices).threshold.tokens_per_s == pytest.approx(3 / 11e-3, rel=0.02)
+
+
+@pytest.mark.parametrize("a_token_s", [0.5e-3, 0.11])
+def test_what_rows_and_keys_add_is_profiled(a_token_s, time):
+    """Also of a model whose forwards of many rows would take too long."""
+    steps, pool = StepTable(), BlockPool(2000, 16, prefix_cache=True)
+
+    def forward(batch):
+        attention = batch.attention
+        keys, rows = int(attention.context_lens.sum()), len(attention.num_tokens)
+        time.now_s += 2e-3 + a_token_s * len(batch.token_ids) + 3e-4 * rows + 2e-6 * keys
+
+    step_profile.measure(steps, forward, pool, max_tokens=512)
+    assert steps.slopes.key_s == pytest.approx(2e-6)
+    is_quick = a_token_s < 0.1
+    assert steps.slopes.row_s == pytest.approx(3e-4 if is_quick else 0.0)
+    told = steps.freeze().at(4, 4000).seconds(16)
+    rows = 4 if is_quick else 2  # as many as were profiled with it
+    assert told == pytest.approx(2e-3 + a_token_s * 16 + 3e-4 * rows + 2e-6 * 4000, rel=1e-3)
+    assert pool.num_free == pool.num_blocks
+
+
+def test_a_short_model_or_a_small_pool_has_no_long_contexts(time):
+    steps, longest = StepTable(), []
+
+    def forward(batch):
+        time.now_s += 1e-3
+        longest.append(int(batch.attention.context_lens.max()))
+
+    pool = BlockPool(2000, 16, prefix_cache=True)
+    step_profile.measure(steps, forward, pool, max_tokens=512, max_keys=40)
+    assert max(longest) == 40

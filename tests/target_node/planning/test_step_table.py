@@ -75,7 +75,7 @@ def stairs(size: StepSize) -> float:
 
 
 def test_rounds_teach_what_was_never_profiled():
-    steps, rng = StepTable(), random.Random(1)
+    steps, rng = table({}, Slopes(key_s=2e-6)), random.Random(1)
     rounds(steps, stairs, 600, rng=rng)
     assert steps.median_error < 0.04
     for size in (StepSize(1, 6, 200), StepSize(2, 10, 200), StepSize(4, 20, 1200)):
