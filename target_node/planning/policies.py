@@ -7,27 +7,30 @@ they make largest is DSpark's Theta(K) = (rows + survivals of the K places) / se
 (`EXACT_FOR`): see docs/decisions/0033-verification-policies.md.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from specserve.sampling.verification.admission import (
     NOTHING,
     Allocator,
     PlanningSnapshot,
     RoundFacts,
+    StepCosts,
 )
 from specserve.sampling.verification.method import VerificationMethod
 
 Survivals = Sequence[Sequence[float]]
 
 
-class Place(NamedTuple):
-    """One drafted token of a forward."""
+class Places(NamedTuple):
+    """Drafted tokens of a forward, in the order in which they get room."""
 
-    survival: float
-    position: int
-    row: int
+    survivals: NDArray[np.float64]  # [N]
+    rows: NDArray[np.int64]  # [N]
+    positions: NDArray[np.int64]  # [N], within their rows' blocks
 
 
 _TRY_EVERY = 16
@@ -44,36 +47,41 @@ EXACT_FOR = {
 }
 
 
-def by_survival(survivals: Survivals) -> list[Place]:
+def by_survival(survivals: Survivals) -> Places:
     """All places that may be worth something, the likeliest first.
 
     Equals go by position, then by row. Survival falls along a row, so that no place of a row comes
     before an earlier one of it. Rows stand in an order that the caller turns every round.
     """
-    places = [
-        Place(survival, position, row)
-        for row, values in enumerate(survivals)
-        for position, survival in enumerate(_falling(values))
-    ]
-    return sorted(places, key=lambda place: (-place.survival, place.position, place.row))
+    falling = _falling(survivals)
+    rows, positions = falling.nonzero()
+    values = falling[rows, positions]
+    order = np.lexsort((rows, positions, -values))
+    return Places(values[order], rows[order], positions[order])
 
 
-def _falling(survival: Sequence[float]) -> Iterator[float]:
-    """Up to the first that is zero or none at all; none is larger than the one before it."""
-    least = 1.0
-    for value in survival:
-        if not value > 0:
-            return
-        least = min(least, value)
-        yield least
+def _falling(survivals: Survivals) -> NDArray[np.float64]:
+    """[B, G] with zeros from the first that is zero or no number; none larger than the last."""
+    found = np.zeros((len(survivals), max(map(len, survivals), default=0)))
+    for own, values in zip(found, survivals, strict=True):
+        own[: len(values)] = values
+    found[~(found > 0)] = 0.0
+    np.minimum(found, 1.0, out=found)
+    return np.minimum.accumulate(found, axis=1) if found.size else found
 
 
-def lengths_of(places: Sequence[Place], num_rows: int) -> list[int]:
-    """verify_len of every row, from the places it got: prefixes of its block."""
-    verify_lens = [0] * num_rows
-    for place in places:
-        verify_lens[place.row] += 1
-    return verify_lens
+def lengths_of(places: Places, count: int, num_rows: int) -> list[int]:
+    """verify_len of every row that the first `count` places make: prefixes of its block."""
+    return np.bincount(places.rows[:count], minlength=num_rows).tolist()
+
+
+def _throughputs(
+    places: Places, num_rows: int, num_tokens: int, costs: StepCosts
+) -> NDArray[np.float64]:
+    """Tokens a second with none of the places, with the first, the first two ...; [N + 1]."""
+    numbers = np.arange(len(places.rows) + 1)
+    tokens = num_rows + np.concatenate(([0.0], np.cumsum(places.survivals)))
+    return tokens / costs.seconds(num_tokens + numbers)
 
 
 class ThresholdPolicy:
@@ -117,24 +125,18 @@ class PricePolicy:
 class CausalPolicy:
     """DSpark's Algorithm 1: places are taken in order until one does not pay.
 
-    It stops before it looks at what follows, so that the last place taken knows of no token behind
-    it: the early stop is what makes it exact under the ratio test (Appendix A).
+    What follows the first that does not pay is never asked, so that the last place taken knows of
+    no token behind it: the early stop is what makes it exact under the ratio test (Appendix A).
     """
 
     def allocate(
         self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
     ) -> list[int]:
-        costs, taken = facts.snapshot.costs, 0
-        places = by_survival(survivals)
-        tokens = float(len(survivals))
-        best = tokens / costs.seconds(facts.num_tokens)
-        for place in islice(places, capacity):
-            tokens += place.survival
-            throughput = tokens / costs.seconds(facts.num_tokens + taken + 1)
-            if not throughput > best:
-                break
-            best, taken = throughput, taken + 1
-        return lengths_of(places[:taken], len(survivals))
+        places, num_rows = by_survival(survivals), len(survivals)
+        made = _throughputs(places, num_rows, facts.num_tokens, facts.snapshot.costs)
+        stops = np.flatnonzero(~(made[1:] > made[:-1]))
+        taken = int(stops[0]) if len(stops) else len(places.rows)
+        return lengths_of(places, min(taken, capacity), num_rows)
 
 
 class BarrierPolicy:
@@ -149,7 +151,7 @@ class BarrierPolicy:
         self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
     ) -> list[int]:
         count = best_count(facts.before, len(survivals), facts.num_tokens, facts.snapshot)
-        return lengths_of(by_survival(survivals)[: min(count, capacity)], len(survivals))
+        return lengths_of(by_survival(survivals), min(count, capacity), len(survivals))
 
 
 class GlobalPolicy:
@@ -171,7 +173,7 @@ class GlobalPolicy:
         verify_lens = self._others.allocate(fixed, capacity, facts) if any(by_ratio) else []
         num_fixed = sum(verify_lens)
         count = best_count(free, len(survivals), facts.num_tokens + num_fixed, facts.snapshot)
-        found = lengths_of(by_survival(free)[: min(count, capacity - num_fixed)], len(survivals))
+        found = lengths_of(by_survival(free), min(count, capacity - num_fixed), len(survivals))
         return [a + b for a, b in zip(found, verify_lens, strict=True)] if verify_lens else found
 
 
@@ -183,28 +185,16 @@ def best_count(
     All numbers are looked at: costs are stairs (graph buckets, tiles), and a step that does not pay
     may lie before one that does.
     """
-    costs, best_number = snapshot.costs, 0
-    tokens = float(num_rows)
-    best = tokens / costs.seconds(num_tokens)
-    for number, place in enumerate(by_survival(survivals), start=1):
-        tokens += place.survival
-        throughput = tokens / costs.seconds(num_tokens + number)
-        if throughput > best:
-            best, best_number = throughput, number
-    return best_number
+    made = _throughputs(by_survival(survivals), num_rows, num_tokens, snapshot.costs)
+    return int(made.argmax())
 
 
 def _above(survivals: Survivals, least: float, capacity: int) -> list[int]:
     worthy = [_leading(row, least) for row in survivals]
     if sum(worthy) <= capacity:
         return worthy
-    places = [
-        Place(survivals[row][position], position, row)
-        for row, length in enumerate(worthy)
-        for position in range(length)
-    ]
-    places.sort(key=lambda place: (-place.survival, place.position, place.row))
-    return lengths_of(places[:capacity], len(survivals))
+    cut = [row[:length] for row, length in zip(survivals, worthy, strict=True)]
+    return lengths_of(by_survival(cut), capacity, len(survivals))
 
 
 def _leading(survival: Sequence[float], least: float) -> int:

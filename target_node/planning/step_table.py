@@ -11,7 +11,6 @@ changes all sizes alike.
 Receives counts and times, never tokens. What planning reads is a `FrozenSteps`.
 """
 
-import bisect
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specserve.models.attention import AttentionBatch
+from specserve.sampling.verification.admission import Counts, Seconds
 from specserve.settings.step_files import StepCell, StepRecord
 from target_node.planning.token_times import MOST
 
@@ -126,7 +126,8 @@ class StepTable:
         self._num_rounds += 1
         if self.cells:
             self._num_predicted += 1
-            expected_s = steps.at(size.num_rows, size.num_keys).seconds(size.num_tokens)
+            counts = np.array([size.num_tokens])
+            expected_s = float(steps.at(size.num_rows, size.num_keys).seconds(counts)[0])
             self._errors.append(abs(expected_s / seconds - 1))
             seconds = min(seconds, MOST * expected_s)  # others may have had the core
             own_s = max(0.0, seconds / self._pace - added_s)
@@ -134,10 +135,10 @@ class StepTable:
             self._pace = min(max(self._pace, _PACE_RANGE[0]), _PACE_RANGE[1])
         else:
             own_s = max(0.0, seconds - added_s)
-        end = end_of_step(self.edges, size.num_tokens)
+        end = int(ends_of_steps(np.array(self.edges), np.array([size.num_tokens]))[0])
         known = self.cells.get(end)
         if known is None and self.cells:  # what lies between its neighbours counts as one take
-            known = Cell(steps.own_s(end), 1)
+            known = Cell(float(steps.own_s(np.array([end]))[0]), 1)
         known = known or Cell(own_s, 0)
         weight = max(_LEAST_WEIGHT, 1 / (known.num_takes + 1))
         mean_s = known.seconds + weight * (own_s - known.seconds)
@@ -168,12 +169,11 @@ class FrozenSteps:
         edges: Sequence[int],
     ) -> None:
         """`cells`: tokens and seconds, ascending."""
-        self._ends: list[int] = []
-        self._seconds: list[float] = []
-        for end, seconds in cells:
-            self._ends.append(end)
-            self._seconds.append(seconds)
-        self._slopes, self._pace, self._edges = slopes, pace, edges
+        known = list(cells)
+        self._ends = np.array([end for end, _ in known], np.int64)
+        self._seconds = np.array([seconds for _, seconds in known], np.float64)
+        self._slopes, self._pace = slopes, pace
+        self._edges = np.array(edges, np.int64)
 
     def at(self, num_rows: int, num_keys: int) -> "Steps":
         """Forwards of so many rows, which attend to so many keys in all."""
@@ -184,8 +184,9 @@ class FrozenSteps:
 
         A forward takes no longer than one of more tokens: what seems to was held up.
         """
-        steps, most = self.at(num_rows, 0), _A_ROW * num_rows
-        seconds = {size: steps.seconds(size) for size in self._ends if size >= num_rows}
+        known, most = self._ends[self._ends >= num_rows], _A_ROW * num_rows
+        taken = self.at(num_rows, 0).seconds(known)
+        seconds = dict(zip(known.tolist(), taken.tolist(), strict=True))
         sizes = [size for size in seconds if size <= most]
         if len(sizes) < 2:
             return None
@@ -195,31 +196,21 @@ class FrozenSteps:
             fixed_s = least[0] - token_s * sizes[0]
         return Line(float(fixed_s), max(0.0, float(token_s)))
 
-    def is_extrapolated(self, num_tokens: int) -> bool:
-        """Whether nothing of so many tokens or more was ever timed."""
-        return not self._ends or end_of_step(self._edges, num_tokens) > self._ends[-1]
-
-    def own_s(self, num_tokens: int) -> float:
-        """Seconds of so many tokens, without what rows and keys add, at the usual pace.
+    def own_s(self, num_tokens: Counts) -> Seconds:
+        """Seconds of so many tokens each, without what rows and keys add, at the usual pace.
 
         Between two known sizes on the line through them, beyond the last on the line through the
         last two. One second where nothing is known: all forwards take the same.
         """
-        ends, seconds = self._ends, self._seconds
-        if not ends:
-            return 1.0
-        end = end_of_step(self._edges, num_tokens)
-        place = bisect.bisect_left(ends, end)
-        if place < len(ends) and ends[place] == end:
-            return seconds[place]
-        if place == 0 or len(ends) == 1:
-            return seconds[0]
-        place = min(place, len(ends) - 1)
-        left, right = ends[place - 1], ends[place]
-        token_s = (seconds[place] - seconds[place - 1]) / (right - left)
-        if end > right:
-            return seconds[place] + max(0.0, token_s) * (end - right)
-        return seconds[place - 1] + token_s * (end - left)
+        if not len(self._ends):
+            return np.ones(len(num_tokens))
+        ends = ends_of_steps(self._edges, num_tokens)
+        found = np.interp(ends, self._ends, self._seconds)
+        if len(self._ends) > 1:
+            rise = self._seconds[-1] - self._seconds[-2]
+            token_s = max(0.0, rise / (self._ends[-1] - self._ends[-2]))
+            found += token_s * np.maximum(0, ends - self._ends[-1])
+        return found
 
 
 class Steps(NamedTuple):
@@ -229,12 +220,14 @@ class Steps(NamedTuple):
     added_s: float  # by its rows and keys
     pace: float
 
-    def seconds(self, num_tokens: int) -> float:
-        """Of its forward with so many tokens, anchors and prompt tokens included."""
+    def seconds(self, num_tokens: Counts) -> Seconds:
+        """Of its forward with so many tokens each, anchors and prompt tokens included."""
         return self.pace * (self.table.own_s(num_tokens) + self.added_s)
 
 
-def end_of_step(edges: Sequence[int], num_tokens: int) -> int:
-    """The number of tokens that so many are padded to; beyond the last edge nothing is."""
-    place = bisect.bisect_left(edges, num_tokens)
-    return edges[place] if place < len(edges) else num_tokens
+def ends_of_steps(edges: Counts, num_tokens: Counts) -> Counts:
+    """The numbers of tokens that so many are padded to; beyond the last edge nothing is."""
+    if not len(edges):
+        return num_tokens
+    places = np.searchsorted(edges, num_tokens)
+    return np.where(places < len(edges), edges[np.minimum(places, len(edges) - 1)], num_tokens)

@@ -22,10 +22,12 @@ from specserve.sampling.verification.admission import Allocator
 from specserve.sampling.verification.method import VerificationMethod
 from specserve.telemetry import VerifiedRow
 from target_node.planning.policies import ThresholdPolicy
+from target_node.planning.step_table import StepTable
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
 from target_node.speculation.miss_policy import Miss
+from tests.backends.chosen import BACKEND
 from tests.target_node.in_process import request
 from tests.target_node.in_process_pair import InProcessPair
 from tests.target_node.scripted_drafts import Drafting
@@ -84,7 +86,7 @@ class DieRunner:
     """In place of `Runner`."""
 
     def __init__(self, model: Transformer, dice: Dice) -> None:
-        self.model = model
+        self.model, self.backend, self.steps = model, BACKEND, StepTable()
         self._logits = logits_of(dice.target, model.config.vocab_size)
 
     def forward(self, batch) -> torch.Tensor | None:

@@ -6,11 +6,11 @@ right.
 """
 
 import random
-from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -182,8 +182,8 @@ class Stairs:
         self._edges = sorted(rng.sample(range(1, 80), 8))
         self._seconds = [rng.choice([1.0, 1.1, 1.5, 2.0, 4.0]) for _ in range(9)]
 
-    def seconds(self, num_tokens: int) -> float:
-        return self._seconds[bisect(self._edges, num_tokens)]
+    def seconds(self, num_tokens):
+        return np.array(self._seconds)[np.searchsorted(self._edges, num_tokens, side="right")]
 
 
 MIXTURES: list[dict] = [

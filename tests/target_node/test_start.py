@@ -100,7 +100,7 @@ def test_however_the_loop_ends_clients_are_told_and_links_closed(tmp_path, monke
 
     class Part:
         def __init__(self, name: str) -> None:
-            self.name = name
+            self.name, self.gamma = name, 0
 
         def close(self) -> None:
             done.append(self.name)

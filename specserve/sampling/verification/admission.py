@@ -10,20 +10,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+Counts = NDArray[np.int64]
+Seconds = NDArray[np.float64]
+
 
 class StepCosts(Protocol):
     """What a forward takes, as it was known when the snapshot was taken."""
 
-    def seconds(self, num_tokens: int) -> float:
-        """Of a forward of so many tokens, anchors and prompt tokens included."""
+    def seconds(self, num_tokens: Counts) -> Seconds:
+        """Of forwards of so many tokens each, anchors and prompt tokens included."""
         ...
 
 
 class FreeSteps:
     """`StepCosts` of who has measured nothing yet: every forward takes the same."""
 
-    def seconds(self, num_tokens: int) -> float:
-        return 1.0
+    def seconds(self, num_tokens: Counts) -> Seconds:
+        return np.ones(len(num_tokens))
 
 
 _FREE = FreeSteps()

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,7 +38,7 @@ class Table:
     """`StepCosts` of the counterexample; the anchor is the first token."""
 
     def seconds(self, num_tokens):
-        return 1 / STEPS_PER_SECOND[num_tokens - 1]
+        return 1 / np.array(STEPS_PER_SECOND)[num_tokens - 1]
 
 
 def scheduled(name, before=None):

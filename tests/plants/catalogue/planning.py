@@ -13,15 +13,8 @@ PLANTS = [
         name="early-stop-dropped",
         file="target_node/planning/policies.py",
         symbol="CausalPolicy.allocate",
-        was="""
-            if not throughput > best:
-                break
-            best, taken = throughput, taken + 1
-        """,
-        becomes="""
-            if throughput > best:
-                best, taken = throughput, places.index(place) + 1
-        """,
+        was="taken = int(stops[0]) if len(stops) else len(places.rows)",
+        becomes="taken = int(made.argmax())",
         tests=(
             f"{_APPENDIX_A}::test_the_causal_schedule_verifies_nothing_and_is_exact",
             f"{_POLICIES}::test_the_causal_policy_stops_where_the_first_token_loses",
@@ -56,8 +49,8 @@ PLANTS = [
         name="k-with-anchors",
         file="target_node/planning/policies.py",
         symbol="best_count",
-        was="best, best_number = throughput, number",
-        becomes="best, best_number = throughput, number + num_rows",
+        was="return int(made.argmax())",
+        becomes="return int(made.argmax()) + num_rows",
         tests=(f"{_POLICIES}::test_k_does_not_count_anchors",),
         breaks="as many tokens more are verified as there are rows",
         ways=_BOTH,
@@ -76,8 +69,8 @@ PLANTS = [
         name="ties-by-row-first",
         file="target_node/planning/policies.py",
         symbol="by_survival",
-        was="key=lambda place: (-place.survival, place.position, place.row)",
-        becomes="key=lambda place: (-place.survival, -place.position, place.row)",
+        was="order = np.lexsort((rows, positions, -values))",
+        becomes="order = np.lexsort((rows, -positions, -values))",
         tests=(
             f"{_POLICIES}::test_equal_places_go_by_position_and_then_by_row",
             f"{_POLICIES}::test_no_token_decides_whether_it_is_verified[barrier]",
@@ -111,9 +104,9 @@ PLANTS = [
     Plant(
         name="stairs-become-a-slope",
         file="target_node/planning/step_table.py",
-        symbol="end_of_step",
-        was="return edges[place] if place < len(edges) else num_tokens",
-        becomes="return num_tokens",
+        symbol="ends_of_steps",
+        was="places = np.searchsorted(edges, num_tokens)",
+        becomes="places = np.full(len(num_tokens), len(edges))",
         tests=(f"{_STEPS}::test_what_is_padded_takes_what_it_is_padded_to",),
         breaks="a forward that is padded to a graph's size seems to grow dearer token by token",
         ways=_BOTH,

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from specserve.sampling.verification.admission import PlanningSnapshot, RoundFacts
@@ -16,8 +17,8 @@ BLIND = [name for name, methods in EXACT_FOR.items() if methods == frozenset(Ver
 class TwoSteps:
     """A forward of up to eight tokens costs 1, a longer one a fifth more."""
 
-    def seconds(self, num_tokens: int) -> float:
-        return 1.0 if num_tokens <= 8 else 1.2
+    def seconds(self, num_tokens):
+        return np.where(num_tokens <= 8, 1.0, 1.2)
 
 
 SURE_THEN_NEVER = [[0.9, 0.0]] * 8
@@ -40,7 +41,7 @@ def test_a_search_goes_over_the_step(name):
 
 def test_the_causal_policy_goes_on_as_long_as_each_token_pays():
     class Line:
-        def seconds(self, num_tokens: int) -> float:
+        def seconds(self, num_tokens):
             return 1.0 + 0.25 * num_tokens
 
     # (2 + a) / (1.5 + .25) > 2 / 1.5 where a > 1/3; and so on along the order of survivals.
@@ -64,24 +65,24 @@ def test_k_does_not_count_anchors():
     """Two rows, and a step behind four tokens: two places, not four."""
 
     class Wall:
-        def seconds(self, num_tokens: int) -> float:
-            return 1.0 if num_tokens <= 4 else 100.0
+        def seconds(self, num_tokens):
+            return np.where(num_tokens <= 4, 1.0, 100.0)
 
     facts = RoundFacts(PlanningSnapshot(costs=Wall()), num_tokens=2, before=[[0.5] * 4, [0.4] * 4])
     assert policy_named("barrier").allocate([[0.5] * 4, [0.4] * 4], 9, facts) == [2, 0]
 
 
 def test_equal_places_go_by_position_and_then_by_row():
-    order = [(place.position, place.row) for place in by_survival([[0.5, 0.5], [0.5, 0.2]])]
+    places = by_survival([[0.5, 0.5], [0.5, 0.2]])
+    order = list(zip(places.positions, places.rows, strict=True))
     assert order == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_what_is_no_survival_ends_its_row():
     nan = float("nan")
-    assert [place.survival for place in by_survival([[0.5, nan, 0.9], [0.0, 1.0], [7.0]])] == [
-        1.0,
-        0.5,
-    ]
+    places = by_survival([[0.5, nan, 0.9], [0.0, 1.0], [7.0], []])
+    assert places.survivals.tolist() == [1.0, 0.5]
+    assert len(by_survival([]).rows) == len(by_survival([[], []]).rows) == 0
 
 
 def test_a_search_takes_the_fewest_of_equals():

@@ -1,5 +1,6 @@
 """What is known of forwards before the first request, and what is left of it afterwards."""
 
+import numpy as np
 import pytest
 
 from target_node.blocks import BlockPool
@@ -232,7 +233,7 @@ def test_what_rows_and_keys_add_is_profiled(a_token_s, time):
     assert steps.slopes.key_s == pytest.approx(2e-6)
     is_quick = a_token_s < 0.1
     assert steps.slopes.row_s == pytest.approx(3e-4 if is_quick else 0.0)
-    told = steps.freeze().at(4, 4000).seconds(16)
+    told = steps.freeze().at(4, 4000).seconds(np.array([16]))[0]
     rows = 4 if is_quick else 2  # as many as were profiled with it
     assert told == pytest.approx(2e-3 + a_token_s * 16 + 3e-4 * rows + 2e-6 * 4000, rel=1e-3)
     assert pool.num_free == pool.num_blocks

@@ -2,9 +2,10 @@
 
 import random
 
+import numpy as np
 import pytest
 
-from target_node.planning.step_table import Cell, Slopes, StepSize, StepTable, end_of_step
+from target_node.planning.step_table import Cell, Slopes, StepSize, StepTable, ends_of_steps
 
 
 def table(seconds: dict[int, float], slopes=Slopes(), edges=()) -> StepTable:  # noqa: B008 - a tuple
@@ -14,7 +15,7 @@ def table(seconds: dict[int, float], slopes=Slopes(), edges=()) -> StepTable:  #
 
 
 def seconds_of(steps: StepTable, num_tokens: int, *, num_rows=1, num_keys=0) -> float:
-    return steps.freeze().at(num_rows, num_keys).seconds(num_tokens)
+    return float(steps.freeze().at(num_rows, num_keys).seconds(np.array([num_tokens]))[0])
 
 
 def test_stairs_are_not_smoothed():
@@ -27,7 +28,6 @@ def test_between_known_sizes_and_beyond_the_last_lie_lines():
     assert seconds_of(steps, 6) == pytest.approx(1.5)
     assert seconds_of(steps, 1) == 1.0
     assert seconds_of(steps, 20) == pytest.approx(8.0)
-    assert [steps.freeze().is_extrapolated(n) for n in (1, 6, 16, 17)] == [False] * 3 + [True]
     assert seconds_of(table({4: 2.0, 8: 1.0}), 99) == 1.0  # time does not run backwards
 
 
@@ -35,7 +35,8 @@ def test_what_is_padded_takes_what_it_is_padded_to():
     steps = table({8: 1.0, 16: 2.0}, edges=(8, 16, 32))
     assert [seconds_of(steps, n) for n in (1, 8, 9, 16)] == [1.0, 1.0, 2.0, 2.0]
     assert seconds_of(steps, 17) == pytest.approx(seconds_of(steps, 32)) == pytest.approx(4.0)
-    assert end_of_step((8, 16), 17) == 17
+    found = ends_of_steps(np.array([8, 16]), np.array([1, 8, 9, 17]))
+    assert found.tolist() == [8, 8, 16, 17]
 
 
 def test_rows_and_keys_add_their_share():
@@ -46,7 +47,6 @@ def test_rows_and_keys_add_their_share():
 def test_without_anything_known_all_forwards_take_the_same():
     steps = StepTable()
     assert seconds_of(steps, 1) == seconds_of(steps, 99) == 1.0
-    assert steps.freeze().is_extrapolated(1)
     assert steps.freeze().line(1) is None
     steps.observe(StepSize(1, 4, 4), 0.02)
     assert seconds_of(steps, 4) == pytest.approx(0.02)
@@ -57,7 +57,7 @@ def test_what_is_frozen_stays():
     frozen = steps.freeze()
     for _ in range(50):
         steps.observe(StepSize(1, 6, 6), 3.0)
-    assert frozen.at(1, 0).seconds(6) == pytest.approx(1.5)
+    assert frozen.at(1, 0).seconds(np.array([6]))[0] == pytest.approx(1.5)
     assert seconds_of(steps, 6) > 2
     assert steps.freeze() is steps.freeze()
 
