@@ -115,6 +115,7 @@ class TargetNode:
             num_first_calls = self.runner.backend.num_first_calls
             with self._profiler.round(), record.span("forward"):
                 logits = self.forward(batch)
+                self.scheduler.look_ahead(rows, self.speculation.gamma)
             with record.span("sample"):
                 sampled = self.sampler.sample(rows, logits, self.speculation.draft_probs(rows))
             record.rows = self.speculation.observe(rows, sampled)

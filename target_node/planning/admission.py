@@ -65,15 +65,17 @@ class Admission:
         self._known_next: _Known | None = None  # ... and the next one, where it is another
         self._load: LoadView | None = None  # of this round, as it was known
         self._last_survivals: dict[Sequence, _TwoRounds] = {}
+        self._candidates: list[Row] = []  # rows that may verify something, in this round
         self._has_drafts = False  # in this round
         self._num_rounds = 0  # in which somebody could be drafted for
         self._wanted_drafts = False  # some row, in this round
         self._num_verified = self._num_accepted = 0  # drafted tokens so far
         self._has_warned = False
 
-    def begin(self, rows: list[Row]) -> None:
-        """A round begins, in which rows are drafted for next."""
-        self._wanted_drafts = any(map(self.may_speculate, rows))
+    def begin(self, rows: list[Row]) -> list[Row]:
+        """A round begins; those of its rows in which drafted tokens may be verified."""
+        self._candidates = [row for row in rows if self._may_speculate(row)]
+        self._wanted_drafts = bool(self._candidates)
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         if self._prices is not None:
             self._prices.begin(num_decoding, is_mixed=num_decoding < len(rows))
@@ -83,6 +85,7 @@ class Admission:
         if self._known.prices is not None:
             is_mixed = num_decoding < len(rows)
             self._load = self._known.prices.of(num_decoding, is_mixed=is_mixed)
+        return self._candidates
 
     @property
     def pauses(self) -> bool:
@@ -101,7 +104,7 @@ class Admission:
         has_room = num_drafted * self.gamma <= self._scheduler.room_for_drafts(rows)
         return replace(self._load.threshold, may_look=has_room)
 
-    def may_speculate(self, row: Row) -> bool:
+    def _may_speculate(self, row: Row) -> bool:
         """Whether drafted tokens may be verified in this round."""
         return row.sequence.is_decoding and self.may_go_on(row)
 
@@ -145,7 +148,7 @@ class Admission:
         Blocks are dealt by lengths alone, also to rows that leave them unused: a draft that took
         or left another row's blocks would, by way of that row's places, decide on itself.
         """
-        in_turn = self._in_turn([row for row in rows if self.may_speculate(row)])
+        in_turn = self._in_turn(self._candidates)
         limits = self._scheduler.drafts_with_blocks(in_turn, [self._limit(row) for row in in_turn])
         drafted = [
             (row, found[row.sequence], limit)

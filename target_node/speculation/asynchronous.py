@@ -73,8 +73,7 @@ class AsynchronousSpeculation:
         self.warm_up(rows)
         self._blocks.clear()
         self._local.clear()
-        decoding = [row for row in rows if self._admission.may_speculate(row)]
-        self._admission.begin(rows)
+        decoding = self._admission.begin(rows)
         found = self._find(decoding)
         self._count(decoding, found)
         missed = [row for row in decoding if row.sequence not in found]

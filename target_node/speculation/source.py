@@ -137,8 +137,7 @@ class SynchronousSpeculation:
         self._breaker = CircuitBreaker()
 
     def propose(self, rows: list[Row]) -> list[Row]:
-        decoding = [row for row in rows if self._admission.may_speculate(row)]
-        self._admission.begin(rows)
+        decoding = self._admission.begin(rows)
         if not decoding or self._admission.pauses or not self._admission.has_room(rows):
             return self._admission.admit(rows, {})
         to_draft = [self._admission.to_draft(row) for row in decoding]

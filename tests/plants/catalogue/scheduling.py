@@ -8,6 +8,7 @@ _RANDOM_LOAD = (
     f"{_SCHEDULER}::test_random_load_never_deadlocks_never_leaks_and_every_sequence_completes"
 )
 _BLOCKS = "tests/target_node/test_blocks.py"
+_AHEAD = "tests/target_node/test_look_ahead.py"
 _SPECULATION = "tests/target_node/speculation/test_speculation.py"
 
 PLANTS = [
@@ -159,7 +160,7 @@ PLANTS = [
         name="blocks-dealt-to-the-drafted",
         file="target_node/planning/admission.py",
         symbol="Admission.admit",
-        was="in_turn = self._in_turn([row for row in rows if self.may_speculate(row)])",
+        was="in_turn = self._in_turn(self._candidates)",
         becomes="in_turn = self._in_turn([row for row in rows if row.sequence in found])",
         tests=(
             f"{_SPECULATION}::test_whether_a_row_was_drafted_for_does_not_move_another_rows_blocks",
@@ -276,6 +277,50 @@ PLANTS = [
             f"{_SCHEDULER}::test_a_prefix_is_not_evicted_to_make_room_for_the_row_that_found_it",
         ),
         breaks="a prefix that was found is evicted and erased for the row that found it",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="ahead-takes-what-others-need",
+        file="target_node/scheduler.py",
+        symbol="Scheduler.look_ahead",
+        was="if sum(missing) + len(self.running) > self.pool.num_unused:",
+        becomes="if sum(missing) > self.pool.num_free:",
+        tests=(f"{_AHEAD}::test_nothing_is_evicted_or_preempted_for_it",),
+        breaks="prefixes are evicted for blocks that a row may never need",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="ahead-forgets-who-waits",
+        file="target_node/scheduler.py",
+        symbol="Scheduler.next_batch",
+        was="if ahead and not self.waiting:",
+        becomes="if ahead:",
+        tests=(
+            f"{_AHEAD}::test_what_comes_meanwhile_is_scheduled_in_sequence_and_finds_all_blocks",
+        ),
+        breaks="requests are admitted a round later, or never while others decode",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="ahead-runs-who-has-ended",
+        file="target_node/scheduler.py",
+        symbol="Scheduler.next_batch",
+        was="return [row for row in ahead if row.sequence.block_ids]  # others have ended",
+        becomes="return ahead",
+        tests=(f"{_AHEAD}::test_who_has_ended_is_not_in_it",),
+        breaks="an aborted request decodes on, without blocks",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="ahead-keeps-its-blocks",
+        file="target_node/scheduler.py",
+        symbol="Scheduler.next_batch",
+        was="if self._has_surplus:",
+        becomes="if self._has_surplus and not self.waiting:",
+        tests=(
+            f"{_AHEAD}::test_what_comes_meanwhile_is_scheduled_in_sequence_and_finds_all_blocks",
+        ),
+        breaks="requests wait, or give way, for blocks of a round that is not made",
         ways=_BOTH,
     ),
     Plant(
