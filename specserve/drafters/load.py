@@ -51,6 +51,8 @@ _LOG = logging.getLogger(__name__)
 DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
 # Of one with confidences beside its target: chains end where another token does not pay.
 DEFAULT_MOST_GAMMA = 8
+# Of one without: what its chains bring and take is measured (`target_node.planning.draft_length`).
+DEFAULT_MOST_BLIND_GAMMA = 16
 # The same in a process of its own, where the last token is not verified: its distribution foretells
 # what follows. So many usually, and at most.
 USUAL_HIDDEN_TOKENS, DEFAULT_HIDDEN_GAMMA = 1 + DEFAULT_GAMMA, 1 + DEFAULT_MOST_GAMMA
@@ -67,8 +69,9 @@ class DrafterOptions:
     num_context_tokens: int  # over all rows
     max_positions: int  # of one row, prompt and answer
     local_head: Path | None = None
-    # Cuts blocks. A language model's are as long, or of `DEFAULT_GAMMA` tokens, or of up to
-    # `DEFAULT_MOST_GAMMA` if it is calibrated and asked for chains that end where they do not pay.
+    # Cuts blocks. A language model's are as long, or of `DEFAULT_GAMMA` tokens; where chains are to
+    # end where they do not pay, of up to `DEFAULT_MOST_GAMMA` if it is calibrated, and of up to
+    # `DEFAULT_MOST_BLIND_GAMMA` if not.
     gamma: int | None = None
     chains_end: bool = False
     calibrated: bool = True  # use the calibration beside the drafter, if it was made for both
@@ -283,7 +286,7 @@ def _local_head(options: DrafterOptions, target: TargetWeights | None) -> Serial
 
 
 def _language_model(folder: Path, options: DrafterOptions) -> LanguageModelDrafter:
-    gamma = options.gamma or DEFAULT_GAMMA
+    gamma = options.gamma or (DEFAULT_MOST_BLIND_GAMMA if options.chains_end else DEFAULT_GAMMA)
     parts = options.backend.layer_parts(options.dtype, input_bits=options.bits)
     # What a config claims beyond that would only be memory.
     num_positions = options.max_positions + gamma

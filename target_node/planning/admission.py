@@ -16,10 +16,12 @@ from specserve.sampling.verification.admission import (
     Allocator,
     PlanningSnapshot,
     RoundFacts,
+    StepCosts,
 )
 from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
 from target_node.planning.acceptance import AcceptanceHistory, survival_of
+from target_node.planning.draft_length import FIRST, RoundAhead, best_length
 from target_node.planning.round_prices import FrozenPrices, LoadView, RoundPrices
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
@@ -86,6 +88,21 @@ class Admission:
             is_mixed = num_decoding < len(rows)
             self._load = self._known.prices.of(num_decoding, is_mixed=is_mixed)
         return self._candidates
+
+    def draft_length(self, rows: list[Row]) -> int:
+        """Tokens of this round's chains, where their drafter has no confidences to end them by."""
+        load, prices = self._load, self._known.prices
+        if load is None or prices is None or load.before is None:
+            return FIRST
+        num_tokens = sum(row.num_tokens for row in rows)
+        ahead = RoundAhead(
+            len(self._candidates), num_tokens, self._costs(rows, prices), load.before
+        )
+        return best_length(survival_of(self._known.confidences), ahead)
+
+    def _costs(self, rows: list[Row], prices: FrozenPrices) -> StepCosts:
+        num_keys = sum(row.sequence.num_computed + row.num_tokens for row in rows)
+        return prices.steps.at(len(rows), num_keys)
 
     @property
     def pauses(self) -> bool:
@@ -168,7 +185,8 @@ class Admission:
         if self._is_asynchronous:  # from now on blocks of the next round are drawn
             self._known_next = self._write_down()
         if self._prices is not None:
-            self._prices.launch(sum(row.num_tokens for row in admitted_rows))
+            num_passes = max((len(each.token_ids) for each in found.values()), default=0)
+            self._prices.launch(sum(row.num_tokens for row in admitted_rows), num_passes)
         return admitted_rows
 
     def _write_down(self) -> "_Known":
@@ -188,8 +206,7 @@ class Admission:
         load, prices = self._load, self._known.prices
         snapshot = PlanningSnapshot(prior=prior)
         if load is not None and prices is not None:
-            num_keys = sum(row.sequence.num_computed + row.num_tokens for row in rows)
-            costs = prices.steps.at(len(rows), num_keys)
+            costs = self._costs(rows, prices)
             snapshot = PlanningSnapshot(load.threshold.token_price, costs, prior)
         return RoundFacts(
             snapshot=snapshot,

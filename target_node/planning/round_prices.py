@@ -23,6 +23,7 @@ from target_node.planning.token_times import MOST, SMOOTHING, TokenTimes
 from target_node.speculation.draft_pauses import DraftPauses
 
 _LEAST_ROUNDS = 4  # before anything is believed
+_PASSES_OF_THE_REST = 1.0  # that take as long as all else before a forward, until more is known
 _TIMED_ROUNDS = 8  # of its own, and what was timed beforehand says nothing of speed any more
 
 
@@ -47,7 +48,7 @@ class RoundPrices:
         self._loads: dict[tuple[int, bool], _BatchTimes] = {}
         self._load = _BatchTimes(backend.turning_point, 1, None)  # before the first round
         self._began_s = self._launched_s = 0.0
-        self._num_tokens = self._num_first_calls = self._num_rows = 0
+        self._num_tokens = self._num_passes = self._num_first_calls = self._num_rows = 0
         self._is_mixed = False
 
     def begin(self, num_decoding: int, *, is_mixed: bool = False) -> None:
@@ -65,9 +66,10 @@ class RoundPrices:
         pauses = self._load.pauses
         return pauses.drafts and self._may_pause and pauses.tries_again
 
-    def launch(self, num_tokens: int) -> None:
-        """The forward of so many tokens begins."""
+    def launch(self, num_tokens: int, num_passes: int = 0) -> None:
+        """The forward of so many tokens begins, after chains of `num_passes` were drafted."""
         self._num_tokens, self._launched_s = num_tokens, time.perf_counter()
+        self._num_passes = num_passes
 
     def observe(self, num_emitted: int, *, wanted_drafts: bool = True) -> None:
         """The round is over, and made so many tokens. Some row `wanted_drafts`, or none did."""
@@ -81,6 +83,7 @@ class RoundPrices:
             before = self._load.pauses.num_pauses
             self._load.pauses.observe(num_emitted / self._num_rows, round_s)
             self.num_pauses += self._load.pauses.num_pauses - before
+        self._load.drafts.add(self._num_passes, self._launched_s - self._began_s)
         self._load.add(self._num_tokens, now_s - self._launched_s, round_s, num_emitted)
 
     def freeze(self) -> "FrozenPrices":
@@ -96,7 +99,7 @@ class RoundPrices:
 
     def _view(self, load: "_BatchTimes") -> "LoadView":
         drafts = not self._may_pause or load.pauses.drafts
-        return LoadView(load.threshold, drafts)
+        return LoadView(load.threshold, drafts, load.before)
 
     def _of(self, num_decoding: int, *, is_mixed: bool) -> "_BatchTimes":
         bits = max(num_decoding, 1).bit_length()
@@ -118,6 +121,7 @@ class LoadView(NamedTuple):
 
     threshold: StoppingThreshold
     drafts: bool  # whether its rounds may draft
+    before: Line | None  # seconds of a round until its forward, by tokens of its chains
 
 
 class FrozenPrices:
@@ -145,6 +149,7 @@ class _BatchTimes:
     def __init__(self, turning_point: float, num_rows: int, timed: Line | None) -> None:
         """`timed`: forwards of so many rows, beforehand."""
         self.pauses = DraftPauses()
+        self.drafts = TokenTimes(_PASSES_OF_THE_REST)
         self._forwards = TokenTimes(turning_point if timed is None else timed.turning_point)
         self._num_rows = num_rows
         self._timed = timed
@@ -163,6 +168,12 @@ class _BatchTimes:
         weight = max(SMOOTHING, 1 / self._num_rounds)
         self._round_s += weight * (round_s - self._round_s)
         self._num_emitted += weight * (num_emitted - self._num_emitted)
+
+    @property
+    def before(self) -> Line | None:
+        """Before anything was drafted nothing is known."""
+        times = self.drafts
+        return Line(times.expected(0), times.slope) if times.num_rounds else None
 
     @property
     def threshold(self) -> StoppingThreshold:

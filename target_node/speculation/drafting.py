@@ -42,6 +42,7 @@ from specserve.sampling.noise_table import NoiseTable
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.method import VerificationMethod, verified_by
 from specserve.types import Speculation
+from target_node.planning.draft_length import FIRST
 from target_node.sequence import Sequence
 from target_node.speculation.feature_cache import FeatureCache
 
@@ -116,6 +117,8 @@ class ColocatedDraft:
         self.gamma = min(drafter.gamma, gamma or drafter.gamma)
         self.name = drafter.name
         self.capacity: ContextCapacity | None = None  # of its contexts; known to whoever sized them
+        # Chains that nothing but their number of tokens ends: nobody knows which of them stand.
+        self.is_blind = drafter.stops_in_time and getattr(drafter, "probs_confidence", None) is None
         self._drafter = drafter
         self._features = features
         self._vocab_size = vocab_size
@@ -130,6 +133,7 @@ class ColocatedDraft:
         self._starved: set[Sequence] = set()  # no memory for their contexts
         self._drawn: SpeculationBatch | None = None  # the distributions of this round
         self._threshold: StoppingThreshold | None = None  # of this round
+        self._most: int | None = None
         self._foreseen: dict[Sequence, tuple[BatchScores, int]] = {}  # of this round, by place
 
     def forget(self, sequence: Sequence) -> None:
@@ -146,15 +150,17 @@ class ColocatedDraft:
         *,
         num_scored: int = 0,
         threshold: StoppingThreshold | None = None,
+        most: int | None = None,
     ) -> dict[Sequence, Speculation]:
         """A speculation for each row that can have one; forgets the last round's distributions.
 
         With `num_scored` that many likely tokens of every slot are there for `scores`. Chains end
-        where `threshold` says.
+        where `threshold` says, blind ones after `most` tokens.
         """
         self._drawn = None
         self._foreseen.clear()
         self._threshold = threshold
+        self._most = (most or FIRST) if self.is_blind else None
         ready = self._catch_up(rows)
         found: dict[Sequence, Speculation] = {}
         for by_ratio in (False, True):
@@ -286,6 +292,7 @@ class ColocatedDraft:
             keep_logits=keep_logits,
             threshold=self._threshold,
             least=least,
+            most=self._most,
         )
 
     def _sampler(self, rows: Rows[RowToDraft], *, by_ratio: bool) -> DraftSampler:

@@ -142,7 +142,10 @@ class SynchronousSpeculation:
             return self._admission.admit(rows, {})
         to_draft = [self._admission.to_draft(row) for row in decoding]
         threshold = self._admission.threshold(rows, len(decoding))
-        found = self._breaker.ask(lambda: self._draft.speculate(to_draft, threshold=threshold))
+        most = self._admission.draft_length(rows) if self._draft.is_blind else None
+        found = self._breaker.ask(
+            lambda: self._draft.speculate(to_draft, threshold=threshold, most=most)
+        )
         return self._admission.admit(rows, found)
 
     def warm_up(self, rows: list[Row]) -> bool:

@@ -26,6 +26,7 @@ from specserve.settings.hardware import CudaDevice, Hardware
 from specserve.transport.link.ring import SharedRegion
 from specserve.types import RequestEnd, Submit, Terminal
 from target_node.node import TargetNode
+from target_node.planning.policies import ThresholdPolicy
 from target_node.speculation.asynchronous import AsynchronousSpeculation
 from target_node.speculation.auto import AutoSpeculation
 from target_node.speculation.miss_policy import Miss
@@ -60,7 +61,8 @@ def resolved(topology: str = "1+0", *, num_devices: int = 2, **speculation: str)
 
 
 @pytest.fixture(autouse=True)
-def _environment_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPECSERVE_CACHE", str(tmp_path / "cache"))  # nothing was measured before
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_HOSTID"):
         monkeypatch.setenv(name, "")  # so that what is set here is taken back
         monkeypatch.delenv(name)
@@ -113,6 +115,7 @@ def test_a_leader_serves_with_every_embedded_drafter(
     prices = node.speculation._admission._prices
     prices.begin(2)
     assert now(prices).threshold.tokens_per_s > 0  # before the first round
+    node.speculation._admission._budget = ThresholdPolicy()  # whatever pretended forwards take
     assert not config.engine.deterministic
     node.control.inbox += [Submit(request) for request in both_kinds()[::2]]
     for _ in range(200):

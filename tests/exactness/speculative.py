@@ -25,6 +25,7 @@ from specserve.sampling.verification.admission import NOTHING, PlanningSnapshot,
 from specserve.types import Request, SamplingParams
 from target_node.planning.policies import policy_named
 from target_node.planning.round_prices import FrozenPrices, LoadView, RoundPrices
+from target_node.planning.step_table import FrozenSteps, Line, Slopes
 from tests.backends.chosen import BACKEND
 from tests.specserve.drafters.checkpoints import (
     DFLASH,
@@ -168,10 +169,22 @@ class MoodyPrices(RoundPrices):
         pace = self._rng.choice([0.0, 1.0, 1e2, 1e3, 1e9])
         mood = LoadView(
             StoppingThreshold(tokens_per_s=pace, token_price=self._rng.random() ** 2),
-            Stairs(self._rng.randrange(1000)),
             drafts=self._rng.random() < 0.9,  # else the round is a pause
+            before=Line(0.1, self._rng.choice([0.0, 0.1, 1.0])),  # which blind chains end by
         )
-        return FrozenPrices({}, lambda bits, *, is_mixed: mood)
+        costs = Stairs(self._rng.randrange(1000))
+        return FrozenPrices({}, lambda bits, *, is_mixed: mood, MoodySteps(costs))
+
+
+class MoodySteps(FrozenSteps):
+    """Forwards take what these costs say, whatever their rows and keys."""
+
+    def __init__(self, costs: "Stairs") -> None:
+        super().__init__([], Slopes(), 1.0, ())
+        self._costs = costs
+
+    def at(self, num_rows: int, num_keys: int) -> "Stairs":
+        return self._costs
 
 
 class Stairs:

@@ -27,12 +27,12 @@ class ScriptedDraft:
 
     name = "scripted"
 
-    def __init__(self, gamma: int) -> None:
-        self.gamma = gamma
+    def __init__(self, gamma: int, *, is_blind: bool = False) -> None:
+        self.gamma, self.is_blind = gamma, is_blind
         self.speculations: list[Speculation] = []
 
-    def speculate(self, rows, *, threshold=None):
-        self.threshold = threshold
+    def speculate(self, rows, *, threshold=None, most=None):
+        self.threshold, self.most = threshold, most
         return {row.sequence: spec for row, spec in zip(rows, self.speculations, strict=True)}
 
 
