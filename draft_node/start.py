@@ -22,6 +22,7 @@ from specserve.drafters.dialects import read_draft_spec
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.load import (
     DEFAULT_GAMMA,
+    MOST_HIDDEN_TOKENS,
     USUAL_HIDDEN_TOKENS,
     DrafterOptions,
     load_drafter,
@@ -133,7 +134,10 @@ def _build(
     if speculation.gamma is None and isinstance(drafter, LanguageModelDrafter):
         # Whose blocks nobody has fixed; others are as long as gamma.
         knows = drafter.probs_confidence is not None
-        settings = replace(settings, usual_tokens=USUAL_HIDDEN_TOKENS, goes_beyond=knows)
+        most = MOST_HIDDEN_TOKENS if knows else drafter.gamma
+        settings = replace(
+            settings, usual_tokens=USUAL_HIDDEN_TOKENS, most_tokens=most, goes_beyond=knows
+        )
     capacity = _capacity(config, target.spec, options)
     streams = DraftSlots(drafter, dtype=dtype, device=device, capacity=capacity)
     introduction = Attach(

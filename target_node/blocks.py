@@ -38,11 +38,6 @@ class BlockPool:
         return len(self._free) + len(self._evictable)
 
     @property
-    def num_unused(self) -> int:
-        """Those of them that hold nothing worth keeping."""
-        return len(self._free)
-
-    @property
     def num_cached(self) -> int:
         """Blocks that hold a sealed prefix, owned or not."""
         return len(self._hash_of)

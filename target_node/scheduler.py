@@ -61,7 +61,6 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._ahead: list[Row] = []  # the next round, if no sequence comes or starts again
-        self._has_surplus = False  # blocks that were taken for it
 
     def add(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=lambda s: s.order)
@@ -77,10 +76,8 @@ class Scheduler:
     def next_batch(self) -> list[Row]:
         """The rows of the next forward; empty when nothing can run."""
         ahead, self._ahead = self._ahead, []
-        if ahead and not self.waiting:
-            return [row for row in ahead if row.sequence.block_ids]  # others have ended
-        if self._has_surplus:
-            self._give_back_all_surplus()
+        if ahead and not self.waiting:  # others have ended; there is room for who is left
+            return [row for row in ahead if row.sequence.block_ids and self._grow(row.sequence)]
         rows = self._decode_rows()
         decoding = {row.sequence for row in rows}
         budget = self.max_batch_tokens - len(rows)
@@ -98,19 +95,17 @@ class Scheduler:
     def look_ahead(self, rows: list[Row], gamma: int) -> None:
         """The forward of `rows` has begun: make the round after it, as far as it is known.
 
-        It has the rows that run now, whose blocks are taken for the worst case: that each makes
-        gamma + 1 tokens in this round and in the next. That neither preempts nor evicts. Where it
-        would, where a prompt is read or somebody waits, the next round is made once this is over.
+        It has the rows that run now, if there are blocks for the worst case: that each makes
+        gamma + 1 tokens in this round and in the next. They are taken once it is known how many
+        were made: until then nobody else takes any, and nobody gives way. Where there are too few,
+        where a prompt is read or somebody waits, the next round is made once this is over.
         """
         self._ahead = []
         if self.waiting or len(rows) != len(self.running) or not all(row.samples for row in rows):
             return
-        missing = [self._missing_blocks(each, 2 * (gamma + 1)) for each in self.running]
-        if sum(missing) + len(self.running) > self.pool.num_unused:
+        missing = sum(self._missing_blocks(each, 2 * (gamma + 1)) for each in self.running)
+        if missing + len(self.running) > self.pool.num_free:
             return
-        for sequence, count in zip(self.running, missing, strict=True):
-            sequence.block_ids += self.pool.allocate(count)
-        self._has_surplus = True
         self._ahead = [Row(each, num_tokens=1, num_logits=1, samples=True) for each in self.running]
 
     def room_for_drafts(self, rows: list[Row]) -> int:
@@ -162,7 +157,7 @@ class Scheduler:
         sequence.num_rounds += 1
         if not row.samples:
             return
-        if num_accepted < row.verify_len and not self._ahead:
+        if num_accepted < row.verify_len:
             self._give_back_surplus(sequence)
         size = pool.block_size
         for index in range(len(sequence.block_hashes), sequence.num_computed // size):
@@ -176,12 +171,6 @@ class Scheduler:
         needed = self.pool.num_blocks_for(len(sequence.token_ids))
         self.pool.release(sequence.block_ids[needed:])
         del sequence.block_ids[needed:]
-
-    def _give_back_all_surplus(self) -> None:
-        """What was taken for a round that is made otherwise."""
-        for sequence in self.running:
-            self._give_back_surplus(sequence)
-        self._has_surplus = False
 
     def _decode_rows(self) -> list[Row]:
         rows: list[Row] = []

@@ -69,11 +69,13 @@ def run_rank(arguments: ChildArguments) -> int:
     try:
         config = read_resolved(arguments.config)
         setup_logging(f"target {arguments.rank}", config.telemetry.log_level)
+        # Of the model as it is read now; the leader's business alone.
+        step_file = StepFile(config, probe()) if arguments.rank == 0 else None
         ranks, runner = _build(config, arguments)
         node = None
-        if arguments.rank == 0:
+        if step_file is not None:
             node = _leader(config, arguments, ranks, runner)
-            _begin_to_lead(node, config, arguments)
+            _begin_to_lead(node, config, arguments, step_file)
     except (SpecserveError, OSError, RuntimeError, ValueError) as error:
         if (loss := loss_of_peer(error, arguments.rank)) is not None:
             report_failure(arguments.ready_fd, loss, is_consequence=True)
@@ -84,8 +86,8 @@ def run_rank(arguments: ChildArguments) -> int:
         report_failure(arguments.ready_fd, error)
         return 2
     try:
-        if node is not None:
-            serve(node, config, arguments)
+        if node is not None and step_file is not None:
+            serve(node, config, arguments, step_file)
         else:
             report_ready(arguments.ready_fd)
             if await_leader(arguments.control_dir):
@@ -255,7 +257,9 @@ def _default_method(config: ResolvedConfig) -> VerificationMethod:
     return VerificationMethod(config.speculation.verification)
 
 
-def _begin_to_lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
+def _begin_to_lead(
+    node: TargetNode, config: ResolvedConfig, arguments: ChildArguments, step_file: StepFile
+) -> None:
     """The other ranks follow from now on."""
     signal.signal(signal.SIGTERM, lambda *_: setattr(node, "is_stopping", True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -269,10 +273,12 @@ def _begin_to_lead(node: TargetNode, config: ResolvedConfig, arguments: ChildArg
 
     watch(lambda: node.progress, config.engine.hang_timeout_s, tell)
     if plans_by_steps(node, config):
-        know_steps(node, StepFile(config, probe()))
+        know_steps(node, step_file)
 
 
-def serve(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -> None:
+def serve(
+    node: TargetNode, config: ResolvedConfig, arguments: ChildArguments, step_file: StepFile
+) -> None:
     """Announce what is served and run the loop until SIGTERM."""
     node.control.announce(_ready(node, config))
     report_ready(arguments.ready_fd)
@@ -284,7 +290,7 @@ def serve(node: TargetNode, config: ResolvedConfig, arguments: ChildArguments) -
         finally:
             node.speculation.close()
         if plans_by_steps(node, config):
-            keep_steps(node, StepFile(config, probe()))
+            keep_steps(node, step_file)
 
 
 def plans_by_steps(node: TargetNode, config: ResolvedConfig) -> bool:

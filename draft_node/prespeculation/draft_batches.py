@@ -50,7 +50,9 @@ class BatchSettings:
     fan_out: int = 32  # outcomes of a row and round
     num_kept: int = NUM_KEPT  # entries of a distribution
     usual_tokens: int | None = None  # of a chain; None: gamma
-    # Greedy and coupled chains may have more, where those are likely to stand. Needs confidences.
+    most_tokens: int | None = None  # of one that may have more; None: gamma
+    # With confidences greedy and coupled chains may, where more are likely to stand. Without, all
+    # may as far as there is time.
     goes_beyond: bool = False
 
     def most_blocks(self, num_rows: int) -> int:
@@ -148,6 +150,14 @@ class BatchDrafter:
         usual, gamma = self._settings.usual_tokens, self._drafter.gamma
         return gamma if usual is None else min(usual, gamma)
 
+    @property
+    def tokens_in_time(self) -> int:
+        """Of a block that nothing but its time ends; the usual number where confidences do."""
+        most, gamma = self._settings.most_tokens, self._drafter.gamma
+        if self._settings.goes_beyond:
+            return self.usual_tokens
+        return gamma if most is None else min(most, gamma)
+
     def draft(
         self, branches: Sequence[Branch], min_gap: int, due_s: float = math.inf
     ) -> "DraftedBatch":
@@ -165,12 +175,15 @@ class BatchDrafter:
         is_foreseen = any(branch.kind.shares_noise for branch in branches)
         keep_logits = not by_ratio or is_foreseen
         batch = self._batch(branches, min_gap=min_gap if by_ratio else 0, keep_logits=keep_logits)
-        batch = replace(batch, due_s=due_s, most=self.usual_tokens)
-        # Others may not look at what was drafted, and a root is waited for.
-        if self._settings.goes_beyond and not by_ratio and not any(b.is_root for b in branches):
+        is_awaited = any(branch.is_root for branch in branches)
+        is_usual = is_awaited or math.isinf(due_s)
+        most = self.usual_tokens if is_usual else self.tokens_in_time
+        batch = replace(batch, due_s=due_s, most=most)
+        # Others may not look at what was drafted.
+        if self._settings.goes_beyond and not by_ratio and not is_awaited:
             batch = replace(
                 batch,
-                most=None,
+                most=self._settings.most_tokens,
                 least=self.usual_tokens,
                 threshold=StoppingThreshold(_TOKENS_PER_S * len(set(batch.rows)), _PRICE),
                 chances=[branch.chance for branch in branches],

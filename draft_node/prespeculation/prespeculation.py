@@ -65,7 +65,7 @@ class PreSpeculation:
         self._sizes = BatchSize(
             self.prior,
             by_token=drafter.stops_in_time,
-            usual_tokens=self._draft_batches.usual_tokens,
+            usual_tokens=self._draft_batches.tokens_in_time,
         )
         self._rounds: dict[int, Round] = {}
         self._send_push: Callable[[Push], bool] | None = None

@@ -54,8 +54,9 @@ DEFAULT_MOST_GAMMA = 8
 # Of one without: what its chains bring and take is measured (`target_node.planning.draft_length`).
 DEFAULT_MOST_BLIND_GAMMA = 16
 # The same in a process of its own, where the last token is not verified: its distribution foretells
-# what follows. So many usually, and at most.
-USUAL_HIDDEN_TOKENS, DEFAULT_HIDDEN_GAMMA = 1 + DEFAULT_GAMMA, 1 + DEFAULT_MOST_GAMMA
+# what follows. So many usually, with confidences at most, and at most.
+USUAL_HIDDEN_TOKENS, MOST_HIDDEN_TOKENS = 1 + DEFAULT_GAMMA, 1 + DEFAULT_MOST_GAMMA
+DEFAULT_HIDDEN_GAMMA = 1 + DEFAULT_MOST_BLIND_GAMMA
 _MAX_BLOCK_SIZE = 64  # as many as `speculation.gamma` may ask for
 _MAX_LAYERS = 128  # of a drafter: the deepest published ones have six
 

@@ -51,6 +51,6 @@ def survival_of(confidences: Sequence[float]) -> list[float]:
     survival: list[float] = []
     product = 1.0
     for confidence in confidences:
-        product *= min(max(confidence, 0.0), 1.0)
+        product *= min(confidence, 1.0) if confidence > 0 else 0.0  # so is what is no number
         survival.append(product)
     return survival

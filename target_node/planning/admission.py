@@ -112,14 +112,16 @@ class Admission:
     def threshold(self, rows: list[Row], num_drafted: int) -> StoppingThreshold | None:
         """When chains stop in the round of `rows`; None: never for what a token costs.
 
-        Where `num_drafted` blocks might compete for places, no chain may end by what was drafted.
-        All chains end together, so a token that ended its neighbours' would make room for itself,
-        and by way of its place decide whether it is verified.
+        Where `num_drafted` blocks might compete for places, for want of room or since the policy
+        holds rows against each other, no chain may end by what was drafted. All chains end
+        together, so a token that ended its neighbours' would make room for itself, and by way of
+        its place decide whether it is verified.
         """
         if self._load is None:
             return None
         has_room = num_drafted * self.gamma <= self._scheduler.room_for_drafts(rows)
-        return replace(self._load.threshold, may_look=has_room)
+        may_look = has_room and not self._budget.compares_rows
+        return replace(self._load.threshold, may_look=may_look)
 
     def _may_speculate(self, row: Row) -> bool:
         """Whether drafted tokens may be verified in this round."""
@@ -174,7 +176,7 @@ class Admission:
         ]
         self._has_drafts = bool(drafted)
         survivals = [self._survival(speculation, limit) for _, speculation, limit in drafted]
-        facts = self._facts(rows, [row for row, _, _ in drafted], survivals)
+        facts = self._facts(rows, [(row, limit) for row, _, limit in drafted], survivals)
         capacity = self._scheduler.room_for_drafts(rows)
         verify_lens = self._budget.allocate(survivals, capacity, facts)
         admitted = {
@@ -195,14 +197,18 @@ class Admission:
         return _Known(prices, tuple(self._history.confidences))
 
     def _facts(
-        self, rows: list[Row], drafted: list[Row], survivals: Rows[Rows[float]]
+        self, rows: list[Row], drafted: list[tuple[Row, int]], survivals: Rows[Rows[float]]
     ) -> RoundFacts:
-        """Of a round; the survivals of its blocks are kept for the round after the next."""
+        """Of a round; the survivals of its blocks are kept for the round after the next.
+
+        `drafted`: rows, and how many tokens each may verify whatever was drafted. How many there
+        are knows tokens: chains may end by them.
+        """
         prior = tuple(survival_of(self._known.confidences))
         two_before: list[Rows[float]] = []
-        for row, survival in zip(drafted, survivals, strict=True):
+        for (row, limit), survival in zip(drafted, survivals, strict=True):
             rounds = self._last_survivals.setdefault(row.sequence, _TwoRounds())
-            two_before.append(rounds.pushed(row.sequence.num_rounds, survival, prior))
+            two_before.append(rounds.pushed(row.sequence.num_rounds, survival, prior[:limit]))
         load, prices = self._load, self._known.prices
         snapshot = PlanningSnapshot(prior=prior)
         if load is not None and prices is not None:
@@ -212,7 +218,7 @@ class Admission:
             snapshot=snapshot,
             num_tokens=sum(row.num_tokens for row in rows),
             before=two_before,
-            by_ratio=[self.needs_probs(row) for row in drafted],
+            by_ratio=[self.needs_probs(row) for row, _ in drafted],
         )
 
     def forget(self, sequence: Sequence) -> None:
@@ -320,8 +326,8 @@ class _TwoRounds:
         self._by_round: dict[int, Rows[float]] = {}
 
     def pushed(self, number: int, survival: Rows[float], prior: Rows[float]) -> Rows[float]:
-        """Those of two rounds before round `number`, or as many of the prior; keeps this one's."""
-        before = self._by_round.get(number - 2, prior[: len(survival)])
+        """Those of two rounds before round `number`, or the prior; keeps this one's."""
+        before = self._by_round.get(number - 2, prior)
         self._by_round = {n: s for n, s in self._by_round.items() if n > number - 2}
         self._by_round[number] = survival
         return before

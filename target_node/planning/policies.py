@@ -90,6 +90,8 @@ class ThresholdPolicy:
     With 0 it is `fixed`: whatever is drafted.
     """
 
+    compares_rows = False
+
     def __init__(self, least: float = 0.0) -> None:
         self.least = least
 
@@ -105,6 +107,8 @@ class PricePolicy:
     Where that is none for long, one round in some verifies first tokens all the same: without
     forwards of other sizes a price that is wrong would stay so.
     """
+
+    compares_rows = False
 
     def __init__(self) -> None:
         self._num_empty = 0  # rounds
@@ -129,6 +133,8 @@ class CausalPolicy:
     no token behind it: the early stop is what makes it exact under the ratio test (Appendix A).
     """
 
+    compares_rows = True
+
     def allocate(
         self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
     ) -> list[int]:
@@ -147,6 +153,8 @@ class BarrierPolicy:
     places. Anchors are tokens of the forward, and none of the K.
     """
 
+    compares_rows = True
+
     def allocate(
         self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
     ) -> list[int]:
@@ -160,6 +168,8 @@ class GlobalPolicy:
     Rows under the ratio test get theirs from `others` first, which has to be exact for them, and
     the search sees the confidences of the other rows alone.
     """
+
+    compares_rows = False  # rows under the ratio test get theirs by a price
 
     def __init__(self) -> None:
         self._others = PricePolicy()

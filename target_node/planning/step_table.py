@@ -27,6 +27,7 @@ _A_ROW = 8  # tokens of one: a block and what stands before it
 _LEAST_WEIGHT = 0.05  # of the newest round in the mean of its size
 _PACE_WEIGHT = 0.1  # ... and in the pace of all
 _PACE_RANGE = 0.25, 4.0
+_MOST_ADDED = 0.9  # of a forward, by its rows and keys
 _MOST_RECALLED = 16  # rounds that a size of an earlier service counts as
 _NUM_ERRORS = 512  # latest rounds whose predictions are remembered
 
@@ -130,11 +131,11 @@ class StepTable:
             expected_s = float(steps.at(size.num_rows, size.num_keys).seconds(counts)[0])
             self._errors.append(abs(expected_s / seconds - 1))
             seconds = min(seconds, MOST * expected_s)  # others may have had the core
-            own_s = max(0.0, seconds / self._pace - added_s)
+            own_s = _own_s(seconds / self._pace, added_s)
             self._pace += _PACE_WEIGHT * (seconds / (expected_s / self._pace) - self._pace)
             self._pace = min(max(self._pace, _PACE_RANGE[0]), _PACE_RANGE[1])
         else:
-            own_s = max(0.0, seconds - added_s)
+            own_s = _own_s(seconds, added_s)
         end = int(ends_of_steps(np.array(self.edges), np.array([size.num_tokens]))[0])
         known = self.cells.get(end)
         if known is None and self.cells:  # what lies between its neighbours counts as one take
@@ -158,6 +159,11 @@ class StepTable:
         return self._frozen
 
 
+def _own_s(seconds: float, added_s: float) -> float:
+    """Without what rows and keys add, which is no more than most of it: a profile may be wrong."""
+    return max((1 - _MOST_ADDED) * seconds, seconds - added_s)
+
+
 class FrozenSteps:
     """A `StepTable` at one moment."""
 
@@ -171,7 +177,9 @@ class FrozenSteps:
         """`cells`: tokens and seconds, ascending."""
         known = list(cells)
         self._ends = np.array([end for end, _ in known], np.int64)
-        self._seconds = np.array([seconds for _, seconds in known], np.float64)
+        seconds = np.array([seconds for _, seconds in known], np.float64)
+        # What seems to take longer than a forward of more tokens was held up.
+        self._seconds = np.minimum.accumulate(seconds[::-1])[::-1]
         self._slopes, self._pace = slopes, pace
         self._edges = np.array(edges, np.int64)
 
@@ -180,35 +188,32 @@ class FrozenSteps:
         return Steps(self, self._slopes.seconds(num_rows, num_keys), self._pace)
 
     def line(self, num_rows: int) -> Line | None:
-        """Through rounds of so many rows, with up to a block each; None where too few are known.
-
-        A forward takes no longer than one of more tokens: what seems to was held up.
-        """
-        known, most = self._ends[self._ends >= num_rows], _A_ROW * num_rows
-        taken = self.at(num_rows, 0).seconds(known)
-        seconds = dict(zip(known.tolist(), taken.tolist(), strict=True))
-        sizes = [size for size in seconds if size <= most]
+        """Through rounds of so many rows, with up to a block each; None where too few are known."""
+        most = _A_ROW * num_rows
+        sizes: list[int] = [end for end in self._ends.tolist() if num_rows <= end <= most]
         if len(sizes) < 2:
             return None
-        least = [min(s for n, s in seconds.items() if n >= size) for size in sizes]
-        token_s, fixed_s = np.polyfit(sizes, least, 1)
+        seconds: list[float] = self.at(num_rows, 0).seconds(np.array(sizes)).tolist()
+        fitted: list[float] = np.polyfit(sizes, seconds, 1).tolist()
+        token_s, fixed_s = fitted
         if fixed_s < 0:  # a bend upwards; a plain round takes what it took all the same
-            fixed_s = least[0] - token_s * sizes[0]
-        return Line(float(fixed_s), max(0.0, float(token_s)))
+            fixed_s = seconds[0] - token_s * sizes[0]
+        return Line(fixed_s, max(0.0, token_s))
 
     def own_s(self, num_tokens: Counts) -> Seconds:
         """Seconds of so many tokens each, without what rows and keys add, at the usual pace.
 
-        Between two known sizes on the line through them, beyond the last on the line through the
-        last two. One second where nothing is known: all forwards take the same.
+        Between two known sizes on the line through them, beyond the last on that through it and
+        the last of half its size. One second where nothing is known: all forwards take the same.
         """
         if not len(self._ends):
             return np.ones(len(num_tokens))
         ends = ends_of_steps(self._edges, num_tokens)
         found = np.interp(ends, self._ends, self._seconds)
         if len(self._ends) > 1:
-            rise = self._seconds[-1] - self._seconds[-2]
-            token_s = max(0.0, rise / (self._ends[-1] - self._ends[-2]))
+            other = max(0, np.count_nonzero(2 * self._ends <= self._ends[-1]) - 1)
+            rise = self._seconds[-1] - self._seconds[other]
+            token_s = rise / (self._ends[-1] - self._ends[other])
             found += token_s * np.maximum(0, ends - self._ends[-1])
         return found
 

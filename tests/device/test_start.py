@@ -22,7 +22,8 @@ from specserve.drafters.block_drafter import BlockDrafter
 from specserve.errors import Exhausted
 from specserve.processes.process import ChildArguments
 from specserve.settings.config import ResolvedConfig, load_config
-from specserve.settings.hardware import CudaDevice, Hardware
+from specserve.settings.hardware import CudaDevice, Hardware, probe
+from specserve.settings.step_files import StepFile
 from specserve.transport.link.ring import SharedRegion
 from specserve.types import RequestEnd, Submit, Terminal
 from target_node.node import TargetNode
@@ -86,7 +87,7 @@ def leader(config: ResolvedConfig, given: ChildArguments) -> TargetNode:
     ):
         ranks, runner = target_node.start._build(config, given)
         node = target_node.start._leader(config, given, ranks, runner)
-        target_node.start._begin_to_lead(node, config, given)
+        target_node.start._begin_to_lead(node, config, given, StepFile(config, probe()))
         look_at_progress, *_ = watch.call_args.args
         assert look_at_progress() >= 1 + 3 * 4  # forwards: one, and three of each size
         return node

@@ -121,6 +121,6 @@ def test_however_the_loop_ends_clients_are_told_and_links_closed(tmp_path, monke
     )
     monkeypatch.setattr(start, "_ready", lambda *_: None)
     with pytest.raises(RuntimeError) if error else nullcontext():
-        start.serve(Node(), ResolvedConfig(), arguments)
+        start.serve(Node(), ResolvedConfig(), arguments, step_file=None)
     assert done == ["run", "control", "speculation"]
     os.close(read)

@@ -65,6 +65,15 @@ NOTHING = RoundFacts()
 class Allocator(Protocol):
     """Distributes places of the next target forward among rows."""
 
+    @property
+    def compares_rows(self) -> bool:
+        """Whether what one row gets may depend on others even where there is room for all.
+
+        Then no chain may end by what was drafted: all end together, and a token that ended its
+        neighbours' would take their places.
+        """
+        ...
+
     def allocate(
         self, survivals: Sequence[Sequence[float]], capacity: int, facts: RoundFacts = NOTHING
     ) -> list[int]:

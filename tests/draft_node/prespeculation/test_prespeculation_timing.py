@@ -3,7 +3,14 @@
 import pytest
 
 from specserve.transport.link.messages import Report
-from tests.draft_node.prespeculation.rounds import END, TEXT, Rounds, blocks_of, pending_of
+from tests.draft_node.prespeculation.rounds import (
+    END,
+    TEXT,
+    Rounds,
+    blocks_of,
+    language_model,
+    pending_of,
+)
 
 
 class Clock:
@@ -269,3 +276,26 @@ def test_where_no_time_is_left_nobody_looks_again(drafter, monkeypatch):
     assert not rounds.prespeculation._rounds[3].is_closed
     assert not any(rounds.prespeculation.step() for _ in range(20))
     assert len(asked) == len(sizes)
+
+
+@pytest.mark.parametrize("method", ["coupled", "foreseeable"])
+def test_chains_without_confidences_are_as_long_as_there_is_time(target, method):
+    """Nobody knows which of their tokens stand: time ends them, and nothing that was drafted."""
+    rounds = Rounds(language_model(target, gamma=9), draft_batch=2, fan_out=2, usual_tokens=3)
+    pending_of(rounds, method=method)
+    assert {length for push in rounds.finish() for length in push.lengths} == {3}  # no time is told
+    rounds.pushes.clear()
+    pending_of(rounds, stream=2, method=method, round_latency_s=0.9)
+    longest = max(length for push in rounds.finish() for length in push.lengths)
+    assert longest == 9
+
+
+def test_who_has_confidences_stays_at_the_usual_length_where_nobody_may_look(target):
+    options = {"usual_tokens": 3, "most_tokens": 5, "goes_beyond": True}
+    for method, most in (("foreseeable", 3), ("coupled", 5)):
+        drafter = language_model(target, gamma=9)
+        drafter.probs_confidence = lambda slot, logits: logits.new_full(logits.shape[:2], 0.99)
+        rounds = Rounds(drafter, draft_batch=2, fan_out=2, **options)
+        pending_of(rounds, method=method, round_latency_s=0.9)
+        lengths = [n for push in rounds.finish() for n in push.lengths if len(push.keys) > 1]
+        assert max(lengths) == most

@@ -6,6 +6,7 @@ _BOTH = frozenset({Way.SYNC, Way.ASYNC})
 _POLICIES = "tests/target_node/planning/test_policies.py"
 _APPENDIX_A = "tests/exactness/enumeration/test_appendix_a.py"
 _STEPS = "tests/target_node/planning/test_step_table.py"
+_COMPETING = "tests/target_node/planning/test_competing_rows.py"
 _SNAPSHOT = "tests/target_node/planning/test_snapshot.py"
 
 PLANTS = [
@@ -36,8 +37,8 @@ PLANTS = [
         name="k-of-the-round-before",
         file="target_node/planning/admission.py",
         symbol="_TwoRounds.pushed",
-        was="before = self._by_round.get(number - 2, prior[: len(survival)])",
-        becomes="before = self._by_round.get(number - 1, prior[: len(survival)])",
+        was="before = self._by_round.get(number - 2, prior)",
+        becomes="before = self._by_round.get(number - 1, prior)",
         tests=(
             f"{_SNAPSHOT}"
             "::test_survivals_of_two_rounds_before_are_told_and_the_priors_where_there_are_none",
@@ -53,6 +54,28 @@ PLANTS = [
         becomes="return int(made.argmax()) + num_rows",
         tests=(f"{_POLICIES}::test_k_does_not_count_anchors",),
         breaks="as many tokens more are verified as there are rows",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="chains-look-where-rows-compete",
+        file="target_node/planning/admission.py",
+        symbol="Admission.threshold",
+        was="may_look = has_room and not self._budget.compares_rows",
+        becomes="may_look = has_room",
+        tests=(
+            f"{_COMPETING}::test_chains_do_not_look_where_a_policy_holds_rows_against_each_other",
+        ),
+        breaks="a token that ends its neighbours' chains takes their places, and so admits itself",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="prior-cut-to-what-was-drafted",
+        file="target_node/planning/admission.py",
+        symbol="Admission._facts",
+        was="rounds.pushed(row.sequence.num_rounds, survival, prior[:limit])",
+        becomes="rounds.pushed(row.sequence.num_rounds, survival, prior[: len(survival)])",
+        tests=(f"{_COMPETING}::test_a_blocks_length_says_nothing_of_how_many_places_there_are",),
+        breaks="a token that ends its chain lowers the number of places, and so leaves itself out",
         ways=_BOTH,
     ),
     Plant(

@@ -280,13 +280,13 @@ PLANTS = [
         ways=_BOTH,
     ),
     Plant(
-        name="ahead-takes-what-others-need",
+        name="ahead-without-room",
         file="target_node/scheduler.py",
         symbol="Scheduler.look_ahead",
-        was="if sum(missing) + len(self.running) > self.pool.num_unused:",
-        becomes="if sum(missing) > self.pool.num_free:",
-        tests=(f"{_AHEAD}::test_nothing_is_evicted_or_preempted_for_it",),
-        breaks="prefixes are evicted for blocks that a row may never need",
+        was="if missing + len(self.running) > self.pool.num_free:",
+        becomes="if missing > self.pool.num_free + len(self.running):",
+        tests=(f"{_AHEAD}::test_it_is_made_if_the_worst_case_fits_and_leaves_each_row_a_block",),
+        breaks="a row of the round that was made ahead gives way within it",
         ways=_BOTH,
     ),
     Plant(
@@ -295,9 +295,7 @@ PLANTS = [
         symbol="Scheduler.next_batch",
         was="if ahead and not self.waiting:",
         becomes="if ahead:",
-        tests=(
-            f"{_AHEAD}::test_what_comes_meanwhile_is_scheduled_in_sequence_and_finds_all_blocks",
-        ),
+        tests=(f"{_AHEAD}::test_what_comes_meanwhile_is_scheduled_in_sequence",),
         breaks="requests are admitted a round later, or never while others decode",
         ways=_BOTH,
     ),
@@ -309,18 +307,6 @@ PLANTS = [
         becomes="return ahead",
         tests=(f"{_AHEAD}::test_who_has_ended_is_not_in_it",),
         breaks="an aborted request decodes on, without blocks",
-        ways=_BOTH,
-    ),
-    Plant(
-        name="ahead-keeps-its-blocks",
-        file="target_node/scheduler.py",
-        symbol="Scheduler.next_batch",
-        was="if self._has_surplus:",
-        becomes="if self._has_surplus and not self.waiting:",
-        tests=(
-            f"{_AHEAD}::test_what_comes_meanwhile_is_scheduled_in_sequence_and_finds_all_blocks",
-        ),
-        breaks="requests wait, or give way, for blocks of a round that is not made",
         ways=_BOTH,
     ),
     Plant(

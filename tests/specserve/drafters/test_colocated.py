@@ -9,7 +9,11 @@ from specserve.backends.cpu.codegen.row_code import Storage
 from specserve.backends.cpu.row_kernels import row_kernels
 from specserve.drafters import colocated
 from specserve.drafters.colocated import describe, load_feature_spec, positions_of
-from specserve.drafters.load import DEFAULT_MOST_GAMMA, USUAL_HIDDEN_TOKENS
+from specserve.drafters.load import (
+    DEFAULT_HIDDEN_GAMMA,
+    MOST_HIDDEN_TOKENS,
+    USUAL_HIDDEN_TOKENS,
+)
 from specserve.drafters.protocol import ContextUpdate, DraftBatch
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import Unsupported
@@ -63,13 +67,13 @@ def test_what_does_not_fit_the_target_is_refused(target, tmp_path):
         )
 
 
-@pytest.mark.parametrize(("gamma", "num_tokens"), [(None, 1 + DEFAULT_MOST_GAMMA), (4, 4)])
+@pytest.mark.parametrize(("gamma", "num_tokens"), [(None, DEFAULT_HIDDEN_GAMMA), (4, 4)])
 def test_a_language_model_in_a_draft_process_may_have_chains_longer_than_usual(
     target, gamma, num_tokens
 ):
     speculation = SpeculationConfig(drafter=str(target.folder), gamma=gamma)
     assert describe(speculation) == ("language model", num_tokens)
-    assert 1 + DEFAULT_MOST_GAMMA > USUAL_HIDDEN_TOKENS
+    assert DEFAULT_HIDDEN_GAMMA > MOST_HIDDEN_TOKENS > USUAL_HIDDEN_TOKENS
 
 
 @pytest.mark.parametrize("config", [DSPARK, EAGLE3])

@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from specserve.errors import Unavailable
 from specserve.settings import step_files
-from specserve.settings.config import Config, ModelConfig
+from specserve.settings.config import Config, EngineConfig, ModelConfig
 from specserve.settings.step_files import StepCell, StepFile, StepRecord, cache_folder
 from tests.specserve.settings.resolving import MACHINE, resolved
 
@@ -106,3 +107,61 @@ def test_the_folder_is_where_caches_are(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert cache_folder() == Path("/home/me/.cache/specserve")
+
+
+GOOD = b'{"made_for": {}, "cells": [[1, 0.5, 8]], "row_s": 0, "key_s": 0, "num_rounds": 3}'
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        GOOD.replace(b"[1, 0.5, 8]", b""),
+        GOOD.replace(b"8]", b"-1]"),
+        GOOD.replace(b"0.5", b"-0.5"),
+        GOOD.replace(b"0.5", b"1e999"),
+        GOOD.replace(b"[1,", b"[%d," % 2**63),
+        GOOD.replace(b'"row_s": 0', b'"row_s": -1'),
+        GOOD.replace(b'"made_for": {}', b'"made_for": {"a": "\xff"}'),
+        GOOD.replace(b'"made_for": {}', b'"made_for": {}, "x": ' + b"[" * 10**6),
+    ],
+)
+def test_times_that_cannot_be_are_measured_again(broken, caplog):
+    file = file_of()
+    file.path.parent.mkdir(parents=True)
+    file.path.write_bytes(broken)
+    assert file.read() is None
+    assert "of no use" in caplog.text
+
+
+def test_a_user_without_a_home_has_a_cache_all_the_same(monkeypatch):
+    monkeypatch.setenv("SPECSERVE_CACHE", "~nobody-of-this-name/cache")
+    assert "specserve-" in cache_folder().name
+
+
+def test_what_is_left_half_written_is_removed(folder, monkeypatch):
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    kept(file_of())
+    assert list((folder / "steps").iterdir()) == []
+
+
+def test_who_cannot_forget_says_so(folder):
+    folder.write_text("a file")
+    with pytest.raises(Unavailable, match="cannot be removed"):
+        file_of().forget()
+
+
+def test_smaller_limits_have_times_of_their_own():
+    record = kept(file_of())
+    small = Config(engine=EngineConfig(max_batch_rows=2, max_batch_tokens=4))
+    assert file_of(small).read() is None
+    assert file_of().read() == record
+
+
+def test_a_model_that_changes_while_it_is_served_is_noticed_at_the_next_start(monkeypatch):
+    served = file_of()
+    monkeypatch.setattr(step_files, "_files", lambda target: "others")
+    kept(served)  # as it ends
+    assert file_of().read() is None

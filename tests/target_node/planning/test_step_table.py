@@ -19,8 +19,13 @@ def seconds_of(steps: StepTable, num_tokens: int, *, num_rows=1, num_keys=0) -> 
 
 
 def test_stairs_are_not_smoothed():
-    steps = table({8: 1.0, 9: 1.4, 16: 1.4, 17: 1.1})
-    assert [seconds_of(steps, n) for n in (8, 9, 12, 16, 17)] == [1.0, 1.4, 1.4, 1.4, 1.1]
+    steps = table({8: 1.0, 9: 1.4, 16: 1.4, 17: 2.1})
+    assert [seconds_of(steps, n) for n in (8, 9, 12, 16, 17)] == [1.0, 1.4, 1.4, 1.4, 2.1]
+
+
+def test_what_seems_to_take_longer_than_more_tokens_was_held_up():
+    steps = table({1: 1.0, 2: 3.0, 4: 1.2, 8: 2.0})
+    assert [seconds_of(steps, n) for n in (1, 2, 4)] == [1.0, 1.2, 1.2]
 
 
 def test_between_known_sizes_and_beyond_the_last_lie_lines():
@@ -90,7 +95,7 @@ def test_a_wrong_profile_is_outweighed_at_sizes_that_ran_and_at_others(factor):
     steps = table({n: factor * stairs(StepSize(1, n, 0)) for n in (1, 4, 8, 12, 16, 24, 64, 65)})
     rounds(steps, stairs, 400, rng=random.Random(2))
     assert steps.median_error < 0.1
-    assert seconds_of(steps, 64) == pytest.approx(stairs(StepSize(1, 64, 0)), rel=0.35)
+    assert seconds_of(steps, 64) == pytest.approx(stairs(StepSize(1, 64, 0)), rel=0.5)
 
 
 def test_one_stall_is_hardly_noticed():

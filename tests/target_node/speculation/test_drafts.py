@@ -217,7 +217,6 @@ def test_rejected_drafts_leave_no_blocks_behind():
     target = InProcessTarget(
         fixture_model(), num_blocks=64, block_size=2, draft=StubbornDrafter(POISON, gamma=8)
     )
-    target.scheduler.look_ahead = lambda *_: None  # which takes more, for the next round
     target.submit(request("r", PROMPT, max_tokens=12, seed=2, ignore_eos=True))
     while not target.ends:
         target.turn()
