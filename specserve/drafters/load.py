@@ -51,7 +51,7 @@ _LOG = logging.getLogger(__name__)
 DEFAULT_GAMMA = 5  # of a language model, whose checkpoint names none
 # Of one with confidences beside its target: chains end where another token does not pay.
 DEFAULT_MOST_GAMMA = 8
-# Of one without: what its chains bring and take is measured (`target_node.planning.draft_length`).
+# Of one without: what its chains bring and take is measured (`target_node.planning.acceptance`).
 DEFAULT_MOST_BLIND_GAMMA = 16
 # The same in a process of its own, where the last token is not verified: its distribution foretells
 # what follows. So many usually, with confidences at most, and at most.

@@ -1,11 +1,25 @@
 # pyright: strict
 """How likely drafted tokens stand: running averages by position, and products along a block.
 
-Receives counts alone, never tokens: see `specserve.sampling.verification.admission`.
+And what follows from that for drafters that go token by token and have no confidences: how long
+their chains are (`best_length`). Who has some ends its chains by them
+(`specserve.drafters.chain_stopping`).
+
+Receives counts and times alone, never tokens: see `specserve.sampling.verification.admission`.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
+
+from specserve.sampling.verification.admission import StepCosts
+from target_node.planning.step_table import Line
+
+FIRST = 5  # tokens, before a draft was timed
+_CLOSE = (
+    0.99  # of the best speed: of lengths as fast as that the shortest drafts, and verifies least
+)
 _KEPT = 0.995  # a round, of what was seen of a position that is not looked at
 _REMEMBERED = 1 - 1 / 512  # a token, of what was seen of a position that is
 
@@ -54,3 +68,22 @@ def survival_of(confidences: Sequence[float]) -> list[float]:
         product *= min(confidence, 1.0) if confidence > 0 else 0.0  # so is what is no number
         survival.append(product)
     return survival
+
+
+class RoundAhead(NamedTuple):
+    """A round, as far as it is known before it drafts."""
+
+    num_rows: int  # that are drafted for
+    num_tokens: int  # of its forward without drafted ones: anchors, prompts
+    costs: StepCosts
+    before: Line  # seconds until its forward, by tokens of a chain
+
+
+def best_length(survivals: Sequence[float], ahead: RoundAhead) -> int:
+    """At least 1, at most as many as there are `survivals`: usual ones, by position."""
+    lengths = np.arange(1, len(survivals) + 1)
+    tokens = ahead.num_rows * (1 + np.cumsum(survivals))
+    seconds = ahead.costs.seconds(ahead.num_tokens + ahead.num_rows * lengths)
+    seconds = seconds + ahead.before.fixed_s + lengths * ahead.before.token_s
+    speeds = tokens / seconds
+    return int(np.argmax(speeds >= _CLOSE * speeds.max())) + 1

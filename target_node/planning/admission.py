@@ -20,8 +20,13 @@ from specserve.sampling.verification.admission import (
 )
 from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
-from target_node.planning.acceptance import AcceptanceHistory, survival_of
-from target_node.planning.draft_length import FIRST, RoundAhead, best_length
+from target_node.planning.acceptance import (
+    FIRST,
+    AcceptanceHistory,
+    RoundAhead,
+    best_length,
+    survival_of,
+)
 from target_node.planning.round_prices import FrozenPrices, LoadView, RoundPrices
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler

@@ -42,7 +42,7 @@ from specserve.sampling.noise_table import NoiseTable
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.method import VerificationMethod, verified_by
 from specserve.types import Speculation
-from target_node.planning.draft_length import FIRST
+from target_node.planning.acceptance import FIRST
 from target_node.sequence import Sequence
 from target_node.speculation.feature_cache import FeatureCache
 

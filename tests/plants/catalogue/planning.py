@@ -115,10 +115,10 @@ PLANTS = [
         name="table-refreshed-within-the-snapshot",
         file="target_node/planning/admission.py",
         symbol="Admission._facts",
-        was="costs = prices.steps.at(len(rows), num_keys)",
+        was="costs = self._costs(rows, prices)",
         becomes="""
             assert self._prices is not None
-            costs = self._prices.freeze().steps.at(len(rows), num_keys)
+            costs = self._costs(rows, self._prices.freeze())
         """,
         tests=(f"{_SNAPSHOT}::test_a_rounds_time_is_known_one_round_later_or_two[True-2]",),
         breaks="what a step takes is read after the blocks were drawn that it decides about",

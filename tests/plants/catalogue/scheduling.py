@@ -192,7 +192,7 @@ PLANTS = [
         name="survival-of-the-last",
         file="target_node/planning/acceptance.py",
         symbol="survival_of",
-        was="product *= min(max(confidence, 0.0), 1.0)",
+        was="product *= min(confidence, 1.0) if confidence > 0 else 0.0",
         becomes="product = min(max(confidence, 0.0), 1.0)",
         tests=(
             "tests/target_node/speculation/test_drafts.py"
@@ -303,8 +303,8 @@ PLANTS = [
         name="ahead-runs-who-has-ended",
         file="target_node/scheduler.py",
         symbol="Scheduler.next_batch",
-        was="return [row for row in ahead if row.sequence.block_ids]  # others have ended",
-        becomes="return ahead",
+        was="row.sequence.block_ids and self._grow(row.sequence)",
+        becomes="self._grow(row.sequence)",
         tests=(f"{_AHEAD}::test_who_has_ended_is_not_in_it",),
         breaks="an aborted request decodes on, without blocks",
         ways=_BOTH,

@@ -5,7 +5,7 @@ import pytest
 
 from specserve.drafters.language_model import LanguageModelDrafter
 from target_node.planning import round_prices
-from target_node.planning.draft_length import FIRST, RoundAhead, best_length
+from target_node.planning.acceptance import FIRST, RoundAhead, best_length
 from target_node.planning.policies import policy_named
 from target_node.planning.round_prices import RoundPrices
 from target_node.planning.step_table import Cell, Line, Slopes, StepTable
