@@ -22,9 +22,7 @@ Draft processes hear of contexts only while they are used and right before: comp
 memory's bandwidth from the target, and a mode that runs without drafts is to be as fast as it
 would be alone, and to be measured so. Until they have heard enough, the best of the others runs.
 
-Receives counts and times, never tokens: which mode runs does not depend on what was drawn now. A
-round's blocks may be drawn while the one before it is verified, so that what that took is known to
-the choice after the next alone (docs/decisions/0033-verification-policies.md).
+Receives counts and times, never tokens: which mode runs does not depend on what was drawn now.
 """
 
 import logging
@@ -32,7 +30,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from specserve.backends.base import Backend
 from specserve.sampling.draft_probs import DraftProbs
@@ -87,16 +84,6 @@ class _Run:
             self.left -= 1
 
 
-class _Measured(NamedTuple):
-    """A round that is over; the choice of the next mode but one may know of it."""
-
-    load: BatchLoad
-    mode: str
-    num_tokens: int
-    seconds: float
-    age: int | None
-
-
 class AutoSpeculation:
     """`SpeculationSource` that hands each run of rounds to one of several."""
 
@@ -137,7 +124,6 @@ class AutoSpeculation:
         self._ended_s = 0.0
         self._num_first_calls = 0
         self._links = self._sources[-1]  # what knows draft processes, if any does
-        self._measured: _Measured | None = None  # which the chooser has not heard of yet
         self._num_turns = 1  # of the target's loop since the latest round; before the first, any
 
     def propose(self, rows: list[Row]) -> list[Row]:
@@ -222,11 +208,6 @@ class AutoSpeculation:
         self._ended_s, self._num_turns = time.perf_counter(), 0
         age, self._age = self._age, self._age + 1
         load = self._run.load
-        if (known := self._measured) is not None:
-            self._measured = None
-            self._chooser.observe(
-                known.load, known.mode, known.num_tokens, known.seconds, age=known.age
-            )
         if self._backend.num_first_calls != self._num_first_calls:
             return records  # the round took longer than it will again
         if load is not None and all(row.sequence.is_decoding for row in rows):
@@ -234,7 +215,7 @@ class AutoSpeculation:
             elapsed_s = self._ended_s - self._began_s
             if self._run.mode != self.mode:
                 age = None
-            self._measured = _Measured(load, self.mode, num_tokens, elapsed_s, age)
+            self._chooser.observe(load, self.mode, num_tokens, elapsed_s, age=age)
         return records
 
     def was_hit(self, sequence: Sequence) -> bool | None:

@@ -195,8 +195,8 @@ PLANTS = [
         was="product *= min(confidence, 1.0) if confidence > 0 else 0.0",
         becomes="product = min(max(confidence, 0.0), 1.0)",
         tests=(
-            "tests/target_node/speculation/test_drafts.py"
-            "::test_likely_positions_get_the_places_and_never_out_of_order",
+            "tests/target_node/planning/test_competing_rows.py"
+            "::test_what_is_no_confidence_is_none_for_every_policy",
         ),
         breaks="a place is verified for its own confidence, whatever stands before it",
         ways=_BOTH,

@@ -230,4 +230,4 @@ def test_likely_positions_get_the_places_and_never_out_of_order():
     assert ThresholdPolicy().allocate(survivals, 4) == [3, 1, 0]
     assert ThresholdPolicy(0.6).allocate(survivals, 9) == [3, 0, 0]
     assert ThresholdPolicy().allocate(survivals, 0) == [0, 0, 0]
-    assert ThresholdPolicy().allocate([survival_of([float("nan")])], 3) == [0]
+    assert ThresholdPolicy(0.01).allocate([survival_of([float("nan")])], 3) == [0]
