@@ -122,7 +122,12 @@ QUICK_OR_SLOW = [
 
 
 class RandomBudget:
-    """`Allocator` of random lengths, which a caller of the rejection family may choose as well."""
+    """`Allocator` of random lengths, which a caller of the rejection family may choose as well.
+
+    Not by the lengths of blocks, which know tokens where chains end by what was drafted.
+    """
+
+    compares_rows = False
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -132,7 +137,7 @@ class RandomBudget:
     ) -> list[int]:
         lens = []
         for survival in survivals:
-            lens.append(min(self._rng.randint(0, len(survival)), capacity))
+            lens.append(min(self._rng.randint(0, 6), len(survival), capacity))
             capacity -= lens[-1]
         return lens
 
@@ -142,6 +147,7 @@ class Jagged:
 
     def __init__(self, name: str, seed: int) -> None:
         self._policy, self._rng = policy_named(name), random.Random(seed)
+        self.compares_rows = self._policy.compares_rows
 
     def allocate(
         self, survivals: Sequence[Sequence[float]], capacity: int, facts: RoundFacts = NOTHING
