@@ -17,9 +17,7 @@ from specserve.sampling.verification.admission import StepCosts
 from target_node.planning.step_table import Line
 
 FIRST = 5  # tokens, before a draft was timed
-_CLOSE = (
-    0.99  # of the best speed: of lengths as fast as that the shortest drafts, and verifies least
-)
+_CLOSE = 0.99  # of the best speed: the shortest of such lengths drafts and verifies least
 _KEPT = 0.995  # a round, of what was seen of a position that is not looked at
 _REMEMBERED = 1 - 1 / 512  # a token, of what was seen of a position that is
 

@@ -227,7 +227,7 @@ class Admission:
         )
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended, or gives its blocks back."""
+        """The sequence has ended."""
         self._last_survivals.pop(sequence, None)
 
     def observe(
