@@ -47,7 +47,7 @@ demo: setup
 # Tests of a GPU have it to themselves; of the others two run at a time.
 test: setup lint types
 	$(BIN)/python -m pytest -ra tests/gpu
-	$(BIN)/python -m pytest -ra -n 2 --dist loadfile --ignore tests/gpu
+	$(BIN)/python -m pytest -ra -n 2 --dist loadfile --durations 40 --ignore tests/gpu
 
 test-fast: setup
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not multigpu"
