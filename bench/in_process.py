@@ -32,6 +32,7 @@ from specserve.validation import Limits
 from target_node.blocks import BlockPool
 from target_node.node import TargetNode
 from target_node.planning import step_profile
+from target_node.planning.acceptance import Acceptance
 from target_node.planning.admission import Admission
 from target_node.planning.policies import PricePolicy, ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
@@ -179,7 +180,7 @@ def _speculation(
     if least is None:
         prices = RoundPrices(runner.backend, runner.steps)
     admission = Admission(
-        gamma=draft.gamma,
+        acceptance=Acceptance(draft.gamma),
         scheduler=scheduler,
         sampler=sampler,
         budget=ThresholdPolicy(least or 0.0) if prices is None else PricePolicy(),

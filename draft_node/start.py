@@ -30,7 +30,7 @@ from specserve.drafters.load import (
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import Drafter
 from specserve.drafters.spec import LocalHeadSpec
-from specserve.drafters.warm_up import warm_up
+from specserve.drafters.warm_up import time_drafts, warm_up
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import SpecserveError, Unavailable
 from specserve.models.ballast import with_ballast
@@ -61,9 +61,10 @@ from specserve.transport.group_link.nccl import set_nccl_environment
 from specserve.transport.link.ends import DraftLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingDraftEnd, SharedRegion
-from specserve.types import DRAFT_BATCH_SIZE
+from specserve.types import DRAFT_BATCH_SIZE, DraftTime
 
 CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and draft batches need the rest
+_TIMED_SIZES = (1, 4, DRAFT_BATCH_SIZE)
 _MAX_CUDA_CONTEXTS = 64  # of full length; more would only lie idle
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def _build(
     target = TargetWeights.of(Path(config.model.target or ""))
     backend = choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs))
     options = _options(config, target, dtype, backend)
-    drafter = _load(config, target, options)
+    drafter, times = _load(config, target, options)
     settings = BatchSettings(fan_out=speculation.fan_out)
     if speculation.gamma is None and isinstance(drafter, LanguageModelDrafter):
         # Whose blocks nobody has fixed; others are as long as gamma.
@@ -146,6 +147,7 @@ def _build(
         drafter=drafter.name,
         gamma=drafter.gamma,
         feature_size=drafter.feature_size,
+        times=tuple(times),
     )
     return DraftNode(
         introduction,
@@ -207,15 +209,20 @@ def _options(
     )
 
 
-def _load(config: ResolvedConfig, target: TargetWeights, options: DrafterOptions) -> Drafter:
-    """The configured drafter, warm. Of the target it reads the embedding and the head at most."""
+def _load(
+    config: ResolvedConfig, target: TargetWeights, options: DrafterOptions
+) -> tuple[Drafter, list[DraftTime]]:
+    """The configured drafter, warm, and how long it takes.
+
+    Of the target it reads the embedding and the head at most.
+    """
     speculation = config.speculation
     if speculation.drafter == NGRAM:  # its first calls are a process's first on the device, too
         drafter = NgramDrafter(gamma=speculation.gamma or DEFAULT_GAMMA)
     else:
         drafter = load_drafter(Path(speculation.drafter or ""), target, options)
     warm_up(drafter, options, size=DRAFT_BATCH_SIZE, num_kept=NUM_KEPT)
-    return drafter
+    return drafter, time_drafts(drafter, options, sizes=_TIMED_SIZES, num_kept=NUM_KEPT)
 
 
 def _num_context_tokens(

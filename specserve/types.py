@@ -10,8 +10,12 @@ malformed frame raises instead of travelling on.
 """
 
 import enum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+Seconds = Annotated[float, Meta(ge=0, le=1e6)]
 
 # Blocks that are drafted and sent together at most, where they come with their probabilities.
 DRAFT_BATCH_SIZE = 16
@@ -88,6 +92,17 @@ class Speculation(msgspec.Struct, frozen=True, array_like=True):
     confidences: tuple[float, ...] | None = None
     branch: int = 0  # which of the blocks drafted for this row and round
     place: int = 0  # of the block in the batch that holds its distributions
+
+
+class DraftTime(msgspec.Struct, frozen=True):
+    """So many blocks at once: fixed_s + tokens * token_s, the latter 0 of what takes one pass."""
+
+    num_blocks: Annotated[int, Meta(ge=1, le=2**20)]
+    fixed_s: Seconds
+    token_s: Seconds
+
+    def seconds(self, num_tokens: float) -> float:
+        return self.fixed_s + num_tokens * self.token_s
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -295,7 +295,8 @@ def serve(
 
 def plans_by_steps(node: TargetNode, config: ResolvedConfig) -> bool:
     """Whether anybody asks what forwards take."""
-    return bool(node.speculation.gamma) and config.speculation.weighs_costs
+    speculation = config.speculation
+    return bool(node.speculation.gamma) and (speculation.weighs_costs or speculation.mode == "auto")
 
 
 def know_steps(node: TargetNode, file: StepFile) -> None:

@@ -80,6 +80,14 @@ class Samples:
         return self.reached * self.expected
 
     @property
+    def mean_survivals(self) -> list[float]:
+        """P(positions 0..k stand), by position, up to the first that none counts at."""
+        counts = self.counted.sum(axis=0)
+        known = counts[: int(np.argmin(counts > 0)) or len(counts)]
+        sums = (self.survived * self.counted).sum(axis=0)[: len(known)]
+        return np.minimum.accumulate(sums / known).round(4).tolist()
+
+    @property
     def accept_len(self) -> float:
         """Mean tokens of a round, the bonus or recovery token included."""
         return 1 + float(self.survived.sum(axis=1).mean())

@@ -15,7 +15,7 @@ from draft_node.calibration import plot
 from draft_node.calibration.collect import Conditions, Samples, collect, count_anchors
 from draft_node.calibration.fit import figures, fit, fitted_half, mean_ece
 from draft_node.calibration.metrics import survivals
-from draft_node.calibration.texts import Text, read_prompts, write_texts
+from draft_node.calibration.texts import Prompt, Text, read_prompts, write_texts
 from draft_node.offline_target import OfflineTarget
 from draft_node.training.export import CHECKSUMS, write_checksums
 from specserve.backends.choose import choose_backend
@@ -31,6 +31,7 @@ from specserve.drafters.stored_calibration import (
     weights_hash,
     write_calibration,
 )
+from specserve.drafters.usual_acceptance import GREEDY
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import InvalidField, Unsupported
 from specserve.models.config import read_spec
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 _BATCH_SIZE = 16  # texts side by side
 # Positions of a row beyond its text: a block, and a page that is not full.
 _BLOCK, _PAGE = 32, 16
+_FEWER = 4  # times fewer prompts tell acceptance at the temperature that is not calibrated
 _MOST_GAMMA = 64  # of drafters without one of their own; as many as `speculation.gamma` may be
 
 
@@ -55,7 +57,7 @@ def calibrate(job: Job, results: Console, progress: Console) -> Calibration:
     """
     if job.plot is not None and not plot.can_draw():
         raise Unsupported(f"--plot: {plot.MISSING}")
-    texts, samples = _measure(job, progress)
+    texts, samples, acceptance = _measure(job, progress)
     half = fitted_half(texts)
     seen, unseen = samples.of_texts(half), samples.of_texts(~half)
     if not len(seen.texts) or not len(unseen.texts):
@@ -73,6 +75,7 @@ def calibrate(job: Job, results: Console, progress: Console) -> Calibration:
         temperatures=[round(float(t), 4) for t in fitted.temperatures],
         confidence_model=fitted.confidence_model,
         evaluation=Evaluation(before=figures(before, unseen), after=figures(after, unseen)),
+        acceptance=acceptance,
     )
     path = write_calibration(job.out, calibration)
     results.print(summary_table(calibration))
@@ -98,8 +101,8 @@ class _Pair:
     recorder: FeatureRecorder | None
 
 
-def _measure(job: Job, console: Console) -> tuple[list[Text], Samples]:
-    """The target's texts, and the drafter along them."""
+def _measure(job: Job, console: Console) -> tuple[list[Text], Samples, dict[str, list[float]]]:
+    """The target's texts, the drafter along them, and `Calibration.acceptance`."""
     model = _load_target(job)
     room = job.num_tokens + max(_BLOCK, min(job.gamma or 0, _MOST_GAMMA)) + _PAGE
     max_len = model.config.max_position_embeddings - room
@@ -108,33 +111,51 @@ def _measure(job: Job, console: Console) -> tuple[list[Text], Samples]:
     prompts = read_prompts(job.prompts, job.target, job.num_prompts, max_len)
     longest = max(len(prompt.token_ids) for prompt in prompts) + room
     pair = _load_pair(job, model, longest)
+    with _bar(console) as bar:
+        texts, samples = _look(job, pair, prompts, job.temperature, bar)
+        # What else a service is asked for: drawn texts, or the likeliest ones.
+        other = 1.0 if job.temperature == 0 else 0.0
+        fewer = prompts[:: -(-len(prompts) // max(2, len(prompts) // _FEWER))]
+        _, others = _look(job, pair, fewer, other, bar)
+    seen = {job.temperature: samples, other: others}
+    return texts, samples, {_kind(job, t): each.mean_survivals for t, each in seen.items()}
+
+
+def _kind(job: Job, temperature: float) -> str:
+    return GREEDY if temperature == 0 else job.verification
+
+
+def _look(
+    job: Job, pair: _Pair, prompts: list[Prompt], temperature: float, bar: Progress
+) -> tuple[list[Text], Samples]:
+    """Texts of one temperature, and the drafter along them."""
     conditions = Conditions(
         method=VerificationMethod(job.verification),
-        temperature=job.temperature,
+        temperature=temperature,
         num_kept=job.num_kept,
         stride=job.stride,
         batch_size=_BATCH_SIZE,
     )
-    with _bar(console) as bar:
-        writing = bar.add_task("writing texts", total=job.num_tokens * len(prompts))
-        texts = write_texts(
-            pair.target,
-            prompts,
-            num_tokens=job.num_tokens,
-            temperature=job.temperature,
-            seed=job.seed,
-            batch_size=_BATCH_SIZE,
-            advance=lambda count: bar.advance(writing, count),
-        )
-        drafting = bar.add_task("drafting blocks", total=count_anchors(texts, job.stride))
-        samples = collect(
-            pair.target,
-            pair.drafter,
-            texts,
-            conditions,
-            recorder=pair.recorder,
-            advance=lambda count: bar.advance(drafting, count),
-        )
+    what = f"at temperature {temperature:g}"
+    writing = bar.add_task(f"writing texts {what}", total=job.num_tokens * len(prompts))
+    texts = write_texts(
+        pair.target,
+        prompts,
+        num_tokens=job.num_tokens,
+        temperature=temperature,
+        seed=job.seed,
+        batch_size=_BATCH_SIZE,
+        advance=lambda count: bar.advance(writing, count),
+    )
+    drafting = bar.add_task(f"drafting blocks {what}", total=count_anchors(texts, job.stride))
+    samples = collect(
+        pair.target,
+        pair.drafter,
+        texts,
+        conditions,
+        recorder=pair.recorder,
+        advance=lambda count: bar.advance(drafting, count),
+    )
     return texts, samples
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from specserve.backends.base import Backend
+from specserve.drafters import warm_up
 from specserve.drafters.dialects import read_draft_spec
 from specserve.drafters.load import (
     DEFAULT_GAMMA,
@@ -15,11 +16,14 @@ from specserve.drafters.load import (
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import Drafter, FeatureSpec
 from specserve.drafters.spec import BlockSpec, Eagle3Spec, LocalHeadSpec
-from specserve.drafters.warm_up import warm_up
 from specserve.drafters.weights import TargetWeights
 from specserve.models.transformer import Transformer
 from specserve.settings.config import DRAFTER_BITS, NUM_KEPT, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
+from specserve.types import DraftTime
+
+_TIMED_ROWS = (1, 4, 16)
+_TIMED_LEN = 32  # positions: a short row tells what its passes take
 
 
 def load(
@@ -38,12 +42,11 @@ def load(
     """
     if speculation.drafter == NGRAM:
         return NgramDrafter(gamma=speculation.gamma or DEFAULT_GAMMA)
-    own_len = positions_of(speculation)
     options = DrafterOptions(
         dtype=model.embedding.dtype,
         backend=backend,
         num_context_tokens=num_context_tokens,
-        max_positions=min(max_positions, own_len or max_positions),
+        max_positions=min(max_positions, positions_of(speculation) or max_positions),
         local_head=Path(speculation.local_head) if speculation.local_head else None,
         gamma=speculation.gamma,
         chains_end=speculation.min_survival is None,
@@ -51,8 +54,19 @@ def load(
     )
     folder = Path(speculation.drafter or "")
     drafter = load_drafter(folder, TargetWeights.of(target, model), options)
-    warm_up(drafter, options, size=1, num_kept=NUM_KEPT)
+    warm_up.warm_up(drafter, options, size=1, num_kept=NUM_KEPT)
     return drafter
+
+
+def time_drafts(
+    drafter: Drafter, *, model: Transformer, backend: Backend, max_rows: int
+) -> list[DraftTime]:
+    """How long what `load` returned takes for few rows and for many, up to `max_rows`."""
+    options = DrafterOptions(
+        dtype=model.embedding.dtype, backend=backend, num_context_tokens=0, max_positions=_TIMED_LEN
+    )
+    sizes = [size for size in _TIMED_ROWS if size <= max_rows]
+    return warm_up.time_drafts(drafter, options, sizes=sizes, num_kept=NUM_KEPT)
 
 
 def load_feature_spec(

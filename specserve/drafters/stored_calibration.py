@@ -1,12 +1,15 @@
 """Calibrations as files: beside the drafter, and valid for one drafter and one target only."""
 
+import functools
 import hashlib
 import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from specserve.drafters.probs_confidence import ConfidenceModel
 from specserve.models.config import CONFIG_FILE, PositiveFloat
@@ -15,6 +18,8 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "calibration.json"
 _CHUNK = 1 << 20
+
+Probability = Annotated[float, Meta(ge=0, le=1)]
 
 
 class PositionFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,21 +53,33 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     # Where the drafter has no confidence head; files know it by an older name.
     confidence_model: ConfidenceModel | None = msgspec.field(default=None, name="law")
     evaluation: Evaluation
+    # Mean survivals by position, by how rows are verified: "greedy" or a method. What a service
+    # expects of the drafter before it has seen any of its blocks.
+    acceptance: dict[str, list[Probability]] = {}
 
 
 def weights_hash(models: Sequence[Path]) -> str:
     """Of configuration and weights of these folders or GGUF files, in order.
 
-    It changes when a distribution may change.
+    It changes when a distribution may change. Files that are as they were are read once a process.
     """
-    digest = hashlib.sha256()
+    files: list[tuple[Path, int, int]] = []
     for model in models:
         in_folder = [model / CONFIG_FILE, *sorted(model.glob("*.safetensors"))]
         for path in [model] if model.is_file() else in_folder:
-            digest.update(path.name.encode())
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
+            files.append((path, path.stat().st_size, path.stat().st_mtime_ns))
+    return _hash_of(tuple(files))
+
+
+@functools.lru_cache(maxsize=64)
+def _hash_of(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """`files`: paths, sizes and times of change."""
+    digest = hashlib.sha256()
+    for path, _, _ in files:
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
     return digest.hexdigest()
 
 

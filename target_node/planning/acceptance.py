@@ -8,18 +8,23 @@ their chains are (`best_length`). Who has some ends its chains by them
 Receives counts and times alone, never tokens: see `specserve.sampling.verification.admission`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from specserve.drafters.usual_acceptance import UsualAcceptance
 from specserve.sampling.verification.admission import StepCosts
 from target_node.planning.step_table import Line
 
 FIRST = 5  # tokens, before a draft was timed
 _CLOSE = 0.99  # of the best speed: the shortest of such lengths drafts and verifies least
 _KEPT = 0.995  # a round, of what was seen of a position that is not looked at
+# The same while nobody is drafted for: what spoke against it is tried again within some thousand.
+_KEPT_AT_REST = 0.9995
+_WORTH = 0.97  # of plain decoding's speed that drafts have to reach: times are known so well
 _REMEMBERED = 1 - 1 / 512  # a token, of what was seen of a position that is
+_COVERED = 1 / 64  # weight of the latest round in the share of rows that have a block
 
 
 class AcceptanceHistory:
@@ -30,20 +35,28 @@ class AcceptanceHistory:
     is: texts change, and a day of one kind would outweigh hours of another.
     """
 
-    def __init__(self, gamma: int, *, prior: float = 0.7, weight: float = 16.0) -> None:
-        """Starts as if `weight` tokens had been seen at each position, `prior` of them accepted."""
-        self._prior, self._weight = prior, weight
-        self._accepted = [prior * weight] * gamma
-        self._seen = [weight] * gamma
+    def __init__(self, priors: Sequence[float], *, weight: float = 16.0) -> None:
+        """Starts as if `weight` tokens had been seen at each position, accepted as `priors` say."""
+        self._priors, self._weight = priors, weight
+        self._accepted = [prior * weight for prior in priors]
+        self._seen = [weight] * len(priors)
         self._num_looked_at = 0  # positions in this round
 
     def settle(self) -> None:
         """A round of rows that were drafted for is over."""
-        first = (1 - _KEPT) * self._weight
-        for k in range(self._num_looked_at, len(self._seen)):
-            self._seen[k] = _KEPT * self._seen[k] + first
-            self._accepted[k] = _KEPT * self._accepted[k] + first * self._prior
+        self._forget(_KEPT, self._num_looked_at)
         self._num_looked_at = 0
+
+    def rest(self) -> None:
+        """A round is over in which nobody was drafted for, since that did not pay."""
+        self._forget(_KEPT_AT_REST, 0)
+
+    def _forget(self, kept: float, first: int) -> None:
+        """Of positions from `first` on, back to what was believed of them."""
+        prior = (1 - kept) * self._weight
+        for k in range(first, len(self._seen)):
+            self._seen[k] = kept * self._seen[k] + prior
+            self._accepted[k] = kept * self._accepted[k] + prior * self._priors[k]
 
     def observe(self, verify_len: int, num_accepted: int) -> None:
         """One verified block; positions after the first rejection tell nothing."""
@@ -56,6 +69,65 @@ class AcceptanceHistory:
     @property
     def confidences(self) -> list[float]:
         return [a / n for a, n in zip(self._accepted, self._seen, strict=True)]
+
+
+class Acceptance:
+    """An `AcceptanceHistory` of every kind of verification: see `mode_speeds.verification_of`."""
+
+    def __init__(self, gamma: int, usual: UsualAcceptance | None = None) -> None:
+        """`gamma`: tokens of a block at most; `usual`: what is known beforehand."""
+        self.gamma, self._usual = gamma, usual or UsualAcceptance()
+        self._of: dict[str, AcceptanceHistory] = {}
+        self._coverage: dict[str, float] = {}
+
+    def coverage(self, kind: str) -> float:
+        """The share of rows that there is a block for, where they are drafted for."""
+        return self._coverage.get(kind, self._usual.coverage)
+
+    def cover(self, kind: str, share: float) -> None:
+        """A round has drafted for rows of this kind, of which such a share has a block."""
+        known = self.coverage(kind)
+        self._coverage[kind] = known + _COVERED * (share - known)
+
+    def of(self, kind: str) -> AcceptanceHistory:
+        if kind not in self._of:
+            self._of[kind] = AcceptanceHistory(self._usual.of(kind, self.gamma))
+        return self._of[kind]
+
+    def settle(self, kinds: Iterable[str]) -> None:
+        """A round is over in which rows of these kinds were drafted for."""
+        for kind in kinds:
+            self.of(kind).settle()
+
+    def freeze(self) -> "FrozenAcceptance":
+        """As it is now: nothing that is seen later changes it."""
+        known = {kind: tuple(history.confidences) for kind, history in self._of.items()}
+        return FrozenAcceptance(known, dict(self._coverage), self.gamma, self._usual)
+
+
+class FrozenAcceptance:
+    """An `Acceptance` at one moment."""
+
+    def __init__(
+        self,
+        known: Mapping[str, tuple[float, ...]],
+        coverage: Mapping[str, float],
+        gamma: int,
+        usual: UsualAcceptance,
+    ) -> None:
+        self._known, self._coverage, self._gamma, self._usual = known, coverage, gamma, usual
+
+    def coverage(self, kind: str) -> float:
+        """See `Acceptance`."""
+        return self._coverage.get(kind, self._usual.coverage)
+
+    def confidences(self, kind: str) -> Sequence[float]:
+        """Usual ones, by position."""
+        return self._known.get(kind) or self._usual.of(kind, self._gamma)
+
+    def survivals(self, kind: str) -> list[float]:
+        """Products of them along a block."""
+        return survival_of(self.confidences(kind))
 
 
 def survival_of(confidences: Sequence[float]) -> list[float]:
@@ -85,3 +157,19 @@ def best_length(survivals: Sequence[float], ahead: RoundAhead) -> int:
     seconds = seconds + ahead.before.fixed_s + lengths * ahead.before.token_s
     speeds = tokens / seconds
     return int(np.argmax(speeds >= _CLOSE * speeds.max())) + 1
+
+
+def drafts_pay(
+    survivals: Sequence[float], coverage: float, ahead: RoundAhead, draft_s: float
+) -> bool:
+    """Whether rounds that draft for `draft_s` seconds are about as fast as plain ones at least.
+
+    `survivals`: usual ones, by position; `coverage`: the share of rows that get a block. As many
+    tokens of each are verified as make the round fastest.
+    """
+    covered = coverage * ahead.num_rows
+    verified = covered * np.arange(1, len(survivals) + 1)
+    tokens = ahead.num_rows + covered * np.cumsum(survivals)
+    seconds = ahead.costs.seconds(ahead.num_tokens + np.ceil(verified).astype(np.int64))
+    plain_s = ahead.costs.seconds(np.array([ahead.num_tokens]))[0]
+    return bool((tokens / (draft_s + seconds)).max() >= _WORTH * ahead.num_rows / plain_s)

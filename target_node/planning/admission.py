@@ -22,11 +22,14 @@ from specserve.telemetry import VerifiedRow
 from specserve.types import Speculation
 from target_node.planning.acceptance import (
     FIRST,
-    AcceptanceHistory,
+    Acceptance,
+    FrozenAcceptance,
     RoundAhead,
     best_length,
+    drafts_pay,
     survival_of,
 )
+from target_node.planning.mode_speeds import prevailing, verification_of
 from target_node.planning.round_prices import FrozenPrices, LoadView, RoundPrices
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
@@ -46,7 +49,7 @@ class Admission:
     def __init__(
         self,
         *,
-        gamma: int,
+        acceptance: Acceptance,
         scheduler: Scheduler,
         sampler: Sampler,
         budget: Allocator,
@@ -54,65 +57,77 @@ class Admission:
         max_positions: int | None = None,
         is_asynchronous: bool = False,
     ) -> None:
-        """`gamma`: drafted tokens of a block at most; `prices`: what they cost, if anybody asks.
+        """`acceptance`: of drafted tokens; `prices`: what they cost, if anybody asks.
 
         Nothing is drafted at `max_positions` and beyond, which is what the drafter was made for.
         `is_asynchronous`: blocks are drawn while the round before theirs is verified, so that what
         is known of times and acceptance is written down before that begins.
         """
-        self.gamma = gamma
+        self.gamma = acceptance.gamma  # drafted tokens of a block at most
         self._scheduler = scheduler
         self._sampler = sampler
         self._budget = budget
         self._prices = prices
         self._max_positions = max_positions
-        self._history = AcceptanceHistory(gamma)
+        self._acceptance = acceptance
         self._is_asynchronous = is_asynchronous
         self._known = self._write_down()  # what this round may read
         self._known_next: _Known | None = None  # ... and the next one, where it is another
         self._load: LoadView | None = None  # of this round, as it was known
         self._last_survivals: dict[Sequence, _TwoRounds] = {}
         self._candidates: list[Row] = []  # rows that may verify something, in this round
-        self._has_drafts = False  # in this round
+        self._drafted_kinds: set[str] = set()  # of the rows with drafts in this round
         self._num_rounds = 0  # in which somebody could be drafted for
-        self._wanted_drafts = False  # some row, in this round
+        self.pauses = False  # nobody is to be asked for drafts in this round: they do not pay
+        self._has_paused = False  # in any round
         self._num_verified = self._num_accepted = 0  # drafted tokens so far
         self._has_warned = False
 
     def begin(self, rows: list[Row]) -> list[Row]:
         """A round begins; those of its rows in which drafted tokens may be verified."""
         self._candidates = [row for row in rows if self._may_speculate(row)]
-        self._wanted_drafts = bool(self._candidates)
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         if self._prices is not None:
             self._prices.begin(num_decoding, is_mixed=num_decoding < len(rows))
-            if self._prices.tries_again:  # what was seen before the pause spoke against drafts
-                self._history = AcceptanceHistory(self.gamma)
         self._known = self._known_next or self._write_down()
         if self._known.prices is not None:
             is_mixed = num_decoding < len(rows)
             self._load = self._known.prices.of(num_decoding, is_mixed=is_mixed)
+            self.pauses = bool(self._candidates) and not is_mixed and not self._drafts_pay(rows)
         return self._candidates
+
+    def _drafts_pay(self, rows: list[Row]) -> bool:
+        """Who asks for drafts at any cost has them; so has a load that nobody has seen yet."""
+        if self._prices is None or not self._prices.may_pause:
+            return True
+        load, ahead, known = self._load, self._ahead(rows), self._known.acceptance
+        if load is None or ahead is None:
+            return True
+        kind = prevailing(self.kind(row.sequence) for row in self._candidates)
+        return drafts_pay(known.survivals(kind), known.coverage(kind), ahead, load.draft_s)
 
     def draft_length(self, rows: list[Row]) -> int:
         """Tokens of this round's chains, where their drafter has no confidences to end them by."""
+        if (ahead := self._ahead(rows)) is None:
+            return FIRST
+        kind = prevailing(self.kind(row.sequence) for row in self._candidates)
+        return best_length(self._known.acceptance.survivals(kind), ahead)
+
+    def _ahead(self, rows: list[Row]) -> RoundAhead | None:
+        """The round of `rows`; None where nothing is known of what its drafts take."""
         load, prices = self._load, self._known.prices
         if load is None or prices is None or load.before is None:
-            return FIRST
+            return None
         num_tokens = sum(row.num_tokens for row in rows)
-        ahead = RoundAhead(
-            len(self._candidates), num_tokens, self._costs(rows, prices), load.before
-        )
-        return best_length(survival_of(self._known.confidences), ahead)
+        return RoundAhead(len(self._candidates), num_tokens, self._costs(rows, prices), load.before)
+
+    def kind(self, sequence: Sequence) -> str:
+        """Of verification: what is accepted is another matter in each."""
+        return verification_of(sequence, self._sampler.method(sequence))
 
     def _costs(self, rows: list[Row], prices: FrozenPrices) -> StepCosts:
         num_keys = sum(row.sequence.num_computed + row.num_tokens for row in rows)
         return prices.steps.at(len(rows), num_keys)
-
-    @property
-    def pauses(self) -> bool:
-        """Whether nobody is to be asked for drafts in this round: they brought too little."""
-        return self._load is not None and not self._load.drafts
 
     def threshold(self, rows: list[Row], num_drafted: int) -> StoppingThreshold | None:
         """When chains stop in the round of `rows`; None: never for what a token costs.
@@ -179,8 +194,8 @@ class Admission:
             for row, limit in zip(in_turn, limits, strict=True)
             if row.sequence in found
         ]
-        self._has_drafts = bool(drafted)
-        survivals = [self._survival(speculation, limit) for _, speculation, limit in drafted]
+        self._drafted_kinds = {self.kind(row.sequence) for row, _, _ in drafted}
+        survivals = [self._survival(*each) for each in drafted]
         facts = self._facts(rows, [(row, limit) for row, _, limit in drafted], survivals)
         capacity = self._scheduler.room_for_drafts(rows)
         verify_lens = self._budget.allocate(survivals, capacity, facts)
@@ -196,10 +211,18 @@ class Admission:
             self._prices.launch(sum(row.num_tokens for row in admitted_rows), num_passes)
         return admitted_rows
 
+    def count_covered(self, found: Mapping[Sequence, Speculation]) -> None:
+        """A drafter beside the target was asked for a block of every row, and `found` these."""
+        by_kind: dict[str, list[bool]] = {}
+        for row in self._candidates:
+            by_kind.setdefault(self.kind(row.sequence), []).append(row.sequence in found)
+        for kind, has_block in by_kind.items():
+            self._acceptance.cover(kind, sum(has_block) / len(has_block))
+
     def _write_down(self) -> "_Known":
         """What is known now of times and acceptance."""
         prices = None if self._prices is None else self._prices.freeze()
-        return _Known(prices, tuple(self._history.confidences))
+        return _Known(prices, self._acceptance.freeze())
 
     def _facts(
         self, rows: list[Row], drafted: list[tuple[Row, int]], survivals: Rows[Rows[float]]
@@ -209,16 +232,16 @@ class Admission:
         `drafted`: rows, and how many tokens each may verify whatever was drafted. How many there
         are knows tokens: chains may end by them.
         """
-        prior = tuple(survival_of(self._known.confidences))
         two_before: list[Rows[float]] = []
         for (row, limit), survival in zip(drafted, survivals, strict=True):
             rounds = self._last_survivals.setdefault(row.sequence, _TwoRounds())
-            two_before.append(rounds.pushed(row.sequence.num_rounds, survival, prior[:limit]))
+            prior = self._known.acceptance.survivals(self.kind(row.sequence))[:limit]
+            two_before.append(rounds.pushed(row.sequence.num_rounds, survival, prior))
         load, prices = self._load, self._known.prices
-        snapshot = PlanningSnapshot(prior=prior)
+        snapshot = PlanningSnapshot()
         if load is not None and prices is not None:
             costs = self._costs(rows, prices)
-            snapshot = PlanningSnapshot(load.threshold.token_price, costs, prior)
+            snapshot = PlanningSnapshot(load.threshold.token_price, costs)
         return RoundFacts(
             snapshot=snapshot,
             num_tokens=sum(row.num_tokens for row in rows),
@@ -242,14 +265,14 @@ class Admission:
         """
         if self._prices is not None:
             num_emitted = sum(len(result.token_ids) for result in sampled)
-            self._prices.observe(num_emitted, wanted_drafts=self._wanted_drafts)
+            self._prices.observe(num_emitted)
         records: list[VerifiedRow] = []
         for row, result in zip(rows, sampled, strict=True):
             if row.speculation is None or not row.verify_len or result.is_void:
                 continue
             # What ended the sample was cut there: the positions behind it were not verified.
             verified = result.num_accepted if result.finish_reason else row.verify_len
-            self._history.observe(verified, result.num_accepted)
+            self._acceptance.of(self.kind(row.sequence)).observe(verified, result.num_accepted)
             self._num_verified += verified
             self._num_accepted += result.num_accepted
             records.append(
@@ -263,24 +286,26 @@ class Admission:
                     is_stand_in=row.sequence in stand_ins,
                 )
             )
-        if self._has_drafts:
-            self._history.settle()
+        self._acceptance.settle(self._drafted_kinds)
+        if self.pauses:
+            self._has_paused = True
+            for kind in {self.kind(row.sequence) for row in self._candidates}:
+                self._acceptance.of(kind).rest()
         self._warn()
         return records
 
     def _warn(self) -> None:
         """Once, that drafts are of no use."""
-        has_paused = self._prices is not None and self._prices.num_pauses > 0
         share = self._num_accepted / max(1, self._num_verified)
         is_useless = share < _NOTHING and self._num_verified >= _MANY
-        if self._has_warned or not (has_paused or is_useless):
+        if self._has_warned or not (self._has_paused or is_useless):
             return
         self._has_warned = True
         log.warning(
             "%d of %d drafted tokens were accepted, which is less than drafting costs%s; %s",
             self._num_accepted,
             self._num_verified,
-            ": it pauses, and is tried again now and then" if has_paused else "",
+            ": it pauses, and is tried again now and then" if self._has_paused else "",
             "is speculation.drafter one for this target?"
             if share < _LITTLE
             else "--speculation auto runs what is fastest",
@@ -311,9 +336,11 @@ class Admission:
             return self.gamma
         return self._max_positions - len(sequence.token_ids)
 
-    def _survival(self, speculation: Speculation, limit: int) -> Rows[float]:
+    def _survival(self, row: Row, speculation: Speculation, limit: int) -> Rows[float]:
         """Of the positions that may be verified."""
-        confidences = speculation.confidences or self._known.confidences
+        confidences = speculation.confidences
+        if not confidences:
+            confidences = self._known.acceptance.confidences(self.kind(row.sequence))
         return survival_of(confidences[: min(limit, len(speculation.token_ids))])
 
 
@@ -321,7 +348,7 @@ class _Known(NamedTuple):
     """What admission knew at one moment."""
 
     prices: FrozenPrices | None
-    confidences: tuple[float, ...]  # usual ones, by position
+    acceptance: FrozenAcceptance
 
 
 class _TwoRounds:

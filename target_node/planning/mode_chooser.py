@@ -1,10 +1,11 @@
 # pyright: strict
 """Which mode the next run of rounds uses.
 
-Most rounds run the preferred one, which another replaces by being faster by a margin. Where one is
-safe, nothing else is preferred before it is faster beyond doubt: what leads by less than is known
-makes room until more is. A few rounds, in short runs, try another. Each kind of mode has one try
-under each verification method, since nothing says how it does there. After that trying others may
+Most rounds run the preferred one, which another replaces by being faster by a margin. The first is
+what was foretold to be the fastest. Where one is safe, nothing else is preferred before it is
+faster beyond doubt: what leads by less than is known makes room until more is. A few rounds, in
+short runs, try another. A kind of mode of which nothing was foretold has one try under each
+verification method. Apart from that trying others may
 lose a small share of a load's tokens, so that what changes is noticed: the more a kind loses, the
 more rarely it is tried. What may well be faster as far as is known, and what only its kind speaks
 against, may lose a little more, but together: what each may lose would add up.
@@ -22,7 +23,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Sequence
 
-from target_node.planning.mode_speeds import BatchLoad, Belief, Measured, ModeSpeeds
+from target_node.planning.mode_speeds import BatchLoad, Belief, Forecast, Measured, ModeSpeeds
 
 RUN = 24  # rounds of the preferred mode before the next choice
 _SETTLING = 6  # rounds after a change that are slower than others: each ...
@@ -32,6 +33,7 @@ _TRIAL_ROUNDS = 4  # at least
 # Of a try of what is nearly as fast, which is as long as a loss of so many is to be expected of it:
 # changing over costs the same however short it is, and few tokens tell hundredths from nothing.
 _MOST_TRIAL_TOKENS, _TRIAL_LOSS = 120, 10.0
+_FORETOLD = 0.35  # standard deviations up to which what was foretold of two modes is knowledge
 _MARGIN = 0.02  # by which another mode has to be faster
 _SURE = 0.5  # standard deviations by which one is faster beyond doubt
 _LOST_SHARE = 0.01  # of a load's tokens may be lost by trying what seems slower, ...
@@ -58,15 +60,17 @@ class ModeChooser:
         kinds: Sequence[Hashable] | None = None,
         *,
         safe: str | None = None,
+        forecast: Forecast | None = None,
     ) -> None:
         """`kinds`: of each mode what it is a kind of; None: each is one of its own.
 
-        `safe`: what runs wherever none of the others is faster beyond doubt.
+        `safe`: what runs wherever none of the others is faster beyond doubt. `forecast`: what is
+        known of all before any has run.
         """
         self._modes = list(modes)
         self._safe = None if safe is None else self._modes.index(safe)
         self._kinds = list(kinds or modes)
-        self._speeds = ModeSpeeds(self._kinds)
+        self._speeds = ModeSpeeds(self._kinds, forecast)
         self._preferred: dict[BatchLoad, int] = {}
         self._leading: dict[BatchLoad, int] = {}  # the same, or what stands in for it
         # Tokens, those long ago weigh less; and how many of them were lost by trying a kind.
@@ -86,7 +90,11 @@ class ModeChooser:
             return self._trial(load, preferred, _TRIAL_TOKENS)
         others = [each for each in self._usable(but) if each != preferred]
         # What all others are measured by has its try first.
-        if self._safe in others and not self._is_measured(load, self._safe):
+        if (
+            self._safe in others
+            and not self._is_measured(load, self._safe)
+            and belief.doubt(self._safe, preferred) > _FORETOLD
+        ):
             return self._trial(load, self._safe, _TRIAL_TOKENS)
         # A try under way goes on rather than that another begins.
         others.sort(key=lambda each: (each != self._running, belief.behind(each, preferred)))
@@ -142,7 +150,9 @@ class ModeChooser:
     def _is_surely_faster(self, load: BatchLoad, mode: int, preferred: int, belief: Belief) -> bool:
         """Than what is safe, if that was measured at this load: else it will be."""
         safe = self._safe
-        if safe is None or mode == safe or not self._speeds.at(load)[safe].tokens:
+        if safe is None or mode == safe:
+            return True
+        if not self._speeds.at(load)[safe].tokens and belief.doubt(safe, mode) > _FORETOLD:
             return True
         least = _SURE * belief.doubt(safe, mode) + (_MARGIN if preferred == safe else 0.0)
         return belief.behind(safe, mode) > least
@@ -152,7 +162,10 @@ class ModeChooser:
     ) -> bool:
         kind = self._kinds[mode]
         akin = [each for each, other in enumerate(self._kinds) if other == kind]
-        if not any(self._speeds.is_known(load.verification, each) for each in akin):
+        is_foretold = belief.doubt(mode, preferred) <= _FORETOLD
+        if not is_foretold and not any(
+            self._speeds.is_known(load.verification, each) for each in akin
+        ):
             return True
         total, lost = self._total[load], self._lost[load]
         behind = belief.behind(mode, preferred)
@@ -161,9 +174,8 @@ class ModeChooser:
         if lost[kind] + cost < _LOST_SHARE / len(set(self._kinds)) * total:
             return True
         lost_by_all = sum(lost.values())
-        is_known = self._speeds.is_known(
-            load.verification, mode
-        )  # what is akin may be another matter
+        # What is akin may be another matter.
+        is_known = is_foretold or self._speeds.is_known(load.verification, mode)
         if not is_known and lost_by_all + cost < _UNKNOWN_SHARE * total:
             return True
         # What is doubted more of the two is to be measured, in turns that are not short.

@@ -4,21 +4,27 @@
 A load is how many rows decode, in powers of two, and how they are verified. Logarithms of speeds
 are believed to be normal: those of one mode at two loads go together, the less the further apart
 the loads are, and so do those of two modes of one kind, but for what all modes have in common at a
-load, of which nothing is known beforehand. What was measured is off by so much, by how many tokens
-it was. All else follows (Gaussian process regression): a load that was never seen has its
-neighbours' ratios, and a few hundred tokens of its own outweigh them.
+load. What was foretold of them (`forecast`) is their mean, so that only what it is wrong by is
+learned. What was measured is off by so much, by how many tokens it was. All else follows (Gaussian
+process regression): a load that was never seen has its neighbours' ratios, and a few hundred tokens
+of its own outweigh them.
 
 Doubt counts tokens, since texts differ by so much a token whatever it took: a fast machine knows as
 much in less time. Only what changes with time, how much the past still says, counts seconds.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from specserve.drafters.usual_acceptance import GREEDY
+from specserve.sampling.verification.method import VerificationMethod
+from target_node.sequence import Sequence as TokenSequence
 
 _HALF_LIFE_S = 20.0  # of what was measured, ...
 _LEAST_KEPT = 60.0  # ... but for so many tokens
@@ -27,14 +33,32 @@ _FEW_ROUNDS = 2.0
 # Variance of a speed measured over n tokens, relative, times n: of draws, and of texts and their
 # passages, which rows have of their own.
 _DRAWS, _TEXTS = 1.0, 3.0
-_SPREAD = 0.5  # standard deviation of log speeds of modes at one load, before any is known
-_LEVEL = 10.0  # the same of what modes have in common at a load: anything
+_UNKNOWN = 0.5  # standard deviation of log speeds of modes at one load, if nothing was foretold
+# The same of what modes have in common at a load: anything, or where their speeds were foretold,
+# what the rest of a round takes.
+_LEVEL, _LEVEL_FORETOLD = 10.0, 0.08
 _ALIKE_NEXT = 0.7  # correlation of a mode's speed at a load and at one of twice the rows ...
 _ALIKE_VERIFICATION = 0.5  # ... or of rows that are verified otherwise
 _ALIKE_KIND = 0.6  # ... and of two modes of one kind
 _MOST_LOADS = 8  # of which something is believed, those most alike
 
 _Floats = npt.NDArray[np.float64]
+# Of each mode at a load, as foretold: the logarithm of its speed, and its standard deviation.
+Forecast = Callable[["BatchLoad"], tuple[Sequence[float], Sequence[float]]]
+
+
+def verification_of(sequence: TokenSequence, method: VerificationMethod) -> str:
+    """What is measured is kept apart by it.
+
+    The methods are one at temperature 0, where drafts are another matter than at 1.
+    """
+    return GREEDY if sequence.request.sampling.temperature == 0 else method
+
+
+def prevailing(methods: Iterable[str]) -> str:
+    """That of most rows."""
+    counts = Counter(methods)
+    return max(counts, key=lambda method: (counts[method], method))
 
 
 class BatchLoad(NamedTuple):
@@ -122,12 +146,16 @@ class Belief:
 class ModeSpeeds:
     """What was measured of every mode at every load."""
 
-    def __init__(self, kinds: Sequence[Hashable]) -> None:
-        """Of each mode what it is a kind of."""
+    def __init__(self, kinds: Sequence[Hashable], forecast: Forecast | None = None) -> None:
+        """Of each mode what it is a kind of; without a forecast they may be anything."""
         self._num_modes = len(kinds)
+        self._forecast: Forecast = forecast or self._know_nothing
         same = np.array([[kind == other for other in kinds] for kind in kinds])
         self._akin = np.where(np.eye(len(kinds)) > 0, 1.0, _ALIKE_KIND * same)
         self._measured: dict[BatchLoad, list[Measured]] = {}
+
+    def _know_nothing(self, load: BatchLoad) -> tuple[Sequence[float], Sequence[float]]:
+        return [0.0] * self._num_modes, [_UNKNOWN] * self._num_modes
 
     def at(self, load: BatchLoad) -> Sequence[Measured]:
         """Of each mode."""
@@ -150,21 +178,24 @@ class ModeSpeeds:
 
     def belief(self, load: BatchLoad) -> Belief:
         """What there is to know of `load`."""
-        here = _Places([load] * self._num_modes, range(self._num_modes))
-        prior = here.covariance(here, self._akin)
         known = self._known(load)
+        foretold = {at: self._forecast(at) for at in {load, *(at for at, _, _ in known)}}
+        here = _Places([(load, mode) for mode in range(self._num_modes)], foretold)
+        prior = here.covariance(here, self._akin)
         if not known:
-            return Belief(np.zeros(self._num_modes), prior)
-        seen = _Places([at for at, _, _ in known], [mode for _, mode, _ in known])
+            return Belief(here.means - here.means.mean(), prior)
+        seen = _Places([(at, mode) for at, mode, _ in known], foretold)
         tokens = np.array([max(1.0, measured.tokens) for _, _, measured in known])
         logs = np.log(tokens / np.array([measured.seconds for _, _, measured in known]))
         scatter = np.array([_DRAWS + _TEXTS / at.num_rows for at, _, _ in known])
-        # Levels are anything, but numbers near zero are solved for more exactly.
-        logs -= logs.mean()
+        wrong = logs - seen.means
+        if not seen.are_foretold:  # levels are anything, but numbers near zero are solved exactly
+            wrong -= wrong.mean()
         among = seen.covariance(seen, self._akin) + np.diag(scatter / tokens)
         towards = seen.covariance(here, self._akin)
         weights = np.linalg.solve(among, towards)
-        return Belief(weights.T @ logs, prior - weights.T @ towards)
+        means = here.means - here.means.mean() + weights.T @ wrong
+        return Belief(means, prior - weights.T @ towards)
 
     def _known(self, load: BatchLoad) -> list[tuple[BatchLoad, int, Measured]]:
         """What was measured at the loads most like this one."""
@@ -187,10 +218,22 @@ def _likeness(load: BatchLoad, other: BatchLoad) -> float:
 class _Places:
     """Modes at loads, whose speeds are believed to go together somewhat."""
 
-    def __init__(self, loads: Sequence[BatchLoad], modes: Sequence[int]) -> None:
-        self._bits = np.array([load.num_rows_bits for load in loads])
-        self._verifications = np.array([load.verification for load in loads])
-        self._modes = np.array(modes)
+    def __init__(
+        self,
+        places: Sequence[tuple[BatchLoad, int]],
+        foretold: Mapping[BatchLoad, tuple[Sequence[float], Sequence[float]]],
+    ) -> None:
+        self._bits = np.array([load.num_rows_bits for load, _ in places])
+        self._verifications = np.array([load.verification for load, _ in places])
+        self._modes = np.array([mode for _, mode in places])
+        self.means = np.array([foretold[load][0][mode] for load, mode in places])
+        self._spreads = np.array([foretold[load][1][mode] for load, mode in places])
+        self._levels = np.where(self._spreads < _UNKNOWN, _LEVEL_FORETOLD, _LEVEL)
+
+    @property
+    def are_foretold(self) -> bool:
+        """Not only how modes compare, but how fast they are."""
+        return bool((self._spreads < _UNKNOWN).all())
 
     def covariance(self, other: "_Places", akin: _Floats) -> _Floats:
         """Of log speeds, one row a place of these, before anything was measured.
@@ -201,4 +244,6 @@ class _Places:
         is_same = self._verifications[:, None] == other._verifications
         likeness = _ALIKE_NEXT**apart * np.where(is_same, 1.0, _ALIKE_VERIFICATION)
         likeness *= akin[self._modes[:, None], other._modes]
-        return _SPREAD**2 * likeness + _LEVEL**2 * (is_same & (apart == 0))
+        spreads = np.outer(self._spreads, other._spreads)
+        levels = np.outer(self._levels, other._levels)
+        return spreads * likeness + levels * (is_same & (apart == 0))

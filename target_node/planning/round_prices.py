@@ -20,7 +20,6 @@ from specserve.backends.base import Backend
 from specserve.drafters.protocol import StoppingThreshold
 from target_node.planning.step_table import FrozenSteps, Line, StepTable
 from target_node.planning.token_times import MOST, SMOOTHING, TokenTimes
-from target_node.speculation.draft_pauses import DraftPauses
 
 _LEAST_ROUNDS = 4  # before anything is believed
 _PASSES_OF_THE_REST = 1.0  # that take as long as all else before a forward, until more is known
@@ -39,10 +38,9 @@ class RoundPrices:
     ) -> None:
         """`steps`: what forwards take; may be measured later, and is by whoever runs them.
 
-        `may_pause`: rounds of a load stop drafting where that costs more than it brings.
+        `may_pause`: rounds go without drafts where those cost more than they bring.
         """
-        self.num_pauses = 0  # begun so far, of all loads
-        self._may_pause = may_pause
+        self.may_pause = may_pause
         self._backend = backend
         self._steps = steps or StepTable()
         self._loads: dict[tuple[int, bool], _BatchTimes] = {}
@@ -60,46 +58,31 @@ class RoundPrices:
         self._num_rows, self._is_mixed = num_decoding, is_mixed
         self._began_s, self._num_first_calls = time.perf_counter(), self._backend.num_first_calls
 
-    @property
-    def tries_again(self) -> bool:
-        """Whether the round that began is the first with drafts after a pause."""
-        pauses = self._load.pauses
-        return pauses.drafts and self._may_pause and pauses.tries_again
-
     def launch(self, num_tokens: int, num_passes: int = 0) -> None:
         """The forward of so many tokens begins, after chains of `num_passes` were drafted."""
         self._num_tokens, self._launched_s = num_tokens, time.perf_counter()
         self._num_passes = num_passes
 
-    def observe(self, num_emitted: int, *, wanted_drafts: bool = True) -> None:
-        """The round is over, and made so many tokens. Some row `wanted_drafts`, or none did."""
+    def observe(self, num_emitted: int) -> None:
+        """The round is over, and made so many tokens."""
         if self._backend.num_first_calls != self._num_first_calls:
             return  # which took longer than it will again
         now_s = time.perf_counter()
         round_s = now_s - self._began_s
-        # Those that read prompts besides are few, and their times say little of drafts: they always
-        # draft, since a load of which nothing is observed never pauses.
-        if self._may_pause and wanted_drafts and self._num_rows and not self._is_mixed:
-            before = self._load.pauses.num_pauses
-            self._load.pauses.observe(num_emitted / self._num_rows, round_s)
-            self.num_pauses += self._load.pauses.num_pauses - before
-        self._load.drafts.add(self._num_passes, self._launched_s - self._began_s)
+        if self._num_passes:
+            self._load.drafts.add(self._num_passes, self._launched_s - self._began_s)
         self._load.add(self._num_tokens, now_s - self._launched_s, round_s, num_emitted)
 
     def freeze(self) -> "FrozenPrices":
         """As they are now, of every load: nothing that is measured later changes it."""
-        views = {key: self._view(load) for key, load in self._loads.items()}
+        views = {key: _view(load) for key, load in self._loads.items()}
         steps = self._steps.freeze()
 
         def of_new(bits: int, *, is_mixed: bool) -> LoadView:
             """Of a load that had no round yet: what forwards were known to take, nothing else."""
-            return self._view(self._new(bits, steps, is_mixed=is_mixed))
+            return _view(self._new(bits, steps, is_mixed=is_mixed))
 
         return FrozenPrices(views, of_new, steps)
-
-    def _view(self, load: "_BatchTimes") -> "LoadView":
-        drafts = not self._may_pause or load.pauses.drafts
-        return LoadView(load.threshold, drafts, load.before)
 
     def _of(self, num_decoding: int, *, is_mixed: bool) -> "_BatchTimes":
         bits = max(num_decoding, 1).bit_length()
@@ -120,8 +103,12 @@ class LoadView(NamedTuple):
     """What was known of a load when a snapshot was taken."""
 
     threshold: StoppingThreshold
-    drafts: bool  # whether its rounds may draft
-    before: Line | None  # seconds of a round until its forward, by tokens of its chains
+    before: Line | None  # seconds of a round until its forward, by tokens of its chains, ...
+    draft_s: float  # ... and with chains as they usually are
+
+
+def _view(load: "_BatchTimes") -> LoadView:
+    return LoadView(load.threshold, load.before, load.drafts.mean)
 
 
 class FrozenPrices:
@@ -148,7 +135,6 @@ class _BatchTimes:
 
     def __init__(self, turning_point: float, num_rows: int, timed: Line | None) -> None:
         """`timed`: forwards of so many rows, beforehand."""
-        self.pauses = DraftPauses()
         self.drafts = TokenTimes(_PASSES_OF_THE_REST)
         self._forwards = TokenTimes(turning_point if timed is None else timed.turning_point)
         self._num_rows = num_rows

@@ -20,6 +20,8 @@ from specserve.telemetry import VerifiedRow
 from specserve.transport.link.messages import BlockKey, Tokens
 from specserve.types import Speculation
 from target_node.planning.admission import Admission
+from target_node.planning.forecast import HitPower
+from target_node.planning.mode_speeds import prevailing
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
@@ -48,7 +50,9 @@ class AsynchronousSpeculation:
         policy: MissPolicy,
         local: LocalDrafts,
         backend: Backend,
+        hits: HitPower | None = None,
     ) -> None:
+        """`hits` learns how often what was prepared is what comes."""
         self.gamma = admission.gamma
         self.drafter = links.drafter
         self.links = links
@@ -56,6 +60,7 @@ class AsynchronousSpeculation:
         self.policy = policy
         self._local = local
         self._device = backend.device
+        self._hit_power = hits or HitPower()
         self._table = SpeculationTable()
         self._streams = LinkStreams()
         round_latency = RoundLatency(backend.turning_point)
@@ -74,8 +79,11 @@ class AsynchronousSpeculation:
         self._blocks.clear()
         self._local.clear()
         decoding = self._admission.begin(rows)
+        self._take_pushes()
+        streams = [self._streams.of(row.sequence).number for row in decoding]
+        num_outcomes = sum(map(self._table.num_blocks, streams))
         found = self._find(decoding)
-        self._count(decoding, found)
+        self._count(decoding, found, num_outcomes)
         missed = [row for row in decoding if row.sequence not in found]
         if missed:
             found |= self._after_miss(rows, missed, len(found))
@@ -83,10 +91,16 @@ class AsynchronousSpeculation:
         self._reports.report(admitted, self._blocks, self._local)
         return admitted
 
-    def _count(self, rows: Rows[Row], found: Mapping[Sequence, Speculation]) -> None:
+    def _count(
+        self, rows: Rows[Row], found: Mapping[Sequence, Speculation], num_outcomes: int
+    ) -> None:
+        """`num_outcomes`: that were prepared for the rows, together."""
         self._hits = {row.sequence: row.sequence in found for row in rows}
         self._num_lookups += len(rows)
         self._num_hits += len(found)
+        if rows:
+            kind = prevailing(map(self._admission.kind, (row.sequence for row in rows)))
+            self._hit_power.observe(kind, num_outcomes / len(rows), len(found) / len(rows))
 
     def poll(self) -> None:
         has_streams = len(self._streams) > 0

@@ -27,16 +27,16 @@ Receives counts and times, never tokens: which mode runs does not depend on what
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from specserve.backends.base import Backend
 from specserve.sampling.draft_probs import DraftProbs
 from specserve.sampling.verification.method import VerificationMethod
 from specserve.telemetry import VerifiedRow
+from target_node.planning.forecast import Forecasts
 from target_node.planning.mode_chooser import RUN, ModeChooser
-from target_node.planning.mode_speeds import BatchLoad
+from target_node.planning.mode_speeds import BatchLoad, prevailing, verification_of
 from target_node.sampler import SampledRow
 from target_node.scheduler import Row
 from target_node.sequence import Sequence
@@ -47,21 +47,6 @@ log = logging.getLogger(__name__)
 
 MOST_WARM_UPS = 16  # rounds in which a mode may prepare before it is used, ready or not
 MOST_MIXED = 32  # rounds with prompts that a run may go on through
-GREEDY = "greedy"
-
-
-def verification_of(sequence: Sequence, method: VerificationMethod) -> str:
-    """What is measured is kept apart by it.
-
-    The methods are one at temperature 0, where drafts are another matter than at 1.
-    """
-    return GREEDY if sequence.request.sampling.temperature == 0 else method
-
-
-def prevailing(methods: Iterable[str]) -> str:
-    """That of most rows."""
-    counts = Counter(methods)
-    return max(counts, key=lambda method: (counts[method], method))
 
 
 @dataclass
@@ -94,11 +79,12 @@ class AutoSpeculation:
         backend: Backend,
         misses: Mapping[str, Miss] | None = None,
         policy: MissPolicy | None = None,
+        forecasts: Forecasts | None = None,
     ) -> None:
         """By name; they share the sampler, whose method of a row is `method_of`, and the budget.
 
         `misses`: the modes that draft processes draft for, and what each does about misses, which
-        `policy` is told. Several may have one source.
+        `policy` is told. Several may have one source. `forecasts`: of the modes, in their order.
         """
         self._modes = dict(modes)
         self._sources = list(dict.fromkeys(modes.values()))
@@ -109,9 +95,9 @@ class AutoSpeculation:
         self.mode = next(iter(modes))
         self._is_drafted_always = set(self._misses) == set(modes)
         self._chooser = (
-            ModeChooser(list(modes))
+            ModeChooser(list(modes), forecast=forecasts)
             if self._is_drafted_always
-            else ModeChooser(list(modes), list(modes.values()), safe=self.mode)
+            else ModeChooser(list(modes), list(modes.values()), safe=self.mode, forecast=forecasts)
         )
         self.gamma = max(source.gamma for source in modes.values())
         self.drafter = next((s.drafter for s in reversed(list(modes.values())) if s.drafter), "")
@@ -124,6 +110,8 @@ class AutoSpeculation:
         self._ended_s = 0.0
         self._num_first_calls = 0
         self._links = self._sources[-1]  # what knows draft processes, if any does
+        self._forecasts = forecasts
+        self._num_told: int | None = None  # drafts that were attached when people were told
         self._num_turns = 1  # of the target's loop since the latest round; before the first, any
 
     def propose(self, rows: list[Row]) -> list[Row]:
@@ -199,6 +187,24 @@ class AutoSpeculation:
         self._num_turns += 1
         for source in self._sources:
             source.poll()
+        if self.num_drafts_attached != self._num_told:
+            self._num_told = self.num_drafts_attached
+            self._tell()
+
+    def _tell(self) -> None:
+        """People, what is expected of the modes that can be had, and what is to run first."""
+        if self._forecasts is None:
+            return
+        unusable = self._unusable()
+        for load in self._forecasts.told:
+            speeds = self._forecasts.speeds(load)
+            usable = [f"{mode} {s:.4g}" for mode, s in speeds.items() if mode not in unusable]
+            first = self._chooser.preferred(load, but=unusable)
+            log.info(
+                "tokens a second expected of %d %s row%s: %s; begins with %s",
+                load.num_rows, load.verification, "s" if load.num_rows > 1 else "",
+                ", ".join(usable), first,
+            )  # fmt: skip
 
     def draft_probs(self, rows: list[Row]) -> DraftProbs | None:
         return self._modes[self.mode].draft_probs(rows)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specserve.drafters.draft_times import DraftTimes
 from specserve.transport.control.draft_control import (
     Attach,
     Attached,
@@ -70,6 +71,7 @@ class DraftLinks:
         self._control = control
         self._peers = list(peers)
         self._last_epoch = 0
+        self._times = DraftTimes()
         self._wanted: list[Wanted] = []
         self._misfits: set[int] = set()  # drafts that did not fit when they came last
         self._polled_s = 0.0
@@ -83,6 +85,14 @@ class DraftLinks:
     @property
     def num_attached(self) -> int:
         return sum(peer.epoch > 0 for peer in self._peers)
+
+    @property
+    def times(self) -> DraftTimes:
+        """Of the drafts' batches, as the last one that came has measured them; none before."""
+        known = [peer.introduction for peer in self._peers if peer.introduction is not None]
+        if known:
+            self._times = DraftTimes(known[-1].times)
+        return self._times
 
     @property
     def num_bytes(self) -> tuple[int, int]:

@@ -18,6 +18,7 @@ import torch
 
 from specserve.backends.base import Backend
 from specserve.drafters.context import ContextCapacity
+from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
@@ -117,6 +118,7 @@ class ColocatedDraft:
         self.gamma = min(drafter.gamma, gamma or drafter.gamma)
         self.name = drafter.name
         self.capacity: ContextCapacity | None = None  # of its contexts; known to whoever sized them
+        self.times = DraftTimes()  # of its drafts, once somebody has timed them
         # Chains that nothing but their number of tokens ends: nobody knows which of them stand.
         self.is_blind = drafter.stops_in_time and getattr(drafter, "probs_confidence", None) is None
         self._drafter = drafter

@@ -8,6 +8,8 @@ import torch
 
 from specserve.drafters import colocated as colocated_drafters
 from specserve.drafters.context import ContextCapacity
+from specserve.drafters.draft_times import DraftTimes
+from specserve.drafters.usual_acceptance import GREEDY, usual_acceptance
 from specserve.processes.process import ChildArguments
 from specserve.settings.config import NUM_KEPT, ResolvedConfig, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
@@ -17,7 +19,18 @@ from specserve.transport.group_link.ends import GroupTargetEnd, Meeting
 from specserve.transport.link.ends import TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingTargetEnd, SharedRegion
+from target_node.planning.acceptance import Acceptance
 from target_node.planning.admission import Admission
+from target_node.planning.forecast import (
+    AsynchronousRounds,
+    Forecasts,
+    HitPower,
+    OnMiss,
+    PlainRounds,
+    RoundModel,
+    SynchronousRounds,
+)
+from target_node.planning.mode_speeds import BatchLoad
 from target_node.planning.policies import policy_named
 from target_node.planning.round_prices import RoundPrices
 from target_node.runner import Runner
@@ -31,6 +44,8 @@ from target_node.speculation.feature_cache import FeatureCache
 from target_node.speculation.local_drafts import LocalDrafts
 from target_node.speculation.miss_policy import Miss, MissPolicy
 from target_node.speculation.source import NoSpeculation, SpeculationSource, SynchronousSpeculation
+
+_TOLD_ROWS = 16  # of the larger load that people hear of
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +69,16 @@ def build_speculation(
         modes["off"] = NoSpeculation()
         if colocated is not None:
             modes["sync"] = builder.synchronous(_drafting_with(config.speculation, colocated))
-        if not arguments.link_fds:
-            return AutoSpeculation(modes, sampler.method, runner.backend)
-    source = builder.asynchronous(arguments)
-    misses = {f"async {miss}": miss for miss in _fallbacks(config.speculation)}
-    modes |= dict.fromkeys(misses, source)
-    if len(modes) == 1:
-        return source
-    return AutoSpeculation(modes, sampler.method, runner.backend, misses, source.policy)
+    misses, policy = dict[str, Miss](), None
+    if mode == "async" or arguments.link_fds:
+        source = builder.asynchronous(arguments)
+        misses = {f"async {miss}": miss for miss in _fallbacks(config.speculation)}
+        modes |= dict.fromkeys(misses, source)
+        policy = source.policy
+        if len(modes) == 1:
+            return source
+    forecasts = builder.forecasts(list(modes))
+    return AutoSpeculation(modes, sampler.method, runner.backend, misses, policy, forecasts)
 
 
 def _fallbacks(speculation: SpeculationConfig) -> list[Miss]:
@@ -97,6 +114,9 @@ class _Builder:
         self._target = Path(config.model.target or "")
         self._features: dict[str, FeatureCache | None] = {}  # by drafter
         self._drafts: dict[str, ColocatedDraft] = {}  # by drafter
+        self._rounds: dict[str, RoundModel] = {"off": PlainRounds()}  # by mode
+        self._on_miss: dict[Miss, OnMiss] = {Miss.DRAFT_NOW: OnMiss(waits=True)}
+        self._hits = HitPower()
         self._short: set[str | None] = set()  # drafters whose positions were told of
 
     def synchronous(self, speculation: SpeculationConfig) -> SynchronousSpeculation:
@@ -104,7 +124,9 @@ class _Builder:
         positions = self._positions([speculation])
         # Under `auto` the speed of whole modes decides.
         may_pause = speculation.mode == "sync"
-        admission = self._admission(draft.gamma, positions, may_pause=may_pause)
+        acceptance = self._acceptance(draft.gamma, speculation)
+        self._rounds["sync"] = SynchronousRounds(acceptance, draft.times)
+        admission = self._admission(acceptance, positions, may_pause=may_pause)
         return SynchronousSpeculation(draft, admission)
 
     def asynchronous(self, arguments: ChildArguments) -> AsynchronousSpeculation:
@@ -117,21 +139,50 @@ class _Builder:
         positions = self._positions([speculation, *used])
         feature_size = 0 if features is None else features.size
         limits = self._limits(gamma, feature_size, positions)
+        links = self._links(arguments, name, limits)
+        acceptance = self._acceptance(gamma, speculation)
+        for miss in _fallbacks(speculation):
+            self._rounds[f"async {miss}"] = AsynchronousRounds(
+                acceptance,
+                times=lambda: links.times,
+                num_processes=links.num_processes,
+                most_outcomes=speculation.fan_out,
+                hits=self._hits,
+                on_miss=self._on_miss.get(miss, OnMiss()),
+            )
         return AsynchronousSpeculation(
-            self._links(arguments, name, limits),
-            admission=self._admission(gamma, positions, is_asynchronous=True),
+            links,
+            admission=self._admission(acceptance, positions, is_asynchronous=True),
             features=features,
             policy=MissPolicy(_fallbacks(speculation)[0]),
             local=local,
             backend=self._runner.backend,
+            hits=self._hits,
         )
+
+    def forecasts(self, modes: list[str]) -> Forecasts:
+        """Of these sources, in their order."""
+        most_rows = self._config.engine.max_batch_rows
+        told = [
+            BatchLoad.of(num_rows, kind)
+            for num_rows in (1, min(_TOLD_ROWS, most_rows))
+            for kind in (GREEDY, self._sampler.default_method)
+        ]
+        rounds = {mode: self._rounds[mode] for mode in modes}
+        return Forecasts(rounds, self._runner.steps, list(dict.fromkeys(told)))
+
+    def _acceptance(self, gamma: int, speculation: SpeculationConfig) -> Acceptance:
+        drafter = speculation.drafter or ""
+        return Acceptance(gamma, usual_acceptance(speculation, drafter, self._target))
 
     def _local(self, speculation: SpeculationConfig) -> LocalDrafts:
         """What can stand in for a missing block, as far as the miss policy may want it."""
-        drafts = {
-            miss: self._colocated(_drafting_with(speculation, drafter))
-            for miss, drafter in self._stand_ins(speculation).items()
-        }
+        drafts: dict[Miss, ColocatedDraft] = {}
+        for miss, drafter in self._stand_ins(speculation).items():
+            wanted = _drafting_with(speculation, drafter)
+            drafts[miss] = draft = self._colocated(wanted)
+            acceptance = self._acceptance(draft.gamma, wanted)
+            self._on_miss[miss] = OnMiss(SynchronousRounds(acceptance, draft.times))
         return LocalDrafts(drafts, self._device)
 
     def _stand_ins(self, speculation: SpeculationConfig) -> dict[Miss, str]:
@@ -227,6 +278,13 @@ class _Builder:
             backend=runner.backend,
         )
         draft.capacity = self._capacity(num_tokens, max_len)
+        if speculation.mode != "sync":  # else nobody has a choice
+            max_rows = self._config.engine.max_batch_rows
+            draft.times = DraftTimes(
+                colocated_drafters.time_drafts(
+                    drafter, model=runner.model, backend=runner.backend, max_rows=max_rows
+                )
+            )
         return draft
 
     def _capacity(self, num_tokens: int, max_len: int) -> ContextCapacity:
@@ -250,7 +308,7 @@ class _Builder:
 
     def _admission(
         self,
-        gamma: int,
+        acceptance: Acceptance,
         positions: int | None,
         *,
         may_pause: bool = False,
@@ -260,7 +318,7 @@ class _Builder:
         if speculation.weighs_costs:
             prices = RoundPrices(self._runner.backend, self._runner.steps, may_pause=may_pause)
         return Admission(
-            gamma=gamma,
+            acceptance=acceptance,
             scheduler=self._scheduler,
             sampler=self._sampler,
             budget=policy_named(speculation.policy, speculation.min_survival),

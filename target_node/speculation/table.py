@@ -61,6 +61,10 @@ class SpeculationTable:
                 places.setdefault(key, (push, place))
         self.num_late_draft_batches += is_late
 
+    def num_blocks(self, stream: int) -> int:
+        """That are there for the stream's coming round."""
+        return len(self._places.get(stream, ()))
+
     def find(self, key: BlockKey) -> PushedBlock | None:
         """The block with this key; all others of its stream are dropped."""
         found = self._places.pop(key.stream, {}).get(key)

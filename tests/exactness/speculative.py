@@ -153,7 +153,7 @@ class Jagged:
         self, survivals: Sequence[Sequence[float]], capacity: int, facts: RoundFacts = NOTHING
     ) -> list[int]:
         costs = Stairs(self._rng.randrange(10**6))
-        snapshot = PlanningSnapshot(self._rng.random() ** 2, costs, facts.snapshot.prior)
+        snapshot = PlanningSnapshot(self._rng.random() ** 2, costs)
         return self._policy.allocate(survivals, capacity, replace(facts, snapshot=snapshot))
 
 

@@ -30,6 +30,7 @@ from specserve.types import (
 from specserve.validation import Limits
 from target_node.blocks import BlockPool
 from target_node.node import TargetNode
+from target_node.planning.acceptance import Acceptance
 from target_node.planning.admission import Admission
 from target_node.planning.policies import ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
@@ -143,7 +144,7 @@ class InProcessTarget:
             backend=self.runner.backend,
         )
         admission = Admission(
-            gamma=colocated.gamma,
+            acceptance=Acceptance(colocated.gamma),
             scheduler=self.scheduler,
             sampler=self.sampler,
             budget=budget or ThresholdPolicy(),

@@ -22,6 +22,7 @@ from specserve.drafters.protocol import Drafter
 from specserve.models.transformer import Transformer
 from specserve.sampling.verification.admission import Allocator
 from specserve.transport.link.frames import LinkLimits
+from target_node.planning.acceptance import Acceptance
 from target_node.planning.admission import Admission
 from target_node.planning.policies import ThresholdPolicy
 from target_node.speculation.asynchronous import AsynchronousSpeculation
@@ -220,7 +221,10 @@ class InProcessPair(InProcessTarget):
 
     def _admission(self, gamma: int) -> Admission:
         return Admission(
-            gamma=gamma, scheduler=self.scheduler, sampler=self.sampler, budget=self._budget()
+            acceptance=Acceptance(gamma),
+            scheduler=self.scheduler,
+            sampler=self.sampler,
+            budget=self._budget(),
         )
 
     def _colocated(self, drafter: Drafter) -> ColocatedDraft:

@@ -45,7 +45,6 @@ class PlanningSnapshot:
 
     token_price: float = 0.0  # tokens that the time of one more drafted token would bring
     costs: StepCosts = _FREE
-    prior: tuple[float, ...] = ()  # usual survivals, by position
 
 
 @dataclass(frozen=True, slots=True)

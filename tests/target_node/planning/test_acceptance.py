@@ -10,7 +10,7 @@ def see(history: AcceptanceHistory, count: int, verify_len: int, num_accepted: i
 
 
 def test_what_was_seen_long_ago_weighs_little_however_much_it_was():
-    history = AcceptanceHistory(2)
+    history = AcceptanceHistory([0.7, 0.7])
     see(history, 100_000, 1, 1)
     assert history.confidences[0] > 0.99
     see(history, 1000, 1, 0)
@@ -20,7 +20,7 @@ def test_what_was_seen_long_ago_weighs_little_however_much_it_was():
 
 
 def test_a_position_that_nobody_looks_at_goes_back_to_what_was_believed_of_it():
-    history = AcceptanceHistory(2, prior=0.7)
+    history = AcceptanceHistory([0.7, 0.7])
     see(history, 200, 2, 1)
     assert history.confidences[1] < 0.2
     see(history, 2000, 1, 1)

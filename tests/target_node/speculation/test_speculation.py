@@ -8,16 +8,15 @@ import pytest
 from specserve.sampling.verification.method import VerificationMethod
 from specserve.types import Request, SamplingParams, Speculation
 from target_node.blocks import BlockPool
-from target_node.planning import round_prices
+from target_node.planning.acceptance import Acceptance
 from target_node.planning.admission import Admission
 from target_node.planning.policies import ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
-from target_node.sampler import SampledRow, Sampler
+from target_node.sampler import Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
 from target_node.speculation.source import SynchronousSpeculation
 from tests.backends.chosen import BACKEND
-from tests.scripted_time import ScriptedTime
 
 BLOCK_SIZE = 4
 
@@ -65,7 +64,7 @@ class Round:
             default_method=VerificationMethod.REJECTION,
         )
         self.admission = Admission(
-            gamma=gamma,
+            acceptance=Acceptance(gamma),
             scheduler=self.scheduler,
             sampler=sampler,
             budget=budget or ThresholdPolicy(),
@@ -108,29 +107,6 @@ class Round:
 
     def _num_needed(self, row: Row) -> int:
         return self.pool.num_blocks_for(len(row.sequence.token_ids))
-
-
-def test_after_a_pause_drafts_are_judged_anew(monkeypatch):
-    """Every draft is rejected and costs as much as a plain round: the pause begins early."""
-    time = ScriptedTime()
-    monkeypatch.setattr(round_prices, "time", time)
-    prices = RoundPrices(BACKEND, may_pause=True)
-    # The first token is expected to survive as long as none of its place was rejected.
-    round_ = Round([5], places=3, spare=4, gamma=3, prices=prices, budget=ThresholdPolicy(0.69))
-    admission, rows = round_.admission, round_.rows
-    pauses, verified = [], []
-    for _ in range(340):
-        admission.begin(rows)
-        pauses.append(admission.pauses)
-        found = {} if pauses[-1] else {rows[0].sequence: Speculation([3, 3, 3])}
-        admitted = admission.admit(rows, found)
-        time.now_s += 0.02 if found else 0.01
-        admission.observe(admitted, [SampledRow(token_ids=[2], num_accepted=0)])
-        verified.append(admitted[0].verify_len)
-        round_.end()
-    trial = len(pauses) - pauses[::-1].index(True)
-    assert prices.num_pauses == 1
-    assert [place for place, count in enumerate(verified) if count] == [0, trial]
 
 
 @pytest.mark.parametrize(("max_positions", "verified"), [(None, [3, 3, 3]), (9, [3, 1]), (7, [2])])

@@ -1,0 +1,76 @@
+# pyright: strict
+"""How long a drafter takes for so many blocks of so many tokens, as its process's start measured.
+
+Both sides start so: the target's process times the drafter beside it, a draft process times its own
+and says so as it attaches. What a mode will do is foretold by it before the first request.
+"""
+
+import bisect
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from specserve.types import DraftTime
+
+_TAKES = 2  # of each size, after one that is not counted; the shortest counts
+_MOST_S = 0.6  # of all sizes: larger ones of a slow drafter are as many times longer
+_CHAIN = 5  # tokens of the longer of two chains, whose difference tells what a token takes
+
+TimedDraft = Callable[[int, int | None], object]  # blocks, tokens of a chain
+
+
+class DraftTimes:
+    """Of one drafter."""
+
+    def __init__(self, times: Iterable[DraftTime] = ()) -> None:
+        self.all = sorted(times, key=lambda each: each.num_blocks)
+
+    @property
+    def go_by_token(self) -> bool:
+        """Whether longer blocks take longer."""
+        return any(each.token_s > 0 for each in self.all)
+
+    def seconds(self, num_blocks: int, num_tokens: float) -> float:
+        """Between two sizes on the line through them; beyond the last as many times as long.
+
+        Nothing where nobody measured anything.
+        """
+        if not self.all or not num_blocks:
+            return 0.0
+        place = bisect.bisect_left(self.all, num_blocks, key=lambda each: each.num_blocks)
+        if place == len(self.all):
+            return num_blocks / self.all[-1].num_blocks * self.all[-1].seconds(num_tokens)
+        high = self.all[place]
+        if not place or high.num_blocks == num_blocks:
+            return high.seconds(num_tokens)
+        low = self.all[place - 1]
+        share = (num_blocks - low.num_blocks) / (high.num_blocks - low.num_blocks)
+        return (1 - share) * low.seconds(num_tokens) + share * high.seconds(num_tokens)
+
+
+def measure(draft: TimedDraft, sizes: Sequence[int], *, is_chain: bool) -> list[DraftTime]:
+    """`draft(blocks, tokens)` returns once they are drafted; `sizes` ascend.
+
+    `is_chain`: it drafts token by token. What does not fit in the time is left out.
+    """
+    found: list[DraftTime] = []
+    ends_s = time.perf_counter() + _MOST_S
+    for size in sizes:
+        if found and time.perf_counter() > ends_s:
+            break
+        if not is_chain:
+            found.append(DraftTime(size, _shortest(draft, size, None), 0.0))
+            continue
+        one_s, more_s = _shortest(draft, size, 1), _shortest(draft, size, _CHAIN)
+        token_s = max(0.0, more_s - one_s) / (_CHAIN - 1)
+        found.append(DraftTime(size, max(0.0, one_s - token_s), token_s))
+    return found
+
+
+def _shortest(draft: TimedDraft, num_blocks: int, num_tokens: int | None) -> float:
+    draft(num_blocks, num_tokens)
+    taken: list[float] = []
+    for _ in range(_TAKES):
+        began_s = time.perf_counter()
+        draft(num_blocks, num_tokens)
+        taken.append(time.perf_counter() - began_s)
+    return min(taken)

@@ -1,0 +1,242 @@
+# pyright: strict
+"""What a round of each mode is expected to make, and in which time, before any has run.
+
+From what the start measured on both sides (`step_table`, `specserve.drafters.draft_times`) and how
+often drafted tokens usually stand (`acceptance`). A synchronous round takes draft and forward one
+after the other; of an asynchronous one, blocks are drafted during the forward before (SSD, Theorem
+7 with measured parts): as many outcomes are prepared as drafts are done with in that time, and the
+share of rows whose outcome is among them follows a power law of their number (SSD, section 4.1).
+What a miss costs depends on what is done about it (Theorem 17).
+
+Receives counts and times, never tokens.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from specserve.drafters.draft_times import DraftTimes
+from specserve.types import DRAFT_BATCH_SIZE
+from target_node.planning.acceptance import Acceptance
+from target_node.planning.mode_speeds import BatchLoad
+from target_node.planning.step_table import FrozenSteps, StepTable
+
+_A_ROW_KEYS = 256  # tokens of a row's context, where nobody has looked at any
+_IN_TIME = 0.85  # of a round may be drafted in, see `DeadlineMargin`
+_SHARING = 1.1  # times a forward takes as long beside a draft process, which reads memory as well
+_POWER = 0.6  # of the law of hits, before any was counted
+_POWERS = 0.1, 3.0
+_SMOOTHING = 0.02  # weight of the latest round
+# Standard deviations of what is foretold, as logarithms: how far texts, machines and whatever
+# nobody has measured are from it.
+PLAIN_SPREAD, SYNC_SPREAD, ASYNC_SPREAD = 0.04, 0.12, 0.2
+
+
+class Expected(NamedTuple):
+    """Of a round: tokens, and seconds."""
+
+    tokens: float
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+class RoundModel(Protocol):
+    """What is expected of one mode."""
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the logarithm of its speed."""
+        ...
+
+    def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
+        """Of a round of `load`; the best that the mode can do with it."""
+        ...
+
+
+def forward_s(steps: FrozenSteps, num_rows: int, num_tokens: float) -> float:
+    """Of a forward with so many tokens in all."""
+    costs = steps.at(num_rows, num_rows * _A_ROW_KEYS)
+    low, high = int(num_tokens), -int(-num_tokens // 1)
+    seconds = costs.seconds(np.array([low, high]))
+    return float(seconds[0] + (num_tokens - low) * (seconds[1] - seconds[0]))
+
+
+class PlainRounds:
+    """Every row makes its one token."""
+
+    spread = PLAIN_SPREAD
+
+    def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
+        return Expected(load.num_rows, forward_s(steps, load.num_rows, load.num_rows))
+
+
+@dataclass(frozen=True)
+class SynchronousRounds:
+    """Drafts, then verifies as many of each block as pays."""
+
+    acceptance: Acceptance
+    times: DraftTimes
+    spread: float = SYNC_SPREAD
+
+    def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
+        return self.best(load, steps).whole
+
+    def best(self, load: BatchLoad, steps: FrozenSteps) -> "Drafted":
+        """Over all numbers of tokens to verify, at least one."""
+        survivals = self.acceptance.freeze().survivals(load.verification)
+        num_rows, made = load.num_rows, float(load.num_rows)
+        covered = num_rows * self.acceptance.coverage(load.verification)
+        found: list[Drafted] = []
+        for length, survival in enumerate(survivals, start=1):
+            made += covered * survival
+            # Of what is drafted token by token no more is drafted than is verified.
+            num_tokens = length if self.times.go_by_token else len(survivals)
+            verify_s = forward_s(steps, num_rows, num_rows + covered * length)
+            found.append(
+                Drafted(made, num_tokens, self.times.seconds(num_rows, num_tokens), verify_s)
+            )
+        return max(found, key=lambda each: each.whole.speed)
+
+
+class Drafted(NamedTuple):
+    """A round that drafts first."""
+
+    tokens: float
+    num_drafted: int  # tokens of each block
+    draft_s: float
+    verify_s: float
+
+    @property
+    def whole(self) -> Expected:
+        return Expected(self.tokens, self.draft_s + self.verify_s)
+
+
+@dataclass
+class HitPower:
+    """r of the law of hits, by kind of verification: P(miss) = (1 + outcomes of a row) ** -r."""
+
+    _powers: dict[str, float] = field(default_factory=dict[str, float])
+
+    def rate(self, kind: str, num_outcomes: float) -> float:
+        return 1 - (1 + num_outcomes) ** -self._powers.get(kind, _POWER)
+
+    def observe(self, kind: str, num_outcomes: float, rate: float) -> None:
+        """Of a round: outcomes prepared for each row, and the share of rows that found theirs."""
+        if num_outcomes <= 0:
+            return
+        # A round of one row has a rate of 0 or 1: rates are averaged, and not their powers.
+        mean = self.rate(kind, num_outcomes)
+        mean += _SMOOTHING * (rate - mean)
+        power = -math.log1p(-min(mean, 0.99)) / math.log1p(num_outcomes)
+        self._powers[kind] = min(max(power, _POWERS[0]), _POWERS[1])
+
+
+class OnMiss(NamedTuple):
+    """What rows without a block do; all None: they decode plainly."""
+
+    drafts_here: SynchronousRounds | None = None
+    waits: bool = False  # for the draft process, where no row has one
+
+
+@dataclass(frozen=True)
+class AsynchronousRounds:
+    """Blocks are drafted for likely outcomes while the round before is verified."""
+
+    acceptance: Acceptance
+    times: Callable[[], DraftTimes]  # of one draft process; none are known before one is attached
+    num_processes: int
+    most_outcomes: int  # prepared for a row
+    hits: HitPower
+    on_miss: OnMiss
+    spread: float = ASYNC_SPREAD
+
+    def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
+        survivals = self.acceptance.freeze().survivals(load.verification)
+        # Of a block that is drafted in a process the last token stays behind.
+        lengths = range(1, max(2, len(survivals)))
+        found = [self._of(load, steps, survivals, length) for length in lengths]
+        return max(found, key=lambda each: each.speed)
+
+    def num_outcomes(self, num_rows: int, num_tokens: int, seconds: float) -> float:
+        """Of each row, drafted in so many seconds with so many tokens each."""
+        rows = -(-num_rows // self.num_processes)
+        times, left_s, done = self.times(), _IN_TIME * seconds, 0.0
+        while done < rows * self.most_outcomes:
+            size = min(DRAFT_BATCH_SIZE, rows * self.most_outcomes - int(done))
+            batch_s = times.seconds(size, num_tokens)
+            while size > 1 and batch_s > left_s:
+                size //= 2
+                batch_s = times.seconds(size, num_tokens)
+            if batch_s > left_s:
+                break
+            left_s -= batch_s
+            done += size
+        return done / rows
+
+    def _hit_rate(self, load: BatchLoad, num_tokens: int, seconds: float) -> float:
+        outcomes = self.num_outcomes(load.num_rows, num_tokens, seconds)
+        kind = load.verification
+        return self.acceptance.coverage(kind) * self.hits.rate(kind, outcomes)
+
+    def _of(
+        self, load: BatchLoad, steps: FrozenSteps, survivals: list[float], length: int
+    ) -> Expected:
+        num_rows, made = load.num_rows, 1 + sum(survivals[:length])
+        num_drafted = length + 1 if self.times().go_by_token else len(survivals)
+
+        def round_s(rate: float) -> float:
+            return _SHARING * forward_s(steps, num_rows, num_rows * (1 + rate * length))
+
+        # The more hits the longer a round, and the longer a round the more hits.
+        rate = self._hit_rate(load, num_drafted, round_s(0.0))
+        rate = self._hit_rate(load, num_drafted, round_s(rate))
+        missed = (1 - rate) * num_rows
+        found = Expected(rate * num_rows * made + missed, round_s(rate))
+        return self._with_misses(found, load, steps, missed, made)
+
+    def _with_misses(
+        self, hits: Expected, load: BatchLoad, steps: FrozenSteps, missed: float, made: float
+    ) -> Expected:
+        """What the rows that missed make besides their own tokens, and what that takes."""
+        num_rows = load.num_rows
+        if (here := self.on_miss.drafts_here) is not None:
+            alone = here.best(load, steps)
+            some = 1 - (1 - missed / num_rows) ** num_rows  # P(a round has any)
+            draft_s = some * here.times.seconds(max(1, round(missed)), alone.num_drafted)
+            plain_s = forward_s(steps, num_rows, num_rows)
+            share = missed / num_rows
+            more_s = draft_s + share * max(0.0, alone.verify_s - plain_s)
+            return Expected(hits.tokens + share * (alone.tokens - num_rows), hits.seconds + more_s)
+        if self.on_miss.waits:
+            all_miss = (missed / num_rows) ** num_rows
+            wait_s = self.times().seconds(num_rows, self.acceptance.gamma)
+            tokens = hits.tokens + all_miss * num_rows * (made - 1)
+            return Expected(tokens, hits.seconds + all_miss * wait_s)
+        return hits
+
+
+class Forecasts:
+    """Of every mode at any load."""
+
+    def __init__(
+        self, models: Mapping[str, RoundModel], steps: StepTable, told: Sequence[BatchLoad] = ()
+    ) -> None:
+        """`models` by mode; `told`: the loads that people hear of."""
+        self._models, self._steps, self.told = dict(models), steps, told
+
+    def speeds(self, load: BatchLoad) -> dict[str, float]:
+        """Tokens a second, by mode."""
+        steps = self._steps.freeze()
+        return {mode: each.expected(load, steps).speed for mode, each in self._models.items()}
+
+    def __call__(self, load: BatchLoad) -> tuple[list[float], list[float]]:
+        """Logarithms of the modes' speeds in their order, and how far off those may be."""
+        logs = [math.log(speed) for speed in self.speeds(load).values()]
+        return logs, [each.spread for each in self._models.values()]

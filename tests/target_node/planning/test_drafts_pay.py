@@ -1,0 +1,180 @@
+"""Under `--speculation sync` nobody is drafted for where that is slower than plain decoding."""
+
+import time
+
+import numpy as np
+import pytest
+
+from specserve.drafters.ngram import NgramDrafter
+from specserve.types import Speculation
+from target_node.planning import round_prices
+from target_node.planning.acceptance import Acceptance, RoundAhead, drafts_pay, survival_of
+from target_node.planning.policies import ThresholdPolicy
+from target_node.planning.round_prices import RoundPrices
+from target_node.planning.step_table import Cell, Line, Slopes, StepTable
+from target_node.sampler import SampledRow
+from tests.backends.chosen import BACKEND
+from tests.scripted_time import ScriptedTime
+from tests.target_node.in_process import InProcessTarget, fixture_model, request
+from tests.target_node.speculation.test_speculation import Round
+
+ROUND_S = 0.02
+
+
+def flat_table(seconds: float = ROUND_S) -> StepTable:
+    table = StepTable()
+    table.learn({1: Cell(seconds, 8), 64: Cell(seconds, 8)}, Slopes())
+    return table
+
+
+class StraightSteps:
+    """A plain row takes 1 second, and every token more as much as is said."""
+
+    def __init__(self, token_s: float) -> None:
+        self._token_s = token_s
+
+    def seconds(self, num_tokens):
+        return 1 + self._token_s * (np.array(num_tokens, np.float64) - 1)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "draft_s", "token_s", "pays"),
+    [
+        (0.5, 0.4, 0.0, True),  # .5 + .25 + .125 tokens more for .4 seconds
+        (0.5, 1.0, 0.0, False),
+        (0.5, 0.4, 0.5, False),  # what it brings is what verifying takes
+        (0.9, 1.0, 0.0, True),
+        (0.0, 0.02, 0.0, True),  # about as fast, and texts may change
+        (0.0, 0.05, 0.0, False),
+    ],
+)
+def test_what_drafts_bring_is_held_against_what_they_take(accepted, draft_s, token_s, pays):
+    ahead = RoundAhead(1, 1, StraightSteps(token_s), Line(draft_s, 0.0))
+    assert drafts_pay(survival_of([accepted] * 3), 1.0, ahead, draft_s) is pays
+
+
+def test_a_drafter_that_has_something_for_few_rows_brings_less():
+    ahead = RoundAhead(8, 8, StraightSteps(0.0), Line(0.2, 0.0))
+    survivals = survival_of([0.5, 0.5])
+    assert drafts_pay(survivals, 1.0, ahead, 0.2)
+    assert not drafts_pay(survivals, 0.1, ahead, 0.2)
+
+
+class Rounds:
+    """Of some rows, with drafts that take as long as half a round."""
+
+    def __init__(self, monkeypatch, num_rows: int = 1, *, may_pause: bool = True) -> None:
+        self._time = ScriptedTime()
+        monkeypatch.setattr(round_prices, "time", self._time)
+        self.prices = RoundPrices(BACKEND, flat_table(), may_pause=may_pause)
+        lengths = [5] * num_rows
+        self._round = Round(
+            lengths,
+            places=9,
+            spare=9 * num_rows,
+            gamma=3,
+            prices=self.prices,
+            budget=ThresholdPolicy(),
+        )
+
+    def play(self, num_accepted: int) -> bool:
+        """One round; whether it drafted."""
+        admission, rows = self._round.admission, self._round.rows
+        admission.begin(rows)
+        drafts = not admission.pauses
+        found = {row.sequence: Speculation((3, 3, 3)) for row in rows} if drafts else {}
+        self._time.now_s += ROUND_S / 2 if drafts else 0
+        admitted = admission.admit(rows, found)
+        self._time.now_s += ROUND_S
+        accepted = num_accepted if drafts else 0
+        results = [SampledRow([2] * (1 + accepted), accepted) for _ in rows]
+        admission.observe(admitted, results)
+        self._round.end()
+        return drafts
+
+
+def test_what_brings_nothing_is_drafted_seldom(monkeypatch):
+    rounds = Rounds(monkeypatch)
+    drafted = [rounds.play(0) for _ in range(4000)]
+    first = drafted.index(False)
+    assert first < 40
+    assert sum(drafted[first:]) < 0.02 * 4000
+
+
+@pytest.mark.parametrize("num_accepted", [1, 3])
+def test_what_pays_goes_on(monkeypatch, num_accepted):
+    rounds = Rounds(monkeypatch)
+    assert all(rounds.play(num_accepted) for _ in range(1000))
+
+
+def test_drafting_begins_again_once_texts_are_others(monkeypatch):
+    rounds = Rounds(monkeypatch)
+    for _ in range(200):
+        rounds.play(0)
+    drafted = [rounds.play(3) for _ in range(3000)]
+    assert not drafted[0]
+    assert all(drafted[-100:])
+
+
+def test_without_leave_nothing_pauses(monkeypatch):
+    rounds = Rounds(monkeypatch, may_pause=False)
+    assert all(rounds.play(0) for _ in range(300))
+
+
+def test_a_round_that_reads_prompts_besides_drafts_always(monkeypatch):
+    rounds = Rounds(monkeypatch, num_rows=2)
+    for _ in range(200):
+        rounds.play(0)
+    admission, (decoding, reading) = rounds._round.admission, rounds._round.rows
+    admission.begin([decoding, reading])
+    assert admission.pauses
+    reading.sequence.num_computed = 0  # it reads its prompt
+    admission.begin([decoding, reading])
+    assert not admission.pauses
+
+
+def test_kinds_of_verification_are_told_apart():
+    acceptance = Acceptance(2)
+    for _ in range(200):
+        acceptance.of("greedy").observe(2, 0)
+    frozen = acceptance.freeze()
+    assert frozen.confidences("greedy")[0] < 0.1
+    assert frozen.confidences("coupled") == [0.7, 0.7]
+
+
+class Wrong(NgramDrafter):
+    """Always sure, never right, and slow."""
+
+    num_drafts = 0
+
+    def __init__(self, right: list[int]) -> None:
+        super().__init__(gamma=3, shortest=1)
+        self._right = right
+
+    def draft(self, batch, method):
+        time.sleep(0.01)
+        self.num_drafts += 1
+        drawn = super().draft(batch, method)
+        unlike = next(token for token in range(2, 64) if token not in self._right)
+        drawn.token_ids[:] = unlike
+        return drawn
+
+
+def test_a_drafter_of_which_nothing_is_accepted_is_told_of_once_and_left_alone(caplog):
+    model, prompt = fixture_model(), [5, 9, 3, 7, 5, 9, 3]
+    fields = {"temperature": 0.0, "max_tokens": 300, "ignore_eos": True}
+    plain = InProcessTarget(model)
+    plain.submit(request("r", prompt, **fields))
+    plain.run_until_idle()
+    text = plain.tokens["r", 0]
+
+    drafter = Wrong(text)
+    prices = RoundPrices(BACKEND, flat_table(0.002), may_pause=True)
+    target = InProcessTarget(model, draft=drafter, prices=prices)
+    target.submit(request("r", prompt, **fields))
+    target.run_until_idle()
+    assert target.tokens["r", 0] == text
+    assert drafter.num_drafts < 60
+    (line,) = [each for each in caplog.messages if "were accepted" in each]
+    assert line.startswith("0 of ")
+    assert "it pauses" in line
