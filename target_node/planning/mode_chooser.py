@@ -70,7 +70,7 @@ class ModeChooser:
         self._modes = list(modes)
         self._safe = None if safe is None else self._modes.index(safe)
         self._kinds = list(kinds or modes)
-        self._speeds = ModeSpeeds(self._kinds, forecast)
+        self._speeds = ModeSpeeds(self._kinds, forecast, plain=self._safe)
         self._preferred: dict[BatchLoad, int] = {}
         self._leading: dict[BatchLoad, int] = {}  # the same, or what stands in for it
         # Tokens, those long ago weigh less; and how many of them were lost by trying a kind.

@@ -33,6 +33,7 @@ _FEW_ROUNDS = 2.0
 # Variance of a speed measured over n tokens, relative, times n: of draws, and of texts and their
 # passages, which rows have of their own.
 _DRAWS, _TEXTS = 1.0, 3.0
+_TIMES = 0.05  # the same of plain decoding, by rounds: it makes as many tokens whatever they are
 _UNKNOWN = 0.5  # standard deviation of log speeds of modes at one load, if nothing was foretold
 # The same of what modes have in common at a load: anything, or where their speeds were foretold,
 # what the rest of a round takes.
@@ -146,9 +147,19 @@ class Belief:
 class ModeSpeeds:
     """What was measured of every mode at every load."""
 
-    def __init__(self, kinds: Sequence[Hashable], forecast: Forecast | None = None) -> None:
-        """Of each mode what it is a kind of; without a forecast they may be anything."""
+    def __init__(
+        self,
+        kinds: Sequence[Hashable],
+        forecast: Forecast | None = None,
+        *,
+        plain: int | None = None,
+    ) -> None:
+        """Of each mode what it is a kind of; without a forecast they may be anything.
+
+        `plain`: which of them decodes plainly, if one does.
+        """
         self._num_modes = len(kinds)
+        self._plain = plain
         self._forecast: Forecast = forecast or self._know_nothing
         same = np.array([[kind == other for other in kinds] for kind in kinds])
         self._akin = np.where(np.eye(len(kinds)) > 0, 1.0, _ALIKE_KIND * same)
@@ -187,7 +198,7 @@ class ModeSpeeds:
         seen = _Places([(at, mode) for at, mode, _ in known], foretold)
         tokens = np.array([max(1.0, measured.tokens) for _, _, measured in known])
         logs = np.log(tokens / np.array([measured.seconds for _, _, measured in known]))
-        scatter = np.array([_DRAWS + _TEXTS / at.num_rows for at, _, _ in known])
+        scatter = np.array([self._scatter(at, mode) for at, mode, _ in known])
         wrong = logs - seen.means
         if not seen.are_foretold:  # levels are anything, but numbers near zero are solved exactly
             wrong -= wrong.mean()
@@ -196,6 +207,11 @@ class ModeSpeeds:
         weights = np.linalg.solve(among, towards)
         means = here.means - here.means.mean() + weights.T @ wrong
         return Belief(means, prior - weights.T @ towards)
+
+    def _scatter(self, load: BatchLoad, mode: int) -> float:
+        if mode == self._plain:
+            return _TIMES * load.num_rows
+        return _DRAWS + _TEXTS / load.num_rows
 
     def _known(self, load: BatchLoad) -> list[tuple[BatchLoad, int, Measured]]:
         """What was measured at the loads most like this one."""
