@@ -65,6 +65,7 @@ class Options(TypedDict, total=False):
     seed: int | None
     cache_salt: str
     priority: int
+    min_tokens_per_s: float | None
     spec: SpecOptions
     timeout_s: float | None  # the deadline of the call
 

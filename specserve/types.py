@@ -82,6 +82,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0  # lower runs first
     deadline_s: float | None = None  # CLOCK_MONOTONIC seconds of this host; None: no deadline
     max_verify_len: int | None = None  # drafted tokens a round; 0: none, None: the server decides
+    min_tokens_per_s: float | None = None  # that each sample aims at; None: as it comes
 
 
 class Speculation(msgspec.Struct, frozen=True, array_like=True):

@@ -22,6 +22,7 @@ MAX_ID_CHARS = 256  # request_id and cache_salt
 MAX_TOP_K = 2**31 - 1
 MAX_SAMPLES = 64  # of n
 MAX_LOGPROBS = 20  # of logprobs and prompt_logprobs
+MAX_TOKENS_PER_S = 1e6  # of min_tokens_per_s
 OR_OFF = " (or -1, which means 0)"  # of top_k, to clients
 
 
@@ -56,6 +57,9 @@ def validate_request(request: Request, limits: Limits) -> Request:
     _check_int("seed", request.seed, 0, 2**64 - 1)
     if request.deadline_s is not None and not abs(request.deadline_s) < float("inf"):
         raise InvalidField("deadline_s", f"{request.deadline_s} is not a finite time")
+    if request.min_tokens_per_s is not None:
+        pace = request.min_tokens_per_s
+        _check_float("min_tokens_per_s", pace, 0.0, MAX_TOKENS_PER_S, above=True)
     room = limits.max_model_len - len(request.prompt_token_ids)
     if not request.prompt_token_ids:
         raise InvalidField("prompt", "is empty; it must have at least 1 token")

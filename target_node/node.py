@@ -155,7 +155,9 @@ class TargetNode:
             self.control.send(PromptLogprobs(live.request.request_id, result.prompt_logprobs))
         if not result.token_ids:
             return None
-        live.mark_prefilled(time.monotonic())
+        now_s = time.monotonic()
+        live.mark_prefilled(now_s)
+        sequence.mark_decoding(now_s)
         sequence.count_drafts(row.verify_len, result.num_accepted)
         sequence.finish_reason = result.finish_reason
         for other in live.start_others():

@@ -29,6 +29,7 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks among them
     prefix_hashes: list[bytes] = field(default_factory=list)  # looked for in the prefix cache
+    decodes_since_s: float | None = None  # CLOCK_MONOTONIC; of its first token
     finish_reason: FinishReason | None = None
     admitted: bool = False
     may_speculate: bool = True
@@ -53,6 +54,11 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens to compute before the next one can be sampled: 1 while decoding."""
         return len(self.token_ids) - self.num_computed
+
+    def mark_decoding(self, now_s: float) -> None:
+        """Tokens were sampled; the first ones begin its decoding, preempted later or not."""
+        if self.decodes_since_s is None:
+            self.decodes_since_s = now_s
 
     def count_drafts(self, verify_len: int, num_accepted: int) -> None:
         """Account for one round's verified and accepted tokens."""

@@ -36,6 +36,7 @@ class GenerateCall(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_s: float | None = None  # CLOCK_MONOTONIC seconds, the clock of the event loop
     spec: SpecOptions = SpecOptions()
+    min_tokens_per_s: float | None = None
 
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # of the API

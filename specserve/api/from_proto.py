@@ -24,7 +24,7 @@ _SCALARS = (
     "repetition_penalty", "min_tokens", "max_tokens", "ignore_eos", "n", "logprobs",
     "prompt_logprobs",
 )  # fmt: skip
-
+_OPTIONAL = ("request_id", "model", "seed", "cache_salt", "priority", "min_tokens_per_s")
 
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
@@ -42,7 +42,7 @@ def call_of(
     `defaults` are the sampling parameters that it leaves unset.
     """
     spec = _present(request.spec, ("mode", "max_verify_len", "return_stats"))
-    optional = _present(request, ("request_id", "model", "seed", "cache_salt", "priority"))
+    optional = _present(request, _OPTIONAL)
     deadline_s = None if time_remaining_s is None else time.monotonic() + time_remaining_s
     return GenerateCall(
         prompt=_prompt_of(request, limits),

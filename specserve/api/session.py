@@ -107,6 +107,7 @@ class Session:
             priority=call.priority,
             deadline_s=call.deadline_s,
             max_verify_len=max_verify_len,
+            min_tokens_per_s=call.min_tokens_per_s,
         )
         return validate_request(request, limits)
 

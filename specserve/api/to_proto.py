@@ -55,6 +55,7 @@ def request_of(call: GenerateCall, given: Collection[str]) -> pb.GenerateRequest
         "seed": call.seed,
         "cache_salt": call.cache_salt or None,
         "priority": call.priority or None,
+        "min_tokens_per_s": call.min_tokens_per_s,
         "sampling": _message(pb.SamplingParams, sampling),
         "spec": _message(pb.SpecOptions, spec),
     }

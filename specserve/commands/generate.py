@@ -31,6 +31,7 @@ EXAMPLES = """examples:
   specserve generate "def fibonacci(n):"                       start a service, use it, stop it
   specserve generate --connect 127.0.0.1:7411 --temperature 0 --max-tokens 64 "import "
   specserve generate --json --n 3 --seed 7 --logprobs 2 "The licence"
+  specserve generate --connect 127.0.0.1:7411 --priority -1 --min-tokens-per-s 40 "Dear"
   git diff | specserve generate --stop "diff --git" -          the prompt from stdin
 """
 

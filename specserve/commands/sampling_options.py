@@ -1,5 +1,5 @@
 # pyright: strict
-"""Flags for every sampling field. Ranges are the server's business: it names field and limit."""
+"""Flags for the fields of a request. Ranges are the server's business: it names field and limit."""
 
 import argparse
 from collections.abc import Collection
@@ -24,7 +24,8 @@ _NUMBERS = (
     ("logprobs", int, "log probabilities of tokens and N likeliest; shown by generate --json"),
     ("prompt_logprobs", int, "the same for the tokens of the prompt; shown by generate --json"),
     ("seed", int, "the same seed gives the same text, whatever else runs"),
-    ("priority", int, "lower runs first"),
+    ("priority", int, "lower runs first (default 0)"),
+    ("min_tokens_per_s", float, "aim at so many a second: drafts of who is behind go first"),
 )
 
 

@@ -30,6 +30,7 @@ from target_node.planning.acceptance import (
     survival_of,
 )
 from target_node.planning.mode_speeds import prevailing, verification_of
+from target_node.planning.pace import weights_of
 from target_node.planning.round_prices import FrozenPrices, LoadView, RoundPrices
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
@@ -71,7 +72,7 @@ class Admission:
         self._max_positions = max_positions
         self._acceptance = acceptance
         self._is_asynchronous = is_asynchronous
-        self._known = self._write_down()  # what this round may read
+        self._known = self._write_down(())  # what this round may read
         self._known_next: _Known | None = None  # ... and the next one, where it is another
         self._load: LoadView | None = None  # of this round, as it was known
         self._last_survivals: dict[Sequence, _TwoRounds] = {}
@@ -89,7 +90,7 @@ class Admission:
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         if self._prices is not None:
             self._prices.begin(num_decoding, is_mixed=num_decoding < len(rows))
-        self._known = self._known_next or self._write_down()
+        self._known = self._known_next or self._write_down(rows)
         if self._known.prices is not None:
             is_mixed = num_decoding < len(rows)
             self._load = self._known.prices.of(num_decoding, is_mixed=is_mixed)
@@ -205,7 +206,7 @@ class Admission:
         }
         admitted_rows = [admitted.get(row.sequence, row) for row in rows]
         if self._is_asynchronous:  # from now on blocks of the next round are drawn
-            self._known_next = self._write_down()
+            self._known_next = self._write_down(rows)
         if self._prices is not None:
             num_passes = max((len(each.token_ids) for each in found.values()), default=0)
             self._prices.launch(sum(row.num_tokens for row in admitted_rows), num_passes)
@@ -219,10 +220,11 @@ class Admission:
         for kind, has_block in by_kind.items():
             self._acceptance.cover(kind, sum(has_block) / len(has_block))
 
-    def _write_down(self) -> "_Known":
-        """What is known now of times and acceptance."""
+    def _write_down(self, rows: Rows[Row]) -> "_Known":
+        """What is known now of times and acceptance, and of which `rows` are behind."""
         prices = None if self._prices is None else self._prices.freeze()
-        return _Known(prices, self._acceptance.freeze())
+        weights = weights_of(row.sequence for row in rows)
+        return _Known(prices, self._acceptance.freeze(), weights)
 
     def _facts(
         self, rows: list[Row], drafted: list[tuple[Row, int]], survivals: Rows[Rows[float]]
@@ -247,7 +249,13 @@ class Admission:
             num_tokens=sum(row.num_tokens for row in rows),
             before=two_before,
             by_ratio=[self.needs_probs(row) for row, _ in drafted],
+            weights=self._weights([row for row, _ in drafted]),
         )
+
+    def _weights(self, rows: list[Row]) -> Rows[float]:
+        """As they were written down; who was not there then counts once, as all do if none does."""
+        known = self._known.weights
+        return [known.get(row.sequence, 1.0) for row in rows] if known else ()
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
@@ -349,6 +357,7 @@ class _Known(NamedTuple):
 
     prices: FrozenPrices | None
     acceptance: FrozenAcceptance
+    weights: Mapping[Sequence, float]  # of rows that are behind
 
 
 class _TwoRounds:

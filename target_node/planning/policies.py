@@ -3,8 +3,9 @@
 
 All rank places in one order (`by_survival`); they differ in how many there are. The throughput that
 they make largest is DSpark's Theta(K) = (rows + survivals of the K places) / seconds of the forward
-(section 3.2.2), in tokens a second. What each is exact for is said where it is chosen
-(`EXACT_FOR`): see docs/decisions/0033-verification-policies.md.
+(section 3.2.2), in tokens a second. Survivals of rows that are behind what they ask for count for
+more (`RoundFacts.weights`), anchors never do. What each policy is exact for is said where it is
+chosen (`EXACT_FOR`): see docs/decisions/0033-verification-policies.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +17,19 @@ from numpy.typing import NDArray
 from specserve.sampling.verification.admission import (
     NOTHING,
     Allocator,
-    PlanningSnapshot,
     RoundFacts,
     StepCosts,
 )
 from specserve.sampling.verification.method import VerificationMethod
 
 Survivals = Sequence[Sequence[float]]
+Weights = Sequence[float]  # by row; empty: all count once
 
 
 class Places(NamedTuple):
     """Drafted tokens of a forward, in the order in which they get room."""
 
-    survivals: NDArray[np.float64]  # [N]
+    survivals: NDArray[np.float64]  # [N], times the weights of their rows
     rows: NDArray[np.int64]  # [N]
     positions: NDArray[np.int64]  # [N], within their rows' blocks
 
@@ -47,8 +48,8 @@ EXACT_FOR = {
 }
 
 
-def by_survival(survivals: Survivals) -> Places:
-    """All places that may be worth something, the likeliest first.
+def by_survival(survivals: Survivals, weights: Weights = ()) -> Places:
+    """All places that may be worth something, the likeliest first, by the weights of their rows.
 
     Equals go by position, then by row. Survival falls along a row, so that no place of a row comes
     before an earlier one of it. Rows stand in an order that the caller turns every round.
@@ -56,6 +57,8 @@ def by_survival(survivals: Survivals) -> Places:
     falling = _falling(survivals)
     rows, positions = falling.nonzero()
     values = falling[rows, positions]
+    if weights:
+        values = values * np.array(weights)[rows]
     order = np.lexsort((rows, positions, -values))
     return Places(values[order], rows[order], positions[order])
 
@@ -104,8 +107,9 @@ class ThresholdPolicy:
 class PricePolicy:
     """Positions that bring more than a token costs at the snapshot's speed, the likeliest first.
 
-    Where that is none for long, one round in some verifies first tokens all the same: without
-    forwards of other sizes a price that is wrong would stay so.
+    What a row brings counts by its weight, here and among the likeliest. Where no position does for
+    long, one round in some verifies first tokens all the same: without forwards of other sizes a
+    price that is wrong would stay so.
     """
 
     compares_rows = False
@@ -116,14 +120,14 @@ class PricePolicy:
     def allocate(
         self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
     ) -> list[int]:
-        verify_lens = _above(survivals, facts.snapshot.token_price, capacity)
+        verify_lens = _above(survivals, facts.snapshot.token_price, capacity, facts.weights)
         if any(verify_lens):
             return verify_lens
         # First tokens know no other token of this round, so neither does the number of such rounds.
         self._num_empty += 1
         if self._num_empty % _TRY_EVERY:
             return verify_lens
-        return _above([row[:1] for row in survivals], 0.0, capacity)
+        return _above([row[:1] for row in survivals], 0.0, capacity, facts.weights)
 
 
 class CausalPolicy:
@@ -138,7 +142,7 @@ class CausalPolicy:
     def allocate(
         self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
     ) -> list[int]:
-        places, num_rows = by_survival(survivals), len(survivals)
+        places, num_rows = by_survival(survivals, facts.weights), len(survivals)
         made = _throughputs(places, num_rows, facts.num_tokens, facts.snapshot.costs)
         stops = np.flatnonzero(~(made[1:] > made[:-1]))
         taken = int(stops[0]) if len(stops) else len(places.rows)
@@ -158,8 +162,9 @@ class BarrierPolicy:
     def allocate(
         self, survivals: Survivals, capacity: int, facts: RoundFacts = NOTHING
     ) -> list[int]:
-        count = best_count(facts.before, len(survivals), facts.num_tokens, facts.snapshot)
-        return lengths_of(by_survival(survivals), min(count, capacity), len(survivals))
+        count = best_count(facts.before, len(survivals), facts.num_tokens, facts)
+        places = by_survival(survivals, facts.weights)
+        return lengths_of(places, min(count, capacity), len(survivals))
 
 
 class GlobalPolicy:
@@ -182,29 +187,31 @@ class GlobalPolicy:
         free = [() if is_ratio else row for row, is_ratio in zip(survivals, by_ratio, strict=True)]
         verify_lens = self._others.allocate(fixed, capacity, facts) if any(by_ratio) else []
         num_fixed = sum(verify_lens)
-        count = best_count(free, len(survivals), facts.num_tokens + num_fixed, facts.snapshot)
-        found = lengths_of(by_survival(free), min(count, capacity - num_fixed), len(survivals))
+        count = best_count(free, len(survivals), facts.num_tokens + num_fixed, facts)
+        places = by_survival(free, facts.weights)
+        found = lengths_of(places, min(count, capacity - num_fixed), len(survivals))
         return [a + b for a, b in zip(found, verify_lens, strict=True)] if verify_lens else found
 
 
-def best_count(
-    survivals: Survivals, num_rows: int, num_tokens: int, snapshot: PlanningSnapshot
-) -> int:
+def best_count(survivals: Survivals, num_rows: int, num_tokens: int, facts: RoundFacts) -> int:
     """How many of the likeliest places make most tokens a second; the fewest of equals.
 
-    All numbers are looked at: costs are stairs (graph buckets, tiles), and a step that does not pay
-    may lie before one that does.
+    Places are added to a forward of `num_tokens`; costs and weights are those of `facts`. All
+    numbers are looked at: costs are stairs (graph buckets, tiles), and a step that does not pay may
+    lie before one that does.
     """
-    made = _throughputs(by_survival(survivals), num_rows, num_tokens, snapshot.costs)
+    places = by_survival(survivals, facts.weights)
+    made = _throughputs(places, num_rows, num_tokens, facts.snapshot.costs)
     return int(made.argmax())
 
 
-def _above(survivals: Survivals, least: float, capacity: int) -> list[int]:
-    worthy = [_leading(row, least) for row in survivals]
+def _above(survivals: Survivals, least: float, capacity: int, weights: Weights = ()) -> list[int]:
+    leasts = [least / weight for weight in weights] or [least] * len(survivals)
+    worthy = [_leading(row, own) for row, own in zip(survivals, leasts, strict=True)]
     if sum(worthy) <= capacity:
         return worthy
     cut = [row[:length] for row, length in zip(survivals, worthy, strict=True)]
-    return lengths_of(by_survival(cut), capacity, len(survivals))
+    return lengths_of(by_survival(cut, weights), capacity, len(survivals))
 
 
 def _leading(survival: Sequence[float], least: float) -> int:

@@ -58,12 +58,27 @@ def test_every_option_reaches_the_target(rig, client):  # noqa: F811
         "ignore_eos": True, "n": 2, "logprobs": 0, "prompt_logprobs": 1,
     }  # fmt: skip
     assert set(options) == set(SamplingParams.__struct_fields__)
-    client.generate([1, 2, 3], seed=5, cache_salt="me", priority=-2, timeout_s=9, **options)
+    own = {"seed": 5, "cache_salt": "me", "priority": -2, "min_tokens_per_s": 32.5}
+    client.generate([1, 2, 3], timeout_s=9, **own, **options)
     request = rig.target.received(Submit)[0].request
     assert request.sampling == SamplingParams(**options)
-    assert (request.seed, request.cache_salt, request.priority) == (5, "me", -2)
+    assert {name: getattr(request, name) for name in own} == own
     assert request.prompt_token_ids == [1, 2, 3]
     assert request.deadline_s is not None
+
+
+def test_nothing_is_aimed_at_unless_it_was_asked_for(rig, client):  # noqa: F811
+    client.generate("fox")
+    request = rig.target.received(Submit)[0].request
+    assert (request.priority, request.min_tokens_per_s) == (0, None)
+
+
+@pytest.mark.parametrize("pace", [0.0, -1.0, 1.1e6, float("nan"), float("inf")])
+def test_a_pace_that_none_can_aim_at_is_refused_with_its_limit(client, pace):
+    with pytest.raises(InvalidField) as caught:
+        client.generate("fox", min_tokens_per_s=pace)
+    assert caught.value.field == "min_tokens_per_s"
+    assert "is out of range; it must be above 0 and at most 1e+06" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [ChatMessage, lambda role, text: {"role": role, "content": text}])

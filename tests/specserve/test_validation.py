@@ -14,15 +14,10 @@ from specserve.validation import Limits, validate_request, validate_sampling
 LIMITS = Limits(vocab_size=100, max_model_len=64, max_samples=8, max_logprobs=20)
 
 
-def request(prompt=(1, 2, 3), seed=0, request_id="r", cache_salt="", deadline_s=None, **sampling):
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=list(prompt),
-        sampling=SamplingParams(**sampling),
-        seed=seed,
-        cache_salt=cache_salt,
-        deadline_s=deadline_s,
-    )
+def request(prompt=(1, 2, 3), **fields):
+    own = {name: fields.pop(name) for name in list(fields) if name in Request.__struct_fields__}
+    own = {"request_id": "r", "seed": 0} | own
+    return Request(prompt_token_ids=list(prompt), sampling=SamplingParams(**fields), **own)
 
 
 BAD = [
@@ -71,6 +66,11 @@ BAD = [
     ("cache_salt", "x" * 257),
     ("deadline_s", math.nan),
     ("deadline_s", math.inf),
+    ("min_tokens_per_s", 0.0),
+    ("min_tokens_per_s", -3.0),
+    ("min_tokens_per_s", 1.000001e6),
+    ("min_tokens_per_s", math.nan),
+    ("min_tokens_per_s", math.inf),
 ]
 
 
@@ -134,6 +134,8 @@ EDGES = [
     {"n": 8, "logprobs": 20, "prompt_logprobs": 0},
     {"logit_bias": {0: -100.0, 99: 100.0}},
     {"seed": 2**64 - 1},
+    {"min_tokens_per_s": 1e6},
+    {"min_tokens_per_s": 1e-9},
 ]
 
 

@@ -323,6 +323,14 @@ def test_a_preempted_sequence_keeps_its_place_before_later_arrivals(model):
     assert list(target.ends) == ["r0", "r1", "r2", "r3"]
 
 
+def test_whoever_is_urgent_is_served_before_earlier_requests(model):
+    target = InProcessTarget(model, max_batch_rows=1)
+    for name, urgency in (("usual", 0), ("late", 3), ("urgent", -2)):
+        target.submit(request(name, [1, 2], max_tokens=2, request_priority=urgency))
+    target.run_until_idle()
+    assert list(target.ends) == ["urgent", "usual", "late"]
+
+
 def test_admission_leaves_a_spare_block_for_every_running_sequence(model):
     target = InProcessTarget(model, num_blocks=12)
     target.submit(request("a", prompt(24), max_tokens=20, ignore_eos=True))

@@ -19,7 +19,7 @@ TOKEN_ORIGIN_DRAFTED: TokenOrigin
 TOKEN_ORIGIN_BONUS: TokenOrigin
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "seed", "cache_salt", "priority", "spec")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "seed", "cache_salt", "priority", "spec", "min_tokens_per_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -40,7 +41,8 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     priority: int
     spec: SpecOptions
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., spec: _Optional[_Union[SpecOptions, _Mapping]] = ...) -> None: ...
+    min_tokens_per_s: float
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., spec: _Optional[_Union[SpecOptions, _Mapping]] = ..., min_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)

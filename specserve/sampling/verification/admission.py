@@ -56,6 +56,8 @@ class RoundFacts:
     # By row: survivals of its block two rounds before, or the prior's where it had none then.
     before: Sequence[Sequence[float]] = ()
     by_ratio: Sequence[bool] = ()  # by row: verified by the ratio test
+    # By row, at least 1: how much its drafted tokens count, as of the snapshot. Empty: all once.
+    weights: Sequence[float] = ()
 
 
 NOTHING = RoundFacts()
@@ -81,7 +83,8 @@ class Allocator(Protocol):
         `survivals[r][k]` is the estimated probability that tokens 0..k of row r all stand, each
         confidence computed before its token was drawn, so that entry k knows tokens before k only.
         `capacity` counts drafted tokens (anchors excluded) and was chosen without regard to these
-        rows' tokens. Places go by survival descending, then position, then row: a position must
-        never outrank an earlier one of its row, or the later token would admit the earlier.
+        rows' tokens. Places go by survival (times the row's weight) descending, then position,
+        then row: a position must never outrank an earlier one of its row, or the later token
+        would admit the earlier.
         """
         ...

@@ -7,6 +7,7 @@ _POLICIES = "tests/target_node/planning/test_policies.py"
 _APPENDIX_A = "tests/exactness/enumeration/test_appendix_a.py"
 _STEPS = "tests/target_node/planning/test_step_table.py"
 _COMPETING = "tests/target_node/planning/test_competing_rows.py"
+_PACE = "tests/target_node/planning/test_pace.py"
 _SNAPSHOT = "tests/target_node/planning/test_snapshot.py"
 
 PLANTS = [
@@ -105,8 +106,8 @@ PLANTS = [
         name="costs-of-the-round-before-in-the-snapshot",
         file="target_node/planning/admission.py",
         symbol="Admission.begin",
-        was="self._known = self._known_next or self._write_down()",
-        becomes="self._known = self._write_down()",
+        was="self._known = self._known_next or self._write_down(rows)",
+        becomes="self._known = self._write_down(rows)",
         tests=(f"{_SNAPSHOT}::test_a_rounds_time_is_known_one_round_later_or_two[True-2]",),
         breaks="how long drafting this round's blocks held up the target decides on their tokens",
         ways=frozenset({Way.ASYNC}),
@@ -123,6 +124,26 @@ PLANTS = [
         tests=(f"{_SNAPSHOT}::test_a_rounds_time_is_known_one_round_later_or_two[True-2]",),
         breaks="what a step takes is read after the blocks were drawn that it decides about",
         ways=frozenset({Way.ASYNC}),
+    ),
+    Plant(
+        name="paces-of-this-round",
+        file="target_node/planning/admission.py",
+        symbol="Admission._weights",
+        was="known = self._known.weights",
+        becomes="known = weights_of(row.sequence for row in rows)",
+        tests=(f"{_PACE}::test_a_pace_is_known_one_round_later_or_two",),
+        breaks="how long drafting took and what was just made decide on the drafted tokens",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="weights-of-other-rows",
+        file="target_node/planning/policies.py",
+        symbol="by_survival",
+        was="values = values * np.array(weights)[rows]",
+        becomes="values = values * np.array(weights)[::-1][rows]",
+        tests=(f"{_PACE}::test_the_barriers_places_go_to_the_row_that_is_behind",),
+        breaks="places go to neighbours of the requests that are behind what they ask for",
+        ways=_BOTH,
     ),
     Plant(
         name="stairs-become-a-slope",

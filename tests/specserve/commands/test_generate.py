@@ -67,6 +67,7 @@ def test_every_sampling_flag_reaches_the_service(service, specserve):
         "max-tokens": 6,
         "seed": 3,
         "priority": 1,
+        "min-tokens-per-s": 40,
         "stop": "zzz",
         "stop-token-id": 9,
         "logit-bias": "17=-5",
@@ -123,6 +124,12 @@ def test_stdin_that_is_not_utf_8_is_refused_by_name(service, refused):
     assert refused("chat", *to_service, stdin=latin_1) == "chat: stdin is not UTF-8"
 
 
+def test_help_shows_how_to_ask_for_a_pace(specserve):
+    words = " ".join(specserve("generate", "--help").stdout.split())
+    assert "--min-tokens-per-s X aim at so many a second" in words
+    assert "--priority -1 --min-tokens-per-s 40" in words
+
+
 def test_help_says_where_log_probabilities_are_shown(specserve):
     words = specserve("generate", "--help").stdout.split()
     assert " ".join(words).count("shown by generate --json") == 2
@@ -137,6 +144,7 @@ def test_help_says_where_log_probabilities_are_shown(specserve):
         ("--logprobs", "5000", "logprobs"),
         ("--max-tokens", "0", "max_tokens"),
         ("--top-p", "2", "top_p"),
+        ("--min-tokens-per-s", "0", "min_tokens_per_s"),
     ],
 )
 def test_a_sampling_value_out_of_range_is_one_line_from_the_service(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specserve.sampling.verification.admission import PlanningSnapshot, RoundFacts
+from specserve.sampling.verification.admission import NOTHING, PlanningSnapshot, RoundFacts
 from specserve.sampling.verification.method import VerificationMethod
 from target_node.planning.policies import EXACT_FOR, best_count, by_survival, policy_named
 from tests.exactness.speculative import Stairs
@@ -86,8 +86,8 @@ def test_what_is_no_survival_ends_its_row():
 
 
 def test_a_search_takes_the_fewest_of_equals():
-    assert best_count([[0.0, 0.0]], 1, 1, PlanningSnapshot()) == 0
-    assert best_count([[1.0, 0.0]], 1, 1, PlanningSnapshot()) == 1
+    assert best_count([[0.0, 0.0]], 1, 1, NOTHING) == 0
+    assert best_count([[1.0, 0.0]], 1, 1, NOTHING) == 1
 
 
 def test_other_rows_places_are_fixed_before_the_search_looks():
@@ -120,9 +120,15 @@ def round_of(rng: random.Random) -> tuple[list[list[float]], int, RoundFacts]:
     return survivals, rng.choice([3, 8, 99]), facts
 
 
-def decides_on_itself(name: str, rng: random.Random) -> bool:
+def weighted(rng: random.Random, facts: RoundFacts) -> RoundFacts:
+    """Some rows are behind what they ask for, by as much as counts and by more."""
+    return replace(facts, weights=[rng.choice([1.0, 1.0, 1.3, 2.5, 4.0]) for _ in facts.before])
+
+
+def decides_on_itself(name: str, rng: random.Random, *, is_weighted: bool = False) -> bool:
     """Whether what a token makes of its own row's survivals decides whether it is verified."""
     survivals, capacity, facts = round_of(rng)
+    facts = weighted(rng, facts) if is_weighted else facts
     row = rng.randrange(len(survivals))
     if not survivals[row]:
         return False
@@ -147,15 +153,26 @@ def test_no_token_decides_whether_it_is_verified(name):
     assert not any(decides_on_itself(name, rng) for _ in range(4000))
 
 
+@pytest.mark.parametrize("name", [*BLIND, "global"])
+def test_nor_does_it_where_rows_are_behind_what_they_ask_for(name):
+    rng = random.Random(12)
+    assert not any(decides_on_itself(name, rng, is_weighted=True) for _ in range(4000))
+
+
 def test_a_search_over_current_confidences_would():
-    rng = random.Random(11)
-    assert sum(decides_on_itself("retrospective", rng) for _ in range(4000)) > 3
+    for is_weighted in (False, True):
+        rng = random.Random(11)
+        found = [
+            decides_on_itself("retrospective", rng, is_weighted=is_weighted) for _ in range(4000)
+        ]
+        assert sum(found) > 3
 
 
 def test_policies_hand_out_no_more_places_than_there_are():
     rng = random.Random(3)
     for _ in range(1000):
         survivals, capacity, facts = round_of(rng)
+        facts = weighted(rng, facts) if rng.random() < 0.5 else facts
         for name in EXACT_FOR:
             found = policy_named(name, 0.3).allocate(survivals, capacity, facts)
             assert sum(found) <= capacity
