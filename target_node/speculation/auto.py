@@ -29,6 +29,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from specserve.backends.base import Backend
 from specserve.sampling.draft_probs import DraftProbs
@@ -69,6 +70,16 @@ class _Run:
             self.left -= 1
 
 
+class _Observed(NamedTuple):
+    """A decode round that is over."""
+
+    load: BatchLoad
+    mode: str
+    num_tokens: int
+    seconds: float
+    age: int | None
+
+
 class AutoSpeculation:
     """`SpeculationSource` that hands each run of rounds to one of several."""
 
@@ -101,6 +112,7 @@ class AutoSpeculation:
         )
         self.gamma = max(source.gamma for source in modes.values())
         self.drafter = next((s.drafter for s in reversed(list(modes.values())) if s.drafter), "")
+        self._latest: _Observed | None = None  # round, of which the chooser has not heard yet
         self._run = _Run(None, self.mode, left=0, mixed_left=0)
         self._sequences: list[Sequence] = []  # of the latest round that decoded
         self._load = BatchLoad(0, "")  # theirs
@@ -121,9 +133,16 @@ class AutoSpeculation:
         num_decoding = sum(row.sequence.is_decoding for row in rows)
         if num_decoding:
             self._choose(rows, is_mixed=num_decoding < len(rows))
+        self.learn()  # not before: this round's blocks were drawn while the latest ran
         if self.mode in self._misses:
             self._policy.tell(self._misses[self.mode])
         return self._modes[self.mode].propose(rows)
+
+    def learn(self) -> None:
+        """What the latest round that is over says of its mode."""
+        if self._latest is not None:
+            self._chooser.observe(*self._latest[:-1], age=self._latest.age)
+            self._latest = None
 
     def _choose(self, rows: list[Row], *, is_mixed: bool) -> None:
         is_alone = self._is_drafted_always and not self.num_drafts_attached
@@ -221,7 +240,7 @@ class AutoSpeculation:
             elapsed_s = self._ended_s - self._began_s
             if self._run.mode != self.mode:
                 age = None
-            self._chooser.observe(load, self.mode, num_tokens, elapsed_s, age=age)
+            self._latest = _Observed(load, self.mode, num_tokens, elapsed_s, age)
         return records
 
     def was_hit(self, sequence: Sequence) -> bool | None:

@@ -12,8 +12,10 @@ import math
 import random
 from collections import Counter
 from types import SimpleNamespace
+from typing import ClassVar
 
 from specserve.sampling.verification.method import VerificationMethod
+from target_node.planning.forecast import ASYNC_SPREAD, PLAIN_SPREAD, SYNC_SPREAD
 from target_node.speculation.auto import AutoSpeculation
 from target_node.speculation.source import NoSpeculation
 from tests.backends.chosen import BACKEND
@@ -82,14 +84,51 @@ class _Mode(NoSpeculation):
         return was_warm
 
 
+def _plain_s(of_one: float, num_rows: int) -> float:
+    """Plain decoding of 16 rows takes twice as long as of one."""
+    return of_one * (1 + math.log2(num_rows) / 4)
+
+
+class Foretold:
+    """In place of `Forecasts`: what a test says, wrong by as much as they usually are."""
+
+    told = ()
+    _SPREADS: ClassVar = {"off": PLAIN_SPREAD, "sync": SYNC_SPREAD, "async": ASYNC_SPREAD}
+
+    def __init__(self, speeds, seed: int, plain_s: float) -> None:
+        source = random.Random(seed + 1000)
+        self._off = {name: source.gauss(0, self._SPREADS[family_of(name)]) for name in KINDS}
+        self._speeds, self._plain_s = speeds, plain_s
+
+    def __call__(self, load):
+        plain = load.num_rows / _plain_s(self._plain_s, load.num_rows)
+        speeds = self._speeds(load.num_rows, 0.0 if load.verification == "greedy" else 1.0)
+        logs = [
+            math.log(plain * speeds[family_of(name)] * kind) + self._off[name]
+            for name, kind in KINDS.items()
+        ]
+        return logs, [self._SPREADS[family_of(name)] for name in KINDS]
+
+
 class SimulatedService:
     """`speeds(num_rows, temperature)`: by mode, as a share of plain decoding."""
 
-    def __init__(self, speeds, seed: int, plain_s: float = _PLAIN_S, make=AutoSpeculation) -> None:
+    def __init__(
+        self,
+        speeds,
+        seed: int,
+        plain_s: float = _PLAIN_S,
+        make=AutoSpeculation,
+        *,
+        is_foretold: bool = True,
+    ) -> None:
+        """`is_foretold`: modes' speeds are known beforehand, as far off as forecasts are."""
         self.clock = ScriptedTime()
         sources = {name: _Mode(has_to_be_told=name == "async") for name in MODES}
         modes = {name: sources[family_of(name)] for name in KINDS}
-        self.auto = make(modes, lambda sequence: sequence.request.method, BACKEND)
+        method_of = lambda sequence: sequence.request.method  # noqa: E731
+        forecasts = Foretold(speeds, seed, plain_s) if is_foretold else None
+        self.auto = make(modes, method_of, BACKEND, forecasts=forecasts)
         self.random = random.Random(seed)
         self.made = self.lost = 0.0  # tokens
         self.rounds: Counter[tuple[int, str]] = Counter()  # by rows, decoding or not, and mode
@@ -124,8 +163,7 @@ class SimulatedService:
         speeds = self._speeds(len(rows), temperature)
         family = family_of(mode)
         speed = speeds[family] * KINDS[mode]
-        # Plain decoding of 16 rows takes twice as long as of one.
-        plain_s = self._plain_s * (1 + math.log2(len(rows)) / 4)
+        plain_s = _plain_s(self._plain_s, len(rows))
         slower = _SLOWER[self._age] if self._age < len(_SLOWER) else 0.0
         round_s = plain_s * _TOKENS[family] / speed * (1 + slower)
         mean = 1.0 if has_changed else _TOKENS[family]

@@ -37,6 +37,7 @@ def test_a_mode_prepares_before_it_is_used(num_unready):
     def rounds(count: int) -> None:
         for _ in range(count):
             source.observe(source.propose([row]), sampled)
+        source.learn()
 
     rounds(40)
     assert modes["async"].asked == []
@@ -76,6 +77,7 @@ def test_what_passes_between_two_rounds_counts_and_idle_time_does_not(monkeypatc
     turn(0.25, has_rows=False)
     turn(0.25)
     turn(0.001)
+    source.learn()
     expected = [ROUND_S, ROUND_S + 0.002, ROUND_S, ROUND_S + 0.001]
     assert chooser.seconds == pytest.approx(expected)
 
@@ -87,6 +89,7 @@ def test_a_round_in_which_something_was_recorded_does_not_count(monkeypatch):
         rows = source.propose([decoding_row()])
         monkeypatch.setattr(BACKEND, "num_first_calls", num_first_calls)
         source.observe(rows, [SimpleNamespace(token_ids=[1])])
+    source.learn()
     assert len(chooser.seconds) == 3
 
 

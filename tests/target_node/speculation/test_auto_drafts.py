@@ -91,6 +91,7 @@ def test_modes_of_one_source_are_prepared_once_and_told_apart(make_service):
     asked = service.drafted.asked
     assert asked == 3 * ["warm_up"] + 3 * ["propose"]
     assert service.drafted.done == [Miss.SKIP, Miss.DRAFT_NOW, Miss.SKIP]
+    service.source.learn()
     observed = [("off", None), ("off", None), *((n, 0) for n in (*MISSES, "async skip"))]
     assert chooser.observed == observed
     service.source.poll()
@@ -115,6 +116,7 @@ def test_while_no_draft_is_attached_what_needs_one_neither_runs_nor_is_judged(ma
     service.learn(off=2, skip=4, draft_now=3)
     chooser, load = service.source._chooser, BatchLoad.of(1, "coupled")
     assert set(service.rounds(5)) == {"async skip"}
+    service.source.learn()
     speed = chooser.speed(load, "async skip")
     service.drafted.num_drafts_attached = 0
     assert set(service.rounds(500)) == {"off"}
@@ -158,6 +160,7 @@ def test_a_wait_in_vain_counts_for_the_mode_that_waited(make_service):
 
     service.drafted.__class__ = Waiting
     service.rounds(2)
+    service.source.learn()
     assert chooser.observed == [("async draft_now", 0), ("async draft_now", 1)]
     assert chooser.seconds[1] == pytest.approx(ROUND_S + 0.05)
 
@@ -196,6 +199,7 @@ def test_async_alone_goes_on_without_drafts_and_nothing_is_forgotten_meanwhile(m
     service = alone_service(make_service)
     service.learn(skip=2, draft_now=4)
     chooser, load = service.source._chooser, BatchLoad.of(1, "coupled")
+    service.source.learn()
     speed = chooser.speed(load, "async skip")
     service.drafted.num_drafts_attached = 0
     service.tokens["async skip"] = 1
@@ -254,4 +258,5 @@ def test_rounds_after_a_draft_has_come_or_gone_are_as_after_a_change(make_servic
     chooser.mode = "async skip"
     for service.drafted.num_drafts_attached in (1, 0, 1):
         service.rounds(3)
+    service.source.learn()
     assert [age for _, age in chooser.observed] == 3 * [0, 1, 2]

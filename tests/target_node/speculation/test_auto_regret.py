@@ -1,5 +1,7 @@
 """What `auto` loses by looking, in tokens of the best mode, over texts that scatter as real ones.
 
+Speeds are foretold, and as far off as forecasts usually are.
+
 Every figure is the mean over several services that begin cold. Of `always`, the third speed is the
 best of three kinds of async, of which the others make .95 and .9.
 """
@@ -37,13 +39,13 @@ def always(*speeds: float):
 @pytest.mark.parametrize(
     ("speeds", "num_rows", "most"),
     [
-        ((1, 0.75, 0.65), 1, 0.02),
-        ((1, 0.75, 0.65), 4, 0.035),
-        ((1, 0.75, 0.65), 16, 0.085),
-        ((1, 0.95, 0.7), 4, 0.035),
-        ((1, 1.2, 1.1), 1, 0.065),
+        ((1, 0.75, 0.65), 1, 0.018),
+        ((1, 0.75, 0.65), 4, 0.022),
+        ((1, 0.75, 0.65), 16, 0.02),
+        ((1, 0.95, 0.7), 4, 0.032),
+        ((1, 1.2, 1.1), 1, 0.04),
         ((1, 1.05, 1.6), 4, 0.055),
-        ((1, 1.05, 1.6), 16, 0.08),
+        ((1, 1.05, 1.6), 16, 0.07),
         ((1, 1, 1), 1, 0.018),
     ],
 )
@@ -53,6 +55,29 @@ def test_little_of_the_first_6000_tokens_is_lost(speeds, num_rows, most, service
         service.steady(num_rows, 6000)
         shares.append(service.share_lost)
     assert mean(shares) < most
+
+
+@pytest.mark.parametrize(
+    ("speeds", "num_rows", "most"),
+    [
+        ((1, 0.75, 0.65), 1, 0.02),
+        ((1, 0.75, 0.65), 4, 0.02),
+        ((1, 0.75, 0.65), 16, 0.06),
+        ((1, 1.2, 1.1), 1, 0.1),
+        ((1, 1.05, 1.6), 4, 0.11),
+    ],
+)
+def test_of_the_first_500_tokens_little_is_lost_since_modes_are_foretold(
+    speeds, num_rows, most, services
+):
+    """Without a forecast a tenth to a third of them is, by trying."""
+    foretold, tried = [], []
+    for is_foretold, shares in ((True, foretold), (False, tried)):
+        for service in services(always(*speeds), is_foretold=is_foretold):
+            service.steady(num_rows, 500)
+            shares.append(service.share_lost)
+    assert mean(foretold) < most
+    assert mean(tried) > mean(foretold)
 
 
 @pytest.mark.slow
@@ -114,7 +139,7 @@ def test_what_is_a_little_faster_is_found_in_few_long_tries(num_rows, services):
         service.steady(num_rows, 20_000)
         shares.append(service.share_lost)
         changes.append(service.num_changes)
-    assert mean(shares) < 0.03
+    assert mean(shares) < 0.036
     assert mean(changes) < 28
 
 
@@ -152,7 +177,7 @@ def test_batches_that_end_row_by_row_use_what_is_best_at_every_number_of_rows(se
     assert mean(alone) > 0.75
 
 
-def test_a_load_that_was_never_seen_has_what_is_preferred_next_door_but_for_a_try_of_plain(
+def test_a_load_that_was_never_seen_has_what_is_preferred_next_door(
     services,
 ):
     kept = []
@@ -162,7 +187,6 @@ def test_a_load_that_was_never_seen_has_what_is_preferred_next_door_but_for_a_tr
         rows = [service.text() for _ in range(2)]
         for _ in range(50):
             service.round(rows)
-        assert service.rounds[2, "off"] >= 12
         kept.append(service.rounds[2, "async"])
     assert mean(kept) > 30
 
@@ -208,7 +232,7 @@ def test_what_is_fast_for_greedy_rows_does_not_hold_up_drawn_ones(services):
         service.forget()
         service.steady(4, 4000)
         shares.append(service.share_lost)
-    assert mean(shares) < 0.07
+    assert mean(shares) < 0.085
 
 
 @pytest.mark.slow
@@ -223,7 +247,7 @@ def test_a_mode_that_becomes_the_fastest_is_noticed(services):
         service.forget()
         service.steady(4, 4000)
         shares.append(service.share_lost)
-    assert mean(shares) < 0.07
+    assert mean(shares) < 0.085
 
 
 def test_nothing_is_tried_while_prompts_are_read(services):

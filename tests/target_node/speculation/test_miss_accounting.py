@@ -74,6 +74,7 @@ def heard_of(
                 pair.run_until_idle()
                 pair.turn(idle)
         pair.run_until_idle()
+        pair.speculation.learn()
     return heard
 
 
