@@ -121,7 +121,8 @@ class TargetNode:
             record.rows = self.speculation.observe(rows, sampled)
             if num_first_calls == self.runner.backend.num_first_calls:  # else it took longer once
                 seconds = record.spans_s["forward"] + record.spans_s["sample"]
-                self.runner.steps.observe(StepSize.of(batch.attention), seconds)
+                size = StepSize.of(batch.attention, self.runner.num_computed)
+                self.runner.steps.observe(size, seconds)
             self._load.count_prefill(rows)
             deltas = [
                 delta

@@ -32,7 +32,8 @@ class Runner:
         """`kv_dtype`: see `Backend.make_forward`."""
         self.model = model
         self.features: list[FeatureCache] = []  # one for each drafter that reads any
-        self.steps = StepTable()  # what forwards take, as far as it was measured
+        # What forwards take, as far as it was measured.
+        self.steps = StepTable(backend.step_edges(deterministic=deterministic))
         self.backend = backend
         self.passes = backend.make_forward(
             model,
@@ -45,6 +46,11 @@ class Runner:
     @property
     def cache(self) -> Cache:
         return self.passes.cache
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens of the last forward, with those that padded it."""
+        return self.passes.num_computed
 
     def keep_features(self, spec: FeatureSpec) -> FeatureCache:
         """From now on forwards keep what `spec` asks for."""

@@ -130,6 +130,14 @@ class Backend(Protocol):
         """
         ...
 
+    def step_edges(self, *, deterministic: bool) -> Sequence[int]:
+        """Numbers of tokens, ascending, to which such forwards are padded; () where none is.
+
+        Of all rows together: a row is never padded. Beyond the last edge nothing is. What a forward
+        was padded to in fact says `Forward.num_computed`.
+        """
+        ...
+
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         """As `specserve.sampling.sampling.sample`, which is the definition."""
         ...

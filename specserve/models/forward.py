@@ -28,6 +28,11 @@ class Forward(Protocol):
     @property
     def cache(self) -> Cache: ...
 
+    @property
+    def num_computed(self) -> int:
+        """Tokens that the last `run` computed: N, and those that padded it."""
+        ...
+
     def plan(self, batch: AttentionBatch) -> None:
         """Lay out one forward of `batch`."""
         ...

@@ -23,7 +23,7 @@ from specserve.settings.config import ResolvedConfig
 from specserve.settings.hardware import Hardware
 
 FOLDER_VARIABLE = "SPECSERVE_CACHE"
-_FORMAT = 1  # of the file
+_FORMAT = 2  # of the file
 _COMPUTING = ("torch", "numba", "llvmlite", "triton")  # packages that forwards run on
 
 log = logging.getLogger(__name__)

@@ -36,13 +36,13 @@ class StepSize(NamedTuple):
     """What the time of a forward depends on."""
 
     num_rows: int
-    num_tokens: int  # new ones, of all rows
+    num_tokens: int  # new ones, of all rows, and those that pad them
     num_keys: int  # that they attend to, new ones included: the rows' contexts, summed
 
     @classmethod
-    def of(cls, batch: AttentionBatch) -> "StepSize":
-        rows, tokens = len(batch.num_tokens), int(batch.num_tokens.sum())
-        return cls(rows, tokens, int(batch.context_lens.sum()))
+    def of(cls, batch: AttentionBatch, num_computed: int) -> "StepSize":
+        """Of a forward that computed so many tokens for `batch`."""
+        return cls(len(batch.num_tokens), num_computed, int(batch.context_lens.sum()))
 
 
 class Line(NamedTuple):
@@ -122,7 +122,14 @@ class StepTable:
         return self._num_predicted
 
     def observe(self, size: StepSize, seconds: float) -> None:
-        """One round's forward, and the verification of what it computed."""
+        """One round's forward, and the verification of what it computed.
+
+        One that ran without padding where others are padded (with a piece of a prompt, mostly) says
+        nothing of those, and is left out.
+        """
+        end = int(ends_of_steps(np.array(self.edges), np.array([size.num_tokens]))[0])
+        if end != size.num_tokens:
+            return
         steps, added_s = self.freeze(), self.slopes.seconds(size.num_rows, size.num_keys)
         self._num_rounds += 1
         if self.cells:
@@ -136,7 +143,6 @@ class StepTable:
             self._pace = min(max(self._pace, _PACE_RANGE[0]), _PACE_RANGE[1])
         else:
             own_s = _own_s(seconds, added_s)
-        end = int(ends_of_steps(np.array(self.edges), np.array([size.num_tokens]))[0])
         known = self.cells.get(end)
         if known is None and self.cells:  # what lies between its neighbours counts as one take
             known = Cell(float(steps.own_s(np.array([end]))[0]), 1)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,15 @@ import torch
 
 from specserve.backends.choose import choose_backend
 from specserve.backends.cuda import graphs as cuda_graphs
+from specserve.backends.cuda.backend import CudaGraphBackend
 from specserve.backends.cuda.forward import CapturedForward
-from specserve.backends.cuda.padded_attention import PaddedShape
-from specserve.models.attention import AttentionBatch
+from specserve.backends.cuda.graphs import BUCKETS
+from specserve.backends.torch.linear import PlainLinear
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
+from target_node.blocks import BlockPool
+from target_node.planning import step_profile
+from target_node.runner import Runner
 from tests.device.growing_rows import BLOCK, Rows, assert_near
 from tests.device.pretended import DEVICE, PretendedCuda
 from tests.device.tape import Tape
@@ -171,30 +176,72 @@ def test_all_graphs_of_a_process_are_forgotten_at_once(make: Callable[..., Rows]
     assert_near(rows.forward(r0=1), 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("counts", "ends", "shape"),
-    [
-        ([1], [1], (1, 1, 128)),
-        ([1], [129], (1, 1, 256)),
-        ([3, 1, 8], [300, 4, 9], (4, 8, 512)),
-        ([16], [16], (1, 16, 128)),
-        ([17], [17], None),
-        ([1, 33], [1, 33], None),
-        ([16] * 64, [16] * 64, (64, 16, 128)),
-        ([16] * 65, [16] * 65, None),
-        ([1] * 64, [1024] * 64, (64, 1, 1024)),
-        ([1] * 64, [1025] * 64, None),
-    ],
-)
-def test_the_least_shape_of_few(counts: list, ends: list, shape: tuple | None):
-    batch = AttentionBatch(np.array(counts), np.array(ends), [])
-    assert PaddedShape.of(batch, 16) == (None if shape is None else PaddedShape(*shape))
+def counted(forward: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Of how many rows the products were that it began."""
+    sizes, call = set(), PlainLinear.__call__
+
+    def count(self: PlainLinear, x: torch.Tensor) -> torch.Tensor:
+        sizes.add(len(x))
+        return call(self, x)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlainLinear, "__call__", count)
+        forward()
+    return sizes
 
 
-def test_keys_are_whole_blocks():
-    batch = AttentionBatch(np.array([1]), np.array([1]), [])
-    assert PaddedShape.of(batch, 48) == PaddedShape(1, 1, 144)
-    assert PaddedShape.of(batch, 1024) == PaddedShape(1, 1, 1024)
+def test_tokens_of_a_ragged_round_are_computed_as_one_list(
+    make: Callable[..., Rows], monkeypatch: pytest.MonkeyPatch
+):
+    """15 by the reference, 16 by a graph; eight rows of eight would be 64."""
+    rows = make()
+    ragged = {"r0": 8} | {f"r{row}": 1 for row in range(1, 8)}
+    assert counted(lambda: rows.forward(**ragged), monkeypatch) == {15, 16}
+    assert rows.captured.num_computed == 16
+    assert rows.plain.num_computed == 15
+    assert rows.captured.num_graphs == 1
+    turned = {"r7": 3, "r1": 6} | {f"r{row}": 1 for row in range(2, 7)}
+    found = []  # other verify lengths, and a row less: the same graph
+    assert counted(lambda: found.append(rows.forward(**turned)), monkeypatch) == {14}
+    assert_near(found[0], 1e-4)
+    assert rows.captured.num_graphs == 1
+    rows.forward(r8=40)  # a piece of a prompt
+    assert rows.captured.num_computed == 40
+
+
+def test_rows_beyond_a_tile_are_captured(make: Callable[..., Rows]):
+    """A chain of 16 and its anchor; and what a row may bring at most."""
+    rows = make()
+    for counts in ({"r0": 17, "r1": 1}, {"r0": 20, "r1": 2}, {"r2": 32, "r0": 3}, {"r3": 31}):
+        assert_near(rows.forward(**counts), 1e-4)
+    assert rows.captured.num_graphs == 3
+    torch.testing.assert_close(*rows.kept(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_runner_s_table_has_the_steps_of_its_forwards(
+    cuda: PretendedCuda, tmp_path: Path, deterministic: bool
+):
+    backend = CudaGraphBackend(DEVICE)
+    runner = Runner(
+        load_model(
+            write_checkpoint(tmp_path, QWEN3, max_position_embeddings=512),
+            dtype=torch.float32,
+            backend=backend,
+            parallel=TensorParallel(),
+            deterministic=deterministic,
+        ),
+        backend=backend,
+        num_blocks=80,
+        block_size=16,
+        deterministic=deterministic,
+    )
+    assert runner.steps.edges == (() if deterministic else BUCKETS)
+    pool = BlockPool(80, 16, prefix_cache=True)
+    step_profile.measure(runner.steps, runner.forward, pool, max_tokens=48, rehearse=True)
+    if not deterministic:
+        assert list(runner.steps.cells) == [edge for edge in BUCKETS if edge <= 48]
+        assert cuda_graphs.num_captured() > len(runner.steps.cells)
 
 
 def graph(target: InProcessTarget, tape: Tape) -> InProcessTarget:

@@ -88,8 +88,10 @@ class DieRunner:
     def __init__(self, model: Transformer, dice: Dice) -> None:
         self.model, self.backend, self.steps = model, BACKEND, StepTable()
         self._logits = logits_of(dice.target, model.config.vocab_size)
+        self.num_computed = 0
 
     def forward(self, batch) -> torch.Tensor | None:
+        self.num_computed = len(batch.token_ids)
         count = len(batch.logits_index)
         return self._logits.expand(count, -1).clone() if count else None
 

@@ -63,6 +63,24 @@ def test_what_is_replayed_is_what_would_have_been_run(
     assert 3 <= rows.captured.num_graphs <= 30
 
 
+def test_tokens_of_a_ragged_round_are_computed_as_one_list(embedded_target: Path):
+    """And rows of two tiles are captured, too."""
+    model = load_model(
+        embedded_target,
+        dtype=torch.float32,
+        backend=choose_backend(DEVICE),
+        parallel=TensorParallel(),
+        deterministic=False,
+    )
+    with torch.inference_mode():
+        rows = Rows(model, torch.float32, GraphCapture())
+        for first, others, num_computed in ((8, 1, 16), (6, 1, 16), (1, 1, 8), (17, 2, 32)):
+            counts = {"r0": first} | {f"r{row}": others for row in range(1, 8)}
+            assert_near(rows.forward(**counts), 2e-3)
+            assert rows.captured.num_computed == num_computed
+    assert rows.captured.num_graphs == 3
+
+
 @pytest.fixture
 def models(tmp_path: Path) -> Iterator[Models]:
     """Of tests in which graph begins."""

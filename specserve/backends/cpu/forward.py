@@ -121,6 +121,7 @@ class CompiledForward:
         )
         self._workspace: Workspace | None = None
         self._num_keys = 0
+        self.num_computed = 0
         self._run = _ENTRY(entry())
         self._layout = layout = KernelLayout(entry())
         norms, rotary = compiled_weights.norms(model), model.rotary.table.numpy()
@@ -155,6 +156,7 @@ class CompiledForward:
             found[EMBEDDING_TAP] = torch.from_numpy(x.copy())
         if not len(x):
             raise ValueError("a forward of no tokens")
+        self.num_computed = len(x)
         tapped = np.empty((len(layers), *x.shape), np.float32)
         tokens = Tokens(x, np.empty_like(x), np.array(layers, dtype=np.int64), tapped)
         self._layout.set_arrays(tokens)

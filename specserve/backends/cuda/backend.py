@@ -59,6 +59,9 @@ class CudaGraphBackend(TorchBackend):
         # Padding to a captured shape changes a sum's order, which `deterministic` fixes.
         return plain if deterministic else CapturedForward(model, plain)
 
+    def step_edges(self, *, deterministic: bool) -> Sequence[int]:
+        return () if deterministic else graphs.BUCKETS
+
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         if batch.edits is None and batch.random_rows is not None and batch.greedy_rows is None:
             winners = captured_sample(logits, batch)

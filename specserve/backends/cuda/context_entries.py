@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specserve.backends.cuda.graphs import CapturedGraphs, padded
-from specserve.backends.cuda.padded_attention import MOST_PADDED_TOKENS
+from specserve.backends.cuda.padded_blocks import MOST_PADDED_TOKENS
 from specserve.drafters.backbone import Backbone
 from specserve.drafters.context import TorchContext
 

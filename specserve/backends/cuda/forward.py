@@ -1,7 +1,7 @@
 """Forwards of few tokens a row, captured once a shape and replayed: see `forward`.
 
-Rows, tokens and keys are padded to powers of two. What fits no shape (pieces of prompts, mostly) is
-run by torch's own operations.
+Tokens of all rows are one list, which is padded to the next of `graphs.BUCKETS`; rows are not
+padded. What fits no shape (pieces of prompts, mostly) is run by torch's own operations.
 """
 
 from typing import NamedTuple
@@ -33,6 +33,7 @@ class CapturedForward:
         is_alone = model.parallel.size == 1
         self._graphs = CapturedGraphs(self._make, capture, may_fail=is_alone)
         self._shape: PaddedShape | None = None
+        self.num_computed = 0
 
     @property
     def cache(self) -> KVCache:
@@ -57,8 +58,10 @@ class CapturedForward:
                 _Key(self._shape, taps), lambda each: each.fill(self._batch, token_ids)
             )
             if made is not None:
+                self.num_computed = self._shape.num_tokens
                 return made.found()
             self._plain.plan(self._batch)
+        self.num_computed = len(token_ids)
         return self._plain.run(token_ids, taps)
 
     def _make(self, key: _Key) -> "_PaddedForward":

@@ -8,6 +8,7 @@ captured by shape, when it is first met. See docs/decisions/0024-cuda-graphs.md.
 import logging
 import math
 import weakref
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,20 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 MOST_GRAPHS = 128  # of one kind that are kept: those of the shapes that were met last
+
+# Sizes that graphs of a forward have. Below 8 a product reads weights and nothing else takes time,
+# so few sizes do. Then come multiples of 8, which is what a product on tensor cores is cut into,
+# and from 32 on four sizes between a number and its double: up to a fifth of the tokens is padding,
+# for a number of graphs that can be captured as they are met. Beyond the last, kernels take longer
+# than beginning them does.
+BUCKETS = (
+    *(1, 2, 4),
+    *range(8, 64, 8),
+    *range(64, 128, 16),
+    *range(128, 256, 32),
+    *range(256, 512, 64),
+    *range(512, 1025, 128),
+)
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Made = TypeVar("_Made", bound=Callable[[], None])
@@ -165,8 +180,14 @@ def padded(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
+def bucket_of(count: int) -> int:
+    """The least of `BUCKETS` that holds so many; beyond the last a power of two."""
+    place = bisect_left(BUCKETS, count)
+    return BUCKETS[place] if place < len(BUCKETS) else padded(count)
+
+
 class CapturedRows:
-    """A function that finds one number for each of R rows, captured by the padded number of them.
+    """A function that finds one number for each of R rows, captured by the bucket of R.
 
     A row's number depends on that row alone: what pads it are rows of some call before.
     """
@@ -187,7 +208,7 @@ class CapturedRows:
         """[R]; None where it is not captured."""
         if not len(rows[0]):
             return None
-        sizes = [(padded(len(x)), *x.shape[1:]) for x in rows]
+        sizes = [(bucket_of(len(x)), *x.shape[1:]) for x in rows]
         if max(map(math.prod, sizes)) > self._most:
             return None
         places = tuple((size, x.dtype, x.device) for size, x in zip(sizes, rows, strict=True))

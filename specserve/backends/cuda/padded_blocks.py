@@ -17,13 +17,13 @@ from torch import Tensor
 from specserve.backends.cuda.graphs import padded
 from specserve.backends.cuda.padded_attention import (
     MOST_PADDED_KEYS,
-    MOST_PADDED_TOKENS,
-    MOST_TOKENS,
+    MOST_ROW_TOKENS,
     padded_keys,
 )
 from specserve.drafters.context import BLOCK_SIZE, TorchContext
 from specserve.models.kv_cache import NULL_BLOCK, KVCache
 
+MOST_PADDED_TOKENS = 1024  # of a batch
 _ALIGNED = 8  # keys: what fused kernels ask of a mask
 
 
@@ -54,7 +54,7 @@ class BlockShape(NamedTuple):
         pages = max(len(context.rows.table(row)) for row in set(batch.rows))
         keys = padded_keys(pages * BLOCK_SIZE, BLOCK_SIZE)
         may_pay = (
-            gap + size <= 2 * MOST_TOKENS
+            gap + size <= MOST_ROW_TOKENS
             and blocks * (gap + size) <= MOST_PADDED_TOKENS
             and blocks * keys <= MOST_PADDED_KEYS
         )

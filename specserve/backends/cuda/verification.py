@@ -1,8 +1,8 @@
 """The ratio test of `verify` as one graph, on a device: by itself it is a hundred kernels.
 
-Rows, logits rows and distributions are padded to powers of two; what tells rounds of a shape apart
-is one tensor of 64-bit words, beside logits and distributions. Every step is a row's own, so that
-what pads them shows in no bit. See `specserve.backends.cuda.graphs`.
+Logits rows and their distributions are padded to `graphs.BUCKETS`, as tokens of a forward are, and
+rows to powers of two; what tells rounds of a shape apart is one tensor of 64-bit words beside them.
+Every step is a row's own, so that what pads them shows in no bit.
 """
 
 import functools
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specserve.backends.base import VerifiedRows
-from specserve.backends.cuda.graphs import CapturedGraphs, padded
+from specserve.backends.cuda.graphs import CapturedGraphs, bucket_of, padded
 from specserve.backends.cuda.ratio_rows import RatioRows, ratio_rows
 from specserve.backends.cuda.sampling import MOST_CAPTURED, padded_top_k
 from specserve.noise import exponential_noise_of
@@ -44,7 +44,7 @@ def verify_captured(
         raise ValueError(f"{len(logits)} rows of logits, {num_probs + len(rows)} are verified")
     shape = _Shape(
         num_rows=padded(len(rows)),
-        num_logits=padded(len(logits)),
+        num_logits=bucket_of(len(logits)),
         num_kept=1 if draft_probs is None else draft_probs.ids.shape[1],
         cuts=_Cuts.of(rows),
         vocab_size=logits.shape[1],

@@ -81,6 +81,9 @@ class TorchBackend:
             kv_dtype=kv_dtype,
         )
 
+    def step_edges(self, *, deterministic: bool) -> Sequence[int]:
+        return ()
+
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         return sample(logits, batch)
 

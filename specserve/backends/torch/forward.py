@@ -45,6 +45,7 @@ class TorchForward:
         else:
             num_heads = len(heads.queries)
             self._attention = TorchAttention(self.cache, num_heads=num_heads, deterministic=False)
+        self.num_computed = 0
 
     def _deterministic_attention(self, num_heads: int) -> Attention:
         if self.cache.device.type == "cuda":
@@ -58,6 +59,7 @@ class TorchForward:
     def run(
         self, token_ids: torch.Tensor, taps: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        self.num_computed = len(token_ids)
         return self._model.forward(token_ids, self._positions, self._attention, taps)
 
 

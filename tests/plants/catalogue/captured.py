@@ -6,6 +6,7 @@ _CAPTURED = frozenset({Way.CAPTURED, Way.SYNC, Way.ASYNC})
 _FORWARD = "tests/device/test_captured.py"
 _DRAFTS = "tests/device/test_captured_drafts.py"
 _SAMPLING = "tests/device/test_captured_sampling.py"
+_FLAT = "tests/backends/cuda/test_padded_attention.py"
 _REPLAYED = f"{_FORWARD}::test_what_is_replayed_is_what_would_have_been_run"
 _PASSES = f"{_DRAFTS}::test_blocks_are_those_of_a_pass_that_is_not_captured"
 
@@ -67,23 +68,34 @@ PLANTS = [
         ways=_CAPTURED,
     ),
     Plant(
-        name="padding-rows-in-the-null-block",
+        name="padding-in-the-null-block",
         file="specserve/backends/cuda/padded_attention.py",
         symbol="PaddedAttention.fill",
-        was="blocks[num_rows:] = blocks[0]",
-        becomes="blocks[num_rows:] = NULL_BLOCK",
+        was="(own[sources] for own in (positions, slots, places))",
+        becomes="(own[sources] * (own is not slots or sources > 0) "
+        "for own in (positions, slots, places))",
         tests=(f"{_REPLAYED}[qwen3-dtype0-kv_dtype0]",),
         breaks="what pads a batch is written where every row's missing keys are read",
         ways=_CAPTURED,
     ),
     Plant(
-        name="padded-tokens-in-place-of-own",
+        name="places-of-tiles-in-place-of-tokens",
         file="specserve/backends/cuda/padded_attention.py",
-        symbol="PaddedAttention.unpadded",
-        was="return x.index_select(0, self._outputs[: self._num_outputs])",
-        becomes="return x[: self._num_outputs]",
+        symbol="PaddedAttention.run",
+        was="return found.reshape(-1, *q.shape[1:]).index_select(0, self._places)",
+        becomes="return found.reshape(-1, *q.shape[1:])[: len(q)]",
         tests=(f"{_REPLAYED}[qwen3-dtype0-kv_dtype0]",),
-        breaks="rows of different lengths get the states of tokens that pad others",
+        breaks="tokens behind a row of several get what others attend to, or nobody does",
+        ways=_CAPTURED,
+    ),
+    Plant(
+        name="tokens-see-what-follows-them",
+        file="specserve/backends/cuda/padded_attention.py",
+        symbol="PaddedAttention.begin",
+        was="self._columns > self.positions.index_select",
+        becomes="self._columns > 1 + self.positions.index_select",
+        tests=(f"{_FLAT}::test_many_ragged_batches[dtype0]",),
+        breaks="a drafted token is verified by what was drafted behind it",
         ways=_CAPTURED,
     ),
     Plant(

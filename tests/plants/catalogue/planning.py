@@ -5,6 +5,7 @@ from tests.plants.plant import Plant, Way
 _BOTH = frozenset({Way.SYNC, Way.ASYNC})
 _POLICIES = "tests/target_node/planning/test_policies.py"
 _APPENDIX_A = "tests/exactness/enumeration/test_appendix_a.py"
+_BUCKETS = "tests/target_node/planning/test_graph_buckets.py"
 _STEPS = "tests/target_node/planning/test_step_table.py"
 _COMPETING = "tests/target_node/planning/test_competing_rows.py"
 _PACE = "tests/target_node/planning/test_pace.py"
@@ -153,6 +154,26 @@ PLANTS = [
         becomes="places = np.full(len(num_tokens), len(edges))",
         tests=(f"{_STEPS}::test_what_is_padded_takes_what_it_is_padded_to",),
         breaks="a forward that is padded to a graph's size seems to grow dearer token by token",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="forwards-of-prompts-teach-steps",
+        file="target_node/planning/step_table.py",
+        symbol="StepTable.observe",
+        was="if end != size.num_tokens:",
+        becomes="if end < size.num_tokens:",
+        tests=(f"{_BUCKETS}::test_what_was_not_padded_says_nothing_of_steps",),
+        breaks="what a graph takes is averaged with forwards that have none",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="runners-without-edges",
+        file="target_node/runner.py",
+        symbol="Runner.__init__",
+        was="StepTable(backend.step_edges(deterministic=deterministic))",
+        becomes="StepTable()",
+        tests=(f"{_BUCKETS}::test_a_runner_s_table_has_the_edges_of_its_backend",),
+        breaks="admission does not know of graphs: free places in a bucket seem to cost something",
         ways=_BOTH,
     ),
     Plant(
