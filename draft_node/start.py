@@ -19,6 +19,7 @@ from specserve.backends.choose import choose_backend
 from specserve.drafters.colocated import describe, positions_of
 from specserve.drafters.context import ContextCapacity
 from specserve.drafters.dialects import read_draft_spec
+from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.language_model import LanguageModelDrafter
 from specserve.drafters.load import (
     DEFAULT_GAMMA,
@@ -30,6 +31,7 @@ from specserve.drafters.load import (
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import Drafter
 from specserve.drafters.spec import LocalHeadSpec
+from specserve.drafters.usual_acceptance import usual_acceptance
 from specserve.drafters.warm_up import time_drafts, warm_up
 from specserve.drafters.weights import TargetWeights
 from specserve.errors import SpecserveError, Unavailable
@@ -61,7 +63,7 @@ from specserve.transport.group_link.nccl import set_nccl_environment
 from specserve.transport.link.ends import DraftLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingDraftEnd, SharedRegion
-from specserve.types import DRAFT_BATCH_SIZE, DraftTime
+from specserve.types import DRAFT_BATCH_SIZE
 
 CUDA_MEMORY_SHARE = 0.5  # of what is free, for contexts: weights and draft batches need the rest
 _TIMED_SIZES = (1, 4, DRAFT_BATCH_SIZE)
@@ -131,7 +133,12 @@ def _build(
     backend = choose_backend(device, cuda_graphs=bool(config.engine.cuda_graphs))
     options = _options(config, target, dtype, backend)
     drafter, times = _load(config, target, options)
-    settings = BatchSettings(fan_out=speculation.fan_out)
+    usual = usual_acceptance(speculation, speculation.drafter or "", target.folder)
+    settings = BatchSettings(
+        fan_out=speculation.fan_out,
+        acceptance=usual.of(speculation.verification, 1)[0],
+        times=tuple(times.all),
+    )
     if speculation.gamma is None and isinstance(drafter, LanguageModelDrafter):
         # Whose blocks nobody has fixed; others are as long as gamma.
         knows = drafter.probs_confidence is not None
@@ -147,7 +154,8 @@ def _build(
         drafter=drafter.name,
         gamma=drafter.gamma,
         feature_size=drafter.feature_size,
-        times=tuple(times),
+        times=tuple(times.all),
+        enter_s=times.enter_s,
     )
     return DraftNode(
         introduction,
@@ -211,7 +219,7 @@ def _options(
 
 def _load(
     config: ResolvedConfig, target: TargetWeights, options: DrafterOptions
-) -> tuple[Drafter, list[DraftTime]]:
+) -> tuple[Drafter, DraftTimes]:
     """The configured drafter, warm, and how long it takes.
 
     Of the target it reads the embedding and the head at most.

@@ -12,13 +12,14 @@ target had looked before they were there.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from draft_node.prespeculation.batch_cost import BatchCost
 from draft_node.prespeculation.fan_out import AcceptancePrior, Floats
 from specserve.drafters.step_timer import LEAST_PASSES
+from specserve.types import DraftTime
 
 # A miss costs about half a round, in waiting for a block or doing without. To first order, a hit is
 # then worth its tokens less half of those of any round.
@@ -40,6 +41,18 @@ class BatchSize:
         # Of a draft batch (of chains: of one token each), and of one more token of each chain.
         self._costs = {True: BatchCost(), False: BatchCost()}
         self._token_costs = {True: BatchCost(), False: BatchCost()}
+
+    def know(self, times: Iterable[DraftTime], gamma: int) -> None:
+        """What the start measured stands for the first draft batches."""
+        for each in times:
+            for needs_probs in (False, True):
+                self.observe(
+                    needs_probs=needs_probs,
+                    num_blocks=each.num_blocks,
+                    num_tokens=gamma,
+                    seconds=each.seconds(gamma),
+                    token_s=each.token_s,
+                )
 
     def observe(
         self,

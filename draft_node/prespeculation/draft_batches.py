@@ -30,7 +30,7 @@ from specserve.sampling.state import SamplingState
 from specserve.settings.config import NUM_KEPT
 from specserve.transport.link.frames import MAX_BLOCKS
 from specserve.transport.link.messages import BlockKey, Push, RowReport
-from specserve.types import DRAFT_BATCH_SIZE
+from specserve.types import DRAFT_BATCH_SIZE, DraftTime
 
 _EPOCHS, _BRANCH_BITS = 256, 16  # of the 24 bits that a key has for the branch
 MAX_BRANCHES = (1 << _BRANCH_BITS) - 1  # of a stream and round
@@ -54,6 +54,9 @@ class BatchSettings:
     # With confidences greedy and coupled chains may, where more are likely to stand. Without, all
     # may as far as there is time.
     goes_beyond: bool = False
+    # What is known before any block was: P(its first token stands), and how long drafts take.
+    acceptance: float = 0.7
+    times: tuple[DraftTime, ...] = ()
 
     def most_blocks(self, num_rows: int) -> int:
         """Of a batch without distributions; more for many rows, as one large one costs less."""

@@ -53,7 +53,7 @@ class PreSpeculation:
     ) -> None:
         self.cache = SpeculationCache()
         self.curves = HitCurves(settings.fan_out)
-        self.prior = AcceptancePrior(drafter.gamma)
+        self.prior = AcceptancePrior(drafter.gamma, prior=settings.acceptance)
         self.deadline_margin = DeadlineMargin()
         self.failures = streams.failures
         self._drafter = drafter
@@ -67,6 +67,7 @@ class PreSpeculation:
             by_token=drafter.stops_in_time,
             usual_tokens=self._draft_batches.tokens_in_time,
         )
+        self._sizes.know(settings.times, drafter.gamma)
         self._rounds: dict[int, Round] = {}
         self._send_push: Callable[[Push], bool] | None = None
         self._max_positions = 0

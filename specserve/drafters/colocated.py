@@ -5,6 +5,7 @@ from pathlib import Path
 from specserve.backends.base import Backend
 from specserve.drafters import warm_up
 from specserve.drafters.dialects import read_draft_spec
+from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.load import (
     DEFAULT_GAMMA,
     DEFAULT_HIDDEN_GAMMA,
@@ -20,7 +21,6 @@ from specserve.drafters.weights import TargetWeights
 from specserve.models.transformer import Transformer
 from specserve.settings.config import DRAFTER_BITS, NUM_KEPT, SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
-from specserve.types import DraftTime
 
 _TIMED_ROWS = (1, 4, 16)
 _TIMED_LEN = 32  # positions: a short row tells what its passes take
@@ -60,7 +60,7 @@ def load(
 
 def time_drafts(
     drafter: Drafter, *, model: Transformer, backend: Backend, max_rows: int
-) -> list[DraftTime]:
+) -> DraftTimes:
     """How long what `load` returned takes for few rows and for many, up to `max_rows`."""
     options = DrafterOptions(
         dtype=model.embedding.dtype, backend=backend, num_context_tokens=0, max_positions=_TIMED_LEN

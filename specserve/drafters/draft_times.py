@@ -8,6 +8,7 @@ and says so as it attaches. What a mode will do is foretold by it before the fir
 import bisect
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from specserve.types import DraftTime
 
@@ -21,7 +22,9 @@ TimedDraft = Callable[[int, int | None], object]  # blocks, tokens of a chain
 class DraftTimes:
     """Of one drafter."""
 
-    def __init__(self, times: Iterable[DraftTime] = ()) -> None:
+    def __init__(self, times: Iterable[DraftTime] = (), enter_s: float = 0.0) -> None:
+        """`enter_s`: until what was verified is in a row's context."""
+        self.enter_s = enter_s
         self.all = sorted(times, key=lambda each: each.num_blocks)
 
     @property
@@ -58,19 +61,20 @@ def measure(draft: TimedDraft, sizes: Sequence[int], *, is_chain: bool) -> list[
         if found and time.perf_counter() > ends_s:
             break
         if not is_chain:
-            found.append(DraftTime(size, _shortest(draft, size, None), 0.0))
+            found.append(DraftTime(size, shortest(partial(draft, size, None)), 0.0))
             continue
-        one_s, more_s = _shortest(draft, size, 1), _shortest(draft, size, _CHAIN)
+        one_s, more_s = (shortest(partial(draft, size, count)) for count in (1, _CHAIN))
         token_s = max(0.0, more_s - one_s) / (_CHAIN - 1)
         found.append(DraftTime(size, max(0.0, one_s - token_s), token_s))
     return found
 
 
-def _shortest(draft: TimedDraft, num_blocks: int, num_tokens: int | None) -> float:
-    draft(num_blocks, num_tokens)
+def shortest(call: Callable[[], object]) -> float:
+    """Seconds, of some calls after one that is not counted."""
+    call()
     taken: list[float] = []
     for _ in range(_TAKES):
         began_s = time.perf_counter()
-        draft(num_blocks, num_tokens)
+        call()
         taken.append(time.perf_counter() - began_s)
     return min(taken)

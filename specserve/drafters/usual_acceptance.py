@@ -8,13 +8,17 @@ believed to be about as good as most: texts correct that within some hundred tok
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from specserve.drafters.dialects import read_draft_spec
+from specserve.drafters.spec import LanguageModelSpec
 from specserve.drafters.stored_calibration import Calibration, find_calibration
 from specserve.sampling.verification.method import VerificationMethod
 from specserve.settings.config import SpeculationConfig
 from specserve.settings.drafter_source import NGRAM
 
 GREEDY = "greedy"  # a kind of verification, as every `VerificationMethod` is one
-_UNKNOWN = 0.7  # P(a token stands | those before it do)
+# P(a token stands | those before it do), of a model of the target's kind, and of what drafts whole
+# blocks at once.
+_UNKNOWN, _OF_BLOCKS = 0.7, 0.55
 # What a text repeats of itself: how often there is anything, and the same of that.
 _REPEATS, _OWN_TEXT = 0.2, 0.6
 _LEAST, _MOST = 0.02, 0.98  # of positions that few blocks reached
@@ -59,8 +63,10 @@ def usual_acceptance(speculation: SpeculationConfig, drafter: str, target: Path)
     folders = [Path(drafter)]
     if speculation.local_head is not None and drafter == speculation.drafter:
         folders.append(Path(speculation.local_head))
-    if not folders[-1].is_dir() or (found := find_calibration(folders, target)) is None:
-        return UsualAcceptance()
+    found = find_calibration(folders, target) if folders[-1].is_dir() else None
+    if found is None:
+        is_chain = isinstance(read_draft_spec(folders[0]), LanguageModelSpec)
+        return UsualAcceptance(unknown=_UNKNOWN if is_chain else _OF_BLOCKS)
     return UsualAcceptance(_stored(found))
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 
 from specserve.drafters import draft_times
+from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.load import DrafterOptions
 from specserve.drafters.protocol import ContextUpdate, DraftBatch, Drafter
 from specserve.noise import OnceKeys
 from specserve.sampling.draft_sampler import Coupled, DraftSampler, Greedy, Sampled
-from specserve.types import DraftTime
 
 _ROW = -1  # nobody's
 _NUM_TOKENS, _NUM_PENDING = 16, 4
@@ -32,18 +32,29 @@ def warm_up(drafter: Drafter, options: DrafterOptions, *, size: int, num_kept: i
 
 def time_drafts(
     drafter: Drafter, options: DrafterOptions, *, sizes: Sequence[int], num_kept: int
-) -> list[DraftTime]:
+) -> DraftTimes:
     """Of so many blocks each, `sizes` ascending, drawn as drafts mostly are."""
     device = options.device
+    features = None
+    if drafter.feature_size:
+        shape = _NUM_PENDING, drafter.feature_size
+        features = torch.zeros(shape, dtype=options.dtype, device=device)
+    verified = torch.zeros(_NUM_PENDING, dtype=torch.int64, device=device)
 
     def draft(num_blocks: int, num_tokens: int | None) -> None:
         _, sampler, _ = _samplers(num_blocks, num_kept, device)
         drawn = drafter.draft(_batch(drafter, num_blocks, device, num_tokens), sampler)
         drawn.token_ids[0, 0].item()  # which a device has to compute first
 
-    _begin(drafter, options)
+    num_tokens = _begin(drafter, options)
+
+    def enter() -> None:
+        drafter.extend(ContextUpdate([_ROW], [num_tokens], [_NUM_PENDING], verified, features))
+        drafter.truncate(_ROW, num_tokens)
+
     try:
-        return draft_times.measure(draft, sizes, is_chain=drafter.stops_in_time)
+        times = draft_times.measure(draft, sizes, is_chain=drafter.stops_in_time)
+        return DraftTimes(times, draft_times.shortest(enter))
     finally:
         drafter.free(_ROW)
 

@@ -29,6 +29,7 @@ _IN_TIME = 0.85  # of a round may be drafted in, see `DeadlineMargin`
 _SHARING = 1.1  # times a forward takes as long beside a draft process, which reads memory as well
 _POWER = 0.6  # of the law of hits, before any was counted
 _POWERS = 0.1, 3.0
+_STEPS = 3  # of rounds that lead to each other
 _SMOOTHING = 0.02  # weight of the latest round
 # Standard deviations of what is foretold, as logarithms: how far texts, machines and whatever
 # nobody has measured are from it.
@@ -99,9 +100,8 @@ class SynchronousRounds:
             # Of what is drafted token by token no more is drafted than is verified.
             num_tokens = length if self.times.go_by_token else len(survivals)
             verify_s = forward_s(steps, num_rows, num_rows + covered * length)
-            found.append(
-                Drafted(made, num_tokens, self.times.seconds(num_rows, num_tokens), verify_s)
-            )
+            draft_s = self.times.enter_s + self.times.seconds(num_rows, num_tokens)
+            found.append(Drafted(made, num_tokens, draft_s, verify_s))
         return max(found, key=lambda each: each.whole.speed)
 
 
@@ -164,10 +164,18 @@ class AsynchronousRounds:
         found = [self._of(load, steps, survivals, length) for length in lengths]
         return max(found, key=lambda each: each.speed)
 
-    def num_outcomes(self, num_rows: int, num_tokens: int, seconds: float) -> float:
-        """Of each row, drafted in so many seconds with so many tokens each."""
+    def num_outcomes(
+        self, num_rows: int, num_tokens: int, seconds: float, *, missed: float = 0.0
+    ) -> float:
+        """Of each row, drafted in so many seconds with so many tokens each.
+
+        `missed`: the share of rows whose own block has to be drafted first, since nobody else did:
+        what may come behind it is not known before.
+        """
         rows = -(-num_rows // self.num_processes)
-        times, left_s, done = self.times(), _IN_TIME * seconds, 0.0
+        times, done = self.times(), 0.0
+        first_s = times.enter_s + missed * times.seconds(rows, num_tokens)
+        left_s = _IN_TIME * seconds - first_s
         while done < rows * self.most_outcomes:
             size = min(DRAFT_BATCH_SIZE, rows * self.most_outcomes - int(done))
             batch_s = times.seconds(size, num_tokens)
@@ -180,8 +188,10 @@ class AsynchronousRounds:
             done += size
         return done / rows
 
-    def _hit_rate(self, load: BatchLoad, num_tokens: int, seconds: float) -> float:
-        outcomes = self.num_outcomes(load.num_rows, num_tokens, seconds)
+    def _hit_rate(self, load: BatchLoad, num_tokens: int, seconds: float, missed: float) -> float:
+        drafted_elsewhere = self.on_miss.waits or self.on_miss.drafts_here is not None
+        missed = 0.0 if drafted_elsewhere else missed
+        outcomes = self.num_outcomes(load.num_rows, num_tokens, seconds, missed=missed)
         kind = load.verification
         return self.acceptance.coverage(kind) * self.hits.rate(kind, outcomes)
 
@@ -194,9 +204,11 @@ class AsynchronousRounds:
         def round_s(rate: float) -> float:
             return _SHARING * forward_s(steps, num_rows, num_rows * (1 + rate * length))
 
-        # The more hits the longer a round, and the longer a round the more hits.
-        rate = self._hit_rate(load, num_drafted, round_s(0.0))
-        rate = self._hit_rate(load, num_drafted, round_s(rate))
+        # The more hits the longer a round and the fewer blocks of rows that missed, and the other
+        # way round: what a service comes to that begins without any.
+        rate = 0.0
+        for _ in range(_STEPS):
+            rate = self._hit_rate(load, num_drafted, round_s(rate), 1 - rate)
         missed = (1 - rate) * num_rows
         found = Expected(rate * num_rows * made + missed, round_s(rate))
         return self._with_misses(found, load, steps, missed, made)

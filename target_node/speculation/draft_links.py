@@ -91,7 +91,7 @@ class DraftLinks:
         """Of the drafts' batches, as the last one that came has measured them; none before."""
         known = [peer.introduction for peer in self._peers if peer.introduction is not None]
         if known:
-            self._times = DraftTimes(known[-1].times)
+            self._times = DraftTimes(known[-1].times, known[-1].enter_s)
         return self._times
 
     @property

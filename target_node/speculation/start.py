@@ -8,7 +8,6 @@ import torch
 
 from specserve.drafters import colocated as colocated_drafters
 from specserve.drafters.context import ContextCapacity
-from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.usual_acceptance import GREEDY, usual_acceptance
 from specserve.processes.process import ChildArguments
 from specserve.settings.config import NUM_KEPT, ResolvedConfig, SpeculationConfig
@@ -280,10 +279,8 @@ class _Builder:
         draft.capacity = self._capacity(num_tokens, max_len)
         if speculation.mode != "sync":  # else nobody has a choice
             max_rows = self._config.engine.max_batch_rows
-            draft.times = DraftTimes(
-                colocated_drafters.time_drafts(
-                    drafter, model=runner.model, backend=runner.backend, max_rows=max_rows
-                )
+            draft.times = colocated_drafters.time_drafts(
+                drafter, model=runner.model, backend=runner.backend, max_rows=max_rows
             )
         return draft
 

@@ -25,7 +25,7 @@ from msgspec import Meta
 from specserve.transport.control.control import FrameReader, FrameWriter, context_on
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.messages import Floats, Tokens
-from specserve.types import DraftTime, SamplingParams
+from specserve.types import DraftTime, SamplingParams, Seconds
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
     drafter: Annotated[str, Meta(max_length=64)]
     gamma: Count  # tokens of its blocks
     feature_size: Count  # of the context features it reads; 0: token ids alone
-    times: Annotated[tuple[DraftTime, ...], Meta(max_length=64)] = ()  # of its draft batches
+    times: Annotated[tuple[DraftTime, ...], Meta(max_length=64)] = ()  # of its draft batches, ...
+    enter_s: Seconds = 0.0  # ... and of what was verified, until it is in a context
     repetition: Count = 0  # how often this life has said so before
 
 

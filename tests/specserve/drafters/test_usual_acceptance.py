@@ -59,5 +59,6 @@ def test_what_calibrate_stored_is_read_and_of_another_target_is_not(tmp_path, mo
     usual = usual_acceptance.usual_acceptance(speculation, str(tmp_path), tmp_path / "t")
     assert (usual.of("greedy", 1), usual.of("rejection", 1)) == ([0.9], [0.6])
     monkeypatch.setattr(stored_calibration, "weights_hash", lambda models: "another")
+    monkeypatch.setattr(usual_acceptance, "read_draft_spec", lambda folder: None)  # no chain
     usual = usual_acceptance.usual_acceptance(speculation, str(tmp_path), tmp_path / "t")
-    assert usual.of("greedy", 1) == [0.7]
+    assert usual.of("greedy", 1) == [0.55]

@@ -96,6 +96,26 @@ def test_what_is_not_drafted_in_time_is_not_hit():
     assert few.num_outcomes(1, 3, 1.0) < 8
 
 
+def test_a_row_that_missed_has_its_own_block_drafted_first_unless_somebody_else_did():
+    """Two passes would be too long for the round: what is missed once is missed for ever."""
+    times = DraftTimes([DraftTime(1, 0.5, 0.0)])
+    steps = table().freeze()
+    assert asynchronous(times).expected(ONE, steps).tokens == 1
+    waiting = asynchronous(times, OnMiss(waits=True))
+    hit = 1 - 1 / 2  # one outcome is in time, and r = 1
+    waits = (1 - hit) * 0.5
+    expected = waiting.expected(ONE, steps)
+    assert expected.tokens == pytest.approx(1.75)
+    assert expected.seconds == pytest.approx(1.1 + waits)
+
+
+def test_what_enters_contexts_takes_time_first():
+    late = DraftTimes([DraftTime(1, 0.5, 0.0)], enter_s=0.6)
+    assert asynchronous(late, OnMiss(waits=True)).num_outcomes(1, 3, 1.1) == 0
+    beside = synchronous(DraftTimes([DraftTime(1, 0.5, 0.0)], enter_s=0.25))
+    assert beside.expected(ONE, table().freeze()).seconds == pytest.approx(1.75)
+
+
 @pytest.mark.parametrize("on_miss", ["here", "waits"])
 def test_what_is_done_about_misses_counts_with_its_time(on_miss):
     beside = synchronous(one_pass(0.5))
