@@ -74,6 +74,15 @@ class BatchSize:
             seconds = max(token_s, seconds - (num_tokens - 1) * token_s)
         self._costs[needs_probs].observe(num_blocks, seconds)
 
+    def least_s(self, num_blocks: int, *, needs_probs: bool) -> float:
+        """Seconds that so many blocks take at least; 0 where nobody has drafted any."""
+        cost = self._costs[needs_probs]
+        if not cost.is_known:
+            return 0.0
+        more = LEAST_PASSES - 1 if self._by_token else 0
+        tokens_s = more * self._token_costs[needs_probs].seconds(num_blocks) if more else 0.0
+        return cost.seconds(num_blocks) + tokens_s
+
     def size(self, most: int, *, needs_probs: bool, left_s: float, values: Sequence[Floats]) -> int:
         """At most `most`, 0 if too little time is left for any.
 

@@ -38,6 +38,7 @@ from specserve.transport.link.frames import MAX_ROUND
 from specserve.transport.link.messages import Push, Report, RowReport
 
 _LATEST_S = 1.0  # that a report may be behind: a clock that says more is another machine's
+_RUSHED_EVERY = 8  # rounds without time for a batch, one has one nevertheless
 
 
 class PreSpeculation:
@@ -69,6 +70,7 @@ class PreSpeculation:
         )
         self._sizes.know(settings.times, drafter.gamma)
         self._rounds: dict[int, Round] = {}
+        self._num_without_time = 0  # rounds that had none left for any batch
         self._send_push: Callable[[Push], bool] | None = None
         self._max_positions = 0
 
@@ -169,6 +171,10 @@ class PreSpeculation:
         such a chain ends as early as chains may, and the time goes to the outcomes.
         """
         rounds = one_family(rounds)[: self._settings.size]
+        if self._is_root_in_vain(rounds) and not self._is_tried():
+            for each in rounds:
+                each.is_closed = True
+            return
         is_whole = any(each.report.awaits or len(each.report.block) for each in rounds)
         due_s = math.inf if is_whole else -math.inf
         draft_batch = self._draft(rounds, [each.root() for each in rounds], due_s=due_s)
@@ -180,6 +186,16 @@ class PreSpeculation:
             each.is_closed = each.block is None or each.report.awaits
         if draft_batch is not None and any(each.report.awaits for each in rounds):
             self._send(draft_batch)
+
+    def _is_root_in_vain(self, rounds: Sequence[Round]) -> bool:
+        """Whether no outcome could follow in time, and nobody waits for the roots themselves."""
+        if any(each.report.awaits for each in rounds):
+            return False
+        needs_probs = rounds[0].kind.needs_probs
+        sizes = self._sizes
+        least_s = sizes.least_s(len(rounds), needs_probs=needs_probs)
+        least_s += sizes.least_s(1, needs_probs=needs_probs)
+        return time.perf_counter() + least_s > max(each.due_s for each in rounds)
 
     # --- outcomes ----------------------------------------------------------------------------
 
@@ -234,7 +250,11 @@ class PreSpeculation:
         return True
 
     def _batch_size(self, family: Sequence[Round], due_s: float) -> int:
-        """As many blocks as there is time for; a round's first batch is drafted in any case."""
+        """As many blocks as there is time for; now and then one even if there is none for any.
+
+        Times may have changed, and what is never drafted is never timed. More would hold up the
+        next report, and whoever waits for its blocks.
+        """
         needs_probs = family[0].kind.needs_probs
         settings = self._settings
         size = self._sizes.size(
@@ -246,9 +266,16 @@ class PreSpeculation:
         first = [each for each in family if each.plan is not None and not each.plan.num_taken]
         if size or not first:
             return size
+        if not self._is_tried():
+            return 0
         for each in first:
             each.is_rushed = True
-        return max(1, self._settings.size // 4)
+        return 1
+
+    def _is_tried(self) -> bool:
+        """Whether a round without time for what it would draft drafts it nevertheless."""
+        self._num_without_time += 1
+        return self._num_without_time % _RUSHED_EVERY == 1
 
     def _take_batch(self, family: Sequence[Round], size: int) -> list[Branch]:
         """The best outcomes that are left; a draft batch of the rejection family is always full."""

@@ -78,6 +78,14 @@ class Backend(Protocol):
         ...
 
     @property
+    def neighbour_factor(self) -> float:
+        """Times as long that a forward takes while a draft process is busy.
+
+        Cores beside each other read the same memory; devices do not.
+        """
+        ...
+
+    @property
     def turning_point(self) -> float:
         """Tokens at which reading weights and multiplying take equally long, roughly.
 

@@ -26,7 +26,6 @@ from target_node.planning.step_table import FrozenSteps, StepTable
 
 _A_ROW_KEYS = 256  # tokens of a row's context, where nobody has looked at any
 _IN_TIME = 0.85  # of a round may be drafted in, see `DeadlineMargin`
-_SHARING = 1.1  # times a forward takes as long beside a draft process, which reads memory as well
 _POWER = 0.6  # of the law of hits, before any was counted
 _POWERS = 0.1, 3.0
 _STEPS = 3  # of rounds that lead to each other
@@ -155,6 +154,7 @@ class AsynchronousRounds:
     most_outcomes: int  # prepared for a row
     hits: HitPower
     on_miss: OnMiss
+    slower: float  # times that a forward takes as long beside a busy draft process
     spread: float = ASYNC_SPREAD
 
     def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
@@ -202,7 +202,7 @@ class AsynchronousRounds:
         num_drafted = length + 1 if self.times().go_by_token else len(survivals)
 
         def round_s(rate: float) -> float:
-            return _SHARING * forward_s(steps, num_rows, num_rows * (1 + rate * length))
+            return self.slower * forward_s(steps, num_rows, num_rows * (1 + rate * length))
 
         # The more hits the longer a round and the fewer blocks of rows that missed, and the other
         # way round: what a service comes to that begins without any.

@@ -148,6 +148,7 @@ class _Builder:
                 most_outcomes=speculation.fan_out,
                 hits=self._hits,
                 on_miss=self._on_miss.get(miss, OnMiss()),
+                slower=self._runner.backend.neighbour_factor,
             )
         return AsynchronousSpeculation(
             links,

@@ -42,6 +42,7 @@ class TorchBackend:
         is_gpu = device.type == "cuda"
         self.is_asynchronous = is_gpu
         self.turning_point = 256.0 if is_gpu else 26.0
+        self.neighbour_factor = 1.0 if is_gpu else 1.25
         of_device = (ProfilerActivity.CUDA,) if is_gpu else ()
         self.profiler_activities = (ProfilerActivity.CPU, *of_device)
 

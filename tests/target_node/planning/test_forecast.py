@@ -49,6 +49,7 @@ def asynchronous(times: DraftTimes, on_miss: OnMiss | None = None, power: float 
         most_outcomes=8,
         hits=hits,
         on_miss=on_miss or OnMiss(),
+        slower=1.1,
     )
 
 
