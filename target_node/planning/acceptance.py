@@ -9,6 +9,7 @@ Receives counts and times alone, never tokens: see `specserve.sampling.verificat
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -77,8 +78,18 @@ class Acceptance:
     def __init__(self, gamma: int, usual: UsualAcceptance | None = None) -> None:
         """`gamma`: tokens of a block at most; `usual`: what is known beforehand."""
         self.gamma, self._usual = gamma, usual or UsualAcceptance()
+        self._longest = gamma
         self._of: dict[str, AcceptanceHistory] = {}
         self._coverage: dict[str, float] = {}
+
+    def of_blocks(self, gamma: int) -> "Acceptance":
+        """The same of blocks that are no longer: what is seen of the one is known of the other.
+
+        One drafter may draft beside the target and in draft processes, with other lengths.
+        """
+        found = copy(self)
+        found.gamma = min(gamma, self._longest)
+        return found
 
     def coverage(self, kind: str) -> float:
         """The share of rows that there is a block for, where they are drafted for."""
@@ -89,9 +100,13 @@ class Acceptance:
         known = self.coverage(kind)
         self._coverage[kind] = known + _COVERED * (share - known)
 
+    def survivals(self, kind: str) -> list[float]:
+        """Usual ones, by position."""
+        return survival_of(self.of(kind).confidences[: self.gamma])
+
     def of(self, kind: str) -> AcceptanceHistory:
         if kind not in self._of:
-            self._of[kind] = AcceptanceHistory(self._usual.of(kind, self.gamma))
+            self._of[kind] = AcceptanceHistory(self._usual.of(kind, self._longest))
         return self._of[kind]
 
     def settle(self, kinds: Iterable[str]) -> None:
@@ -101,8 +116,9 @@ class Acceptance:
 
     def freeze(self) -> "FrozenAcceptance":
         """As it is now: nothing that is seen later changes it."""
-        known = {kind: tuple(history.confidences) for kind, history in self._of.items()}
-        return FrozenAcceptance(known, dict(self._coverage), self.gamma, self._usual)
+        gamma = self.gamma
+        known = {kind: tuple(history.confidences[:gamma]) for kind, history in self._of.items()}
+        return FrozenAcceptance(known, dict(self._coverage), gamma, self._usual)
 
 
 class FrozenAcceptance:
@@ -115,7 +131,11 @@ class FrozenAcceptance:
         gamma: int,
         usual: UsualAcceptance,
     ) -> None:
-        self._known, self._coverage, self._gamma, self._usual = known, coverage, gamma, usual
+        self.gamma = gamma
+        self._known, self._coverage, self._usual = known, coverage, usual
+
+    def freeze(self) -> "FrozenAcceptance":
+        return self
 
     def coverage(self, kind: str) -> float:
         """See `Acceptance`."""
@@ -123,7 +143,7 @@ class FrozenAcceptance:
 
     def confidences(self, kind: str) -> Sequence[float]:
         """Usual ones, by position."""
-        return self._known.get(kind) or self._usual.of(kind, self._gamma)
+        return self._known.get(kind) or self._usual.of(kind, self.gamma)
 
     def survivals(self, kind: str) -> list[float]:
         """Products of them along a block."""

@@ -13,14 +13,14 @@ Receives counts and times, never tokens.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from specserve.drafters.draft_times import DraftTimes
 from specserve.types import DRAFT_BATCH_SIZE
-from target_node.planning.acceptance import Acceptance
+from target_node.planning.acceptance import Acceptance, FrozenAcceptance
 from target_node.planning.mode_speeds import BatchLoad
 from target_node.planning.step_table import FrozenSteps, StepTable
 
@@ -55,6 +55,10 @@ class RoundModel(Protocol):
         """Standard deviation of the logarithm of its speed."""
         ...
 
+    def freeze(self) -> "RoundModel":
+        """What is known now: nothing that is measured or seen later changes it."""
+        ...
+
     def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
         """Of a round of `load`; the best that the mode can do with it."""
         ...
@@ -73,6 +77,9 @@ class PlainRounds:
 
     spread = PLAIN_SPREAD
 
+    def freeze(self) -> "PlainRounds":
+        return self
+
     def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
         return Expected(load.num_rows, forward_s(steps, load.num_rows, load.num_rows))
 
@@ -81,16 +88,19 @@ class PlainRounds:
 class SynchronousRounds:
     """Drafts, then verifies as many of each block as pays."""
 
-    acceptance: Acceptance
+    acceptance: Acceptance | FrozenAcceptance
     times: DraftTimes
     spread: float = SYNC_SPREAD
+
+    def freeze(self) -> "SynchronousRounds":
+        return replace(self, acceptance=self.acceptance.freeze())
 
     def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
         return self.best(load, steps).whole
 
     def best(self, load: BatchLoad, steps: FrozenSteps) -> "Drafted":
         """Over all numbers of tokens to verify, at least one."""
-        survivals = self.acceptance.freeze().survivals(load.verification)
+        survivals = self.acceptance.survivals(load.verification)
         num_rows, made = load.num_rows, float(load.num_rows)
         covered = num_rows * self.acceptance.coverage(load.verification)
         found: list[Drafted] = []
@@ -123,6 +133,9 @@ class HitPower:
 
     _powers: dict[str, float] = field(default_factory=dict[str, float])
 
+    def copy(self) -> "HitPower":
+        return HitPower(dict(self._powers))
+
     def rate(self, kind: str, num_outcomes: float) -> float:
         return 1 - (1 + num_outcomes) ** -self._powers.get(kind, _POWER)
 
@@ -148,7 +161,7 @@ class OnMiss(NamedTuple):
 class AsynchronousRounds:
     """Blocks are drafted for likely outcomes while the round before is verified."""
 
-    acceptance: Acceptance
+    acceptance: Acceptance | FrozenAcceptance
     times: Callable[[], DraftTimes]  # of one draft process; none are known before one is attached
     num_processes: int
     most_outcomes: int  # prepared for a row
@@ -157,8 +170,18 @@ class AsynchronousRounds:
     slower: float  # times that a forward takes as long beside a busy draft process
     spread: float = ASYNC_SPREAD
 
+    def freeze(self) -> "AsynchronousRounds":
+        times, here = self.times(), self.on_miss.drafts_here
+        return replace(
+            self,
+            acceptance=self.acceptance.freeze(),
+            times=lambda: times,
+            hits=self.hits.copy(),
+            on_miss=self.on_miss._replace(drafts_here=None if here is None else here.freeze()),
+        )
+
     def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
-        survivals = self.acceptance.freeze().survivals(load.verification)
+        survivals = self.acceptance.survivals(load.verification)
         # Of a block that is drafted in a process the last token stays behind.
         lengths = range(1, max(2, len(survivals)))
         found = [self._of(load, steps, survivals, length) for length in lengths]
@@ -235,20 +258,26 @@ class AsynchronousRounds:
 
 
 class Forecasts:
-    """Of every mode at any load."""
+    """Of every mode at any load, as it was when `refresh` was called last."""
 
     def __init__(
         self, models: Mapping[str, RoundModel], steps: StepTable, told: Sequence[BatchLoad] = ()
     ) -> None:
         """`models` by mode; `told`: the loads that people hear of."""
         self._models, self._steps, self.told = dict(models), steps, told
+        self.refresh()
+
+    def refresh(self) -> None:
+        """From now on what is known by now is."""
+        self._frozen = {mode: model.freeze() for mode, model in self._models.items()}
+        self._frozen_steps = self._steps.freeze()
 
     def speeds(self, load: BatchLoad) -> dict[str, float]:
         """Tokens a second, by mode."""
-        steps = self._steps.freeze()
-        return {mode: each.expected(load, steps).speed for mode, each in self._models.items()}
+        steps = self._frozen_steps
+        return {mode: each.expected(load, steps).speed for mode, each in self._frozen.items()}
 
     def __call__(self, load: BatchLoad) -> tuple[list[float], list[float]]:
         """Logarithms of the modes' speeds in their order, and how far off those may be."""
         logs = [math.log(speed) for speed in self.speeds(load).values()]
-        return logs, [each.spread for each in self._models.values()]
+        return logs, [each.spread for each in self._frozen.values()]

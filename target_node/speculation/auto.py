@@ -143,6 +143,8 @@ class AutoSpeculation:
         if self._latest is not None:
             self._chooser.observe(*self._latest[:-1], age=self._latest.age)
             self._latest = None
+        if self._forecasts is not None:
+            self._forecasts.refresh()
 
     def _choose(self, rows: list[Row], *, is_mixed: bool) -> None:
         is_alone = self._is_drafted_always and not self.num_drafts_attached
@@ -214,6 +216,8 @@ class AutoSpeculation:
         """People, what is expected of the modes that can be had, and what is to run first."""
         if self._forecasts is None:
             return
+        if self._num_turns > 1:  # no block was drawn during a round just now
+            self._forecasts.refresh()
         unusable = self._unusable()
         for load in self._forecasts.told:
             speeds = self._forecasts.speeds(load)

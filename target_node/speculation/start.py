@@ -44,6 +44,7 @@ from target_node.speculation.local_drafts import LocalDrafts
 from target_node.speculation.miss_policy import Miss, MissPolicy
 from target_node.speculation.source import NoSpeculation, SpeculationSource, SynchronousSpeculation
 
+_LONGEST = 64  # tokens of a block, as `speculation.gamma` may be
 _TOLD_ROWS = 16  # of the larger load that people hear of
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class _Builder:
         self._target = Path(config.model.target or "")
         self._features: dict[str, FeatureCache | None] = {}  # by drafter
         self._drafts: dict[str, ColocatedDraft] = {}  # by drafter
+        self._acceptances: dict[str, Acceptance] = {}  # by drafter
         self._rounds: dict[str, RoundModel] = {"off": PlainRounds()}  # by mode
         self._on_miss: dict[Miss, OnMiss] = {Miss.DRAFT_NOW: OnMiss(waits=True)}
         self._hits = HitPower()
@@ -172,8 +174,12 @@ class _Builder:
         return Forecasts(rounds, self._runner.steps, list(dict.fromkeys(told)))
 
     def _acceptance(self, gamma: int, speculation: SpeculationConfig) -> Acceptance:
+        """Of the drafter's blocks, wherever it drafts."""
         drafter = speculation.drafter or ""
-        return Acceptance(gamma, usual_acceptance(speculation, drafter, self._target))
+        if drafter not in self._acceptances:
+            usual = usual_acceptance(speculation, drafter, self._target)
+            self._acceptances[drafter] = Acceptance(_LONGEST, usual)
+        return self._acceptances[drafter].of_blocks(gamma)
 
     def _local(self, speculation: SpeculationConfig) -> LocalDrafts:
         """What can stand in for a missing block, as far as the miss policy may want it."""

@@ -9,6 +9,7 @@ _BUCKETS = "tests/target_node/planning/test_graph_buckets.py"
 _STEPS = "tests/target_node/planning/test_step_table.py"
 _COMPETING = "tests/target_node/planning/test_competing_rows.py"
 _PACE = "tests/target_node/planning/test_pace.py"
+_FORECAST = "tests/target_node/planning/test_forecast.py"
 _SNAPSHOT = "tests/target_node/planning/test_snapshot.py"
 
 PLANTS = [
@@ -197,6 +198,55 @@ PLANTS = [
             "::test_a_policy_is_refused_where_it_is_not_exact_or_lacks_something",
         ),
         breaks="a search over current confidences runs under the foreseeable method",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="modes-chosen-by-the-round-before",
+        file="target_node/speculation/auto.py",
+        symbol="AutoSpeculation.propose",
+        was="if num_decoding:",
+        becomes="self.learn()\n        if num_decoding:",
+        tests=(
+            "tests/target_node/speculation/test_auto.py"
+            "::test_a_round_is_heard_of_once_the_next_ones_mode_is_chosen",
+        ),
+        breaks="how long a round took decides on blocks that were drawn while it ran",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="forecasts-that-are-not-frozen",
+        file="target_node/planning/forecast.py",
+        symbol="SynchronousRounds.freeze",
+        was="return replace(self, acceptance=self.acceptance.freeze())",
+        becomes="return self",
+        tests=(f"{_FORECAST}::test_what_is_learned_counts_once_somebody_refreshes",),
+        breaks="what a round accepted decides on the mode of blocks that were drawn meanwhile",
+        ways=_BOTH,
+    ),
+    Plant(
+        name="drafts-that-take-no-time",
+        file="target_node/planning/acceptance.py",
+        symbol="drafts_pay",
+        was="(tokens / (draft_s + seconds)).max()",
+        becomes="(tokens / seconds).max()",
+        tests=(
+            "tests/target_node/planning/test_drafts_pay.py"
+            "::test_what_drafts_bring_is_held_against_what_they_take",
+        ),
+        breaks="a drafter that is slower than what it brings is asked for ever",
+        ways=frozenset({Way.SYNC}),
+    ),
+    Plant(
+        name="rejected-features-are-kept",
+        file="target_node/speculation/feature_cache.py",
+        symbol="FeatureCache._project",
+        was="kept, from_behind = np.unique(slots[::-1], return_index=True)",
+        becomes="kept, from_behind = np.unique(slots, return_index=True)",
+        tests=(
+            "tests/target_node/speculation/test_feature_cache.py"
+            "::test_of_a_slot_that_was_written_twice_the_last_counts",
+        ),
+        breaks="drafters read what was computed of tokens that were rejected",
         ways=_BOTH,
     ),
 ]

@@ -100,6 +100,9 @@ class Foretold:
         self._off = {name: source.gauss(0, self._SPREADS[family_of(name)]) for name in KINDS}
         self._speeds, self._plain_s = speeds, plain_s
 
+    def refresh(self):
+        pass
+
     def __call__(self, load):
         plain = load.num_rows / _plain_s(self._plain_s, load.num_rows)
         speeds = self._speeds(load.num_rows, 0.0 if load.verification == "greedy" else 1.0)

@@ -1,6 +1,6 @@
 """What is known of acceptance without confidences, and how soon it follows the texts."""
 
-from target_node.planning.acceptance import AcceptanceHistory
+from target_node.planning.acceptance import Acceptance, AcceptanceHistory
 
 
 def see(history: AcceptanceHistory, count: int, verify_len: int, num_accepted: int) -> None:
@@ -25,3 +25,13 @@ def test_a_position_that_nobody_looks_at_goes_back_to_what_was_believed_of_it():
     assert history.confidences[1] < 0.2
     see(history, 2000, 1, 1)
     assert 0.65 < history.confidences[1] < 0.75
+
+
+def test_one_drafters_blocks_of_two_lengths_are_known_by_each_other():
+    whole = Acceptance(8)
+    long, short = whole.of_blocks(8), whole.of_blocks(2)
+    see(long.of("greedy"), 500, 8, 3)
+    assert len(short.survivals("greedy")) == len(short.freeze().survivals("greedy")) == 2
+    assert short.survivals("greedy") == long.survivals("greedy")[:2]
+    assert short.survivals("greedy")[1] > 0.95
+    assert long.freeze().survivals("greedy")[3] < 0.1

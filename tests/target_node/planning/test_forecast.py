@@ -18,7 +18,7 @@ from target_node.planning.forecast import (
 )
 from target_node.planning.mode_chooser import ModeChooser
 from target_node.planning.mode_speeds import BatchLoad
-from target_node.planning.step_table import Cell, Slopes, StepTable
+from target_node.planning.step_table import Cell, Slopes, StepSize, StepTable
 
 ONE, MANY = BatchLoad.of(1, "greedy"), BatchLoad.of(16, "greedy")
 HALVES = UsualAcceptance({"greedy": [0.5, 0.25, 0.125]})
@@ -188,3 +188,30 @@ def test_speeds_and_their_logarithms_are_told_in_order():
     logs, spreads = forecasts(ONE)
     assert logs == pytest.approx([0.0, math.log(1.5)])
     assert spreads[0] < spreads[1]
+
+
+def test_what_is_learned_counts_once_somebody_refreshes():
+    """Blocks are drawn meanwhile that the next choice is about."""
+    table_now, acceptance = table(), Acceptance(3, HALVES)
+    beside = SynchronousRounds(acceptance, one_pass(0.25))
+    hits = HitPower({"greedy": 1.0})
+    ahead = AsynchronousRounds(
+        acceptance,
+        times=lambda: one_pass(0.2),
+        num_processes=1,
+        most_outcomes=8,
+        hits=hits,
+        on_miss=OnMiss(drafts_here=beside),
+        slower=1.1,
+    )
+    models = {"off": PlainRounds(), "sync": beside, "async": ahead}
+    forecasts = Forecasts(models, table_now)
+    before = forecasts.speeds(ONE)
+    for _ in range(50):
+        acceptance.of("greedy").observe(3, 0)
+        hits.observe("greedy", 8, 0.0)
+        table_now.observe(StepSize(1, 1, 300), 1.4)
+    assert forecasts.speeds(ONE) == before
+    forecasts.refresh()
+    after = forecasts.speeds(ONE)
+    assert all(after[mode] < before[mode] for mode in models)

@@ -176,3 +176,20 @@ def test_draft_processes_are_counted_whichever_mode_runs():
     modes["async"].num_drafts_attached = 2
     assert auto(modes).num_drafts_attached == 2
     assert auto({name: Recording() for name in ("off", "sync")}).num_drafts_attached == 0
+
+
+def test_a_round_is_heard_of_once_the_next_ones_mode_is_chosen():
+    """Blocks of the next one were drawn while it ran: how long it took must not decide on them."""
+    source = auto({name: Recording() for name in MODES})
+    source._chooser = chooser = Choosing()
+    row, heard_before_choosing = decoding_row(), []
+    choose = chooser.next_run
+
+    def listening(load, *, but=()):
+        heard_before_choosing.append(len(chooser.observed))
+        return choose(load, but=but)
+
+    chooser.next_run = listening
+    for _ in range(5):
+        source.observe(source.propose([row]), [SimpleNamespace(token_ids=[1])])
+    assert heard_before_choosing == [0, 0, 1, 2, 3]

@@ -10,16 +10,50 @@ from target_node.speculation.feature_cache import FeatureCache
 SIZE = 4
 
 
-def test_what_was_written_of_a_position_is_read_of_it():
-    spec = FeatureSpec(layers=(0, 1), project=lambda residuals: residuals.sum(dim=1, keepdim=True))
-    cache = FeatureCache(
-        spec,
+def make_cache(project=lambda residuals: residuals.sum(dim=1, keepdim=True)) -> FeatureCache:
+    return FeatureCache(
+        FeatureSpec(layers=(0, 1), project=project),
         feature_size=1,
         num_blocks=9,
         block_size=SIZE,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
+
+
+def write(cache: FeatureCache, position: int, feature: float) -> None:
+    """Of one row, in block 3."""
+    batch = AttentionBatch(np.array([1]), np.array([position + 1]), [np.array([3])])
+    cache.write(batch, [torch.tensor([[feature]]), torch.zeros(1, 1)])
+
+
+def test_of_a_slot_that_was_written_twice_the_last_counts():
+    """The first was of a token that was rejected."""
+    cache = make_cache()
+    for position, feature in ((0, 1.0), (1, 2.0), (1, 3.0), (2, 4.0)):
+        write(cache, position, feature)
+    assert cache.read([([3], 0, 3)])[:, 0].tolist() == [1.0, 3.0, 4.0]
+    write(cache, 1, 5.0)
+    assert cache.read([([3], 0, 3)])[:, 0].tolist() == [1.0, 5.0, 4.0]
+
+
+def test_rounds_that_nobody_reads_are_projected_together():
+    calls: list[int] = []
+
+    def project(residuals):
+        calls.append(len(residuals))
+        return residuals.sum(dim=1, keepdim=True)
+
+    cache = make_cache(project)
+    for number in range(64):
+        write(cache, number % SIZE, float(number))
+    assert calls == [SIZE]  # of 64 tokens in four slots
+    assert cache.read([([3], 0, 4)])[:, 0].tolist() == [60.0, 61.0, 62.0, 63.0]
+    assert calls == [SIZE]
+
+
+def test_what_was_written_of_a_position_is_read_of_it():
+    cache = make_cache()
     tables = [np.array([5, 2, 7]), np.array([1, 8])]
     for starts, ends in [((0, 0), (6, 3)), ((6, 3), (10, 8))]:  # in chunks
         counts = np.array(ends) - np.array(starts)
