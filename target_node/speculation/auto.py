@@ -1,9 +1,9 @@
 """Run whichever mode is fastest right now: off, synchronous or asynchronous speculation.
 
-Each mode's speed (tokens a second of decode rounds) is measured while it runs, apart for each
-load (`planning.mode_speeds`), and `planning.mode_chooser` decides by that. This hands
-rounds over. Nothing but speed depends on it: contexts are derived state on both sides, and a
-request's verification method is the sampler's business.
+Each mode's speed (tokens a second of decode rounds) is foretold (`planning.forecast`) and measured
+while it runs, apart for each load (`planning.mode_speeds`), and `planning.mode_chooser` decides by
+that. This hands rounds over. Nothing but speed depends on it: contexts are derived state on both
+sides, and a request's verification method is the sampler's business.
 
 A round takes from the end of the one before, if it follows at once: what is sent and heard between
 two is the mode's as well, and a draft that keeps another core busy makes it longer.
