@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from specserve.backends.base import Backend
-from specserve.drafters import warm_up
 from specserve.drafters.dialects import read_draft_spec
 from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.load import (
@@ -17,6 +16,7 @@ from specserve.drafters.load import (
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import Drafter, FeatureSpec
 from specserve.drafters.spec import BlockSpec, Eagle3Spec, LocalHeadSpec
+from specserve.drafters.warm_up import time_drafts, warm_up
 from specserve.drafters.weights import TargetWeights
 from specserve.models.transformer import Transformer
 from specserve.settings.config import DRAFTER_BITS, NUM_KEPT, SpeculationConfig
@@ -54,11 +54,11 @@ def load(
     )
     folder = Path(speculation.drafter or "")
     drafter = load_drafter(folder, TargetWeights.of(target, model), options)
-    warm_up.warm_up(drafter, options, size=1, num_kept=NUM_KEPT)
+    warm_up(drafter, options, size=1, num_kept=NUM_KEPT)
     return drafter
 
 
-def time_drafts(
+def times_of(
     drafter: Drafter, *, model: Transformer, backend: Backend, max_rows: int
 ) -> DraftTimes:
     """How long what `load` returned takes for few rows and for many, up to `max_rows`."""
@@ -66,7 +66,7 @@ def time_drafts(
         dtype=model.embedding.dtype, backend=backend, num_context_tokens=0, max_positions=_TIMED_LEN
     )
     sizes = [size for size in _TIMED_ROWS if size <= max_rows]
-    return warm_up.time_drafts(drafter, options, sizes=sizes, num_kept=NUM_KEPT)
+    return time_drafts(drafter, options, sizes=sizes, num_kept=NUM_KEPT)
 
 
 def load_feature_spec(

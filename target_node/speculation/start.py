@@ -286,7 +286,7 @@ class _Builder:
         draft.capacity = self._capacity(num_tokens, max_len)
         if speculation.mode != "sync":  # else nobody has a choice
             max_rows = self._config.engine.max_batch_rows
-            draft.times = colocated_drafters.time_drafts(
+            draft.times = colocated_drafters.times_of(
                 drafter, model=runner.model, backend=runner.backend, max_rows=max_rows
             )
         return draft

@@ -75,8 +75,8 @@ PLANTS = [
         name="prior-cut-to-what-was-drafted",
         file="target_node/planning/admission.py",
         symbol="Admission._facts",
-        was="rounds.pushed(row.sequence.num_rounds, survival, prior[:limit])",
-        becomes="rounds.pushed(row.sequence.num_rounds, survival, prior[: len(survival)])",
+        was="survivals(self.kind(row.sequence))[:limit]",
+        becomes="survivals(self.kind(row.sequence))[: len(survival)]",
         tests=(f"{_COMPETING}::test_a_blocks_length_says_nothing_of_how_many_places_there_are",),
         breaks="a token that ends its chain lowers the number of places, and so leaves itself out",
         ways=_BOTH,
@@ -204,8 +204,8 @@ PLANTS = [
         name="modes-chosen-by-the-round-before",
         file="target_node/speculation/auto.py",
         symbol="AutoSpeculation.propose",
-        was="if num_decoding:",
-        becomes="self.learn()\n        if num_decoding:",
+        was="self._num_first_calls = self._backend.num_first_calls",
+        becomes="self._num_first_calls = self._backend.num_first_calls\nself.learn()",
         tests=(
             "tests/target_node/speculation/test_auto.py"
             "::test_a_round_is_heard_of_once_the_next_ones_mode_is_chosen",

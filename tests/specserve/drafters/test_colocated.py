@@ -173,5 +173,21 @@ def test_a_drafter_is_warmed_up_wherever_it_runs(place, target, monkeypatch):
         )
         weights = TargetWeights.of(target.folder)
         options = start._options(config, weights, torch.float32, BACKEND)
-        drafter = start._load(config, weights, options)
+        drafter, times = start._load(config, weights, options)
+        assert times.all[0].num_blocks == 1
     assert warmed == [drafter]
+
+
+def test_a_drafter_beside_the_target_is_timed_by_rows(target):
+    speculation = SpeculationConfig(mode="sync", drafter=str(target.folder))
+    model = load(target.folder)
+    rooms = {"num_context_tokens": 64, "max_positions": 64}
+    drafter = colocated.load(
+        speculation, backend=BACKEND, target=target.folder, model=model, **rooms
+    )
+    times = colocated.times_of(drafter, model=model, backend=BACKEND, max_rows=4)
+    assert [each.num_blocks for each in times.all] == [1, 4]
+    assert times.go_by_token  # it is a language model
+    assert 0 < times.seconds(1, 1) < times.seconds(1, 5)
+    assert times.enter_s > 0
+    assert drafter.context_len(-1) == 0  # nothing is left of the row that was timed
