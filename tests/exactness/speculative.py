@@ -167,7 +167,7 @@ class MoodyPrices(RoundPrices):
     """`RoundPrices` that are others in every round: of tokens, and of the time a pass takes."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(BACKEND)
+        super().__init__(BACKEND, may_pause=True)
         self._rng = random.Random(seed)
 
     def freeze(self) -> FrozenPrices:
@@ -175,8 +175,8 @@ class MoodyPrices(RoundPrices):
         pace = self._rng.choice([0.0, 1.0, 1e2, 1e3, 1e9])
         mood = LoadView(
             StoppingThreshold(tokens_per_s=pace, token_price=self._rng.random() ** 2),
-            drafts=self._rng.random() < 0.9,  # else the round is a pause
             before=Line(0.1, self._rng.choice([0.0, 0.1, 1.0])),  # which blind chains end by
+            draft_s=0.0 if self._rng.random() < 0.9 else 1e9,  # the round goes without drafts
         )
         costs = Stairs(self._rng.randrange(1000))
         return FrozenPrices({}, lambda bits, *, is_mixed: mood, MoodySteps(costs))
