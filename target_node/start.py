@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -303,6 +304,7 @@ def know_steps(node: TargetNode, file: StepFile) -> None:
     """What forwards take, from an earlier start or by running some."""
     if (record := file.read()) is not None:
         node.runner.steps.recall(record)
+        check_steps(node)
         return
     profile_steps(node)
     if node.runner.steps.cells:
@@ -322,21 +324,35 @@ def keep_steps(node: TargetNode, file: StepFile) -> None:
 
 def profile_steps(node: TargetNode) -> None:
     """Forwards as rounds will run them, on every rank."""
+    step_profile.measure(
+        node.runner.steps,
+        _timed_forward(node),
+        node.scheduler.pool,
+        max_tokens=node.scheduler.max_batch_tokens,
+        max_keys=node.limits.max_model_len,
+        rehearse=node.runner.backend.is_asynchronous,
+    )
 
+
+def check_steps(node: TargetNode) -> None:
+    """What an earlier start has measured, at today's pace."""
+    step_profile.check(
+        node.runner.steps,
+        _timed_forward(node),
+        node.scheduler.pool,
+        max_tokens=node.scheduler.max_batch_tokens,
+        rehearse=node.runner.backend.is_asynchronous,
+    )
+
+
+def _timed_forward(node: TargetNode) -> Callable[[ForwardBatch], None]:
     def forward(batch: ForwardBatch) -> None:
         node.progress += 1  # which the watchdog looks at
         logits = node.forward(batch)
         if logits is not None:
             logits[0, 0].item()  # which a device has to compute first
 
-    step_profile.measure(
-        node.runner.steps,
-        forward,
-        node.scheduler.pool,
-        max_tokens=node.scheduler.max_batch_tokens,
-        max_keys=node.limits.max_model_len,
-        rehearse=node.runner.backend.is_asynchronous,
-    )
+    return forward
 
 
 def _ready(node: TargetNode, config: ResolvedConfig) -> Ready:

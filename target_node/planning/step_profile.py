@@ -18,7 +18,7 @@ import numpy as np
 from specserve.models.attention import AttentionBatch
 from target_node.batch import ForwardBatch
 from target_node.blocks import BlockPool
-from target_node.planning.step_table import Cell, Slopes, StepTable
+from target_node.planning.step_table import Cell, Slopes, StepSize, StepTable
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,29 @@ def measure(
     }
     table.learn(own, slopes)
     log.debug("seconds of forwards by tokens: %s; %s", own, slopes)
+
+
+def check(
+    table: StepTable,
+    forward: Callable[[ForwardBatch], object],
+    pool: BlockPool,
+    *,
+    max_tokens: int,
+    rehearse: bool = False,
+) -> None:
+    """Bring a `table` of an earlier service to the pace of this one, by one forward it knows.
+
+    It may have been measured while others had the machine, or they may have it now.
+    """
+    row_tokens = min(_A_ROW, pool.block_size)
+    room = min(max_tokens, pool.num_free * row_tokens)
+    known = [tokens for tokens in table.cells if tokens <= room]
+    if not known:
+        return
+    shape = _Shape(min(known, key=lambda tokens: abs(tokens - row_tokens)), row_tokens)
+    takes = _Takes(forward, pool, rehearse=rehearse)
+    seconds = min(takes.of([shape])[shape] for _ in range(_TAKES))
+    table.keep_pace(StepSize(shape.num_rows, shape.num_tokens, shape.num_tokens), seconds)
 
 
 def _without_rows(tokens: int, row_tokens: int, cell: Cell, slopes: Slopes) -> Cell:

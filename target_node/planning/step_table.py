@@ -116,6 +116,14 @@ class StepTable:
             median_error=self.median_error,
         )
 
+    def keep_pace(self, size: StepSize, seconds: float) -> None:
+        """All sizes take as much longer, or shorter, than was known as this forward just did."""
+        usual_s = float(
+            self.freeze().at(size.num_rows, size.num_keys).seconds(np.array([size.num_tokens]))[0]
+        )
+        self._pace = min(max(self._pace * seconds / usual_s, _PACE_RANGE[0]), _PACE_RANGE[1])
+        self._frozen = None
+
     @property
     def num_predicted(self) -> int:
         """Rounds of this service whose time was predicted and measured."""

@@ -95,6 +95,21 @@ def test_a_single_size_is_timed_once(time):
     assert calls == [1, 1]  # and the first of all
 
 
+@pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
+def test_what_an_earlier_service_knew_is_brought_to_todays_pace(slower, time):
+    steps, pool = measured(time), BlockPool(100, 16, prefix_cache=True)
+    before = steps.freeze().at(1, 8).seconds(np.array([8, 64]))
+
+    def forward(batch):
+        time.now_s += slower * (2e-3 + 0.5e-3 * len(batch.token_ids))
+
+    step_profile.check(steps, forward, pool, max_tokens=512)
+    after = steps.freeze().at(1, 8).seconds(np.array([8, 64]))
+    assert after == pytest.approx(slower * before, rel=0.01)
+    assert pool.num_free == pool.num_blocks
+    step_profile.check(StepTable(), forward, pool, max_tokens=512)  # of which nothing is known
+
+
 @pytest.mark.parametrize("stalls", [{1}, {3}, {5}, {16}, {1, 5, 30}])
 def test_a_stall_costs_sizes_at_most(stalls, time):
     assert measured(time, stalls=stalls).freeze().line(1).token_s == pytest.approx(0.5e-3)
