@@ -83,7 +83,7 @@ class Samples:
     def mean_survivals(self) -> list[float]:
         """P(positions 0..k stand), by position, up to the first that none counts at."""
         counts = self.counted.sum(axis=0)
-        known = counts[: int(np.argmin(counts > 0)) or len(counts)]
+        known = counts[: int(np.cumprod(counts > 0).sum())]
         sums = (self.survived * self.counted).sum(axis=0)[: len(known)]
         return np.minimum.accumulate(sums / known).round(4).tolist()
 

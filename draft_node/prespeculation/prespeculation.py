@@ -171,10 +171,14 @@ class PreSpeculation:
         such a chain ends as early as chains may, and the time goes to the outcomes.
         """
         rounds = one_family(rounds)[: self._settings.size]
-        if self._is_root_in_vain(rounds) and not self._is_tried():
+        in_time = self._with_time_for_outcomes(rounds)
+        if not in_time and not self._is_tried():
             for each in rounds:
                 each.is_closed = True
             return
+        for each in rounds if not in_time else ():
+            each.is_rushed = True  # and has its outcome
+        rounds = in_time or rounds[:1]
         is_whole = any(each.report.awaits or len(each.report.block) for each in rounds)
         due_s = math.inf if is_whole else -math.inf
         draft_batch = self._draft(rounds, [each.root() for each in rounds], due_s=due_s)
@@ -187,15 +191,17 @@ class PreSpeculation:
         if draft_batch is not None and any(each.report.awaits for each in rounds):
             self._send(draft_batch)
 
-    def _is_root_in_vain(self, rounds: Sequence[Round]) -> bool:
-        """Whether no outcome could follow in time, and nobody waits for the roots themselves."""
+    def _with_time_for_outcomes(self, rounds: list[Round]) -> list[Round]:
+        """As many as can have roots and at least one outcome in time; all where somebody waits."""
         if any(each.report.awaits for each in rounds):
-            return False
+            return rounds
         needs_probs = rounds[0].kind.needs_probs
-        sizes = self._sizes
-        least_s = sizes.least_s(len(rounds), needs_probs=needs_probs)
-        least_s += sizes.least_s(1, needs_probs=needs_probs)
-        return time.perf_counter() + least_s > max(each.due_s for each in rounds)
+        one_s = self._sizes.least_s(1, needs_probs=needs_probs)
+        left_s = max(each.due_s for each in rounds) - time.perf_counter() - one_s
+        count = len(rounds)
+        while count and self._sizes.least_s(count, needs_probs=needs_probs) > left_s:
+            count //= 2
+        return rounds[:count]
 
     # --- outcomes ----------------------------------------------------------------------------
 
@@ -266,7 +272,8 @@ class PreSpeculation:
         first = [each for each in family if each.plan is not None and not each.plan.num_taken]
         if size or not first:
             return size
-        if not self._is_tried():
+        # Whose root was tried has what follows it tried too, or nothing would be learned.
+        if not any(each.is_rushed for each in first) and not self._is_tried():
             return 0
         for each in first:
             each.is_rushed = True

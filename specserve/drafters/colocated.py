@@ -59,11 +59,15 @@ def load(
 
 
 def times_of(
-    drafter: Drafter, *, model: Transformer, backend: Backend, max_rows: int
+    drafter: Drafter, *, model: Transformer, backend: Backend, max_rows: int, max_positions: int
 ) -> DraftTimes:
-    """How long what `load` returned takes for few rows and for many, up to `max_rows`."""
+    """How long what `load` returned takes for few rows and for many, up to `max_rows`.
+
+    `max_positions`: those that it was made for, if they are few.
+    """
+    most = min(_TIMED_LEN, max_positions)
     options = DrafterOptions(
-        dtype=model.embedding.dtype, backend=backend, num_context_tokens=0, max_positions=_TIMED_LEN
+        dtype=model.embedding.dtype, backend=backend, num_context_tokens=0, max_positions=most
     )
     sizes = [size for size in _TIMED_ROWS if size <= max_rows]
     return time_drafts(drafter, options, sizes=sizes, num_kept=NUM_KEPT)

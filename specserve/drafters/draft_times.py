@@ -50,11 +50,15 @@ class DraftTimes:
         return (1 - share) * low.seconds(num_tokens) + share * high.seconds(num_tokens)
 
 
-def measure(draft: TimedDraft, sizes: Sequence[int], *, is_chain: bool) -> list[DraftTime]:
+def measure(
+    draft: TimedDraft, sizes: Sequence[int], *, is_chain: bool, gamma: int = _CHAIN
+) -> list[DraftTime]:
     """`draft(blocks, tokens)` returns once they are drafted; `sizes` ascend.
 
-    `is_chain`: it drafts token by token. What does not fit in the time is left out.
+    `is_chain`: it drafts token by token, `gamma` at most. What does not fit in the time is left
+    out.
     """
+    longest = min(_CHAIN, gamma)
     found: list[DraftTime] = []
     ends_s = time.perf_counter() + _MOST_S
     for size in sizes:
@@ -63,8 +67,8 @@ def measure(draft: TimedDraft, sizes: Sequence[int], *, is_chain: bool) -> list[
         if not is_chain:
             found.append(DraftTime(size, shortest(partial(draft, size, None)), 0.0))
             continue
-        one_s, more_s = (shortest(partial(draft, size, count)) for count in (1, _CHAIN))
-        token_s = max(0.0, more_s - one_s) / (_CHAIN - 1)
+        one_s, more_s = (shortest(partial(draft, size, count)) for count in (1, longest))
+        token_s = max(0.0, more_s - one_s) / max(1, longest - 1)
         found.append(DraftTime(size, max(0.0, one_s - token_s), token_s))
     return found
 

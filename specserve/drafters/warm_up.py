@@ -53,7 +53,8 @@ def time_drafts(
         drafter.truncate(_ROW, num_tokens)
 
     try:
-        times = draft_times.measure(draft, sizes, is_chain=drafter.stops_in_time)
+        is_chain = drafter.stops_in_time
+        times = draft_times.measure(draft, sizes, is_chain=is_chain, gamma=drafter.gamma)
         return DraftTimes(times, draft_times.shortest(enter))
     finally:
         drafter.free(_ROW)

@@ -21,8 +21,7 @@ from target_node.planning.step_table import Line
 FIRST = 5  # tokens, before a draft was timed
 _CLOSE = 0.99  # of the best speed: the shortest of such lengths drafts and verifies least
 _KEPT = 0.995  # a round, of what was seen of a position that is not looked at
-# The same while nobody is drafted for: what spoke against it is tried again within some thousand.
-_KEPT_AT_REST = 0.9995
+_DOUBTED = 8.0  # tokens that count of what was seen before a trial
 _WORTH = 0.97  # of plain decoding's speed that drafts have to reach: times are known so well
 _REMEMBERED = 1 - 1 / 512  # a token, of what was seen of a position that is
 _COVERED = 1 / 64  # weight of the latest round in the share of rows that have a block
@@ -45,19 +44,18 @@ class AcceptanceHistory:
 
     def settle(self) -> None:
         """A round of rows that were drafted for is over."""
-        self._forget(_KEPT, self._num_looked_at)
+        prior = (1 - _KEPT) * self._weight
+        for k in range(self._num_looked_at, len(self._seen)):
+            self._seen[k] = _KEPT * self._seen[k] + prior
+            self._accepted[k] = _KEPT * self._accepted[k] + prior * self._priors[k]
         self._num_looked_at = 0
 
-    def rest(self) -> None:
-        """A round is over in which nobody was drafted for, since that did not pay."""
-        self._forget(_KEPT_AT_REST, 0)
-
-    def _forget(self, kept: float, first: int) -> None:
-        """Of positions from `first` on, back to what was believed of them."""
-        prior = (1 - kept) * self._weight
-        for k in range(first, len(self._seen)):
-            self._seen[k] = kept * self._seen[k] + prior
-            self._accepted[k] = kept * self._accepted[k] + prior * self._priors[k]
+    def doubt(self) -> None:
+        """What is seen from now on counts for more than all before: rounds try drafts again."""
+        for k, seen in enumerate(self._seen):
+            share = min(1.0, _DOUBTED / seen)
+            self._seen[k] *= share
+            self._accepted[k] *= share
 
     def observe(self, verify_len: int, num_accepted: int) -> None:
         """One verified block; positions after the first rejection tell nothing."""
@@ -81,6 +79,7 @@ class Acceptance:
         self._longest = gamma
         self._of: dict[str, AcceptanceHistory] = {}
         self._coverage: dict[str, float] = {}
+        self._num_covered: dict[str, float] = {}  # rounds that count
 
     def of_blocks(self, gamma: int) -> "Acceptance":
         """The same of blocks that are no longer: what is seen of the one is known of the other.
@@ -97,8 +96,14 @@ class Acceptance:
 
     def cover(self, kind: str, share: float) -> None:
         """A round has drafted for rows of this kind, of which such a share has a block."""
-        known = self.coverage(kind)
-        self._coverage[kind] = known + _COVERED * (share - known)
+        known, count = self.coverage(kind), self._num_covered.get(kind, _DOUBTED) + 1
+        self._coverage[kind] = known + max(_COVERED, 1 / count) * (share - known)
+        self._num_covered[kind] = count
+
+    def doubt(self, kind: str) -> None:
+        """Rounds try drafts again for rows of this kind: they are to decide."""
+        self.of(kind).doubt()
+        self._num_covered[kind] = _DOUBTED
 
     def survivals(self, kind: str) -> list[float]:
         """Usual ones, by position."""

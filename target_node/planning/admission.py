@@ -29,6 +29,7 @@ from target_node.planning.acceptance import (
     drafts_pay,
     survival_of,
 )
+from target_node.planning.draft_trials import DraftTrials
 from target_node.planning.mode_speeds import prevailing, verification_of
 from target_node.planning.pace import weights_of
 from target_node.planning.round_prices import FrozenPrices, LoadView, RoundPrices
@@ -81,6 +82,7 @@ class Admission:
         self._num_rounds = 0  # in which somebody could be drafted for
         self.pauses = False  # nobody is to be asked for drafts in this round: they do not pay
         self._has_paused = False  # in any round
+        self._trials: dict[int, DraftTrials] = {}  # by decoding rows, in powers of two
         self._num_verified = self._num_accepted = 0  # drafted tokens so far
         self._has_warned = False
 
@@ -94,13 +96,22 @@ class Admission:
         if self._known.prices is not None:
             is_mixed = num_decoding < len(rows)
             self._load = self._known.prices.of(num_decoding, is_mixed=is_mixed)
-            self.pauses = bool(self._candidates) and not is_mixed and not self._drafts_pay(rows)
+            self.pauses = bool(self._candidates) and not is_mixed and not self._drafts(rows)
         return self._candidates
 
-    def _drafts_pay(self, rows: list[Row]) -> bool:
-        """Who asks for drafts at any cost has them; so has a load that nobody has seen yet."""
+    def _drafts(self, rows: list[Row]) -> bool:
+        """Whether `rows`, which all decode, are to be drafted for."""
         if self._prices is None or not self._prices.may_pause:
-            return True
+            return True  # at any cost
+        trials = self._trials.setdefault(len(rows).bit_length(), DraftTrials())
+        is_drafted = trials.drafts(pays=self._drafts_pay(rows))
+        if is_drafted and trials.begins:
+            self._prices.doubt()
+            for kind in {self.kind(row.sequence) for row in self._candidates}:
+                self._acceptance.doubt(kind)
+        return is_drafted
+
+    def _drafts_pay(self, rows: list[Row]) -> bool:
         load, ahead, known = self._load, self._ahead(rows), self._known.acceptance
         if load is None or ahead is None:
             return True
@@ -214,6 +225,8 @@ class Admission:
 
     def count_covered(self, found: Mapping[Sequence, Speculation]) -> None:
         """A drafter beside the target was asked for a block of every row, and `found` these."""
+        if self._prices is not None:
+            self._prices.ask()
         by_kind: dict[str, list[bool]] = {}
         for row in self._candidates:
             by_kind.setdefault(self.kind(row.sequence), []).append(row.sequence in found)
@@ -280,7 +293,9 @@ class Admission:
                 continue
             # What ended the sample was cut there: the positions behind it were not verified.
             verified = result.num_accepted if result.finish_reason else row.verify_len
-            self._acceptance.of(self.kind(row.sequence)).observe(verified, result.num_accepted)
+            if row.sequence not in stand_ins:  # which another drafter may have drafted
+                history = self._acceptance.of(self.kind(row.sequence))
+                history.observe(verified, result.num_accepted)
             self._num_verified += verified
             self._num_accepted += result.num_accepted
             records.append(
@@ -295,10 +310,7 @@ class Admission:
                 )
             )
         self._acceptance.settle(self._drafted_kinds)
-        if self.pauses:
-            self._has_paused = True
-            for kind in {self.kind(row.sequence) for row in self._candidates}:
-                self._acceptance.of(kind).rest()
+        self._has_paused |= self.pauses
         self._warn()
         return records
 

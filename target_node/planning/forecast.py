@@ -28,6 +28,10 @@ _A_ROW_KEYS = 256  # tokens of a row's context, where nobody has looked at any
 _IN_TIME = 0.85  # of a round may be drafted in, see `DeadlineMargin`
 _POWER = 0.6  # of the law of hits, before any was counted
 _POWERS = 0.1, 3.0
+_A_BLOCK = 9  # tokens of a row that are looked up at once
+_LEAST_S = 1e-6
+_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of blocks that are compared
+_FRESH, _EARLY = 96, (8, 24, 48)  # rounds that what was foretold stands, and the first of them
 _STEPS = 3  # of rounds that lead to each other
 _SMOOTHING = 0.02  # weight of the latest round
 # Standard deviations of what is foretold, as logarithms: how far texts, machines and whatever
@@ -47,6 +51,24 @@ class Expected(NamedTuple):
         return self.tokens / self.seconds
 
 
+class ForwardTimes:
+    """Seconds of forwards of so many rows, as the table had them at one moment."""
+
+    def __init__(self, steps: FrozenSteps) -> None:
+        self._steps = steps
+        self._by_rows: dict[int, list[float]] = {}  # by tokens
+
+    def seconds(self, num_rows: int, num_tokens: float) -> float:
+        """Of so many tokens in all, between two numbers on the line through them."""
+        low = int(num_tokens)
+        known = self._by_rows.get(num_rows, [])
+        if low + 1 >= len(known):
+            counts = np.arange(max(low + 2, _A_BLOCK * num_rows))
+            costs = self._steps.at(num_rows, num_rows * _A_ROW_KEYS)
+            known = self._by_rows[num_rows] = costs.seconds(counts).tolist()
+        return max(_LEAST_S, known[low] + (num_tokens - low) * (known[low + 1] - known[low]))
+
+
 class RoundModel(Protocol):
     """What is expected of one mode."""
 
@@ -59,17 +81,9 @@ class RoundModel(Protocol):
         """What is known now: nothing that is measured or seen later changes it."""
         ...
 
-    def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
+    def expected(self, load: BatchLoad, steps: ForwardTimes) -> Expected:
         """Of a round of `load`; the best that the mode can do with it."""
         ...
-
-
-def forward_s(steps: FrozenSteps, num_rows: int, num_tokens: float) -> float:
-    """Of a forward with so many tokens in all."""
-    costs = steps.at(num_rows, num_rows * _A_ROW_KEYS)
-    low, high = int(num_tokens), -int(-num_tokens // 1)
-    seconds = costs.seconds(np.array([low, high]))
-    return float(seconds[0] + (num_tokens - low) * (seconds[1] - seconds[0]))
 
 
 class PlainRounds:
@@ -80,8 +94,8 @@ class PlainRounds:
     def freeze(self) -> "PlainRounds":
         return self
 
-    def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
-        return Expected(load.num_rows, forward_s(steps, load.num_rows, load.num_rows))
+    def expected(self, load: BatchLoad, steps: ForwardTimes) -> Expected:
+        return Expected(load.num_rows, steps.seconds(load.num_rows, load.num_rows))
 
 
 @dataclass(frozen=True)
@@ -95,23 +109,28 @@ class SynchronousRounds:
     def freeze(self) -> "SynchronousRounds":
         return replace(self, acceptance=self.acceptance.freeze())
 
-    def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
+    def expected(self, load: BatchLoad, steps: ForwardTimes) -> Expected:
         return self.best(load, steps).whole
 
-    def best(self, load: BatchLoad, steps: FrozenSteps) -> "Drafted":
+    def best(self, load: BatchLoad, steps: ForwardTimes) -> "Drafted":
         """Over all numbers of tokens to verify, at least one."""
-        survivals = self.acceptance.survivals(load.verification)
-        num_rows, made = load.num_rows, float(load.num_rows)
-        covered = num_rows * self.acceptance.coverage(load.verification)
+        survivals = self.acceptance.survivals(load.kind)
+        num_rows = load.num_rows
+        covered = num_rows * self.acceptance.coverage(load.kind)
         found: list[Drafted] = []
-        for length, survival in enumerate(survivals, start=1):
-            made += covered * survival
+        for length in lengths_of(len(survivals)):
+            made = num_rows + covered * sum(survivals[:length])
             # Of what is drafted token by token no more is drafted than is verified.
             num_tokens = length if self.times.go_by_token else len(survivals)
-            verify_s = forward_s(steps, num_rows, num_rows + covered * length)
+            verify_s = steps.seconds(num_rows, num_rows + covered * length)
             draft_s = self.times.enter_s + self.times.seconds(num_rows, num_tokens)
             found.append(Drafted(made, num_tokens, draft_s, verify_s))
         return max(found, key=lambda each: each.whole.speed)
+
+
+def lengths_of(most: int) -> list[int]:
+    """Numbers of tokens up to `most` that are compared, `most` among them."""
+    return [*(length for length in _LENGTHS if length < most), most]
 
 
 class Drafted(NamedTuple):
@@ -180,10 +199,10 @@ class AsynchronousRounds:
             on_miss=self.on_miss._replace(drafts_here=None if here is None else here.freeze()),
         )
 
-    def expected(self, load: BatchLoad, steps: FrozenSteps) -> Expected:
-        survivals = self.acceptance.survivals(load.verification)
+    def expected(self, load: BatchLoad, steps: ForwardTimes) -> Expected:
+        survivals = self.acceptance.survivals(load.kind)
         # Of a block that is drafted in a process the last token stays behind.
-        lengths = range(1, max(2, len(survivals)))
+        lengths = lengths_of(max(1, len(survivals) - 1))
         found = [self._of(load, steps, survivals, length) for length in lengths]
         return max(found, key=lambda each: each.speed)
 
@@ -196,36 +215,36 @@ class AsynchronousRounds:
         what may come behind it is not known before.
         """
         rows = -(-num_rows // self.num_processes)
-        times, done = self.times(), 0.0
+        times = self.times()
         first_s = times.enter_s + missed * times.seconds(rows, num_tokens)
         left_s = _IN_TIME * seconds - first_s
-        while done < rows * self.most_outcomes:
-            size = min(DRAFT_BATCH_SIZE, rows * self.most_outcomes - int(done))
-            batch_s = times.seconds(size, num_tokens)
-            while size > 1 and batch_s > left_s:
-                size //= 2
-                batch_s = times.seconds(size, num_tokens)
-            if batch_s > left_s:
-                break
-            left_s -= batch_s
-            done += size
-        return done / rows
+        wanted = rows * self.most_outcomes
+        if not times.all or left_s <= 0:
+            return 0.0  # nobody is there, or it is too late
+        whole_s = max(times.seconds(DRAFT_BATCH_SIZE, num_tokens), _LEAST_S)
+        num_whole = min(wanted // DRAFT_BATCH_SIZE, int(left_s / whole_s))
+        left_s -= num_whole * whole_s
+        done = num_whole * DRAFT_BATCH_SIZE
+        size = min(DRAFT_BATCH_SIZE, wanted - done)
+        while size and times.seconds(size, num_tokens) > left_s:
+            size //= 2
+        return (done + size) / rows
 
     def _hit_rate(self, load: BatchLoad, num_tokens: int, seconds: float, missed: float) -> float:
         drafted_elsewhere = self.on_miss.waits or self.on_miss.drafts_here is not None
         missed = 0.0 if drafted_elsewhere else missed
         outcomes = self.num_outcomes(load.num_rows, num_tokens, seconds, missed=missed)
-        kind = load.verification
+        kind = load.kind
         return self.acceptance.coverage(kind) * self.hits.rate(kind, outcomes)
 
     def _of(
-        self, load: BatchLoad, steps: FrozenSteps, survivals: list[float], length: int
+        self, load: BatchLoad, steps: ForwardTimes, survivals: list[float], length: int
     ) -> Expected:
         num_rows, made = load.num_rows, 1 + sum(survivals[:length])
         num_drafted = length + 1 if self.times().go_by_token else len(survivals)
 
         def round_s(rate: float) -> float:
-            return self.slower * forward_s(steps, num_rows, num_rows * (1 + rate * length))
+            return self.slower * steps.seconds(num_rows, num_rows * (1 + rate * length))
 
         # The more hits the longer a round and the fewer blocks of rows that missed, and the other
         # way round: what a service comes to that begins without any.
@@ -237,7 +256,7 @@ class AsynchronousRounds:
         return self._with_misses(found, load, steps, missed, made)
 
     def _with_misses(
-        self, hits: Expected, load: BatchLoad, steps: FrozenSteps, missed: float, made: float
+        self, hits: Expected, load: BatchLoad, steps: ForwardTimes, missed: float, made: float
     ) -> Expected:
         """What the rows that missed make besides their own tokens, and what that takes."""
         num_rows = load.num_rows
@@ -245,7 +264,7 @@ class AsynchronousRounds:
             alone = here.best(load, steps)
             some = 1 - (1 - missed / num_rows) ** num_rows  # P(a round has any)
             draft_s = some * here.times.seconds(max(1, round(missed)), alone.num_drafted)
-            plain_s = forward_s(steps, num_rows, num_rows)
+            plain_s = steps.seconds(num_rows, num_rows)
             share = missed / num_rows
             more_s = draft_s + share * max(0.0, alone.verify_s - plain_s)
             return Expected(hits.tokens + share * (alone.tokens - num_rows), hits.seconds + more_s)
@@ -265,17 +284,28 @@ class Forecasts:
     ) -> None:
         """`models` by mode; `told`: the loads that people hear of."""
         self._models, self._steps, self.told = dict(models), steps, told
+        self._num_rounds = 0
         self.refresh()
 
     def refresh(self) -> None:
         """From now on what is known by now is."""
         self._frozen = {mode: model.freeze() for mode, model in self._models.items()}
-        self._frozen_steps = self._steps.freeze()
+        self._times = ForwardTimes(self._steps.freeze())
+        self._known: dict[BatchLoad, dict[str, float]] = {}
+
+    def pass_round(self) -> None:
+        """A round is over; once there were some, what they taught counts."""
+        self._num_rounds += 1
+        if self._num_rounds in _EARLY or self._num_rounds % _FRESH == 0:
+            self.refresh()
 
     def speeds(self, load: BatchLoad) -> dict[str, float]:
         """Tokens a second, by mode."""
-        steps = self._frozen_steps
-        return {mode: each.expected(load, steps).speed for mode, each in self._frozen.items()}
+        if load not in self._known:
+            self._known[load] = {
+                mode: each.expected(load, self._times).speed for mode, each in self._frozen.items()
+            }
+        return self._known[load]
 
     def __call__(self, load: BatchLoad) -> tuple[list[float], list[float]]:
         """Logarithms of the modes' speeds in their order, and how far off those may be."""

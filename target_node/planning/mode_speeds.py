@@ -73,6 +73,11 @@ class BatchLoad(NamedTuple):
         return BatchLoad(num_rows.bit_length(), verification)
 
     @property
+    def kind(self) -> str:
+        """Of verification, whether or not anybody drafts for these rows."""
+        return self.verification.partition(",")[0]
+
+    @property
     def num_rows(self) -> int:
         """At least."""
         return 1 << max(0, self.num_rows_bits - 1)

@@ -46,8 +46,8 @@ class RoundPrices:
         self._loads: dict[tuple[int, bool], _BatchTimes] = {}
         self._load = _BatchTimes(backend.turning_point, 1, None)  # before the first round
         self._began_s = self._launched_s = 0.0
-        self._num_tokens = self._num_passes = self._num_first_calls = self._num_rows = 0
-        self._is_mixed = False
+        self._num_tokens = self._num_passes = self._num_first_calls = 0
+        self._is_asked = False  # a drafter, in this round
 
     def begin(self, num_decoding: int, *, is_mixed: bool = False) -> None:
         """A round of that many decoding rows begins; nothing is drafted yet.
@@ -55,8 +55,12 @@ class RoundPrices:
         Prompts or parts of them are read in a mixed one besides.
         """
         self._load = self._of(num_decoding, is_mixed=is_mixed)
-        self._num_rows, self._is_mixed = num_decoding, is_mixed
+        self._is_asked = False
         self._began_s, self._num_first_calls = time.perf_counter(), self._backend.num_first_calls
+
+    def ask(self) -> None:
+        """A drafter is asked in this round, whatever it has."""
+        self._is_asked = True
 
     def launch(self, num_tokens: int, num_passes: int = 0) -> None:
         """The forward of so many tokens begins, after chains of `num_passes` were drafted."""
@@ -69,9 +73,13 @@ class RoundPrices:
             return  # which took longer than it will again
         now_s = time.perf_counter()
         round_s = now_s - self._began_s
-        if self._num_passes:
-            self._load.drafts.add(self._num_passes, self._launched_s - self._began_s)
+        if self._num_passes or self._is_asked:
+            self._load.add_draft(self._num_passes, self._launched_s - self._began_s)
         self._load.add(self._num_tokens, now_s - self._launched_s, round_s, num_emitted)
+
+    def doubt(self) -> None:
+        """What drafts take is measured anew at the load of the round that began."""
+        self._load.forget_drafts()
 
     def freeze(self) -> "FrozenPrices":
         """As they are now, of every load: nothing that is measured later changes it."""
@@ -135,13 +143,23 @@ class _BatchTimes:
 
     def __init__(self, turning_point: float, num_rows: int, timed: Line | None) -> None:
         """`timed`: forwards of so many rows, beforehand."""
-        self.drafts = TokenTimes(_PASSES_OF_THE_REST)
+        self.forget_drafts()
         self._forwards = TokenTimes(turning_point if timed is None else timed.turning_point)
         self._num_rows = num_rows
         self._timed = timed
         self._num_rounds = 0
         self._round_s: float = 0.0  # means
         self._num_emitted: float = 0.0
+
+    def forget_drafts(self) -> None:
+        """The next round with drafts is as the first one, in which contexts catch up."""
+        self.drafts = TokenTimes(_PASSES_OF_THE_REST)
+        self._has_drafted = False
+
+    def add_draft(self, num_passes: int, seconds: float) -> None:
+        if self._has_drafted:
+            self.drafts.add(num_passes, seconds)
+        self._has_drafted = True
 
     def add(self, num_tokens: int, forward_s: float, round_s: float, num_emitted: int) -> None:
         is_first = not self._forwards.num_rounds

@@ -143,8 +143,8 @@ class AutoSpeculation:
         if self._latest is not None:
             self._chooser.observe(*self._latest[:-1], age=self._latest.age)
             self._latest = None
-        if self._forecasts is not None:
-            self._forecasts.refresh()
+            if self._forecasts is not None:
+                self._forecasts.pass_round()
 
     def _choose(self, rows: list[Row], *, is_mixed: bool) -> None:
         is_alone = self._is_drafted_always and not self.num_drafts_attached
@@ -213,7 +213,7 @@ class AutoSpeculation:
             self._tell()
 
     def _tell(self) -> None:
-        """People, what is expected of the modes that can be had, and what is to run first."""
+        """People, what is expected of the modes that can be had, and which is to be the fastest."""
         if self._forecasts is None:
             return
         if self._num_turns > 1:  # no block was drawn during a round just now
@@ -222,9 +222,9 @@ class AutoSpeculation:
         for load in self._forecasts.told:
             speeds = self._forecasts.speeds(load)
             usable = [f"{mode} {s:.4g}" for mode, s in speeds.items() if mode not in unusable]
-            first = self._chooser.preferred(load, but=unusable)
+            first = self._chooser.best(load, but=unusable)
             log.info(
-                "tokens a second expected of %d %s row%s: %s; begins with %s",
+                "tokens a second expected of %d %s row%s: %s; best is %s",
                 load.num_rows, load.verification, "s" if load.num_rows > 1 else "",
                 ", ".join(usable), first,
             )  # fmt: skip

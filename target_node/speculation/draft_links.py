@@ -88,7 +88,7 @@ class DraftLinks:
 
     @property
     def times(self) -> DraftTimes:
-        """Of the drafts' batches, as the last one that came has measured them; none before."""
+        """Of the drafts' batches, as one of those that are there has measured them; none before."""
         known = [peer.introduction for peer in self._peers if peer.introduction is not None]
         if known:
             self._times = DraftTimes(known[-1].times, known[-1].enter_s)

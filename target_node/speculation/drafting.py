@@ -61,6 +61,11 @@ class CircuitBreaker:
         self._num_failures = 0  # in a row
         self._total = 0
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether what was asked last has raised, or nothing is asked any more."""
+        return self._num_failures > 0
+
     def ask(self, draft: Callable[[], Speculations]) -> Speculations:
         """What `draft` returns; nothing where it raises, or did too often in a row."""
         if self._num_failures >= MAX_FAILURES:

@@ -146,7 +146,8 @@ class SynchronousSpeculation:
         found = self._breaker.ask(
             lambda: self._draft.speculate(to_draft, threshold=threshold, most=most)
         )
-        self._admission.count_covered(found)
+        if not self._breaker.is_failing:
+            self._admission.count_covered(found)
         return self._admission.admit(rows, found)
 
     def warm_up(self, rows: list[Row]) -> bool:

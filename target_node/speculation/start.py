@@ -286,8 +286,13 @@ class _Builder:
         draft.capacity = self._capacity(num_tokens, max_len)
         if speculation.mode != "sync":  # else nobody has a choice
             max_rows = self._config.engine.max_batch_rows
+            positions = colocated_drafters.positions_of(speculation) or max_len
             draft.times = colocated_drafters.times_of(
-                drafter, model=runner.model, backend=runner.backend, max_rows=max_rows
+                drafter,
+                model=runner.model,
+                backend=runner.backend,
+                max_rows=max_rows,
+                max_positions=min(max_len, positions),
             )
         return draft
 

@@ -80,6 +80,47 @@ def test_roots_behind_which_nothing_is_in_time_are_drafted_seldom_but_for_who_wa
     assert drafted.count(True) == (24 if awaits else 3)
 
 
+def believed(rounds, block_s):
+    """What the start measured: blocks take so long."""
+    for needs_probs in (False, True):
+        for count in (1, 4, 16):
+            rounds.prespeculation._sizes.observe(
+                needs_probs=needs_probs, num_blocks=count, num_tokens=4, seconds=block_s * count
+            )
+
+
+@pytest.mark.parametrize("method", ["coupled", "foreseeable"])
+def test_a_start_that_measured_too_much_is_corrected_though_all_rows_miss(
+    dspark_drafter, monkeypatch, method
+):
+    """A block takes 1 ms, and was believed to take 30, more than the round has."""
+    rounds = Rounds(dspark_drafter, draft_batch=8, fan_out=40)
+    Clock(monkeypatch, rounds)
+    believed(rounds, 0.03)
+    num_pushes = 0
+    for number in range(3, 100):
+        rounds.prespeculation.take(rounds.row(TEXT, round=number, method=method), 0.018)
+        rounds.streams.extend(1000)
+        num_pushes += len(rounds.finish())
+    assert num_pushes > 100
+
+
+def test_of_many_rows_that_missed_as_many_have_a_block_as_there_is_time_for(
+    dspark_drafter, monkeypatch
+):
+    rounds = Rounds(dspark_drafter, draft_batch=16, fan_out=4)
+    Clock(monkeypatch, rounds)
+    believed(rounds, 0.001)
+    num_pushes = 0
+    for number in range(3, 40):
+        for stream in range(1, 13):
+            row = rounds.row(TEXT, stream=stream, round=number, method="foreseeable")
+            rounds.prespeculation.take(row, 0.012)
+        rounds.streams.extend(100_000)
+        num_pushes += len(rounds.finish())
+    assert num_pushes > 30
+
+
 @pytest.mark.parametrize("was_late", [False, True])
 def test_what_became_of_blocks_says_how_much_of_a_round_is_drafted_in(drafter, was_late):
     rounds, shares = Rounds(drafter), []

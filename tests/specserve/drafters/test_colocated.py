@@ -185,7 +185,7 @@ def test_a_drafter_beside_the_target_is_timed_by_rows(target):
     drafter = colocated.load(
         speculation, backend=BACKEND, target=target.folder, model=model, **rooms
     )
-    times = colocated.times_of(drafter, model=model, backend=BACKEND, max_rows=4)
+    times = colocated.times_of(drafter, model=model, backend=BACKEND, max_rows=4, max_positions=64)
     assert [each.num_blocks for each in times.all] == [1, 4]
     assert times.go_by_token  # it is a language model
     assert 0 < times.seconds(1, 1) < times.seconds(1, 5)

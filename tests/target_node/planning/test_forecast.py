@@ -11,6 +11,7 @@ from target_node.planning.acceptance import Acceptance
 from target_node.planning.forecast import (
     AsynchronousRounds,
     Forecasts,
+    ForwardTimes,
     HitPower,
     OnMiss,
     PlainRounds,
@@ -29,6 +30,10 @@ def table(token_s: float = 0.0) -> StepTable:
     found = StepTable()
     found.learn({n: Cell(1 + (n - 1) * token_s, 8) for n in (1, 2, 64, 128)}, Slopes())
     return found
+
+
+def times(token_s: float = 0.0) -> ForwardTimes:
+    return ForwardTimes(table(token_s).freeze())
 
 
 def one_pass(seconds: float, *, most: int = 16) -> DraftTimes:
@@ -54,44 +59,44 @@ def asynchronous(times: DraftTimes, on_miss: OnMiss | None = None, power: float 
 
 
 def test_a_plain_round_makes_a_token_a_row():
-    assert PlainRounds().expected(ONE, table().freeze()) == (1, 1.0)
-    assert PlainRounds().expected(MANY, table(0.1).freeze()) == (16, pytest.approx(2.5))
+    assert PlainRounds().expected(ONE, times()) == (1, 1.0)
+    assert PlainRounds().expected(MANY, times(0.1)) == (16, pytest.approx(2.5))
 
 
 def test_a_synchronous_round_takes_draft_and_forward():
-    expected = synchronous(one_pass(0.25)).expected(ONE, table().freeze())
+    expected = synchronous(one_pass(0.25)).expected(ONE, times())
     assert expected.tokens == pytest.approx(1.875)
     assert expected.seconds == pytest.approx(1.25)
 
 
 def test_no_more_is_verified_than_pays():
     """A token costs .3 seconds: the first brings .5 of 1.3, the second .25 of 1.6."""
-    expected = synchronous(one_pass(0.0)).expected(ONE, table(0.3).freeze())
+    expected = synchronous(one_pass(0.0)).expected(ONE, times(0.3))
     assert expected.tokens == pytest.approx(1.5)
 
 
 def test_a_chain_is_no_longer_than_pays():
-    times = DraftTimes([DraftTime(1, 0.0, 0.3)])
-    best = synchronous(times).best(ONE, table().freeze())
+    chain = DraftTimes([DraftTime(1, 0.0, 0.3)])
+    best = synchronous(chain).best(ONE, times())
     assert (best.num_drafted, best.draft_s) == (1, pytest.approx(0.3))
 
 
 def test_a_drafter_with_something_for_few_rows_makes_little():
     rare = UsualAcceptance({"greedy": [0.5, 0.25, 0.125]}, coverage=0.2)
-    expected = synchronous(one_pass(0.0), rare).expected(ONE, table().freeze())
+    expected = synchronous(one_pass(0.0), rare).expected(ONE, times())
     assert expected.tokens == pytest.approx(1 + 0.2 * 0.875)
 
 
 def test_an_asynchronous_round_hides_the_draft_and_pays_for_misses():
     """All 8 outcomes are in time, and r = 1: one in nine is missed."""
-    expected = asynchronous(one_pass(0.2)).expected(ONE, table().freeze())
+    expected = asynchronous(one_pass(0.2)).expected(ONE, times())
     hit = 8 / 9
     assert expected.tokens == pytest.approx(hit * 1.75 + (1 - hit))
     assert expected.seconds == pytest.approx(1.1)  # of memory that both read
 
 
 def test_what_is_not_drafted_in_time_is_not_hit():
-    never = asynchronous(one_pass(5.0)).expected(ONE, table().freeze())
+    never = asynchronous(one_pass(5.0)).expected(ONE, times())
     assert never.tokens == 1
     few = asynchronous(DraftTimes([DraftTime(1, 0.4, 0.0), DraftTime(16, 2.0, 0.0)]))
     assert few.num_outcomes(1, 3, 1.0) < 8
@@ -99,10 +104,10 @@ def test_what_is_not_drafted_in_time_is_not_hit():
 
 def test_a_row_that_missed_has_its_own_block_drafted_first_unless_somebody_else_did():
     """Two passes would be too long for the round: what is missed once is missed for ever."""
-    times = DraftTimes([DraftTime(1, 0.5, 0.0)])
-    steps = table().freeze()
-    assert asynchronous(times).expected(ONE, steps).tokens == 1
-    waiting = asynchronous(times, OnMiss(waits=True))
+    slow = DraftTimes([DraftTime(1, 0.5, 0.0)])
+    steps = times()
+    assert asynchronous(slow).expected(ONE, steps).tokens == 1
+    waiting = asynchronous(slow, OnMiss(waits=True))
     hit = 1 - 1 / 2  # one outcome is in time, and r = 1
     waits = (1 - hit) * 0.5
     expected = waiting.expected(ONE, steps)
@@ -114,18 +119,26 @@ def test_what_enters_contexts_takes_time_first():
     late = DraftTimes([DraftTime(1, 0.5, 0.0)], enter_s=0.6)
     assert asynchronous(late, OnMiss(waits=True)).num_outcomes(1, 3, 1.1) == 0
     beside = synchronous(DraftTimes([DraftTime(1, 0.5, 0.0)], enter_s=0.25))
-    assert beside.expected(ONE, table().freeze()).seconds == pytest.approx(1.75)
+    assert beside.expected(ONE, times()).seconds == pytest.approx(1.75)
 
 
 @pytest.mark.parametrize("on_miss", ["here", "waits"])
 def test_what_is_done_about_misses_counts_with_its_time(on_miss):
     beside = synchronous(one_pass(0.5))
     done = OnMiss(drafts_here=beside) if on_miss == "here" else OnMiss(waits=True)
-    times = one_pass(0.2)
-    plain, helped = (asynchronous(times, each) for each in (OnMiss(), done))
-    steps = table().freeze()
+    quick = one_pass(0.2)
+    plain, helped = (asynchronous(quick, each) for each in (OnMiss(), done))
+    steps = times()
     assert helped.expected(ONE, steps).tokens > plain.expected(ONE, steps).tokens
     assert helped.expected(ONE, steps).seconds > plain.expected(ONE, steps).seconds
+
+
+def test_where_no_draft_process_was_there_yet_nothing_is_hit():
+    assert asynchronous(DraftTimes()).expected(ONE, times()).tokens == 1
+
+
+def test_what_is_left_of_a_kind_where_nobody_drafts_is_its_acceptance():
+    assert BatchLoad.of(1, "greedy, alone").kind == BatchLoad.of(1, "greedy").kind == "greedy"
 
 
 def test_many_rows_leave_less_time_for_each():
