@@ -63,6 +63,7 @@ class Runner:
             block_size=self.cache.block_size,
             dtype=embedding.dtype,
             device=embedding.device,
+            is_deferred=not self.backend.is_asynchronous,
         )
         self.features.append(features)
         return features

@@ -34,8 +34,11 @@ class FeatureCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        is_deferred: bool = True,
     ) -> None:
+        """`is_deferred`: residuals wait; not where a device runs behind, which copies hold up."""
         self.spec = spec
+        self._is_deferred = is_deferred
         self.size = feature_size
         self.block_size = block_size
         self._waiting: list[tuple[np.ndarray, Tensor]] = []  # slots, residuals of all layers
@@ -50,6 +53,9 @@ class FeatureCache:
     def write(self, batch: AttentionBatch, residuals: list[Tensor]) -> None:
         """Keep the residuals, each [N, H], of the N new tokens of a forward."""
         slots = batch.slots(self.block_size)
+        if not self._is_deferred:
+            self._keep(slots, self.spec.project(torch.cat(residuals, dim=-1)))
+            return
         self._waiting.append((slots, torch.cat(residuals, dim=-1)))
         self._num_waiting += len(slots)
         if self._num_waiting >= _MOST_WAITING:
@@ -67,13 +73,15 @@ class FeatureCache:
         """What waits; of tokens in one slot the last, since those before it were rejected."""
         slots = np.concatenate([slots for slots, _ in self._waiting])
         kept, from_behind = np.unique(slots[::-1], return_index=True)
-        device = self._rows.device
-        places = torch.from_numpy(len(slots) - 1 - from_behind).to(device)
+        places = torch.from_numpy(len(slots) - 1 - from_behind).to(self._rows.device)
         residuals = torch.cat([residuals for _, residuals in self._waiting])
-        features = self.spec.project(residuals.index_select(0, places))
-        self._rows.index_copy_(0, torch.from_numpy(kept).to(device), features.to(self._rows.dtype))
+        self._keep(kept, self.spec.project(residuals.index_select(0, places)))
         self._waiting.clear()
         self._num_waiting = 0
+
+    def _keep(self, slots: np.ndarray, features: Tensor) -> None:
+        index = torch.from_numpy(slots).to(self._rows.device)
+        self._rows.index_copy_(0, index, features.to(self._rows.dtype))
 
     def _slots(self, block_ids: list[int], start: int, end: int) -> np.ndarray:
         positions = np.arange(start, end)

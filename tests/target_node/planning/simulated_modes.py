@@ -103,6 +103,9 @@ class Foretold:
     def refresh(self):
         pass
 
+    def pass_round(self):
+        pass
+
     def __call__(self, load):
         plain = load.num_rows / _plain_s(self._plain_s, load.num_rows)
         speeds = self._speeds(load.num_rows, 0.0 if load.verification == "greedy" else 1.0)

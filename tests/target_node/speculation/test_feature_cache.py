@@ -1,6 +1,7 @@
 """Features of a position are read as they were written, wherever its block lies."""
 
 import numpy as np
+import pytest
 import torch
 
 from specserve.drafters.protocol import FeatureSpec
@@ -10,7 +11,9 @@ from target_node.speculation.feature_cache import FeatureCache
 SIZE = 4
 
 
-def make_cache(project=lambda residuals: residuals.sum(dim=1, keepdim=True)) -> FeatureCache:
+def make_cache(
+    project=lambda residuals: residuals.sum(dim=1, keepdim=True), *, is_deferred=True
+) -> FeatureCache:
     return FeatureCache(
         FeatureSpec(layers=(0, 1), project=project),
         feature_size=1,
@@ -18,6 +21,7 @@ def make_cache(project=lambda residuals: residuals.sum(dim=1, keepdim=True)) -> 
         block_size=SIZE,
         dtype=torch.float32,
         device=torch.device("cpu"),
+        is_deferred=is_deferred,
     )
 
 
@@ -27,9 +31,10 @@ def write(cache: FeatureCache, position: int, feature: float) -> None:
     cache.write(batch, [torch.tensor([[feature]]), torch.zeros(1, 1)])
 
 
-def test_of_a_slot_that_was_written_twice_the_last_counts():
+@pytest.mark.parametrize("is_deferred", [True, False])
+def test_of_a_slot_that_was_written_twice_the_last_counts(is_deferred):
     """The first was of a token that was rejected."""
-    cache = make_cache()
+    cache = make_cache(is_deferred=is_deferred)
     for position, feature in ((0, 1.0), (1, 2.0), (1, 3.0), (2, 4.0)):
         write(cache, position, feature)
     assert cache.read([([3], 0, 3)])[:, 0].tolist() == [1.0, 3.0, 4.0]
