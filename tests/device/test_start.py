@@ -15,6 +15,7 @@ import specserve.processes.launch
 import target_node.planning.step_profile
 import target_node.speculation.start
 import target_node.start
+from specserve.backends.cuda.backend import CudaGraphBackend
 from specserve.backends.cuda.block_passes import CapturedBlockPasses
 from specserve.backends.cuda.forward import CapturedForward
 from specserve.backends.torch.backend import TorchBackend
@@ -83,6 +84,7 @@ def leader(config: ResolvedConfig, given: ChildArguments) -> TargetNode:
         mock.patch.object(target_node.start, "watch") as watch,
         # A pretended forward is slow, and how slow the machine's business: the same ones anywhere.
         mock.patch.object(target_node.planning.step_profile, "_SIZES", (1, 2, 4, 8)),
+        mock.patch.object(CudaGraphBackend, "step_edges", return_value=(1, 2, 4, 8)),
         mock.patch.object(target_node.planning.step_profile, "_MOST_S", float("inf")),
     ):
         ranks, runner = target_node.start._build(config, given)
