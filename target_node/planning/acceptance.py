@@ -140,6 +140,7 @@ class FrozenAcceptance:
         self._known, self._coverage, self._usual = known, coverage, usual
 
     def freeze(self) -> "FrozenAcceptance":
+        """It is."""
         return self
 
     def coverage(self, kind: str) -> float:
