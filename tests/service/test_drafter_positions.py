@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import specserve
 from specserve.client import Client
 from specserve.types import TokenOrigin
 from tests.service.chaos import end
+from tests.service.draft_watch import DraftWatch
 from tests.service.test_failures import Launched
 
 DRAFTERS = Path(specserve.__file__).parent / "assets" / "drafters"
@@ -44,6 +46,9 @@ def test_nothing_is_drafted_beyond_the_positions_of_a_drafter(tmp_path, service,
     flags = ["--oversubscribe", "--drafter", str(drafter)]
     launched = Launched(*flags, "--speculation", *mode)
     try:
+        if mode is ASYNC:
+            with closing(DraftWatch(launched.address())) as watch:
+                assert watch.wait_until_serving()
         with Client(launched.address()) as client, Client(service) as plain:
             fields = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
             answer = client.generate(PROMPT, **fields)
