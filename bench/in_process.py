@@ -33,7 +33,7 @@ from target_node.blocks import BlockPool
 from target_node.node import TargetNode
 from target_node.planning import step_profile
 from target_node.planning.acceptance import Acceptance
-from target_node.planning.admission import Admission
+from target_node.planning.admission import Admission, RoundCosts
 from target_node.planning.policies import PricePolicy, ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
 from target_node.ranks import Ranks
@@ -176,15 +176,15 @@ def _speculation(
         backend=runner.backend,
     )
     least = speculating.min_survival
-    prices = None
+    costs = None
     if least is None:
-        prices = RoundPrices(runner.backend, runner.steps)
+        costs = RoundCosts(RoundPrices(runner.backend, runner.steps), draft.pace)
     admission = Admission(
         acceptance=Acceptance(draft.gamma),
         scheduler=scheduler,
         sampler=sampler,
-        budget=ThresholdPolicy(least or 0.0) if prices is None else PricePolicy(),
-        prices=prices,
+        budget=ThresholdPolicy(least or 0.0) if costs is None else PricePolicy(),
+        costs=costs,
     )
     return SynchronousSpeculation(draft, admission)
 

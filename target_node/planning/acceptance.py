@@ -1,30 +1,24 @@
 # pyright: strict
 """How likely drafted tokens stand: running averages by position, and products along a block.
 
-And what follows from that for drafters that go token by token and have no confidences: how long
-their chains are (`best_length`). Who has some ends its chains by them
-(`specserve.drafters.chain_stopping`).
+Who is drafted for, and how long chains without confidences are, follows in `drafted_rounds`; who
+has some ends its chains by them (`specserve.drafters.chain_stopping`).
 
 Receives counts and times alone, never tokens: see `specserve.sampling.verification.admission`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from typing import NamedTuple
-
-import numpy as np
 
 from specserve.drafters.usual_acceptance import UsualAcceptance
-from specserve.sampling.verification.admission import StepCosts
-from target_node.planning.step_table import Line
 
 FIRST = 5  # tokens, before a draft was timed
-_CLOSE = 0.99  # of the best speed: the shortest of such lengths drafts and verifies least
 _KEPT = 0.995  # a round, of what was seen of a position that is not looked at
 _DOUBTED = 8.0  # tokens that count of what was seen before a trial
-_WORTH = 0.97  # of plain decoding's speed that drafts have to reach: times are known so well
 _REMEMBERED = 1 - 1 / 512  # a token, of what was seen of a position that is
 _COVERED = 1 / 64  # weight of the latest round in the share of rows that have a block
+_AS_USUAL = 8.0  # expected tokens that a row counts for as one like the others
+_OWN_KEPT = 1 - 1 / 64  # a round, of what was seen of a row
 
 
 class AcceptanceHistory:
@@ -166,36 +160,25 @@ def survival_of(confidences: Sequence[float]) -> list[float]:
     return survival
 
 
-class RoundAhead(NamedTuple):
-    """A round, as far as it is known before it drafts."""
+class OwnAcceptance:
+    """How much more, or less, of one row's drafts stands than is usual of its kind.
 
-    num_rows: int  # that are drafted for
-    num_tokens: int  # of its forward without drafted ones: anchors, prompts
-    costs: StepCosts
-    before: Line  # seconds until its forward, by tokens of a chain
-
-
-def best_length(survivals: Sequence[float], ahead: RoundAhead) -> int:
-    """At least 1, at most as many as there are `survivals`: usual ones, by position."""
-    lengths = np.arange(1, len(survivals) + 1)
-    tokens = ahead.num_rows * (1 + np.cumsum(survivals))
-    seconds = ahead.costs.seconds(ahead.num_tokens + ahead.num_rows * lengths)
-    seconds = seconds + ahead.before.fixed_s + lengths * ahead.before.token_s
-    speeds = tokens / seconds
-    return int(np.argmax(speeds >= _CLOSE * speeds.max())) + 1
-
-
-def drafts_pay(
-    survivals: Sequence[float], coverage: float, ahead: RoundAhead, draft_s: float
-) -> bool:
-    """Whether rounds that draft for `draft_s` seconds are about as fast as plain ones at least.
-
-    `survivals`: usual ones, by position; `coverage`: the share of rows that get a block. As many
-    tokens of each are verified as make the round fastest.
+    A row that is not drafted for any more becomes one like the others again, after a while.
     """
-    covered = coverage * ahead.num_rows
-    verified = covered * np.arange(1, len(survivals) + 1)
-    tokens = ahead.num_rows + covered * np.cumsum(survivals)
-    seconds = ahead.costs.seconds(ahead.num_tokens + np.ceil(verified).astype(np.int64))
-    plain_s = ahead.costs.seconds(np.array([ahead.num_tokens]))[0]
-    return bool((tokens / (draft_s + seconds)).max() >= _WORTH * ahead.num_rows / plain_s)
+
+    def __init__(self) -> None:
+        self._accepted = self._expected = 0.0
+
+    @property
+    def factor(self) -> float:
+        return (self._accepted + _AS_USUAL) / (self._expected + _AS_USUAL)
+
+    def observe(self, survivals: Sequence[float], num_accepted: int) -> None:
+        """`survivals`: usual ones, of the positions that were verified."""
+        self._accepted = _OWN_KEPT * self._accepted + num_accepted
+        self._expected = _OWN_KEPT * self._expected + sum(survivals)
+
+    def pass_over(self) -> None:
+        """A round went by in which it was not drafted for."""
+        self._accepted *= _OWN_KEPT
+        self._expected *= _OWN_KEPT

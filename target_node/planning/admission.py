@@ -10,6 +10,8 @@ from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from specserve.drafters.protocol import StoppingThreshold
 from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.admission import (
@@ -24,15 +26,15 @@ from target_node.planning.acceptance import (
     FIRST,
     Acceptance,
     FrozenAcceptance,
-    RoundAhead,
-    best_length,
-    drafts_pay,
+    OwnAcceptance,
     survival_of,
 )
+from target_node.planning.draft_pace import DraftPace
 from target_node.planning.draft_trials import DraftTrials
-from target_node.planning.mode_speeds import prevailing, verification_of
+from target_node.planning.drafted_rounds import RowsToDraft
+from target_node.planning.mode_speeds import verification_of
 from target_node.planning.pace import weights_of
-from target_node.planning.round_prices import FrozenPrices, LoadView, RoundPrices
+from target_node.planning.round_prices import FrozenPrices, RoundPrices
 from target_node.sampler import SampledRow, Sampler
 from target_node.scheduler import Row, Scheduler
 from target_node.sequence import Sequence
@@ -45,6 +47,14 @@ _NOTHING, _LITTLE, _MANY = 0.02, 0.1, 256
 log = logging.getLogger(__name__)
 
 
+class RoundCosts(NamedTuple):
+    """What decides on numbers of rows and tokens."""
+
+    prices: RoundPrices
+    drafts: DraftPace | None = None  # what is drafted in a round, before its forward
+    may_pause: bool = False  # rows whose drafts bring less than they take are not drafted for
+
+
 class Admission:
     """Deals room for drafts, admits them, and looks at how they fared."""
 
@@ -55,11 +65,11 @@ class Admission:
         scheduler: Scheduler,
         sampler: Sampler,
         budget: Allocator,
-        prices: RoundPrices | None = None,
+        costs: "RoundCosts | None" = None,
         max_positions: int | None = None,
         is_asynchronous: bool = False,
     ) -> None:
-        """`acceptance`: of drafted tokens; `prices`: what they cost, if anybody asks.
+        """`acceptance`: of drafted tokens; `costs`: what they cost, if anybody asks.
 
         Nothing is drafted at `max_positions` and beyond, which is what the drafter was made for.
         `is_asynchronous`: blocks are drawn while the round before theirs is verified, so that what
@@ -69,69 +79,88 @@ class Admission:
         self._scheduler = scheduler
         self._sampler = sampler
         self._budget = budget
-        self._prices = prices
+        self._prices = None if costs is None else costs.prices
+        self._drafts = None if costs is None else costs.drafts
+        self._may_pause = costs is not None and costs.may_pause
         self._max_positions = max_positions
         self._acceptance = acceptance
         self._is_asynchronous = is_asynchronous
         self._known = self._write_down(())  # what this round may read
         self._known_next: _Known | None = None  # ... and the next one, where it is another
-        self._load: LoadView | None = None  # of this round, as it was known
+        self._load: StoppingThreshold | None = None  # of this round, as it was known
         self._last_survivals: dict[Sequence, _TwoRounds] = {}
+        self._own: dict[Sequence, OwnAcceptance] = {}  # of rows that were drafted for here
         self._candidates: list[Row] = []  # rows that may verify something, in this round
         self._drafted_kinds: set[str] = set()  # of the rows with drafts in this round
         self._num_rounds = 0  # in which somebody could be drafted for
-        self.pauses = False  # nobody is to be asked for drafts in this round: they do not pay
-        self._has_paused = False  # in any round
+        self.drafted_for: list[Row] = []  # of the candidates: the others' drafts do not pay
+        self.chain_length = FIRST  # tokens, of those whose drafter has no confidences to end by
+        self._has_paused = False  # in any round: nobody was drafted for
         self._trials: dict[int, DraftTrials] = {}  # by decoding rows, in powers of two
         self._num_verified = self._num_accepted = 0  # drafted tokens so far
         self._has_warned = False
 
     def begin(self, rows: list[Row]) -> list[Row]:
         """A round begins; those of its rows in which drafted tokens may be verified."""
-        self._candidates = [row for row in rows if self._may_speculate(row)]
+        self._candidates = self.drafted_for = [row for row in rows if self._may_speculate(row)]
         num_decoding = sum(row.sequence.is_decoding for row in rows)
+        is_mixed = num_decoding < len(rows)
         if self._prices is not None:
-            self._prices.begin(num_decoding, is_mixed=num_decoding < len(rows))
+            self._prices.begin(num_decoding, is_mixed=is_mixed)
         self._known = self._known_next or self._write_down(rows)
         if self._known.prices is not None:
-            is_mixed = num_decoding < len(rows)
             self._load = self._known.prices.of(num_decoding, is_mixed=is_mixed)
-            self.pauses = bool(self._candidates) and not is_mixed and not self._drafts(rows)
+            if self._candidates and self._known.drafts is not None:
+                self._choose(rows, self._known.prices, self._known.drafts, is_mixed=is_mixed)
         return self._candidates
 
-    def _drafts(self, rows: list[Row]) -> bool:
-        """Whether `rows`, which all decode, are to be drafted for."""
-        if self._prices is None or not self._prices.may_pause:
-            return True  # at any cost
-        trials = self._trials.setdefault(len(rows).bit_length(), DraftTrials())
-        is_drafted = trials.drafts(pays=self._drafts_pay(rows))
-        if is_drafted and trials.begins:
-            self._prices.doubt()
+    def _choose(
+        self, rows: list[Row], prices: FrozenPrices, drafts: DraftPace, *, is_mixed: bool
+    ) -> None:
+        """Which candidates are drafted for in the round of `rows`, and how long their chains are.
+
+        Those whose blocks bring least are left out first. Who reads prompts besides has time.
+        """
+        if not drafts.is_known:
+            return
+        candidates, ahead = self._ranked(rows)
+        seconds = self._costs(rows, prices).seconds
+        best = ahead.best(drafts, seconds, counts=[len(candidates)])
+        if self._may_pause and not is_mixed:
+            some = ahead.best(drafts, seconds) if len(candidates) > 1 else best
+            num_paying = some.num_rows if ahead.pays(some, seconds) else 0
+            if not self._tries(len(rows), pays=num_paying == len(candidates)):
+                best, self.drafted_for = some, candidates[:num_paying]
+                for row in candidates[num_paying:]:
+                    self._own_of(row.sequence).pass_over()
+        self.chain_length = best.num_drafted
+
+    def _ranked(self, rows: list[Row]) -> tuple[list[Row], RowsToDraft]:
+        """The candidates, those first whose blocks bring most, and what these usually bring."""
+        acceptance = self._known.acceptance
+        kinds = [self.kind(row.sequence) for row in self._candidates]
+        standing = {kind: np.cumsum(acceptance.survivals(kind)) for kind in set(kinds)}
+        covered = {kind: acceptance.coverage(kind) for kind in standing}
+        factors = [self._own_of(row.sequence).factor for row in self._candidates]
+        brought = np.array([f * standing[kind] for f, kind in zip(factors, kinds, strict=True)])
+        shares = np.array([covered[kind] for kind in kinds])
+        order = np.argsort(-brought[:, -1] * shares, kind="stable")
+        num_tokens = sum(row.num_tokens for row in rows)
+        ahead = RowsToDraft(len(rows), num_tokens, brought[order], shares[order])
+        return [self._candidates[place] for place in order], ahead
+
+    def _tries(self, num_rows: int, *, pays: bool) -> bool:
+        """Whether all rows are drafted for: because that `pays`, or to find out whether it does."""
+        trials = self._trials.setdefault(num_rows.bit_length(), DraftTrials())
+        drafts_all = trials.drafts(pays=pays)
+        if drafts_all and trials.begins and self._drafts is not None:
+            self._drafts.doubt()
             for kind in {self.kind(row.sequence) for row in self._candidates}:
                 self._acceptance.doubt(kind)
-        return is_drafted
+        return drafts_all
 
-    def _drafts_pay(self, rows: list[Row]) -> bool:
-        load, ahead, known = self._load, self._ahead(rows), self._known.acceptance
-        if load is None or ahead is None:
-            return True
-        kind = prevailing(self.kind(row.sequence) for row in self._candidates)
-        return drafts_pay(known.survivals(kind), known.coverage(kind), ahead, load.draft_s)
-
-    def draft_length(self, rows: list[Row]) -> int:
-        """Tokens of this round's chains, where their drafter has no confidences to end them by."""
-        if (ahead := self._ahead(rows)) is None:
-            return FIRST
-        kind = prevailing(self.kind(row.sequence) for row in self._candidates)
-        return best_length(self._known.acceptance.survivals(kind), ahead)
-
-    def _ahead(self, rows: list[Row]) -> RoundAhead | None:
-        """The round of `rows`; None where nothing is known of what its drafts take."""
-        load, prices = self._load, self._known.prices
-        if load is None or prices is None or load.before is None:
-            return None
-        num_tokens = sum(row.num_tokens for row in rows)
-        return RoundAhead(len(self._candidates), num_tokens, self._costs(rows, prices), load.before)
+    def _own_of(self, sequence: Sequence) -> OwnAcceptance:
+        return self._own.setdefault(sequence, OwnAcceptance())
 
     def kind(self, sequence: Sequence) -> str:
         """Of verification: what is accepted is another matter in each."""
@@ -153,7 +182,7 @@ class Admission:
             return None
         has_room = num_drafted * self.gamma <= self._scheduler.room_for_drafts(rows)
         may_look = has_room and not self._budget.compares_rows
-        return replace(self._load.threshold, may_look=may_look)
+        return replace(self._load, may_look=may_look)
 
     def _may_speculate(self, row: Row) -> bool:
         """Whether drafted tokens may be verified in this round."""
@@ -219,16 +248,13 @@ class Admission:
         if self._is_asynchronous:  # from now on blocks of the next round are drawn
             self._known_next = self._write_down(rows)
         if self._prices is not None:
-            num_passes = max((len(each.token_ids) for each in found.values()), default=0)
-            self._prices.launch(sum(row.num_tokens for row in admitted_rows), num_passes)
+            self._prices.launch(sum(row.num_tokens for row in admitted_rows))
         return admitted_rows
 
     def count_covered(self, found: Mapping[Sequence, Speculation]) -> None:
-        """A drafter beside the target was asked for a block of every row, and `found` these."""
-        if self._prices is not None:
-            self._prices.ask()
+        """A drafter beside the target was asked for blocks of these rows, and `found` some."""
         by_kind: dict[str, list[bool]] = {}
-        for row in self._candidates:
+        for row in self.drafted_for:
             by_kind.setdefault(self.kind(row.sequence), []).append(row.sequence in found)
         for kind, has_block in by_kind.items():
             self._acceptance.cover(kind, sum(has_block) / len(has_block))
@@ -236,8 +262,9 @@ class Admission:
     def _write_down(self, rows: Rows[Row]) -> "_Known":
         """What is known now of times and acceptance, and of which `rows` are behind."""
         prices = None if self._prices is None else self._prices.freeze()
+        drafts = None if self._drafts is None else self._drafts.freeze()
         weights = weights_of(row.sequence for row in rows)
-        return _Known(prices, self._acceptance.freeze(), weights)
+        return _Known(prices, drafts, self._acceptance.freeze(), weights)
 
     def _facts(
         self, rows: list[Row], drafted: list[tuple[Row, int]], survivals: Rows[Rows[float]]
@@ -256,7 +283,7 @@ class Admission:
         snapshot = PlanningSnapshot()
         if load is not None and prices is not None:
             costs = self._costs(rows, prices)
-            snapshot = PlanningSnapshot(load.threshold.token_price, costs)
+            snapshot = PlanningSnapshot(load.token_price, costs)
         return RoundFacts(
             snapshot=snapshot,
             num_tokens=sum(row.num_tokens for row in rows),
@@ -273,6 +300,7 @@ class Admission:
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
         self._last_survivals.pop(sequence, None)
+        self._own.pop(sequence, None)
 
     def observe(
         self,
@@ -294,8 +322,11 @@ class Admission:
             # What ended the sample was cut there: the positions behind it were not verified.
             verified = result.num_accepted if result.finish_reason else row.verify_len
             if row.sequence not in stand_ins:  # which another drafter may have drafted
-                history = self._acceptance.of(self.kind(row.sequence))
+                history = self._acceptance.of(kind := self.kind(row.sequence))
                 history.observe(verified, result.num_accepted)
+                if row.sequence in self._own:
+                    usual = self._known.acceptance.survivals(kind)[:verified]
+                    self._own[row.sequence].observe(usual, result.num_accepted)
             self._num_verified += verified
             self._num_accepted += result.num_accepted
             records.append(
@@ -310,7 +341,7 @@ class Admission:
                 )
             )
         self._acceptance.settle(self._drafted_kinds)
-        self._has_paused |= self.pauses
+        self._has_paused |= bool(self._candidates) and not self.drafted_for
         self._warn()
         return records
 
@@ -368,6 +399,7 @@ class _Known(NamedTuple):
     """What admission knew at one moment."""
 
     prices: FrozenPrices | None
+    drafts: DraftPace | None
     acceptance: FrozenAcceptance
     weights: Mapping[Sequence, float]  # of rows that are behind
 

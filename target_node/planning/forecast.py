@@ -12,15 +12,16 @@ Receives counts and times, never tokens.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from specserve.drafters.draft_times import DraftTimes
 from specserve.types import DRAFT_BATCH_SIZE
 from target_node.planning.acceptance import Acceptance, FrozenAcceptance
+from target_node.planning.draft_pace import DraftPace
+from target_node.planning.drafted_rounds import DraftedRound, RowsToDraft, Seconds, counts_up_to
 from target_node.planning.mode_speeds import BatchLoad
 from target_node.planning.step_table import FrozenSteps, StepTable
 
@@ -30,7 +31,6 @@ _POWER = 0.6  # of the law of hits, before any was counted
 _POWERS = 0.1, 3.0
 _A_BLOCK = 9  # tokens of a row that are looked up at once
 _LEAST_S = 1e-6
-_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of blocks that are compared
 _FRESH, _EARLY = 96, (8, 24, 48)  # rounds that what was foretold stands, and the first of them
 _STEPS = 3  # of rounds that lead to each other
 _SMOOTHING = 0.02  # weight of the latest round
@@ -58,14 +58,17 @@ class ForwardTimes:
         self._steps = steps
         self._by_rows: dict[int, list[float]] = {}  # by tokens
 
+    def of_rows(self, num_rows: int) -> Seconds:
+        """By tokens in all."""
+        return self._steps.at(num_rows, num_rows * _A_ROW_KEYS).seconds
+
     def seconds(self, num_rows: int, num_tokens: float) -> float:
         """Of so many tokens in all, between two numbers on the line through them."""
         low = int(num_tokens)
         known = self._by_rows.get(num_rows, [])
         if low + 1 >= len(known):
             counts = np.arange(max(low + 2, _A_BLOCK * num_rows))
-            costs = self._steps.at(num_rows, num_rows * _A_ROW_KEYS)
-            known = self._by_rows[num_rows] = costs.seconds(counts).tolist()
+            known = self._by_rows[num_rows] = self.of_rows(num_rows)(counts).tolist()
         return max(_LEAST_S, known[low] + (num_tokens - low) * (known[low + 1] - known[low]))
 
 
@@ -103,47 +106,24 @@ class SynchronousRounds:
     """Drafts, then verifies as many of each block as pays."""
 
     acceptance: Acceptance | FrozenAcceptance
-    times: DraftTimes
+    drafts: DraftPace
     spread: float = SYNC_SPREAD
 
     def freeze(self) -> "SynchronousRounds":
-        return replace(self, acceptance=self.acceptance.freeze())
+        return replace(self, acceptance=self.acceptance.freeze(), drafts=self.drafts.freeze())
 
     def expected(self, load: BatchLoad, steps: ForwardTimes) -> Expected:
-        return self.best(load, steps).whole
+        best = self.best(load, steps)
+        return Expected(best.tokens, best.seconds)
 
-    def best(self, load: BatchLoad, steps: ForwardTimes) -> "Drafted":
-        """Over all numbers of tokens to verify, at least one."""
-        survivals = self.acceptance.survivals(load.kind)
-        num_rows = load.num_rows
-        covered = num_rows * self.acceptance.coverage(load.kind)
-        found: list[Drafted] = []
-        for length in lengths_of(len(survivals)):
-            made = num_rows + covered * sum(survivals[:length])
-            # Of what is drafted token by token no more is drafted than is verified.
-            num_tokens = length if self.times.go_by_token else len(survivals)
-            verify_s = steps.seconds(num_rows, num_rows + covered * length)
-            draft_s = self.times.enter_s + self.times.seconds(num_rows, num_tokens)
-            found.append(Drafted(made, num_tokens, draft_s, verify_s))
-        return max(found, key=lambda each: each.whole.speed)
-
-
-def lengths_of(most: int) -> list[int]:
-    """Numbers of tokens up to `most` that are compared, `most` among them."""
-    return [*(length for length in _LENGTHS if length < most), most]
-
-
-class Drafted(NamedTuple):
-    """A round that drafts first."""
-
-    tokens: float
-    num_drafted: int  # tokens of each block
-    draft_s: float
-    verify_s: float
-
-    @property
-    def whole(self) -> Expected:
-        return Expected(self.tokens, self.draft_s + self.verify_s)
+    def best(self, load: BatchLoad, steps: ForwardTimes) -> DraftedRound:
+        """Of those that draft for all rows."""
+        survivals, coverage = (
+            self.acceptance.survivals(load.kind),
+            self.acceptance.coverage(load.kind),
+        )
+        rows = RowsToDraft.alike(load.num_rows, survivals, coverage)
+        return rows.best(self.drafts, steps.of_rows(load.num_rows), counts=[load.num_rows])
 
 
 @dataclass
@@ -181,7 +161,7 @@ class AsynchronousRounds:
     """Blocks are drafted for likely outcomes while the round before is verified."""
 
     acceptance: Acceptance | FrozenAcceptance
-    times: Callable[[], DraftTimes]  # of one draft process; none are known before one is attached
+    drafts: DraftPace  # of one draft process; nothing is known before one is attached
     num_processes: int
     most_outcomes: int  # prepared for a row
     hits: HitPower
@@ -190,11 +170,11 @@ class AsynchronousRounds:
     spread: float = ASYNC_SPREAD
 
     def freeze(self) -> "AsynchronousRounds":
-        times, here = self.times(), self.on_miss.drafts_here
+        here = self.on_miss.drafts_here
         return replace(
             self,
             acceptance=self.acceptance.freeze(),
-            times=lambda: times,
+            drafts=self.drafts.freeze(),
             hits=self.hits.copy(),
             on_miss=self.on_miss._replace(drafts_here=None if here is None else here.freeze()),
         )
@@ -202,7 +182,7 @@ class AsynchronousRounds:
     def expected(self, load: BatchLoad, steps: ForwardTimes) -> Expected:
         survivals = self.acceptance.survivals(load.kind)
         # Of a block that is drafted in a process the last token stays behind.
-        lengths = lengths_of(max(1, len(survivals) - 1))
+        lengths = counts_up_to(max(1, len(survivals) - 1))
         found = [self._of(load, steps, survivals, length) for length in lengths]
         return max(found, key=lambda each: each.speed)
 
@@ -215,18 +195,18 @@ class AsynchronousRounds:
         what may come behind it is not known before.
         """
         rows = -(-num_rows // self.num_processes)
-        times = self.times()
-        first_s = times.enter_s + missed * times.seconds(rows, num_tokens)
+        drafts = self.drafts
+        first_s = drafts.enter_s + missed * drafts.seconds(rows, num_tokens)
         left_s = _IN_TIME * seconds - first_s
         wanted = rows * self.most_outcomes
-        if not times.all or left_s <= 0:
+        if not drafts.is_known or left_s <= 0:
             return 0.0  # nobody is there, or it is too late
-        whole_s = max(times.seconds(DRAFT_BATCH_SIZE, num_tokens), _LEAST_S)
+        whole_s = max(drafts.seconds(DRAFT_BATCH_SIZE, num_tokens), _LEAST_S)
         num_whole = min(wanted // DRAFT_BATCH_SIZE, int(left_s / whole_s))
         left_s -= num_whole * whole_s
         done = num_whole * DRAFT_BATCH_SIZE
         size = min(DRAFT_BATCH_SIZE, wanted - done)
-        while size and times.seconds(size, num_tokens) > left_s:
+        while size and drafts.seconds(size, num_tokens) > left_s:
             size //= 2
         return (done + size) / rows
 
@@ -241,7 +221,7 @@ class AsynchronousRounds:
         self, load: BatchLoad, steps: ForwardTimes, survivals: list[float], length: int
     ) -> Expected:
         num_rows, made = load.num_rows, 1 + sum(survivals[:length])
-        num_drafted = length + 1 if self.times().go_by_token else len(survivals)
+        num_drafted = length + 1 if self.drafts.go_by_token else len(survivals)
 
         def round_s(rate: float) -> float:
             return self.slower * steps.seconds(num_rows, num_rows * (1 + rate * length))
@@ -263,14 +243,14 @@ class AsynchronousRounds:
         if (here := self.on_miss.drafts_here) is not None:
             alone = here.best(load, steps)
             some = 1 - (1 - missed / num_rows) ** num_rows  # P(a round has any)
-            draft_s = some * here.times.seconds(max(1, round(missed)), alone.num_drafted)
+            draft_s = some * here.drafts.seconds(max(1, round(missed)), alone.num_drafted)
             plain_s = steps.seconds(num_rows, num_rows)
             share = missed / num_rows
             more_s = draft_s + share * max(0.0, alone.verify_s - plain_s)
             return Expected(hits.tokens + share * (alone.tokens - num_rows), hits.seconds + more_s)
         if self.on_miss.waits:
             all_miss = (missed / num_rows) ** num_rows
-            wait_s = self.times().seconds(num_rows, self.acceptance.gamma)
+            wait_s = self.drafts.seconds(num_rows, self.acceptance.gamma)
             tokens = hits.tokens + all_miss * num_rows * (made - 1)
             return Expected(tokens, hits.seconds + all_miss * wait_s)
         return hits

@@ -14,7 +14,6 @@ Receives counts and times, never tokens: a price says nothing of what was drawn 
 
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from specserve.backends.base import Backend
 from specserve.drafters.protocol import StoppingThreshold
@@ -22,32 +21,20 @@ from target_node.planning.step_table import FrozenSteps, Line, StepTable
 from target_node.planning.token_times import MOST, SMOOTHING, TokenTimes
 
 _LEAST_ROUNDS = 4  # before anything is believed
-_PASSES_OF_THE_REST = 1.0  # that take as long as all else before a forward, until more is known
 _TIMED_ROUNDS = 8  # of its own, and what was timed beforehand says nothing of speed any more
 
 
 class RoundPrices:
     """Of one way to draft. Call `begin`, `launch` and `observe` in every round that is to count."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        steps: StepTable | None = None,
-        *,
-        may_pause: bool = False,
-    ) -> None:
-        """`steps`: what forwards take; may be measured later, and is by whoever runs them.
-
-        `may_pause`: rounds go without drafts where those cost more than they bring.
-        """
-        self.may_pause = may_pause
+    def __init__(self, backend: Backend, steps: StepTable | None = None) -> None:
+        """`steps`: what forwards take; may be measured later, and is by whoever runs them."""
         self._backend = backend
         self._steps = steps or StepTable()
         self._loads: dict[tuple[int, bool], _BatchTimes] = {}
         self._load = _BatchTimes(backend.turning_point, 1, None)  # before the first round
         self._began_s = self._launched_s = 0.0
-        self._num_tokens = self._num_passes = self._num_first_calls = 0
-        self._is_asked = False  # a drafter, in this round
+        self._num_tokens = self._num_first_calls = 0
 
     def begin(self, num_decoding: int, *, is_mixed: bool = False) -> None:
         """A round of that many decoding rows begins; nothing is drafted yet.
@@ -55,17 +42,11 @@ class RoundPrices:
         Prompts or parts of them are read in a mixed one besides.
         """
         self._load = self._of(num_decoding, is_mixed=is_mixed)
-        self._is_asked = False
         self._began_s, self._num_first_calls = time.perf_counter(), self._backend.num_first_calls
 
-    def ask(self) -> None:
-        """A drafter is asked in this round, whatever it has."""
-        self._is_asked = True
-
-    def launch(self, num_tokens: int, num_passes: int = 0) -> None:
-        """The forward of so many tokens begins, after chains of `num_passes` were drafted."""
+    def launch(self, num_tokens: int) -> None:
+        """The forward of so many tokens begins."""
         self._num_tokens, self._launched_s = num_tokens, time.perf_counter()
-        self._num_passes = num_passes
 
     def observe(self, num_emitted: int) -> None:
         """The round is over, and made so many tokens."""
@@ -73,24 +54,18 @@ class RoundPrices:
             return  # which took longer than it will again
         now_s = time.perf_counter()
         round_s = now_s - self._began_s
-        if self._num_passes or self._is_asked:
-            self._load.add_draft(self._num_passes, self._launched_s - self._began_s)
         self._load.add(self._num_tokens, now_s - self._launched_s, round_s, num_emitted)
-
-    def doubt(self) -> None:
-        """What drafts take is measured anew at the load of the round that began."""
-        self._load.forget_drafts()
 
     def freeze(self) -> "FrozenPrices":
         """As they are now, of every load: nothing that is measured later changes it."""
-        views = {key: _view(load) for key, load in self._loads.items()}
+        known = {key: load.threshold for key, load in self._loads.items()}
         steps = self._steps.freeze()
 
-        def of_new(bits: int, *, is_mixed: bool) -> LoadView:
+        def of_new(bits: int, *, is_mixed: bool) -> StoppingThreshold:
             """Of a load that had no round yet: what forwards were known to take, nothing else."""
-            return _view(self._new(bits, steps, is_mixed=is_mixed))
+            return self._new(bits, steps, is_mixed=is_mixed).threshold
 
-        return FrozenPrices(views, of_new, steps)
+        return FrozenPrices(known, of_new, steps)
 
     def _of(self, num_decoding: int, *, is_mixed: bool) -> "_BatchTimes":
         bits = max(num_decoding, 1).bit_length()
@@ -107,35 +82,23 @@ class RoundPrices:
         return _BatchTimes(self._backend.turning_point, num_rows, line)
 
 
-class LoadView(NamedTuple):
-    """What was known of a load when a snapshot was taken."""
-
-    threshold: StoppingThreshold
-    before: Line | None  # seconds of a round until its forward, by tokens of its chains, ...
-    draft_s: float  # ... and with chains as they usually are
-
-
-def _view(load: "_BatchTimes") -> LoadView:
-    return LoadView(load.threshold, load.before, load.drafts.mean)
-
-
 class FrozenPrices:
     """`RoundPrices` at one moment."""
 
     def __init__(
         self,
-        views: Mapping[tuple[int, bool], LoadView],
-        of_new: Callable[..., LoadView],
+        known: Mapping[tuple[int, bool], StoppingThreshold],
+        of_new: Callable[..., StoppingThreshold],
         steps: FrozenSteps,
     ) -> None:
         self.steps = steps
-        self._views = views
+        self._known = known
         self._of_new = of_new
 
-    def of(self, num_decoding: int, *, is_mixed: bool) -> LoadView:
+    def of(self, num_decoding: int, *, is_mixed: bool) -> StoppingThreshold:
         bits = max(num_decoding, 1).bit_length()
-        view = self._views.get((bits, is_mixed))
-        return self._of_new(bits, is_mixed=is_mixed) if view is None else view
+        known = self._known.get((bits, is_mixed))
+        return self._of_new(bits, is_mixed=is_mixed) if known is None else known
 
 
 class _BatchTimes:
@@ -143,23 +106,12 @@ class _BatchTimes:
 
     def __init__(self, turning_point: float, num_rows: int, timed: Line | None) -> None:
         """`timed`: forwards of so many rows, beforehand."""
-        self.forget_drafts()
         self._forwards = TokenTimes(turning_point if timed is None else timed.turning_point)
         self._num_rows = num_rows
         self._timed = timed
         self._num_rounds = 0
         self._round_s: float = 0.0  # means
         self._num_emitted: float = 0.0
-
-    def forget_drafts(self) -> None:
-        """The next round with drafts is as the first one, in which contexts catch up."""
-        self.drafts = TokenTimes(_PASSES_OF_THE_REST)
-        self._has_drafted = False
-
-    def add_draft(self, num_passes: int, seconds: float) -> None:
-        if self._has_drafted:
-            self.drafts.add(num_passes, seconds)
-        self._has_drafted = True
 
     def add(self, num_tokens: int, forward_s: float, round_s: float, num_emitted: int) -> None:
         is_first = not self._forwards.num_rounds
@@ -172,12 +124,6 @@ class _BatchTimes:
         weight = max(SMOOTHING, 1 / self._num_rounds)
         self._round_s += weight * (round_s - self._round_s)
         self._num_emitted += weight * (num_emitted - self._num_emitted)
-
-    @property
-    def before(self) -> Line | None:
-        """Before anything was drafted nothing is known."""
-        times = self.drafts
-        return Line(times.expected(0), times.slope) if times.num_rounds else None
 
     @property
     def threshold(self) -> StoppingThreshold:

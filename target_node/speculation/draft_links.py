@@ -27,6 +27,7 @@ from specserve.transport.link.ends import TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.messages import Push
 from specserve.transport.link.ring import SharedRegion
+from target_node.planning.draft_pace import DraftPace
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class DraftLinks:
         self._peers = list(peers)
         self._last_epoch = 0
         self._times = DraftTimes()
+        self.pace = DraftPace(self._timed)  # of the drafts' batches
         self._wanted: list[Wanted] = []
         self._misfits: set[int] = set()  # drafts that did not fit when they came last
         self._polled_s = 0.0
@@ -86,9 +88,8 @@ class DraftLinks:
     def num_attached(self) -> int:
         return sum(peer.epoch > 0 for peer in self._peers)
 
-    @property
-    def times(self) -> DraftTimes:
-        """Of the drafts' batches, as one of those that are there has measured them; none before."""
+    def _timed(self) -> DraftTimes:
+        """By one of those that are there; none before."""
         known = [peer.introduction for peer in self._peers if peer.introduction is not None]
         if known:
             self._times = DraftTimes(known[-1].times, known[-1].enter_s)

@@ -10,6 +10,7 @@ of sequences that are not drafted for now (preempted ones above all) make room.
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ import torch
 
 from specserve.backends.base import Backend
 from specserve.drafters.context import ContextCapacity
-from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.protocol import (
     ContextUpdate,
     DraftBatch,
@@ -44,6 +44,7 @@ from specserve.sampling.state import SamplingState
 from specserve.sampling.verification.method import VerificationMethod, verified_by
 from specserve.types import Speculation
 from target_node.planning.acceptance import FIRST
+from target_node.planning.draft_pace import DraftPace
 from target_node.sequence import Sequence
 from target_node.speculation.feature_cache import FeatureCache
 
@@ -123,7 +124,7 @@ class ColocatedDraft:
         self.gamma = min(drafter.gamma, gamma or drafter.gamma)
         self.name = drafter.name
         self.capacity: ContextCapacity | None = None  # of its contexts; known to whoever sized them
-        self.times = DraftTimes()  # of its drafts, once somebody has timed them
+        self.pace = DraftPace(counts_entering=True)  # of its drafts
         # Chains that nothing but their number of tokens ends: nobody knows which of them stand.
         self.is_blind = drafter.stops_in_time and getattr(drafter, "probs_confidence", None) is None
         self._drafter = drafter
@@ -131,7 +132,7 @@ class ColocatedDraft:
         self._vocab_size = vocab_size
         self._num_kept = num_kept
         self._max_extension = max_extension
-        self._device = backend.device
+        self._backend, self._device = backend, backend.device
         # What was rejected is drafted again behind other tokens, by the same noise.
         # Where the device runs behind, to look what is known already would be a wait for it.
         self._noise: NoiseSource = fresh_log_noise if backend.is_asynchronous else NoiseTable()
@@ -164,10 +165,20 @@ class ColocatedDraft:
         With `num_scored` that many likely tokens of every slot are there for `scores`. Chains end
         where `threshold` says, blind ones after `most` tokens.
         """
-        self._drawn = None
-        self._foreseen.clear()
+        began_s, num_first_calls = time.perf_counter(), self._backend.num_first_calls
         self._threshold = threshold
         self._most = (most or FIRST) if self.is_blind else None
+        found = self._draft(rows, num_scored)
+        if (
+            self._backend.num_first_calls == num_first_calls
+        ):  # else it took longer than it will again
+            longest = max((len(each.token_ids) for each in found.values()), default=0)
+            self.pace.observe(len(rows), longest, time.perf_counter() - began_s)
+        return found
+
+    def _draft(self, rows: Rows[RowToDraft], num_scored: int) -> dict[Sequence, Speculation]:
+        self._drawn = None
+        self._foreseen.clear()
         ready = self._catch_up(rows)
         found: dict[Sequence, Speculation] = {}
         for by_ratio in (False, True):

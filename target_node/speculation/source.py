@@ -137,12 +137,13 @@ class SynchronousSpeculation:
         self._breaker = CircuitBreaker()
 
     def propose(self, rows: list[Row]) -> list[Row]:
-        decoding = self._admission.begin(rows)
-        if not decoding or self._admission.pauses or not self._admission.has_room(rows):
+        self._admission.begin(rows)
+        drafted_for = self._admission.drafted_for
+        if not drafted_for or not self._admission.has_room(rows):
             return self._admission.admit(rows, {})
-        to_draft = [self._admission.to_draft(row) for row in decoding]
-        threshold = self._admission.threshold(rows, len(decoding))
-        most = self._admission.draft_length(rows) if self._draft.is_blind else None
+        to_draft = [self._admission.to_draft(row) for row in drafted_for]
+        threshold = self._admission.threshold(rows, len(drafted_for))
+        most = self._admission.chain_length if self._draft.is_blind else None
         found = self._breaker.ask(
             lambda: self._draft.speculate(to_draft, threshold=threshold, most=most)
         )

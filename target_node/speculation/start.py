@@ -19,7 +19,8 @@ from specserve.transport.link.ends import TargetLinkEnd
 from specserve.transport.link.frames import LinkLimits
 from specserve.transport.link.ring import RingTargetEnd, SharedRegion
 from target_node.planning.acceptance import Acceptance
-from target_node.planning.admission import Admission
+from target_node.planning.admission import Admission, RoundCosts
+from target_node.planning.draft_pace import DraftPace
 from target_node.planning.forecast import (
     AsynchronousRounds,
     Forecasts,
@@ -126,8 +127,8 @@ class _Builder:
         # Under `auto` the speed of whole modes decides.
         may_pause = speculation.mode == "sync"
         acceptance = self._acceptance(draft.gamma, speculation)
-        self._rounds["sync"] = SynchronousRounds(acceptance, draft.times)
-        admission = self._admission(acceptance, positions, may_pause=may_pause)
+        self._rounds["sync"] = SynchronousRounds(acceptance, draft.pace)
+        admission = self._admission(acceptance, positions, drafts=draft.pace, may_pause=may_pause)
         return SynchronousSpeculation(draft, admission)
 
     def asynchronous(self, arguments: ChildArguments) -> AsynchronousSpeculation:
@@ -145,7 +146,7 @@ class _Builder:
         for miss in _fallbacks(speculation):
             self._rounds[f"async {miss}"] = AsynchronousRounds(
                 acceptance,
-                times=lambda: links.times,
+                drafts=links.pace,
                 num_processes=links.num_processes,
                 most_outcomes=speculation.fan_out,
                 hits=self._hits,
@@ -188,7 +189,7 @@ class _Builder:
             wanted = _drafting_with(speculation, drafter)
             drafts[miss] = draft = self._colocated(wanted)
             acceptance = self._acceptance(draft.gamma, wanted)
-            self._on_miss[miss] = OnMiss(SynchronousRounds(acceptance, draft.times))
+            self._on_miss[miss] = OnMiss(SynchronousRounds(acceptance, draft.pace))
         return LocalDrafts(drafts, self._device)
 
     def _stand_ins(self, speculation: SpeculationConfig) -> dict[Miss, str]:
@@ -284,16 +285,17 @@ class _Builder:
             backend=runner.backend,
         )
         draft.capacity = self._capacity(num_tokens, max_len)
-        if speculation.mode != "sync":  # else nobody has a choice
+        if speculation.weighs_costs or speculation.mode == "auto":
             max_rows = self._config.engine.max_batch_rows
             positions = colocated_drafters.positions_of(speculation) or max_len
-            draft.times = colocated_drafters.times_of(
+            times = colocated_drafters.times_of(
                 drafter,
                 model=runner.model,
                 backend=runner.backend,
                 max_rows=max_rows,
                 max_positions=min(max_len, positions),
             )
+            draft.pace = DraftPace(lambda: times, counts_entering=True)
         return draft
 
     def _capacity(self, num_tokens: int, max_len: int) -> ContextCapacity:
@@ -320,18 +322,20 @@ class _Builder:
         acceptance: Acceptance,
         positions: int | None,
         *,
+        drafts: DraftPace | None = None,
         may_pause: bool = False,
         is_asynchronous: bool = False,
     ) -> Admission:
-        speculation, prices = self._config.speculation, None
+        speculation, costs = self._config.speculation, None
         if speculation.weighs_costs:
-            prices = RoundPrices(self._runner.backend, self._runner.steps, may_pause=may_pause)
+            prices = RoundPrices(self._runner.backend, self._runner.steps)
+            costs = RoundCosts(prices, drafts, may_pause)
         return Admission(
             acceptance=acceptance,
             scheduler=self._scheduler,
             sampler=self._sampler,
             budget=policy_named(speculation.policy, speculation.min_survival),
-            prices=prices,
+            costs=costs,
             max_positions=positions,
             is_asynchronous=is_asynchronous,
         )

@@ -24,7 +24,7 @@ from specserve.sampling.verification.admission import Allocator
 from specserve.sampling.verification.method import VerificationMethod
 from specserve.types import Request, SamplingParams
 from target_node.planning.round_prices import RoundPrices
-from tests.exactness.speculative import RandomBudget
+from tests.exactness.speculative import MoodyPace, RandomBudget
 from tests.golden import Session
 from tests.specserve.drafters.checkpoints import DSPARK, options, write_drafter, write_target
 from tests.specserve.models.checkpoints import QWEN3, load, write_checkpoint
@@ -187,6 +187,8 @@ def ask(models: Models, engine: Engine, num_samples: int, *, seed: int = 0) -> A
         default_method=engine.method,
         budget=engine.budget(),
         prices=None if engine.prices is None else engine.prices(),
+        pace=None if engine.prices is None else MoodyPace(9),
+        may_pause=engine.prices is not None,
         num_blocks=engine.num_blocks,
         block_size=engine.block_size,
         max_batch_rows=128,

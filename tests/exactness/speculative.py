@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from specserve.backends.choose import choose_backend
+from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.load import load_drafter
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.protocol import Drafter, StoppingThreshold
@@ -22,10 +23,11 @@ from specserve.drafters.weights import TargetWeights
 from specserve.models.loader import load_model
 from specserve.models.parallel import TensorParallel
 from specserve.sampling.verification.admission import NOTHING, PlanningSnapshot, RoundFacts
-from specserve.types import Request, SamplingParams
+from specserve.types import DraftTime, Request, SamplingParams
+from target_node.planning.draft_pace import DraftPace
 from target_node.planning.policies import policy_named
-from target_node.planning.round_prices import FrozenPrices, LoadView, RoundPrices
-from target_node.planning.step_table import FrozenSteps, Line, Slopes
+from target_node.planning.round_prices import FrozenPrices, RoundPrices
+from target_node.planning.step_table import FrozenSteps, Slopes
 from tests.backends.chosen import BACKEND
 from tests.specserve.drafters.checkpoints import (
     DFLASH,
@@ -167,19 +169,30 @@ class MoodyPrices(RoundPrices):
     """`RoundPrices` that are others in every round: of tokens, and of the time a pass takes."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(BACKEND, may_pause=True)
+        super().__init__(BACKEND)
         self._rng = random.Random(seed)
 
     def freeze(self) -> FrozenPrices:
         # From nothing, where chains are whole, to more than any pass can bring.
         pace = self._rng.choice([0.0, 1.0, 1e2, 1e3, 1e9])
-        mood = LoadView(
-            StoppingThreshold(tokens_per_s=pace, token_price=self._rng.random() ** 2),
-            before=Line(0.1, self._rng.choice([0.0, 0.1, 1.0])),  # which blind chains end by
-            draft_s=0.0 if self._rng.random() < 0.9 else 1e9,  # the round goes without drafts
-        )
+        mood = StoppingThreshold(tokens_per_s=pace, token_price=self._rng.random() ** 2)
         costs = Stairs(self._rng.randrange(1000))
         return FrozenPrices({}, lambda bits, *, is_mixed: mood, MoodySteps(costs))
+
+
+class MoodyPace(DraftPace):
+    """Drafts that take another time in every round: some are for nobody, some for few rows."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._rng = random.Random(seed)
+
+    def freeze(self) -> DraftPace:
+        fixed_s = 0.1 if self._rng.random() < 0.9 else 1e9  # the round goes without drafts
+        token_s = self._rng.choice([0.0, 0.1, 1.0])  # which blind chains end by
+        a_row_s = self._rng.choice([0.0, 0.01, 0.5])  # which those end by who bring least
+        times = [DraftTime(n, fixed_s + n * a_row_s, token_s) for n in (1, 256)]
+        return DraftPace(lambda: DraftTimes(times))
 
 
 class MoodySteps(FrozenSteps):

@@ -10,6 +10,7 @@ from tests.exactness.speculative import (
     DRAFTERS,
     QUICK_OR_SLOW,
     Models,
+    MoodyPace,
     MoodyPrices,
     RandomBudget,
     confident,
@@ -99,9 +100,14 @@ def test_equal_whatever_tokens_and_passes_cost(models, plain, name):
     drafter = models.drafter(name)
     if name in CHAINS:
         drafter = confident(drafter)
-    prices = MoodyPrices(4)
     target = InProcessTarget(
-        models.model(), draft=drafter, prices=prices, budget=PricePolicy(), max_model_len=90
+        models.model(),
+        draft=drafter,
+        prices=MoodyPrices(4),
+        pace=MoodyPace(4),
+        may_pause=True,
+        budget=PricePolicy(),
+        max_model_len=90,
     )
     assert_equal(run(target, requests(500)[:60], at_once=6), plain)
     stats = [end.stats for end in target.ends.values()]

@@ -31,7 +31,8 @@ from specserve.validation import Limits
 from target_node.blocks import BlockPool
 from target_node.node import TargetNode
 from target_node.planning.acceptance import Acceptance
-from target_node.planning.admission import Admission
+from target_node.planning.admission import Admission, RoundCosts
+from target_node.planning.draft_pace import DraftPace
 from target_node.planning.policies import ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
 from target_node.ranks import Ranks
@@ -91,8 +92,11 @@ class InProcessTarget:
         default_method: VerificationMethod = VerificationMethod.COUPLED,
         budget: Allocator | None = None,
         prices: RoundPrices | None = None,
+        pace: DraftPace | None = None,
+        may_pause: bool = False,
         max_extension: int = 512,
     ) -> None:
+        """`pace`: of the drafter, as timed at start; without, its own drafts tell."""
         self.control = ScriptedControl()
         self.pool = BlockPool(num_blocks + 1, block_size, prefix_cache=prefix_cache)
         self.scheduler = Scheduler(
@@ -112,7 +116,7 @@ class InProcessTarget:
             backend=BACKEND,
             default_method=default_method,
         )
-        self.prices = prices
+        self.prices, self._pace, self._may_pause = prices, pace, may_pause
         self.speculation = (
             NoSpeculation() if draft is None else self._speculation(draft, budget, max_extension)
         )
@@ -143,12 +147,16 @@ class InProcessTarget:
             max_extension=max_extension,
             backend=self.runner.backend,
         )
+        colocated.pace = self._pace or colocated.pace
+        costs = None
+        if self.prices is not None:
+            costs = RoundCosts(self.prices, colocated.pace, self._may_pause)
         admission = Admission(
             acceptance=Acceptance(colocated.gamma),
             scheduler=self.scheduler,
             sampler=self.sampler,
             budget=budget or ThresholdPolicy(),
-            prices=self.prices,
+            costs=costs,
         )
         return SynchronousSpeculation(colocated, admission)
 

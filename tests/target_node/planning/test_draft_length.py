@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 
+from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.language_model import LanguageModelDrafter
+from specserve.types import DraftTime
 from target_node.planning import round_prices
-from target_node.planning.acceptance import FIRST, RoundAhead, best_length
+from target_node.planning.draft_pace import DraftPace
+from target_node.planning.drafted_rounds import RowsToDraft
 from target_node.planning.policies import policy_named
 from target_node.planning.round_prices import RoundPrices
-from target_node.planning.step_table import Cell, Line, Slopes, StepTable
+from target_node.planning.step_table import Cell, Slopes, StepTable
+from target_node.speculation import drafting
 from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
 from tests.target_node.in_process import InProcessTarget, fixture_model, request
@@ -25,7 +29,14 @@ class Costs:
 
 
 def length(survivals, costs, *, pass_s=0.05, fixed_s=0.0, num_rows=1) -> int:
-    return best_length(survivals, RoundAhead(num_rows, num_rows, costs, Line(fixed_s, pass_s)))
+    rows = RowsToDraft.alike(num_rows, survivals, 1.0)
+    best = rows.best(passes(pass_s, fixed_s), costs.seconds, counts=[num_rows])
+    return best.num_drafted
+
+
+def passes(pass_s: float, fixed_s: float = 0.0) -> DraftPace:
+    """Chains that take as long for many rows as for one."""
+    return DraftPace(lambda: DraftTimes([DraftTime(n, fixed_s, pass_s) for n in (1, 64)]))
 
 
 def powers(share: float, count: int = 16) -> list[float]:
@@ -86,7 +97,8 @@ def drafter(model, gamma=12) -> LanguageModelDrafter:
 def decoded(monkeypatch, *, gamma: int, pass_s: float, forward_s: float = 0.02):
     """A target that drafts for itself, so that all greedy drafts stand; with clocks of our own."""
     time = ScriptedTime()
-    monkeypatch.setattr(round_prices, "time", time)
+    for module in (round_prices, drafting):
+        monkeypatch.setattr(module, "time", time)
     model = fixture_model()
     own = drafter(fixture_model(), gamma)
     told = Telling(own)
@@ -94,7 +106,12 @@ def decoded(monkeypatch, *, gamma: int, pass_s: float, forward_s: float = 0.02):
     steps.learn({1: Cell(forward_s, 8), 64: Cell(forward_s, 8)}, Slopes())
     prices = RoundPrices(BACKEND, steps)
     target = InProcessTarget(
-        model, draft=own, prices=prices, budget=policy_named("price"), num_blocks=512
+        model,
+        draft=own,
+        prices=prices,
+        pace=passes(0.001),  # as the start found, which was wrong
+        budget=policy_named("price"),
+        num_blocks=512,
     )
     forward, draft = target.runner.forward, own.draft
 
@@ -116,7 +133,6 @@ def test_chains_that_stand_grow_where_passes_are_cheap_and_stay_short_where_they
     monkeypatch,
 ):
     cheap, text = decoded(monkeypatch, gamma=12, pass_s=0.0005)
-    assert cheap[0] == FIRST
     assert min(cheap[-8:]) >= 9
     dear, same = decoded(monkeypatch, gamma=12, pass_s=0.05)
     assert max(dear[8:]) < 4

@@ -5,14 +5,17 @@ import time
 import numpy as np
 import pytest
 
+from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.ngram import NgramDrafter
 from specserve.drafters.usual_acceptance import UsualAcceptance
-from specserve.types import Speculation
+from specserve.types import DraftTime, Speculation
 from target_node.planning import round_prices
-from target_node.planning.acceptance import Acceptance, RoundAhead, drafts_pay, survival_of
+from target_node.planning.acceptance import Acceptance, survival_of
+from target_node.planning.draft_pace import DraftPace
+from target_node.planning.drafted_rounds import RowsToDraft
 from target_node.planning.policies import ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
-from target_node.planning.step_table import Cell, Line, Slopes, StepTable
+from target_node.planning.step_table import Cell, Slopes, StepTable
 from target_node.sampler import SampledRow
 from tests.backends.chosen import BACKEND
 from tests.scripted_time import ScriptedTime
@@ -38,6 +41,11 @@ class StraightSteps:
         return 1 + self._token_s * (np.array(num_tokens, np.float64) - 1)
 
 
+def taking(seconds: float) -> DraftPace:
+    """Drafts of one pass, however many."""
+    return DraftPace(lambda: DraftTimes([DraftTime(n, seconds, 0.0) for n in (1, 64)]))
+
+
 @pytest.mark.parametrize(
     ("accepted", "draft_s", "token_s", "pays"),
     [
@@ -50,15 +58,29 @@ class StraightSteps:
     ],
 )
 def test_what_drafts_bring_is_held_against_what_they_take(accepted, draft_s, token_s, pays):
-    ahead = RoundAhead(1, 1, StraightSteps(token_s), Line(draft_s, 0.0))
-    assert drafts_pay(survival_of([accepted] * 3), 1.0, ahead, draft_s) is pays
+    rows = RowsToDraft.alike(1, survival_of([accepted] * 3), 1.0)
+    seconds = StraightSteps(token_s).seconds
+    assert rows.pays(rows.best(taking(draft_s), seconds), seconds) is pays
 
 
 def test_a_drafter_that_has_something_for_few_rows_brings_less():
-    ahead = RoundAhead(8, 8, StraightSteps(0.0), Line(0.2, 0.0))
-    survivals = survival_of([0.5, 0.5])
-    assert drafts_pay(survivals, 1.0, ahead, 0.2)
-    assert not drafts_pay(survivals, 0.1, ahead, 0.2)
+    seconds, survivals = StraightSteps(0.0).seconds, survival_of([0.5, 0.5])
+    often, seldom = (RowsToDraft.alike(8, survivals, share) for share in (1.0, 0.1))
+    assert often.pays(often.best(taking(0.2), seconds), seconds)
+    assert not seldom.pays(seldom.best(taking(0.2), seconds), seconds)
+
+
+def test_those_whose_drafts_bring_least_are_left_out():
+    """A block takes .3 seconds more for each row, and brings two tokens of eight rows a second."""
+    standing = np.array([[0.9, 1.7], [0.9, 1.7], [0.1, 0.1], [0.0, 0.0]])
+    rows = RowsToDraft(4, 4, standing, np.ones(4))
+    by_row = DraftPace(lambda: DraftTimes([DraftTime(1, 0.1, 0.0), DraftTime(4, 0.4, 0.0)]))
+    best = rows.best(by_row, StraightSteps(0.0).seconds)
+    assert (best.num_rows, best.num_drafted) == (2, 2)
+    assert best.tokens == pytest.approx(4 + 2 * 1.7)
+    assert best.seconds == pytest.approx(1.2)
+    free = rows.best(taking(0.1), StraightSteps(0.0).seconds)
+    assert free.num_rows >= 3  # that of which nothing stands changes nothing
 
 
 class Rounds:
@@ -69,14 +91,16 @@ class Rounds:
     def __init__(self, monkeypatch, num_rows: int = 1, *, may_pause: bool = True) -> None:
         self._time = ScriptedTime()
         monkeypatch.setattr(round_prices, "time", self._time)
-        self.prices = RoundPrices(BACKEND, flat_table(), may_pause=may_pause)
+        self.pace = DraftPace()
         lengths = [5] * num_rows
         self._round = Round(
             lengths,
             places=9,
             spare=9 * num_rows,
             gamma=3,
-            prices=self.prices,
+            prices=RoundPrices(BACKEND, flat_table()),
+            drafts=self.pace,
+            may_pause=may_pause,
             budget=ThresholdPolicy(),
         )
 
@@ -84,11 +108,12 @@ class Rounds:
         """One round; whether it drafted."""
         admission, rows = self._round.admission, self._round.rows
         admission.begin(rows)
-        drafts = not admission.pauses
-        found = {row.sequence: Speculation((3, 3, 3)) for row in rows}
-        found = found if drafts and has_blocks else {}
-        self._time.now_s += self.draft_s if drafts else 0
+        drafts = bool(admission.drafted_for)
+        found = {row.sequence: Speculation((3, 3, 3)) for row in admission.drafted_for}
+        found = found if has_blocks else {}
         if drafts:
+            self._time.now_s += self.draft_s
+            self.pace.observe(len(rows), 3, self.draft_s)
             admission.count_covered(found)
         admitted = admission.admit(rows, found)
         self._time.now_s += ROUND_S
@@ -164,10 +189,10 @@ def test_a_round_that_reads_prompts_besides_drafts_always(monkeypatch):
         rounds.play(0)
     admission, (decoding, reading) = rounds._round.admission, rounds._round.rows
     admission.begin([decoding, reading])
-    assert admission.pauses
+    assert not admission.drafted_for
     reading.sequence.num_computed = 0  # it reads its prompt
     admission.begin([decoding, reading])
-    assert not admission.pauses
+    assert admission.drafted_for == [decoding]
 
 
 def test_kinds_of_verification_are_told_apart():
@@ -206,8 +231,8 @@ def test_a_drafter_of_which_nothing_is_accepted_is_told_of_once_and_left_alone(c
     text = plain.tokens["r", 0]
 
     drafter = Wrong(text)
-    prices = RoundPrices(BACKEND, flat_table(0.002), may_pause=True)
-    target = InProcessTarget(model, draft=drafter, prices=prices)
+    prices = RoundPrices(BACKEND, flat_table(0.002))
+    target = InProcessTarget(model, draft=drafter, prices=prices, may_pause=True)
     target.submit(request("r", prompt, **fields))
     target.run_until_idle()
     assert target.tokens["r", 0] == text

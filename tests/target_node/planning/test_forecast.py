@@ -8,6 +8,7 @@ from specserve.drafters.draft_times import DraftTimes
 from specserve.drafters.usual_acceptance import UsualAcceptance
 from specserve.types import DraftTime
 from target_node.planning.acceptance import Acceptance
+from target_node.planning.draft_pace import DraftPace
 from target_node.planning.forecast import (
     AsynchronousRounds,
     Forecasts,
@@ -42,14 +43,14 @@ def one_pass(seconds: float, *, most: int = 16) -> DraftTimes:
 
 
 def synchronous(times: DraftTimes, usual: UsualAcceptance = HALVES) -> SynchronousRounds:
-    return SynchronousRounds(Acceptance(3, usual), times)
+    return SynchronousRounds(Acceptance(3, usual), DraftPace(lambda: times, counts_entering=True))
 
 
 def asynchronous(times: DraftTimes, on_miss: OnMiss | None = None, power: float = 1.0):
     hits = HitPower({"greedy": power})
     return AsynchronousRounds(
         Acceptance(3, HALVES),
-        times=lambda: times,
+        drafts=DraftPace(lambda: times),
         num_processes=1,
         most_outcomes=8,
         hits=hits,
@@ -206,11 +207,11 @@ def test_speeds_and_their_logarithms_are_told_in_order():
 def test_what_is_learned_counts_once_somebody_refreshes():
     """Blocks are drawn meanwhile that the next choice is about."""
     table_now, acceptance = table(), Acceptance(3, HALVES)
-    beside = SynchronousRounds(acceptance, one_pass(0.25))
+    beside = SynchronousRounds(acceptance, DraftPace(lambda: one_pass(0.25)))
     hits = HitPower({"greedy": 1.0})
     ahead = AsynchronousRounds(
         acceptance,
-        times=lambda: one_pass(0.2),
+        drafts=DraftPace(lambda: one_pass(0.2)),
         num_processes=1,
         most_outcomes=8,
         hits=hits,

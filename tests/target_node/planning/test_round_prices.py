@@ -37,7 +37,7 @@ def play(
 
 def price(prices, num_rows=1):
     prices.begin(num_rows)
-    return now(prices).threshold.token_price
+    return now(prices).token_price
 
 
 def test_nothing_costs_anything_before_rounds_were_measured(prices, time):
@@ -52,13 +52,13 @@ def test_nothing_costs_anything_before_rounds_were_measured(prices, time):
 def test_a_round_in_which_something_was_recorded_does_not_count(prices, time, monkeypatch):
     for _ in range(8):
         play(prices, time, 5, forward_s=0.03, num_emitted=3)
-    before = price(prices), now(prices).threshold.tokens_per_s
+    before = price(prices), now(prices).tokens_per_s
     prices.begin(1)
     prices.launch(5)
     time.now_s += 5
     monkeypatch.setattr(BACKEND, "num_first_calls", 1)
     prices.observe(1)
-    assert (price(prices), now(prices).threshold.tokens_per_s) == before
+    assert (price(prices), now(prices).tokens_per_s) == before
 
 
 def test_a_token_costs_what_it_adds_to_a_forward_at_the_speed_of_late(prices, time):
@@ -68,8 +68,8 @@ def test_a_token_costs_what_it_adds_to_a_forward_at_the_speed_of_late(prices, ti
         play(prices, time, size, forward_s=0.02 + 0.001 * size, draft_s=0.005, num_emitted=3)
     prices.begin(1)
     mean_round_s = 0.005 + 0.02 + 0.001 * 5
-    assert now(prices).threshold.tokens_per_s == pytest.approx(3 / mean_round_s, rel=0.03)
-    assert now(prices).threshold.token_price == pytest.approx(0.001 * 3 / mean_round_s, rel=0.1)
+    assert now(prices).tokens_per_s == pytest.approx(3 / mean_round_s, rel=0.03)
+    assert now(prices).token_price == pytest.approx(0.001 * 3 / mean_round_s, rel=0.1)
 
 
 def test_without_forwards_of_other_sizes_the_usual_course_is_assumed(prices, time):
@@ -116,7 +116,7 @@ def test_a_token_costs_nothing_at_least_and_its_share_at_most(prices, time):
     for size in [2, 3] * 30:
         play(prices, time, size, forward_s=0.01 * 20**size, num_emitted=1)
     prices.begin(1)
-    assert 0 < now(prices).threshold.token_price <= 1
+    assert 0 < now(prices).token_price <= 1
 
 
 def test_what_brings_less_than_it_costs_is_not_verified(prices, time):
@@ -131,9 +131,9 @@ def test_rounds_beside_prompts_have_prices_of_their_own(prices, time):
         play(prices, time, size, forward_s=0.02, num_emitted=2)
         play(prices, time, 200 + size, is_mixed=True, forward_s=0.2 + 0.002 * size, num_emitted=2)
     prices.begin(1, is_mixed=True)
-    assert now(prices).threshold.tokens_per_s < 12
+    assert now(prices).tokens_per_s < 12
     prices.begin(1)
-    assert now(prices).threshold.tokens_per_s > 90
+    assert now(prices).tokens_per_s > 90
 
 
 def test_a_wrong_price_is_tried_out_now_and_then(prices, time):

@@ -167,11 +167,11 @@ def test_a_price_is_known_before_the_first_round(time):
     """Plain decoding of four rows makes 4 tokens in 4 ms, and one more takes .5 ms."""
     prices = RoundPrices(BACKEND, measured(time))
     prices.begin(4)
-    assert now(prices).threshold.tokens_per_s == pytest.approx(1000)
-    assert now(prices).threshold.token_price == pytest.approx(0.5, rel=0.02)
+    assert now(prices).tokens_per_s == pytest.approx(1000)
+    assert now(prices).token_price == pytest.approx(0.5, rel=0.02)
     assert PricePolicy().allocate([[0.9, 0.6, 0.4], [0.45], [0.55]], 99, facts(prices)) == [2, 0, 1]
     prices.begin(4, is_mixed=True)
-    assert now(prices).threshold.token_price == 0
+    assert now(prices).token_price == 0
 
 
 def test_forwards_may_be_timed_after_the_prices_were_made(time):
@@ -184,7 +184,7 @@ def test_forwards_may_be_timed_after_the_prices_were_made(time):
 
     step_profile.measure(steps, forward, pool, max_tokens=512)
     prices.begin(1)
-    assert now(prices).threshold.token_price > 0
+    assert now(prices).token_price > 0
 
 
 @pytest.mark.parametrize("factor", [0.1, 10.0])
@@ -195,31 +195,27 @@ def test_a_dozen_rounds_outweigh_a_start_on_a_busy_machine(factor, draft_s, time
     prices, plain = RoundPrices(BACKEND, slow), RoundPrices(BACKEND)
     for each in (prices, plain):
         rounds(each, time, 12, draft_s=draft_s)
-    assert now(prices).threshold.tokens_per_s == pytest.approx(
-        now(plain).threshold.tokens_per_s, rel=0.03
-    )
-    assert now(prices).threshold.token_price == pytest.approx(
-        now(plain).threshold.token_price, rel=0.2
-    )
+    assert now(prices).tokens_per_s == pytest.approx(now(plain).tokens_per_s, rel=0.03)
+    assert now(prices).token_price == pytest.approx(now(plain).token_price, rel=0.2)
 
 
 @pytest.mark.parametrize("wrong", [{4: 0.03, 8: 0.03, 16: 0.03}, {4: 1e-3, 8: 0.1, 16: 0.2}])
 def test_a_few_rounds_outweigh_a_wrong_slope(wrong, time):
     prices = RoundPrices(BACKEND, timed(wrong))
     rounds(prices, time, 15)
-    assert now(prices).threshold.token_price == pytest.approx(0.1 * 12 / 3.8, rel=0.3)
+    assert now(prices).token_price == pytest.approx(0.1 * 12 / 3.8, rel=0.3)
 
 
 def test_a_first_round_that_reads_contexts_does_not_make_tokens_cheap(time):
     prices = RoundPrices(BACKEND, measured(time))
     prices.begin(4)
-    before = now(prices).threshold.token_price
+    before = now(prices).token_price
     time.now_s += 0.05
     prices.launch(4)
     time.now_s += 4e-3
     prices.observe(4)
     prices.begin(4)
-    assert now(prices).threshold.token_price == pytest.approx(before, rel=0.05)
+    assert now(prices).token_price == pytest.approx(before, rel=0.05)
 
 
 def test_rounds_of_many_drafts_are_not_taken_for_stalls(time):
@@ -231,7 +227,7 @@ def test_rounds_of_many_drafts_are_not_taken_for_stalls(time):
         time.now_s += 11e-3
         prices.observe(3)
     prices.begin(1)
-    assert now(prices).threshold.tokens_per_s == pytest.approx(3 / 11e-3, rel=0.02)
+    assert now(prices).tokens_per_s == pytest.approx(3 / 11e-3, rel=0.02)
 
 
 @pytest.mark.parametrize("a_token_s", [0.5e-3, 0.11])

@@ -9,7 +9,8 @@ from specserve.sampling.verification.method import VerificationMethod
 from specserve.types import Request, SamplingParams, Speculation
 from target_node.blocks import BlockPool
 from target_node.planning.acceptance import Acceptance
-from target_node.planning.admission import Admission
+from target_node.planning.admission import Admission, RoundCosts
+from target_node.planning.draft_pace import DraftPace
 from target_node.planning.policies import ThresholdPolicy
 from target_node.planning.round_prices import RoundPrices
 from target_node.sampler import Sampler
@@ -49,6 +50,8 @@ class Round:
         max_positions: int | None = None,
         budget: ThresholdPolicy | None = None,
         is_asynchronous: bool = False,
+        drafts: DraftPace | None = None,
+        may_pause: bool = False,
     ) -> None:
         held = [-(-length // BLOCK_SIZE) for length in lengths]
         self.pool = BlockPool(1 + sum(held) + len(lengths) + spare, BLOCK_SIZE, prefix_cache=False)
@@ -68,7 +71,7 @@ class Round:
             scheduler=self.scheduler,
             sampler=sampler,
             budget=budget or ThresholdPolicy(),
-            prices=prices,
+            costs=None if prices is None else RoundCosts(prices, drafts, may_pause),
             max_positions=max_positions,
             is_asynchronous=is_asynchronous,
         )
